@@ -1,0 +1,74 @@
+"""Affected: changes → which documents they touch.
+
+Follows the definitions in force when the changes are handled, which is after they were received, so that a table
+that a newer generation reads is not overlooked. Names too many documents rather than too few: a document that
+is composed again without need is written as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from syncer.model import Change
+from syncer.postgres import Connection, stream
+from syncer.store import Catalogue, Document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affected:
+    """Documents to compose again.
+
+    Args:
+        document: Which definition.
+        ids: Distinct ids, at most a page of them; None stands for every document, after a TRUNCATE.
+    """
+
+    document: str
+    ids: tuple[str, ...] | None
+
+
+class AffectedReader:
+    """Answers from Postgres, on a connection that is taken while an answer is being iterated."""
+
+    def __init__(self, connection: Connection, *, page: int) -> None:
+        self._connection = connection
+        self._page = page
+        self._catalogue = Catalogue()
+
+    def read(self, changes: Sequence[Change]) -> Iterator[Affected]:
+        """The documents that these changes touch, in pages; a page never spans two definitions."""
+        by_relation: dict[str, list[Change]] = {}
+        for change in changes:
+            by_relation.setdefault(change.relation, []).append(change)
+        for document in self._catalogue.refresh(self._connection):
+            used = {one: by_relation[one] for one in document.dependencies.tables if one in by_relation}
+            if any(not change.images for some in used.values() for change in some):
+                yield Affected(document=document.name, ids=None)
+            else:
+                for ids in _pages(self._ids(document, used), self._page):
+                    yield Affected(document=document.name, ids=ids)
+
+    def _ids(self, document: Document, used: dict[str, list[Change]]) -> Iterator[str]:
+        for relation, changes in used.items():
+            use = document.dependencies.tables[relation]
+            if use.key_column is not None:
+                yield from (str(image[use.key_column]) for one in changes for image in one.images)
+            if use.affected is not None:
+                query = sql.SQL(use.affected)  # deparsed by Postgres
+                for rows in stream(self._connection, query, (Change.dump_images(changes),), page=self._page):
+                    yield from (row[0] for row in rows if row[0] is not None)
+
+
+def _pages(ids: Iterator[str], size: int) -> Iterator[tuple[str, ...]]:
+    """Distinct ids in pages; an id may come again in a later page."""
+    page: dict[str, None] = {}
+    for one in ids:
+        page[one] = None
+        if len(page) == size:
+            yield tuple(page)
+            page = {}
+    if page:
+        yield tuple(page)

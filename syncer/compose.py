@@ -1,0 +1,152 @@
+"""Compose: ids → whole documents, as one snapshot shows them, with a version drawn before that snapshot.
+
+This module keeps the reading half of the version rule: the draw comes first, in a transaction of its own; then
+one snapshot is taken, and the document's rows, its generation and its targets are all read in it.
+
+Why that order: take a change and any reader whose snapshot missed it. That reader drew before the change was
+visible; the change's own event is handled after, so its draw is later and greater, and its document wins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from syncer import store, version
+from syncer.errors import ComposeError
+from syncer.model import Composition, Target
+from syncer.postgres import Connection, snapshot, stream
+from syncer.store import Catalogue, Document
+
+_COMPOSE = """
+SELECT d._id::text, (SELECT row_to_json(fields) FROM (SELECT {fields}) AS fields)
+FROM ({select}) AS d
+WHERE d._id = ANY ($1::text[]::{id_type}[])
+"""
+_EXISTING = "SELECT d._id::text FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
+_ALL_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL"
+_COUNT = "SELECT count(*) FROM ({select}) AS d WHERE d._id IS NOT NULL"
+_EVERYTHING = """
+SELECT d._id::text, (SELECT row_to_json(fields) FROM (SELECT {fields}) AS fields)
+FROM ({select}) AS d
+WHERE d._id IS NOT NULL
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Documents that were composed together.
+
+    Args:
+        compositions: One for each id that was asked for.
+        version: The version of all of them.
+        drawn_at: When it was drawn, by `clock`.
+        targets: Where the snapshot says that they are to be written.
+        has_dead_letters: Whether the snapshot knows of parked documents.
+    """
+
+    compositions: tuple[Composition, ...]
+    version: int
+    drawn_at: float
+    targets: tuple[Target, ...]
+    has_dead_letters: bool
+
+
+def clock() -> float:
+    """Seconds on a clock that goes on while the machine sleeps and is never set back."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Composer:
+    """Reads documents, on a connection that nobody else uses: the draw must be its own transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._catalogue = Catalogue()
+
+    def compose(self, document_name: str, ids: Sequence[str]) -> Batch:
+        """Draw a version, then read these documents, where they go, and their definition in one snapshot.
+
+        Returns:
+            A composition for each distinct id; nothing if the document is not in force.
+
+        Raises:
+            ComposeError: The SELECT returns an id more than once.
+            psycopg.Error: The SELECT failed, or the connection did.
+        """
+        drawn_at = clock()
+        drawn = version.draw(self._connection)  # version rule: before the snapshot, in its own transaction
+        with snapshot(self._connection):
+            state = store.state(self._connection, document_name)
+            if state is None:
+                return Batch(compositions=(), version=drawn, drawn_at=drawn_at, targets=(), has_dead_letters=False)
+            document = self._catalogue.at(self._connection, document_name, state.generation)
+            found = self._read(document, ids)
+        return Batch(
+            compositions=tuple(Composition(id=one, version=drawn, source=found.get(one)) for one in dict.fromkeys(ids)),
+            version=drawn,
+            drawn_at=drawn_at,
+            targets=state.targets,
+            has_dead_letters=state.has_dead_letters,
+        )
+
+    def _read(self, document: Document, ids: Sequence[str]) -> dict[str, bytes]:
+        rows = self._connection.execute(_statement(_COMPOSE, document), (list(ids),), prepare=True).fetchall()
+        found = {id_: one_line(source) for id_, source in rows}
+        if len(found) != len(rows):
+            twice = next(id_ for id_, count in Counter(id_ for id_, _ in rows).items() if count > 1)
+            raise ComposeError(
+                f"The SELECT of {document.name} returns _id {twice} more than once",
+                hint="A join multiplies its rows: aggregate the joined table in a subquery. Then run: syncer apply",
+            )
+        return found
+
+
+def count(connection: Connection, document: Document) -> int:
+    """How many documents the SELECT returns."""
+    row = connection.execute(_statement(_COUNT, document)).fetchone()
+    assert row is not None  # noqa: S101 - an aggregate returns a row
+    return int(row[0])
+
+
+def existing(connection: Connection, document: Document, ids: Sequence[str]) -> set[str]:
+    """Those of the ids that the SELECT returns."""
+    query = _statement(_EXISTING, document)
+    return {row[0] for row in connection.execute(query, (list(ids),), prepare=True)}
+
+
+def all_ids(connection: Connection, document: Document, *, page: int) -> Iterator[list[str]]:
+    """Every id that the SELECT returns, in pages, in no order, never whole in memory."""
+    for rows in stream(connection, _statement(_ALL_IDS, document), page=page):
+        yield [row[0] for row in rows]
+
+
+def everything(connection: Connection, document: Document, *, page: int) -> Iterator[dict[str, bytes]]:
+    """Every document that the SELECT returns, as JSON by id, in pages, in no order, never whole in memory."""
+    for rows in stream(connection, _statement(_EVERYTHING, document), page=page):
+        yield {id_: one_line(source) for id_, source in rows}
+
+
+def current(connection: Connection, document: Document, ids: Sequence[str]) -> dict[str, bytes]:
+    """These documents as the SELECT returns them now, without a version: to compare, never to write."""
+    rows = connection.execute(_statement(_COMPOSE, document), (list(ids),), prepare=True)
+    return {id_: one_line(source) for id_, source in rows}
+
+
+def one_line(source: bytes) -> bytes:
+    """JSON on one line, as a bulk request needs it: a raw line break in JSON is never inside a string."""
+    return source.replace(b"\n", b" ").replace(b"\r", b" ")
+
+
+def _statement(template: str, document: Document) -> sql.Composed:
+    found = document.dependencies
+    columns = sql.SQL(", ").join(sql.Identifier("d", one) for one in found.fields)
+    return sql.SQL(template).format(  # a constant of ours
+        fields=columns,
+        select=sql.SQL(found.canonical_select),  # deparsed by Postgres
+        id_type=sql.SQL(found.id_type),  # named by Postgres
+    )

@@ -1,0 +1,163 @@
+"""A document's folder, read and checked as far as that goes without a server.
+
+    config/documents/<name>/document.yaml        index: the alias that searches use
+                            select.sql           one SELECT; column _id is the document's id
+                            index.json           Elasticsearch settings and mappings
+                            affects/<table>.sql  which documents a change of that table touches
+
+What the SELECT reads is the business of `syncer.dependency`, which asks Postgres.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from syncer.errors import DefinitionError
+
+# What Elasticsearch allows in the name of an index, less what it merely deprecates.
+_INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
+_DOCUMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """A document as its folder describes it.
+
+    Args:
+        name: The folder's name.
+        index: The alias that searches use.
+        select: The SELECT, without a closing semicolon.
+        index_body: ``settings`` and ``mappings`` as Elasticsearch's create index API takes them.
+        affects: For each table that has one, the query that says which documents its changed rows touch.
+        folder: Where it was read.
+    """
+
+    name: str
+    index: str
+    select: str
+    index_body: dict[str, Any]
+    affects: dict[str, str]
+    folder: Path
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    index: str
+
+    @field_validator("index")
+    @classmethod
+    def _is_index_name(cls, index: str) -> str:
+        if not _INDEX_NAME.fullmatch(index):
+            raise ValueError(f"{index!r} is not a name for an index: lower case letters, digits, _ . - only")
+        return index
+
+
+def load_all(config_folder: Path) -> list[Definition]:
+    """Read every document's folder below ``config_folder/documents``, by name.
+
+    Raises:
+        DefinitionError: There is none, a folder is not valid, or two documents share an index.
+    """
+    parent = config_folder / "documents"
+    folders = sorted(path for path in parent.glob("*") if path.is_dir()) if parent.is_dir() else []
+    if not folders:
+        raise DefinitionError(
+            f"There is no document in {parent}",
+            hint="A document is a folder with document.yaml, select.sql and index.json.\n"
+            "SYNCER_CONFIG names another config folder.",
+        )
+    definitions = [load(folder) for folder in folders]
+    _require_distinct_indices(definitions)
+    return definitions
+
+
+def load(folder: Path) -> Definition:
+    """Read one document's folder.
+
+    Raises:
+        DefinitionError: A file is missing or is not what it should be.
+    """
+    if not _DOCUMENT_NAME.fullmatch(folder.name):
+        raise DefinitionError(
+            f"{folder.name!r} is not a name for a document",
+            hint="Rename the folder: letters, digits, _ and - only, at most 63 of them.",
+        )
+    return Definition(
+        name=folder.name,
+        index=_read_options(folder / "document.yaml").index,
+        select=_read_sql(folder / "select.sql"),
+        index_body=_read_index_body(folder / "index.json"),
+        affects={file.stem: _read_affects(file) for file in sorted(folder.glob("affects/*.sql"))},
+        folder=folder,
+    )
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise DefinitionError(f"{file} is missing", hint="Every document has this file.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DefinitionError(f"{file} cannot be read: {error}") from error
+
+
+def _read_options(file: Path) -> _Options:
+    try:
+        return _Options.model_validate(yaml.safe_load(_read(file)) or {})
+    except yaml.YAMLError as error:
+        raise DefinitionError(f"{file} is not valid YAML: {error}") from error
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc']) or 'document'}: {problem['msg']}"
+            for problem in error.errors(include_url=False)
+        )
+        raise DefinitionError(f"{file} is not valid: {problems}") from error
+
+
+def _read_sql(file: Path) -> str:
+    sql = _read(file).strip().removesuffix(";").rstrip()
+    if not sql:
+        raise DefinitionError(f"{file} is empty", hint="Write one SELECT into it.")
+    return sql
+
+
+def _read_affects(file: Path) -> str:
+    sql = _read_sql(file)
+    if "%(rows)s" not in sql:
+        raise DefinitionError(
+            f"{file} does not mention %(rows)s",
+            hint=f"It stands for the changed rows of {file.stem}, as in: FROM posts AS p JOIN %(rows)s AS changed ON …",
+        )
+    return sql
+
+
+def _read_index_body(file: Path) -> dict[str, Any]:
+    try:
+        body = json.loads(_read(file))
+    except json.JSONDecodeError as error:
+        raise DefinitionError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(body, dict) or not body.keys() <= {"settings", "mappings"}:
+        raise DefinitionError(
+            f"{file} must be an object with settings and mappings, and nothing else",
+            hint="Aliases are syncer's: document.yaml names the one that searches use.",
+        )
+    return body
+
+
+def _require_distinct_indices(definitions: list[Definition]) -> None:
+    owner: dict[str, str] = {}
+    for definition in definitions:
+        other = owner.setdefault(definition.index, definition.name)
+        if other != definition.name:
+            raise DefinitionError(
+                f"Documents {other} and {definition.name} share the index {definition.index}",
+                hint="Give each document an index of its own in its document.yaml.",
+            )

@@ -1,0 +1,370 @@
+"""Elasticsearch: physical indices with their aliases, bulk writes, reads by id, the walk over all ids.
+
+Guarantees: writes are whole documents or deletes, each with an external version, so that a document never
+goes back; a version conflict is a success, since something at least as new is there or on its way; writes
+name an alias and require it, so that a late write never re-creates an index that was dropped. Errors are raised
+as the client raises them; what they mean is said by `syncer.policy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+from uuid import UUID
+
+import elasticsearch
+from elasticsearch import Elasticsearch
+
+from syncer.errors import IndexingError
+from syncer.model import Composition, Target
+from syncer.settings import ElasticsearchSettings
+
+OLDEST_SUPPORTED_VERSION = 8
+
+GC_DELETES_SECONDS = 3600
+"""How long our indices remember the version of a deleted document; Elasticsearch's own default is 60."""
+
+_STATE_INDEX = "syncer-state"
+_TEMPLATE = "syncer"
+_CONFLICT = 409
+_NOT_FOUND = 404
+_OK_MIN, _OK_MAX = 200, 299
+
+_ITEM_FIELDS = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """One document that Elasticsearch did not write.
+
+    Args:
+        composition: What was to be written.
+        status: The HTTP status of the item.
+        kind: Elasticsearch's name of the error.
+        reason: Its sentence.
+    """
+
+    composition: Composition
+    status: int
+    kind: str
+    reason: str
+
+
+@dataclass(slots=True)
+class BulkOutcome:
+    """What became of the documents of one bulk write.
+
+    Args:
+        indexed: Written.
+        deleted: Deleted, or known to be absent.
+        superseded: Not written since something at least as new was there.
+        rejections: Not written.
+    """
+
+    indexed: int = 0
+    deleted: int = 0
+    superseded: int = 0
+    rejections: list[Rejection] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A document as Elasticsearch holds it."""
+
+    id: str
+    version: int
+    source: dict[str, Any]
+
+
+def connect(settings: ElasticsearchSettings) -> Elasticsearch:
+    """A client that does not retry: whether to try again is the policy's decision, not the transport's.
+
+    Raises:
+        IndexingError: The server is not Elasticsearch, or too old.
+        elasticsearch.ApiError, elasticsearch.TransportError: It cannot be reached, or refuses the login.
+    """
+    options: dict[str, Any] = {}
+    if settings.api_key:
+        options["api_key"] = settings.api_key.get_secret_value()
+    elif settings.username:
+        password = settings.password.get_secret_value() if settings.password else ""
+        options["basic_auth"] = (settings.username, password)
+    if settings.ca_certs:
+        options["ca_certs"] = str(settings.ca_certs)
+    try:
+        client = Elasticsearch(
+            settings.url,
+            request_timeout=settings.request_timeout_seconds,
+            max_retries=0,
+            retry_on_timeout=False,
+            **options,
+        )
+    except ValueError as error:
+        raise IndexingError(
+            f"elasticsearch.url is not valid: {error}",
+            hint="As in: http://127.0.0.1:9200 or https://search:9200",
+        ) from error
+    require_supported(client.info().body)
+    return client
+
+
+def require_supported(info: Mapping[str, Any]) -> None:
+    """Refuse what is not Elasticsearch 8 or newer.
+
+    Args:
+        info: What ``GET /`` answers.
+
+    Raises:
+        IndexingError: It is another product, or too old.
+    """
+    version = info.get("version", {})
+    number = str(version.get("number", "0"))
+    product = version.get("distribution", "elasticsearch")
+    if product != "elasticsearch":
+        raise IndexingError(
+            f"The server is {product} {number}, not Elasticsearch",
+            hint=f"syncer needs Elasticsearch {OLDEST_SUPPORTED_VERSION} or newer. Check elasticsearch.url.",
+        )
+    if int(number.split(".", maxsplit=1)[0]) < OLDEST_SUPPORTED_VERSION:
+        raise IndexingError(
+            f"Elasticsearch {number} is not supported",
+            hint=f"syncer needs Elasticsearch {OLDEST_SUPPORTED_VERSION} or newer. Upgrade the server.",
+        )
+
+
+class Index:
+    """What syncer does with Elasticsearch. Safe to share between threads, as the client is."""
+
+    def __init__(self, client: Elasticsearch, *, bulk_bytes_max: int) -> None:
+        self._client = client
+        self._bulk_bytes_max = bulk_bytes_max
+
+    # Writing
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Write documents to one target, in requests of bounded size.
+
+        Raises:
+            elasticsearch.ApiError, elasticsearch.TransportError: A request failed as a whole. What went before
+                may have been written; writing it again is harmless.
+        """
+        outcome = BulkOutcome()
+        for part in self._parts(compositions):
+            self._write_part(target, part, outcome)
+        return outcome
+
+    def _parts(self, compositions: Sequence[Composition]) -> Iterator[list[Composition]]:
+        part: list[Composition] = []
+        size = 0
+        for composition in compositions:
+            length = len(composition.source or b"")
+            if part and size + length > self._bulk_bytes_max:
+                yield part
+                part, size = [], 0
+            part.append(composition)
+            size += length
+        if part:
+            yield part
+
+    def _write_part(self, target: Target, part: list[Composition], outcome: BulkOutcome) -> None:
+        operations: list[bytes | dict[str, Any]] = []
+        for composition in part:
+            action = "delete" if composition.source is None else "index"
+            meta = {"_id": composition.id, "version": composition.version, "version_type": "external"}
+            operations.append({action: meta})
+            if composition.source is not None:
+                operations.append(composition.source)
+        response = self._client.bulk(
+            index=target.write_alias, operations=cast("Any", operations), require_alias=True, filter_path=_ITEM_FIELDS
+        )
+        items = response.body.get("items", [])
+        if len(items) != len(part):
+            raise IndexingError(f"Elasticsearch answered {len(items)} items to a bulk request of {len(part)}")
+        for composition, item in zip(part, items, strict=True):
+            _judge(composition, next(iter(item.values())), outcome)
+
+    # Reading
+
+    def read(self, target: Target, ids: Sequence[str]) -> dict[str, Stored]:
+        """The documents that a target holds, by id; realtime, whether refreshed or not."""
+        response = self._client.mget(
+            index=target.index_name,
+            ids=list(ids),
+            filter_path="docs._id,docs._version,docs.found,docs._source,docs.error",
+        )
+        return {
+            hit["_id"]: Stored(id=hit["_id"], version=hit["_version"], source=hit.get("_source", {}))
+            for hit in response.body.get("docs", [])
+            if hit.get("found")
+        }
+
+    def walk(self, target: Target, *, page: int) -> Iterator[list[str]]:
+        """The ids of all documents in a target as of now, in pages, in no order."""
+        self._client.indices.refresh(index=target.index_name)
+        point = self._client.open_point_in_time(index=target.index_name, keep_alive="5m").body["id"]
+        after: list[Any] | None = None
+        try:
+            while True:
+                response = self._client.search(
+                    size=page,
+                    pit={"id": point, "keep_alive": "5m"},
+                    sort=[{"_shard_doc": "asc"}],
+                    source=False,
+                    track_total_hits=False,
+                    search_after=after,
+                ).body
+                point = response["pit_id"]
+                hits = response["hits"]["hits"]
+                if not hits:
+                    return
+                after = hits[-1]["sort"]
+                yield [hit["_id"] for hit in hits]
+        finally:
+            self._client.close_point_in_time(id=point)
+
+    def count(self, target: Target) -> int:
+        """How many documents a search of this target finds."""
+        return int(self._client.count(index=target.index_name).body["count"])
+
+    # Indices and aliases
+
+    def prepare(self) -> None:
+        """Forbid that a late delete creates an index where an alias was.
+
+        ``require_alias`` does not hold for deletes, and a delete with an external version creates its index.
+        """
+        self._client.indices.put_index_template(
+            name=_TEMPLATE, index_patterns=["*-syncer-write"], allow_auto_create=False, priority=500
+        )
+
+    def create(
+        self, *, document: str, alias: str, body: Mapping[str, Any], generation: int, installation: str
+    ) -> Target:
+        """Create a physical index, its write alias and the search alias, in one call; or find it created.
+
+        Raises:
+            IndexingError: Elasticsearch refuses the settings or the mapping, or the alias is someone else's.
+        """
+        self._require_free(alias, installation)
+        target = Target(
+            index_name=f"{alias}-{generation:06d}",
+            write_alias=f"{alias}-{generation:06d}-syncer-write",
+            mapping_generation=generation,
+        )
+        if self._owner(target.index_name) == installation:
+            return target
+        mappings = dict(body.get("mappings", {}))
+        ours = {"document": document, "installation": installation}
+        mappings["_meta"] = {**mappings.get("_meta", {}), "syncer": ours}
+        settings = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s", **body.get("settings", {})}
+        try:
+            self._client.indices.create(
+                index=target.index_name,
+                settings=settings,
+                mappings=mappings,
+                aliases={target.write_alias: {"is_hidden": True}, alias: {}},
+            )
+        except elasticsearch.BadRequestError as error:
+            raise _refused(document, error) from error
+        return target
+
+    def change_mapping(self, *, document: str, target: Target, body: Mapping[str, Any]) -> None:
+        """Bring the mapping of an existing index up to what ``index.json`` says, in place.
+
+        Raises:
+            IndexingError: Elasticsearch refuses: the change needs a new index.
+        """
+        mappings = {key: value for key, value in body.get("mappings", {}).items() if key != "_meta"}
+        try:
+            self._client.indices.put_mapping(index=target.index_name, **mappings)
+        except elasticsearch.BadRequestError as error:
+            raise _refused(document, error) from error
+
+    def _require_free(self, alias: str, installation: str) -> None:
+        try:
+            found = self._client.indices.get(index=alias).body
+        except elasticsearch.NotFoundError:
+            return
+        for name in found:
+            if name == alias:
+                raise IndexingError(
+                    f"{alias} is an index, and syncer needs the name for an alias",
+                    hint="Name another alias in document.yaml, or delete that index.",
+                )
+            if self._owner(name) != installation:
+                raise IndexingError(
+                    f"The alias {alias} already points at {name}, which is not this database's",
+                    hint=f"Name another alias in document.yaml, or delete the index {name} if nobody needs it.",
+                )
+
+    def _owner(self, index_name: str) -> str | None:
+        try:
+            body = self._client.indices.get_mapping(index=index_name).body
+        except elasticsearch.NotFoundError:
+            return None
+        meta = body[index_name]["mappings"].get("_meta", {}).get("syncer", {})
+        owner: str | None = meta.get("installation")
+        return owner
+
+    # The epoch, where no restore of Postgres can take it back
+
+    def read_epoch(self, installation: UUID) -> int:
+        """The greatest epoch that was written for this installation; 0 if none was."""
+        try:
+            found = self._client.get(index=_STATE_INDEX, id=f"epoch-{installation}")
+        except elasticsearch.NotFoundError:
+            return 0
+        return int(found.body["_source"]["epoch"])
+
+    def write_epoch(self, installation: UUID, epoch: int) -> None:
+        """Write the epoch; its own version forbids that it goes back."""
+        try:
+            self._client.index(
+                index=_STATE_INDEX,
+                id=f"epoch-{installation}",
+                version=epoch,
+                version_type="external_gte",
+                document={"epoch": epoch},
+            )
+        except elasticsearch.ConflictError as error:
+            raise IndexingError(
+                f"Another daemon has entered an epoch beyond {epoch}", hint="It is tried again by itself."
+            ) from error
+
+
+def _judge(composition: Composition, item: Mapping[str, Any], outcome: BulkOutcome) -> None:
+    status = item["status"]
+    if _OK_MIN <= status <= _OK_MAX or (status == _NOT_FOUND and "error" not in item):
+        if composition.source is None:
+            outcome.deleted += 1
+        else:
+            outcome.indexed += 1
+    elif status == _CONFLICT:
+        outcome.superseded += 1
+    else:
+        error = item.get("error", {})
+        cause = error.get("caused_by", {}).get("reason", "")
+        outcome.rejections.append(
+            Rejection(
+                composition=composition,
+                status=status,
+                kind=error.get("type", "unknown"),
+                reason=": ".join(part for part in (error.get("reason", ""), cause) if part),
+            )
+        )
+
+
+def _refused(document: str, error: elasticsearch.ApiError) -> IndexingError:
+    reason = error.message
+    if isinstance(error.body, dict):
+        detail = error.body.get("error", {})
+        root = (detail.get("root_cause") or [detail])[0]
+        reason = root.get("reason", reason)
+        cause = detail.get("caused_by", {}).get("reason")
+        if cause and cause not in reason:
+            reason = f"{reason}: {cause}"
+    return IndexingError(
+        f"Elasticsearch refuses the index.json of {document}: {reason}",
+        hint="Settings and mappings are passed on as they stand in index.json.",
+    )

@@ -1,0 +1,101 @@
+"""What the stages hand to one another: small, frozen, without behaviour that needs a server.
+
+Change        one outbox row, as it travels through the topic
+Target        a physical index that a document is written to
+Composition   a document as one snapshot shows it, with the version drawn before that snapshot
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+EPOCH_SHIFT = 43
+"""A version is ``epoch << EPOCH_SHIFT | sequence``: 20 bits of epoch, 43 bits of sequence."""
+
+
+class Operation(StrEnum):
+    """What happened to a row, as the outbox writes it."""
+
+    INSERT = "I"
+    UPDATE = "U"
+    DELETE = "D"
+    TRUNCATE = "T"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One changed row, or one truncated table.
+
+    Args:
+        id: Position in the outbox; unique, in no promised order.
+        changed_at: When the statement ran, in seconds since the Unix epoch.
+        relation: ``schema.table``.
+        operation: What happened.
+        images: The old and the new image that exist, each reduced to the routing columns.
+    """
+
+    id: int
+    changed_at: float
+    relation: str
+    operation: Operation
+    images: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def parse(cls, record: bytes) -> Change:
+        """Read the value of a record as the relay writes it.
+
+        Raises:
+            ValueError: The record is not such a value.
+        """
+        try:
+            # Decimal, since a key that passes through a float comes out as another key.
+            fields = json.loads(record, parse_float=Decimal)
+            return cls(
+                id=fields["id"],
+                changed_at=float(fields["changed_at"]),
+                relation=fields["relation"],
+                operation=Operation(fields["operation"]),
+                images=tuple(image for image in (fields["old"], fields["new"]) if image is not None),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a change: {error!r}") from error
+
+    @staticmethod
+    def dump_images(changes: Iterable[Change]) -> str:
+        """All images of these changes as a JSON array, as ``jsonb_populate_recordset`` takes it."""
+        return json.dumps([image for change in changes for image in change.images], default=str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A physical index that gets every write of its document.
+
+    Args:
+        index_name: The physical index.
+        write_alias: The alias that writes name, so that a late write never re-creates a dropped index.
+        mapping_generation: The generation whose ``index.json`` the index has.
+    """
+
+    index_name: str
+    write_alias: str
+    mapping_generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """What one snapshot says about one document.
+
+    Args:
+        id: The document's id.
+        version: Drawn before the snapshot was taken.
+        source: The whole document as JSON on one line; None if the SELECT does not return the id.
+    """
+
+    id: str
+    version: int
+    source: bytes | None

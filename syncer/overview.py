@@ -1,0 +1,145 @@
+"""Overview: how syncer is doing, in one reading. What `syncer status` prints."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from psycopg import sql
+
+from syncer import store, topic
+from syncer.index import Index
+from syncer.postgres import AdvisoryLock, Connection
+from syncer.relay import UNPUBLISHED
+from syncer.settings import KafkaSettings
+
+_LEADER = """
+SELECT a.pid, a.application_name, a.client_addr::text, extract(epoch FROM now() - a.backend_start)
+FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+  AND (l.classid::bigint << 32 | l.objid::bigint) = $1
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+_WAITING = (
+    """
+SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(o.changed_at)), 0)
+FROM syncer.outbox AS o
+WHERE """
+    + UNPUBLISHED
+)
+_CURSOR = """
+SELECT coalesce((SELECT snapshot::text FROM syncer.relay_cursor), '1:1:'),
+       (SELECT epoch FROM syncer.incarnation)
+"""
+_DEAD_LETTERS = "SELECT document, count(*) FROM syncer.dead_letter GROUP BY document"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """The relay that leads.
+
+    Args:
+        process: The process id of its connection in Postgres.
+        name: As ``pg_stat_activity`` shows it.
+        address: Where it comes from; None on a local socket.
+        seconds: How long it has been connected.
+    """
+
+    process: int
+    name: str
+    address: str | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentOverview:
+    """One document.
+
+    Args:
+        name: Its name.
+        index: The alias that searches use.
+        generation: The generation in force.
+        is_filled: Whether every document has been written once under it.
+        targets: How many documents each physical index holds, as of its last refresh.
+        dead_letters: How many documents are parked.
+    """
+
+    name: str
+    index: str
+    generation: int
+    is_filled: bool
+    targets: dict[str, int]
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """How syncer is doing.
+
+    Args:
+        leader: The relay that leads; None if none does.
+        outbox_waiting: Committed changes that are not published.
+        outbox_lag_seconds: The age of the oldest of them.
+        topic_waiting: Published changes that no worker has done.
+        epoch: The epoch of versions.
+        documents: Every document in force.
+    """
+
+    leader: Leader | None
+    outbox_waiting: int
+    outbox_lag_seconds: float
+    topic_waiting: int
+    epoch: int
+    documents: tuple[DocumentOverview, ...]
+
+    @property
+    def is_well(self) -> bool:
+        """Whether a relay leads, every document is filled and none is parked."""
+        return self.leader is not None and all(one.is_filled and not one.dead_letters for one in self.documents)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "is_well": self.is_well}
+
+
+def read(connection: Connection, index: Index, kafka: KafkaSettings) -> Overview:
+    """Ask all three servers.
+
+    Raises:
+        SyncerError, psycopg.Error, elasticsearch.ApiError: One of them does not answer.
+    """
+    cursor, epoch = _one(connection, _CURSOR)
+    waiting, lag_seconds = _one(connection, sql.SQL(_WAITING).format(cursor=sql.Literal(cursor)))
+    dead_letters: dict[str, int] = dict(connection.execute(_DEAD_LETTERS).fetchall())
+    return Overview(
+        leader=_leader(connection),
+        outbox_waiting=waiting,
+        outbox_lag_seconds=float(lag_seconds),
+        topic_waiting=sum(one.records for one in topic.lag(kafka)),
+        epoch=epoch,
+        documents=tuple(
+            DocumentOverview(
+                name=document.name,
+                index=document.index,
+                generation=document.generation,
+                is_filled=document.is_filled,
+                targets={one.index_name: index.count(one) for one in store.targets(connection, document.name)},
+                dead_letters=dead_letters.get(document.name, 0),
+            )
+            for document in store.documents(connection)
+        ),
+    )
+
+
+def _leader(connection: Connection) -> Leader | None:
+    row = connection.execute(_LEADER, (int(AdvisoryLock.RELAY),)).fetchone()
+    if row is None:
+        return None
+    process, name, address, seconds = row
+    return Leader(process=process, name=name, address=address, seconds=float(seconds))
+
+
+def _one(connection: Connection, query: str | sql.Composed) -> tuple[Any, ...]:
+    row = connection.execute(query).fetchone()
+    assert row is not None  # noqa: S101 - aggregates and scalars return a row
+    return row

@@ -1,0 +1,124 @@
+"""Connections to Postgres: one way to open them, with the session that every stage relies on.
+
+Guarantees of a connection from `connect`: autocommit; UTC and ISO output, so that a document's JSON does
+not depend on a server's settings; commits that are on disk before they are reported; ``json`` columns
+arrive as the bytes that Postgres wrote; placeholders are the server's own, ``$1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Any
+
+import psycopg
+from psycopg import RawCursor, sql
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
+
+from syncer.errors import SourceError
+from syncer.settings import PostgresSettings
+
+OLDEST_SUPPORTED_VERSION = 14
+
+# Everything that shapes output or durability is pinned; the rest is the operator's.
+_SESSION = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO",
+    "IntervalStyle": "iso_8601",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "client_encoding": "UTF8",
+    "synchronous_commit": "on",
+    "idle_in_transaction_session_timeout": "0",
+}
+
+
+class AdvisoryLock(IntEnum):
+    """Keys of the advisory locks that syncer takes; the first half spells "sync"."""
+
+    SCHEMA = 0x73796E63_00000001
+    RELAY = 0x73796E63_00000002
+
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class _BytesLoader(Loader):
+    """Hands on the bytes of a ``json`` value; nobody here needs it parsed."""
+
+    def load(self, data: Buffer) -> bytes:
+        return bytes(data)
+
+
+def connect(settings: PostgresSettings, *, name: str) -> Connection:
+    """Open a connection for one stage.
+
+    Args:
+        settings: Where to, and as whom.
+        name: The stage; ``pg_stat_activity`` shows it as ``syncer NAME``.
+
+    Raises:
+        psycopg.OperationalError: The server cannot be reached or refuses the login.
+        SourceError: The server is older than Postgres 14.
+    """
+    connection: Connection = psycopg.connect(
+        settings.dsn.get_secret_value(),
+        autocommit=True,
+        cursor_factory=RawCursor,
+        application_name=f"syncer {name}",
+        connect_timeout=settings.connect_timeout_seconds,
+        # A dead peer is noticed within half a minute, not after two hours.
+        keepalives_idle=10,
+        keepalives_interval=5,
+        keepalives_count=4,
+        options=" ".join(f"-c {key}={value}" for key, value in _SESSION.items()),
+    )
+    try:
+        require_supported(connection.info.server_version)
+    except SourceError:
+        connection.close()
+        raise
+    connection.adapters.register_loader("json", _BytesLoader)
+    return connection
+
+
+def require_supported(server_version: int) -> None:
+    """Refuse a server that lacks what the protocol is built on (``xid8``, ``pg_snapshot``).
+
+    Args:
+        server_version: As libpq gives it: 180000 for 18.0.
+
+    Raises:
+        SourceError: The server is too old.
+    """
+    major = server_version // 10000
+    if major < OLDEST_SUPPORTED_VERSION:
+        raise SourceError(
+            f"Postgres {major} is not supported",
+            hint=f"syncer needs Postgres {OLDEST_SUPPORTED_VERSION} or newer. Upgrade the server.",
+        )
+
+
+@contextmanager
+def snapshot(connection: Connection) -> Iterator[None]:
+    """A read-only transaction whose statements all see one snapshot, taken by the first of them."""
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        yield
+
+
+def stream(
+    connection: Connection, query: sql.Composable, parameters: Sequence[object] = (), *, page: int
+) -> Iterator[list[tuple[Any, ...]]]:
+    """The rows of a query in pages, through a cursor on the server: never whole in memory.
+
+    The connection is taken until the iterator is exhausted or closed.
+    """
+    with connection.transaction():
+        declare = sql.SQL("DECLARE syncer_page NO SCROLL CURSOR FOR ") + query
+        connection.execute(declare, parameters)
+        fetch = sql.SQL("FETCH {} FROM syncer_page").format(sql.Literal(page))
+        while rows := connection.execute(fetch).fetchall():
+            yield rows

@@ -1,0 +1,53 @@
+"""Refresh of a whole document: every id that Postgres has is written, and every id that only Elasticsearch has.
+
+Used after a TRUNCATE, when a definition is applied, and by `syncer backfill`. Runs beside live traffic:
+what it writes follows the version rule like everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from syncer import compose, store
+from syncer.index import Index
+from syncer.postgres import Connection
+from syncer.store import Document
+from syncer.writer import Writer, WriteReport
+
+
+def refresh_all(
+    connection: Connection,
+    document: Document,
+    *,
+    index: Index,
+    writer: Writer,
+    page: int,
+    progress: Callable[[WriteReport], None] = lambda _: None,
+) -> WriteReport:
+    """Write every document again, and delete what the SELECT no longer returns.
+
+    Args:
+        connection: For reading ids; taken while this lasts.
+        document: Which.
+        index: Elasticsearch.
+        writer: Writes, on a connection of its own.
+        page: How many ids are in memory at once.
+        progress: Told the total so far, after each page.
+
+    Raises:
+        Stopping: It was told to stop first.
+    """
+    total = WriteReport()
+
+    def write(ids: list[str]) -> None:
+        if ids:
+            total.add(writer.write(document.name, ids))
+            progress(total)
+
+    for ids in compose.all_ids(connection, document, page=page):
+        write(ids)
+    for target in store.targets(connection, document.name):
+        for held in index.walk(target, page=page):
+            present = compose.existing(connection, document, held)
+            write([one for one in held if one not in present])
+    return total

@@ -1,0 +1,169 @@
+"""Settings: ``config/syncer.yaml`` and the environment, validated whole, once, and passed on.
+
+Guarantees that whoever holds a `Settings` holds valid ones. Each setting of the file is overridden by an
+environment variable named after it: ``postgres.dsn`` by ``SYNCER_POSTGRES_DSN``. ``SYNCER_CONFIG`` names
+another config folder. Nothing is read at import. Secrets are `SecretStr`, so that no log shows them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    ValidationError,
+)
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+
+from syncer.errors import ConfigError
+
+_DEFAULT_CONFIG_FOLDER = Path("config")
+_FILE_NAME = "syncer.yaml"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PostgresSettings(_Section):
+    """Where the truth lives."""
+
+    dsn: SecretStr
+    """Anything that libpq takes: a URI, or ``key=value`` pairs; TLS options go in here."""
+    connect_timeout_seconds: PositiveInt = 10
+
+
+class KafkaSettings(_Section):
+    """The topic of changes."""
+
+    bootstrap_servers: str
+    topic: str = "syncer.changes"
+    partitions: PositiveInt = 12
+    replication_factor: Annotated[int, Field(ge=-1)] = -1
+    """-1 is the broker's own default."""
+    group: str = "syncer"
+    properties: dict[str, str | int | bool] = {}
+    """Passed to librdkafka as they are: ``security.protocol``, ``sasl.username`` and the like."""
+
+
+class ElasticsearchSettings(_Section):
+    """Where the documents go."""
+
+    url: str
+    username: str | None = None
+    password: SecretStr | None = None
+    api_key: SecretStr | None = None
+    ca_certs: Path | None = None
+    request_timeout_seconds: PositiveFloat = 60
+
+
+class RelaySettings(_Section):
+    """From the outbox to the topic."""
+
+    poll_seconds: PositiveFloat = 0.02
+    """How long the relay rests when it found nothing."""
+    fetch_rows: PositiveInt = 2000
+    """How many rows of the outbox are in memory at once."""
+    trim_seconds: PositiveFloat = 10
+    """How often published rows are given back."""
+
+
+class WorkerSettings(_Section):
+    """From the topic to Elasticsearch."""
+
+    threads: NonNegativeInt = 2
+    batch_changes_max: PositiveInt = 2000
+    batch_wait_seconds: PositiveFloat = 0.02
+    batch_documents_max: PositiveInt = 1000
+    bulk_bytes_max: PositiveInt = 8 * 1024 * 1024
+
+
+class LogSettings(_Section):
+    """What is logged, and how."""
+
+    format: Literal["auto", "json", "console"] = "auto"
+    """``auto``: console on a terminal, JSON elsewhere."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. Construct it with `load`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SYNCER_", env_nested_delimiter="_", env_nested_max_split=1, extra="forbid", frozen=True
+    )
+
+    postgres: PostgresSettings
+    kafka: KafkaSettings
+    elasticsearch: ElasticsearchSettings
+    relay: RelaySettings = RelaySettings()
+    worker: WorkerSettings = WorkerSettings()
+    log: LogSettings = LogSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment goes before the file."""
+        return (
+            env_settings,
+            init_settings,
+            YamlConfigSettingsSource(settings_cls, config_folder() / _FILE_NAME),
+        )
+
+
+def config_folder() -> Path:
+    """The config folder: ``SYNCER_CONFIG``, or ``config`` below the working directory."""
+    return Path(os.environ.get("SYNCER_CONFIG") or _DEFAULT_CONFIG_FOLDER)
+
+
+def load() -> Settings:
+    """Read and validate all settings.
+
+    Raises:
+        ConfigError: The file is not YAML, or a setting is missing, unknown or of the wrong kind.
+    """
+    file = config_folder() / _FILE_NAME
+    try:
+        return Settings()  # type: ignore[call-arg]  # the sources fill it
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not valid YAML: {error}") from error
+    except ValidationError as error:
+        raise ConfigError(_sentence(error), hint=_hint(file)) from error
+
+
+def _sentence(error: ValidationError) -> str:
+    problems = [
+        f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg'].lower()}"
+        for problem in error.errors(include_url=False, include_input=False)
+    ]
+    return "The settings are not valid: " + "; ".join(problems)
+
+
+def _hint(file: Path) -> str:
+    read = f"{file} was read" if file.exists() else f"{file} does not exist"
+    return (
+        f"Each setting comes from the file or from an environment variable ({read}).\n"
+        "The three that have no default: SYNCER_POSTGRES_DSN, SYNCER_KAFKA_BOOTSTRAP_SERVERS, "
+        "SYNCER_ELASTICSEARCH_URL.\n"
+        'For servers to try it on: eval "$(syncer sandbox start)"'
+    )

@@ -1,0 +1,208 @@
+"""What syncer remembers of its documents, in Postgres: definitions, generations, targets, dead letters.
+
+A definition is stored with what was found out about it when it was applied, so that no daemon needs a config
+folder and all daemons agree. Reading it and a document's rows in one snapshot is what makes a change of
+definition safe: see `syncer.compose`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from syncer.dependency import Dependencies, TableUse
+from syncer.model import Target
+from syncer.postgres import Connection
+
+_GENERATIONS = "SELECT name, generation FROM syncer.document"
+_DOCUMENTS = """
+SELECT name, generation, definition, filled_at IS NOT NULL FROM syncer.document ORDER BY name
+"""
+_STATE = """
+SELECT d.generation,
+       array(SELECT (t.index_name, t.write_alias, t.mapping_generation)
+             FROM syncer.target AS t WHERE t.document = d.name ORDER BY t.index_name),
+       EXISTS (SELECT FROM syncer.dead_letter AS l WHERE l.document = d.name)
+FROM syncer.document AS d
+WHERE d.name = $1
+"""
+_TARGETS = "SELECT index_name, write_alias, mapping_generation FROM syncer.target WHERE document = $1 ORDER BY 1"
+_PUT_DOCUMENT = """
+INSERT INTO syncer.document (name, generation, definition) VALUES ($1, $2, $3)
+ON CONFLICT (name) DO UPDATE
+SET generation = excluded.generation, definition = excluded.definition, applied_at = now(), filled_at = NULL
+"""
+_PUT_TARGET = """
+INSERT INTO syncer.target (document, index_name, write_alias, mapping_generation) VALUES ($1, $2, $3, $4)
+ON CONFLICT (document, index_name) DO UPDATE SET mapping_generation = excluded.mapping_generation
+"""
+_MARK_FILLED = "UPDATE syncer.document SET filled_at = now() WHERE name = $1 AND generation = $2"
+_INSTALLATION = "SELECT installation::text FROM syncer.incarnation"
+_PARK = """
+INSERT INTO syncer.dead_letter (document, id, version, error) VALUES ($1, $2, $3, $4)
+ON CONFLICT (document, id) DO UPDATE
+SET version = excluded.version, error = excluded.error, parked_at = now()
+WHERE dead_letter.version <= excluded.version
+"""
+_CLEAR = """
+DELETE FROM syncer.dead_letter AS l
+USING unnest($2::text[]) AS written (id)
+WHERE l.document = $1 AND l.id = written.id AND l.version < $3
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A definition in force.
+
+    Args:
+        name: The document's name.
+        generation: Grows with every apply that changed the definition.
+        index: The alias that searches use.
+        select: The SELECT as it was written, to compare with.
+        affects: The affects queries as they were written, to compare with.
+        index_body: Settings and mappings.
+        dependencies: What the SELECT reads and returns.
+        is_filled: Whether every document has been written once under this generation.
+    """
+
+    name: str
+    generation: int
+    index: str
+    select: str
+    affects: dict[str, str]
+    index_body: dict[str, Any]
+    dependencies: Dependencies
+    is_filled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentState:
+    """What a snapshot says about a document besides its rows.
+
+    Args:
+        generation: The generation in force.
+        targets: Where it is to be written.
+        has_dead_letters: Whether any of its documents is parked.
+    """
+
+    generation: int
+    targets: tuple[Target, ...]
+    has_dead_letters: bool
+
+
+class Catalogue:
+    """The definitions in force, as its owner last read them."""
+
+    def __init__(self) -> None:
+        self._documents: dict[str, Document] = {}
+
+    def refresh(self, connection: Connection) -> list[Document]:
+        """All definitions in force now; they are read again only if a generation has changed."""
+        generations: dict[str, int] = dict(connection.execute(_GENERATIONS).fetchall())
+        if generations != {name: document.generation for name, document in self._documents.items()}:
+            self._documents = {document.name: document for document in documents(connection)}
+        return list(self._documents.values())
+
+    def at(self, connection: Connection, name: str, generation: int) -> Document:
+        """One definition, at the generation that the caller's snapshot shows."""
+        document = self._documents.get(name)
+        if document is None or document.generation != generation:
+            self._documents = {one.name: one for one in documents(connection)}
+        return self._documents[name]
+
+
+def documents(connection: Connection) -> list[Document]:
+    """All definitions in force, by name."""
+    return [
+        _document(name, generation, stored, is_filled=is_filled)
+        for name, generation, stored, is_filled in connection.execute(_DOCUMENTS).fetchall()
+    ]
+
+
+def _document(name: str, generation: int, stored: dict[str, Any], *, is_filled: bool) -> Document:
+    found = stored["dependencies"]
+    tables = {
+        relation: TableUse(
+            **{**use, "watched": frozenset(use["watched"]), "routing": frozenset(use["routing"])},
+        )
+        for relation, use in found["tables"].items()
+    }
+    return Document(
+        name=name,
+        generation=generation,
+        index=stored["index"],
+        select=stored["select"],
+        affects=stored["affects"],
+        index_body=stored["index_body"],
+        dependencies=Dependencies(**{**found, "fields": tuple(found["fields"]), "tables": tables}),
+        is_filled=is_filled,
+    )
+
+
+def put_document(connection: Connection, document: Document) -> None:
+    """Put a definition in force, as not yet filled."""
+    dependencies = asdict(document.dependencies)
+    for use in dependencies["tables"].values():
+        use |= {"watched": sorted(use["watched"]), "routing": sorted(use["routing"])}
+    stored = {
+        "index": document.index,
+        "select": document.select,
+        "affects": document.affects,
+        "index_body": document.index_body,
+        "dependencies": dependencies,
+    }
+    connection.execute(_PUT_DOCUMENT, (document.name, document.generation, Jsonb(stored)))
+
+
+def mark_filled(connection: Connection, document: Document) -> None:
+    """Remember that every document has been written once under this generation."""
+    connection.execute(_MARK_FILLED, (document.name, document.generation))
+
+
+def put_target(connection: Connection, document_name: str, target: Target) -> None:
+    """Add a target, or note that its index has a newer mapping."""
+    connection.execute(_PUT_TARGET, (document_name, target.index_name, target.write_alias, target.mapping_generation))
+
+
+def targets(connection: Connection, document_name: str) -> tuple[Target, ...]:
+    """Where a document is written."""
+    return tuple(_target(row) for row in connection.execute(_TARGETS, (document_name,)))
+
+
+def state(connection: Connection, document_name: str) -> DocumentState | None:
+    """What the caller's snapshot says of a document; None if it is no longer in force."""
+    row = connection.execute(_STATE, (document_name,)).fetchone()
+    if row is None:
+        return None
+    generation, rows, has_dead_letters = row
+    return DocumentState(
+        generation=generation,
+        targets=tuple(_target(fields) for fields in rows),
+        has_dead_letters=has_dead_letters,
+    )
+
+
+def _target(row: Sequence[Any]) -> Target:
+    index_name, write_alias, mapping_generation = row
+    return Target(index_name=index_name, write_alias=write_alias, mapping_generation=int(mapping_generation))
+
+
+def installation(connection: Connection) -> str:
+    """What tells this database's indices from those of another one."""
+    row = connection.execute(_INSTALLATION).fetchone()
+    assert row is not None  # noqa: S101 - the migration made the row
+    return str(row[0])
+
+
+def park(connection: Connection, document_name: str, id_: str, version: int, error: str) -> None:
+    """Record that a document could not be written with this version; a newer record stays."""
+    connection.execute(_PARK, (document_name, id_, version, error))
+
+
+def clear_dead_letters(connection: Connection, document_name: str, ids: Sequence[str], version: int) -> None:
+    """Forget what was parked of these documents before this version was written."""
+    connection.execute(_CLEAR, (document_name, list(ids), version))

@@ -1,0 +1,141 @@
+"""What the commands show to a person: tables on a terminal, plain lines in a pipe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from syncer.apply import Change, Plan
+from syncer.overview import Overview
+from syncer.sandbox import Status
+from syncer.verify import Drift, VerifyReport
+from syncer.writer import WriteReport
+
+_DRIFTS_SHOWN_MAX = 20
+_PLAIN_LINE_SECONDS = 5
+
+
+@contextmanager
+def progress(console: Console, label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how far something is: a bar on a terminal, a line every few seconds elsewhere.
+
+    Yields:
+        What to call with the number that is done so far.
+    """
+    if not console.is_terminal:
+        yield _plain_progress(console, label, total)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as shown:
+        task: TaskID = shown.add_task(label, total=total)
+        yield lambda done: shown.update(task, completed=done, total=max(total, done))
+
+
+def _plain_progress(console: Console, label: str, total: int) -> Callable[[int], None]:
+    said_at = time.monotonic()
+
+    def tell(done: int) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= _PLAIN_LINE_SECONDS:
+            said_at = time.monotonic()
+            console.print(f"{label}: {done:,} of {total:,}")
+
+    return tell
+
+
+def _table(*columns: str) -> Table:
+    return Table(*columns, box=None, pad_edge=False, header_style="bold")
+
+
+def show_plan(console: Console, plan: Plan) -> None:
+    """What apply will do."""
+    documents = _table("document", "index", "generation", "what", "reads")
+    for step in plan.steps:
+        style = "dim" if step.change is Change.UNCHANGED else "green"
+        documents.add_row(
+            step.document.name,
+            step.document.index,
+            str(step.document.generation),
+            f"[{style}]{step.change}",
+            ", ".join(step.document.dependencies.tables),
+        )
+    console.print(documents)
+    for name in plan.forgotten:
+        console.print(f"[yellow]{escape(name)} is in force and has no folder: it is left as it is")
+    for relation in plan.released:
+        console.print(f"{escape(relation)} will no longer be captured")
+
+
+def show_write(console: Console, document: str, report: WriteReport) -> None:
+    """What became of a document that was written whole."""
+    console.print(
+        f"{document}: {report.indexed:,} written, {report.deleted:,} deleted, "
+        f"{report.superseded:,} already newer, {report.parked:,} parked"
+    )
+
+
+def show_overview(console: Console, seen: Overview) -> None:
+    """How syncer is doing."""
+    flow = _table("stage", "state", "waiting")
+    leader = seen.leader
+    if leader is None:
+        said = "[red]no relay leads: is `syncer run` running?"
+    else:
+        said = f"[green]led by process {leader.process}[/] {leader.address or ''} for {leader.seconds:,.0f} s"
+    late = f", the oldest for {seen.outbox_lag_seconds:,.1f} s" if seen.outbox_waiting else ""
+    flow.add_row("relay", said, f"{seen.outbox_waiting:,} changes in the outbox{late}")
+    flow.add_row("workers", "", f"{seen.topic_waiting:,} changes in the topic")
+    console.print(flow)
+    console.print()
+    documents = _table("document", "generation", "filled", "dead letters", "index", "documents")
+    for one in seen.documents:
+        documents.add_row(
+            one.name,
+            str(one.generation),
+            "[green]yes" if one.is_filled else "[red]no: run syncer apply",
+            f"[red]{one.dead_letters:,}" if one.dead_letters else "0",
+            "\n".join(one.targets),
+            "\n".join(f"{number:,}" for number in one.targets.values()),
+        )
+    console.print(documents if seen.documents else "No document is in force. Run: syncer apply")
+
+
+def show_verify(console: Console, report: VerifyReport) -> None:
+    """What a verification found."""
+    if report.holds:
+        console.print(
+            f"[green]{report.document}: {report.documents:,} documents equal their SELECT[/] ({report.seconds:.1f} s)"
+        )
+        return
+    at_least = "" if report.is_complete else "at least "
+    console.print(
+        f"[bold red]{report.document}: {at_least}{len(report.drifts):,} documents differ[/], "
+        f"of {report.documents:,} compared ({report.seconds:.1f} s)"
+    )
+    drifts = _table("id", "how", "fields", "version", "index")
+    for drift in report.drifts[:_DRIFTS_SHOWN_MAX]:
+        drifts.add_row(*_cells(drift))
+    console.print(drifts)
+    if len(report.drifts) > _DRIFTS_SHOWN_MAX:
+        console.print(f"… and {len(report.drifts) - _DRIFTS_SHOWN_MAX:,} more; --json lists them all")
+    console.print(f"To write them all again: syncer backfill {report.document}", style="dim")
+
+
+def _cells(drift: Drift) -> tuple[str, ...]:
+    version = "" if drift.version is None else str(drift.version)
+    return escape(drift.id), str(drift.kind), escape(", ".join(drift.fields)), version, drift.index_name
+
+
+def show_sandbox(console: Console, seen: Status) -> None:
+    """Which servers run, and where."""
+    servers = _table("server", "state", "process", "address", "log")
+    for one in seen.servers:
+        state = "[green]running" if one.running else "[red]stopped"
+        servers.add_row(one.name, state, str(one.pid or ""), one.address or "", str(one.log_file))
+    console.print(servers)

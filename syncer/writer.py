@@ -1,0 +1,189 @@
+"""Writer: the version rule, whole. Everything that writes a document does it here.
+
+To write documents: draw one version; read all of them in one snapshot that starts after the draw; write them
+whole with that version, and delete with it what the snapshot does not have. `syncer.compose` keeps the first half,
+`syncer.index` the last. Here they are put together, with what happens when something fails: a document at fault
+is parked and its siblings go on; anything that is tried again is composed again, with a new draw.
+
+A batch whose draw is too old is composed again instead of being written, since Elasticsearch forgets the version
+of a deleted document after ``index.gc_deletes``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+
+import structlog
+
+from syncer import store, telemetry, version
+from syncer.compose import Batch, Composer, clock
+from syncer.errors import IndexingError
+from syncer.index import GC_DELETES_SECONDS, Index, Rejection
+from syncer.lifecycle import persist
+from syncer.policy import Action, Backoff, decide, decide_item
+from syncer.postgres import Connection
+
+DRAW_AGE_SECONDS_MAX = GC_DELETES_SECONDS / 4
+
+
+@dataclass(slots=True)
+class WriteReport:
+    """What became of documents that were to be written, to all targets together.
+
+    Args:
+        documents: How many were composed.
+        indexed: Written.
+        deleted: Deleted, or known to be absent.
+        superseded: Not written since something at least as new was there.
+        parked: Left as dead letters.
+        compose_seconds: Spent in Postgres.
+        index_seconds: Spent in Elasticsearch.
+    """
+
+    documents: int = 0
+    indexed: int = 0
+    deleted: int = 0
+    superseded: int = 0
+    parked: int = 0
+    compose_seconds: float = 0
+    index_seconds: float = 0
+
+    def add(self, other: WriteReport) -> None:
+        """Count another report in."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+
+class Writer:
+    """Writes documents by the version rule, on a connection of its own. Not for sharing between threads.
+
+    Args:
+        connect: Opens a connection to Postgres.
+        index: Elasticsearch.
+        pause: How to wait before trying again; may raise `Stopping`.
+        name: The stage that writes, for the log.
+    """
+
+    def __init__(
+        self, *, connect: Callable[[], Connection], index: Index, pause: Callable[[float], None], name: str
+    ) -> None:
+        self._connect = connect
+        self._index = index
+        self._pause = pause
+        self._name = name
+        self._connection: Connection | None = None
+        self._composer: Composer | None = None
+        self._log = structlog.get_logger()
+
+    def write(self, document: str, ids: Sequence[str]) -> WriteReport:
+        """Bring documents up to date in every target; return when each is written, superseded or parked.
+
+        Raises:
+            Stopping: It was told to stop first; doing it again is harmless.
+            Exception: What the policy says to HALT for.
+        """
+        report = WriteReport()
+        groups = [list(ids)]
+        backoff = Backoff()
+        while groups:
+            group = groups.pop()
+            try:
+                attempt = partial(self._attempt, document, group, report)
+                again = persist(attempt, pause=self._pause, stage=self._name)
+            except Exception as error:
+                if decide(error) is not Action.PARK:
+                    raise
+                groups += self._isolate(document, group, error, report)
+                continue
+            if again:
+                self._pause(backoff.next_seconds())
+                groups.append(again)
+        return report
+
+    def close(self) -> None:
+        """Let go of the connection; the next write opens another one."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._composer = None
+
+    def _attempt(self, document: str, ids: list[str], report: WriteReport) -> list[str]:
+        """Compose and write once; returns the ids that Elasticsearch asks to try again."""
+        try:
+            while True:
+                began = time.monotonic()
+                batch = self._opened().compose(document, ids)
+                composed = time.monotonic()
+                report.compose_seconds += composed - began
+                if clock() - batch.drawn_at <= DRAW_AGE_SECONDS_MAX:
+                    break
+            rejected = self._write_targets(batch, report)
+            report.index_seconds += time.monotonic() - composed
+            report.documents += len(batch.compositions)
+            return self._settle(document, batch, rejected, report)
+        except Exception as error:
+            if decide(error) is Action.RETRY:
+                self.close()
+            raise
+
+    def _opened(self) -> Composer:
+        if self._connection is None or self._composer is None:
+            self._connection = self._connect()
+            # Before the first draw: whose life this is, and past whatever a crash may hand out again.
+            incarnation = version.enter_incarnation(self._connection, self._index)
+            version.skip_unflushed(self._connection)
+            if incarnation.has_changed:
+                self._log.warning(telemetry.INCARNATION_ENTERED, epoch=incarnation.epoch)
+            self._composer = Composer(self._connection)
+        return self._composer
+
+    def _write_targets(self, batch: Batch, report: WriteReport) -> list[Rejection]:
+        rejections = []
+        for target in batch.targets:
+            outcome = self._index.write(target, batch.compositions)
+            report.indexed += outcome.indexed
+            report.deleted += outcome.deleted
+            report.superseded += outcome.superseded
+            rejections += outcome.rejections
+        return rejections
+
+    def _settle(self, document: str, batch: Batch, rejections: list[Rejection], report: WriteReport) -> list[str]:
+        """Park what is at fault, clear what is mended; returns what to try again."""
+        assert self._connection is not None  # noqa: S101 - the batch was composed on it
+        again: dict[str, None] = {}
+        parked: dict[str, str] = {}
+        for rejection in rejections:
+            id_ = rejection.composition.id
+            said = f"{rejection.kind}: {rejection.reason}"
+            match decide_item(rejection.status):
+                case Action.RETRY:
+                    again[id_] = None
+                case Action.PARK:
+                    parked[id_] = said
+                case Action.HALT:
+                    raise IndexingError(f"Elasticsearch refuses document {id_} of {document}: {said}")
+        for id_, error in parked.items():
+            self._park(document, id_, batch.version, error)
+        report.parked += len(parked)
+        if batch.has_dead_letters:
+            written = [one.id for one in batch.compositions if one.id not in parked and one.id not in again]
+            store.clear_dead_letters(self._connection, document, written, batch.version)
+        return list(again)
+
+    def _isolate(self, document: str, ids: list[str], error: Exception, report: WriteReport) -> list[list[str]]:
+        """Halve a group whose SELECT fails, until the document at fault is alone; that one is parked."""
+        if len(ids) > 1:
+            middle = len(ids) // 2
+            return [ids[:middle], ids[middle:]]
+        self._opened()
+        assert self._connection is not None  # noqa: S101 - it has just been opened
+        self._park(document, ids[0], version.draw(self._connection), str(error).strip())
+        report.parked += 1
+        return []
+
+    def _park(self, document: str, id_: str, drawn: int, error: str) -> None:
+        assert self._connection is not None  # noqa: S101 - who parks has composed
+        store.park(self._connection, document, id_, drawn, error)
+        self._log.error(telemetry.DOCUMENT_PARKED, document=document, id=id_, version=drawn, error=error)

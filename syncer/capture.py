@@ -61,7 +61,8 @@ SELECT s.last_value, {relation},
        CASE WHEN o.{first_key} IS NOT NULL THEN {old_image} END,
        CASE WHEN n.{first_key} IS NOT NULL THEN {new_image} END
 FROM {old_rows} AS o FULL JOIN {new_rows} AS n ON {same_key}, syncer.outbox_segment AS s
-WHERE n.{first_key} IS NULL OR o.{first_key} IS NULL OR ROW({old_watched})::record OPERATOR(pg_catalog.*<>) ROW({new_watched})::record
+WHERE n.{first_key} IS NULL OR o.{first_key} IS NULL
+   OR ROW({old_watched})::record OPERATOR(pg_catalog.*<>) ROW({new_watched})::record
 """
 
 _TRIGGER = {

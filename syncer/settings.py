@@ -123,10 +123,10 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment goes before the file."""
+        """What is passed goes before the environment, and the environment before the file."""
         return (
-            env_settings,
             init_settings,
+            env_settings,
             YamlConfigSettingsSource(settings_cls, config_folder() / _FILE_NAME),
         )
 

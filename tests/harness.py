@@ -1,0 +1,333 @@
+"""What the tests stand on: a world of its own for each test, daemons as processes, and the naive oracle.
+
+A world is a fresh database, topic, consumer group and index alias on the real servers of one sandbox. The oracle
+shares no code with syncer: it runs the plain SELECT, scans Elasticsearch, and compares.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from confluent_kafka.admin import AdminClient
+from elasticsearch import Elasticsearch
+from elasticsearch.helpers import scan
+from pydantic import SecretStr
+
+from syncer import apply, definition, postgres, schema, service, store, topic
+from syncer.index import Index
+from syncer.lifecycle import Stop
+from syncer.postgres import Connection
+from syncer.refresh import refresh_all
+from syncer.relay import Relay
+from syncer.sandbox import Endpoints, Sandbox
+from syncer.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings
+from syncer.topic import ChangeProducer
+from syncer.worker import Worker
+from syncer.writer import Writer
+
+REPOSITORY = Path(__file__).parent.parent
+BLOG_SCHEMA = REPOSITORY / "syncer" / "demo" / "blog.sql"
+DEADLINE_SECONDS = 60.0
+_LOOK_SECONDS = 0.05
+
+
+def wait_until(
+    condition: Callable[[], bool], *, what: str, seconds: float = DEADLINE_SECONDS, detail: Callable[[], str] = str
+) -> None:
+    """Return when the condition holds; fail the test if it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}\n{detail()}"
+        time.sleep(_LOOK_SECONDS)
+
+
+@dataclass
+class Daemon:
+    """A ``syncer run`` of its own process."""
+
+    process: subprocess.Popen[bytes]
+    log_file: Path
+
+    def events(self) -> list[dict[str, Any]]:
+        """What it has logged so far; a last line that is not whole yet is left out."""
+        lines = self.log_file.read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def wait_for(self, event: str, *, seconds: float = DEADLINE_SECONDS) -> dict[str, Any]:
+        """The first event of that name, once it is logged."""
+        found: list[dict[str, Any]] = []
+
+        def is_logged() -> bool:
+            found[:] = [one for one in self.events() if one["event"] == event]
+            return bool(found)
+
+        wait_until(is_logged, what=f"the daemon logs {event}", seconds=seconds, detail=self.log_file.read_text)
+        return found[0]
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is finished, nothing is said."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, *, seconds: float = 30) -> int:
+        """SIGTERM; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(seconds)
+
+
+@dataclass
+class World:
+    """A database, a topic and an index alias that no other test uses."""
+
+    sandbox: Sandbox
+    endpoints: Endpoints
+    folder: Path
+    name: str = field(default_factory=lambda: "t" + uuid.uuid4().hex[:10])
+    daemons: list[Daemon] = field(default_factory=list)
+    worker_settings: dict[str, str] = field(default_factory=dict)
+
+    # Settings
+
+    @property
+    def dsn(self) -> str:
+        """The world's own database."""
+        return self.endpoints.postgres_dsn.rsplit("/", 1)[0] + f"/{self.name}"
+
+    @property
+    def alias(self) -> str:
+        """What searches use."""
+        return f"blog-{self.name}"
+
+    @property
+    def settings(self) -> Settings:
+        """As a daemon of this world reads them."""
+        return Settings(
+            postgres=PostgresSettings(dsn=SecretStr(self.dsn)),
+            kafka=KafkaSettings(
+                bootstrap_servers=self.endpoints.kafka_bootstrap_servers,
+                topic=f"{self.name}.changes",
+                group=self.name,
+                partitions=4,
+            ),
+            elasticsearch=ElasticsearchSettings(url=self.endpoints.elasticsearch_url),
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The same as environment variables, for a process."""
+        return {
+            **os.environ,
+            "SYNCER_CONFIG": str(self.config),
+            "SYNCER_POSTGRES_DSN": self.dsn,
+            "SYNCER_KAFKA_BOOTSTRAP_SERVERS": self.endpoints.kafka_bootstrap_servers,
+            "SYNCER_KAFKA_TOPIC": f"{self.name}.changes",
+            "SYNCER_KAFKA_GROUP": self.name,
+            "SYNCER_KAFKA_PARTITIONS": "4",
+            "SYNCER_ELASTICSEARCH_URL": self.endpoints.elasticsearch_url,
+            "SYNCER_LOG_FORMAT": "json",
+            **self.worker_settings,
+        }
+
+    # Making and unmaking
+
+    @property
+    def config(self) -> Path:
+        """The world's own config folder."""
+        return self.folder / "config"
+
+    def make(self) -> None:
+        """Create the database, and a config folder with the blogpost document."""
+        with psycopg.connect(self.endpoints.postgres_dsn, autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{self.name}"')
+        shutil.copytree(REPOSITORY / "config" / "documents" / "blogpost", self.document_folder)
+        (self.document_folder / "document.yaml").write_text(f"index: {self.alias}\n")
+
+    def unmake(self) -> None:
+        """End the daemons; drop the indices, the topic and the database."""
+        for daemon in self.daemons:
+            if daemon.process.poll() is None:
+                daemon.kill()
+        with self.elasticsearch() as client:
+            names = client.indices.get(index=f"{self.alias}*", expand_wildcards="all").body
+            if names:
+                client.indices.delete(index=",".join(names))
+        admin = AdminClient({"bootstrap.servers": self.endpoints.kafka_bootstrap_servers})
+        if self.settings.kafka.topic in admin.list_topics(timeout=10).topics:
+            admin.delete_topics([self.settings.kafka.topic])[self.settings.kafka.topic].result()
+        with psycopg.connect(self.endpoints.postgres_dsn, autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
+
+    @property
+    def document_folder(self) -> Path:
+        """The folder of the blogpost document; a test may change what is in it before it applies."""
+        return self.config / "documents" / "blogpost"
+
+    def set_up(self) -> None:
+        """The blog's tables, the syncer schema, and the definitions in force."""
+        self.sql(BLOG_SCHEMA.read_text())
+        self.migrate()
+        self.apply()
+
+    def migrate(self) -> None:
+        """What ``syncer migrate`` does."""
+        with self.connect() as connection:
+            schema.migrate(connection)
+
+    def apply(self) -> None:
+        """What ``syncer apply`` does."""
+        topic.ensure_topic(self.settings.kafka)
+        with self.connect() as connection, self.elasticsearch() as client:
+            index = Index(client, bulk_bytes_max=8_000_000)
+            decided = apply.plan(connection, definition.load_all(self.config))
+            for document in apply.carry_out(connection, index, decided):
+                with self.writer(index) as writer, self.connect() as reading:
+                    refresh_all(reading, document, index=index, writer=writer, page=1000)
+                store.mark_filled(connection, document)
+
+    # Parts
+
+    def connect(self, name: str = "test") -> Connection:
+        """A connection as syncer's stages have them."""
+        return postgres.connect(self.settings.postgres, name=name)
+
+    def application(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """A connection as an application has it: it knows nothing of syncer."""
+        return psycopg.connect(self.dsn)
+
+    def sql(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """What an application does: one transaction with this query."""
+        with psycopg.connect(self.dsn) as connection:
+            cursor = connection.execute(query, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def elasticsearch(self) -> Iterator[Elasticsearch]:
+        """A plain client."""
+        client = Elasticsearch(self.endpoints.elasticsearch_url, request_timeout=60)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    @contextmanager
+    def index(self) -> Iterator[Index]:
+        """Syncer's own view of Elasticsearch."""
+        with self.elasticsearch() as client:
+            yield Index(client, bulk_bytes_max=8_000_000)
+
+    @contextmanager
+    def writer(self, index: Index, *, connect: Callable[[], Connection] | None = None) -> Iterator[Writer]:
+        """A writer of its own connection."""
+        made = Writer(connect=connect or self.connect, index=index, pause=Stop().pause, name="test")
+        try:
+            yield made
+        finally:
+            made.close()
+
+    @contextmanager
+    def relay(self, *, produce: Callable[[], ChangeProducer] | None = None) -> Iterator[Relay]:
+        """A relay that turns only when the test says so."""
+        made = Relay(connect=self.connect, produce=produce or (lambda: ChangeProducer(self.settings.kafka)))
+        try:
+            yield made
+        finally:
+            made.close()
+
+    @contextmanager
+    def worker(self, index: Index, *, name: str = "worker-test") -> Iterator[Worker]:
+        """A worker that turns only when the test says so."""
+        made = service.worker(self.settings, index, name=name)
+        try:
+            yield made
+        finally:
+            made.close()
+
+    def daemon(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Daemon:
+        """Start ``syncer run``, and return once its stages run."""
+        log_file = self.folder / f"daemon-{len(self.daemons)}.log"
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "syncer", "run", *arguments],
+                env={**self.environment, **(environment or {})},
+                stderr=log,
+                stdout=log,
+            )
+        daemon = Daemon(process=process, log_file=log_file)
+        self.daemons.append(daemon)
+        daemon.wait_for("daemon.started")
+        return daemon
+
+    def syncer(self, *arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command as a person in a pipe would."""
+        return subprocess.run(
+            [sys.executable, "-m", "syncer", *arguments],
+            env={**self.environment, "COLUMNS": "160", **(environment or {})},
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+
+    # The oracle
+
+    def expected(self) -> dict[str, dict[str, Any]]:
+        """Every document as the plain SELECT says it."""
+        select = (self.document_folder / "select.sql").read_text().strip().removesuffix(";")
+        with psycopg.connect(self.dsn, options="-c TimeZone=UTC") as connection:
+            rows = connection.execute(f"SELECT row_to_json(d) FROM (\n{select}\n) AS d").fetchall()
+        return {str(row.pop("_id")): row for (row,) in rows}
+
+    def held(self) -> dict[str, dict[str, Any]]:
+        """Every document that a search finds."""
+        with self.elasticsearch() as client:
+            client.indices.refresh(index=self.alias)
+            return {hit["_id"]: hit["_source"] for hit in scan(client, index=self.alias, size=2000)}
+
+    def differences(self) -> list[str]:
+        """How the two differ, in words."""
+        expected, held = self.expected(), self.held()
+        return [
+            f"{id_}: postgres {expected.get(id_)} elasticsearch {held.get(id_)}"
+            for id_ in sorted(expected.keys() | held.keys())
+            if expected.get(id_) != held.get(id_)
+        ]
+
+    def wait_until_level(self, *, seconds: float = DEADLINE_SECONDS) -> None:
+        """Return once every document equals its SELECT; fail the test if that does not come."""
+        wait_until(
+            lambda: not self.differences(),
+            what="every document equals its SELECT",
+            seconds=seconds,
+            detail=lambda: "\n".join(self.differences()[:10]) + self._last_words(),
+        )
+
+    def _last_words(self) -> str:
+        return "".join(f"\n--- {one.log_file.name}\n{one.log_file.read_text()[-3000:]}" for one in self.daemons)
+
+    def outbox(self) -> list[tuple[Any, ...]]:
+        """The outbox: relation, operation, old and new image, in the order of ids."""
+        return self.sql("SELECT relation, operation::text, old, new FROM syncer.outbox ORDER BY id")
+
+    def drain(self, relay: Relay, worker: Worker) -> None:
+        """Turn a relay and a worker until every document equals its SELECT."""
+
+        def turn() -> bool:
+            relay.run_once()
+            worker.run_once()
+            return not self.differences()
+
+        wait_until(turn, what="every document equals its SELECT")

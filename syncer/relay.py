@@ -32,7 +32,7 @@ _BATCH_ROWS_MAX = 100_000
 _LEAD = f"SELECT pg_try_advisory_lock({AdvisoryLock.RELAY:d})"
 
 _SYSTEM = "SELECT system_identifier FROM pg_control_system()"
-_CURSOR = "SELECT snapshot::text FROM syncer.relay_cursor WHERE system_identifier = $1"
+_CURSOR = "SELECT system_identifier, snapshot::text FROM syncer.relay_cursor"
 _SAVE = """
 INSERT INTO syncer.relay_cursor (system_identifier, snapshot) VALUES ($1, $2::pg_snapshot)
 ON CONFLICT (only_row) DO UPDATE
@@ -172,15 +172,21 @@ class Relay:
             return None
         self._stood_by = False
         self._system_identifier = int(str(_value(self._connection, _SYSTEM)))
-        self._cursor = self._saved_cursor(self._connection) or self._adopt(self._connection)
+        self._cursor = self._begin(self._connection)
         self._log.info(telemetry.RELAY_LED, cursor=self._cursor)
         return self._connection
 
-    def _saved_cursor(self, connection: Connection) -> str | None:
-        row = connection.execute(_CURSOR, (self._system_identifier,)).fetchone()
-        return str(row[0]) if row else None
+    def _begin(self, connection: Connection) -> str:
+        """The saved cursor, if it is this cluster's own."""
+        saved = connection.execute(_CURSOR).fetchone()
+        if saved is not None and saved[0] == self._system_identifier:
+            return str(saved[1])
+        adopted, cursor = self._adopt(connection)
+        if saved is not None:
+            self._log.warning(telemetry.RELAY_ADOPTED, changes=adopted)
+        return cursor
 
-    def _adopt(self, connection: Connection) -> str:
+    def _adopt(self, connection: Connection) -> tuple[int, str]:
         """Begin where no cursor can be trusted: every row in the outbox becomes a new change.
 
         Transaction ids of another cluster mean nothing here, neither in a cursor nor in the rows.
@@ -189,9 +195,7 @@ class Relay:
             cursor = str(_value(connection, _BEFORE_NOW))
             adopted = connection.execute(_ADOPT).rowcount
             connection.execute(_SAVE, (self._system_identifier, cursor))
-        if adopted:
-            self._log.warning(telemetry.RELAY_ADOPTED, changes=adopted)
-        return cursor
+        return adopted, cursor
 
     # Publishing
 

@@ -127,7 +127,7 @@ def lag(settings: KafkaSettings) -> list[PartitionLag]:
 
 
 def _offsets(admin: AdminClient, places: list[TopicPartition], spec: OffsetSpec) -> dict[int, int]:
-    asked = admin.list_offsets({place: spec for place in places}, request_timeout=_ADMIN_SECONDS)
+    asked = admin.list_offsets(dict.fromkeys(places, spec), request_timeout=_ADMIN_SECONDS)
     return {place.partition: answer.result().offset for place, answer in asked.items()}
 
 

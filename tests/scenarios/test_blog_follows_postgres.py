@@ -24,7 +24,9 @@ CHANGES = {
         UPDATE posts SET id = 104 WHERE id = 4;
         UPDATE posts SET id = 4, title = 'back' WHERE id = 104
     """,
-    "odd_characters": "INSERT INTO comments (post_id, name, comment) VALUES (4, 'x', E'line\\nbreak \\u2028 \"quoted\"')",
+    "odd_characters": r"""
+        INSERT INTO comments (id, post_id, name, comment) VALUES (50, 4, 'x', E'line\nbreak \u2028 "quoted" \\ $1')
+    """,
     "comment_moves": "UPDATE comments SET post_id = 4 WHERE id = 1",
     "comment_primary_key": "UPDATE comments SET id = 7, stars = 1 WHERE id = 1",
     "comments_deleted": "DELETE FROM comments",

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Self
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from syncer import (
@@ -55,8 +54,8 @@ sandbox_app = typer.Typer(
 )
 app.add_typer(sandbox_app, name="sandbox")
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = terminal.console(sys.stdout)
+err = terminal.console(sys.stderr)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Folder = Annotated[

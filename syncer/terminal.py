@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,7 +20,14 @@ from syncer.verify import Drift, VerifyReport
 from syncer.writer import WriteReport
 
 _DRIFTS_SHOWN_MAX = 20
+_PIPE_COLUMNS = 400
 _PLAIN_LINE_SECONDS = 5
+
+
+def console(stream: TextIO) -> Console:
+    """Where to show things; in a pipe lines are as long as they are, unless COLUMNS says otherwise."""
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_COLUMNS
+    return Console(file=stream, highlight=False, width=width)
 
 
 @contextmanager

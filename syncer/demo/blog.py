@@ -1,0 +1,139 @@
+"""The application of the demo: a blog that writes plain SQL to Postgres and knows nothing of syncer."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from importlib.resources import files
+from typing import Any
+
+import psycopg
+
+_SUBJECTS = ("Relationships", "Nest eggs", "Sourdough", "Trains", "Gardens", "Databases", "Sleep", "Letters")
+_ANGLES = ("are cool", "explained", "for beginners", "revisited", "in winter", "and other stories", "at work", "")
+_NAMES = ("Ada Byron", "Grace Murray", "Alan Mathison", "Edsger Wybe", "Barbara Jane", "Donald Ervin")
+_WORDS = (
+    *("it", "is", "not", "complicated", "at", "all", "when", "the", "truth", "lives", "in", "one", "place"),
+    *("and", "every", "copy", "follows", "in", "order"),
+)
+_BATCH = 500
+
+FAMOUS = 1
+"""The author of most posts: John Smith, user 1 of the guide."""
+
+_USERS = "INSERT INTO users (id, name, email, born) VALUES (%s, %s, %s, %s)"
+_GUIDE_USERS = (
+    (1, "John Smith", "john@smith.com", "1970-10-24"),
+    (3, "Alice John", "alice@john.com", "1979-01-04"),
+)
+_GUIDE_POSTS = (
+    (2, 1, "Relationships", "It's complicated..."),
+    (4, 3, "Relationships are cool", "It's not complicated at all..."),
+)
+_FIRST_FREE_ID = 1000
+
+
+class Blog:
+    """Writes like an application: in transactions of a few statements, several connections at a time."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._random = random.Random(42)  # noqa: S311 - the same demo every time
+        self._committed = 0
+        self.posts = 0
+        self._count_lock = threading.Lock()
+        self._chatter_stop = threading.Event()
+        self._chatter: threading.Thread | None = None
+        self._chatter_error: BaseException | None = None
+
+    @property
+    def committed(self) -> int:
+        """How many rows were written so far."""
+        return self._committed
+
+    def create(self) -> None:
+        """Create the tables."""
+        with self._connect() as connection:
+            connection.execute(files("syncer.demo").joinpath("blog.sql").read_text())
+
+    def write_users(self) -> None:
+        """The guide's two users, and a few others."""
+        others = [(10 + number, name, f"user{number}@example.com", None) for number, name in enumerate(_NAMES)]
+        self._write(_USERS, [*_GUIDE_USERS, *others])
+
+    def write_posts(self, famous_posts: int) -> None:
+        """The guide's two posts, thousands by John Smith, and a fifth as many by the others."""
+        self._write("INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, %s, %s)", list(_GUIDE_POSTS))
+        authors = [FAMOUS] * (famous_posts - 1) + self._random.choices(range(10, 10 + len(_NAMES)), k=famous_posts // 5)
+        self._random.shuffle(authors)
+        self.posts = len(_GUIDE_POSTS) + len(authors)
+        rows = [(_FIRST_FREE_ID + number, *self._post(author)) for number, author in enumerate(authors)]
+        for at in range(0, len(rows), _BATCH):
+            self._write("INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, %s, %s)", rows[at : at + _BATCH])
+
+    def rename(self, name: str) -> float:
+        """Rename the famous author; the moment of the commit, on the monotonic clock."""
+        self._write("UPDATE users SET name = %s WHERE id = %s", [(name, FAMOUS)])
+        return time.monotonic()
+
+    def start_chatter(self) -> None:
+        """Begin to comment, edit and delete in the background, as readers and authors do."""
+        self._chatter = threading.Thread(target=self._chat, name="blog", daemon=True)
+        self._chatter.start()
+
+    def stop_chatter(self) -> None:
+        """End that.
+
+        Raises:
+            psycopg.Error: A write had failed.
+        """
+        self._chatter_stop.set()
+        if self._chatter is not None:
+            self._chatter.join()
+        if self._chatter_error is not None:
+            raise self._chatter_error
+
+    def _chat(self) -> None:
+        try:
+            with self._connect() as connection:
+                while not self._chatter_stop.wait(0.01):
+                    with connection.transaction():
+                        self._chat_once(connection, _FIRST_FREE_ID + self._random.randrange(self.posts))
+        except psycopg.Error as error:
+            self._chatter_error = error
+
+    def _chat_once(self, connection: psycopg.Connection[Any], post: int) -> None:
+        comment = (post, self._random.choice(_NAMES), self._sentence(8), self._random.randint(16, 90))
+        changed = connection.execute(
+            "INSERT INTO comments (post_id, name, comment, age, stars) "
+            "SELECT id, %s, %s, %s, 1 + %s %% 5 FROM posts WHERE id = %s",
+            (*comment[1:], comment[3], post),
+        ).rowcount
+        match self._random.randrange(4):
+            case 0:
+                changed += connection.execute(
+                    "UPDATE posts SET body = %s WHERE id = %s", (self._sentence(40), post)
+                ).rowcount
+            case 1:
+                changed += connection.execute("DELETE FROM comments WHERE post_id = %s", (post,)).rowcount
+        self._count(changed)
+
+    def _post(self, author: int) -> tuple[int, str, str]:
+        title = f"{self._random.choice(_SUBJECTS)} {self._random.choice(_ANGLES)}".strip()
+        return author, title, self._sentence(60)
+
+    def _sentence(self, words: int) -> str:
+        return " ".join(self._random.choices(_WORDS, k=words))
+
+    def _write(self, query: str, rows: list[tuple[Any, ...]]) -> None:
+        with self._connect() as connection, connection.cursor() as cursor:
+            cursor.executemany(query, rows)
+        self._count(len(rows))
+
+    def _count(self, rows: int) -> None:
+        with self._count_lock:
+            self._committed += rows
+
+    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        return psycopg.connect(self._dsn, application_name="blog")

@@ -238,6 +238,8 @@ class ChangeConsumer:
                 # Out of range is a loss, and a loss is an error. A partition never read begins at its beginning,
                 # which on_assign sees to.
                 "auto.offset.reset": "error",
+                # librdkafka's own thread keeps the session alive: only a dead process lets it lapse.
+                "session.timeout.ms": 10_000,
                 "fetch.wait.max.ms": 100,
                 "fetch.queue.backoff.ms": 5,
                 "queued.max.messages.kbytes": 16384,

@@ -12,8 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,30 +54,21 @@ def play(console: Console, *, keep: bool, posts: int) -> bool:
     Raises:
         SyncerError: A part of it failed; the servers are stopped then.
     """
-    with ExitStack() as kept:
-        scene = kept.enter_context(_stage(console))
+    folder = Sandbox().folder.parent / "demo"
+    _clear_away(folder)
+    scene = _Scene(console, folder, Sandbox(folder / "servers", report=ConsoleReporter(console)))
+    is_kept = False
+    try:
         holds = scene.play(posts)
         if keep:
             scene.say_how_to_go_on()
-            kept.pop_all()
+            is_kept = True
         else:
             scene.say_what_to_try()
-    return holds
-
-
-@contextmanager
-def _stage(console: Console) -> Iterator[_Scene]:
-    """The servers and the daemon, while they are needed."""
-    folder = Sandbox().folder.parent / "demo"
-    _clear_away(folder)
-    sandbox = Sandbox(folder / "servers", report=ConsoleReporter(console))
-    scene = _Scene(console, folder, sandbox)
-    try:
-        yield scene
     finally:
-        scene.end()
-        sandbox.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+        if not is_kept:
+            scene.end()
+    return holds
 
 
 def _clear_away(folder: Path) -> None:
@@ -155,8 +145,11 @@ class _Scene:
         blog.stop_chatter()
 
     def end(self) -> None:
+        """Stop everything, and leave nothing behind."""
         if self._daemon is not None:
             self._daemon.stop()
+        self._sandbox.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     # Showing
 

@@ -15,6 +15,7 @@ from syncer.demo.daemon import DaemonProcess
 from syncer.errors import SyncerError
 
 _FRAMES_PER_SECOND = 10
+_LOOK_SECONDS = 0.2
 _PATIENCE_SECONDS = 90
 
 
@@ -46,7 +47,7 @@ class Board:
                     raise SyncerError(
                         f"{title}: not done within {_PATIENCE_SECONDS} s", hint=f"See {self._daemon.log_file}"
                     )
-                time.sleep(1 / _FRAMES_PER_SECOND)
+                time.sleep(_LOOK_SECONDS)
             seconds = time.monotonic() - began
             self._daemon.follow()
             draw(self._table(title, began, before))

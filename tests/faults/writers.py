@@ -1,0 +1,89 @@
+"""Random writers: applications that change the blog all at once, with pauses, rollbacks and deadlocks."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from tests.harness import World
+
+SEED = int(os.environ.get("SYNCER_TEST_SEED") or random.SystemRandom().randrange(10**6))
+SECONDS = float(os.environ.get("SYNCER_TEST_SECONDS", "10"))
+
+_USERS, _POSTS, _COMMENTS = 6, 60, 200
+
+# Small key spaces, so that writers meet on the same rows and documents.
+_STATEMENTS: tuple[Callable[[random.Random], tuple[str, tuple[Any, ...]]], ...] = (
+    lambda r: ("UPDATE users SET name = %s WHERE id = %s", (f"name {r.random()}", r.randrange(_USERS))),
+    lambda r: ("UPDATE posts SET title = %s WHERE id = %s", (f"title {r.random()}", r.randrange(_POSTS))),
+    lambda r: ("UPDATE posts SET views = views + 1 WHERE id = %s", (r.randrange(_POSTS),)),
+    lambda r: ("UPDATE posts SET user_id = %s WHERE id = %s", (r.randrange(_USERS), r.randrange(_POSTS))),
+    lambda r: ("UPDATE posts SET user_id = %s WHERE user_id = %s", (r.randrange(_USERS), r.randrange(_USERS))),
+    lambda r: (
+        "INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, %s, '') ON CONFLICT (id) DO NOTHING",
+        (r.randrange(_POSTS), r.randrange(_USERS), f"title {r.random()}"),
+    ),
+    lambda r: ("DELETE FROM posts WHERE id = %s", (r.randrange(_POSTS),)),
+    lambda r: ("UPDATE posts SET id = %s WHERE id = %s", (r.randrange(_POSTS), r.randrange(_POSTS))),
+    lambda r: (
+        """
+        INSERT INTO comments (id, post_id, name, comment) VALUES (%s, %s, 'c', %s)
+        ON CONFLICT (id) DO UPDATE SET comment = excluded.comment, post_id = excluded.post_id
+        """,
+        (r.randrange(_COMMENTS), r.randrange(_POSTS), f"comment {r.random()}"),
+    ),
+    lambda r: ("DELETE FROM comments WHERE id = %s", (r.randrange(_COMMENTS),)),
+    lambda r: ("DELETE FROM comments WHERE post_id = %s", (r.randrange(_POSTS),)),
+    lambda r: ("UPDATE comments SET post_id = %s WHERE post_id = %s", (r.randrange(_POSTS), r.randrange(_POSTS))),
+)
+
+
+def fill(world: World) -> None:
+    """Users that stay, and posts to begin with."""
+    world.sql("INSERT INTO users (id, name, email) SELECT g, 'name ' || g, '' FROM generate_series(0, 5) AS g")
+    world.sql("INSERT INTO posts (id, user_id, title, body) SELECT g, g % 6, 't', '' FROM generate_series(0, 59) AS g")
+
+
+@contextmanager
+def writing(world: World, *, writers: int = 4, seed: int = SEED) -> Iterator[None]:
+    """Writers at work until the block ends; each is a connection of its own."""
+    print(f"SYNCER_TEST_SEED={seed}")  # noqa: T201 - pytest shows it when the test fails
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def write(number: int) -> None:
+        try:
+            with world.application() as connection:
+                write_until(stop, connection, random.Random(seed + number))
+        except BaseException as error:  # noqa: BLE001 - told to the test below
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(writers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failures, failures
+
+
+def write_until(stop: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:
+    """Transactions of one to five statements, with pauses inside, of which a fifth roll back."""
+    while not stop.is_set():
+        try:
+            with connection.transaction(force_rollback=dice.random() < 0.2):
+                for _ in range(dice.randint(1, 5)):
+                    connection.execute(*dice.choice(_STATEMENTS)(dice))
+                    stop.wait(dice.choice((0, 0, 0.002, 0.03)))
+        except (psycopg.errors.IntegrityError, psycopg.errors.OperationalError):
+            # A key that is taken, a row that is gone, a deadlock: an application goes on with the next thing.
+            continue

@@ -1,1 +1,38 @@
-"""syncer."""
+"""syncer keeps Elasticsearch documents equal to what one SELECT says about Postgres.
+
+    applications ──commit──▶ Postgres tables ──trigger, same transaction──▶ syncer.outbox
+    syncer.outbox ──relay──▶ Kafka topic of changes ──workers──▶ which documents? ──▶ compose in one snapshot
+                                                                              └──▶ bulk write, external version
+
+The database does all concurrency control. Elasticsearch holds a replica that is never edited in place, only
+overwritten by newer whole documents. The promises:
+
+1. Every committed change reaches every document that shows it; nothing is lost by a crash of any part.
+2. A document never goes back to an older state, whatever is delayed, repeated, reordered or run twice.
+3. When writes stop, every document equals its SELECT, deletes included, and ``syncer verify`` proves it.
+4. Backfills run beside live traffic without weakening 1 to 3.
+5. Applications change nothing: plain SQL from any language.
+
+What makes them true is the version rule, in `syncer.writer`: draw a version, then read, then write.
+
+To read the code, begin with `syncer.worker`, the main loop, and go outward. From the top of the house to its
+ground; a module knows only those below it:
+
+    cli          the commands; puts the parts together        terminal   what they show to a person
+    demo         a blog, a rename, a question
+    service      the daemon's threads                         overview   how it is doing
+    apply        definitions → indices, triggers, generations
+    relay        outbox → topic                               worker     topic → documents: the main loop
+    verify       documents against their SELECT               refresh    all documents of a definition, again
+    writer       ids → written documents: the version rule
+    affected     changes → ids                                compose    ids → documents, in one snapshot
+    outbox       what the triggers wrote                      capture    the triggers
+    store        what syncer remembers in Postgres            version    epoch and sequence
+    topic        Kafka                                        index      Elasticsearch
+    dependency   what a SELECT reads                          definition a document's folder
+    lifecycle    stop, wait, try again                        policy     error → RETRY, PARK, HALT
+    schema       migrations                                   postgres   connections
+    telemetry    log events                                   settings   config/syncer.yaml and the environment
+    model        what stages hand to one another              errors     the tree of errors
+    sandbox      real servers to try it on
+"""

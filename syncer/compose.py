@@ -19,7 +19,7 @@ from psycopg import sql
 from syncer import store, version
 from syncer.errors import ComposeError
 from syncer.model import Composition, Target
-from syncer.postgres import Connection, snapshot, stream
+from syncer.postgres import Connection, snapshot, stream, value
 from syncer.store import Catalogue, Document
 
 _COMPOSE = """
@@ -108,9 +108,7 @@ class Composer:
 
 def count(connection: Connection, document: Document) -> int:
     """How many documents the SELECT returns."""
-    row = connection.execute(_statement(_COUNT, document)).fetchone()
-    assert row is not None  # noqa: S101 - an aggregate returns a row
-    return int(row[0])
+    return int(str(value(connection, _statement(_COUNT, document))))
 
 
 def existing(connection: Connection, document: Document, ids: Sequence[str]) -> set[str]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from psycopg import sql
-
-from syncer import store, topic
+from syncer import outbox, store, topic
 from syncer.index import Index
-from syncer.postgres import AdvisoryLock, Connection
-from syncer.relay import UNPUBLISHED
+from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.settings import KafkaSettings
 
 _LEADER = """
@@ -20,17 +17,8 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND (l.classid::bigint << 32 | l.objid::bigint) = $1
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
-_WAITING = (
-    """
-SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(o.changed_at)), 0)
-FROM syncer.outbox AS o
-WHERE """
-    + UNPUBLISHED
-)
-_CURSOR = """
-SELECT coalesce((SELECT snapshot::text FROM syncer.relay_cursor), '1:1:'),
-       (SELECT epoch FROM syncer.incarnation)
-"""
+_CURSOR = "SELECT coalesce((SELECT snapshot::text FROM syncer.relay_cursor), '1:1:')"
+_EPOCH = "SELECT epoch FROM syncer.incarnation"
 _DEAD_LETTERS = "SELECT document, count(*) FROM syncer.dead_letter GROUP BY document"
 
 
@@ -108,15 +96,15 @@ def read(connection: Connection, index: Index, kafka: KafkaSettings) -> Overview
     Raises:
         SyncerError, psycopg.Error, elasticsearch.ApiError: One of them does not answer.
     """
-    cursor, epoch = _one(connection, _CURSOR)
-    waiting, lag_seconds = _one(connection, sql.SQL(_WAITING).format(cursor=sql.Literal(cursor)))
+    cursor = str(value(connection, _CURSOR))
+    waiting, lag_seconds = outbox.waiting(connection, cursor)
     dead_letters: dict[str, int] = dict(connection.execute(_DEAD_LETTERS).fetchall())
     return Overview(
         leader=_leader(connection),
         outbox_waiting=waiting,
-        outbox_lag_seconds=float(lag_seconds),
+        outbox_lag_seconds=lag_seconds,
         topic_waiting=sum(one.records for one in topic.lag(kafka)),
-        epoch=epoch,
+        epoch=int(str(value(connection, _EPOCH))),
         documents=tuple(
             DocumentOverview(
                 name=document.name,
@@ -137,9 +125,3 @@ def _leader(connection: Connection) -> Leader | None:
         return None
     process, name, address, seconds = row
     return Leader(process=process, name=name, address=address, seconds=float(seconds))
-
-
-def _one(connection: Connection, query: str | sql.Composed) -> tuple[Any, ...]:
-    row = connection.execute(query).fetchone()
-    assert row is not None  # noqa: S101 - aggregates and scalars return a row
-    return row

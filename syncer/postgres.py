@@ -101,6 +101,13 @@ def require_supported(server_version: int) -> None:
         )
 
 
+def value(connection: Connection, query: str | sql.Composed, parameters: Sequence[object] = ()) -> object:
+    """The first column of the only row of a query that always returns one."""
+    row = connection.execute(query, parameters).fetchone()
+    assert row is not None  # noqa: S101 - said above
+    return row[0]
+
+
 @contextmanager
 def snapshot(connection: Connection) -> Iterator[None]:
     """A read-only transaction whose statements all see one snapshot, taken by the first of them."""

@@ -7,7 +7,7 @@ stall nor a rescan behind a transaction that stays open for hours.
 Guarantees: a change that is committed is published at least once; the cursor is saved only after every record has
 been acknowledged, so a relay that dies in between publishes again, which the version rule makes harmless.
 One relay leads, by an advisory lock that belongs to the very connection that saves the cursor: a leader whose
-connection is gone can save nothing. Published rows go away by TRUNCATE of whole segments.
+connection is gone can save nothing.
 """
 
 from __future__ import annotations
@@ -16,18 +16,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import psycopg
 import structlog
-from psycopg import sql
 
-from syncer import telemetry
+from syncer import outbox, telemetry
 from syncer.lifecycle import Stop, Stopping, persist
-from syncer.postgres import AdvisoryLock, Connection, snapshot, stream
+from syncer.postgres import AdvisoryLock, Connection, snapshot, value
 from syncer.topic import ChangeProducer
 
-SEGMENTS = 8
 STANDBY_SECONDS = 1.0
-_BATCH_ROWS_MAX = 100_000
 
 _LEAD = f"SELECT pg_try_advisory_lock({AdvisoryLock.RELAY:d})"
 
@@ -39,30 +35,7 @@ ON CONFLICT (only_row) DO UPDATE
 SET system_identifier = excluded.system_identifier, snapshot = excluded.snapshot, saved_at = now()
 """
 _CURRENT_SNAPSHOT = "SELECT pg_current_snapshot()::text"
-_ADOPT = "UPDATE syncer.outbox SET xid = pg_current_xact_id()"
 _BEFORE_NOW = "SELECT format('%1$s:%1$s:', pg_snapshot_xmin(pg_current_snapshot()))"
-
-# By index: what had not begun when the cursor was taken, or was in progress then.
-UNPUBLISHED = """
-o.xid >= pg_snapshot_xmax({cursor}::pg_snapshot)
-OR o.xid = ANY (array(SELECT pg_snapshot_xip({cursor}::pg_snapshot)))
-"""
-_NEW_CHANGES = (
-    """
-SELECT c.aggregate || ':' || coalesce(o.new ->> c.aggregate_column, o.old ->> c.aggregate_column, ''),
-       json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'relation', o.relation,
-                         'operation', o.operation, 'old', o.old, 'new', o.new)
-FROM syncer.outbox AS o LEFT JOIN syncer.capture AS c USING (relation)
-WHERE """
-    + UNPUBLISHED
-)
-
-_CURRENT_SEGMENT = "SELECT last_value FROM syncer.outbox_segment"
-_USE_SEGMENT = "SELECT setval('syncer.outbox_segment', $1)"
-_IS_EMPTY = "SELECT NOT EXISTS (SELECT FROM {segment})"
-_LOCK_SEGMENT = "LOCK TABLE {segment} IN ACCESS EXCLUSIVE MODE NOWAIT"
-_IS_PUBLISHED = "SELECT NOT EXISTS (SELECT FROM {segment} AS o WHERE " + UNPUBLISHED + ")"  # noqa: S608 - constants of ours
-_TRUNCATE = "TRUNCATE {segment}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,13 +138,13 @@ class Relay:
             self._connection = self._connect()
         if self._cursor is not None:
             return self._connection
-        if not _value(self._connection, _LEAD):
+        if not value(self._connection, _LEAD):
             if not self._stood_by:
                 self._log.info(telemetry.RELAY_STOOD_BY)
             self._stood_by = True
             return None
         self._stood_by = False
-        self._system_identifier = int(str(_value(self._connection, _SYSTEM)))
+        self._system_identifier = int(str(value(self._connection, _SYSTEM)))
         self._cursor = self._begin(self._connection)
         self._log.info(telemetry.RELAY_LED, cursor=self._cursor)
         return self._connection
@@ -192,8 +165,8 @@ class Relay:
         Transaction ids of another cluster mean nothing here, neither in a cursor nor in the rows.
         """
         with connection.transaction():
-            cursor = str(_value(connection, _BEFORE_NOW))
-            adopted = connection.execute(_ADOPT).rowcount
+            cursor = str(value(connection, _BEFORE_NOW))
+            adopted = outbox.renew(connection)
             connection.execute(_SAVE, (self._system_identifier, cursor))
         return adopted, cursor
 
@@ -206,11 +179,10 @@ class Relay:
         assert self._cursor is not None  # noqa: S101 - whoever leads has one
         published = 0
         with snapshot(connection):
-            seen = str(_value(connection, _CURRENT_SNAPSHOT))
-            query = sql.SQL(_NEW_CHANGES).format(cursor=sql.Literal(self._cursor))
-            for rows in stream(connection, query, page=self._fetch_rows):
-                for aggregate, change in rows:
-                    self._producer.produce((aggregate or "").encode(), change)
+            seen = str(value(connection, _CURRENT_SNAPSHOT))
+            for rows in outbox.changes(connection, self._cursor, page=self._fetch_rows):
+                for key, change in rows:
+                    self._producer.produce((key or "").encode(), change)
                 published += len(rows)
         if published:
             self._producer.flush()
@@ -224,60 +196,14 @@ class Relay:
     def _save(self, connection: Connection, cursor: str) -> None:
         connection.execute(_SAVE, (self._system_identifier, cursor))
 
-    # Trimming
-
     def trim(self) -> int:
-        """Empty every segment that is published whole, and turn writers to an empty one.
-
-        Never waits: a segment that a transaction still uses is left for the next time.
-
-        Returns:
-            How many segments were emptied.
-        """
+        """Give published rows back; how many segments were emptied."""
         connection = self._lead()
         if connection is None:
             return 0
         self._trimmed_at = time.monotonic()
         assert self._cursor is not None  # noqa: S101 - whoever leads has one
-        current = int(str(_value(connection, _CURRENT_SEGMENT)))
-        trimmed, empty = 0, []
-        for number in range(SEGMENTS):
-            if number == current:
-                continue
-            if self._is_empty(connection, number):
-                empty.append(number)
-            elif self._truncate_published(connection, number, self._cursor):
-                trimmed += 1
-                empty.append(number)
-        if empty and not self._is_empty(connection, current):
-            connection.execute(_USE_SEGMENT, (empty[0],))
+        trimmed = outbox.trim(connection, self._cursor)
         if trimmed:
             self._log.debug(telemetry.RELAY_TRIMMED, segments=trimmed)
         return trimmed
-
-    def _is_empty(self, connection: Connection, number: int) -> bool:
-        return bool(_value(connection, sql.SQL(_IS_EMPTY).format(segment=_segment(number))))
-
-    def _truncate_published(self, connection: Connection, number: int, cursor: str) -> bool:
-        segment = _segment(number)
-        try:
-            with connection.transaction():
-                # Under this lock nobody is writing the segment: what is in it is committed or never will be.
-                connection.execute(sql.SQL(_LOCK_SEGMENT).format(segment=segment))
-                query = sql.SQL(_IS_PUBLISHED).format(segment=segment, cursor=sql.Literal(cursor))
-                if not _value(connection, query):
-                    return False
-                connection.execute(sql.SQL(_TRUNCATE).format(segment=segment))
-        except psycopg.errors.LockNotAvailable:
-            return False
-        return True
-
-
-def _segment(number: int) -> sql.Identifier:
-    return sql.Identifier("syncer", f"outbox_{number}")
-
-
-def _value(connection: Connection, query: str | sql.Composed) -> object:
-    row = connection.execute(query).fetchone()  # constants of ours
-    assert row is not None  # noqa: S101 - each of these queries returns a row
-    return row[0]

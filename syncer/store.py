@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 
 from syncer.dependency import Dependencies, TableUse
 from syncer.model import Target
-from syncer.postgres import Connection
+from syncer.postgres import Connection, value
 
 _GENERATIONS = "SELECT name, generation FROM syncer.document"
 _DOCUMENTS = """
@@ -193,9 +193,7 @@ def _target(row: Sequence[Any]) -> Target:
 
 def installation(connection: Connection) -> str:
     """What tells this database's indices from those of another one."""
-    row = connection.execute(_INSTALLATION).fetchone()
-    assert row is not None  # noqa: S101 - the migration made the row
-    return str(row[0])
+    return str(value(connection, _INSTALLATION))
 
 
 def park(connection: Connection, document_name: str, id_: str, version: int, error: str) -> None:

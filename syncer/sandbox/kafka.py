@@ -1,0 +1,111 @@
+"""An embedded Kafka 4.1, broker and controller in one Java process (KRaft)."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from syncer.sandbox.process import run
+from syncer.sandbox.server import LOOPBACK, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from syncer.sandbox.account import Account
+    from syncer.sandbox.cache import Cache
+    from syncer.sandbox.report import Reporter
+
+SETTINGS = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "auto.create.topics.enable": "false",  # a misspelt topic is an error, not a new topic
+    # There is one node, so there is one copy of everything.
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    # Fifty partitions each, the default, only delay the first consumer on one node.
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    # After a crash the node may not register again until its former self is given up, by default after 9 s.
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+    "group.initial.rebalance.delay.ms": "0",  # waiting for more consumers to join only delays tests
+}
+JAVA_OPTIONS = (
+    "-Xms128m",
+    "-Xmx512m",
+    "-Djava.awt.headless=true",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
+)
+
+
+class KafkaServer(Server):
+    """Kafka with one node, which is its own controller."""
+
+    name = "Kafka"
+    ports_needed = 2  # one for clients, one for the controller
+    ready_seconds = 120.0
+
+    def __init__(self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter) -> None:
+        super().__init__(sandbox_folder, cache, account, report=report)
+        self.settings |= SETTINGS
+        self._settings_file = self.folder / "server.properties"
+
+    @property
+    def address(self) -> str:
+        """The bootstrap servers."""
+        return f"{LOOPBACK}:{self.port}"
+
+    def _prepare(self) -> None:
+        self._write_settings()
+        self._account.own(self.data_folder)
+        if not (self.data_folder / "meta.properties").exists():
+            with self._report.step(f"creating the log of {self.name}"):
+                self._format()
+
+    def _write_settings(self) -> None:
+        client_port, controller_port = self._ports
+        own = {
+            "listeners": f"PLAINTEXT://{LOOPBACK}:{client_port},CONTROLLER://{LOOPBACK}:{controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{client_port}",
+            "controller.quorum.voters": f"1@{LOOPBACK}:{controller_port}",
+            "log.dirs": str(self.data_folder),
+        }
+        lines = [f"{name}={value}\n" for name, value in (self.settings | own).items()]
+        self._account.write(self._settings_file, "".join(lines))
+
+    def _format(self) -> None:
+        # The zero makes it begin with a letter: an id that begins with a hyphen would be taken for an option.
+        cluster_id = base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
+        command = [*self._java("kafka.tools.StorageTool"), "format", "--ignore-formatted"]
+        command += ["--cluster-id", cluster_id, "--config", str(self._settings_file)]
+        failure = f"{self.name} could not format its log"
+        environment = self._environment()
+        run(command, failure=failure, folder=self.folder, environment=environment, account=self._account)
+
+    def _java(self, main_class: str) -> list[str]:
+        java = self._cache.java_folder() / "bin" / "java"
+        class_path = ":".join(map(str, self._cache.kafka_jars()))
+        return [str(java), *JAVA_OPTIONS, "-cp", class_path, main_class]
+
+    def _command(self) -> Sequence[str]:
+        return [*self._java("kafka.Kafka"), str(self._settings_file)]
+
+    def _is_ready(self) -> bool:
+        # log_level 0: the client would print every refused connection while the server starts.
+        client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+        try:
+            return bool(client.list_topics(timeout=2.0).brokers)  # none, until the node is registered
+        except KafkaException:
+            return False

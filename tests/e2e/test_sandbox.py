@@ -1,0 +1,235 @@
+"""The embedded servers: they answer, keep what they are told, die and come back, and leave nothing behind."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import psycopg
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from elasticsearch import Elasticsearch
+
+from syncer.errors import SandboxError
+from syncer.sandbox import Endpoints, Sandbox
+from syncer.sandbox.process import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from syncer.sandbox.server import Server
+
+THAI_INDEX = {"properties": {"text": {"type": "text", "analyzer": "thai"}}}
+
+
+@pytest.fixture(scope="module")
+def base_folder() -> Iterator[Path]:
+    """A folder that the servers' account can look into; pytest's own is closed to others."""
+    folder = Path(tempfile.mkdtemp(prefix="syncer-sandbox-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def sandbox(base_folder: Path) -> Iterator[Sandbox]:
+    """A sandbox that is stopped at the end; each test starts what it needs."""
+    sandbox = Sandbox(base_folder / "one")
+    yield sandbox
+    sandbox.stop()
+
+
+@pytest.fixture
+def endpoints(sandbox: Sandbox) -> Endpoints:
+    """The sandbox, running."""
+    return sandbox.start()
+
+
+def processes_below(folder: Path) -> list[str]:
+    """The command lines that name a folder."""
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    return [line for line in lines if str(folder) in line]
+
+
+def test_postgres_answers(endpoints: Endpoints) -> None:
+    """It is a real and durable Postgres 18."""
+    with psycopg.connect(endpoints.postgres_dsn) as connection:
+        assert connection.info.server_version // 10_000 == 18
+        settings = {
+            name: connection.execute("SELECT current_setting(%s)", [name]).fetchone()
+            for name in ("fsync", "wal_level", "max_prepared_transactions", "listen_addresses")
+        }
+    assert settings == {
+        "fsync": ("on",),
+        "wal_level": ("replica",),
+        "max_prepared_transactions": ("10",),
+        "listen_addresses": ("127.0.0.1",),
+    }
+
+
+def test_kafka_carries_messages(endpoints: Endpoints) -> None:
+    """A transaction written by an idempotent producer is read by a group."""
+    connection: dict[str, Any] = {"bootstrap.servers": endpoints.kafka_bootstrap_servers}
+    client = AdminClient(connection)
+    [created] = client.create_topics([NewTopic("carries", 2, 1)]).values()
+    created.result(timeout=20)
+    producer = Producer(connection | {"transactional.id": "carries"})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce("carries", b"value", b"key")
+    producer.commit_transaction()
+    consumer = Consumer(connection | {"group.id": "carries", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["carries"])
+    message = consumer.poll(30)
+    consumer.close()
+    assert message is not None
+    assert (message.key(), message.value()) == (b"key", b"value")
+
+
+def test_kafka_does_not_make_topics_by_itself(endpoints: Endpoints) -> None:
+    """A misspelt topic stays absent."""
+    client = AdminClient({"bootstrap.servers": endpoints.kafka_bootstrap_servers})
+    client.list_topics("misspelt", timeout=10)
+    assert "misspelt" not in client.list_topics(timeout=10).topics
+
+
+def test_elasticsearch_indexes_and_searches(endpoints: Endpoints) -> None:
+    """It is an 8.16 that can analyse, which is what a trimmed Java runtime would break."""
+    with Elasticsearch(endpoints.elasticsearch_url) as client:
+        assert client.info()["version"]["number"].startswith("8.16.")
+        client.indices.create(index="searches", mappings=THAI_INDEX)
+        client.index(index="searches", id="1", document={"text": "สวัสดีชาวโลก"}, refresh=True)
+        assert client.search(index="searches", query={"match": {"text": "โลก"}})["hits"]["total"]["value"] == 1
+        client.indices.delete(index="searches")
+
+
+def test_second_start_uses_what_runs(sandbox: Sandbox, endpoints: Endpoints) -> None:
+    """Another command on the same folder finds the same servers, and starts none."""
+    other = Sandbox(sandbox.folder)
+    pids = [server.pid for server in sandbox.servers]
+    assert other.start() == endpoints
+    assert [server.pid for server in other.servers] == pids
+    status = other.status()
+    assert status.endpoints == endpoints
+    assert [server.name for server in status.servers if server.running] == ["Postgres", "Kafka", "Elasticsearch"]
+
+
+@pytest.mark.usefixtures("endpoints")
+@pytest.mark.parametrize("name", ["postgres", "kafka", "elasticsearch"])
+def test_killed_server_comes_back_where_it_was(sandbox: Sandbox, name: str) -> None:
+    """After a kill of its whole family, start brings it back on its port and leaves the others alone."""
+    server: Server = getattr(sandbox, name)
+    others = {other: other.pid for other in sandbox.servers if other is not server}
+    address, pid = server.address, server.pid
+    server.kill()
+    assert not server.is_running()
+    assert not processes_below(server.data_folder)
+    assert sandbox.status().endpoints is None
+    sandbox.start()
+    assert server.address == address
+    assert server.pid not in {None, pid}
+    assert {other: other.pid for other in others} == others
+
+
+def test_postgres_keeps_what_was_committed_before_a_crash(sandbox: Sandbox, endpoints: Endpoints) -> None:
+    """Killed or stopped without a checkpoint, it recovers every commit."""
+    with psycopg.connect(endpoints.postgres_dsn) as connection:
+        connection.execute("CREATE TABLE committed (id int)")
+    for _ in range(2):
+        with psycopg.connect(endpoints.postgres_dsn) as connection:
+            connection.execute("INSERT INTO committed VALUES (1)")
+        sandbox.postgres.kill()
+        sandbox.postgres.start()
+        with psycopg.connect(endpoints.postgres_dsn) as connection:
+            connection.execute("INSERT INTO committed VALUES (2)")
+        sandbox.postgres.stop(mode="immediate")
+        sandbox.postgres.start()
+    with psycopg.connect(endpoints.postgres_dsn) as connection:
+        assert connection.execute("SELECT count(*) FROM committed").fetchone() == (4,)
+
+
+def test_paused_server_is_deaf_until_resumed(sandbox: Sandbox, endpoints: Endpoints) -> None:
+    """A paused server lives and does not answer; resumed, it answers."""
+    sandbox.elasticsearch.pause()
+    try:
+        with Elasticsearch(endpoints.elasticsearch_url, request_timeout=0.5, max_retries=0) as client:
+            assert not client.ping()
+            assert sandbox.elasticsearch.is_running()
+            sandbox.elasticsearch.resume()
+            assert wait_until(client.ping, seconds=20)
+    finally:
+        sandbox.elasticsearch.resume()
+
+
+@pytest.mark.usefixtures("endpoints")
+def test_client_programs_are_there(sandbox: Sandbox) -> None:
+    """The programs that faults and benchmarks are made with are beside the server."""
+    programs = {"psql", "pgbench", "pg_dump", "pg_restore", "pg_basebackup", "pg_ctl"}
+    assert programs <= {program.name for program in sandbox.postgres.bin_folder.iterdir()}
+
+
+@pytest.mark.usefixtures("endpoints")
+def test_two_sandboxes_do_not_meet(sandbox: Sandbox, base_folder: Path) -> None:
+    """Servers in two folders share no port and no data, and stopping one set leaves the other."""
+    other = Sandbox(base_folder / "two")
+    with psycopg.connect(sandbox.postgres.address) as connection:
+        connection.execute("CREATE TABLE here (id int)")
+    try:
+        other.postgres.start()
+        other.kafka.start()
+        assert {other.postgres.port, other.kafka.port}.isdisjoint(server.port for server in sandbox.servers)
+        with psycopg.connect(other.postgres.address) as connection:
+            assert connection.execute("SELECT to_regclass('here')").fetchone() == (None,)
+    finally:
+        other.stop()
+    assert not processes_below(other.folder)
+    assert all(server.is_running() for server in sandbox.servers)
+
+
+def test_server_that_dies_at_start_says_why(base_folder: Path) -> None:
+    """The error has the end of the log and its path, and the servers that did start are stopped again."""
+    sandbox = Sandbox(base_folder / "broken")
+    sandbox.postgres.settings["shared_preload_libraries"] = "no_such_library"
+    with pytest.raises(SandboxError, match="Postgres died at start") as raised:
+        sandbox.start()
+    assert str(sandbox.postgres.log_file) in raised.value.hint
+    assert 'could not access file "no_such_library"' in raised.value.hint
+    assert not any(server.is_running() for server in sandbox.servers)
+    assert not processes_below(sandbox.folder)
+
+
+def test_taken_port_is_given_up_when_nothing_runs(base_folder: Path) -> None:
+    """A single server insists on its port; a whole sandbox, starting anew, chooses another."""
+    one, two = Sandbox(base_folder / "port"), Sandbox(base_folder / "thief")
+    try:
+        one.postgres.start()
+        one.postgres.stop()
+        two.folder.mkdir()
+        shutil.copyfile(one.folder / "postgres.json", two.folder / "postgres.json")
+        two.postgres.start()
+        with pytest.raises(SandboxError, match="something else listens there"):
+            one.postgres.start()
+        one.postgres.forget_taken_ports()
+        one.postgres.start()
+        assert one.postgres.port != two.postgres.port
+    finally:
+        one.stop()
+        two.stop()
+
+
+@pytest.mark.usefixtures("endpoints")
+def test_stop_leaves_no_process(sandbox: Sandbox) -> None:
+    """After a stop, even of a paused server, nothing runs; stopping again does no harm; data is still there."""
+    assert processes_below(sandbox.folder)
+    sandbox.kafka.pause()
+    sandbox.stop()
+    assert not processes_below(sandbox.folder)
+    assert not any(server.running for server in sandbox.status().servers)
+    sandbox.stop()
+    with psycopg.connect(sandbox.start().postgres_dsn) as connection:
+        assert connection.execute("SELECT count(*) FROM committed").fetchone() == (4,)

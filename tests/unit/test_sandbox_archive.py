@@ -1,0 +1,139 @@
+"""One folder out of a zip: where its bytes are, and what becomes of damaged ones."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from syncer.errors import SandboxError
+from syncer.sandbox import archive as archive_module, silent
+from syncer.sandbox.archive import GAP_BYTES_MAX, fetch_folder, wanted_spans
+from syncer.sandbox.content import open_to_all, tree_digest, unpack
+from syncer.sandbox.download import Span
+from syncer.sandbox.lock import Archive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+FOLDER = "top/wanted/"
+
+
+def make_zip(file: Path, names: Sequence[str]) -> int:
+    """Members of more than the joined gap each, none of which can be compressed; returns the zip's size."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names:
+            archive.writestr(name, os.urandom(GAP_BYTES_MAX + 1))
+    return file.stat().st_size
+
+
+def copy_spans(source: Path, target: Path, spans: Sequence[Span]) -> None:
+    """What a download of the spans would bring."""
+    content = source.read_bytes()
+    with target.open("wb") as out:
+        for span in spans:
+            out.seek(span.start)
+            out.write(content[span.start : span.end])
+
+
+def serve_from(source: Path, monkeypatch: pytest.MonkeyPatch, *, ranges: bool) -> None:
+    """Let downloads come out of a file."""
+    content = source.read_bytes()
+
+    def fetch_span(_url: str, span: Span) -> bytes | None:
+        return content[span.start : span.end] if ranges else None
+
+    def download(_url: str, file: Path, spans: Sequence[Span], *, progress: Callable[[int], None]) -> None:
+        copy_spans(source, file, spans)
+        progress(sum(map(len, spans)))
+
+    monkeypatch.setattr(archive_module, "fetch_span", fetch_span)
+    monkeypatch.setattr(archive_module, "download", download)
+
+
+def test_spans_are_enough_to_extract_and_no_more(tmp_path: Path) -> None:
+    """The members of the folder, wherever they lie, and the directory; of the others, nothing."""
+    whole, sparse = tmp_path / "whole.zip", tmp_path / "sparse.zip"
+    names = ["top/a", f"{FOLDER}b", f"{FOLDER}c/d", "top/e", f"{FOLDER}f", "top/g"]
+    size = make_zip(whole, names)
+    with zipfile.ZipFile(whole) as directory:
+        spans = wanted_spans(directory, FOLDER, size)
+    assert len(spans) == 3
+    assert sum(map(len, spans)) < 3.1 * GAP_BYTES_MAX
+    copy_spans(whole, sparse, spans)
+    unpack(sparse, FOLDER, tmp_path / "sparse")
+    unpack(whole, FOLDER, tmp_path / "whole")
+    assert tree_digest(tmp_path / "sparse") == tree_digest(tmp_path / "whole")
+    assert not (tmp_path / "sparse" / "top" / "a").exists()
+
+
+def test_neighbouring_spans_are_joined(tmp_path: Path) -> None:
+    """What lies next to each other is fetched by one request."""
+    whole = tmp_path / "whole.zip"
+    size = make_zip(whole, [f"{FOLDER}a", f"{FOLDER}b"])
+    with zipfile.ZipFile(whole) as directory:
+        assert wanted_spans(directory, FOLDER, size) == [Span(0, size)]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_folder_is_fetched_and_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ranges: bool) -> None:
+    """With and without ranges, the same folder is there at the end."""
+    source, work_folder = tmp_path / "source.zip", tmp_path / "work"
+    work_folder.mkdir()
+    size = make_zip(source, ["top/a", f"{FOLDER}b", "top/c"])
+    unpack(source, FOLDER, tmp_path / "expected")
+    digest = tree_digest(tmp_path / "expected" / FOLDER)
+    archive = Archive(coordinate="g:a:zip:1", size_bytes=size, folder=FOLDER, tree_sha256=digest)
+    serve_from(source, monkeypatch, ranges=ranges)
+    folder = fetch_folder("url", archive, work_folder, report=silent)
+    assert tree_digest(folder) == digest
+
+
+def test_falsified_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that differs from the lock is never used, and the archive is not kept to be found again."""
+    source, work_folder = tmp_path / "source.zip", tmp_path / "work"
+    work_folder.mkdir()
+    size = make_zip(source, [f"{FOLDER}b"])
+    archive = Archive(coordinate="g:a:zip:1", size_bytes=size, folder=FOLDER, tree_sha256="0" * 64)
+    serve_from(source, monkeypatch, ranges=True)
+    with pytest.raises(SandboxError, match="not what the lock pins"):
+        fetch_folder("url", archive, work_folder, report=silent)
+    assert not (work_folder / "archive.partial").exists()
+
+
+def test_damaged_archive_is_discarded(tmp_path: Path) -> None:
+    """Bytes that are no zip, or a zip with holes, are an error with a hint, and are not kept."""
+    source = tmp_path / "source.zip"
+    size = make_zip(source, [f"{FOLDER}b"])
+    for damaged in (b"no zip", b"\0" * (size // 2) + source.read_bytes()[size // 2 :]):
+        source.write_bytes(damaged)
+        with pytest.raises(SandboxError, match="is damaged") as raised:
+            unpack(source, FOLDER, tmp_path / "target")
+        assert "Try again" in raised.value.hint
+        assert not source.exists()
+
+
+def test_tree_digest_sees_names_and_content(tmp_path: Path) -> None:
+    """A renamed file, a changed byte: each makes another digest."""
+    file = tmp_path / "a"
+    file.write_bytes(b"1")
+    digests = [tree_digest(tmp_path)]
+    file.write_bytes(b"2")
+    digests.append(tree_digest(tmp_path))
+    file.rename(tmp_path / "b")
+    digests.append(tree_digest(tmp_path))
+    assert len(set(digests)) == 3
+
+
+def test_open_to_all_keeps_what_can_be_run(tmp_path: Path) -> None:
+    """Whatever the umask was, all may read, and programs stay programs."""
+    program, data = tmp_path / "program", tmp_path / "data"
+    for file, mode in ((program, 0o700), (data, 0o600)):
+        file.touch()
+        file.chmod(mode)
+    open_to_all(tmp_path)
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path, program, data)]
+    assert modes == [0o755, 0o755, 0o644]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,18 +18,20 @@ from syncer import capture, dependency, store
 from syncer.capture import Capture
 from syncer.definition import Definition
 from syncer.dependency import Dependencies
-from syncer.errors import DefinitionError
+from syncer.errors import ConfigError, DefinitionError
 from syncer.index import Index
 from syncer.model import Target
-from syncer.postgres import Connection
+from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.store import Document
 
 
 class Change(StrEnum):
-    """What apply does to a document."""
+    """What apply finds of a document."""
 
     NEW = "new"
     CHANGED = "changed"
+    INDEX_GONE = "its index or alias is gone"
+    TRIGGERS_GONE = "its triggers were gone"
     UNFILLED = "not yet filled"
     UNCHANGED = "unchanged"
 
@@ -45,6 +48,11 @@ class Step:
     document: Document
     change: Change
 
+    @property
+    def is_new_generation(self) -> bool:
+        """Whether the definition, or where it is written, changes."""
+        return self.change in (Change.NEW, Change.CHANGED, Change.INDEX_GONE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -52,7 +60,7 @@ class Plan:
 
     Args:
         steps: For each document of the config folder.
-        captures: How each table will be captured.
+        captures: The tables whose triggers are to be made or changed, and how.
         released: Tables that no document reads any more.
         forgotten: Documents in force that the config folder no longer has; they are left as they are.
     """
@@ -65,55 +73,64 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not self.released and all(step.change is Change.UNCHANGED for step in self.steps)
+        unchanged = all(step.change is Change.UNCHANGED for step in self.steps)
+        return unchanged and not self.captures and not self.released
 
 
-def plan(connection: Connection, definitions: Iterable[Definition]) -> Plan:
+def plan(connection: Connection, index: Index, definitions: Iterable[Definition]) -> Plan:
     """Compare the definitions with what is in force, and find out what they read.
 
     Raises:
         DefinitionError: A definition is refused; nothing was changed.
     """
     in_force = {document.name: document for document in store.documents(connection)}
-    steps = tuple(_step(connection, definition, in_force.pop(definition.name, None)) for definition in definitions)
-    read = [step.document for step in steps] + list(in_force.values())
-    captures = tuple(_captures(connection, read))
     captured = capture.captured(connection)
+    lost = frozenset(relation for relation in captured if not capture.is_installed(connection, relation))
+    steps = tuple(
+        _step(connection, index, definition, in_force.pop(definition.name, None), lost) for definition in definitions
+    )
+    wanted = {
+        one.relation: one for one in _captures(connection, [step.document for step in steps] + list(in_force.values()))
+    }
     return Plan(
         steps=steps,
-        captures=captures,
-        released=tuple(sorted(captured.keys() - {one.relation for one in captures})),
+        captures=tuple(one for one in wanted.values() if one != captured.get(one.relation) or one.relation in lost),
+        released=tuple(sorted(captured.keys() - wanted.keys())),
         forgotten=tuple(sorted(in_force)),
     )
 
 
-def _step(connection: Connection, definition: Definition, before: Document | None) -> Step:
-    dependencies = dependency.analyse(connection, definition)
-    generation = before.generation if before else 0
-    document = Document(
+def _step(
+    connection: Connection, index: Index, definition: Definition, before: Document | None, lost: frozenset[str]
+) -> Step:
+    after = Document(
         name=definition.name,
-        generation=generation + 1,
+        generation=before.generation + 1 if before else 1,
         index=definition.index,
         select=definition.select,
         affects=definition.affects,
         index_body=definition.index_body,
-        dependencies=dependencies,
+        dependencies=dependency.analyse(connection, definition),
     )
     if before is None:
-        return Step(document=document, change=Change.NEW)
-    if before.index != definition.index:
+        return Step(document=after, change=Change.NEW)
+    if before.index != after.index:
         raise DefinitionError(
-            f"{definition.name}: the index cannot be changed from {before.index} to {definition.index}",
+            f"{after.name}: the index cannot be changed from {before.index} to {after.index}",
             hint="Make a new document folder for the new index, and remove this one once it is filled.",
         )
-    same = (
-        dependencies == before.dependencies
-        and definition.index_body == before.index_body
-        and definition.affects == before.affects
-    )
-    if not same:
-        return Step(document=document, change=Change.CHANGED)
+    if not all(index.exists(target) for target in store.targets(connection, after.name)):
+        return Step(document=after, change=Change.INDEX_GONE)
+    if _meaning(after) != _meaning(before):
+        return Step(document=after, change=Change.CHANGED)
+    if before.dependencies.tables.keys() & lost:
+        return Step(document=before, change=Change.TRIGGERS_GONE)
     return Step(document=before, change=Change.UNCHANGED if before.is_filled else Change.UNFILLED)
+
+
+def _meaning(document: Document) -> tuple[object, ...]:
+    """What makes a definition another one; the layout of its SQL does not."""
+    return document.dependencies, document.index_body, document.affects
 
 
 _FOREIGN_KEYS = """
@@ -183,40 +200,61 @@ def carry_out(
     Raises:
         SyncerError: A step was refused. What was done before it does no harm, and apply can be run again.
     """
-    installation = store.installation(connection)
-    to_fill = [step for step in decided.steps if step.change is not Change.UNCHANGED]
-    index.prepare()
-    targets = {
-        step.document.name: _target(connection, index, step.document, installation, tell)
-        for step in to_fill
-        if step.change is not Change.UNFILLED
-    }
-    for one in decided.captures:
-        capture.install(connection, one, timeout_seconds=timeout_seconds, waiting=tell)
-        tell(f"capturing {one.relation}")
-    with connection.transaction():
-        for step in to_fill:
-            if step.document.name in targets:
-                store.put_document(connection, step.document)
-                store.put_target(connection, step.document.name, targets[step.document.name])
-    for relation in decided.released:
-        capture.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=tell)
-        tell(f"released {relation}")
+    with _alone(connection):
+        to_fill = [step for step in decided.steps if step.change is not Change.UNCHANGED]
+        index.prepare()
+        targets = {
+            step.document.name: _target(connection, index, step, tell) for step in to_fill if step.is_new_generation
+        }
+        for one in decided.captures:
+            capture.install(connection, one, timeout_seconds=timeout_seconds, waiting=tell)
+            tell(f"capturing {one.relation}")
+        with connection.transaction():
+            for step in to_fill:
+                if step.is_new_generation:
+                    _put_in_force(connection, step, targets[step.document.name])
+        for relation in decided.released:
+            capture.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=tell)
+            tell(f"released {relation}")
     return [step.document for step in to_fill]
 
 
-def _target(
-    connection: Connection, index: Index, document: Document, installation: str, tell: Callable[[str], None]
-) -> Target:
+@contextmanager
+def _alone(connection: Connection) -> Iterator[None]:
+    """Keep out another apply.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if not value(connection, "SELECT pg_try_advisory_lock($1)", (int(AdvisoryLock.APPLY),)):
+        raise ConfigError("Another `syncer apply` is at work on this database", hint="Wait until it is done.")
+    try:
+        yield
+    finally:
+        connection.execute("SELECT pg_advisory_unlock($1)", (int(AdvisoryLock.APPLY),))
+
+
+def _put_in_force(connection: Connection, step: Step, target: Target) -> None:
+    store.put_document(connection, step.document)
+    if step.change is Change.INDEX_GONE:
+        store.drop_targets(connection, step.document.name)
+    store.put_target(connection, step.document.name, target)
+
+
+def _target(connection: Connection, index: Index, step: Step, tell: Callable[[str], None]) -> Target:
     """The document's index: made if it has none, its mapping brought up to date if it has."""
+    document = step.document
     existing = store.targets(connection, document.name)
-    if not existing:
+    if step.change is Change.INDEX_GONE and index.restore_aliases(existing[0], document.index):
+        tell(f"aliases of {existing[0].index_name} are back")
+        return existing[0]
+    if not existing or step.change is Change.INDEX_GONE:
         target = index.create(
             document=document.name,
             alias=document.index,
             body=document.index_body,
             generation=document.generation,
-            installation=installation,
+            installation=store.installation(connection),
         )
         tell(f"index {target.index_name}, searched as {document.index}")
         return target

@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 
 from syncer.errors import SourceError
-from syncer.postgres import Connection
+from syncer.postgres import Connection, value
 
 _LOCK_TIMEOUT = "200ms"
 _PAUSE_SECONDS = 0.5
@@ -74,7 +74,7 @@ _TRIGGER = {
 
 _INSTALLED = """
 SELECT count(*) FROM pg_trigger
-WHERE tgrelid = $1::regclass AND tgfoid = to_regproc($2) AND tgenabled = 'A'
+WHERE tgrelid = to_regclass($1) AND tgfoid = to_regproc($2) AND tgenabled = 'A'
   AND tgname = ANY ($3::text[])
 """
 _CAPTURED = "SELECT relation, key, watched, routing, aggregate, aggregate_column FROM syncer.capture ORDER BY relation"
@@ -129,6 +129,13 @@ def captured(connection: Connection) -> dict[str, Capture]:
     }
 
 
+def is_installed(connection: Connection, relation: str) -> bool:
+    """Whether a table has all of its triggers, and they are enabled."""
+    function = _identifier(_function_name(relation)).as_string()
+    triggers = [f"syncer_{one}" for one in _OPERATIONS]
+    return value(connection, _INSTALLED, (relation, function, triggers)) == len(_OPERATIONS)
+
+
 def install(
     connection: Connection,
     capture: Capture,
@@ -150,11 +157,11 @@ def install(
     """
     connection.execute(_check_statement(capture))
     function = _function_name(capture.relation)
-    is_installed = _is_installed(connection, capture.relation, function)
+    has_triggers = is_installed(connection, capture.relation)
 
     def change() -> None:
         connection.execute(_function_statement(capture))
-        if not is_installed:
+        if not has_triggers:
             _create_triggers(connection, capture.relation, function)
         connection.execute(
             _PUT,
@@ -232,13 +239,6 @@ def _function_name(relation: str) -> tuple[str, str]:
 
 def _identifier(name: tuple[str, str]) -> sql.Identifier:
     return sql.Identifier(*name)
-
-
-def _is_installed(connection: Connection, relation: str, function: tuple[str, str]) -> bool:
-    row = connection.execute(
-        _INSTALLED, (relation, _identifier(function).as_string(), [f"syncer_{one}" for one in _OPERATIONS])
-    ).fetchone()
-    return row is not None and row[0] == len(_OPERATIONS)
 
 
 def _create_triggers(connection: Connection, relation: str, function: tuple[str, str]) -> None:

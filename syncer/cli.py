@@ -112,9 +112,9 @@ def apply(
 ) -> None:
     """Put the definitions of the config folder in force: indices, triggers, and a first fill."""
     with _open("apply") as parts:
-        decided = applying.plan(parts.connection, definition.load_all(settings.config_folder()))
+        decided = applying.plan(parts.connection, parts.index, definition.load_all(settings.config_folder()))
         terminal.show_plan(out, decided)
-        if decided.is_empty:
+        if decided.is_empty and topic.exists(parts.settings.kafka):
             out.print("Nothing to do.")
             return
         if not yes:

@@ -223,6 +223,10 @@ class Index:
         finally:
             self._client.close_point_in_time(id=point)
 
+    def exists(self, target: Target) -> bool:
+        """Whether the physical index is there, with the alias that writes name."""
+        return bool(self._client.indices.exists_alias(index=target.index_name, name=target.write_alias))
+
     def count(self, target: Target) -> int:
         """How many documents a search of this target finds."""
         return int(self._client.count(index=target.index_name).body["count"])
@@ -268,6 +272,14 @@ class Index:
         except elasticsearch.BadRequestError as error:
             raise _refused(document, error) from error
         return target
+
+    def restore_aliases(self, target: Target, alias: str) -> bool:
+        """Give an index its aliases back; False if the index itself is gone."""
+        if not self._client.indices.exists(index=target.index_name):
+            return False
+        self._client.indices.put_alias(index=target.index_name, name=target.write_alias, is_hidden=True)
+        self._client.indices.put_alias(index=target.index_name, name=alias)
+        return True
 
     def change_mapping(self, *, document: str, target: Target, body: Mapping[str, Any]) -> None:
         """Bring the mapping of an existing index up to what ``index.json`` says, in place.

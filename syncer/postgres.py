@@ -40,6 +40,7 @@ class AdvisoryLock(IntEnum):
 
     SCHEMA = 0x73796E63_00000001
     RELAY = 0x73796E63_00000002
+    APPLY = 0x73796E63_00000003
 
 
 Connection = psycopg.Connection[tuple[Any, ...]]

@@ -39,6 +39,7 @@ _PUT_TARGET = """
 INSERT INTO syncer.target (document, index_name, write_alias, mapping_generation) VALUES ($1, $2, $3, $4)
 ON CONFLICT (document, index_name) DO UPDATE SET mapping_generation = excluded.mapping_generation
 """
+_DROP_TARGETS = "DELETE FROM syncer.target WHERE document = $1"
 _MARK_FILLED = "UPDATE syncer.document SET filled_at = now() WHERE name = $1 AND generation = $2"
 _INSTALLATION = "SELECT installation::text FROM syncer.incarnation"
 _PARK = """
@@ -166,6 +167,11 @@ def mark_filled(connection: Connection, document: Document) -> None:
 def put_target(connection: Connection, document_name: str, target: Target) -> None:
     """Add a target, or note that its index has a newer mapping."""
     connection.execute(_PUT_TARGET, (document_name, target.index_name, target.write_alias, target.mapping_generation))
+
+
+def drop_targets(connection: Connection, document_name: str) -> None:
+    """Forget where a document was written."""
+    connection.execute(_DROP_TARGETS, (document_name,))
 
 
 def targets(connection: Connection, document_name: str) -> tuple[Target, ...]:

@@ -63,13 +63,22 @@ def ensure_topic(settings: KafkaSettings) -> bool:
     return True
 
 
+def exists(settings: KafkaSettings) -> bool:
+    """Whether the topic is there.
+
+    Raises:
+        TopicError: Kafka does not answer.
+    """
+    return settings.topic in _topics(_admin(settings))
+
+
 def require_topic(settings: KafkaSettings) -> None:
     """Refuse to begin without the topic.
 
     Raises:
         TopicError: Kafka does not answer, or has no such topic.
     """
-    if settings.topic not in _topics(_admin(settings)):
+    if not exists(settings):
         raise TopicError(f"Kafka has no topic {settings.topic}", hint="Run: syncer apply, which creates it.")
 
 

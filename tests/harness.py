@@ -192,7 +192,7 @@ class World:
         topic.ensure_topic(self.settings.kafka)
         with self.connect() as connection, self.elasticsearch() as client:
             index = Index(client, bulk_bytes_max=8_000_000)
-            decided = apply.plan(connection, definition.load_all(self.config))
+            decided = apply.plan(connection, index, definition.load_all(self.config))
             for document in apply.carry_out(connection, index, decided):
                 with self.writer(index) as writer, self.connect() as reading:
                     refresh_all(reading, document, index=index, writer=writer, page=1000)

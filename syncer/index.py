@@ -277,8 +277,13 @@ class Index:
         """Give an index its aliases back; False if the index itself is gone."""
         if not self._client.indices.exists(index=target.index_name):
             return False
-        self._client.indices.put_alias(index=target.index_name, name=target.write_alias, is_hidden=True)
-        self._client.indices.put_alias(index=target.index_name, name=alias)
+        add = {"index": target.index_name}
+        self._client.indices.update_aliases(
+            actions=[
+                {"add": {**add, "alias": target.write_alias, "is_hidden": True}},
+                {"add": {**add, "alias": alias}},
+            ]
+        )
         return True
 
     def change_mapping(self, *, document: str, target: Target, body: Mapping[str, Any]) -> None:

@@ -1,0 +1,61 @@
+"""One document at fault is set aside; its siblings go on, and it comes back by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.harness import World, wait_until
+
+USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')"
+POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, 20) AS g"
+
+
+def dead_letters(world: World) -> list[tuple[str, str]]:
+    """Which documents are parked, and why."""
+    return world.sql("SELECT id, error FROM syncer.dead_letter ORDER BY id")  # type: ignore[return-value]
+
+
+def test_a_value_that_the_mapping_refuses(world: World) -> None:
+    """Elasticsearch refuses one document of a batch: it is parked with the reason, and cleared once it is mended."""
+    world.sql(USER)
+    world.sql(POSTS + "; INSERT INTO comments (post_id, name, comment, age) VALUES (7, 'c', 'c', 1)")
+    world.sql("UPDATE posts SET created = 'infinity' WHERE id = 7")
+    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+
+        def turn() -> bool:
+            relay.run_once()
+            worker.run_once()
+            return len(world.held()) == 19 and len(dead_letters(world)) == 1
+
+        wait_until(turn, what="nineteen posts are there and one is parked")
+        [(id_, error)] = dead_letters(world)
+        assert id_ == "7"
+        assert "document_parsing_exception" in error
+        assert "created" in error
+        world.sql("UPDATE posts SET created = now() WHERE id = 7")
+        world.drain(relay, worker)
+    assert dead_letters(world) == []
+
+
+def test_a_row_that_makes_the_select_raise(empty_world: World) -> None:
+    """Postgres cannot compose one document of a batch: it is found by halving, and parked."""
+    select: Path = empty_world.document_folder / "select.sql"
+    select.write_text(select.read_text().replace("p.body,", "p.body, 100 / (p.views - 13) AS ratio,"))
+    index_json: Path = empty_world.document_folder / "index.json"
+    index_json.write_text(index_json.read_text().replace('"strict"', "true"))
+    empty_world.set_up()
+    empty_world.sql(USER)
+    empty_world.sql(POSTS)
+    empty_world.sql("UPDATE posts SET views = 13 WHERE id = 5")
+    with empty_world.index() as index, empty_world.relay() as relay, empty_world.worker(index) as worker:
+
+        def turn() -> bool:
+            relay.run_once()
+            worker.run_once()
+            return len(empty_world.held()) == 19 and len(dead_letters(empty_world)) == 1
+
+        wait_until(turn, what="nineteen posts are there and one is parked")
+        assert dead_letters(empty_world) == [("5", "division by zero")]
+        empty_world.sql("UPDATE posts SET views = 14 WHERE id = 5")
+        empty_world.drain(relay, worker)
+    assert dead_letters(empty_world) == []

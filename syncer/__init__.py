@@ -29,7 +29,8 @@ ground; a module knows only those below it:
     outbox       what the triggers wrote                      capture    the triggers
     store        what syncer remembers in Postgres            version    epoch and sequence
     topic        Kafka                                        index      Elasticsearch
-    dependency   what a SELECT reads                          definition a document's folder
+    dependency   what a document depends on                   definition a document's folder
+    probe        what a query reads, asked of Postgres
     lifecycle    stop, wait, try again                        policy     error → RETRY, PARK, HALT
     schema       migrations                                   postgres   connections
     telemetry    log events                                   settings   config/syncer.yaml and the environment

@@ -24,6 +24,7 @@ from syncer.errors import DefinitionError
 # What Elasticsearch allows in the name of an index, less what it merely deprecates.
 _INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
 _DOCUMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_OPTIONS_HINT = "It names the alias that searches use, as in: index: blogpost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ def load(folder: Path) -> Definition:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise DefinitionError(f"{file} is missing", hint="Every document has this file.") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -111,15 +112,19 @@ def _read(file: Path) -> str:
 
 def _read_options(file: Path) -> _Options:
     try:
-        return _Options.model_validate(yaml.safe_load(_read(file)) or {})
+        loaded = yaml.safe_load(_read(file))
     except yaml.YAMLError as error:
-        raise DefinitionError(f"{file} is not valid YAML: {error}") from error
+        raise DefinitionError(f"{file} is not valid YAML: {error}", hint=_OPTIONS_HINT) from error
+    if not isinstance(loaded, dict):
+        raise DefinitionError(f"{file} does not say where the documents go", hint=_OPTIONS_HINT)
+    try:
+        return _Options.model_validate(loaded)
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(str(part) for part in problem['loc']) or 'document'}: {problem['msg']}"
             for problem in error.errors(include_url=False)
         )
-        raise DefinitionError(f"{file} is not valid: {problems}") from error
+        raise DefinitionError(f"{file} is not valid: {problems}", hint=_OPTIONS_HINT) from error
 
 
 def _read_sql(file: Path) -> str:
@@ -149,6 +154,14 @@ def _read_index_body(file: Path) -> dict[str, Any]:
             f"{file} must be an object with settings and mappings, and nothing else",
             hint="Aliases are syncer's: document.yaml names the one that searches use.",
         )
+    if "gc_deletes" in json.dumps(body.get("settings", {})):
+        raise DefinitionError(
+            f"{file} sets gc_deletes",
+            hint="Leave it out: how long deletes are remembered is part of syncer's protocol.",
+        )
+    for name, part in body.items():
+        if not isinstance(part, dict):
+            raise DefinitionError(f"{file}: {name} must be an object", hint='As in: {"settings": {}, "mappings": {}}')
     return body
 
 

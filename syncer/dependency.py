@@ -1,30 +1,22 @@
-"""What a document's SELECT reads, asked of Postgres itself.
+"""What a document depends on: tables, their watched and routing columns, and which documents a change touches.
 
-The SELECT is made a temporary view in a transaction that is rolled back. The catalogue then says which
-columns of which tables it depends on, and ``pg_get_viewdef`` gives it back with every name qualified and
-every star expanded: the *canonical* SELECT, whose meaning no search_path can change. Only that canonical text
-is parsed here, for two things that the catalogue does not tell: which column ``_id`` is, and whether a row is
-used as a whole.
-
-Guarantee: a column that a document reads is watched. Where that cannot be known, all columns are.
+Guarantee: a column that a document reads is watched, since `syncer.probe` reports every one. Which documents a
+change touches is known for the *root*, the table whose unique column is ``_id``; for every other table the
+definition says it, in ``affects/<table>.sql``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-import psycopg
-import sqlglot
 from psycopg import sql
 from sqlglot import exp
-from sqlglot.errors import ParseError
 
 from syncer.definition import Definition
 from syncer.errors import DefinitionError
 from syncer.postgres import Connection
+from syncer.probe import Probe, Read, probe, table_name, tables, unnamed_column
 
 _ROWS = "%(rows)s"
 # Stands for the changed rows until the query is run; deparsing gives it back letter by letter.
@@ -81,169 +73,33 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         DefinitionError: The SELECT is refused by Postgres, has no ``_id``, reads something whose changes
             cannot be captured, or needs an affects query that is not there.
     """
-    with _probe(connection, definition.select, f"{definition.folder}/select.sql") as view:
-        columns = view.columns()
-        canonical = view.canonical()
-        reads = view.reads()
-    _require_columns(definition, columns)
-    tree = _parse(canonical)
-    root, root_key = _find_root(connection, tree, reads)
-    occurrences = Counter(_name(table) for table in _tables(tree)) if tree is not None else Counter()
-    tables = {
-        read.relation: _table_use(
-            connection,
-            definition,
-            read,
-            key_column=root_key if read.relation == root and occurrences[read.name] == 1 else None,
-            id_type=columns["_id"],
+    file = f"{definition.folder}/select.sql"
+    found = probe(connection, definition.select, file)
+    _require_columns(file, found.columns)
+    if not found.reads:
+        raise DefinitionError(
+            f"{file} reads no table", hint="A document is a row of some table, with what belongs to it."
         )
-        for read in reads
-    }
-    _require_affects_used(definition, connection, tables)
+    id_type = found.columns["_id"]
+    root, root_key = _find_root(connection, found)
+    occurrences = Counter(table_name(table) for table in tables(found.tree))
+    used = {}
+    for read in found.reads:
+        is_root_once = read.relation == root and occurrences[read.name] == 1
+        key_column = root_key if is_root_once else None
+        used[read.relation] = _table_use(connection, definition, read, key_column=key_column, id_type=id_type)
+    _require_affects_used(definition, connection, used)
     return Dependencies(
-        canonical_select=canonical,
-        id_type=columns["_id"],
-        fields=tuple(name for name in columns if name != "_id"),
+        canonical_select=found.canonical,
+        id_type=id_type,
+        fields=tuple(name for name in found.columns if name != "_id"),
         root=root,
         root_key=root_key,
-        tables=tables,
+        tables=used,
     )
 
 
-_Name = tuple[str, str]
-"""Schema and table, as the catalogue spells them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
-    """The columns that a query reads of one relation."""
-
-    relation: str
-    name: _Name
-    columns: frozenset[str]
-
-
-class _ProbeView:
-    """A temporary view, while its transaction lasts."""
-
-    _COLUMNS = """
-    SELECT attname, format_type(atttypid, NULL) FROM pg_attribute
-    WHERE attrelid = 'pg_temp.syncer_probe'::regclass AND attnum > 0 ORDER BY attnum
-    """
-    _CANONICAL = "SELECT pg_get_viewdef('pg_temp.syncer_probe'::regclass)"
-    _READS = """
-    SELECT c.oid, format('%I.%I', n.nspname, c.relname), n.nspname, c.relname, c.relkind::text,
-           array_remove(array_agg(a.attname::text), NULL)
-    FROM pg_rewrite AS r
-    JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
-                       AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> r.ev_class
-    JOIN pg_class AS c ON c.oid = d.refobjid
-    JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = d.refobjsubid AND d.refobjsubid > 0
-    WHERE r.ev_class = 'pg_temp.syncer_probe'::regclass AND c.relkind <> 'S'
-    GROUP BY c.oid, n.nspname, c.relname, c.relkind
-    ORDER BY 2
-    """
-    _ALL_COLUMNS = """
-    SELECT attname::text FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped
-    """
-
-    def __init__(self, connection: Connection, file: str) -> None:
-        self._connection = connection
-        self._file = file
-
-    def columns(self) -> dict[str, str]:
-        """Output columns in order, each with its type."""
-        return dict(self._connection.execute(self._COLUMNS).fetchall())
-
-    def canonical(self) -> str:
-        """The query as Postgres understood it, every name qualified."""
-        with self._connection.transaction():
-            self._connection.execute("SET LOCAL search_path = pg_catalog")
-            row = self._connection.execute(self._CANONICAL).fetchone()
-        assert row is not None  # noqa: S101 - the view exists
-        return str(row[0]).strip().removesuffix(";")
-
-    def reads(self) -> list[_Read]:
-        """What the query reads of each relation; all columns where a row is used as a whole.
-
-        Raises:
-            DefinitionError: It reads something whose changes cannot be captured.
-        """
-        whole = _whole_rows(_parse(self.canonical()))
-        found = []
-        for oid, relation, schema, name, kind, read in self._connection.execute(self._READS).fetchall():
-            _require_capturable(relation, kind, self._file)
-            columns = frozenset(read)
-            if whole is None or (schema, name) in whole:
-                columns = frozenset(row[0] for row in self._connection.execute(self._ALL_COLUMNS, (oid,)))
-            found.append(_Read(relation=relation, name=(schema, name), columns=columns))
-        return found
-
-
-@contextmanager
-def _probe(connection: Connection, query: str, file: str) -> Iterator[_ProbeView]:
-    """Make the query a temporary view, and unmake it.
-
-    Raises:
-        DefinitionError: Postgres refuses the query; says where.
-    """
-    prefix = "CREATE TEMPORARY VIEW syncer_probe AS\n"
-    try:
-        with connection.transaction(force_rollback=True):
-            # Prepared, since the extended protocol refuses a second statement behind the first.
-            connection.execute(prefix + query + "\n", prepare=True)
-            yield _ProbeView(connection, file)
-    except psycopg.errors.InsufficientPrivilege:
-        raise
-    except (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.DataError) as error:
-        raise DefinitionError(
-            f"{file} is refused by Postgres: {error.diag.message_primary}{_place(error, prefix, query)}",
-            hint=error.diag.message_hint or "It must be one SELECT that runs on this database as it is.",
-        ) from error
-
-
-def _place(error: psycopg.Error, prefix: str, query: str) -> str:
-    if error.diag.statement_position is None:
-        return ""
-    offset = int(error.diag.statement_position) - 1 - len(prefix)
-    if not 0 <= offset <= len(query):
-        return ""
-    before = query[:offset]
-    line_number = before.count("\n") + 1
-    column = offset - (before.rfind("\n") + 1)
-    line = query.splitlines()[line_number - 1] if query else ""
-    return f"\n  line {line_number}: {line}\n  {' ' * (len(f'line {line_number}: ') + column)}^"
-
-
-def _parse(canonical: str) -> exp.Expr | None:
-    try:
-        return sqlglot.parse_one(canonical, read="postgres")
-    except ParseError:
-        return None
-
-
-def _name(table: exp.Table) -> _Name:
-    return table.db, table.name
-
-
-def _tables(tree: exp.Expr) -> list[exp.Table]:
-    return [table for table in tree.find_all(exp.Table) if table.db]
-
-
-def _whole_rows(tree: exp.Expr | None) -> frozenset[_Name] | None:
-    """Tables that are used as a whole row somewhere; None if that cannot be told.
-
-    The catalogue records no column for a whole row. In a canonical query a star is nothing else.
-    """
-    if tree is None:
-        return None
-    aliases = {column.table for column in tree.find_all(exp.Column) if isinstance(column.this, exp.Star)}
-    return frozenset(_name(table) for table in _tables(tree) if table.alias_or_name in aliases)
-
-
-def _require_columns(definition: Definition, columns: dict[str, str]) -> None:
-    file = definition.folder / "select.sql"
+def _require_columns(file: str, columns: dict[str, str]) -> None:
     if "_id" not in columns:
         raise DefinitionError(
             f"{file} has no column _id",
@@ -258,25 +114,7 @@ def _require_columns(definition: Definition, columns: dict[str, str]) -> None:
             hint="Names that begin with _ are Elasticsearch's own.",
         )
     if "?column?" in columns:
-        raise DefinitionError(f"{file}: a column has no name", hint="Give it one with AS: it becomes the field's name.")
-
-
-_KINDS = {
-    "v": "a view",
-    "m": "a materialized view",
-    "f": "a foreign table",
-    "p": "a partitioned table",
-}
-
-
-def _require_capturable(relation: str, kind: str, file: str) -> None:
-    if relation.startswith(("pg_catalog.", "information_schema.")):
-        raise DefinitionError(f"{file} reads {relation}, a system catalogue", hint="Its changes cannot be captured.")
-    if kind != "r":
-        raise DefinitionError(
-            f"{file} reads {relation}, which is {_KINDS.get(kind, 'not an ordinary table')}",
-            hint="syncer captures the changes of ordinary tables. Select from those directly.",
-        )
+        raise unnamed_column(file)
 
 
 _UNIQUE_COLUMNS = """
@@ -287,8 +125,9 @@ WHERE i.indrelid = $1::regclass AND i.indisunique AND i.indisvalid AND i.indpred
 """
 
 
-def _find_root(connection: Connection, tree: exp.Expr | None, reads: list[_Read]) -> tuple[str | None, str | None]:
+def _find_root(connection: Connection, found: Probe) -> tuple[str | None, str | None]:
     """The table and the column that ``_id`` is, if it is a unique column of a table in the outermost FROM."""
+    tree = found.tree
     if not isinstance(tree, exp.Select) or tree.args.get("group") or tree.args.get("distinct"):
         return None, None
     projection = next((one for one in tree.selects if one.alias_or_name == "_id"), None)
@@ -298,11 +137,11 @@ def _find_root(connection: Connection, tree: exp.Expr | None, reads: list[_Read]
     from_clause = tree.find(exp.From)
     sources = [from_clause.this] if from_clause else []
     sources += [join.this for join in tree.args.get("joins") or []]
-    named = [source for source in sources if isinstance(source, exp.Table)]
+    named = [source for source in sources if isinstance(source, exp.Table) and source.db]
     table = next((one for one in named if column.table in ("", one.alias_or_name)), None)
-    relation = next((read.relation for read in reads if table is not None and read.name == _name(table)), None)
-    if relation is None:
+    if table is None:
         return None, None
+    relation = next(read.relation for read in found.reads if read.name == table_name(table))
     unique = {row[0] for row in connection.execute(_UNIQUE_COLUMNS, (relation,))}
     return (relation, column.name) if column.name in unique else (None, None)
 
@@ -333,7 +172,7 @@ def primary_key(connection: Connection, relation: str) -> tuple[str, ...]:
 def _table_use(
     connection: Connection,
     definition: Definition,
-    read: _Read,
+    read: Read,
     *,
     key_column: str | None,
     id_type: str,
@@ -390,18 +229,21 @@ def _analyse_affects(
     connection: Connection, file: str, query: str, relation: str, id_type: str
 ) -> tuple[str, frozenset[str]]:
     """The affects query as it will be run, and the columns of the changed rows that it reads."""
-    with _probe(connection, query.replace(_ROWS, relation), file) as view:
-        used = next((read.columns for read in view.reads() if read.relation == relation), frozenset())
-        if "_id" not in view.columns():
-            raise DefinitionError(f"{file} has no column _id", hint="It must select the ids of documents, AS _id.")
+    over_table = probe(connection, query.replace(_ROWS, relation), file)
+    if "_id" not in over_table.columns:
+        raise DefinitionError(f"{file} has no column _id", hint="It must select the ids of documents, AS _id.")
+    used = next((read.columns for read in over_table.reads if read.relation == relation), frozenset())
     rows = f"jsonb_populate_recordset(NULL::{relation}, {_ROWS_MARK})"
-    with _probe(connection, query.replace(_ROWS, rows), file) as view:
-        canonical = view.canonical()
+    over_rows = query.replace(_ROWS, rows)
+    canonical = probe(connection, _ids(over_rows, id_type), file).canonical
     if _ROWS_MARK not in canonical:
         raise DefinitionError(f"{file}: %(rows)s must stand in a FROM clause", hint="As in: FROM %(rows)s AS changed")
-    runnable = canonical.replace(_ROWS_MARK, "$1::jsonb")
-    # Postgres wrote both parts.
-    return f"SELECT DISTINCT affected._id::{id_type}::text FROM ({runnable}) AS affected", used  # noqa: S608
+    return canonical.replace(_ROWS_MARK, "$1::jsonb"), used
+
+
+def _ids(query: str, id_type: str) -> str:
+    # The query comes first, so that an error's place in it can be told.
+    return f"WITH affected AS (\n{query}\n) SELECT DISTINCT affected._id::{id_type}::text FROM affected"  # noqa: S608
 
 
 def _require_affects_used(definition: Definition, connection: Connection, tables: dict[str, TableUse]) -> None:

@@ -16,47 +16,52 @@ from syncer.postgres import Connection, stream, value
 
 SEGMENTS = 8
 
-# What had not begun when the cursor was taken, or was in progress then.
-_UNSEEN = """
-o.xid >= pg_snapshot_xmax({cursor}::pg_snapshot)
-OR o.xid = ANY (array(SELECT pg_snapshot_xip({cursor}::pg_snapshot)))
-"""
-_CHANGES = (
-    """
+_CHANGES = """
 SELECT c.aggregate || ':' || coalesce(o.new ->> c.aggregate_column, o.old ->> c.aggregate_column, ''),
        json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'relation', o.relation,
                          'operation', o.operation, 'old', o.old, 'new', o.new)
 FROM syncer.outbox AS o LEFT JOIN syncer.capture AS c USING (relation)
-WHERE """
-    + _UNSEEN
-)
-_WAITING = (
-    """
+WHERE {unseen}
+"""
+_WAITING = """
 SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(o.changed_at)), 0)::float8
 FROM syncer.outbox AS o
-WHERE """
-    + _UNSEEN
-)
+WHERE {unseen}
+"""
+_BY_INDEX = "SET LOCAL enable_seqscan = off"
 _RENEW = "UPDATE syncer.outbox SET xid = pg_current_xact_id()"
 
 _CURRENT_SEGMENT = "SELECT last_value FROM syncer.outbox_segment"
 _USE_SEGMENT = "SELECT setval('syncer.outbox_segment', $1)"
 _IS_EMPTY = "SELECT NOT EXISTS (SELECT FROM {segment})"
 _LOCK_SEGMENT = "LOCK TABLE {segment} IN ACCESS EXCLUSIVE MODE NOWAIT"
-_IS_SEEN = "SELECT NOT EXISTS (SELECT FROM {segment} AS o WHERE " + _UNSEEN + ")"  # noqa: S608 - constants of ours
+_IS_SEEN = "SELECT NOT EXISTS (SELECT FROM {segment} AS o WHERE {unseen})"
 _TRUNCATE = "TRUNCATE {segment}"
 
 
 def changes(connection: Connection, cursor: str, *, page: int) -> Iterator[list[tuple[str | None, bytes]]]:
-    """The changes that the caller's snapshot sees and the cursor did not: Kafka key and JSON, in pages."""
-    query = sql.SQL(_CHANGES).format(cursor=sql.Literal(cursor))
+    """The changes that the caller's snapshot sees and the cursor did not: Kafka key and JSON, in pages.
+
+    To be called in the transaction of that snapshot.
+    """
+    # A segment that was never analysed looks smaller than it is.
+    connection.execute(_BY_INDEX)
+    query = sql.SQL(_CHANGES).format(unseen=_unseen(cursor))
     for rows in stream(connection, query, page=page):
         yield [(key, change) for key, change in rows]
 
 
+def _unseen(cursor: str) -> sql.Composed:
+    """What had not begun when the cursor was taken, or was in progress then."""
+    _, xmax, in_progress = cursor.split(":")
+    return sql.SQL("(o.xid >= {}::xid8 OR o.xid = ANY ({}::xid8[]))").format(
+        sql.Literal(xmax), sql.Literal(f"{{{in_progress}}}")
+    )
+
+
 def waiting(connection: Connection, cursor: str) -> tuple[int, float]:
     """How many changes the cursor has not seen, and the age of the oldest in seconds."""
-    row = connection.execute(sql.SQL(_WAITING).format(cursor=sql.Literal(cursor))).fetchone()
+    row = connection.execute(sql.SQL(_WAITING).format(unseen=_unseen(cursor))).fetchone()
     assert row is not None  # noqa: S101 - an aggregate returns a row
     return row[0], row[1]
 
@@ -102,7 +107,7 @@ def _truncate_seen(connection: Connection, number: int, cursor: str) -> bool:
         with connection.transaction():
             # Under this lock nobody is writing the segment: what is in it is committed or never will be.
             connection.execute(sql.SQL(_LOCK_SEGMENT).format(segment=segment))
-            query = sql.SQL(_IS_SEEN).format(segment=segment, cursor=sql.Literal(cursor))
+            query = sql.SQL(_IS_SEEN).format(segment=segment, unseen=_unseen(cursor))
             if not value(connection, query):
                 return False
             connection.execute(sql.SQL(_TRUNCATE).format(segment=segment))

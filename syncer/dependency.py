@@ -128,7 +128,7 @@ WHERE i.indrelid = $1::regclass AND i.indisunique AND i.indisvalid AND i.indpred
 def _find_root(connection: Connection, found: Probe) -> tuple[str | None, str | None]:
     """The table and the column that ``_id`` is, if it is a unique column of a table in the outermost FROM."""
     tree = found.tree
-    if not isinstance(tree, exp.Select) or tree.args.get("group") or tree.args.get("distinct"):
+    if not isinstance(tree, exp.Select) or _mixes_rows(tree):
         return None, None
     projection = next((one for one in tree.selects if one.alias_or_name == "_id"), None)
     column = projection.unalias() if projection is not None else None
@@ -144,6 +144,13 @@ def _find_root(connection: Connection, found: Probe) -> tuple[str | None, str | 
     relation = next(read.relation for read in found.reads if read.name == table_name(table))
     unique = {row[0] for row in connection.execute(_UNIQUE_COLUMNS, (relation,))}
     return (relation, column.name) if column.name in unique else (None, None)
+
+
+def _mixes_rows(select: exp.Select) -> bool:
+    """Whether one row of the result depends on other rows of the root."""
+    return any(select.args.get(name) for name in ("group", "distinct", "limit", "offset")) or any(
+        window.parent_select is select for window in select.find_all(exp.Window)
+    )
 
 
 _PRIMARY_KEY = """

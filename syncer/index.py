@@ -27,8 +27,11 @@ GC_DELETES_SECONDS = 3600
 
 _STATE_INDEX = "syncer-state"
 _TEMPLATE = "syncer"
-_CONFLICT = 409
+_BAD_REQUEST = 400
 _NOT_FOUND = 404
+_CONFLICT = 409
+_TOO_LARGE = 413
+_ID_BYTES_MAX = 512
 _OK_MIN, _OK_MAX = 200, 299
 
 _ITEM_FIELDS = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
@@ -150,7 +153,7 @@ class Index:
                 may have been written; writing it again is harmless.
         """
         outcome = BulkOutcome()
-        for part in self._parts(compositions):
+        for part in self._parts([one for one in compositions if _has_valid_id(one, outcome)]):
             self._write_part(target, part, outcome)
         return outcome
 
@@ -175,14 +178,35 @@ class Index:
             operations.append({action: meta})
             if composition.source is not None:
                 operations.append(composition.source)
-        response = self._client.bulk(
-            index=target.write_alias, operations=cast("Any", operations), require_alias=True, filter_path=_ITEM_FIELDS
-        )
+        try:
+            response = self._client.bulk(
+                index=target.write_alias,
+                operations=cast("Any", operations),
+                require_alias=True,
+                filter_path=_ITEM_FIELDS,
+            )
+        except elasticsearch.ApiError as error:
+            if error.status_code != _TOO_LARGE:
+                raise
+            self._write_smaller(target, part, outcome)
+            return
         items = response.body.get("items", [])
         if len(items) != len(part):
             raise IndexingError(f"Elasticsearch answered {len(items)} items to a bulk request of {len(part)}")
         for composition, item in zip(part, items, strict=True):
             _judge(composition, next(iter(item.values())), outcome)
+
+    def _write_smaller(self, target: Target, part: list[Composition], outcome: BulkOutcome) -> None:
+        """Write in two requests what is too large for one; a document too large by itself is rejected."""
+        if len(part) == 1:
+            reason = "the document is larger than Elasticsearch's http.max_content_length"
+            outcome.rejections.append(
+                Rejection(composition=part[0], status=_TOO_LARGE, kind="too_large", reason=reason)
+            )
+            return
+        middle = len(part) // 2
+        self._write_part(target, part[:middle], outcome)
+        self._write_part(target, part[middle:], outcome)
 
     # Reading
 
@@ -348,6 +372,15 @@ class Index:
             raise IndexingError(
                 f"Another daemon has entered an epoch beyond {epoch}", hint="It is tried again by itself."
             ) from error
+
+
+def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
+    """Whether Elasticsearch takes the id; it would refuse the whole request for one that it does not."""
+    if 1 <= len(composition.id.encode()) <= _ID_BYTES_MAX:
+        return True
+    reason = f"an id has 1 to {_ID_BYTES_MAX} bytes"
+    outcome.rejections.append(Rejection(composition=composition, status=_BAD_REQUEST, kind="invalid_id", reason=reason))
+    return False
 
 
 def _judge(composition: Composition, item: Mapping[str, Any], outcome: BulkOutcome) -> None:

@@ -26,6 +26,7 @@ from syncer.topic import ChangeConsumer, Received
 from syncer.writer import Writer, WriteReport
 
 _LONGEST_PAUSE_SECONDS = 5
+_LONG_BATCH_SECONDS = 10
 
 
 @dataclass(slots=True)
@@ -77,6 +78,7 @@ class Worker:
         self._batch_documents_max = batch_documents_max
         self._batch_wait_seconds = batch_wait_seconds
         self._stop = Stop()
+        self._breathed_at = 0.0
         self._reader_connection: Connection | None = None
         self._consumer: ChangeConsumer | None = None
         self._writer = Writer(connect=connect, index=index, pause=self._pause, name=name)
@@ -151,10 +153,12 @@ class Worker:
 
     def _handle(self, changes: list[Change]) -> WriteReport:
         """Write every document that the changes touch."""
+        began = time.monotonic()
         total = WriteReport()
         try:
             reader = AffectedReader(self._reader(), page=self._batch_documents_max)
             for affected in reader.read(changes):
+                self._breathe(began)
                 if affected.ids is None:
                     total.add(self._refresh_all(affected.document))
                 else:
@@ -165,13 +169,33 @@ class Worker:
             raise
         return total
 
+    def _breathe(self, began: float) -> None:
+        """Between two pages of a batch that takes long: stay in the group, and heed a request to stop.
+
+        Raises:
+            Stopping: The batch is left to whoever has the partition next.
+        """
+        now = time.monotonic()
+        if now - began > _LONG_BATCH_SECONDS:
+            if self._stop.is_requested:
+                raise Stopping
+            if now - self._breathed_at > _LONGEST_PAUSE_SECONDS and self._consumer is not None:
+                self._consumer.keep_alive()
+                self._breathed_at = now
+
     def _refresh_all(self, name: str) -> WriteReport:
+        began = time.monotonic()
         with self._connect() as connection:
             document = next((one for one in store.documents(connection) if one.name == name), None)
             if document is None:
                 return WriteReport()
             report = refresh_all(
-                connection, document, index=self._index, writer=self._writer, page=self._batch_documents_max
+                connection,
+                document,
+                index=self._index,
+                writer=self._writer,
+                page=self._batch_documents_max,
+                progress=lambda _: self._breathe(began),
             )
         self._log.info(telemetry.DOCUMENT_REFRESHED, document=name, documents=report.documents)
         return report

@@ -206,7 +206,7 @@ class _Scene:
 
 
 def _count(client: Elasticsearch, query: dict[str, Any]) -> int:
-    client.indices.refresh(index=_INDEX)
+    """How many posts a search finds now: Elasticsearch makes new ones visible once a second."""
     return int(client.count(index=_INDEX, query=query)["count"])
 
 

@@ -206,6 +206,8 @@ def carry_out(
         targets = {
             step.document.name: _target(connection, index, step, tell) for step in to_fill if step.is_new_generation
         }
+        # Once triggers are back, nothing else tells that they were gone.
+        store.mark_unfilled(connection, [step.document.name for step in to_fill])
         for one in decided.captures:
             capture.install(connection, one, timeout_seconds=timeout_seconds, waiting=tell)
             tell(f"capturing {one.relation}")
@@ -259,6 +261,6 @@ def _target(connection: Connection, index: Index, step: Step, tell: Callable[[st
         tell(f"index {target.index_name}, searched as {document.index}")
         return target
     target = dataclasses.replace(existing[0], mapping_generation=document.generation)
-    index.change_mapping(document=document.name, target=target, body=document.index_body)
-    tell(f"mapping of {target.index_name} is current")
+    index.change(document=document.name, target=target, body=document.index_body)
+    tell(f"index {target.index_name} is up to date")
     return target

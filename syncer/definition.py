@@ -24,6 +24,7 @@ from syncer.errors import DefinitionError
 # What Elasticsearch allows in the name of an index, less what it merely deprecates.
 _INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
 _DOCUMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_BODY_HINT = 'As in: {"settings": {"number_of_shards": 1}, "mappings": {"properties": {"title": {"type": "text"}}}}'
 _OPTIONS_HINT = "It names the alias that searches use, as in: index: blogpost"
 
 
@@ -148,7 +149,7 @@ def _read_index_body(file: Path) -> dict[str, Any]:
     try:
         body = json.loads(_read(file))
     except json.JSONDecodeError as error:
-        raise DefinitionError(f"{file} is not valid JSON: {error}") from error
+        raise DefinitionError(f"{file} is not valid JSON: {error}", hint=_BODY_HINT) from error
     if not isinstance(body, dict) or not body.keys() <= {"settings", "mappings"}:
         raise DefinitionError(
             f"{file} must be an object with settings and mappings, and nothing else",
@@ -161,7 +162,7 @@ def _read_index_body(file: Path) -> dict[str, Any]:
         )
     for name, part in body.items():
         if not isinstance(part, dict):
-            raise DefinitionError(f"{file}: {name} must be an object", hint='As in: {"settings": {}, "mappings": {}}')
+            raise DefinitionError(f"{file}: {name} must be an object", hint=_BODY_HINT)
     return body
 
 

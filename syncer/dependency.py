@@ -134,11 +134,8 @@ def _find_root(connection: Connection, found: Probe) -> tuple[str | None, str | 
     column = projection.unalias() if projection is not None else None
     if not isinstance(column, exp.Column):
         return None, None
-    from_clause = tree.find(exp.From)
-    sources = [from_clause.this] if from_clause else []
-    sources += [join.this for join in tree.args.get("joins") or []]
-    named = [source for source in sources if isinstance(source, exp.Table) and source.db]
-    table = next((one for one in named if column.table in ("", one.alias_or_name)), None)
+    outermost = [table for table in tables(tree) if table.parent_select is tree]
+    table = next((one for one in outermost if column.table in ("", one.alias_or_name)), None)
     if table is None:
         return None, None
     relation = next(read.relation for read in found.reads if read.name == table_name(table))

@@ -269,7 +269,9 @@ class Index:
     def create(
         self, *, document: str, alias: str, body: Mapping[str, Any], generation: int, installation: str
     ) -> Target:
-        """Create a physical index, its write alias and the search alias, in one call; or find it created.
+        """Create a physical index, its write alias and the search alias, in one call.
+
+        An index that an interrupted apply has left is made anew if it is empty, and brought up to date if not.
 
         Raises:
             IndexingError: Elasticsearch refuses the settings or the mapping, or the alias is someone else's.
@@ -281,7 +283,10 @@ class Index:
             mapping_generation=generation,
         )
         if self._owner(target.index_name) == installation:
-            return target
+            if self.count(target):
+                self.change(document=document, target=target, body=body)
+                return target
+            self._client.indices.delete(index=target.index_name)
         mappings = dict(body.get("mappings", {}))
         ours = {"document": document, "installation": installation}
         mappings["_meta"] = {**mappings.get("_meta", {}), "syncer": ours}
@@ -310,17 +315,33 @@ class Index:
         )
         return True
 
-    def change_mapping(self, *, document: str, target: Target, body: Mapping[str, Any]) -> None:
-        """Bring the mapping of an existing index up to what ``index.json`` says, in place.
+    def change(self, *, document: str, target: Target, body: Mapping[str, Any]) -> None:
+        """Bring an existing index up to what ``index.json`` says, in place.
 
         Raises:
             IndexingError: Elasticsearch refuses: the change needs a new index.
         """
         mappings = {key: value for key, value in body.get("mappings", {}).items() if key != "_meta"}
+        settings = self._changed_settings(target, body.get("settings", {}))
         try:
-            self._client.indices.put_mapping(index=target.index_name, **mappings)
+            if settings:
+                self._client.indices.put_settings(index=target.index_name, settings=settings)
+            self._client.indices.put_mapping(index=target.index_name, body=mappings)
         except elasticsearch.BadRequestError as error:
-            raise _refused(document, error) from error
+            raise IndexingError(
+                f"Elasticsearch refuses to change the index of {document} in place: {_reason(error)}",
+                hint="This change needs a new index: make a new document folder with another index in its\n"
+                "document.yaml, or take the change back. What was in force is in force still.",
+            ) from error
+
+    def _changed_settings(self, target: Target, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        answer = self._client.indices.get_settings(index=target.index_name, flat_settings=True)
+        current = answer.body[target.index_name]["settings"]
+        return {
+            name: value
+            for name, value in _flatten(wanted).items()
+            if _as_elasticsearch_says(value) != current.get(name if name.startswith("index.") else f"index.{name}")
+        }
 
     def _require_free(self, alias: str, installation: str) -> None:
         try:
@@ -405,16 +426,35 @@ def _judge(composition: Composition, item: Mapping[str, Any], outcome: BulkOutco
         )
 
 
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _as_elasticsearch_says(value: Any) -> Any:
+    """Settings come back as strings, or lists of them."""
+    if isinstance(value, list):
+        return [_as_elasticsearch_says(one) for one in value]
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _refused(document: str, error: elasticsearch.ApiError) -> IndexingError:
-    reason = error.message
-    if isinstance(error.body, dict):
-        detail = error.body.get("error", {})
-        root = (detail.get("root_cause") or [detail])[0]
-        reason = root.get("reason", reason)
-        cause = detail.get("caused_by", {}).get("reason")
-        if cause and cause not in reason:
-            reason = f"{reason}: {cause}"
     return IndexingError(
-        f"Elasticsearch refuses the index.json of {document}: {reason}",
+        f"Elasticsearch refuses the index.json of {document}: {_reason(error)}",
         hint="Settings and mappings are passed on as they stand in index.json.",
     )
+
+
+def _reason(error: elasticsearch.ApiError) -> str:
+    if not isinstance(error.body, dict):
+        return error.message
+    detail = error.body.get("error", {})
+    root = (detail.get("root_cause") or [detail])[0]
+    reason = str(root.get("reason", error.message))
+    cause = detail.get("caused_by", {}).get("reason")
+    return f"{reason}: {cause}" if cause and cause not in reason else reason

@@ -39,6 +39,8 @@ _POSTGRES: tuple[tuple[type[psycopg.Error], Action], ...] = (
     (pg.QueryCanceled, Action.RETRY),
     (pg.LockNotAvailable, Action.RETRY),
     (pg.ObjectInUse, Action.RETRY),
+    (pg.IdleInTransactionSessionTimeout, Action.RETRY),
+    (pg.TransactionTimeout, Action.RETRY),
     (pg.ReadOnlySqlTransaction, Action.RETRY),  # a standby that is about to be promoted
     (pg.RaiseException, Action.PARK),
     (psycopg.DataError, Action.PARK),
@@ -189,6 +191,10 @@ def _explain_kafka(error: KafkaError) -> SyncerError:
             f"Changes are gone from the topic before they were read: {error.str()}",
             hint="The topic's retention was too short for the time that syncer was down. Raise retention.ms,\n"
             "reset the consumer group's offsets to the earliest, and run `syncer backfill` for each document.",
+        )
+    if error.code() == KafkaError._INVALID_ARG:  # noqa: SLF001
+        return TopicError(
+            f"Kafka's client says: {error.str()}", hint="Check kafka.properties: librdkafka's own names and values."
         )
     return TopicError(
         f"Kafka says: {error.str()}", hint="Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up."

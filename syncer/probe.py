@@ -115,10 +115,10 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
         columns: dict[str, str] = dict(connection.execute(_COLUMNS).fetchall())
         canonical = _canonical(connection)
         tree = _parse(canonical, file)
-        _require_no_locks(connection)
         _require_plain_functions(connection, file)
         _require_no_catalogue(tree, file)
         reads = tuple(_reads(connection, tree, file))
+        _require_no_locks(connection)
     return Probe(canonical=canonical, tree=tree, columns=columns, reads=reads)
 
 
@@ -242,7 +242,8 @@ def _require_no_catalogue(tree: exp.Expr, file: str) -> None:
     """Refuse system catalogues: they leave no trace among the dependencies, and no trigger can watch them."""
     ctes = {one.alias for one in tree.find_all(exp.CTE)}
     for table in tree.find_all(exp.Table):
-        if not table.db and isinstance(table.this, exp.Identifier) and table.name not in ctes:
+        is_alias = table.find_ancestor(exp.Lock) is not None or table.name in ctes
+        if not table.db and isinstance(table.this, exp.Identifier) and not is_alias:
             raise DefinitionError(
                 f"{file} reads pg_catalog.{table.name}, a system catalogue", hint="Its changes cannot be captured."
             )

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -21,11 +23,13 @@ from pydantic import (
     PositiveInt,
     SecretStr,
     ValidationError,
+    field_validator,
 )
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     YamlConfigSettingsSource,
 )
 
@@ -33,6 +37,7 @@ from syncer.errors import ConfigError
 
 _DEFAULT_CONFIG_FOLDER = Path("config")
 _FILE_NAME = "syncer.yaml"
+_FILE_HINT = "As in:\npostgres:\n  dsn: postgresql://user@host/database"
 
 
 class _Section(BaseModel):
@@ -46,6 +51,16 @@ class PostgresSettings(_Section):
     """Anything that libpq takes: a URI, or ``key=value`` pairs; TLS options go in here."""
     connect_timeout_seconds: PositiveInt = 10
 
+    @field_validator("dsn")
+    @classmethod
+    def _is_connection_string(cls, dsn: SecretStr) -> SecretStr:
+        try:
+            conninfo_to_dict(dsn.get_secret_value())
+        except ProgrammingError:
+            # What libpq says may quote a part of the password.
+            raise ValueError("not a connection string, as in postgresql://user:password@host:5432/database") from None
+        return dsn
+
 
 class KafkaSettings(_Section):
     """The topic of changes."""
@@ -56,14 +71,14 @@ class KafkaSettings(_Section):
     replication_factor: Annotated[int, Field(ge=-1)] = -1
     """-1 is the broker's own default."""
     group: str = "syncer"
-    properties: dict[str, str | int | bool] = {}
+    properties: Annotated[dict[str, str | int | bool], Field(repr=False)] = {}
     """Passed to librdkafka as they are: ``security.protocol``, ``sasl.username`` and the like."""
 
 
 class ElasticsearchSettings(_Section):
     """Where the documents go."""
 
-    url: str
+    url: Annotated[str, Field(repr=False)]
     username: str | None = None
     password: SecretStr | None = None
     api_key: SecretStr | None = None
@@ -146,9 +161,16 @@ def load() -> Settings:
     try:
         return Settings()  # type: ignore[call-arg]  # the sources fill it
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not valid YAML: {error}") from error
+        raise ConfigError(f"{file} is not valid YAML: {error}", hint=_FILE_HINT) from error
     except ValidationError as error:
         raise ConfigError(_sentence(error), hint=_hint(file)) from error
+    except SettingsError as error:
+        raise ConfigError(
+            f"An environment variable is not valid: {error}",
+            hint='One that holds several values is a JSON object, as in SYNCER_KAFKA_PROPERTIES=\'{"acks": "all"}\'',
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{file} does not hold sections of settings", hint=_FILE_HINT) from error
 
 
 def _sentence(error: ValidationError) -> str:

@@ -41,6 +41,7 @@ ON CONFLICT (document, index_name) DO UPDATE SET mapping_generation = excluded.m
 """
 _DROP_TARGETS = "DELETE FROM syncer.target WHERE document = $1"
 _MARK_FILLED = "UPDATE syncer.document SET filled_at = now() WHERE name = $1 AND generation = $2"
+_MARK_UNFILLED = "UPDATE syncer.document SET filled_at = NULL WHERE name = ANY ($1)"
 _INSTALLATION = "SELECT installation::text FROM syncer.incarnation"
 _PARK = """
 INSERT INTO syncer.dead_letter (document, id, version, error) VALUES ($1, $2, $3, $4)
@@ -162,6 +163,11 @@ def put_document(connection: Connection, document: Document) -> None:
 def mark_filled(connection: Connection, document: Document) -> None:
     """Remember that every document has been written once under this generation."""
     connection.execute(_MARK_FILLED, (document.name, document.generation))
+
+
+def mark_unfilled(connection: Connection, names: Sequence[str]) -> None:
+    """Remember that changes of these documents may have been missed."""
+    connection.execute(_MARK_UNFILLED, (list(names),))
 
 
 def put_target(connection: Connection, document_name: str, target: Target) -> None:

@@ -153,19 +153,20 @@ class Writer:
         """Park what is at fault, clear what is mended; returns what to try again."""
         assert self._connection is not None  # noqa: S101 - the batch was composed on it
         again: dict[str, None] = {}
-        parked: dict[str, str] = {}
+        parked: dict[str, Rejection] = {}
         for rejection in rejections:
             id_ = rejection.composition.id
-            said = f"{rejection.kind}: {rejection.reason}"
             match decide_item(rejection.status):
                 case Action.RETRY:
                     again[id_] = None
                 case Action.PARK:
-                    parked[id_] = said
+                    parked[id_] = rejection
                 case Action.HALT:
-                    raise IndexingError(f"Elasticsearch refuses document {id_} of {document}: {said}")
-        for id_, error in parked.items():
-            self._park(document, id_, batch.version, error)
+                    raise IndexingError(
+                        f"Elasticsearch refuses document {id_} of {document}: {rejection.kind}: {rejection.reason}"
+                    )
+        for id_, rejection in parked.items():
+            self._park(document, id_, batch.version, rejection.kind, f"{rejection.kind}: {rejection.reason}")
         report.parked += len(parked)
         if batch.has_dead_letters:
             written = [one.id for one in batch.compositions if one.id not in parked and one.id not in again]
@@ -179,11 +180,12 @@ class Writer:
             return [ids[:middle], ids[middle:]]
         self._opened()
         assert self._connection is not None  # noqa: S101 - it has just been opened
-        self._park(document, ids[0], version.draw(self._connection), str(error).strip())
+        self._park(document, ids[0], version.draw(self._connection), type(error).__name__, str(error).strip())
         report.parked += 1
         return []
 
-    def _park(self, document: str, id_: str, drawn: int, error: str) -> None:
+    def _park(self, document: str, id_: str, drawn: int, kind: str, error: str) -> None:
+        """Make it a dead letter. The log names the kind of error only: a server's sentence quotes values."""
         assert self._connection is not None  # noqa: S101 - who parks has composed
         store.park(self._connection, document, id_, drawn, error)
-        self._log.error(telemetry.DOCUMENT_PARKED, document=document, id=id_, version=drawn, error=error)
+        self._log.error(telemetry.DOCUMENT_PARKED, document=document, id=id_, version=drawn, kind=kind)

@@ -61,6 +61,7 @@ CREATE TABLE syncer.incarnation (
     installation      uuid   NOT NULL DEFAULT gen_random_uuid(),
     system_identifier bigint NOT NULL DEFAULT 0,
     timeline          bigint NOT NULL DEFAULT 0,
+    sequence          bigint NOT NULL DEFAULT 0,
     epoch             bigint NOT NULL DEFAULT 0 CHECK (epoch < 1 << 20)
 );
 

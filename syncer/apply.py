@@ -208,13 +208,18 @@ def carry_out(
         }
         # Once triggers are back, nothing else tells that they were gone.
         store.mark_unfilled(connection, [step.document.name for step in to_fill])
+        before = capture.captured(connection)
         for one in decided.captures:
-            capture.install(connection, one, timeout_seconds=timeout_seconds, waiting=tell)
+            # Until the commit below, what is in force still needs what it watched.
+            wide = capture.widened(connection, one, before.get(one.relation))
+            capture.install(connection, wide, timeout_seconds=timeout_seconds, waiting=tell)
             tell(f"capturing {one.relation}")
         with connection.transaction():
             for step in to_fill:
                 if step.is_new_generation:
                     _put_in_force(connection, step, targets[step.document.name])
+        for one in decided.captures:
+            capture.install(connection, one, timeout_seconds=timeout_seconds, waiting=tell)
         for relation in decided.released:
             capture.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=tell)
             tell(f"released {relation}")

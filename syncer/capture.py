@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 from psycopg import sql
@@ -85,12 +85,23 @@ ON CONFLICT (relation) DO UPDATE
 SET key = excluded.key, watched = excluded.watched, routing = excluded.routing,
     aggregate = excluded.aggregate, aggregate_column = excluded.aggregate_column
 """
+# A prepared transaction holds its locks without a process.
 _BLOCKERS = """
-SELECT pid, coalesce(application_name, ''), now() - xact_start
-FROM pg_locks JOIN pg_stat_activity USING (pid)
-WHERE relation = $1::regclass AND pid <> pg_backend_pid() AND mode <> 'AccessShareLock' AND granted
-ORDER BY xact_start LIMIT 1
+SELECT coalesce(format('process %s %s for %s s', l.pid, a.application_name,
+                       extract(epoch FROM now() - a.xact_start)::bigint),
+                'a prepared transaction')
+FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
+WHERE l.relation = $1::regclass AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+ORDER BY l.mode = 'AccessShareLock', a.xact_start LIMIT 1
 """
+_WRITERS = """
+SELECT virtualtransaction FROM pg_locks
+WHERE relation = $1::regclass AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND granted AND pid IS DISTINCT FROM pg_backend_pid()
+  AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+"""
+_COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +166,10 @@ def install(
         SourceError: The lock was not to be had in time.
         psycopg.Error: A privilege is missing.
     """
-    connection.execute(_check_statement(capture))
+    with connection.transaction():
+        connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # as the trigger has it
+        connection.execute(_check_statement(capture))
+    before = captured(connection).get(capture.relation)
     function = _function_name(capture.relation)
     has_triggers = is_installed(connection, capture.relation)
 
@@ -163,19 +177,62 @@ def install(
         connection.execute(_function_statement(capture))
         if not has_triggers:
             _create_triggers(connection, capture.relation, function)
-        connection.execute(
-            _PUT,
-            (
-                capture.relation,
-                list(capture.key),
-                sorted(capture.watched),
-                sorted(capture.routing),
-                capture.aggregate,
-                capture.aggregate_column,
-            ),
-        )
 
+    deadline = time.monotonic() + timeout_seconds
     _without_blocking(connection, capture.relation, change, timeout_seconds, waiting)
+    if has_triggers and (before is None or not _covers(before, capture)):
+        _wait_for_writers(connection, capture.relation, deadline, waiting)
+    # Last, so that whoever is interrupted before waits for the writers again.
+    connection.execute(
+        _PUT,
+        (
+            capture.relation,
+            list(capture.key),
+            sorted(capture.watched),
+            sorted(capture.routing),
+            capture.aggregate,
+            capture.aggregate_column,
+        ),
+    )
+
+
+def widened(connection: Connection, capture: Capture, before: Capture | None) -> Capture:
+    """A capture that leaves out nothing that was captured before, as far as the table still has it."""
+    if before is None:
+        return capture
+    existing = {row[0] for row in connection.execute(_COLUMNS, (capture.relation,))}
+    return replace(
+        capture,
+        watched=capture.watched | (before.watched & existing),
+        routing=capture.routing | (before.routing & existing),
+    )
+
+
+def _covers(before: Capture, after: Capture) -> bool:
+    return after.watched | after.routing <= before.watched | before.routing and after.routing <= before.routing
+
+
+def _wait_for_writers(connection: Connection, relation: str, deadline: float, waiting: Callable[[str], None]) -> None:
+    """Return when whoever wrote the table under the function before has ended.
+
+    What such a transaction left out of the outbox is visible then to whoever fills the documents. Nobody is
+    held up: no lock is asked for.
+    """
+    writers = {row[0] for row in connection.execute(_WRITERS, (relation,))}
+    while writers:
+        now = {row[0] for row in connection.execute(_WRITERS, (relation,))}
+        # A transaction that is prepared meanwhile goes on under another name.
+        writers = {one for one in now if one in writers or one.startswith("-1/")}
+        if not writers:
+            return
+        blocker = _blocker(connection, relation)
+        if time.monotonic() > deadline:
+            raise SourceError(
+                f"{relation} has been written by a transaction that is still open{blocker}",
+                hint="Nothing is in force yet. Wait for that transaction to end, or end it, and run this again.",
+            )
+        waiting(f"waiting for writers of {relation}{blocker}")
+        time.sleep(_PAUSE_SECONDS)
 
 
 def remove(
@@ -227,11 +284,11 @@ def _without_blocking(
 
 def _blocker(connection: Connection, relation: str) -> str:
     row = connection.execute(_BLOCKERS, (relation,)).fetchone()
-    return f", held by process {row[0]} {row[1]} for {row[2]}" if row else ""
+    return f", held by {row[0]}" if row else ""
 
 
 def _function_name(relation: str) -> tuple[str, str]:
-    name = "capture_" + relation.replace('"', "").replace(".", "_")
+    name = f"capture_{relation}"  # with its dot, so that a.b_c and a_b.c differ
     if len(name.encode()) > _IDENTIFIER_BYTES_MAX or '"' in relation:
         name = "capture_" + hashlib.sha256(relation.encode()).hexdigest()[:32]
     return "syncer", name

@@ -55,18 +55,18 @@ class Change:
         try:
             # Decimal, since a key that passes through a float comes out as another key.
             fields = json.loads(record, parse_float=Decimal)
-            images = tuple(image for image in (fields["old"], fields["new"]) if image is not None)
-            if not isinstance(fields["relation"], str) or not all(isinstance(one, dict) for one in images):
-                raise TypeError("a relation is a string, and an image an object")
-            return cls(
+            change = cls(
                 id=fields["id"],
                 changed_at=float(fields["changed_at"]),
                 relation=fields["relation"],
                 operation=Operation(fields["operation"]),
-                images=images,
+                images=tuple(image for image in (fields["old"], fields["new"]) if image is not None),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a change: {error!r}") from error
+        if not isinstance(change.relation, str) or not all(isinstance(image, dict) for image in change.images):
+            raise ValueError("not a change: a relation is a string, and an image an object")
+        return change
 
     @staticmethod
     def dump_images(changes: Iterable[Change]) -> str:

@@ -45,6 +45,17 @@ GROUP BY c.oid, n.nspname
 ORDER BY 2
 """
 _ALL_COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped"
+# A trigger sees no value of a virtual generated column, and may not name it: what it is computed from stands for it.
+_VIRTUAL = """
+SELECT a.attname::text, array_remove(array_agg(s.attname::text), NULL)
+FROM pg_attribute AS a
+JOIN pg_attrdef AS e ON e.adrelid = a.attrelid AND e.adnum = a.attnum
+LEFT JOIN pg_depend AS d ON d.classid = 'pg_attrdef'::regclass AND d.objid = e.oid
+                        AND d.refclassid = 'pg_class'::regclass AND d.refobjid = a.attrelid
+LEFT JOIN pg_attribute AS s ON s.attrelid = a.attrelid AND s.attnum = d.refobjsubid AND s.attnum <> a.attnum
+WHERE a.attrelid = $1 AND a.attgenerated = 'v'
+GROUP BY a.attname
+"""
 # Written in SQL or in a language on top of it, a function may read tables that nobody sees from outside.
 _FUNCTIONS = """
 SELECT DISTINCT format('%I.%I', n.nspname, p.proname)
@@ -204,6 +215,9 @@ def _reads(connection: Connection, tree: exp.Expr, file: str) -> Iterator[Read]:
         columns = frozenset(read)
         if (schema, name) in whole:
             columns = frozenset(row[0] for row in connection.execute(_ALL_COLUMNS, (oid,)))
+        for virtual, sources in connection.execute(_VIRTUAL, (oid,)).fetchall():
+            if virtual in columns:
+                columns = columns - {virtual} | frozenset(sources)
         yield Read(relation=relation, name=(schema, name), columns=columns)
 
 

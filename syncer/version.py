@@ -7,7 +7,8 @@ across crashes, failover, point-in-time recovery and dump and restore. It rests 
 crash at most 32 values for each connection that was drawing were handed out and not yet on disk. Every new
 writer connection skips more than that with `skip_unflushed`, by plain ``nextval``, which cannot run backwards.
 
-*Across incarnations* (system identifier and timeline) the epoch grows: `enter_incarnation` compares what
+*Across incarnations* (system identifier, timeline, and the catalogue's ids of the database and the sequence)
+the epoch grows: `enter_incarnation` compares what
 Postgres remembers with where it runs, and takes an epoch greater than any that Postgres or Elasticsearch
 has seen.
 """
@@ -31,11 +32,14 @@ FROM generate_series(0, {_SEQUENCE_LOGGED_AHEAD} * current_setting('max_connecti
 # The walfile's name begins with the timeline that is written now; the control file lags behind a promotion.
 _CURRENT = """
 SELECT system_identifier,
-       ('x' || lpad(substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8), 16, '0'))::bit(64)::bigint
+       ('x' || lpad(substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8), 16, '0'))::bit(64)::bigint,
+       -- A dump that is restored, be it into the same cluster, makes a new sequence, a template a new database.
+       (SELECT oid FROM pg_database WHERE datname = current_database())::bigint << 32
+           | 'syncer.version'::regclass::oid::bigint
 FROM pg_control_system()
 """
-_REMEMBERED = "SELECT installation, system_identifier, timeline, epoch FROM syncer.incarnation FOR UPDATE"
-_REMEMBER = "UPDATE syncer.incarnation SET system_identifier = $1, timeline = $2, epoch = $3"
+_REMEMBERED = "SELECT installation, system_identifier, timeline, sequence, epoch FROM syncer.incarnation FOR UPDATE"
+_REMEMBER = "UPDATE syncer.incarnation SET system_identifier = $1, timeline = $2, sequence = $3, epoch = $4"
 _DRAW = f"SELECT epoch << {EPOCH_SHIFT} | nextval('syncer.version') FROM syncer.incarnation"  # noqa: S608
 
 
@@ -72,9 +76,9 @@ def enter_incarnation(connection: Connection, record: EpochRecord) -> Incarnatio
     The epoch is written to ``record`` before Postgres: a crash in between costs a number, never an order.
     """
     with connection.transaction():
-        installation, system_identifier, timeline, epoch = _row(connection, _REMEMBERED)
+        installation, system_identifier, timeline, sequence, epoch = _row(connection, _REMEMBERED)
         current = _row(connection, _CURRENT)
-        is_same = (system_identifier, timeline) == current
+        is_same = (system_identifier, timeline, sequence) == current
         had_one = epoch > 0
         if not is_same:
             epoch = max(epoch, record.read_epoch(installation)) + 1

@@ -12,7 +12,7 @@ POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'bod
 
 def dead_letters(world: World) -> list[tuple[str, str]]:
     """Which documents are parked, and why."""
-    return world.sql("SELECT id, error FROM syncer.dead_letter ORDER BY id")  # type: ignore[return-value]
+    return world.sql("SELECT id, error FROM syncer.dead_letter ORDER BY id")
 
 
 def test_a_value_that_the_mapping_refuses(world: World) -> None:

@@ -1,0 +1,542 @@
+"""Every committed change is published, once if nothing fails, whatever the order of ids, commits and crashes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from psycopg import sql
+
+from syncer import outbox
+from syncer.model import Change
+from syncer.relay import Relay
+from syncer.topic import ChangeProducer
+from tests.harness import World, wait_until
+
+Application = psycopg.Connection[tuple[Any, ...]]
+
+USER = "INSERT INTO users (id, name, email) VALUES ({id}, 'somebody', 'some@body.com')"
+
+
+def insert(world: World, *ids: int) -> None:
+    """Commit a user for each id, each in a transaction of its own."""
+    with psycopg.connect(world.dsn, autocommit=True) as application:
+        for id_ in ids:
+            application.execute(USER.format(id=id_))
+
+
+def insert_many(world: World, count: int, *, first: int = 1) -> None:
+    """Commit many users at once."""
+    world.sql(
+        "INSERT INTO users (id, name, email) "
+        "SELECT n, 'somebody', 'some@body.com' FROM generate_series(%s::int, %s::int) AS n",
+        first,
+        first + count - 1,
+    )
+
+
+@contextmanager
+def transaction(world: World, *ids: int, begin: str = "BEGIN") -> Iterator[Application]:
+    """A transaction that has inserted these users and is open."""
+    with psycopg.connect(world.dsn, autocommit=True) as application:
+        application.execute(begin)
+        for id_ in ids:
+            application.execute(USER.format(id=id_))
+        yield application
+
+
+def published(world: World) -> list[int]:
+    """The ids of the users in the topic, sorted: each as often as it was published."""
+    topic = world.settings.kafka.topic
+    consumer = Consumer(
+        {
+            "bootstrap.servers": world.settings.kafka.bootstrap_servers,
+            "group.id": f"{world.name}-look",
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 20,
+        }
+    )
+    try:
+        ends: dict[int, int] = {}
+        for number in range(world.settings.kafka.partitions):
+            _, ends[number] = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=15)
+        places = [TopicPartition(topic, number, OFFSET_BEGINNING) for number, end in ends.items() if end]
+        found: list[int] = []
+        if places:
+            consumer.assign(places)
+
+        def is_read() -> bool:
+            for message in consumer.consume(5000, 0.2):
+                assert message.error() is None
+                (image,) = Change.parse(message.value() or b"").images
+                found.append(image["id"])
+            return len(found) >= sum(ends.values())
+
+        if places:
+            wait_until(is_read, what="the topic is read to its end")
+        return sorted(found)
+    finally:
+        consumer.close()
+
+
+def cursor(world: World) -> tuple[Any, ...]:
+    """The saved cursor."""
+    (row,) = world.sql("SELECT system_identifier, snapshot::text FROM syncer.relay_cursor")
+    return row
+
+
+def outbox_count(world: World) -> int:
+    """How many rows are in the outbox."""
+    return int(world.sql("SELECT count(*) FROM syncer.outbox")[0][0])
+
+
+# Order
+
+RULES_TAKEN_OUT = {"only_what_began_later": 1, "everything_from_the_oldest_open_on": 0}
+
+
+def commit_out_of_order(world: World, relay: Relay) -> list[int]:
+    """The older transaction commits after the younger one was published."""
+    with transaction(world, 1) as older:
+        insert(world, 2)
+        relay.run_once()
+        insert(world, 3)
+        relay.run_once()
+        older.execute("COMMIT")
+        relay.run_once()
+    return published(world)
+
+
+def test_an_older_transaction_that_commits_later_is_published(world: World) -> None:
+    """Commits that come out of the order of their ids all arrive, each exactly once."""
+    with world.relay() as relay:
+        assert commit_out_of_order(world, relay) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("bound", RULES_TAKEN_OUT.values(), ids=RULES_TAKEN_OUT.keys())
+def test_a_lesser_cursor_would_lose_or_repeat(world: World, monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
+    """The rule is seen: a cursor that is one number loses the older transaction, or publishes others again."""
+
+    def from_one_number_on(cursor: str) -> sql.Composed:
+        return sql.SQL("o.xid >= {}::xid8").format(sql.Literal(cursor.split(":")[bound]))
+
+    monkeypatch.setattr(outbox, "_unseen", from_one_number_on)
+    with world.relay() as relay:
+        assert commit_out_of_order(world, relay) != [1, 2, 3]
+
+
+def test_a_transaction_open_for_hours_neither_stalls_nor_causes_rescans(world: World) -> None:
+    """Behind a transaction that stays open, each turn publishes what is new, and nothing twice."""
+    with world.relay() as relay, transaction(world, 1) as long:
+        for id_ in range(2, 22):
+            insert(world, id_)
+            assert relay.run_once().published == 1
+            assert relay.run_once().published == 0
+        long.execute("COMMIT")
+        assert relay.run_once().published == 1
+    assert published(world) == list(range(1, 22))
+
+
+def test_prepared_transactions_arrive_once_they_are_committed(world: World) -> None:
+    """A two-phase commit is published after its second phase, and never if it is rolled back."""
+    with world.relay() as relay:
+        for id_, end in ((1, "COMMIT"), (2, "ROLLBACK")):
+            with transaction(world, id_) as application:
+                application.execute(f"PREPARE TRANSACTION '{world.name}'")
+            try:
+                insert(world, id_ + 10)
+                assert relay.run_once().published == 1
+                assert relay.run_once().published == 0
+            finally:
+                with psycopg.connect(world.dsn, autocommit=True) as other:
+                    other.execute(f"{end} PREPARED '{world.name}'")
+            assert relay.run_once().published == (1 if end == "COMMIT" else 0)
+    assert published(world) == [1, 11, 12]
+
+
+def test_rows_of_savepoints_belong_to_their_transaction(world: World) -> None:
+    """What a released savepoint wrote arrives with its transaction; what was rolled back never does."""
+    with world.relay() as relay:
+        with transaction(world, 1) as application:
+            application.execute(f"SAVEPOINT a; {USER.format(id=2)}; RELEASE a")
+            application.execute(f"SAVEPOINT b; {USER.format(id=3)}; ROLLBACK TO b")
+            application.execute(f"SAVEPOINT c; SAVEPOINT d; {USER.format(id=4)}")
+            insert(world, 5)
+            assert relay.run_once().published == 1
+            application.execute("COMMIT")
+        assert relay.run_once().published == 3
+        assert relay.run_once().published == 0
+    assert published(world) == [1, 2, 4, 5]
+
+
+def test_more_rows_than_one_page_arrive_whole(world: World) -> None:
+    """A backlog is read in pages, and every page is published."""
+    insert_many(world, 25)
+    produce = lambda: ChangeProducer(world.settings.kafka)  # noqa: E731 - as the harness does
+    with closing(Relay(connect=world.connect, produce=produce, fetch_rows=10)) as relay:
+        assert relay.run_once().published == 25
+    assert published(world) == list(range(1, 26))
+
+
+# Crashes
+
+
+class _DiesOnce(ChangeProducer):
+    """Raises once at its flush: after the records are in the topic, or before.
+
+    Args:
+        world: Whose topic.
+        first: What to do before the failure.
+        failure: What to raise; None for nothing.
+    """
+
+    def __init__(self, world: World, first: Callable[[ChangeProducer], None], failure: Exception | None) -> None:
+        super().__init__(world.settings.kafka)
+        self._first = first
+        self._failure = failure
+        self._has_died = False
+
+    def flush(self) -> None:
+        if self._has_died:
+            super().flush()
+            return
+        self._has_died = True
+        self._first(self)
+        if self._failure is not None:
+            raise self._failure
+
+
+def _flush(producer: ChangeProducer) -> None:
+    ChangeProducer.flush(producer)
+
+
+def _drop(producer: ChangeProducer) -> None:
+    producer._producer.purge()
+    producer._producer.flush()
+
+
+def test_a_relay_that_dies_between_publish_and_save_publishes_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cursor follows the acknowledgement: after a crash in between, the next relay repeats, and loses nothing."""
+    insert(world, 1, 2)
+    with world.relay() as first:
+        monkeypatch.setattr(first, "_save", _die)
+        with pytest.raises(KeyboardInterrupt):
+            first.run_once()
+    with world.relay() as second:
+        assert second.run_once().published == 2
+        assert second.run_once().published == 0
+    with world.relay() as third:
+        assert third.run_once().published == 0
+    assert published(world) == [1, 1, 2, 2]
+
+
+def _die(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"), [(_flush, [1, 2, 2, 3]), (_drop, [1, 2, 3])], ids=["acknowledged_too_late", "never_sent"]
+)
+def test_the_cursor_stays_until_every_record_is_acknowledged(
+    world: World, first: Callable[[ChangeProducer], None], expected: list[int]
+) -> None:
+    """A flush that fails saves nothing, whether Kafka has the records or not, and all of them come again."""
+    failure = KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
+    producers = [ChangeProducer(world.settings.kafka), _DiesOnce(world, first, failure)]
+    with world.relay(produce=lambda: producers.pop() if producers else ChangeProducer(world.settings.kafka)) as relay:
+        producers.reverse()
+        insert(world, 1)
+        assert relay.run_once().published == 1
+        before = cursor(world)
+        relay.close()
+        insert(world, 2)
+        with pytest.raises(KafkaException):
+            relay.run_once()
+        assert cursor(world) == before
+        relay.close()
+        insert(world, 3)
+        assert relay.run_once().published == 2
+    assert published(world) == expected
+
+
+def named(world: World, name: str, *, produce: Callable[[], ChangeProducer] | None = None) -> closing[Relay]:
+    """A relay whose backend can be told from others."""
+    relay = Relay(
+        connect=lambda: world.connect(name), produce=produce or (lambda: ChangeProducer(world.settings.kafka))
+    )
+    return closing(relay)
+
+
+def terminate(world: World, name: str) -> None:
+    """End the backend of a relay, as a failing network does, and wait until it is gone."""
+    found = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
+    world.sql(f"SELECT pg_terminate_backend(pid) {found}", f"syncer {name}")
+    wait_until(lambda: not world.sql(f"SELECT pid {found}", f"syncer {name}"), what="the backend is gone")
+
+
+def test_one_relay_leads_and_another_takes_over(world: World) -> None:
+    """Of two relays one publishes; when its connection is gone the other does, and goes on where it was."""
+    with named(world, "relay-1") as first, named(world, "relay-2") as second:
+        insert(world, 1)
+        assert first.run_once().is_leader
+        assert not second.run_once().is_leader
+        insert(world, 2)
+        terminate(world, "relay-1")
+        report = second.run_once()
+        assert report.is_leader
+        assert report.published == 1
+        with pytest.raises(psycopg.OperationalError):
+            first.run_once()
+        first.close()
+        insert(world, 3)
+        assert not first.run_once().is_leader
+        assert second.run_once().published == 1
+    assert published(world) == [1, 2, 3]
+
+
+def take_over_between_publish_and_save(world: World, stack: ExitStack) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The leader's connection is cut while it flushes, and another one leads and saves; then the leader goes on.
+
+    Returns:
+        The cursor as the new leader saved it, and as it is in the end.
+    """
+    saved: list[tuple[Any, ...]] = []
+    second = stack.enter_context(named(world, "relay-2"))
+
+    def cut(producer: ChangeProducer) -> None:
+        _flush(producer)
+        terminate(world, "relay-1")
+        insert(world, 2)
+        assert second.run_once().published == 2
+        saved.append(cursor(world))
+
+    first = stack.enter_context(named(world, "relay-1", produce=lambda: _DiesOnce(world, cut, None)))
+    insert(world, 1)
+    with stack, pytest.raises(psycopg.OperationalError):
+        first.run_once()
+    return saved[0], cursor(world)
+
+
+def test_a_leader_whose_connection_is_gone_saves_nothing(world: World) -> None:
+    """A relay that was cut off while it published cannot move the cursor of the one that leads now."""
+    with ExitStack() as stack:
+        saved, in_the_end = take_over_between_publish_and_save(world, stack)
+    assert in_the_end == saved
+    assert published(world) == [1, 1, 2]
+
+
+# Giving rows back
+
+
+def test_published_rows_are_given_back(world: World) -> None:
+    """After two rounds of trimming nothing published is left, and what comes next is published as ever."""
+    with world.relay() as relay:
+        insert(world, 1, 2)
+        relay.run_once()
+        assert relay.trim() == 0  # writers turn to another segment
+        insert(world, 3)
+        relay.run_once()
+        assert relay.trim() == 1
+        assert outbox_count(world) == 1
+        insert(world, 4)
+        relay.run_once()
+        assert relay.trim() == 1
+        assert outbox_count(world) == 1
+    assert published(world) == [1, 2, 3, 4]
+
+
+def trim_before_publishing(world: World, relay: Relay) -> list[int]:
+    """Trim again and again while there is something that was not published."""
+    insert(world, 1)
+    relay.run_once()
+    insert(world, 2)
+    for id_ in range(3, 9):
+        relay.trim()
+        insert(world, id_)
+    relay.run_once()
+    return published(world)
+
+
+def test_rows_that_are_not_published_are_never_given_back(world: World) -> None:
+    """However often the relay trims, a segment with one unpublished row stays whole."""
+    with world.relay() as relay:
+        assert trim_before_publishing(world, relay) == list(range(1, 9))
+
+
+def test_without_the_look_at_the_cursor_rows_would_be_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule is seen: a trimming that does not ask what is published loses changes."""
+    monkeypatch.setattr(outbox, "_IS_SEEN", "SELECT true")
+    with world.relay() as relay:
+        assert trim_before_publishing(world, relay) != list(range(1, 9))
+
+
+def test_a_segment_of_an_open_transaction_is_left_and_found_later(world: World) -> None:
+    """Trimming goes round the segment that a transaction still writes, without waiting; its rows arrive."""
+    with world.relay() as relay:
+        with transaction(world, 1) as long:
+            insert(world, 2)
+            relay.run_once()
+            for id_ in range(3, 15):
+                relay.trim()
+                insert(world, id_)
+                assert relay.run_once().published == 1
+            assert world.sql("SELECT new ->> 'id' FROM syncer.outbox_0") == [("2",)]
+            long.execute(USER.format(id=15))
+            long.execute("COMMIT")
+        assert relay.run_once().published == 2
+        assert relay.trim() >= 1
+        assert world.sql("TABLE syncer.outbox_0") == []
+    assert published(world) == list(range(1, 16))
+
+
+def test_a_transaction_that_began_before_the_trimming_loses_nothing(world: World) -> None:
+    """What a repeatable read transaction writes after its snapshot's segment was emptied is published."""
+    begin = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM users"
+    with world.relay() as relay:
+        insert(world, 1)
+        relay.run_once()
+        with transaction(world, begin=begin) as old:
+            relay.trim()
+            insert(world, 2)
+            relay.run_once()
+            assert relay.trim() == 1
+            old.execute(USER.format(id=3))
+            relay.run_once()
+            relay.trim()
+            old.execute("COMMIT")
+        relay.run_once()
+        for _ in range(3):
+            relay.trim()
+        assert outbox_count(world) == 0
+    assert published(world) == [1, 2, 3]
+
+
+def test_a_writer_with_an_old_segment_number_loses_nothing(world: World) -> None:
+    """A row that goes, late, into a segment that was emptied in between is published, and given back later."""
+    with world.relay() as relay:
+        insert(world, 1)
+        relay.run_once()
+        with psycopg.connect(world.dsn) as trimming:
+            # As the relay does it, but slowly: the writer has read the number when the segment is emptied.
+            trimming.execute("LOCK TABLE syncer.outbox_0 IN ACCESS EXCLUSIVE MODE")
+            writer = threading.Thread(target=insert, args=(world, 2))
+            writer.start()
+            wait_until(lambda: waits_for_segment(world), what="the writer waits for the segment")
+            trimming.execute("TRUNCATE syncer.outbox_0; SELECT setval('syncer.outbox_segment', 1)")
+        writer.join(timeout=30)
+        assert not writer.is_alive()
+        insert(world, 3)
+        in_segments = world.sql("SELECT segment, new ->> 'id' FROM syncer.outbox ORDER BY segment")
+        assert in_segments == [(0, "2"), (1, "3")]
+        assert relay.trim() == 0
+        assert relay.run_once().published == 2
+        assert relay.trim() == 2
+    assert published(world) == [1, 2, 3]
+
+
+def waits_for_segment(world: World) -> bool:
+    """Whether somebody waits for the lock of the first segment."""
+    return bool(
+        world.sql("SELECT pid FROM pg_locks WHERE relation = 'syncer.outbox_0'::regclass AND NOT granted LIMIT 1")
+    )
+
+
+def size_after_trimming(world: World, relay: Relay) -> float:
+    """How much of a full outbox is left after it was published and trimmed beside a transaction that sees it all."""
+    begin = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM users"
+    size = "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('syncer.outbox')"
+    with transaction(world, begin=begin):
+        insert_many(world, 5000)
+        full = world.sql(size)[0][0]
+        assert relay.run_once().published == 5000
+        relay.trim()
+        assert relay.trim() == 1
+        vacuum(world)
+        return float(world.sql(size)[0][0] / full)
+
+
+def vacuum(world: World) -> None:
+    """Give Postgres the chance to reclaim what it can."""
+    with psycopg.connect(world.dsn, autocommit=True) as connection:
+        connection.execute("VACUUM syncer.outbox_0")
+
+
+def test_a_long_transaction_does_not_keep_the_outbox_from_shrinking(world: World) -> None:
+    """Beside a transaction that stays open, published rows give their space back at once."""
+    with world.relay() as relay:
+        assert size_after_trimming(world, relay) < 0.2
+
+
+def test_deleted_rows_would_keep_their_space(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule is seen: rows that go by DELETE stay until the long transaction ends."""
+    monkeypatch.setattr(outbox, "_TRUNCATE", "DELETE FROM {segment}")
+    with world.relay() as relay:
+        assert size_after_trimming(world, relay) > 0.8
+
+
+# Where to begin
+
+
+def test_a_first_start_publishes_what_is_there(world: World) -> None:
+    """Without a saved cursor every row of the outbox is new, and also those that are not committed yet."""
+    insert(world, 1)
+    with transaction(world, 2) as open_:
+        with world.relay() as relay:
+            assert relay.run_once().published == 1
+        with world.relay() as relay:
+            assert relay.run_once().published == 0
+            open_.execute("COMMIT")
+            assert relay.run_once().published == 1
+    assert published(world) == [1, 2]
+
+
+FOREIGN_CURSOR = """
+UPDATE syncer.relay_cursor SET system_identifier = system_identifier + 1, snapshot = {cursor};
+UPDATE syncer.outbox SET xid = {xid}::text::xid8
+"""
+
+
+@pytest.mark.parametrize(
+    ("saved", "xid"),
+    [("snapshot", "xid"), ("'900000000:900000000:'", "899999999"), ("'5:5:'", "4"), ("'5:5:'", "900000000")],
+    ids=["alike", "far_ahead", "far_behind", "rows_ahead_of_their_cursor"],
+)
+def test_a_cursor_of_another_cluster_is_not_trusted(world: World, saved: str, xid: str) -> None:
+    """After dump and restore elsewhere every row of the outbox is published again, once, and then all goes on."""
+    with world.relay() as relay:
+        insert(world, 1, 2)
+        relay.run_once()
+    insert(world, 3)
+    world.sql(FOREIGN_CURSOR.format(cursor=saved, xid=xid))
+    with world.relay() as relay, transaction(world, 4) as open_:
+        insert(world, 5)
+        assert relay.run_once().published == 4
+        assert relay.run_once().published == 0
+        open_.execute("COMMIT")
+        assert relay.run_once().published == 1
+    with world.relay() as relay:
+        assert relay.run_once().published == 0
+        insert(world, 6)
+        assert relay.run_once().published == 1
+    assert published(world) == [1, 1, 2, 2, 3, 4, 5, 6]
+
+
+def test_trusting_such_a_cursor_would_lose_changes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule is seen: by the cursor of a cluster that was further ahead, nothing here is ever new."""
+    with world.relay() as relay:
+        relay.run_once()
+    world.sql("UPDATE syncer.relay_cursor SET snapshot = '900000000:900000000:'")
+    insert(world, 1)
+    with world.relay() as relay:
+        assert relay.run_once().published == 0
+    monkeypatch.undo()
+    world.sql("UPDATE syncer.relay_cursor SET system_identifier = system_identifier + 1")
+    with world.relay() as relay:
+        assert relay.run_once().published == 1

@@ -1,0 +1,207 @@
+"""The syncer schema is brought up to date whole or not at all, by whoever comes first."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import errors, sql
+
+from syncer import schema, shipped
+from syncer.errors import SourceError
+from syncer.policy import explain
+from syncer.postgres import AdvisoryLock
+from tests.harness import World, wait_until
+
+APPLIED = "SELECT migration_id FROM syncer._yoyo_migration ORDER BY 1"
+SHIPPED = sorted(file.stem for file in shipped.folder("migrations").glob("*.sql"))
+
+
+def objects(world: World) -> list[tuple[object, ...]]:
+    """Everything that is in schema syncer, as the catalogue has it."""
+    return world.sql(
+        "SELECT c.oid, c.relname, c.relkind::text FROM pg_class AS c "
+        "WHERE c.relnamespace = to_regnamespace('syncer') ORDER BY 1"
+    )
+
+
+def migrate(world: World) -> list[str]:
+    """What ``syncer migrate`` does, on a connection of its own."""
+    with world.connect() as connection:
+        return schema.migrate(connection)
+
+
+def require_current(world: World) -> None:
+    """What every other command does first."""
+    with world.connect() as connection:
+        schema.require_current(connection)
+
+
+def test_migrating_twice_changes_nothing(empty_world: World) -> None:
+    """The first migrate applies all there are, the second none."""
+    assert migrate(empty_world) == SHIPPED
+    before = objects(empty_world)
+    assert migrate(empty_world) == []
+    assert objects(empty_world) == before
+    require_current(empty_world)
+
+
+def waiting_for_the_lock(world: World) -> int:
+    """How many sessions wait to migrate."""
+    (row,) = world.sql(
+        "SELECT count(*) FROM pg_locks JOIN pg_stat_activity AS a USING (pid) "
+        "WHERE locktype = 'advisory' AND NOT granted AND a.datname = current_database()"
+    )
+    return int(row[0])
+
+
+def test_two_that_migrate_at_once_both_succeed(empty_world: World) -> None:
+    """One applies, the other waits and finds nothing to do."""
+    with empty_world.connect() as holder, ThreadPoolExecutor(2) as threads:
+        holder.execute("SELECT pg_advisory_lock($1)", (AdvisoryLock.SCHEMA,))
+        both = [threads.submit(migrate, empty_world) for _ in range(2)]
+        wait_until(lambda: waiting_for_the_lock(empty_world) == 2, what="both wait", seconds=20)
+        holder.execute("SELECT pg_advisory_unlock($1)", (AdvisoryLock.SCHEMA,))
+        assert sorted(one.result(timeout=30) for one in both) == [[], SHIPPED]
+    assert [row[0] for row in empty_world.sql(APPLIED)] == SHIPPED
+
+
+def test_without_the_lock_one_of_two_would_fail(empty_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule is seen: two that apply the same migration at the same time collide."""
+    monkeypatch.setattr(schema, "_LOCK", "SELECT $1::bigint")
+    monkeypatch.setattr(schema, "_UNLOCK", "SELECT $1::bigint")
+    with empty_world.connect() as connection:
+        connection.execute("CREATE SCHEMA syncer")
+        backend = schema._Backend(connection)
+        backend.create_lock_table()
+        backend.ensure_internal_schema_updated()
+    for bookkeeping in ("create_lock_table", "break_lock", "ensure_internal_schema_updated"):
+        monkeypatch.setattr(schema._Backend, bookkeeping, lambda _: None)
+    both_have_looked = threading.Barrier(2)
+    monkeypatch.setattr(schema, "_require_known", lambda *_: both_have_looked.wait(timeout=20))
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(migrate, empty_world) for _ in range(2)]
+        failures = [one.exception(timeout=30) for one in both]
+    assert sum(isinstance(failure, psycopg.Error) for failure in failures) == 1
+
+
+def test_a_database_without_the_schema_says_what_to_run(empty_world: World) -> None:
+    """Every command but migrate refuses such a database, and names the one that helps."""
+    with pytest.raises(SourceError, match="no syncer schema") as refused:
+        require_current(empty_world)
+    assert refused.value.hint == "Run: syncer migrate"
+    answer = empty_world.syncer("status")
+    assert answer.returncode != 0
+    assert "syncer migrate" in answer.stdout + answer.stderr
+
+
+def test_a_database_that_is_newer_is_refused(empty_world: World) -> None:
+    """A migration that this program does not know means that a newer one is at work: neither may touch it."""
+    migrate(empty_world)
+    before = objects(empty_world)
+    empty_world.sql(
+        "INSERT INTO syncer._yoyo_migration (migration_hash, migration_id, applied_at_utc) "
+        "VALUES ('x', '9999.from-the-future', now())"
+    )
+    for attempt in (migrate, require_current):
+        with pytest.raises(SourceError, match=r"9999\.from-the-future is unknown here") as refused:
+            attempt(empty_world)
+        assert "Install that newer version" in refused.value.hint
+    assert objects(empty_world) == before
+
+
+def test_a_database_that_is_older_is_refused_until_it_is_migrated(empty_world: World) -> None:
+    """A program with a migration that was not applied does not begin."""
+    migrate(empty_world)
+    empty_world.sql("DELETE FROM syncer._yoyo_migration WHERE migration_id = %s", SHIPPED[-1])
+    with pytest.raises(SourceError, match="older than this program") as refused:
+        require_current(empty_world)
+    assert SHIPPED[-1] in refused.value.message
+    assert refused.value.hint == "Run: syncer migrate"
+
+
+@pytest.fixture
+def migrations(empty_world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of migrations of the test's own."""
+    folder = empty_world.folder / "migrations"
+    folder.mkdir()
+    monkeypatch.setattr(shipped, "folder", lambda _: folder)
+    return folder
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(empty_world: World, migrations: Path) -> None:
+    """What was applied before it in the same run is undone too, and once it is mended all goes through."""
+    (migrations / "0001.good.sql").write_text("CREATE TABLE syncer.good (id int);")
+    broken = migrations / "0002.broken.sql"
+    broken.write_text("CREATE TABLE syncer.half (id int); INSERT INTO syncer.good VALUES ('not a number');")
+    for _ in range(2):
+        with pytest.raises(errors.InvalidTextRepresentation):
+            migrate(empty_world)
+        assert empty_world.sql("SELECT to_regclass('syncer.good'), to_regclass('syncer.half')") == [(None, None)]
+        assert empty_world.sql(APPLIED) == []
+    broken.write_text("CREATE TABLE syncer.half (id int);")
+    assert migrate(empty_world) == ["0001.good", "0002.broken"]
+    require_current(empty_world)
+
+
+def test_a_connection_is_whole_after_a_migration_that_failed(empty_world: World, migrations: Path) -> None:
+    """Nothing of ours stays on the session: no transaction, no lock, no search_path."""
+    (migrations / "0001.broken.sql").write_text("SELECT 1 / 0;")
+    with empty_world.connect() as connection:
+        before = connection.execute("SHOW search_path").fetchall()
+        with pytest.raises(errors.DivisionByZero):
+            schema.migrate(connection)
+        assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        assert connection.execute("SHOW search_path").fetchall() == before
+        locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+        assert connection.execute(locks).fetchall() == [(0,)]
+
+
+def test_later_migrations_are_added_to_the_earlier_ones(empty_world: World, migrations: Path) -> None:
+    """A newer program applies what is missing, in order, and only that."""
+    (migrations / "0001.first.sql").write_text("CREATE TABLE syncer.first (id int);")
+    assert migrate(empty_world) == ["0001.first"]
+    (migrations / "0002.second.sql").write_text("ALTER TABLE syncer.first ADD COLUMN name text;")
+    (migrations / "0003.third.sql").write_text("INSERT INTO syncer.first VALUES (1, 'x');")
+    with pytest.raises(SourceError, match=r"0002\.second, 0003\.third not applied"):
+        require_current(empty_world)
+    assert migrate(empty_world) == ["0002.second", "0003.third"]
+    assert empty_world.sql("TABLE syncer.first") == [(1, "x")]
+
+
+def test_the_lock_of_a_migration_that_was_killed_is_no_obstacle(empty_world: World) -> None:
+    """A row that somebody left in yoyo's lock table is removed: the lock that counts is Postgres's own."""
+    migrate(empty_world)
+    empty_world.sql("INSERT INTO syncer.yoyo_lock (locked, ctime, pid) VALUES (1, now(), 4242)")
+    assert migrate(empty_world) == []
+    assert empty_world.sql("TABLE syncer.yoyo_lock") == []
+
+
+def test_a_role_without_privilege_is_told_what_it_lacks(empty_world: World) -> None:
+    """Whoever may not create schemas, or not read ours, gets an error in words, with the mend."""
+    role = sql.Identifier(f"{empty_world.name}_nobody")
+    migrated = (False, True)
+    with psycopg.connect(empty_world.dsn, autocommit=True) as owner:
+        owner.execute(sql.SQL("CREATE ROLE {}").format(role))
+        try:
+            for is_migrated in migrated:
+                if is_migrated:
+                    migrate(empty_world)
+                with empty_world.connect() as connection:
+                    connection.execute(sql.SQL("SET ROLE {}").format(role))
+                    with pytest.raises(errors.InsufficientPrivilege) as refused:
+                        schema.migrate(connection)
+                    said = explain(refused.value)
+                assert isinstance(said, SourceError)
+                assert "permission denied" in said.message
+                assert "lacks a privilege" in said.hint
+            with empty_world.connect() as connection:
+                connection.execute(sql.SQL("SET ROLE {}").format(role))
+                with pytest.raises(errors.InsufficientPrivilege) as refused:
+                    schema.require_current(connection)
+            assert isinstance(explain(refused.value), SourceError)
+        finally:
+            owner.execute(sql.SQL("DROP ROLE {}").format(role))

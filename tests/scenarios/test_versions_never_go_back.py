@@ -1,0 +1,266 @@
+"""A version drawn later is greater, across connections, crashes, failover, restore, and dump and restore."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from syncer import version
+from syncer.errors import IndexingError
+from syncer.index import Index
+from syncer.model import EPOCH_SHIFT
+from syncer.postgres import Connection
+from tests.harness import World
+
+SEQUENCE = "SELECT last_value FROM syncer.version"
+INSTALLATION = "SELECT installation FROM syncer.incarnation"
+EPOCH = "SELECT epoch FROM syncer.incarnation"
+
+THREADS = 6
+DRAWS = 100
+
+
+@pytest.fixture
+def database(empty_world: World) -> World:
+    """A database with the syncer schema, in no incarnation yet."""
+    empty_world.migrate()
+    return empty_world
+
+
+@pytest.fixture
+def index(database: World) -> Iterator[Index]:
+    """Elasticsearch, which keeps the record of epochs."""
+    with database.index() as made:
+        yield made
+
+
+def enter(world: World, index: Index) -> version.Incarnation:
+    """What every writer does on a new connection."""
+    with world.connect() as connection:
+        found = version.enter_incarnation(connection, index)
+        version.skip_unflushed(connection)
+        return found
+
+
+def draw(world: World) -> int:
+    """One version, on a connection of its own."""
+    with world.connect() as connection:
+        return version.draw(connection)
+
+
+def installation(world: World) -> UUID:
+    """Whose record it is."""
+    (row,) = world.sql(INSTALLATION)
+    found: UUID = row[0]
+    return found
+
+
+# Within an incarnation
+
+
+def draw_in_turns(world: World) -> list[int]:
+    """Draws of many connections, one after the other."""
+    order = random.Random(1)
+    with ExitStack() as stack:
+        connections = [stack.enter_context(world.connect()) for _ in range(THREADS)]
+        return [version.draw(order.choice(connections)) for _ in range(DRAWS)]
+
+
+def test_draws_of_many_connections_grow_in_the_order_in_which_they_were_made(database: World) -> None:
+    """A draw that begins after another has ended is greater, whoever made them."""
+    drawn = draw_in_turns(database)
+    assert drawn == sorted(set(drawn))
+
+
+def test_a_sequence_with_a_cache_would_break_the_order(database: World) -> None:
+    """The rule is seen: numbers that connections fetch in advance come out of order."""
+    database.sql("ALTER SEQUENCE syncer.version CACHE 20")
+    drawn = draw_in_turns(database)
+    assert drawn != sorted(set(drawn))
+
+
+def test_draws_of_many_threads_at_once_keep_the_order_of_time(database: World, index: Index) -> None:
+    """Of draws that overlap none is handed out twice, and one that ended before another began is the lesser."""
+    enter(database, index)
+    begin = threading.Barrier(THREADS)
+
+    def draw_many(_: int) -> list[tuple[int, int, int]]:
+        with database.connect() as connection:
+            begin.wait(timeout=30)
+            return [_timed_draw(connection) for _ in range(DRAWS)]
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        draws = sorted(one for found in threads.map(draw_many, range(THREADS)) for one in found)
+    assert len({drawn for _, _, drawn in draws}) == THREADS * DRAWS
+    by_end = sorted(draws, key=lambda one: one[1])
+    greatest_ended, ended = 0, 0
+    for began, _, drawn in draws:
+        while by_end[ended][1] < began:
+            greatest_ended = max(greatest_ended, by_end[ended][2])
+            ended += 1
+        assert drawn > greatest_ended
+
+
+def _timed_draw(connection: Connection) -> tuple[int, int, int]:
+    began = time.monotonic_ns()
+    drawn = version.draw(connection)
+    return began, time.monotonic_ns(), drawn
+
+
+def test_a_new_writer_skips_whatever_a_crash_may_have_taken_back(database: World) -> None:
+    """It steps over more numbers than all connections together can have drawn and not yet on disk."""
+    ahead = 32 * int(database.sql("SHOW max_connections")[0][0])
+    with database.connect() as connection:
+        before = version.draw(connection)
+        version.skip_unflushed(connection)
+        assert version.draw(connection) - before > ahead
+
+
+# Across incarnations
+
+OTHER_TIMELINE = "UPDATE syncer.incarnation SET timeline = timeline - 1"
+OTHER_SYSTEM = "UPDATE syncer.incarnation SET system_identifier = system_identifier + 1"
+CHANGES = {
+    "failover": OTHER_TIMELINE,
+    "dump_and_restore": OTHER_SYSTEM + "; SELECT setval('syncer.version', 1)",
+    "restore_of_an_older_epoch": OTHER_TIMELINE + ", epoch = 1; SELECT setval('syncer.version', 1)",
+    "restore_of_a_database_that_had_no_epoch": OTHER_SYSTEM + ", epoch = 0; SELECT setval('syncer.version', 1)",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_another_incarnation_draws_greater_versions(database: World, index: Index, change: str) -> None:
+    """After failover or restore, each version is greater than each one before, though Postgres was set back."""
+    enter(database, index)
+    for _ in range(2):
+        database.sql(OTHER_TIMELINE)
+        assert enter(database, index).has_changed
+    before = draw_in_turns(database)
+    database.sql(change)
+    entered = enter(database, index)
+    assert entered.epoch == 4
+    assert index.read_epoch(installation(database)) == 4
+    assert database.sql(EPOCH) == [(4,)]
+    assert min(draw_in_turns(database)) > max(before)
+    again = enter(database, index)
+    assert not again.has_changed
+    assert again.epoch == 4
+
+
+def test_an_epoch_that_only_postgres_remembers_counts_too(database: World, index: Index) -> None:
+    """When Elasticsearch was set up anew and has no record, Postgres's own epoch is exceeded."""
+    enter(database, index)
+    before = draw(database)
+    database.sql(f"{OTHER_TIMELINE}, installation = gen_random_uuid(), epoch = 7")
+    assert index.read_epoch(installation(database)) == 0
+    assert enter(database, index).epoch == 8
+    assert index.read_epoch(installation(database)) == 8
+    assert draw(database) > before
+
+
+def test_without_the_record_a_restored_database_would_go_back(database: World, index: Index) -> None:
+    """The rule is seen: from Postgres alone, an epoch that was set back is entered a second time."""
+
+    class Forgetful:
+        def read_epoch(self, _: UUID) -> int:
+            return 0
+
+        def write_epoch(self, _: UUID, __: int) -> None:
+            pass
+
+    enter(database, index)
+    database.sql(OTHER_TIMELINE)
+    enter(database, index)
+    before = draw(database)
+    database.sql(CHANGES["restore_of_an_older_epoch"])
+    with database.connect() as connection:
+        version.enter_incarnation(connection, Forgetful())
+    assert draw(database) < before
+
+
+def test_the_first_epoch_is_no_change_of_incarnation(database: World, index: Index) -> None:
+    """A new installation enters epoch 1 in silence; the version has the epoch in its upper bits."""
+    entered = enter(database, index)
+    assert entered.epoch == 1
+    assert not entered.has_changed
+    assert draw(database) >> EPOCH_SHIFT == 1
+
+
+def test_writers_that_find_the_change_together_enter_one_epoch(database: World, index: Index) -> None:
+    """Of many writers that notice a failover at the same time one bumps the epoch, and all draw with it."""
+    enter(database, index)
+    database.sql(OTHER_TIMELINE)
+    with ThreadPoolExecutor(THREADS) as threads:
+        entered = list(threads.map(lambda _: enter(database, index), range(THREADS)))
+    assert {one.epoch for one in entered} == {2}
+    assert [one.has_changed for one in entered].count(True) == 1
+    assert draw(database) >> EPOCH_SHIFT == 2
+
+
+class _Crashes:
+    """A record whose writer dies right after the epoch is kept.
+
+    Args:
+        index: The record.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    def read_epoch(self, installation: UUID) -> int:
+        return self._index.read_epoch(installation)
+
+    def write_epoch(self, installation: UUID, epoch: int) -> None:
+        self._index.write_epoch(installation, epoch)
+        raise ConnectionAbortedError
+
+
+def test_a_crash_between_the_record_and_postgres_costs_a_number_and_no_order(database: World, index: Index) -> None:
+    """The record is ahead of Postgres then; whoever enters next goes beyond both."""
+    enter(database, index)
+    before = draw(database)
+    database.sql(OTHER_TIMELINE)
+    for _ in range(2):
+        with database.connect() as connection, pytest.raises(ConnectionAbortedError):
+            version.enter_incarnation(connection, _Crashes(index))
+    assert database.sql(EPOCH) == [(1,)]
+    entered = enter(database, index)
+    assert entered.epoch == index.read_epoch(installation(database)) == 4
+    assert entered.has_changed
+    assert draw(database) > before
+
+
+def test_the_record_never_goes_back(database: World, index: Index) -> None:
+    """A daemon that was suspended while others entered later epochs cannot write its own over theirs."""
+    own = installation(database)
+    index.write_epoch(own, 5)
+    index.write_epoch(own, 5)
+    with pytest.raises(IndexingError, match="beyond 4"):
+        index.write_epoch(own, 4)
+    assert index.read_epoch(own) == 5
+
+
+def test_a_dump_restored_into_the_same_cluster_is_another_incarnation(database: World, index: Index) -> None:
+    """Yesterday's dump, restored under the old name in the same cluster, does not draw yesterday's versions again."""
+    enter(database, index)
+    bin_folder = database.sandbox.postgres.bin_folder
+    dump = database.folder / "yesterday.dump"
+    subprocess.run([bin_folder / "pg_dump", "--format=custom", f"--file={dump}", database.dsn], check=True, timeout=60)
+    for _ in range(3):  # a day's work
+        enter(database, index)
+    before = draw(database)
+    with psycopg.connect(database.endpoints.postgres_dsn, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE "{database.name}" WITH (FORCE)')
+        connection.execute(f'CREATE DATABASE "{database.name}"')
+    subprocess.run([bin_folder / "pg_restore", f"--dbname={database.dsn}", dump], check=True, timeout=60)
+    enter(database, index)
+    assert draw(database) > before

@@ -1,0 +1,106 @@
+"""What is cut into pages loses nothing, and no page is larger than it may be."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from elasticsearch import Elasticsearch
+from hypothesis import given, strategies as st
+
+from syncer.affected import _pages
+from syncer.compose import one_line
+from syncer.index import Index
+from syncer.model import Composition
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(ids=st.lists(st.text(max_size=3), max_size=60), size=st.integers(min_value=1, max_value=7))
+def test_pages_hold_every_id(ids: list[str], size: int) -> None:
+    """Every id is in some page, no page holds one twice, and only the last is not full."""
+    pages = list(_pages(iter(ids), size))
+    assert {one for page in pages for one in page} == set(ids)
+    assert all(len(set(page)) == len(page) for page in pages)
+    assert all(len(page) == size for page in pages[:-1])
+    assert all(0 < len(page) <= size for page in pages)
+
+
+def test_pages_come_before_all_ids_are_read() -> None:
+    """A fan-out is never whole in memory."""
+    read: list[int] = []
+
+    def ids() -> Any:
+        for one in range(1000):
+            read.append(one)
+            yield str(one)
+
+    assert next(_pages(ids(), 10)) == tuple(str(one) for one in range(10))
+    assert len(read) == 10
+
+
+def test_pages_of_nothing_are_none() -> None:
+    """Without an id there is no page."""
+    assert list(_pages(iter(()), 10)) == []
+
+
+@given(value=JSON, indent=st.sampled_from([None, 1, "\t"]), ascii_only=st.booleans())
+def test_one_line_is_the_same_json(value: Any, indent: int | str | None, *, ascii_only: bool) -> None:
+    """However JSON is laid out, on one line it says the same."""
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    line = one_line(text)
+    assert b"\n" not in line
+    assert b"\r" not in line
+    assert json.loads(line.decode("utf-8", "surrogatepass")) == value
+
+
+def test_one_line_ends_windows_lines_too() -> None:
+    """A json column keeps the line breaks that its application wrote, of whatever kind."""
+    assert json.loads(one_line(b'{\r\n "a": "x\\ny",\r "b": 1\n}')) == {"a": "x\ny", "b": 1}
+
+
+COMPOSITIONS = st.lists(
+    st.none() | st.integers(min_value=0, max_value=300),
+    max_size=40,
+).map(
+    lambda lengths: [
+        Composition(id=str(at), version=1, source=None if length is None else b"x" * length)
+        for at, length in enumerate(lengths)
+    ]
+)
+
+
+def parts(compositions: list[Composition], bytes_max: int) -> list[list[Composition]]:
+    """How an index cuts compositions into requests; no server is asked."""
+    client = Elasticsearch("http://127.0.0.1:9")
+    try:
+        return list(Index(client, bulk_bytes_max=bytes_max)._parts(compositions))
+    finally:
+        client.close()
+
+
+def size(part: list[Composition]) -> int:
+    """The bytes of a request's documents."""
+    return sum(len(one.source or b"") for one in part)
+
+
+@given(compositions=COMPOSITIONS, bytes_max=st.integers(min_value=1, max_value=500))
+def test_a_bulk_request_is_bounded(compositions: list[Composition], bytes_max: int) -> None:
+    """No request is larger than allowed, unless it is one document that is; none is empty; order is kept."""
+    cut = parts(compositions, bytes_max)
+    assert [one for part in cut for one in part] == compositions
+    assert all(part for part in cut)
+    # A delete beside a document that is too large adds nothing to it.
+    assert all(size(part) <= bytes_max or sum(one.source is not None for one in part) == 1 for part in cut)
+
+
+@given(compositions=COMPOSITIONS, bytes_max=st.integers(min_value=1, max_value=500))
+def test_no_more_requests_than_needed(compositions: list[Composition], bytes_max: int) -> None:
+    """Two requests that follow one another would not have fitted into one."""
+    cut = parts(compositions, bytes_max)
+    assert all(size(one) + len(other[0].source or b"") > bytes_max for one, other in pairwise(cut))

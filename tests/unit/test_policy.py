@@ -1,0 +1,368 @@
+"""Every error has one decision, and one sentence for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import elasticsearch
+import psycopg
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
+from hypothesis import given, strategies as st
+from psycopg import errors as pg
+from structlog.testing import capture_logs
+
+from syncer import errors, policy
+from syncer.errors import SyncerError
+from syncer.lifecycle import Stop, Stopping, persist
+from syncer.policy import Action, Backoff, decide, decide_item, explain
+
+NODE = NodeConfig("http", "search", 9200)
+
+API_ERRORS: dict[int, type[elasticsearch.ApiError]] = {
+    400: elasticsearch.BadRequestError,
+    401: elasticsearch.AuthenticationException,
+    403: elasticsearch.AuthorizationException,
+    404: elasticsearch.NotFoundError,
+    409: elasticsearch.ConflictError,
+}
+
+
+def api_error(status: int, reason: str = "because") -> elasticsearch.ApiError:
+    """An answer of Elasticsearch, as its client raises it."""
+    meta = ApiResponseMeta(status=status, http_version="1.1", headers=HttpHeaders({}), duration=0.1, node=NODE)
+    body = {"error": {"type": "some_exception", "reason": reason}, "status": status}
+    return API_ERRORS.get(status, elasticsearch.ApiError)(message="some_exception", meta=meta, body=body)
+
+
+def kafka_error(code: int) -> KafkaException:
+    """An error as confluent_kafka raises it."""
+    return KafkaException(KafkaError(code))
+
+
+POSTGRES = {
+    pg.InvalidPassword: Action.HALT,
+    pg.InvalidAuthorizationSpecification: Action.HALT,
+    pg.InvalidCatalogName: Action.HALT,
+    pg.SerializationFailure: Action.RETRY,
+    pg.DeadlockDetected: Action.RETRY,
+    pg.QueryCanceled: Action.RETRY,
+    pg.LockNotAvailable: Action.RETRY,
+    pg.ObjectInUse: Action.RETRY,
+    pg.AdminShutdown: Action.RETRY,
+    pg.CrashShutdown: Action.RETRY,
+    pg.CannotConnectNow: Action.RETRY,
+    pg.TooManyConnections: Action.RETRY,
+    pg.DiskFull: Action.RETRY,
+    pg.OutOfMemory: Action.RETRY,
+    pg.IdleInTransactionSessionTimeout: Action.RETRY,
+    pg.RaiseException: Action.PARK,
+    pg.DivisionByZero: Action.PARK,
+    pg.InvalidTextRepresentation: Action.PARK,
+    pg.NumericValueOutOfRange: Action.PARK,
+    pg.UniqueViolation: Action.PARK,
+    pg.CheckViolation: Action.PARK,
+    pg.CardinalityViolation: Action.HALT,
+    pg.InsufficientPrivilege: Action.HALT,
+    pg.UndefinedTable: Action.HALT,
+    pg.UndefinedColumn: Action.HALT,
+    pg.UndefinedFunction: Action.HALT,
+    pg.SyntaxError: Action.HALT,
+    pg.FeatureNotSupported: Action.HALT,
+    psycopg.OperationalError: Action.RETRY,
+    psycopg.InterfaceError: Action.RETRY,
+    psycopg.Error: Action.HALT,
+}
+
+
+@pytest.mark.parametrize(("kind", "action"), POSTGRES.items(), ids=lambda one: getattr(one, "__name__", ""))
+def test_what_postgres_raises(kind: type[psycopg.Error], action: Action) -> None:
+    """Each class of SQLSTATE has the decision that its meaning asks for."""
+    assert decide(kind("what happened")) is action
+
+
+@pytest.mark.parametrize(("kind", "action"), policy._POSTGRES, ids=lambda one: getattr(one, "__name__", ""))
+def test_no_class_hides_another(kind: type[psycopg.Error], action: Action) -> None:
+    """Each line of the table decides for its own class: no line before it is a base of it."""
+    assert decide(kind("what happened")) is action
+
+
+def test_a_document_that_divides_by_zero_is_parked_not_the_batch() -> None:
+    """Of two classes that fit an error, the more special one decides."""
+    assert issubclass(pg.QueryCanceled, psycopg.OperationalError)
+    assert issubclass(pg.InvalidPassword, psycopg.OperationalError)
+    assert decide(pg.InvalidPassword("no")) is not decide(psycopg.OperationalError("no"))
+
+
+STATUSES = {
+    400: Action.HALT,
+    401: Action.HALT,
+    403: Action.HALT,
+    404: Action.HALT,
+    408: Action.RETRY,
+    409: Action.HALT,
+    413: Action.HALT,
+    429: Action.RETRY,
+    500: Action.RETRY,
+    502: Action.RETRY,
+    503: Action.RETRY,
+    504: Action.RETRY,
+}
+
+
+@pytest.mark.parametrize(("status", "action"), STATUSES.items())
+def test_what_elasticsearch_answers(status: int, action: Action) -> None:
+    """An overloaded server is asked again; one that refuses is not."""
+    assert decide(api_error(status)) is action
+
+
+TRANSPORT = {
+    "connection": elasticsearch.ConnectionError("refused"),
+    "timeout": elasticsearch.ConnectionTimeout("too long"),
+    "tls": elasticsearch.SSLError("certificate"),
+    "serialization": elasticsearch.SerializationError("not JSON"),
+}
+
+
+@pytest.mark.parametrize("error", TRANSPORT.values(), ids=TRANSPORT.keys())
+def test_what_the_way_to_elasticsearch_does(error: elasticsearch.TransportError) -> None:
+    """Trouble on the way is retried."""
+    assert decide(error) is Action.RETRY
+
+
+def test_another_product_is_not_waited_for() -> None:
+    """A server that is not Elasticsearch will not become it."""
+    meta = ApiResponseMeta(status=200, http_version="1.1", headers=HttpHeaders({}), duration=0.1, node=NODE)
+    error = elasticsearch.UnsupportedProductError("not Elasticsearch", meta=meta, body={})
+    assert decide(error) is Action.HALT
+    said = explain(error)
+    assert said is not None
+    assert "not Elasticsearch" in said.message
+
+
+KAFKA = {
+    "UNKNOWN_TOPIC_OR_PART": Action.HALT,
+    "_UNKNOWN_TOPIC": Action.HALT,
+    "_AUTHENTICATION": Action.HALT,
+    "_AUTO_OFFSET_RESET": Action.HALT,
+    "_INVALID_ARG": Action.HALT,
+    "TOPIC_AUTHORIZATION_FAILED": Action.HALT,
+    "GROUP_AUTHORIZATION_FAILED": Action.HALT,
+    "CLUSTER_AUTHORIZATION_FAILED": Action.HALT,
+    "SASL_AUTHENTICATION_FAILED": Action.HALT,
+    "_TRANSPORT": Action.RETRY,
+    "_ALL_BROKERS_DOWN": Action.RETRY,
+    "_TIMED_OUT": Action.RETRY,
+    "_MSG_TIMED_OUT": Action.RETRY,
+    "_MAX_POLL_EXCEEDED": Action.RETRY,
+    "NOT_ENOUGH_REPLICAS": Action.RETRY,
+    "LEADER_NOT_AVAILABLE": Action.RETRY,
+    "REBALANCE_IN_PROGRESS": Action.RETRY,
+    "COORDINATOR_LOAD_IN_PROGRESS": Action.RETRY,
+}
+
+
+@pytest.mark.parametrize(("name", "action"), KAFKA.items(), ids=KAFKA.keys())
+def test_what_kafka_raises(name: str, action: Action) -> None:
+    """A broker that is away is waited for; a topic, an offset or a right that is gone is not."""
+    assert decide(kafka_error(getattr(KafkaError, name))) is action
+
+
+OURS = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, SyncerError)]
+
+
+@pytest.mark.parametrize("kind", OURS, ids=lambda one: one.__name__)
+def test_what_syncer_raises_on_purpose_is_not_repeated(kind: type[SyncerError]) -> None:
+    """An error that already says what to do halts, and is explained by itself."""
+    error = kind("what happened", hint="what to do")
+    assert decide(error) is Action.HALT
+    assert explain(error) is error
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), AssertionError(), KeyboardInterrupt()])
+def test_what_nobody_foresaw_halts_and_has_no_words(error: BaseException) -> None:
+    """A defect of ours is neither repeated nor dressed up."""
+    assert decide(error) is Action.HALT
+    assert explain(error) is None
+
+
+ITEMS = {
+    400: Action.PARK,
+    413: Action.PARK,
+    401: Action.HALT,
+    403: Action.HALT,
+    404: Action.HALT,
+    408: Action.RETRY,
+    429: Action.RETRY,
+    500: Action.RETRY,
+    502: Action.RETRY,
+    503: Action.RETRY,
+    504: Action.RETRY,
+}
+
+
+@pytest.mark.parametrize(("status", "action"), ITEMS.items())
+def test_what_becomes_of_one_document_of_a_bulk_request(status: int, action: Action) -> None:
+    """Only a document that is itself at fault is parked."""
+    assert decide_item(status) is action
+
+
+SAID: dict[str, tuple[BaseException, type[SyncerError], tuple[str, ...]]] = {
+    "postgres_away": (
+        psycopg.OperationalError("connection refused"),
+        errors.SourceError,
+        ("cannot be reached", "SYNCER_POSTGRES_DSN"),
+    ),
+    "privilege": (pg.InsufficientPrivilege("permission denied"), errors.SourceError, ("permission denied", "role")),
+    "schema": (pg.UndefinedTable('relation "syncer.document" does not exist'), errors.SourceError, ("syncer migrate",)),
+    "column": (pg.UndefinedColumn("column p.title does not exist"), errors.ComposeError, ("p.title", "syncer apply")),
+    "elasticsearch_away": (
+        elasticsearch.ConnectionError("refused"),
+        errors.IndexingError,
+        ("cannot be reached", "refused", "SYNCER_ELASTICSEARCH_URL"),
+    ),
+    "login": (api_error(401, "missing credentials"), errors.IndexingError, ("missing credentials", "API_KEY")),
+    "right": (api_error(403, "not granted"), errors.IndexingError, ("not granted", "role")),
+    "index": (api_error(404, "no such index [blog]"), errors.IndexingError, ("[blog]", "syncer apply")),
+    "answer": (api_error(400, "too many clauses"), errors.IndexingError, ("400", "too many clauses")),
+    "topic": (kafka_error(KafkaError._UNKNOWN_TOPIC), errors.TopicError, ("no such topic", "syncer apply")),
+    "retention": (
+        kafka_error(KafkaError._AUTO_OFFSET_RESET),
+        errors.TopicError,
+        ("before they were read", "retention", "syncer backfill"),
+    ),
+    "broker": (
+        kafka_error(KafkaError._ALL_BROKERS_DOWN),
+        errors.TopicError,
+        ("Kafka", "SYNCER_KAFKA_BOOTSTRAP_SERVERS"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("error", "kind", "says"), SAID.values(), ids=SAID.keys())
+def test_what_a_person_is_told(error: BaseException, kind: type[SyncerError], says: tuple[str, ...]) -> None:
+    """An expected error becomes one of ours, with what happened and what to do."""
+    said = explain(error)
+    assert type(said) is kind
+    for words in says:
+        assert words in f"{said.message}\n{said.hint}"
+
+
+# Backoff
+
+
+@given(
+    first=st.floats(min_value=0.001, max_value=10),
+    longest=st.floats(min_value=0.001, max_value=100),
+    pauses=st.integers(min_value=1, max_value=60),
+)
+def test_a_pause_is_within_half_of_its_limit(first: float, longest: float, pauses: int) -> None:
+    """The limit doubles up to the longest; a pause is never below half of it, nor above it."""
+    backoff = Backoff(first_seconds=first, longest_seconds=longest)
+    for attempt in range(pauses):
+        limit = min(longest, first * 2**attempt)
+        assert limit / 2 <= backoff.next_seconds() <= limit
+    backoff.reset()
+    assert backoff.next_seconds() <= min(longest, first)
+
+
+def test_pauses_differ() -> None:
+    """Two that failed together do not come back together."""
+    pauses = {Backoff(first_seconds=1).next_seconds() for _ in range(50)}
+    assert len(pauses) > 40
+
+
+def test_a_pause_never_overflows() -> None:
+    """An outage of days ends in the longest pause, not in an error."""
+    backoff = Backoff()
+    pauses = [backoff.next_seconds() for _ in range(5000)]
+    assert max(pauses) <= backoff.longest_seconds
+
+
+# Persist
+
+
+class Failing:
+    """Raises each of these errors once, then succeeds."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.calls = 0
+
+    def __call__(self) -> str:
+        """Fail or succeed."""
+        self.calls += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return "done"
+
+
+def silent(_: float) -> None:
+    """Wait for nothing."""
+
+
+def logged(action: Callable[[], Any], **keywords: Any) -> tuple[Any, list[Any]]:
+    """What persist returned, and what it logged."""
+    with capture_logs() as logs:
+        return persist(action, pause=silent, stage="relay", **keywords), logs
+
+
+def test_success_is_silent() -> None:
+    """What succeeds at once is done once and logged not at all."""
+    action = Failing()
+    assert logged(action) == ("done", [])
+    assert action.calls == 1
+
+
+def test_the_same_trouble_is_logged_once_then_recovered_once() -> None:
+    """An outage is two lines, however many attempts it lasts."""
+    action = Failing(*(elasticsearch.ConnectionError("refused") for _ in range(7)))
+    result, logs = logged(action)
+    assert result == "done"
+    assert action.calls == 8
+    assert [(one["event"], one["log_level"], one["stage"], one["attempts"]) for one in logs] == [
+        ("stage.retried", "warning", "relay", 1),
+        ("stage.recovered", "info", "relay", 7),
+    ]
+    assert "Elasticsearch cannot be reached" in logs[0]["error"]
+    assert logs[1]["outage_seconds"] >= 0
+
+
+def test_another_trouble_is_logged_too() -> None:
+    """A new kind of trouble within an outage has a line of its own."""
+    action = Failing(psycopg.OperationalError("starting up"), psycopg.OperationalError("starting up"), api_error(503))
+    _, logs = logged(action)
+    assert [one["event"] for one in logs] == ["stage.retried", "stage.retried", "stage.recovered"]
+    assert [one["attempts"] for one in logs] == [1, 3, 3]
+
+
+@pytest.mark.parametrize("error", [pg.DivisionByZero("x"), pg.UndefinedTable("x"), ValueError("x")])
+def test_what_is_not_to_be_retried_is_raised_as_it_is(error: Exception) -> None:
+    """PARK and HALT come out unchanged and unlogged: whoever asked decides."""
+    action = Failing(error)
+    with capture_logs() as logs, pytest.raises(type(error)) as raised:
+        persist(action, pause=silent, stage="relay")
+    assert raised.value is error
+    assert logs == []
+    assert action.calls == 1
+
+
+def test_pauses_grow() -> None:
+    """Between attempts it waits, longer each time, through the pause that it was given."""
+    pauses: list[float] = []
+    persist(Failing(*(api_error(429) for _ in range(5))), pause=pauses.append, stage="relay")
+    assert len(pauses) == 5
+    assert all(longer > shorter / 2 for shorter, longer in zip(pauses, pauses[2:], strict=False))
+    assert pauses[4] > pauses[0]
+
+
+def test_a_stop_ends_the_wait() -> None:
+    """A stage that is told to stop does not wait for a server to come back."""
+    stop = Stop()
+    stop.request()
+    action = Failing(psycopg.OperationalError("away"))
+    with capture_logs(), pytest.raises(Stopping):
+        persist(action, pause=stop.pause, stage="relay")
+    assert action.calls == 1

@@ -28,7 +28,8 @@ ground; a module knows only those below it:
     affected     changes → ids                                compose    ids → documents, in one snapshot
     outbox       what the triggers wrote                      capture    the triggers
     store        what syncer remembers in Postgres            version    epoch and sequence
-    topic        Kafka                                        index      Elasticsearch
+    topic        Kafka                                        index      documents in Elasticsearch
+    indices      physical indices and their aliases
     dependency   what a document depends on                   definition a document's folder
     probe        what a query reads, asked of Postgres
     lifecycle    stop, wait, try again                        policy     error → RETRY, PARK, HALT

@@ -19,7 +19,7 @@ from syncer.capture import Capture
 from syncer.definition import Definition
 from syncer.dependency import Dependencies
 from syncer.errors import ConfigError, DefinitionError
-from syncer.index import Index
+from syncer.indices import Indices
 from syncer.model import Target
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.store import Document
@@ -77,7 +77,7 @@ class Plan:
         return unchanged and not self.captures and not self.released
 
 
-def plan(connection: Connection, index: Index, definitions: Iterable[Definition]) -> Plan:
+def plan(connection: Connection, indices: Indices, definitions: Iterable[Definition]) -> Plan:
     """Compare the definitions with what is in force, and find out what they read.
 
     Raises:
@@ -87,7 +87,7 @@ def plan(connection: Connection, index: Index, definitions: Iterable[Definition]
     captured = capture.captured(connection)
     lost = frozenset(relation for relation in captured if not capture.is_installed(connection, relation))
     steps = tuple(
-        _step(connection, index, definition, in_force.pop(definition.name, None), lost) for definition in definitions
+        _step(connection, indices, definition, in_force.pop(definition.name, None), lost) for definition in definitions
     )
     wanted = {
         one.relation: one for one in _captures(connection, [step.document for step in steps] + list(in_force.values()))
@@ -101,7 +101,7 @@ def plan(connection: Connection, index: Index, definitions: Iterable[Definition]
 
 
 def _step(
-    connection: Connection, index: Index, definition: Definition, before: Document | None, lost: frozenset[str]
+    connection: Connection, indices: Indices, definition: Definition, before: Document | None, lost: frozenset[str]
 ) -> Step:
     after = Document(
         name=definition.name,
@@ -119,7 +119,7 @@ def _step(
             f"{after.name}: the index cannot be changed from {before.index} to {after.index}",
             hint="Make a new document folder for the new index, and remove this one once it is filled.",
         )
-    if not all(index.exists(target) for target in store.targets(connection, after.name)):
+    if not all(indices.exists(target) for target in store.targets(connection, after.name)):
         return Step(document=after, change=Change.INDEX_GONE)
     if _meaning(after) != _meaning(before):
         return Step(document=after, change=Change.CHANGED)
@@ -179,7 +179,7 @@ def _aggregate(
 
 def carry_out(
     connection: Connection,
-    index: Index,
+    indices: Indices,
     decided: Plan,
     *,
     tell: Callable[[str], None] = lambda _: None,
@@ -189,7 +189,7 @@ def carry_out(
 
     Args:
         connection: As a role that owns the tables and the syncer schema.
-        index: Elasticsearch.
+        indices: Elasticsearch's.
         decided: What to do.
         tell: Told of each step.
         timeout_seconds: How long to go on asking for the lock of a table that is in use.
@@ -202,9 +202,9 @@ def carry_out(
     """
     with _alone(connection):
         to_fill = [step for step in decided.steps if step.change is not Change.UNCHANGED]
-        index.prepare()
+        indices.prepare()
         targets = {
-            step.document.name: _target(connection, index, step, tell) for step in to_fill if step.is_new_generation
+            step.document.name: _target(connection, indices, step, tell) for step in to_fill if step.is_new_generation
         }
         # Once triggers are back, nothing else tells that they were gone.
         store.mark_unfilled(connection, [step.document.name for step in to_fill])
@@ -248,15 +248,15 @@ def _put_in_force(connection: Connection, step: Step, target: Target) -> None:
     store.put_target(connection, step.document.name, target)
 
 
-def _target(connection: Connection, index: Index, step: Step, tell: Callable[[str], None]) -> Target:
+def _target(connection: Connection, indices: Indices, step: Step, tell: Callable[[str], None]) -> Target:
     """The document's index: made if it has none, its mapping brought up to date if it has."""
     document = step.document
     existing = store.targets(connection, document.name)
-    if step.change is Change.INDEX_GONE and index.restore_aliases(existing[0], document.index):
+    if step.change is Change.INDEX_GONE and indices.restore_aliases(existing[0], document.index):
         tell(f"aliases of {existing[0].index_name} are back")
         return existing[0]
     if not existing or step.change is Change.INDEX_GONE:
-        target = index.create(
+        target = indices.create(
             document=document.name,
             alias=document.index,
             body=document.index_body,
@@ -266,6 +266,6 @@ def _target(connection: Connection, index: Index, step: Step, tell: Callable[[st
         tell(f"index {target.index_name}, searched as {document.index}")
         return target
     target = dataclasses.replace(existing[0], mapping_generation=document.generation)
-    index.change(document=document.name, target=target, body=document.index_body)
+    indices.change(document=document.name, target=target, body=document.index_body)
     tell(f"index {target.index_name} is up to date")
     return target

@@ -33,6 +33,7 @@ from syncer import (
 )
 from syncer.errors import ConfigError, DefinitionError
 from syncer.index import Index
+from syncer.indices import Indices
 from syncer.lifecycle import Stop, Stopping
 from syncer.policy import explain
 from syncer.postgres import Connection
@@ -112,7 +113,7 @@ def apply(
 ) -> None:
     """Put the definitions of the config folder in force: indices, triggers, and a first fill."""
     with _open("apply") as parts:
-        decided = applying.plan(parts.connection, parts.index, definition.load_all(settings.config_folder()))
+        decided = applying.plan(parts.connection, parts.indices, definition.load_all(settings.config_folder()))
         terminal.show_plan(out, decided)
         if decided.is_empty and topic.exists(parts.settings.kafka):
             out.print("Nothing to do.")
@@ -126,7 +127,7 @@ def apply(
         if topic.ensure_topic(parts.settings.kafka):
             out.print(f"topic {parts.settings.kafka.topic} created")
         to_fill = applying.carry_out(
-            parts.connection, parts.index, decided, tell=lambda line: out.print(escape(line)), timeout_seconds=timeout
+            parts.connection, parts.indices, decided, tell=lambda line: out.print(escape(line)), timeout_seconds=timeout
         )
         for document in to_fill:
             _fill(parts, document)
@@ -250,6 +251,7 @@ class _Parts:
     settings: Settings
     connection: Connection
     index: Index
+    indices: Indices
     name: str
 
     def __enter__(self) -> Self:
@@ -269,7 +271,7 @@ def _open(name: str) -> _Parts:
     schema.require_current(connection)
     client = elastic.connect(loaded.elasticsearch)
     index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
-    return _Parts(settings=loaded, connection=connection, index=index, name=name)
+    return _Parts(settings=loaded, connection=connection, index=index, indices=Indices(client), name=name)
 
 
 def _one_document(connection: Connection, name: str) -> Document:

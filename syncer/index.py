@@ -1,4 +1,4 @@
-"""Elasticsearch: physical indices with their aliases, bulk writes, reads by id, the walk over all ids.
+"""The documents in Elasticsearch: bulk writes, reads by id, the walk over all ids; and the epoch's record.
 
 Guarantees: writes are whole documents or deletes, each with an external version, so that a document never
 goes back; a version conflict is a success, since something at least as new is there or on its way; writes
@@ -22,11 +22,7 @@ from syncer.settings import ElasticsearchSettings
 
 OLDEST_SUPPORTED_VERSION = 8
 
-GC_DELETES_SECONDS = 3600
-"""How long our indices remember the version of a deleted document; Elasticsearch's own default is 60."""
-
 _STATE_INDEX = "syncer-state"
-_TEMPLATE = "syncer"
 _BAD_REQUEST = 400
 _NOT_FOUND = 404
 _CONFLICT = 409
@@ -247,127 +243,9 @@ class Index:
         finally:
             self._client.close_point_in_time(id=point)
 
-    def exists(self, target: Target) -> bool:
-        """Whether the physical index is there, with the alias that writes name."""
-        return bool(self._client.indices.exists_alias(index=target.index_name, name=target.write_alias))
-
     def count(self, target: Target) -> int:
         """How many documents a search of this target finds."""
         return int(self._client.count(index=target.index_name).body["count"])
-
-    # Indices and aliases
-
-    def prepare(self) -> None:
-        """Forbid that a late delete creates an index where an alias was.
-
-        ``require_alias`` does not hold for deletes, and a delete with an external version creates its index.
-        """
-        self._client.indices.put_index_template(
-            name=_TEMPLATE, index_patterns=["*-syncer-write"], allow_auto_create=False, priority=500
-        )
-
-    def create(
-        self, *, document: str, alias: str, body: Mapping[str, Any], generation: int, installation: str
-    ) -> Target:
-        """Create a physical index, its write alias and the search alias, in one call.
-
-        An index that an interrupted apply has left is made anew if it is empty, and brought up to date if not.
-
-        Raises:
-            IndexingError: Elasticsearch refuses the settings or the mapping, or the alias is someone else's.
-        """
-        self._require_free(alias, installation)
-        target = Target(
-            index_name=f"{alias}-{generation:06d}",
-            write_alias=f"{alias}-{generation:06d}-syncer-write",
-            mapping_generation=generation,
-        )
-        if self._owner(target.index_name) == installation:
-            if self.count(target):
-                self.change(document=document, target=target, body=body)
-                return target
-            self._client.indices.delete(index=target.index_name)
-        mappings = dict(body.get("mappings", {}))
-        ours = {"document": document, "installation": installation}
-        mappings["_meta"] = {**mappings.get("_meta", {}), "syncer": ours}
-        settings = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s", **body.get("settings", {})}
-        try:
-            self._client.indices.create(
-                index=target.index_name,
-                settings=settings,
-                mappings=mappings,
-                aliases={target.write_alias: {"is_hidden": True}, alias: {}},
-            )
-        except elasticsearch.BadRequestError as error:
-            raise _refused(document, error) from error
-        return target
-
-    def restore_aliases(self, target: Target, alias: str) -> bool:
-        """Give an index its aliases back; False if the index itself is gone."""
-        if not self._client.indices.exists(index=target.index_name):
-            return False
-        add = {"index": target.index_name}
-        self._client.indices.update_aliases(
-            actions=[
-                {"add": {**add, "alias": target.write_alias, "is_hidden": True}},
-                {"add": {**add, "alias": alias}},
-            ]
-        )
-        return True
-
-    def change(self, *, document: str, target: Target, body: Mapping[str, Any]) -> None:
-        """Bring an existing index up to what ``index.json`` says, in place.
-
-        Raises:
-            IndexingError: Elasticsearch refuses: the change needs a new index.
-        """
-        mappings = {key: value for key, value in body.get("mappings", {}).items() if key != "_meta"}
-        settings = self._changed_settings(target, body.get("settings", {}))
-        try:
-            if settings:
-                self._client.indices.put_settings(index=target.index_name, settings=settings)
-            self._client.indices.put_mapping(index=target.index_name, body=mappings)
-        except elasticsearch.BadRequestError as error:
-            raise IndexingError(
-                f"Elasticsearch refuses to change the index of {document} in place: {_reason(error)}",
-                hint="This change needs a new index: make a new document folder with another index in its\n"
-                "document.yaml, or take the change back. What was in force is in force still.",
-            ) from error
-
-    def _changed_settings(self, target: Target, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        answer = self._client.indices.get_settings(index=target.index_name, flat_settings=True)
-        current = answer.body[target.index_name]["settings"]
-        return {
-            name: value
-            for name, value in _flatten(wanted).items()
-            if _as_elasticsearch_says(value) != current.get(name if name.startswith("index.") else f"index.{name}")
-        }
-
-    def _require_free(self, alias: str, installation: str) -> None:
-        try:
-            found = self._client.indices.get(index=alias).body
-        except elasticsearch.NotFoundError:
-            return
-        for name in found:
-            if name == alias:
-                raise IndexingError(
-                    f"{alias} is an index, and syncer needs the name for an alias",
-                    hint="Name another alias in document.yaml, or delete that index.",
-                )
-            if self._owner(name) != installation:
-                raise IndexingError(
-                    f"The alias {alias} already points at {name}, which is not this database's",
-                    hint=f"Name another alias in document.yaml, or delete the index {name} if nobody needs it.",
-                )
-
-    def _owner(self, index_name: str) -> str | None:
-        try:
-            body = self._client.indices.get_mapping(index=index_name).body
-        except elasticsearch.NotFoundError:
-            return None
-        meta = body[index_name]["mappings"].get("_meta", {}).get("syncer", {})
-        owner: str | None = meta.get("installation")
-        return owner
 
     # The epoch, where no restore of Postgres can take it back
 
@@ -424,37 +302,3 @@ def _judge(composition: Composition, item: Mapping[str, Any], outcome: BulkOutco
                 reason=": ".join(part for part in (error.get("reason", ""), cause) if part),
             )
         )
-
-
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
-
-
-def _as_elasticsearch_says(value: Any) -> Any:
-    """Settings come back as strings, or lists of them."""
-    if isinstance(value, list):
-        return [_as_elasticsearch_says(one) for one in value]
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _refused(document: str, error: elasticsearch.ApiError) -> IndexingError:
-    return IndexingError(
-        f"Elasticsearch refuses the index.json of {document}: {_reason(error)}",
-        hint="Settings and mappings are passed on as they stand in index.json.",
-    )
-
-
-def _reason(error: elasticsearch.ApiError) -> str:
-    if not isinstance(error.body, dict):
-        return error.message
-    detail = error.body.get("error", {})
-    root = (detail.get("root_cause") or [detail])[0]
-    reason = str(root.get("reason", error.message))
-    cause = detail.get("caused_by", {}).get("reason")
-    return f"{reason}: {cause}" if cause and cause not in reason else reason

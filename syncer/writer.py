@@ -21,7 +21,8 @@ import structlog
 from syncer import store, telemetry, version
 from syncer.compose import Batch, Composer, clock
 from syncer.errors import IndexingError
-from syncer.index import GC_DELETES_SECONDS, Index, Rejection
+from syncer.index import Index, Rejection
+from syncer.indices import GC_DELETES_SECONDS
 from syncer.lifecycle import persist
 from syncer.policy import Action, Backoff, decide, decide_item
 from syncer.postgres import Connection

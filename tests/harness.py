@@ -28,6 +28,7 @@ from pydantic import SecretStr
 
 from syncer import apply, definition, postgres, schema, service, store, topic
 from syncer.index import Index
+from syncer.indices import Indices
 from syncer.lifecycle import Stop
 from syncer.postgres import Connection
 from syncer.refresh import refresh_all
@@ -192,8 +193,9 @@ class World:
         topic.ensure_topic(self.settings.kafka)
         with self.connect() as connection, self.elasticsearch() as client:
             index = Index(client, bulk_bytes_max=8_000_000)
-            decided = apply.plan(connection, index, definition.load_all(self.config))
-            for document in apply.carry_out(connection, index, decided):
+            indices = Indices(client)
+            decided = apply.plan(connection, indices, definition.load_all(self.config))
+            for document in apply.carry_out(connection, indices, decided):
                 with self.writer(index) as writer, self.connect() as reading:
                     refresh_all(reading, document, index=index, writer=writer, page=1000)
                 store.mark_filled(connection, document)
@@ -228,6 +230,12 @@ class World:
         """Syncer's own view of Elasticsearch."""
         with self.elasticsearch() as client:
             yield Index(client, bulk_bytes_max=8_000_000)
+
+    @contextmanager
+    def indices(self) -> Iterator[Indices]:
+        """Syncer's own view of the physical indices."""
+        with self.elasticsearch() as client:
+            yield Indices(client)
 
     @contextmanager
     def writer(self, index: Index, *, connect: Callable[[], Connection] | None = None) -> Iterator[Writer]:

@@ -58,8 +58,8 @@ def define(world: World, name: str, select: str, **affects: str) -> None:
 
 def plan(world: World) -> apply.Plan:
     """What apply would do."""
-    with world.connect() as connection, world.index() as index:
-        return apply.plan(connection, index, definition.load_all(world.config))
+    with world.connect() as connection, world.indices() as indices:
+        return apply.plan(connection, indices, definition.load_all(world.config))
 
 
 def capture_only(world: World, tables: str, select: str) -> None:
@@ -595,9 +595,9 @@ def test_an_apply_that_failed_half_way_and_was_taken_back_has_lost_nothing(blog:
     for table in ("comments", "users"):
         (blog.document_folder / "affects" / f"{table}.sql").rename(blog.folder / f"{table}.sql")
     decided = plan(blog)
-    with open_transaction(blog, "INSERT INTO tags VALUES (1)"), blog.connect() as connection, blog.index() as index:
+    with open_transaction(blog, "INSERT INTO tags VALUES (1)"), blog.connect() as connection, blog.indices() as indices:
         with pytest.raises(SourceError, match=r"public\.tags is in use"):
-            apply.carry_out(connection, index, decided, timeout_seconds=0)
+            apply.carry_out(connection, indices, decided, timeout_seconds=0)
         blog.sql("UPDATE posts SET body = 'written meanwhile' WHERE id = 2")
     select.write_text(before)
     for table in ("comments", "users"):
@@ -690,7 +690,7 @@ def test_a_gap_without_triggers_is_filled_though_apply_was_killed(blog: World) -
     blog.sql("DROP TRIGGER syncer_update ON posts")
     blog.sql("UPDATE posts SET title = 'unheard'")
     decided = plan(blog)
-    with blog.connect() as connection, blog.index() as index:
-        apply.carry_out(connection, index, decided)  # and nothing is filled
+    with blog.connect() as connection, blog.indices() as indices:
+        apply.carry_out(connection, indices, decided)  # and nothing is filled
     blog.apply()
     assert blog.differences() == []

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
-from syncer import capture, dependency, store
+from syncer import capture, compose, dependency, store
 from syncer.capture import Capture
 from syncer.definition import Definition
 from syncer.dependency import Dependencies
@@ -112,6 +112,8 @@ def _step(
         index_body=definition.index_body,
         dependencies=dependency.analyse(connection, definition),
     )
+    if before is None or _meaning(after) != _meaning(before):
+        compose.require_unique(connection, after)
     if before is None:
         return Step(document=after, change=Change.NEW)
     if before.index != after.index:

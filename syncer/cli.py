@@ -147,19 +147,16 @@ def backfill(document: Annotated[str, typer.Argument(help="Which document.")]) -
 def run(*, only: Annotated[str | None, typer.Option(help="relay or workers: run only that part.")] = None) -> None:
     """Run the daemon until SIGTERM or Ctrl-C; the batch in hand is finished first."""
     if only not in (None, "relay", "workers"):
-        raise ConfigError(f"--only takes relay or workers, not {only}")
+        raise ConfigError(f"--only takes relay or workers, not {only}", hint="Leave it out to run both.")
     loaded = settings.load()
     telemetry.configure(loaded.log)
+    with postgres.connect(loaded.postgres, name="run") as connection:
+        schema.require_current(connection)
+    topic.require_topic(loaded.kafka)
+    stages = service.stages(loaded, relay=only != "workers", workers=only != "relay")
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.request())
-    try:
-        with postgres.connect(loaded.postgres, name="run") as connection:
-            schema.require_current(connection)
-        topic.require_topic(loaded.kafka)
-        stages = service.stages(loaded, stop, relay=only != "workers", workers=only != "relay")
-    except Stopping:
-        return
     service.run(stages, stop)
 
 

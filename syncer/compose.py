@@ -30,6 +30,9 @@ WHERE d._id = ANY ($1::text[]::{id_type}[])
 _EXISTING = "SELECT d._id::text FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
 _ALL_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL"
 _COUNT = "SELECT count(*) FROM ({select}) AS d WHERE d._id IS NOT NULL"
+_DUPLICATE = """
+SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL GROUP BY d._id HAVING count(*) > 1 LIMIT 1
+"""
 _EVERYTHING = """
 SELECT d._id::text, (SELECT row_to_json(fields) FROM (SELECT {fields}) AS fields)
 FROM ({select}) AS d
@@ -98,17 +101,31 @@ class Composer:
         rows = self._connection.execute(_statement(_COMPOSE, document), (list(ids),), prepare=True).fetchall()
         found = {id_: one_line(source) for id_, source in rows}
         if len(found) != len(rows):
-            twice = next(id_ for id_, count in Counter(id_ for id_, _ in rows).items() if count > 1)
-            raise ComposeError(
-                f"The SELECT of {document.name} returns _id {twice} more than once",
-                hint="A join multiplies its rows: aggregate the joined table in a subquery. Then run: syncer apply",
-            )
+            raise _twice(document, next(id_ for id_, count in Counter(id_ for id_, _ in rows).items() if count > 1))
         return found
 
 
 def count(connection: Connection, document: Document) -> int:
     """How many documents the SELECT returns."""
     return int(str(value(connection, _statement(_COUNT, document))))
+
+
+def require_unique(connection: Connection, document: Document) -> None:
+    """Refuse a SELECT that returns an id more than once on the data as it is.
+
+    Raises:
+        ComposeError: With one such id.
+    """
+    row = connection.execute(_statement(_DUPLICATE, document)).fetchone()
+    if row is not None:
+        raise _twice(document, row[0])
+
+
+def _twice(document: Document, id_: str) -> ComposeError:
+    return ComposeError(
+        f"The SELECT of {document.name} returns _id {id_} more than once",
+        hint="A join multiplies its rows: aggregate the joined table in a subquery. Then run: syncer apply",
+    )
 
 
 def existing(connection: Connection, document: Document, ids: Sequence[str]) -> set[str]:

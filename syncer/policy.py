@@ -31,9 +31,6 @@ class Action(Enum):
 
 # The first class that fits decides; subclasses stand before their bases.
 _POSTGRES: tuple[tuple[type[psycopg.Error], Action], ...] = (
-    (pg.InvalidPassword, Action.HALT),
-    (pg.InvalidAuthorizationSpecification, Action.HALT),
-    (pg.InvalidCatalogName, Action.HALT),
     (pg.SerializationFailure, Action.RETRY),
     (pg.DeadlockDetected, Action.RETRY),
     (pg.QueryCanceled, Action.RETRY),
@@ -140,6 +137,11 @@ def _explain_postgres(error: psycopg.Error) -> SyncerError:
         )
     if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction) and "syncer" in message:
         return SourceError(f"The database lacks the syncer schema: {message}", hint="Run: syncer migrate")
+    if isinstance(error, psycopg.OperationalError) and error.sqlstate is None and "FATAL:" in message:
+        return SourceError(
+            f"Postgres refuses the connection: {message.partition('FATAL:')[2].strip()}",
+            hint="Check the user, the password and the database of SYNCER_POSTGRES_DSN.",
+        )
     if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
         return SourceError(
             f"Postgres cannot be reached: {message}",

@@ -10,7 +10,7 @@ import structlog
 
 from syncer import postgres, telemetry
 from syncer.index import Index, connect
-from syncer.lifecycle import Stage, Stop, persist
+from syncer.lifecycle import Stage, Stop
 from syncer.policy import explain
 from syncer.relay import Relay
 from syncer.settings import Settings
@@ -20,14 +20,12 @@ from syncer.worker import Worker
 _WATCH_SECONDS = 0.5
 
 
-def stages(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = True) -> dict[str, Stage]:
+def stages(settings: Settings, *, relay: bool = True, workers: bool = True) -> dict[str, Stage]:
     """The stages that this daemon runs, by name.
 
-    Waits for Elasticsearch if it cannot be reached yet.
-
     Raises:
-        SyncerError: Elasticsearch is not supported.
-        Stopping: It was told to stop while waiting.
+        IndexingError: Elasticsearch is not supported.
+        elasticsearch.ApiError, elasticsearch.TransportError: It does not answer.
     """
     made: dict[str, Stage] = {}
     if relay:
@@ -39,8 +37,7 @@ def stages(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool 
             trim_seconds=settings.relay.trim_seconds,
         )
     if workers:
-        client = persist(lambda: connect(settings.elasticsearch), pause=stop.pause, stage="worker")
-        index = Index(client, bulk_bytes_max=settings.worker.bulk_bytes_max)
+        index = Index(connect(settings.elasticsearch), bulk_bytes_max=settings.worker.bulk_bytes_max)
         for number in range(1, settings.worker.threads + 1):
             made[f"worker-{number}"] = worker(settings, index, name=f"worker-{number}")
     return made

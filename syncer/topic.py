@@ -33,7 +33,7 @@ from syncer import telemetry
 from syncer.errors import TopicError
 from syncer.settings import KafkaSettings
 
-_ADMIN_SECONDS = 15
+_ADMIN_SECONDS = 10
 _DELIVERY_SECONDS = 30
 _POLL_EVERY = 1000
 _COMMIT_AGAIN_SECONDS = 1.0

@@ -43,9 +43,6 @@ def kafka_error(code: int) -> KafkaException:
 
 
 POSTGRES = {
-    pg.InvalidPassword: Action.HALT,
-    pg.InvalidAuthorizationSpecification: Action.HALT,
-    pg.InvalidCatalogName: Action.HALT,
     pg.SerializationFailure: Action.RETRY,
     pg.DeadlockDetected: Action.RETRY,
     pg.QueryCanceled: Action.RETRY,
@@ -87,13 +84,6 @@ def test_what_postgres_raises(kind: type[psycopg.Error], action: Action) -> None
 def test_no_class_hides_another(kind: type[psycopg.Error], action: Action) -> None:
     """Each line of the table decides for its own class: no line before it is a base of it."""
     assert decide(kind("what happened")) is action
-
-
-def test_a_document_that_divides_by_zero_is_parked_not_the_batch() -> None:
-    """Of two classes that fit an error, the more special one decides."""
-    assert issubclass(pg.QueryCanceled, psycopg.OperationalError)
-    assert issubclass(pg.InvalidPassword, psycopg.OperationalError)
-    assert decide(pg.InvalidPassword("no")) is not decide(psycopg.OperationalError("no"))
 
 
 STATUSES = {

@@ -1,0 +1,782 @@
+"""Whatever a stranger does wrong: one error, in words, with what to do about it, and nothing half done."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from syncer import apply, definition, policy
+from syncer.sandbox import Endpoints, Sandbox
+from tests.harness import BLOG_SCHEMA, World
+
+MORE_TABLES = """
+CREATE TABLE keyless (id bigint NOT NULL);
+CREATE VIEW a_view AS SELECT id FROM posts;
+CREATE MATERIALIZED VIEW a_summary AS SELECT id FROM posts;
+CREATE TABLE parted (id bigint PRIMARY KEY) PARTITION BY RANGE (id);
+CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10);
+CREATE TABLE parent (id bigint PRIMARY KEY);
+CREATE TABLE child (PRIMARY KEY (id)) INHERITS (parent);
+CREATE FOREIGN DATA WRAPPER nowhere;
+CREATE SERVER nowhere FOREIGN DATA WRAPPER nowhere;
+CREATE FOREIGN TABLE a_foreign (id bigint) SERVER nowhere;
+CREATE FUNCTION comments_of(bigint) RETURNS bigint LANGUAGE sql STABLE
+    AS 'SELECT count(*) FROM public.comments WHERE post_id = $1';
+"""
+BLOG = """
+INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
+INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'Relationships', 'long');
+INSERT INTO comments (id, post_id, name, comment) VALUES (1, 2, 'Alice White', 'More'), (2, 2, 'Bob', 'Less');
+"""
+SECRET = "s3cr3t-w0rd"  # noqa: S105 - what no output may show
+DOWN_SECONDS = 25
+"""How long a command may look for a server that is not there; librdkafka's own patience is 15 seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bad:
+    """A mistake in a document's folder.
+
+    Args:
+        says: What the error and its hint must mention.
+        files: What is written into which file; None removes it.
+        alone: Whether the SELECT needs none of the example's affects queries.
+    """
+
+    says: tuple[str, ...]
+    files: Mapping[str, str | None] = field(default_factory=dict)
+    alone: bool = False
+
+    def write(self, folder: Path) -> None:
+        """Make the mistake."""
+        if self.alone:
+            shutil.rmtree(folder / "affects")
+        for name, text in self.files.items():
+            file = folder / name
+            if text is None:
+                file.unlink()
+            else:
+                file.parent.mkdir(exist_ok=True)
+                file.write_text(text, encoding="utf-8")
+
+
+def bad_select(text: str, *says: str) -> Bad:
+    """A mistake in a SELECT that reads its root only."""
+    return Bad(files={"select.sql": text}, says=("select.sql", *says), alone=True)
+
+
+def bad_relation(name: str, *says: str) -> Bad:
+    """A SELECT from something that syncer cannot capture."""
+    return bad_select(f"SELECT x.id AS _id FROM {name} AS x", name, *says)
+
+
+def bad_file(name: str, text: str | None, *says: str) -> Bad:
+    """A mistake in one file."""
+    return Bad(files={name: text}, says=(name, *says))
+
+
+SELECTS = {
+    "does_not_parse": bad_select(
+        "SELECT p.id AS _id,\n  p.title AS\nFROM posts AS p",
+        'at or near "posts"',
+        "\n  line 3: FROM posts AS p\n               ^",
+    ),
+    "ends_too_early": bad_select("SELECT p.id AS _id\nFROM", "end of input", "\n  line 2: FROM\n              ^"),
+    "is_empty": bad_select(" ;\n", "empty"),
+    "is_a_comment": bad_select("-- to be written", "one SELECT"),
+    "is_missing": Bad(files={"select.sql": None}, says=("select.sql is missing",)),
+    "has_no_id": bad_select("SELECT p.id FROM posts AS p", "no column _id"),
+    "names_no_table": bad_select(
+        "SELECT p.id AS _id\nFROM postings AS p",
+        '"postings" does not exist',
+        "\n  line 2: FROM postings AS p\n" + " " * 15 + "^",
+    ),
+    "names_no_column": bad_select(
+        "SELECT p.id AS _id,\n  p.titel\nFROM posts AS p", "p.titel does not exist", "line 2:   p.titel", '"p.title"'
+    ),
+    "is_two": bad_select("SELECT p.id AS _id FROM posts AS p; SELECT 1", "one SELECT", "statement"),
+    "drops_a_table": bad_select("SELECT p.id AS _id FROM posts AS p; DROP TABLE posts;", "one SELECT", "statement"),
+    "is_a_delete": bad_select("DELETE FROM posts RETURNING id AS _id", "one SELECT"),
+    "deletes_within": bad_select("WITH d AS (DELETE FROM posts RETURNING id) SELECT id AS _id FROM d", "one SELECT"),
+    "makes_a_table": bad_select("SELECT id AS _id INTO copied FROM posts", "one SELECT"),
+    "has_a_parameter": bad_select("SELECT p.id AS _id FROM posts AS p WHERE p.id = $1", "$1"),
+    "locks": bad_select("SELECT p.id AS _id, p.title FROM posts AS p FOR UPDATE", "FOR UPDATE"),
+    "has_an_unnamed_column": bad_select("SELECT p.id AS _id, p.title || p.body FROM posts AS p", "no name", "AS"),
+    "has_unnamed_columns": bad_select("SELECT p.id AS _id, p.title || p.body, 1 + 1 FROM posts AS p", "no name", "AS"),
+    "has_a_reserved_field": bad_select("SELECT p.id AS _id, p.title AS _source FROM posts AS p", "_source", "begin"),
+    "has_a_column_twice": bad_select("SELECT p.id AS _id, p.title, p.title FROM posts AS p", '"title"', "once"),
+    "reads_a_keyless_table": Bad(
+        files={"select.sql": "SELECT k.id AS _id FROM keyless AS k"},
+        says=("public.keyless", "primary key", "ALTER TABLE"),
+        alone=True,
+    ),
+    "reads_a_view": bad_relation("public.a_view", "a view"),
+    "reads_a_materialized_view": bad_relation("public.a_summary", "a materialized view"),
+    "reads_a_partitioned_table": bad_relation("public.parted", "a partitioned table"),
+    "reads_a_partition": bad_relation("public.part", "partition"),
+    "reads_an_inheritance_parent": bad_relation("public.parent", "inherit"),
+    "reads_an_inheritance_child": bad_relation("public.child", "inherit"),
+    "reads_a_foreign_table": bad_relation("public.a_foreign", "a foreign table"),
+    "reads_a_catalogue_table": bad_select("SELECT c.oid AS _id FROM pg_class AS c", "pg_class", "catalogue"),
+    "reads_a_catalogue_view": bad_select(
+        "SELECT t.tablename AS _id FROM pg_tables AS t", "pg_catalog.pg_tables", "catalogue"
+    ),
+    "reads_a_catalogue_aside": bad_select(
+        "SELECT p.id AS _id, (SELECT count(*) FROM pg_class) AS tables FROM posts AS p", "pg_class", "catalogue"
+    ),
+    "reads_no_table": bad_select("SELECT n AS _id FROM generate_series(1, 3) AS n", "no table"),
+    "calls_a_function_that_reads": bad_select(
+        "SELECT p.id AS _id, comments_of(p.id) AS comments FROM posts AS p", "comments_of"
+    ),
+}
+
+FILES = {
+    "yaml_is_missing": bad_file("document.yaml", None, "missing"),
+    "yaml_is_empty": bad_file("document.yaml", "", "index"),
+    "yaml_is_none": bad_file("document.yaml", "index: [a\nb: c", "YAML", "line 1"),
+    "yaml_is_a_list": bad_file("document.yaml", "- blog", "index:"),
+    "yaml_is_a_word": bad_file("document.yaml", "blog", "index:"),
+    "yaml_has_an_unknown_key": bad_file("document.yaml", "index: blog\nindx: blog", "indx"),
+    "index_is_a_number": bad_file("document.yaml", "index: 5", "index"),
+    "index_is_upper_case": bad_file("document.yaml", "index: Blog", "'Blog'", "lower case"),
+    "index_has_a_space": bad_file("document.yaml", "index: blog posts", "'blog posts'"),
+    "index_is_a_pattern": bad_file("document.yaml", "index: blog*", "'blog*'"),
+    "mapping_is_missing": bad_file("index.json", None, "missing"),
+    "mapping_is_empty": bad_file("index.json", "", "JSON"),
+    "mapping_has_a_comment": bad_file("index.json", "{}\n// later", "JSON", "line 2"),
+    "mapping_is_a_list": bad_file("index.json", "[]", "settings and mappings"),
+    "mapping_has_other_keys": bad_file("index.json", '{"aliases": {}}', "settings and mappings"),
+    "mappings_are_a_word": bad_file("index.json", '{"mappings": "dynamic"}', "mappings"),
+    "mappings_are_null": bad_file("index.json", '{"mappings": null}', "mappings"),
+    "settings_are_a_list": bad_file("index.json", '{"settings": []}', "settings"),
+    "deletes_are_forgotten_early": bad_file("index.json", '{"settings": {"index.gc_deletes": "1s"}}', "gc_deletes"),
+    "mapping_is_refused": Bad(
+        files={"index.json": '{"mappings": {"properties": {"title": {"type": "txt"}}}}'},
+        says=("index.json of blogpost", "title", "txt"),
+    ),
+    "analyzer_is_refused": Bad(
+        files={"index.json": '{"mappings": {"properties": {"title": {"type": "text", "analyzer": "nope"}}}}'},
+        says=("index.json of blogpost", "nope"),
+    ),
+    "setting_is_refused": Bad(
+        files={"index.json": '{"settings": {"number_of_shads": 1}}'},
+        says=("index.json of blogpost", "number_of_shads"),
+    ),
+}
+
+USERS = "affects/users.sql"
+AFFECTS = {
+    "is_missing": Bad(files={USERS: None}, says=("public.users", USERS, "_id", "%(rows)s")),
+    "is_empty": bad_file(USERS, "", "empty"),
+    "has_no_rows": bad_file(USERS, "SELECT p.id AS _id FROM posts AS p", "%(rows)s"),
+    "has_rows_in_a_comment": bad_file(USERS, "SELECT p.id AS _id FROM posts AS p -- %(rows)s", "FROM", "%(rows)s"),
+    "has_no_id": bad_file(USERS, "SELECT p.id FROM posts AS p JOIN %(rows)s AS c ON c.id = p.user_id", "_id"),
+    "does_not_parse": bad_file(USERS, "SELECT c.id AS _id\nFORM %(rows)s AS c", '"FORM"', "line 2", "^"),
+    "names_no_column": bad_file(USERS, "SELECT c.idd AS _id FROM %(rows)s AS c", "c.idd does not exist", "line 1"),
+    "is_two": bad_file(USERS, "SELECT c.id AS _id FROM %(rows)s AS c; SELECT 1", "one SELECT", "statement"),
+    "has_an_id_of_another_type": bad_file(USERS, "SELECT c.born AS _id FROM %(rows)s AS c", "date", "bigint"),
+    "is_of_a_table_that_is_not_read": bad_file("affects/tags.sql", "SELECT c.id AS _id FROM %(rows)s AS c", "tags"),
+    "is_of_no_table": bad_file("affects/my table.sql", "SELECT c.id AS _id FROM %(rows)s AS c", "my table"),
+}
+
+
+@pytest.fixture(scope="module")
+def base(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A world with the blog's tables and some odd ones, the syncer schema, and nothing in force."""
+    world = World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("base"))
+    world.make()
+    try:
+        world.sql(BLOG_SCHEMA.read_text())
+        world.sql(MORE_TABLES)
+        world.migrate()
+        yield world
+    finally:
+        world.unmake()
+
+
+@pytest.fixture
+def draft(base: World, tmp_path: Path) -> Iterator[World]:
+    """The same world with a config folder of its own; what a test puts in force by mistake is taken out again."""
+    made = dataclasses.replace(base, folder=tmp_path, daemons=[])
+    shutil.copytree(base.config, made.config)
+    yield made
+    if leftovers(made):
+        made.sql("DELETE FROM syncer.document; DELETE FROM syncer.capture")
+        for (function,) in made.sql("SELECT oid::regprocedure::text FROM pg_proc WHERE proname LIKE 'capture\\_%'"):
+            made.sql(f"DROP FUNCTION {function} CASCADE")
+        with made.elasticsearch() as client:
+            for name in client.indices.get(index=f"{made.alias}-*").body:
+                client.indices.delete(index=name)
+
+
+def leftovers(world: World) -> list[str]:
+    """What is in force, though nothing should be: documents, triggers, indices."""
+    documents = world.sql("SELECT 'document ' || name FROM syncer.document")
+    triggers = world.sql("SELECT 'trigger on ' || tgrelid::regclass FROM pg_trigger WHERE tgname LIKE 'syncer\\_%'")
+    with world.elasticsearch() as client:
+        indices = client.indices.get(index=f"{world.alias}-*").body
+    return [row[0] for row in documents + triggers] + [f"index {name}" for name in indices]
+
+
+def put_in_force(world: World) -> None:
+    """What ``syncer apply`` does before its first fill."""
+    with world.connect() as connection, world.indices() as indices:
+        apply.carry_out(connection, indices, apply.plan(connection, indices, definition.load_all(world.config)))
+
+
+def refusal(world: World) -> str:
+    """What apply says when it refuses the definitions of this world."""
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - what it must be is said in the next line
+        put_in_force(world)
+    said = policy.explain(raised.value)
+    assert said is not None, f"a stranger would see a traceback: {raised.value!r}"
+    assert said.hint, f"no hint: {said.message}"
+    return f"{said.message}\n{said.hint}"
+
+
+@pytest.mark.parametrize("bad", SELECTS.values(), ids=SELECTS.keys())
+def test_a_bad_select_is_refused(draft: World, bad: Bad) -> None:
+    """A SELECT that cannot be followed is refused, with what is wrong where, and nothing is in force."""
+    bad.write(draft.document_folder)
+    said = refusal(draft)
+    assert [words for words in bad.says if words not in said] == [], said
+    assert leftovers(draft) == []
+
+
+@pytest.mark.parametrize("bad", FILES.values(), ids=FILES.keys())
+def test_a_bad_file_is_refused(draft: World, bad: Bad) -> None:
+    """A document.yaml or index.json that is not what it should be is refused, and nothing is in force."""
+    bad.write(draft.document_folder)
+    said = refusal(draft)
+    assert [words for words in bad.says if words not in said] == [], said
+    assert leftovers(draft) == []
+
+
+@pytest.mark.parametrize("bad", AFFECTS.values(), ids=AFFECTS.keys())
+def test_a_bad_affects_query_is_refused(draft: World, bad: Bad) -> None:
+    """An affects query that cannot find the documents is refused, and nothing is in force."""
+    bad.write(draft.document_folder)
+    said = refusal(draft)
+    assert [words for words in bad.says if words not in said] == [], said
+    assert leftovers(draft) == []
+
+
+def test_two_documents_cannot_share_an_index(draft: World) -> None:
+    """Two documents that name one index are refused, both named."""
+    shutil.copytree(draft.document_folder, draft.document_folder.with_name("article"))
+    said = refusal(draft)
+    assert "article" in said
+    assert "blogpost" in said
+    assert draft.alias in said
+
+
+def test_a_folder_name_that_is_no_document_name_is_refused(draft: World) -> None:
+    """A folder's name becomes a document's name, and is refused if it cannot be one."""
+    draft.document_folder.rename(draft.document_folder.with_name("blog post"))
+    assert "'blog post'" in refusal(draft)
+
+
+def test_the_alias_cannot_be_an_index(draft: World) -> None:
+    """An index by the name of the alias is left alone, and said to be in the way."""
+    with draft.elasticsearch() as client:
+        client.indices.create(index=draft.alias)
+        try:
+            said = refusal(draft)
+        finally:
+            client.indices.delete(index=draft.alias)
+    assert f"{draft.alias} is an index" in said
+    assert leftovers(draft) == []
+
+
+def test_the_alias_cannot_be_another_database_s(draft: World, filled: World) -> None:
+    """An alias that another database's syncer feeds is left alone."""
+    (draft.document_folder / "document.yaml").write_text(f"index: {filled.alias}\n")
+    said = refusal(draft)
+    assert f"{filled.alias}-000001" in said
+    assert "not this database's" in said
+    with filled.elasticsearch() as client:
+        assert list(client.indices.get(index=filled.alias).body) == [f"{filled.alias}-000001"]
+
+
+# Through the command line
+
+
+def command(
+    world: World, *arguments: str, environment: Mapping[str, str] | None = None, seconds: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run a command where nobody can answer a question."""
+    return execute({**world.environment, **(environment or {})}, *arguments, seconds=seconds)
+
+
+def execute(environment: Mapping[str, str], *arguments: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run a command with this environment and no other."""
+    return subprocess.run(
+        [sys.executable, "-m", "syncer", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def explained(done: subprocess.CompletedProcess[str], *says: str, code: int = 1) -> str:
+    """What a command said; it must have failed, with one error in words that mentions all of this."""
+    said = done.stdout + done.stderr
+    assert done.returncode == code, said
+    assert "Traceback" not in said
+    assert done.stderr.count("Error") == 1, said
+    assert [words for words in says if words not in done.stderr] == [], said
+    return done.stderr
+
+
+CLASSES = {
+    "select": SELECTS["does_not_parse"],
+    "relation": SELECTS["reads_a_view"],
+    "yaml": FILES["yaml_is_none"],
+    "json": FILES["mapping_has_a_comment"],
+    "mapping": FILES["mapping_is_refused"],
+    "affects": AFFECTS["is_missing"],
+}
+
+
+@pytest.mark.parametrize("bad", CLASSES.values(), ids=CLASSES.keys())
+def test_apply_prints_the_error_and_leaves(draft: World, bad: Bad) -> None:
+    """``syncer apply`` prints what is wrong and how to mend it, and exits with 1."""
+    bad.write(draft.document_folder)
+    said = explained(command(draft, "apply", "--yes"), *bad.says)
+    assert str(draft.document_folder) in said or "blogpost" in said
+    assert leftovers(draft) == []
+
+
+def test_no_documents_at_all(draft: World) -> None:
+    """A config folder without documents is said to be one, with where it was looked for."""
+    shutil.rmtree(draft.config / "documents")
+    explained(command(draft, "apply", "--yes"), str(draft.config / "documents"), "document.yaml", "SYNCER_CONFIG")
+
+
+def test_a_closing_semicolon_is_welcome(empty_world: World) -> None:
+    """A SELECT, or an affects query, that ends in a semicolon is taken."""
+    empty_world.sql(BLOG_SCHEMA.read_text() + BLOG)
+    for file in ("select.sql", "affects/users.sql"):
+        path = empty_world.document_folder / file
+        path.write_text(path.read_text().rstrip() + ";\n")
+    empty_world.migrate()
+    done = command(empty_world, "apply", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert empty_world.differences() == []
+
+
+def test_a_byte_order_mark_is_no_error(draft: World) -> None:
+    """Files that an editor on Windows has saved are taken."""
+    for file in ("select.sql", "affects/users.sql", "index.json", "document.yaml"):
+        path = draft.document_folder / file
+        path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    put_in_force(draft)
+
+
+def test_a_fixed_width_id_is_whole(empty_world: World) -> None:
+    """An id of type char(n) is not cut to its first character."""
+    empty_world.sql(
+        "CREATE TABLE countries (code char(3) PRIMARY KEY, name text);"
+        "INSERT INTO countries VALUES ('fra', 'France'), ('fin', 'Finland')"
+    )
+    only_root(empty_world, "SELECT c.code AS _id, c.name AS title FROM countries AS c")
+    empty_world.migrate()
+    empty_world.apply()
+    assert len(empty_world.expected()) == 2
+    assert empty_world.differences() == []
+
+
+def only_root(world: World, select: str) -> None:
+    """Give the document a SELECT that needs no affects query."""
+    shutil.rmtree(world.document_folder / "affects")
+    (world.document_folder / "select.sql").write_text(select)
+
+
+def test_an_id_that_comes_twice_is_explained_and_can_be_mended(empty_world: World) -> None:
+    """A join that multiplies documents is refused before it is in force; the mended SELECT is then applied."""
+    empty_world.sql(BLOG_SCHEMA.read_text() + BLOG)
+    empty_world.migrate()
+    folder = empty_world.document_folder
+    shutil.copytree(folder, empty_world.folder / "good")
+    (folder / "affects" / "users.sql").unlink()
+    (folder / "affects" / "posts.sql").write_text("SELECT c.id AS _id FROM %(rows)s AS c")
+    (folder / "select.sql").write_text(
+        "SELECT p.id AS _id, c.name AS title FROM posts AS p JOIN comments AS c ON c.post_id = p.id"
+    )
+    explained(command(empty_world, "apply", "--yes"), "_id 2 more than once", "aggregate", "syncer apply")
+    shutil.rmtree(folder)
+    shutil.copytree(empty_world.folder / "good", folder)
+    done = command(empty_world, "apply", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert empty_world.differences() == []
+
+
+# A second apply
+
+
+def test_a_mapping_that_cannot_change_in_place_is_refused(world: World) -> None:
+    """A field that changes its type is refused; what was in force stays, and documents still follow."""
+    mapping = world.document_folder / "index.json"
+    mapping.write_text(mapping.read_text().replace('"title": { "type": "text" }', '"title": { "type": "keyword" }'))
+    explained(command(world, "apply", "--yes"), "blogpost", "title", "text", "keyword", "new index")
+    assert world.sql("SELECT generation, filled_at IS NOT NULL FROM syncer.document") == [(1, True)]
+    world.sql(BLOG)
+    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+        world.drain(relay, worker)
+
+
+def test_a_setting_that_cannot_change_in_place_is_refused(world: World) -> None:
+    """A setting that an index keeps for life is refused, not ignored; what was in force stays."""
+    mapping = world.document_folder / "index.json"
+    mapping.write_text(mapping.read_text().replace('"number_of_shards": 1', '"number_of_shards": 2'))
+    explained(command(world, "apply", "--yes"), "blogpost", "number_of_shards", "new index")
+    assert world.sql("SELECT generation FROM syncer.document") == [(1,)]
+
+
+def test_a_setting_that_can_change_in_place_does(world: World) -> None:
+    """A setting that an index can change comes into force."""
+    mapping = world.document_folder / "index.json"
+    mapping.write_text(
+        mapping.read_text().replace('"number_of_shards": 1', '"number_of_shards": 1, "refresh_interval": "7s"')
+    )
+    world.apply()
+    with world.elasticsearch() as client:
+        found = client.indices.get_settings(index=world.alias, flat_settings=True).body
+    assert found[f"{world.alias}-000001"]["settings"]["index.refresh_interval"] == "7s"
+
+
+def test_every_part_of_a_mapping_can_be_applied_again(world: World) -> None:
+    """Whatever ``mappings`` may hold is passed on when a definition changes, also what the client has no word for."""
+    more = '"_source": {}, "date_detection": false, "dynamic_templates": [], "subobjects": true'
+    mapping = world.document_folder / "index.json"
+    mapping.write_text(mapping.read_text().replace('"dynamic": "strict"', f'"dynamic": "strict", {more}'))
+    world.apply()
+    assert world.sql("SELECT generation FROM syncer.document") == [(2,)]
+    with world.elasticsearch() as client:
+        found = client.indices.get_mapping(index=world.alias).body[f"{world.alias}-000001"]
+    assert found["mappings"]["date_detection"] is False
+
+
+def test_the_index_of_a_document_cannot_be_renamed(world: World) -> None:
+    """A document that is in force keeps its index; how to get another one is said."""
+    (world.document_folder / "document.yaml").write_text(f"index: {world.alias}-other\n")
+    explained(command(world, "apply", "--yes"), world.alias, f"{world.alias}-other", "new document folder")
+
+
+# Settings
+
+SETTINGS = {
+    "none": ({}, "", ("SYNCER_POSTGRES_DSN", "SYNCER_KAFKA_BOOTSTRAP_SERVERS", "SYNCER_ELASTICSEARCH_URL", "sandbox")),
+    "unknown_key": ({}, "postgres:\n  dns: x\n", ("postgres.dns", "syncer.yaml")),
+    "bad_yaml": ({}, "postgres: [\n", ("syncer.yaml", "YAML", "line 2")),
+    "a_list": ({}, "- postgres\n", ("syncer.yaml",)),
+    "word_for_number": ({"SYNCER_WORKER_THREADS": "two"}, "", ("worker.threads", "integer")),
+    "properties_not_json": ({"SYNCER_KAFKA_PROPERTIES": "acks=all"}, "", ("kafka", "SYNCER_KAFKA_PROPERTIES")),
+}
+
+
+@pytest.mark.parametrize(("variables", "file", "says"), SETTINGS.values(), ids=SETTINGS.keys())
+def test_bad_settings_are_named(tmp_path: Path, variables: dict[str, str], file: str, says: tuple[str, ...]) -> None:
+    """A setting that is missing, unknown or of the wrong kind is named, and nothing is begun."""
+    if file:
+        (tmp_path / "syncer.yaml").write_text(file)
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("SYNCER_")}
+    explained(execute({**bare, "SYNCER_CONFIG": str(tmp_path), **variables}, "status"), *says)
+
+
+# Servers that do not answer
+
+
+@pytest.fixture
+def closed_port() -> int:
+    """A port of this machine where nothing listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@pytest.mark.parametrize("arguments", [("migrate",), ("status",), ("run",)], ids=" ".join)
+def test_postgres_is_down(draft: World, closed_port: int, arguments: tuple[str, ...]) -> None:
+    """Without Postgres, a command says so, and which setting to look at."""
+    down = {"SYNCER_POSTGRES_DSN": f"postgresql://syncer:{SECRET}@127.0.0.1:{closed_port}/blog"}
+    said = explained(
+        command(draft, *arguments, environment=down, seconds=DOWN_SECONDS),
+        "Postgres cannot be reached",
+        str(closed_port),
+        "SYNCER_POSTGRES_DSN",
+    )
+    assert SECRET not in said
+
+
+@pytest.mark.parametrize("arguments", [("apply", "--yes"), ("status",)], ids=" ".join)
+def test_elasticsearch_is_down(draft: World, closed_port: int, arguments: tuple[str, ...]) -> None:
+    """Without Elasticsearch, a command says so, and which setting to look at."""
+    down = {"SYNCER_ELASTICSEARCH_URL": f"http://elastic:{SECRET}@127.0.0.1:{closed_port}"}
+    said = explained(
+        command(draft, *arguments, environment=down, seconds=DOWN_SECONDS),
+        "Elasticsearch cannot be reached",
+        "SYNCER_ELASTICSEARCH_URL",
+    )
+    assert SECRET not in said
+    assert leftovers(draft) == []
+
+
+def test_kafka_is_down(draft: World, closed_port: int) -> None:
+    """Without Kafka, apply says so, which setting to look at, and changes nothing."""
+    down = {
+        "SYNCER_KAFKA_BOOTSTRAP_SERVERS": f"127.0.0.1:{closed_port}",
+        "SYNCER_KAFKA_PROPERTIES": f'{{"sasl.password": "{SECRET}"}}',
+    }
+    done = command(draft, "apply", "--yes", environment=down, seconds=DOWN_SECONDS)
+    said = explained(done, "Kafka cannot be reached", "SYNCER_KAFKA_BOOTSTRAP_SERVERS")
+    assert SECRET not in done.stdout + said
+    assert leftovers(draft) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "address", "said"),
+    [
+        ("SYNCER_POSTGRES_DSN", "postgresql://syncer@127.0.0.1:{}/blog", "Postgres cannot be reached"),
+        ("SYNCER_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:{}", "Kafka cannot be reached"),
+        ("SYNCER_ELASTICSEARCH_URL", "http://127.0.0.1:{}", "Elasticsearch cannot be reached"),
+    ],
+)
+def test_a_daemon_does_not_start_without_its_servers(
+    world: World, closed_port: int, variable: str, address: str, said: str
+) -> None:
+    """``syncer run`` ends with one clear error if a server is not there at the start."""
+    done = command(world, "run", environment={variable: address.format(closed_port)}, seconds=DOWN_SECONDS)
+    explained(done, said, variable)
+
+
+ADDRESSES = {
+    "no_scheme": ({"SYNCER_ELASTICSEARCH_URL": "127.0.0.1:9200"}, ("elasticsearch.url", "http://")),
+    "no_host": ({"SYNCER_ELASTICSEARCH_URL": "http://"}, ("elasticsearch.url", "http://")),
+    "unknown_property": ({"SYNCER_KAFKA_PROPERTIES": '{"no.such": 1}'}, ("no.such", "kafka.properties")),
+    "dsn_in_no_form": ({"SYNCER_POSTGRES_DSN": f"{SECRET} host"}, ("SYNCER_POSTGRES_DSN", "postgresql://")),
+    "dsn_with_a_torn_password": (
+        {"SYNCER_POSTGRES_DSN": f"host=127.0.0.1 password=a {SECRET}"},
+        ("SYNCER_POSTGRES_DSN", "postgresql://"),
+    ),
+    "dsn_with_an_unknown_key": (
+        {"SYNCER_POSTGRES_DSN": f"postgresql://u:{SECRET}@127.0.0.1/d?ssl=on"},
+        ("SYNCER_POSTGRES_DSN",),
+    ),
+}
+
+
+@pytest.mark.parametrize(("variables", "says"), ADDRESSES.values(), ids=ADDRESSES.keys())
+def test_an_address_in_the_wrong_form(draft: World, variables: dict[str, str], says: tuple[str, ...]) -> None:
+    """An address that cannot be one is said to be so, in the right form, and never shown with a password."""
+    done = command(draft, "apply", "--yes", environment=variables, seconds=DOWN_SECONDS)
+    said = explained(done, *says)
+    assert SECRET not in done.stdout + said
+    assert leftovers(draft) == []
+
+
+def test_a_server_that_is_not_elasticsearch(draft: World) -> None:
+    """Another server at the address of Elasticsearch is noticed."""
+    elsewhere = {"SYNCER_ELASTICSEARCH_URL": f"http://{draft.endpoints.kafka_bootstrap_servers}"}
+    explained(
+        command(draft, "status", environment=elsewhere, seconds=DOWN_SECONDS),
+        "Elasticsearch",
+        "SYNCER_ELASTICSEARCH_URL",
+    )
+
+
+REFUSING = {
+    "unknown_role": ("postgresql://nobody_of_this_name:{secret}@{server}/{name}", "nobody_of_this_name"),
+    "unknown_database": ("postgresql://postgres:{secret}@{server}/no_such_database", "no_such_database"),
+}
+
+
+@pytest.mark.parametrize(("dsn", "says"), REFUSING.values(), ids=REFUSING.keys())
+@pytest.mark.parametrize("debug", [(), ("--debug",)], ids=["", "debug"])
+def test_a_login_that_postgres_refuses(draft: World, dsn: str, says: str, debug: tuple[str, ...]) -> None:
+    """A refused login is said as the server says it, and the password is shown nowhere, not even in a traceback."""
+    server = draft.endpoints.postgres_dsn.rsplit("@", 1)[1].split("/", 1)[0]
+    refused = {"SYNCER_POSTGRES_DSN": dsn.format(secret=SECRET, server=server, name=draft.name)}
+    done = command(draft, *debug, "status", environment=refused)
+    if not debug:
+        explained(done, says, "SYNCER_POSTGRES_DSN")
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert SECRET not in done.stdout + done.stderr
+
+
+@pytest.fixture
+def password_port() -> Iterator[int]:
+    """A port where something asks for a password as Postgres does, and refuses it; the sandbox's asks nobody."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=refuse_passwords, args=(listener,), name="refuses-passwords", daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def refuse_passwords(listener: socket.socket) -> None:
+    """Answer logins, one after the other, until the listener is shut down."""
+    with contextlib.suppress(OSError):
+        while True:
+            client, _ = listener.accept()
+            with contextlib.suppress(ConnectionError, struct.error), client, client.makefile("rb") as received:
+                refuse_password(client, received)
+
+
+def refuse_password(client: socket.socket, received: BinaryIO) -> None:
+    """No encryption; then a password, in clear text; then FATAL 28P01."""
+    length, request = struct.unpack("!ii", received.read(8))
+    while request in (80877103, 80877104):
+        client.sendall(b"N")
+        length, request = struct.unpack("!ii", received.read(8))
+    received.read(length - 8)
+    client.sendall(struct.pack("!cii", b"R", 8, 3))
+    _, length = struct.unpack("!ci", received.read(5))
+    received.read(length - 4)
+    said = b"SFATAL\0VFATAL\0C28P01\0Mpassword authentication failed\0\0"
+    client.sendall(struct.pack("!ci", b"E", len(said) + 4) + said)
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("run",)], ids=" ".join)
+def test_a_wrong_password_is_never_shown(draft: World, password_port: int, arguments: tuple[str, ...]) -> None:
+    """A password that is refused is said to be refused, and not shown; the daemon does not wait for it to change."""
+    wrong = {"SYNCER_POSTGRES_DSN": f"postgresql://syncer:{SECRET}@127.0.0.1:{password_port}/blog"}
+    done = command(draft, *arguments, environment=wrong, seconds=DOWN_SECONDS)
+    said = explained(done, "password authentication failed", "SYNCER_POSTGRES_DSN")
+    assert SECRET not in done.stdout + said
+
+
+# The schema and privileges
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("run",), ("apply", "--yes"), ("verify",)], ids=" ".join)
+def test_a_database_without_the_schema(empty_world: World, arguments: tuple[str, ...]) -> None:
+    """A database that was never migrated is said to be one, and how to migrate it."""
+    explained(command(empty_world, *arguments), "no syncer schema", "syncer migrate")
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("migrate",)], ids=" ".join)
+def test_a_database_of_a_newer_syncer(draft: World, arguments: tuple[str, ...]) -> None:
+    """A database that a newer syncer has migrated is left alone."""
+    draft.sql(
+        "INSERT INTO syncer._yoyo_migration (migration_hash, migration_id, applied_at_utc) "
+        "VALUES ('future', '9999.from-the-future', now())"
+    )
+    try:
+        explained(command(draft, *arguments), "newer syncer", "9999.from-the-future", "Install")
+    finally:
+        draft.sql("DELETE FROM syncer._yoyo_migration WHERE migration_hash = 'future'")
+
+
+@pytest.fixture
+def stranger(empty_world: World) -> Iterator[str]:
+    """A role without any privilege in a world that has the blog's tables."""
+    role = f"{empty_world.name}_stranger"
+    empty_world.sql(BLOG_SCHEMA.read_text() + BLOG)
+    empty_world.sql(f"CREATE ROLE {role} LOGIN")
+    yield role
+    empty_world.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def as_role(world: World, role: str) -> dict[str, str]:
+    """The setting that makes a command log in as this role."""
+    address = world.dsn.split("@", 1)[1]
+    return {"SYNCER_POSTGRES_DSN": f"postgresql://{role}@{address}"}
+
+
+def test_a_role_that_may_not_create_the_schema(empty_world: World, stranger: str) -> None:
+    """Without the privilege to create a schema, migrate says which is lacking, and leaves nothing."""
+    said = explained(
+        command(empty_world, "migrate", environment=as_role(empty_world, stranger)), "permission denied", "privilege"
+    )
+    assert "schemas" in said
+    assert empty_world.sql("SELECT to_regnamespace('syncer')") == [(None,)]
+
+
+def test_a_role_that_may_not_create_triggers(empty_world: World, stranger: str) -> None:
+    """Without owning the tables, apply says so and puts nothing in force; the owner's apply then works."""
+    empty_world.migrate()
+    empty_world.sql(
+        f"GRANT USAGE, CREATE ON SCHEMA syncer TO {stranger}; GRANT ALL ON ALL TABLES IN SCHEMA syncer TO {stranger};"
+        f"GRANT ALL ON ALL SEQUENCES IN SCHEMA syncer TO {stranger};"
+        f"GRANT SELECT ON users, posts, comments TO {stranger}"
+    )
+    done = command(empty_world, "apply", "--yes", environment=as_role(empty_world, stranger))
+    explained(done, "permission denied", "owns the tables")
+    assert empty_world.sql("SELECT name FROM syncer.document") == []
+    mapping = empty_world.document_folder / "index.json"
+    mapping.write_text(mapping.read_text().replace('"title": { "type": "text" }', '"title": { "type": "keyword" }'))
+    done = command(empty_world, "apply", "--yes")
+    assert done.returncode == 0, done.stderr
+    with empty_world.elasticsearch() as client:
+        found = client.indices.get_mapping(index=empty_world.alias).body[f"{empty_world.alias}-000001"]
+    assert found["mappings"]["properties"]["title"]["type"] == "keyword"
+    assert empty_world.differences() == []
+
+
+def test_a_role_that_may_not_read_the_schema(empty_world: World, stranger: str) -> None:
+    """A role that lacks the schema's privileges is told so, not that there is no schema."""
+    empty_world.migrate()
+    done = command(empty_world, "status", environment=as_role(empty_world, stranger))
+    assert "syncer migrate`" in explained(done, "permission denied", "privilege")
+
+
+# Words that a command does not know
+
+USAGE = {
+    "no_terminal": (("apply",), 1, ("--yes",)),
+    "verify_unknown": (("verify", "nope"), 1, ("nope", "blogpost")),
+    "backfill_unknown": (("backfill", "nope"), 1, ("nope", "blogpost")),
+    "backfill_nothing": (("backfill",), 2, ("document",)),
+    "run_half": (("run", "--only", "nonsense"), None, ("relay", "workers", "nonsense")),
+    "unknown_command": (("aply",), 2, ("aply",)),
+    "unknown_option": (("status", "--jsn"), 2, ("--jsn", "--json")),
+    "not_a_number": (("verify", "--settle", "long"), 2, ("--settle", "number")),
+}
+
+
+@pytest.mark.parametrize(("arguments", "code", "says"), USAGE.values(), ids=USAGE.keys())
+def test_a_wrong_word_on_the_command_line(
+    filled: World, arguments: tuple[str, ...], code: int | None, says: tuple[str, ...]
+) -> None:
+    """A command that cannot be understood says which word it is, and what it would take."""
+    done = command(filled, *arguments, environment={"COLUMNS": "160"})
+    explained(done, *says, code=done.returncode if code is None else code)
+    assert done.returncode in (1, 2)
+
+
+@pytest.fixture(scope="module")
+def filled(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A world with the blogpost document in force, and a change of its definition that is not applied."""
+    world = World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("filled"))
+    world.make()
+    try:
+        world.set_up()
+        (world.document_folder / "index.json").write_text('{"mappings": {"properties": {"more": {"type": "long"}}}}')
+        yield world
+    finally:
+        world.unmake()
+
+
+def test_apply_without_an_answer_changes_nothing(filled: World) -> None:
+    """Where nobody can answer, apply shows its plan, asks for --yes, and leaves everything as it was."""
+    done = command(filled, "apply")
+    explained(done, "--yes")
+    assert "blogpost" in done.stdout
+    assert filled.sql("SELECT generation FROM syncer.document") == [(1,)]

@@ -1,0 +1,323 @@
+"""The commands, as a person or a script uses them: what they print, what they leave, how they exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import BLOG_SCHEMA, World, wait_until
+
+BLOG = """
+INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com'), (3, 'Alice John', 'alice@john.com');
+INSERT INTO posts (id, user_id, title, body) VALUES
+    (2, 1, 'Relationships', 'long'), (4, 3, 'are cool', 'short'), (5, 3, 'to the last', 'post');
+INSERT INTO comments (id, post_id, name, comment) VALUES (1, 2, 'Alice White', 'More'), (2, 2, 'Bob', 'Less');
+"""
+FAR_AHEAD = 1 << 62
+"""A version that no draw reaches: whatever was written with it stays."""
+WORD = "xylophone-in-the-row"
+"""What no log may show."""
+
+
+def done(world: World, *arguments: str, code: int = 0) -> str:
+    """What a command prints; it must exit with this code and say nothing of an error."""
+    finished = world.syncer(*arguments)
+    assert finished.returncode == code, finished.stdout + finished.stderr
+    assert "Error" not in finished.stderr
+    assert "Traceback" not in finished.stderr
+    return finished.stdout
+
+
+def status(world: World, *, code: int) -> dict[str, Any]:
+    """What ``syncer status --json`` says."""
+    said: dict[str, Any] = json.loads(done(world, "status", "--json", code=code))
+    return said
+
+
+# From nothing to documents that follow
+
+
+def test_the_first_hour(empty_world: World) -> None:
+    """migrate, apply, run, status and verify take a plain database to documents that follow it."""
+    world = empty_world
+    world.sql(BLOG_SCHEMA.read_text() + BLOG)
+    assert "applied 0001" in done(world, "migrate")
+    assert "current" in done(world, "migrate")
+
+    said = done(world, "apply", "--yes")
+    assert "blogpost" in said
+    assert world.alias in said
+    assert "3 written" in said
+    assert world.differences() == []
+    assert "Nothing to do" in done(world, "apply", "--yes")
+    assert "Nothing to do" in done(world, "apply")
+
+    assert status(world, code=1)["leader"] is None
+    daemon = world.daemon()
+    daemon.wait_for("relay.led")
+    world.sql("UPDATE users SET name = 'John Doe' WHERE id = 1; DELETE FROM posts WHERE id = 5")
+    world.wait_until_level()
+    wait_until(lambda: world.syncer("status").returncode == 0, what="all is well")
+    assert "led by process" in done(world, "status")
+    assert "equal their SELECT" in done(world, "verify")
+    assert daemon.stop() == 0
+    assert [one["failed"] for one in daemon.events() if one["event"] == "daemon.stopped"] == [False]
+
+
+def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
+    """A monitor finds the same keys whether a relay leads or not; the exit code says which."""
+    world = empty_world
+    world.set_up()
+    world.sql(BLOG)
+    idle = status(world, code=1)
+    assert idle.keys() == {
+        "leader",
+        "outbox_waiting",
+        "outbox_lag_seconds",
+        "topic_waiting",
+        "epoch",
+        "documents",
+        "is_well",
+    }
+    assert idle["leader"] is None
+    assert idle["is_well"] is False
+    assert idle["outbox_waiting"] == 7
+    assert idle["outbox_lag_seconds"] > 0
+    (document,) = idle["documents"]
+    assert document == {
+        "name": "blogpost",
+        "index": world.alias,
+        "generation": 1,
+        "is_filled": True,
+        "targets": {f"{world.alias}-000001": 0},
+        "dead_letters": 0,
+    }
+
+    daemon = world.daemon()
+    daemon.wait_for("relay.led")
+    world.wait_until_level()
+    wait_until(lambda: level(world), what="nothing waits")
+    led = status(world, code=0)
+    assert led.keys() == idle.keys()
+    assert led["is_well"] is True
+    assert led["leader"].keys() == {"process", "name", "address", "seconds"}
+    assert led["leader"]["name"] == "syncer relay"
+    assert led["epoch"] >= 1
+    assert led["documents"][0]["targets"] == {f"{world.alias}-000001": 3}
+    assert daemon.stop() == 0
+    assert status(world, code=1)["leader"] is None
+
+
+def level(world: World) -> bool:
+    """Whether nothing waits anywhere."""
+    said = json.loads(world.syncer("status", "--json").stdout)
+    return (said["outbox_waiting"], said["topic_waiting"]) == (0, 0)
+
+
+def test_status_shows_what_waits_for_workers(world: World) -> None:
+    """With a relay and no workers, changes pile up in the topic, and status says how many."""
+    relay = world.daemon("--only", "relay")
+    relay.wait_for("relay.led")
+    assert not [one for one in relay.events() if one["event"].startswith("worker.")]
+    world.sql(BLOG)
+    wait_until(lambda: json.loads(world.syncer("status", "--json").stdout)["topic_waiting"] == 7, what="7 wait")
+    said = status(world, code=0)
+    assert said["outbox_waiting"] == 0
+    assert "7 changes in the topic" in done(world, "status")
+    assert world.held() == {}
+
+    workers = world.daemon("--only", "workers")
+    world.wait_until_level()
+    wait_until(lambda: level(world), what="nothing waits")
+    assert not [one for one in workers.events() if one["event"].startswith("relay.")]
+    assert workers.stop() == 0
+    assert relay.stop() == 0
+
+
+def test_status_is_not_well_with_a_dead_letter(world: World) -> None:
+    """A parked document makes the exit code 1 although a relay leads, and is counted; the log shows no value of it."""
+    world.sql(BLOG)
+    daemon = world.daemon()
+    world.wait_until_level()
+    world.sql("UPDATE comments SET age = 5; ALTER TABLE comments ALTER age TYPE bigint")
+    world.sql("UPDATE comments SET age = 123456789 WHERE id = 1")  # its mapping is short
+    daemon.wait_for("document.parked")
+    said = status(world, code=1)
+    assert said["leader"] is not None
+    assert said["documents"][0]["dead_letters"] == 1
+    log = daemon.log_file.read_text()
+    assert "123456789" not in log
+    world.sql("UPDATE comments SET age = 12 WHERE id = 1")
+    world.wait_until_level()
+    wait_until(lambda: world.syncer("status").returncode == 0, what="the dead letter is gone")
+    assert daemon.stop() == 0
+
+
+# Drift
+
+
+@pytest.fixture
+def drifted(world: World) -> World:
+    """A world whose index was edited by hand: post 2 lost, 4 changed for good, and one put in."""
+    world.sql(BLOG)
+    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+        world.drain(relay, worker)
+    with world.elasticsearch() as client:
+        changed = {**world.expected()["4"], "title": "edited by hand"}
+        client.delete(index=world.alias, id="2")
+        client.index(index=world.alias, id="4", document=changed, version=FAR_AHEAD, version_type="external")
+        client.index(index=world.alias, id="77", document={"title": "nobody wrote this"})
+    return world
+
+
+def test_verify_names_every_kind_of_drift(drifted: World) -> None:
+    """A document that is missing, one too many, one with another field: each is named, and the exit code is 1."""
+    said = json.loads(done(drifted, "verify", "blogpost", "--settle", "0.5", "--json", code=1))
+    (report,) = said
+    assert report.keys() == {"document", "documents", "drifts", "is_complete", "seconds", "holds"}
+    assert report["holds"] is False
+    assert report["is_complete"] is True
+    assert report["documents"] == 3
+    assert {(one["id"], one["kind"], tuple(one["fields"])) for one in report["drifts"]} == {
+        ("2", "missing", ()),
+        ("4", "different", ("title",)),
+        ("77", "extra", ()),
+    }
+    assert {one["index_name"] for one in report["drifts"]} == {f"{drifted.alias}-000001"}
+    assert {one["version"] for one in report["drifts"] if one["id"] == "4"} == {FAR_AHEAD}
+
+    words = done(drifted, "verify", "--settle", "0.5", code=1)
+    assert "3 documents differ" in words
+    lines = [" ".join(line.split()) for line in words.splitlines()]
+    for start in ("2 missing", "4 different title", "77 extra"):
+        assert any(line.startswith(start) for line in lines), words
+    assert "syncer backfill blogpost" in words
+
+
+def test_backfill_repairs_what_is_missing_and_extra(drifted: World) -> None:
+    """After a backfill only what somebody wrote with a version from the future still differs."""
+    said = done(drifted, "backfill", "blogpost")
+    assert "1 already newer" in said
+    report = json.loads(done(drifted, "verify", "--settle", "0.5", "--json", code=1))[0]
+    assert [(one["id"], one["kind"]) for one in report["drifts"]] == [("4", "different")]
+
+
+def test_verify_holds_when_nothing_differs(world: World) -> None:
+    """Documents that equal their SELECT are counted, and the exit code is 0."""
+    world.sql(BLOG)
+    done(world, "backfill", "blogpost")
+    report = json.loads(done(world, "verify", "--json"))[0]
+    assert report["holds"] is True
+    assert report["documents"] == 3
+    assert report["drifts"] == []
+    assert "3 documents equal their SELECT" in done(world, "verify", "blogpost")
+
+
+# The daemon's log
+
+
+def test_the_log_is_json_without_a_value_of_a_row(world: World) -> None:
+    """Every line of a daemon's log is one JSON object with a time and a level, and shows nothing of any row."""
+    daemon = world.daemon()
+    world.sql(BLOG)
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (9, 1, %s, %s)", WORD, WORD)
+    world.sql("UPDATE users SET name = %s, email = %s WHERE id = 1", WORD, WORD)
+    world.sql("INSERT INTO comments (id, post_id, name, comment) VALUES (9, 9, %s, %s)", WORD, WORD)
+    world.wait_until_level()
+    world.sql("TRUNCATE comments")
+    world.wait_until_level()
+    daemon.wait_for("worker.batch_indexed")
+    assert daemon.stop() == 0
+    text = daemon.log_file.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert {"daemon.started", "relay.led", "relay.batch_published", "worker.batch_indexed", "daemon.stopped"} <= {
+        one["event"] for one in lines
+    }
+    assert all(one["at"] and one["level"] in ("info", "warning", "error") for one in lines)
+    assert all(one["level"] == "info" for one in lines), text
+    assert WORD not in text
+    assert "xylophone" not in text
+
+
+def test_a_parked_document_is_logged_without_its_values(world: World) -> None:
+    """The log names the document that Elasticsearch refused, and not the value that it refused."""
+    select = world.document_folder / "select.sql"
+    select.write_text(select.read_text().replace("p.created,", "p.title AS created,"))
+    world.apply()
+    daemon = world.daemon()
+    world.sql(BLOG)
+    world.sql("UPDATE posts SET title = %s WHERE id = 2", WORD)
+    wait_until(
+        lambda: bool(world.sql("SELECT id FROM syncer.dead_letter WHERE id = '2' AND error LIKE %s", f"%{WORD}%")),
+        what="the dead letter says which value was refused",
+    )
+    assert daemon.stop() == 0
+    parked = [one for one in daemon.events() if one["event"] == "document.parked" and one["id"] == "2"]
+    assert parked
+    assert WORD not in daemon.log_file.read_text()
+
+
+def test_a_document_that_its_select_refuses_is_logged_without_its_values(world: World) -> None:
+    """The log names the document on which the SELECT failed, and not the value on which it did."""
+    select = world.document_folder / "select.sql"
+    select.write_text(select.read_text().replace("p.body,", "p.body::bigint::text AS body,"))
+    world.apply()
+    daemon = world.daemon()
+    world.sql(BLOG.replace("'long'", f"'{WORD}'").replace("'short'", "'5'").replace("'post'", "'6'"))
+    assert daemon.wait_for("document.parked")["id"] == "2"
+    wait_until(lambda: world.held().keys() == {"4", "5"}, what="its siblings are written")
+    assert daemon.stop() == 0
+    assert WORD not in daemon.log_file.read_text()
+
+
+@pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGINT"])
+def test_a_daemon_leaves_when_it_is_told_to(world: World, signal_name: str) -> None:
+    """Either signal ends an idle daemon with exit code 0, within seconds."""
+    daemon = world.daemon()
+    daemon.process.send_signal(getattr(signal, signal_name))
+    assert daemon.process.wait(15) == 0
+    assert daemon.events()[-1]["event"] == "daemon.stopped"
+
+
+# Help
+
+HELP: dict[str, tuple[str, ...]] = {
+    "": ("migrate", "apply", "backfill", "run", "status", "verify", "demo", "sandbox", "--debug"),
+    "migrate": (),
+    "apply": ("--yes", "--timeout"),
+    "backfill": ("document",),
+    "run": ("--only", "relay", "workers", "SIGTERM"),
+    "status": ("--json", "Exit code"),
+    "verify": ("--json", "--settle", "document", "Exit code"),
+    "demo": ("--keep", "--posts"),
+    "sandbox": ("start", "stop", "status"),
+    "sandbox start": ("--folder", "--json"),
+    "sandbox stop": ("--folder",),
+    "sandbox status": ("--folder", "--json"),
+}
+
+
+@pytest.mark.parametrize("command", HELP)
+def test_every_command_helps(tmp_path: Path, command: str) -> None:
+    """``--help`` needs no setting and no server, exits with 0, and names every option."""
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("SYNCER_")}
+    finished = subprocess.run(
+        [sys.executable, "-m", "syncer", *command.split(), "--help"],
+        env={**bare, "COLUMNS": "120"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
+    missing = [word for word in HELP[command] if word not in finished.stdout]
+    assert missing == [], finished.stdout

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import structlog
 
 from syncer import postgres, telemetry
+from syncer.errors import SyncerError
 from syncer.index import Index, connect
 from syncer.lifecycle import Stage, Stop
 from syncer.policy import explain
@@ -87,7 +88,10 @@ def run(made: Mapping[str, Stage], stop: Stop) -> None:
     for thread in threads:
         thread.start()
     while not stop.wait(_WATCH_SECONDS):
-        pass
+        ended = [thread.name for thread in threads if not thread.is_alive()]
+        if ended and not stop.is_requested:
+            failures.append(SyncerError(f"The stage {ended[0]} has ended without a word", hint="Please report it."))
+            stop.request()
     for thread in threads:
         thread.join()
     log.info(telemetry.DAEMON_STOPPED, failed=bool(failures))

@@ -237,6 +237,8 @@ class ChangeConsumer:
         # Offsets of what is done and not yet known to be committed: a commit may fail in a rebalance.
         self._done: dict[int, int] = {}
         self._committed_at = time.monotonic()
+        self._failure: KafkaException | None = None
+        self._is_closing = False
         self._consumer = Consumer(
             {
                 "group.id": settings.group,
@@ -262,14 +264,17 @@ class ChangeConsumer:
         """Wait for records, and take what has come; None if nothing has.
 
         Raises:
-            KafkaException: The topic is gone, or the offsets are.
+            KafkaException: The topic is gone, or the offsets are, or partitions could not be taken. After that
+                what was received is gone too: only a new consumer gets it again.
         """
         if self._done and time.monotonic() - self._committed_at > _COMMIT_AGAIN_SECONDS:
             self._commit()
         messages = self._consumer.consume(1, wait_seconds)
+        self._raise_failure()
         if not messages:
             return None
         messages += self._consumer.consume(records_max - 1, 0) if records_max > 1 else []
+        self._raise_failure()
         values, next_offsets = [], {}
         for message in messages:
             error = message.error()
@@ -278,6 +283,10 @@ class ChangeConsumer:
             values.append(message.value() or b"")
             next_offsets[message.partition() or 0] = (message.offset() or 0) + 1
         return Received(values=tuple(values), next_offsets=next_offsets)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def commit(self, received: Received) -> None:
         """Say that these records, and all before them, are done.
@@ -312,20 +321,36 @@ class ChangeConsumer:
 
     def close(self) -> None:
         """Wait for commits in flight and leave the group."""
+        self._is_closing = True
         self._consumer.close()
 
+    # Callbacks of librdkafka. An error must not leave them: it would come out as one that no except clause catches.
+
     def _assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        try:
+            # Who is closing reads nothing more, and librdkafka answers nothing more.
+            places = partitions if self._is_closing else self._beginnings(consumer, partitions)
+            consumer.incremental_assign(places)
+        except KafkaException as error:
+            self._failure = error
+        self._on_change(telemetry.WORKER_ASSIGNED, [place.partition for place in partitions])
+
+    def _beginnings(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Where to begin: behind what is committed, or at the beginning of a partition that was never read."""
         places = consumer.committed(partitions, timeout=_ADMIN_SECONDS)
         for place in places:
             if place.offset == OFFSET_INVALID:
                 place.offset = OFFSET_BEGINNING
-        consumer.incremental_assign(places)
-        self._on_change(telemetry.WORKER_ASSIGNED, [place.partition for place in places])
+        return places
 
     def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         leaving = {one.partition: self._done.pop(one.partition) for one in partitions if one.partition in self._done}
         if leaving:
+            # What is not committed is done again by whoever has the partition next.
             with suppress(KafkaException):
                 consumer.commit(offsets=self._places(leaving), asynchronous=False)
-        consumer.incremental_unassign(partitions)
+        try:
+            consumer.incremental_unassign(partitions)
+        except KafkaException as error:
+            self._failure = error
         self._on_change(telemetry.WORKER_REVOKED, [place.partition for place in partitions])

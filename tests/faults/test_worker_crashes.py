@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from elasticsearch import Elasticsearch
 
 from syncer.index import BulkOutcome, Index
+from syncer.lifecycle import Stop
 from syncer.model import Composition, Target
-from syncer.topic import Received
+from syncer.topic import ChangeConsumer, Received
 from syncer.worker import Worker, WorkerReport
 from tests.harness import World, wait_until
 
@@ -92,3 +95,27 @@ def test_without_the_rule_the_change_is_lost(world: World) -> None:
 
             wait_until(is_quiet, what="the successor has nothing left to do")
         assert len(world.differences()) == 1
+
+
+def test_offsets_that_cannot_be_read_are_asked_for_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that does not answer while partitions are assigned costs a rejoin, not the worker."""
+    write_one_post(world)
+    beginnings = ChangeConsumer._beginnings
+    refusals = [KafkaException(KafkaError(KafkaError._TIMED_OUT))]
+
+    def refuse_once(self: ChangeConsumer, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        if refusals:
+            raise refusals.pop()
+        return beginnings(self, consumer, partitions)
+
+    monkeypatch.setattr(ChangeConsumer, "_beginnings", refuse_once)
+    stop = Stop()
+    with world.index() as index, world.worker(index) as worker:
+        thread = threading.Thread(target=worker.run, args=(stop,))
+        thread.start()
+        try:
+            world.wait_until_level()
+        finally:
+            stop.request()
+            thread.join()
+    assert refusals == []

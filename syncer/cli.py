@@ -10,6 +10,7 @@ import dataclasses
 import json
 import signal
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -31,7 +32,7 @@ from syncer import (
     terminal,
     topic,
 )
-from syncer.errors import ConfigError, DefinitionError
+from syncer.errors import ConfigError, DefinitionError, IndexingError
 from syncer.index import Index
 from syncer.indices import Indices
 from syncer.lifecycle import Stop, Stopping
@@ -64,9 +65,19 @@ Folder = Annotated[
 ]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"syncer {version('syncer')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
-    *, debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
+    *,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[  # noqa: ARG001 - it acts as soon as it is read
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
 ) -> None:
     _Debug.is_on = debug
 
@@ -201,7 +212,7 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running, to play with.")] = False,
     posts: Annotated[int, typer.Option(min=100, help="How many posts the famous author has.")] = 5000,
 ) -> None:
-    """See it work: a blog, its author's rename, and the guide's question answered before and after."""
+    """See it work: a blog, its author's rename, and a question answered before and after."""
     from syncer.demo import play  # noqa: PLC0415 - its packages are an extra
 
     if not play(out, keep=keep, posts=posts):
@@ -294,6 +305,13 @@ def _fill(parts: _Parts, document: Document) -> None:
     writer.close()
     store.mark_filled(parts.connection, document)
     terminal.show_write(out, document.name, report)
+    worst = store.worst_dead_letter(parts.connection, document.name) if report.parked else None
+    if worst is not None:
+        raise IndexingError(
+            f"{report.parked:,} documents of {document.name} could not be written, such as {worst[0]}: {worst[1]}",
+            hint="The table syncer.dead_letter has what was said of each. Mend the data, the SELECT or index.json, "
+            f"then: syncer apply, or syncer backfill {document.name}",
+        )
 
 
 def _verify(parts: _Parts, document: Document, settle: float) -> VerifyReport:

@@ -9,9 +9,10 @@ visible; the change's own event is handled after, so its draw is later and great
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -38,6 +39,22 @@ SELECT d._id::text, (SELECT row_to_json(fields) FROM (SELECT {fields}) AS fields
 FROM ({select}) AS d
 WHERE d._id IS NOT NULL
 """
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+def _is_integer(bits: int) -> Callable[[str], bool]:
+    limit = 1 << (bits - 1)
+    return lambda text: _INTEGER.fullmatch(text) is not None and -limit <= int(text) < limit
+
+
+_IS_ID: dict[str, Callable[[str], bool]] = {
+    "smallint": _is_integer(16),
+    "integer": _is_integer(32),
+    "bigint": _is_integer(64),
+    "uuid": lambda text: _UUID.fullmatch(text) is not None,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +105,7 @@ class Composer:
             if state is None:
                 return Batch(compositions=(), version=drawn, drawn_at=drawn_at, targets=(), has_dead_letters=False)
             document = self._catalogue.at(self._connection, document_name, state.generation)
-            found = self._read(document, ids)
+            found = self._read(document, castable(document, ids))
         return Batch(
             compositions=tuple(Composition(id=one, version=drawn, source=found.get(one)) for one in dict.fromkeys(ids)),
             version=drawn,
@@ -131,7 +148,13 @@ def _twice(document: Document, id_: str) -> ComposeError:
 def existing(connection: Connection, document: Document, ids: Sequence[str]) -> set[str]:
     """Those of the ids that the SELECT returns."""
     query = _statement(_EXISTING, document)
-    return {row[0] for row in connection.execute(query, (list(ids),), prepare=True)}
+    return {row[0] for row in connection.execute(query, (castable(document, ids),), prepare=True)}
+
+
+def castable(document: Document, ids: Sequence[str]) -> list[str]:
+    """Those of the ids that can be ids of this document at all: somebody else may have written others."""
+    is_valid = _IS_ID.get(document.dependencies.id_type)
+    return list(ids) if is_valid is None else [one for one in ids if is_valid(one)]
 
 
 def all_ids(connection: Connection, document: Document, *, page: int) -> Iterator[list[str]]:
@@ -148,7 +171,8 @@ def everything(connection: Connection, document: Document, *, page: int) -> Iter
 
 def current(connection: Connection, document: Document, ids: Sequence[str]) -> dict[str, bytes]:
     """These documents as the SELECT returns them now, without a version: to compare, never to write."""
-    rows = connection.execute(_statement(_COMPOSE, document), (list(ids),), prepare=True)
+    wanted = castable(document, ids)
+    rows = connection.execute(_statement(_COMPOSE, document), (wanted,), prepare=True)
     return {id_: one_line(source) for id_, source in rows}
 
 

@@ -11,7 +11,7 @@ from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.settings import KafkaSettings
 
 _LEADER = """
-SELECT a.pid, a.application_name, a.client_addr::text, extract(epoch FROM now() - a.backend_start)
+SELECT a.pid, a.application_name, host(a.client_addr), extract(epoch FROM now() - a.backend_start)
 FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND (l.classid::bigint << 32 | l.objid::bigint) = $1
@@ -68,6 +68,7 @@ class Overview:
         leader: The relay that leads; None if none does.
         outbox_waiting: Committed changes that are not published.
         outbox_lag_seconds: The age of the oldest of them.
+        workers: How many workers are in the consumer group.
         topic_waiting: Published changes that no worker has done.
         epoch: The epoch of versions.
         documents: Every document in force.
@@ -76,14 +77,16 @@ class Overview:
     leader: Leader | None
     outbox_waiting: int
     outbox_lag_seconds: float
+    workers: int
     topic_waiting: int
     epoch: int
     documents: tuple[DocumentOverview, ...]
 
     @property
     def is_well(self) -> bool:
-        """Whether a relay leads, every document is filled and none is parked."""
-        return self.leader is not None and all(one.is_filled and not one.dead_letters for one in self.documents)
+        """Whether a relay leads, workers work, every document is filled and none is parked."""
+        works = self.leader is not None and self.workers > 0
+        return works and all(one.is_filled and not one.dead_letters for one in self.documents)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -103,6 +106,7 @@ def read(connection: Connection, index: Index, kafka: KafkaSettings) -> Overview
         leader=_leader(connection),
         outbox_waiting=waiting,
         outbox_lag_seconds=lag_seconds,
+        workers=topic.members(kafka),
         topic_waiting=sum(one.records for one in topic.lag(kafka)),
         epoch=int(str(value(connection, _EPOCH))),
         documents=tuple(

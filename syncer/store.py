@@ -49,6 +49,10 @@ ON CONFLICT (document, id) DO UPDATE
 SET version = excluded.version, error = excluded.error, parked_at = now()
 WHERE dead_letter.version <= excluded.version
 """
+_DEAD_LETTERS = """
+SELECT error, count(*) OVER (PARTITION BY split_part(error, ':', 1)), id FROM syncer.dead_letter
+WHERE document = $1 ORDER BY 2 DESC, id LIMIT 1
+"""
 _CLEAR = """
 DELETE FROM syncer.dead_letter AS l
 USING unnest($2::text[]) AS written (id)
@@ -211,6 +215,12 @@ def installation(connection: Connection) -> str:
 def park(connection: Connection, document_name: str, id_: str, version: int, error: str) -> None:
     """Record that a document could not be written with this version; a newer record stays."""
     connection.execute(_PARK, (document_name, id_, version, error))
+
+
+def worst_dead_letter(connection: Connection, document_name: str) -> tuple[str, str] | None:
+    """The id and the error of a dead letter of the most frequent kind."""
+    row = connection.execute(_DEAD_LETTERS, (document_name,)).fetchone()
+    return (row[2], row[0]) if row else None
 
 
 def clear_dead_letters(connection: Connection, document_name: str, ids: Sequence[str], version: int) -> None:

@@ -24,8 +24,10 @@ _PIPE_COLUMNS = 400
 _PLAIN_LINE_SECONDS = 5
 
 
-def console(stream: TextIO) -> Console:
+def console(stream: TextIO | None) -> Console:
     """Where to show things; in a pipe lines are as long as they are, unless COLUMNS says otherwise."""
+    if stream is None:  # closed by whoever started us
+        return Console(quiet=True)
     width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_COLUMNS
     return Console(file=stream, highlight=False, width=width)
 
@@ -96,10 +98,12 @@ def show_overview(console: Console, seen: Overview) -> None:
     if leader is None:
         said = "[red]no relay leads: is `syncer run` running?"
     else:
-        said = f"[green]led by process {leader.process}[/] {leader.address or ''} for {leader.seconds:,.0f} s"
+        place = f" from {leader.address}" if leader.address else ""
+        said = f"[green]led by Postgres connection {leader.process}[/]{place} for {leader.seconds:,.0f} s"
     late = f", the oldest for {seen.outbox_lag_seconds:,.1f} s" if seen.outbox_waiting else ""
     flow.add_row("relay", said, f"{seen.outbox_waiting:,} changes in the outbox{late}")
-    flow.add_row("workers", "", f"{seen.topic_waiting:,} changes in the topic")
+    working = f"[green]{seen.workers} at work" if seen.workers else "[red]none: is `syncer run` running?"
+    flow.add_row("workers", working, f"{seen.topic_waiting:,} changes in the topic")
     console.print(flow)
     console.print()
     documents = _table("document", "generation", "filled", "dead letters", "index", "documents")
@@ -119,12 +123,13 @@ def show_verify(console: Console, report: VerifyReport) -> None:
     """What a verification found."""
     if report.holds:
         console.print(
-            f"[green]{report.document}: {report.documents:,} documents equal their SELECT[/] ({report.seconds:.1f} s)"
+            f"[green]{report.document}: {_counted(report.documents, 'equals its', 'equal their')} SELECT[/] "
+            f"({report.seconds:.1f} s)"
         )
         return
     at_least = "" if report.is_complete else "at least "
     console.print(
-        f"[bold red]{report.document}: {at_least}{len(report.drifts):,} documents differ[/], "
+        f"[bold red]{report.document}: {at_least}{_counted(len(report.drifts), 'differs', 'differ')}[/], "
         f"of {report.documents:,} compared ({report.seconds:.1f} s)"
     )
     drifts = _table("id", "how", "fields", "version", "index")
@@ -134,6 +139,10 @@ def show_verify(console: Console, report: VerifyReport) -> None:
     if len(report.drifts) > _DRIFTS_SHOWN_MAX:
         console.print(f"… and {len(report.drifts) - _DRIFTS_SHOWN_MAX:,} more; --json lists them all")
     console.print(f"To write them all again: syncer backfill {report.document}", style="dim")
+
+
+def _counted(number: int, singular: str, plural: str) -> str:
+    return f"1 document {singular}" if number == 1 else f"{number:,} documents {plural}"
 
 
 def _cells(drift: Drift) -> tuple[str, ...]:

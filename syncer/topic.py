@@ -135,6 +135,13 @@ def lag(settings: KafkaSettings) -> list[PartitionLag]:
     ]
 
 
+def members(settings: KafkaSettings) -> int:
+    """How many workers are in the consumer group."""
+    admin = _admin(settings)  # answers only as long as it lives
+    asked = admin.describe_consumer_groups([settings.group], request_timeout=_ADMIN_SECONDS)
+    return len(asked[settings.group].result(timeout=2 * _ADMIN_SECONDS).members)
+
+
 def _offsets(admin: AdminClient, places: list[TopicPartition], spec: OffsetSpec) -> dict[int, int]:
     asked = admin.list_offsets(dict.fromkeys(places, spec), request_timeout=_ADMIN_SECONDS)
     return {place.partition: answer.result().offset for place, answer in asked.items()}

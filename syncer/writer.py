@@ -12,6 +12,7 @@ of a deleted document after ``index.gc_deletes``.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -167,7 +168,10 @@ class Writer:
                         f"Elasticsearch refuses document {id_} of {document}: {rejection.kind}: {rejection.reason}"
                     )
         for id_, rejection in parked.items():
-            self._park(document, id_, batch.version, rejection.kind, f"{rejection.kind}: {rejection.reason}")
+            store.park(self._connection, document, id_, batch.version, f"{rejection.kind}: {rejection.reason}")
+        for kind, number in Counter(rejection.kind for rejection in parked.values()).items():
+            sample = next(id_ for id_, rejection in parked.items() if rejection.kind == kind)
+            self._tell_parked(document, kind, number, sample)
         report.parked += len(parked)
         if batch.has_dead_letters:
             written = [one.id for one in batch.compositions if one.id not in parked and one.id not in again]
@@ -181,12 +185,11 @@ class Writer:
             return [ids[:middle], ids[middle:]]
         self._opened()
         assert self._connection is not None  # noqa: S101 - it has just been opened
-        self._park(document, ids[0], version.draw(self._connection), type(error).__name__, str(error).strip())
+        store.park(self._connection, document, ids[0], version.draw(self._connection), str(error).strip())
+        self._tell_parked(document, type(error).__name__, 1, ids[0])
         report.parked += 1
         return []
 
-    def _park(self, document: str, id_: str, drawn: int, kind: str, error: str) -> None:
-        """Make it a dead letter. The log names the kind of error only: a server's sentence quotes values."""
-        assert self._connection is not None  # noqa: S101 - who parks has composed
-        store.park(self._connection, document, id_, drawn, error)
-        self._log.error(telemetry.DOCUMENT_PARKED, document=document, id=id_, version=drawn, kind=kind)
+    def _tell_parked(self, document: str, kind: str, number: int, sample: str) -> None:
+        """Log the kind of error only: a server's sentence quotes values."""
+        self._log.error(telemetry.DOCUMENT_PARKED, document=document, kind=kind, documents=number, sample_id=sample)

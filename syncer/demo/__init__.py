@@ -1,4 +1,4 @@
-"""The demo: a blog, a rename that reaches thousands of posts, and the guide's question before and after it.
+"""The demo: a blog, a rename that reaches thousands of posts, and a question asked before and after it.
 
 Everything in it is real: the servers of a sandbox of its own, the daemon as a process, the commands as a person
 would type them. It ends with `syncer verify`, whose verdict is the demo's.
@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,12 @@ from syncer.sandbox import ConsoleReporter, Endpoints, Sandbox
 _OLD_NAME, _NEW_NAME = "John Smith", "John Doe"
 _RENAME = "UPDATE users SET name = '{}' WHERE id = 1"
 _INDEX = "blogpost"
+# As this very program was called, so that what is shown can be pasted.
+_COMMAND = sys.argv[0] if Path(sys.argv[0]).name == "syncer" else f"{sys.executable} -m syncer"
 _PID_FILE = "daemon.pid"
+_KEPT = "demo"
 
-# The guide's question, in one request: posts with "relationships" in the title, by users called John.
+# The question of "Elasticsearch: The Definitive Guide", in one request.
 _QUESTION: dict[str, Any] = {
     "query": {"bool": {"must": [{"match": {"title": "relationships"}}, {"match": {"user.name": "John"}}]}},
     "aggs": {"authors": {"terms": {"field": "user.name.raw"}}},
@@ -54,27 +58,56 @@ def play(console: Console, *, keep: bool, posts: int) -> bool:
     Raises:
         SyncerError: A part of it failed; the servers are stopped then.
     """
-    folder = Sandbox().folder.parent / "demo"
-    _clear_away(folder)
+    home = Sandbox().folder.parent
+    _clear_away_dead(home)
+    folder = home / (_KEPT if keep else f"demo-{os.getpid()}")
+    if keep and folder.exists():
+        console.print("The demo that was kept before is ended: this one takes its place.")
+        _clear_away(folder)
     scene = _Scene(console, folder, Sandbox(folder / "servers", report=ConsoleReporter(console)))
-    is_kept = False
+    is_over = is_kept = False
     try:
-        holds = scene.play(posts)
-        if keep:
-            scene.say_how_to_go_on()
-            is_kept = True
-        else:
-            scene.say_what_to_try()
+        with _ended_like_ctrl_c():
+            holds = scene.play(posts)
+            is_over = True
+            if keep:
+                scene.say_how_to_go_on()
+                is_kept = True
+            else:
+                scene.say_what_to_try()
     finally:
+        if not is_over:
+            console.print("Stopping …")
         if not is_kept:
             scene.end()
     return holds
 
 
+@contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """Let a closed terminal, and a polite kill, end the demo as Ctrl-C does: with everything stopped."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _clear_away_dead(home: Path) -> None:
+    """What demos have left that were killed before they could clear up."""
+    for folder in home.glob("demo-*"):
+        number = folder.name.removeprefix("demo-")
+        if number.isdigit() and not Path(f"/proc/{number}").exists():
+            _clear_away(folder)
+
+
 def _clear_away(folder: Path) -> None:
-    """What an earlier demo has left: kept, or killed."""
-    if not folder.exists():
-        return
+    """End an earlier demo, and remove what it has left."""
     with suppress(OSError, ValueError):
         pid = int((folder / _PID_FILE).read_text())
         # Only if it still is that daemon: ids are given again.
@@ -126,7 +159,7 @@ class _Scene:
         board.watch("their posts", lambda: _count(client, {"match_all": {}}) >= blog.posts)
         blog.start_chatter()
 
-        self._act('The guide\'s question, in one query: posts titled "relationships" by users called John')
+        self._act('The question, in one query: posts titled "relationships" by users called John')
         self._answer(client)
 
         self._act(f"{_OLD_NAME} becomes {_NEW_NAME}: one row in Postgres, {posts:,} documents in Elasticsearch")
@@ -180,29 +213,34 @@ class _Scene:
         authors = ", ".join(
             f"{one['key']} ({one['doc_count']:,})" for one in body["aggregations"]["authors"]["buckets"]
         )
-        table = Table("title", "user.name", "comments", box=None, pad_edge=False, header_style="dim")
+        table = Table("id", "title", "user.name", "comments", box=None, pad_edge=False, header_style="dim")
         for hit in body["hits"]["hits"]:
             source = hit["_source"]
-            table.add_row(escape(source["title"]), escape(source["user"]["name"]), str(len(source["comments"])))
+            table.add_row(
+                hit["_id"], escape(source["title"]), escape(source["user"]["name"]), str(len(source["comments"]))
+            )
         self._console.print(
             f"{body['hits']['total']['value']:,} posts in {body['took']} ms, by {authors}; the best three:"
         )
         self._console.print(table)
 
     def say_what_to_try(self) -> None:
-        self._console.print(
+        self._paste(
             "\nTry next:\n"
-            "  syncer demo --keep                 the same, left running to play with psql and curl\n"
-            "  syncer sandbox start               the servers alone, for a document of your own\n"
-            "  syncer --help",
-            markup=False,
+            f"  {_COMMAND} demo --keep         the same, left running to play with psql and curl\n"
+            f"  {_COMMAND} sandbox start       the servers alone, for a document of your own\n"
+            f"  {_COMMAND} --help"
         )
+
+    def _paste(self, text: str) -> None:
+        """Show what is meant to be pasted: no line is broken."""
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def say_how_to_go_on(self) -> None:
         endpoints = self._sandbox.status().endpoints
         if endpoints is None:
             raise SyncerError("The servers of the demo have ended", hint=f"Their logs are in {self._folder}")
-        self._console.print(_how_to_go_on(self._folder, self._sandbox, endpoints, self._environment), markup=False)
+        self._paste(_how_to_go_on(self._folder, self._sandbox, endpoints, self._environment))
 
 
 def _count(client: Elasticsearch, query: dict[str, Any]) -> int:
@@ -219,9 +257,9 @@ Everything is left running. To play with it:
 {exports}
   {psql} "$SYNCER_POSTGRES_DSN" -c "{_RENAME.format("Johnny Doe")}"
   curl '{question}'
-  syncer status
-  syncer verify
+  {_COMMAND} status
+  {_COMMAND} verify
   tail -f {folder / "daemon.log"}
 To end it:
   kill {(folder / _PID_FILE).read_text()}
-  syncer sandbox stop --folder {sandbox.folder}"""
+  {_COMMAND} sandbox stop --folder {sandbox.folder}"""

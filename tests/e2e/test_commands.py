@@ -65,7 +65,7 @@ def test_the_first_hour(empty_world: World) -> None:
     world.sql("UPDATE users SET name = 'John Doe' WHERE id = 1; DELETE FROM posts WHERE id = 5")
     world.wait_until_level()
     wait_until(lambda: world.syncer("status").returncode == 0, what="all is well")
-    assert "led by process" in done(world, "status")
+    assert "led by Postgres connection" in done(world, "status")
     assert "equal their SELECT" in done(world, "verify")
     assert daemon.stop() == 0
     assert [one["failed"] for one in daemon.events() if one["event"] == "daemon.stopped"] == [False]
@@ -81,6 +81,7 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
         "leader",
         "outbox_waiting",
         "outbox_lag_seconds",
+        "workers",
         "topic_waiting",
         "epoch",
         "documents",
@@ -128,9 +129,10 @@ def test_status_shows_what_waits_for_workers(world: World) -> None:
     assert not [one for one in relay.events() if one["event"].startswith("worker.")]
     world.sql(BLOG)
     wait_until(lambda: json.loads(world.syncer("status", "--json").stdout)["topic_waiting"] == 7, what="7 wait")
-    said = status(world, code=0)
+    said = status(world, code=1)
     assert said["outbox_waiting"] == 0
-    assert "7 changes in the topic" in done(world, "status")
+    assert said["workers"] == 0
+    assert "7 changes in the topic" in done(world, "status", code=1)
     assert world.held() == {}
 
     workers = world.daemon("--only", "workers")
@@ -259,7 +261,7 @@ def test_a_parked_document_is_logged_without_its_values(world: World) -> None:
         what="the dead letter says which value was refused",
     )
     assert daemon.stop() == 0
-    parked = [one for one in daemon.events() if one["event"] == "document.parked" and one["id"] == "2"]
+    parked = [one for one in daemon.events() if one["event"] == "document.parked" and one["sample_id"] == "2"]
     assert parked
     assert WORD not in daemon.log_file.read_text()
 
@@ -271,7 +273,7 @@ def test_a_document_that_its_select_refuses_is_logged_without_its_values(world: 
     world.apply()
     daemon = world.daemon()
     world.sql(BLOG.replace("'long'", f"'{WORD}'").replace("'short'", "'5'").replace("'post'", "'6'"))
-    assert daemon.wait_for("document.parked")["id"] == "2"
+    assert daemon.wait_for("document.parked")["sample_id"] == "2"
     wait_until(lambda: world.held().keys() == {"4", "5"}, what="its siblings are written")
     assert daemon.stop() == 0
     assert WORD not in daemon.log_file.read_text()
@@ -321,3 +323,39 @@ def test_every_command_helps(tmp_path: Path, command: str) -> None:
     assert finished.stderr == ""
     missing = [word for word in HELP[command] if word not in finished.stdout]
     assert missing == [], finished.stdout
+
+
+def test_a_document_with_a_foreign_id_is_extra(world: World) -> None:
+    """An id that cannot be one of ours does not stop verify, and backfill deletes it."""
+    with world.elasticsearch() as client:
+        for ghost in ("ghost", "99999999999999999999", "007"):
+            client.index(index=world.alias, id=ghost, document={"title": "nobody wrote this"}, refresh=True)
+    found = json.loads(world.syncer("verify", "--json", "--settle", "0").stdout)
+    assert {(drift["id"], drift["kind"]) for drift in found[0]["drifts"]} == {
+        ("ghost", "extra"),
+        ("99999999999999999999", "extra"),
+        ("007", "extra"),
+    }
+    assert world.syncer("backfill", "blogpost").returncode == 0
+    assert world.held() == {}
+
+
+def test_status_says_that_no_worker_works(world: World) -> None:
+    """A relay alone is not well: changes pile up in the topic."""
+    world.daemon("--only", "relay").wait_for("relay.led")
+    said = world.syncer("status")
+    assert said.returncode == 1
+    assert "none: is `syncer run` running?" in said.stdout
+
+
+def test_documents_that_cannot_be_written_fail_the_apply(empty_world: World) -> None:
+    """A fill that parks a document says which and why, and exits with 1."""
+    empty_world.sql(BLOG_SCHEMA.read_text())
+    empty_world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')")
+    empty_world.sql("INSERT INTO posts (id, user_id, title, body, created) VALUES (2, 1, 't', 'b', 'infinity')")
+    empty_world.migrate()
+    said = empty_world.syncer("apply", "--yes")
+    assert said.returncode == 1
+    assert "1 parked" in said.stdout
+    assert "such as 2: document_parsing_exception" in said.stderr
+    assert "created" in said.stderr

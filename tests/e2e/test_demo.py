@@ -74,13 +74,13 @@ def test_what_is_kept_can_be_played_with(environment: dict[str, str]) -> None:
     finally:
         ending = re.search(r"To end it:\n((?:  .*\n?)+)", done.stdout)
         assert ending is not None
-        command = ending[1].replace("syncer ", f"{sys.executable} -m syncer ")
-        subprocess.run(["/bin/bash", "-ec", command], env=environment, check=True, capture_output=True, timeout=60)
+        subprocess.run(["/bin/bash", "-ec", ending[1]], env=environment, check=True, capture_output=True, timeout=60)
     wait_until(lambda: processes_of(environment) == [], what="nothing is left running")
 
 
-def test_an_interrupted_demo_stops_everything(environment: dict[str, str]) -> None:
-    """Ctrl-C in the middle leaves no server, no daemon and no traceback."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "sigterm"])
+def test_an_interrupted_demo_stops_everything(environment: dict[str, str], number: signal.Signals) -> None:
+    """Ctrl-C or SIGTERM in the middle leaves no server, no daemon and no traceback."""
     command = [sys.executable, "-m", "syncer", "demo", "--posts", str(POSTS)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
         assert run.stdout is not None
@@ -88,7 +88,7 @@ def test_an_interrupted_demo_stops_everything(environment: dict[str, str]) -> No
         for line in run.stdout:
             said.append(line)
             if "syncer run" in line:
-                run.send_signal(signal.SIGINT)
+                run.send_signal(number)
                 break
         said += run.stdout.readlines()
         assert run.wait(60) == 130, "".join(said)

@@ -55,7 +55,9 @@ class AffectedReader:
         for relation, changes in used.items():
             use = document.dependencies.tables[relation]
             if use.key_column is not None:
-                yield from (str(image[use.key_column]) for one in changes for image in one.images)
+                # A change from before the column was captured lacks it: the fill of the new generation covers that.
+                keys = (image.get(use.key_column) for one in changes for image in one.images)
+                yield from (str(key) for key in keys if key is not None)
             if use.affected is not None:
                 query = sql.SQL(use.affected)  # deparsed by Postgres
                 for rows in stream(self._connection, query, (Change.dump_images(changes),), page=self._page):

@@ -80,6 +80,7 @@ class Worker:
         self._stop = Stop()
         self._breathed_at = 0.0
         self._reader_connection: Connection | None = None
+        self._affected: AffectedReader | None = None
         self._consumer: ChangeConsumer | None = None
         self._writer = Writer(connect=connect, index=index, pause=self._pause, name=name)
         self._log = structlog.get_logger().bind(worker=name)
@@ -156,8 +157,7 @@ class Worker:
         began = time.monotonic()
         total = WriteReport()
         try:
-            reader = AffectedReader(self._reader(), page=self._batch_documents_max)
-            for affected in reader.read(changes):
+            for affected in self._reader().read(changes):
                 self._breathe(began)
                 if affected.ids is None:
                     total.add(self._refresh_all(affected.document))
@@ -200,15 +200,16 @@ class Worker:
         self._log.info(telemetry.DOCUMENT_REFRESHED, document=name, documents=report.documents)
         return report
 
-    def _reader(self) -> Connection:
-        if self._reader_connection is None:
+    def _reader(self) -> AffectedReader:
+        if self._reader_connection is None or self._affected is None:
             self._reader_connection = self._connect()
-        return self._reader_connection
+            self._affected = AffectedReader(self._reader_connection, page=self._batch_documents_max)
+        return self._affected
 
     def _close_reader(self) -> None:
         if self._reader_connection is not None:
             self._reader_connection.close()
-        self._reader_connection = None
+        self._reader_connection = self._affected = None
 
     def _pause(self, seconds: float) -> None:
         """Wait while staying in the group, so that a server's outage is not taken for ours."""

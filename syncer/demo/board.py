@@ -14,6 +14,15 @@ from syncer.demo.blog import Blog
 from syncer.demo.daemon import DaemonProcess
 from syncer.errors import SyncerError
 
+_HEADINGS = (
+    "rows\ncommitted",
+    "changes\nrelayed",
+    "changes\nhandled",
+    "documents\nwritten",
+    "documents\nper second",
+    "lag",
+)
+_COLUMN_WIDTH = 10
 _FRAMES_PER_SECOND = 10
 _LOOK_SECONDS = 0.2
 _PATIENCE_SECONDS = 90
@@ -67,15 +76,13 @@ class Board:
         totals = self._daemon.follow()
         seconds = max(time.monotonic() - began, 1e-3)
         table = Table(title=title, title_justify="left", title_style="bold", expand=False)
-        for heading in ("committed in Postgres", "relayed to Kafka", "handled by workers", "written to Elasticsearch"):
-            table.add_column(heading, justify="right")
-        table.add_column("documents/s", justify="right")
-        table.add_column("lag", justify="right")
+        for heading in _HEADINGS:
+            table.add_column(heading, justify="right", no_wrap=True, min_width=_COLUMN_WIDTH)
         table.add_row(
-            f"[cyan]{self._blog.committed:,} rows",
-            f"[magenta]{totals.relayed:,} changes",
-            f"[yellow]{totals.handled:,} changes",
-            f"[green]{totals.indexed + totals.deleted:,} documents",
+            f"[cyan]{self._blog.committed:,}",
+            f"[magenta]{totals.relayed:,}",
+            f"[yellow]{totals.handled:,}",
+            f"[green]{totals.indexed + totals.deleted:,}",
             f"{(totals.indexed - before) / seconds:,.0f}",
             f"{totals.lag_seconds * 1000:,.0f} ms",
         )

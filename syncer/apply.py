@@ -82,6 +82,7 @@ def plan(connection: Connection, indices: Indices, definitions: Iterable[Definit
 
     Raises:
         DefinitionError: A definition is refused; nothing was changed.
+        ComposeError: A SELECT returns an id more than once; nothing was changed.
     """
     in_force = {document.name: document for document in store.documents(connection)}
     captured = capture.captured(connection)
@@ -112,7 +113,8 @@ def _step(
         index_body=definition.index_body,
         dependencies=dependency.analyse(connection, definition),
     )
-    if before is None or _meaning(after) != _meaning(before):
+    is_changed = before is None or _meaning(after) != _meaning(before)
+    if is_changed:
         compose.require_unique(connection, after)
     if before is None:
         return Step(document=after, change=Change.NEW)
@@ -123,7 +125,7 @@ def _step(
         )
     if not all(indices.exists(target) for target in store.targets(connection, after.name)):
         return Step(document=after, change=Change.INDEX_GONE)
-    if _meaning(after) != _meaning(before):
+    if is_changed:
         return Step(document=after, change=Change.CHANGED)
     if before.dependencies.tables.keys() & lost:
         return Step(document=before, change=Change.TRIGGERS_GONE)
@@ -149,15 +151,15 @@ ORDER BY 1
 
 def _captures(connection: Connection, documents: Iterable[Document]) -> Iterable[Capture]:
     """How each table is captured for all documents together."""
-    uses: dict[str, list[tuple[Dependencies, str]]] = {}
+    readers: dict[str, list[Dependencies]] = {}
     for document in documents:
         for relation in document.dependencies.tables:
-            uses.setdefault(relation, []).append((document.dependencies, relation))
-    for relation, found in sorted(uses.items()):
+            readers.setdefault(relation, []).append(document.dependencies)
+    for relation, found in sorted(readers.items()):
         key = dependency.primary_key(connection, relation)
-        routing = frozenset().union(*(one.tables[relation].routing for one, _ in found))
-        watched = frozenset().union(*(one.tables[relation].watched for one, _ in found))
-        aggregate, column = _aggregate(connection, relation, key, [one for one, _ in found])
+        routing = frozenset().union(*(one.tables[relation].routing for one in found))
+        watched = frozenset().union(*(one.tables[relation].watched for one in found))
+        aggregate, column = _aggregate(connection, relation, key, found)
         yield Capture(
             relation=relation,
             key=key,
@@ -211,16 +213,19 @@ def carry_out(
         # Once triggers are back, nothing else tells that they were gone.
         store.mark_unfilled(connection, [step.document.name for step in to_fill])
         before = capture.captured(connection)
+        too_wide = []
         for one in decided.captures:
             # Until the commit below, what is in force still needs what it watched.
             wide = capture.widened(connection, one, before.get(one.relation))
             capture.install(connection, wide, timeout_seconds=timeout_seconds, waiting=tell)
             tell(f"capturing {one.relation}")
+            if wide != one:
+                too_wide.append(one)
         with connection.transaction():
             for step in to_fill:
                 if step.is_new_generation:
                     _put_in_force(connection, step, targets[step.document.name])
-        for one in decided.captures:
+        for one in too_wide:
             capture.install(connection, one, timeout_seconds=timeout_seconds, waiting=tell)
         for relation in decided.released:
             capture.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=tell)

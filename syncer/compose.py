@@ -23,22 +23,18 @@ from syncer.model import Composition, Target
 from syncer.postgres import Connection, snapshot, stream, value
 from syncer.store import Catalogue, Document
 
-_COMPOSE = """
+_DOCUMENTS = """
 SELECT d._id::text, (SELECT row_to_json(fields) FROM (SELECT {fields}) AS fields)
 FROM ({select}) AS d
-WHERE d._id = ANY ($1::text[]::{id_type}[])
 """
+_COMPOSE = _DOCUMENTS + "WHERE d._id = ANY ($1::text[]::{id_type}[])"
 _EXISTING = "SELECT d._id::text FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
 _ALL_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL"
 _COUNT = "SELECT count(*) FROM ({select}) AS d WHERE d._id IS NOT NULL"
 _DUPLICATE = """
 SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL GROUP BY d._id HAVING count(*) > 1 LIMIT 1
 """
-_EVERYTHING = """
-SELECT d._id::text, (SELECT row_to_json(fields) FROM (SELECT {fields}) AS fields)
-FROM ({select}) AS d
-WHERE d._id IS NOT NULL
-"""
+_EVERYTHING = _DOCUMENTS + "WHERE d._id IS NOT NULL"
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -105,7 +101,10 @@ class Composer:
             if state is None:
                 return Batch(compositions=(), version=drawn, drawn_at=drawn_at, targets=(), has_dead_letters=False)
             document = self._catalogue.at(self._connection, document_name, state.generation)
-            found = self._read(document, castable(document, ids))
+            rows = _rows(self._connection, document, ids)
+            found = dict(rows)
+            if len(found) != len(rows):
+                raise _twice(document, next(id_ for id_, times in Counter(id_ for id_, _ in rows).items() if times > 1))
         return Batch(
             compositions=tuple(Composition(id=one, version=drawn, source=found.get(one)) for one in dict.fromkeys(ids)),
             version=drawn,
@@ -113,13 +112,6 @@ class Composer:
             targets=state.targets,
             has_dead_letters=state.has_dead_letters,
         )
-
-    def _read(self, document: Document, ids: Sequence[str]) -> dict[str, bytes]:
-        rows = self._connection.execute(_statement(_COMPOSE, document), (list(ids),), prepare=True).fetchall()
-        found = {id_: one_line(source) for id_, source in rows}
-        if len(found) != len(rows):
-            raise _twice(document, next(id_ for id_, count in Counter(id_ for id_, _ in rows).items() if count > 1))
-        return found
 
 
 def count(connection: Connection, document: Document) -> int:
@@ -171,9 +163,13 @@ def everything(connection: Connection, document: Document, *, page: int) -> Iter
 
 def current(connection: Connection, document: Document, ids: Sequence[str]) -> dict[str, bytes]:
     """These documents as the SELECT returns them now, without a version: to compare, never to write."""
-    wanted = castable(document, ids)
-    rows = connection.execute(_statement(_COMPOSE, document), (wanted,), prepare=True)
-    return {id_: one_line(source) for id_, source in rows}
+    return dict(_rows(connection, document, ids))
+
+
+def _rows(connection: Connection, document: Document, ids: Sequence[str]) -> list[tuple[str, bytes]]:
+    """What the SELECT returns of these ids: id and JSON."""
+    rows = connection.execute(_statement(_COMPOSE, document), (castable(document, ids),), prepare=True)
+    return [(id_, one_line(source)) for id_, source in rows]
 
 
 def one_line(source: bytes) -> bytes:

@@ -79,7 +79,11 @@ def require_topic(settings: KafkaSettings) -> None:
         TopicError: Kafka does not answer, or has no such topic.
     """
     if not exists(settings):
-        raise TopicError(f"Kafka has no topic {settings.topic}", hint="Run: syncer apply, which creates it.")
+        raise _missing(settings)
+
+
+def _missing(settings: KafkaSettings) -> TopicError:
+    return TopicError(f"Kafka has no topic {settings.topic}", hint="Run: syncer apply, which creates it.")
 
 
 def _admin(settings: KafkaSettings) -> AdminClient:
@@ -125,7 +129,7 @@ def lag(settings: KafkaSettings) -> list[PartitionLag]:
     admin = _admin(settings)
     found = _topics(admin).get(settings.topic)
     if found is None:
-        raise TopicError(f"Kafka has no topic {settings.topic}", hint="Run: syncer apply, which creates it.")
+        raise _missing(settings)
     places = [TopicPartition(settings.topic, one) for one in sorted(found.partitions)]
     ends = _offsets(admin, places, OffsetSpec.latest())
     begins = _offsets(admin, places, OffsetSpec.earliest())

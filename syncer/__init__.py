@@ -31,6 +31,7 @@ ground; a module knows only those below it:
     topic        Kafka                                        index      documents in Elasticsearch
     indices      physical indices and their aliases
     dependency   what a document depends on                   definition a document's folder
+    derivation   from a SELECT, which documents a row touches
     probe        what a query reads, asked of Postgres
     lifecycle    stop, wait, try again                        policy     error → RETRY, PARK, HALT
     schema       migrations                                   postgres   connections

@@ -117,6 +117,7 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
             f"{file} reads no table", hint="A document is a row of some table, with what belongs to it."
         )
     analysis = _Analysis(connection, definition, found)
+    analysis.require_derivable()
     used = {read.relation: analysis.table_use(read) for read in found.reads}
     _require_affects_used(definition, connection, used)
     root, root_key = analysis.root()
@@ -171,12 +172,43 @@ class _Analysis:
         is_unique = frozenset({column.name}) in self._catalogue[node.table].keys
         return (self._relations[node.table], column.name) if is_unique else (None, None)
 
-    def table_use(self, read: Read) -> TableUse:
-        """How the definition uses one table.
+    def require_derivable(self) -> None:
+        """Refuse a SELECT that reads tables from which no path leads to ``_id``, unless the definition says one.
 
         Raises:
-            DefinitionError: No path leads from one of its readings to ``_id``, and the definition does not say one.
+            DefinitionError: With all of their places.
         """
+        asked = [node for node in self._graph.nodes if self._affects(node)[1] is None and self._path(node) is None]
+        if not asked:
+            return
+        relations = list(dict.fromkeys(self._relations[node.table] for node in asked))
+        places = dict.fromkeys(self._place(node) for node in asked)
+        folder = self._definition.folder / "affects"
+        files = ", ".join(f"{folder}/{relation.removeprefix('public.')}.sql" for relation in relations)
+        raise DefinitionError(
+            f"{self._definition.folder}/select.sql: which documents does a change of {', '.join(relations)} touch? "
+            f"It does not follow from the SELECT: {self._reason()}{''.join(places)}",
+            hint=f"Say it in {files}: a query over the changed rows that selects\n"
+            "the documents' ids AS _id: … FROM posts AS p JOIN %(rows)s AS changed ON p.… = changed.…",
+        )
+
+    def _reason(self) -> str:
+        if self._graph.ids:
+            return "no equality in WHERE or ON leads from there to _id"
+        return "_id is not made of plain columns, or documents push one another out (LIMIT, OFFSET, a window)"
+
+    def _place(self, node: Node) -> str:
+        """Where the definition's author has written a reading of a table."""
+        named = tables(self._tree)
+        name = table_name(named[node.place])
+        before = sum(table_name(one) == name for one in named[: node.place])
+        return place_of(self._definition.select, name, before)
+
+    def _affects(self, node: Node) -> tuple[str, str | None]:
+        return _affects(self._connection, self._definition, self._relations[node.table])
+
+    def table_use(self, read: Read) -> TableUse:
+        """How the definition uses one table."""
         key = frozenset(primary_key(self._connection, read.relation))
         file, query = _affects(self._connection, self._definition, read.relation)
         if query is not None:
@@ -235,8 +267,7 @@ class _Analysis:
 
     def _route(self, node: Node) -> _Route:
         path = self._path(node)
-        if path is None:
-            raise self._underivable(node)
+        assert path is not None  # noqa: S101 - it is required to be derivable
         id_, hops = self._shortened(path)
         conditions = [condition for hop in hops for condition in hop.conditions]
         own = f"n{node.number}"
@@ -277,33 +308,20 @@ class _Analysis:
             f"SELECT DISTINCT ({id_.sql(dialect='postgres')})::{self._id_type}::text AS _id\n"
             f"FROM {rows} AS n{node.number}{joins}"
         )
-        self._require_runs(query, node)
+        self._require_runs(query)
         return query.replace(_ROWS_MARK, "$1::jsonb")
 
-    def _require_runs(self, query: str, node: Node) -> None:
+    def _require_runs(self, query: str) -> None:
         try:
             with self._connection.transaction():
                 self._connection.execute("SET LOCAL search_path = pg_catalog")
                 self._connection.execute(sql.SQL("EXPLAIN " + query))
         except psycopg.ProgrammingError as error:
-            raise self._underivable(node) from error
-
-    def _underivable(self, node: Node) -> DefinitionError:
-        """The error for a reading of a table from which no way is known."""
-        named = tables(self._tree)
-        name = table_name(named[node.place])
-        before = sum(table_name(one) == name for one in named[: node.place])
-        relation = self._relations[node.table]
-        reason = "no equality in WHERE or ON leads from it to _id"
-        if not self._graph.ids:
-            reason = "_id is not made of plain columns, or documents push one another out (LIMIT, OFFSET, a window)"
-        return DefinitionError(
-            f"{self._definition.folder}/select.sql: which documents does a change of {relation} touch? "
-            f"It does not follow from the SELECT: {reason}{place_of(self._definition.select, name, before)}",
-            hint=f"Say it in {self._definition.folder}/affects/{relation.removeprefix('public.')}.sql, a query over "
-            "the changed rows that selects\n"
-            "the documents' ids AS _id: … FROM posts AS p JOIN %(rows)s AS changed ON p.… = changed.…",
-        )
+            raise DefinitionError(
+                f"{self._definition.folder}/select.sql: what was derived from it is refused by Postgres: {error}",
+                hint=f"Please report it, with the SELECT. Meanwhile, say in {self._definition.folder}/affects which "
+                "documents a change touches.",
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,6 +398,7 @@ def primary_key(connection: Connection, relation: str) -> tuple[str, ...]:
 
 
 def _affects(connection: Connection, definition: Definition, relation: str) -> tuple[str, str | None]:
+    """The file and the text of the affects query for a table, if the definition has one."""
     for name, query in definition.affects.items():
         if _resolve(connection, name) == relation:
             return f"{definition.folder}/affects/{name}.sql", query

@@ -197,7 +197,8 @@ def table_name(table: exp.Table) -> TableName:
 
 def tables(tree: exp.Expr) -> list[exp.Table]:
     """The tables and views that a canonical query names, in the order of its text; a name of a CTE is none."""
-    return [table for table in tree.find_all(exp.Table, bfs=False) if table.db]
+    found = [table for table in tree.find_all(exp.Table) if table.db]
+    return sorted(found, key=lambda table: int(table.this.meta["start"]))
 
 
 def place_of(query: str, table: TableName, occurrence: int) -> str:

@@ -1,7 +1,7 @@
 """A document's folder, read and checked as far as that goes without a server.
 
     config/documents/<name>/document.yaml        index: the alias that searches use
-                            select.sql           one SELECT; column _id is the document's id
+                            select.sql           one SELECT; column _id is the document's id, _routing its routing
                             index.json           Elasticsearch settings and mappings
                             affects/<table>.sql  which documents a change of that table touches
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -149,12 +150,11 @@ def test_a_shard_that_cannot_delete_makes_the_document_be_written_again(routed: 
         there = next(one for one in range(100) if known.shard(str(one)) != away)
         routed.sql("INSERT INTO users (id, name, email) SELECT g, 'name', '' FROM generate_series(0, 99) AS g")
         routed.sql("INSERT INTO posts (id, user_id, title, body) VALUES (2, %s, 'old', '')", here)
-        writer = Writer(connect=routed.connect, index=index, pause=pause, name="test")
-        with stalled_writer(routed, HeldIndex(client)) as resume:
+        patient = Writer(connect=routed.connect, index=index, pause=pause, name="test")
+        with closing(patient) as writer, stalled_writer(routed, HeldIndex(client)) as resume:
             routed.sql(MOVE.format(there=there))
             report = writer.write("blogpost", ["2"])
             assert resume().superseded == 1
-        writer.close()
     assert len(paused) == 1
     assert report.parked == 0
     assert routed.differences() == []

@@ -34,6 +34,7 @@ ground; a module knows only those below it:
     derivation   from a SELECT, which documents a row touches
     probe        what a query reads, asked of Postgres
     lifecycle    stop, wait, try again                        policy     error → RETRY, PARK, HALT
+    shards       which shard a routing leads to
     schema       migrations                                   postgres   connections
     telemetry    log events                                   settings   config/syncer.yaml and the environment
     model        what stages hand to one another              errors     the tree of errors

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -23,6 +24,9 @@ from syncer.probe import Probe, Read, place_of, probe, table_name, tables, unnam
 _ROWS = "%(rows)s"
 # Stands for the changed rows until the query is run; deparsing gives it back letter by letter.
 _ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
+
+# Columns that say what and where a document is.
+_NO_FIELDS = frozenset({"_id", "_routing"})
 
 # Types of which equal values have equal texts, the same in JSON as in SQL: an image's value is a document's id.
 _PLAIN_TYPES = {
@@ -84,7 +88,8 @@ class Dependencies:
     Args:
         canonical_select: The SELECT as Postgres understood it.
         id_type: The type of ``_id``.
-        fields: Every other column, in order.
+        fields: Every column but ``_id`` and ``_routing``, in order.
+        has_routing: Whether there is a column ``_routing``.
         root: The table whose row a document is; None if ``_id`` is not a unique column of one.
         root_key: The column of the root that ``_id`` is.
         tables: How each table is used, by relation.
@@ -100,6 +105,7 @@ class Dependencies:
     tables: dict[str, TableUse]
     views: tuple[str, ...]
     lookups: tuple[Lookup, ...]
+    has_routing: bool = False
 
 
 def analyse(connection: Connection, definition: Definition) -> Dependencies:
@@ -112,6 +118,7 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
     file = f"{definition.folder}/select.sql"
     found = probe(connection, definition.select, file)
     _require_columns(file, found.columns)
+    _require_routing(file, found.columns, definition.index_body.get("mappings", {}))
     if not found.reads:
         raise DefinitionError(
             f"{file} reads no table", hint="A document is a row of some table, with what belongs to it."
@@ -124,7 +131,8 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
     return Dependencies(
         canonical_select=found.canonical,
         id_type=found.columns["_id"],
-        fields=tuple(Field(name=name, type=type_) for name, type_ in found.columns.items() if name != "_id"),
+        fields=tuple(Field(name=name, type=type_) for name, type_ in found.columns.items() if name not in _NO_FIELDS),
+        has_routing="_routing" in found.columns,
         root=root,
         root_key=root_key,
         tables=used,
@@ -139,9 +147,7 @@ def _require_columns(file: str, columns: dict[str, str]) -> None:
             f"{file} has no column _id",
             hint="Name the document's id so, as in: SELECT p.id AS _id, … FROM posts AS p",
         )
-    if "_routing" in columns:
-        raise DefinitionError(f"{file}: _routing is not supported yet", hint="Leave the column out.")
-    reserved = [name for name in columns if name.startswith("_") and name != "_id"]
+    reserved = [name for name in columns if name.startswith("_") and name not in _NO_FIELDS]
     if reserved:
         raise DefinitionError(
             f"{file}: {', '.join(reserved)} cannot be a field",
@@ -149,6 +155,32 @@ def _require_columns(file: str, columns: dict[str, str]) -> None:
         )
     if "?column?" in columns:
         raise unnamed_column(file)
+
+
+def _require_routing(file: str, columns: dict[str, str], mappings: dict[str, Any]) -> None:
+    """Refuse a mapping whose documents need a routing, if the SELECT has none to give."""
+    if "_routing" in columns:
+        return
+    hint = "Select it, as in: SELECT 'c' || c.id AS _id, c.post_id AS _routing, … FROM comments AS c"
+    routing = mappings.get("_routing")
+    if isinstance(routing, dict) and str(routing.get("required")).lower() == "true":
+        raise DefinitionError(f"{file} has no column _routing, and index.json requires a routing", hint=hint)
+    join = _join_field(mappings)
+    if join is not None:
+        raise DefinitionError(
+            f"{file} has no column _routing, and {join} in index.json is a join field",
+            hint=f"A child must lie on its parent's shard: give both the same _routing.\n{hint}",
+        )
+
+
+def _join_field(mapping: dict[str, Any]) -> str | None:
+    properties = mapping.get("properties")
+    for name, field in properties.items() if isinstance(properties, dict) else ():
+        if isinstance(field, dict):
+            inner = _join_field(field)
+            if field.get("type") == "join" or inner is not None:
+                return name if inner is None else f"{name}.{inner}"
+    return None
 
 
 class _Analysis:

@@ -24,7 +24,7 @@ def refresh_all(
     page: int,
     progress: Callable[[WriteReport], None] = lambda _: None,
 ) -> WriteReport:
-    """Write every document again, and delete what the SELECT no longer returns.
+    """Write every document again, and delete what the SELECT no longer returns, or not there.
 
     Args:
         connection: For reading ids; taken while this lasts.
@@ -39,15 +39,15 @@ def refresh_all(
     """
     total = WriteReport()
 
-    def write(ids: list[str]) -> None:
+    def write(ids: list[str], *, everywhere: bool = False) -> None:
         if ids:
-            total.add(writer.write(document.name, ids))
+            total.add(writer.write(document.name, ids, everywhere=everywhere))
             progress(total)
 
     for ids in compose.all_ids(connection, document, page=page):
         write(ids)
     for target in store.targets(connection, document.name):
         for held in index.walk(target, page=page):
-            present = compose.existing(connection, document, held)
-            write([one for one in held if one not in present])
+            present = compose.existing(connection, document, [one.id for one in held])
+            write([one.id for one in held if one not in present], everywhere=True)
     return total

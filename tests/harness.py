@@ -55,6 +55,10 @@ def wait_until(
         time.sleep(_LOOK_SECONDS)
 
 
+def _routing(value: Any) -> dict[str, str]:
+    return {} if value in (None, "") else {"_routing": str(value)}
+
+
 @dataclass
 class Daemon:
     """A ``syncer run`` of its own process."""
@@ -293,17 +297,22 @@ class World:
     # The oracle
 
     def expected(self) -> dict[str, dict[str, Any]]:
-        """Every document as the plain SELECT says it."""
+        """Every document as the plain SELECT says it, with its routing if it has one."""
         select = (self.document_folder / "select.sql").read_text().strip().removesuffix(";")
         with psycopg.connect(self.dsn, options="-c TimeZone=UTC") as connection:
             rows = connection.execute(f"SELECT row_to_json(d) FROM (\n{select}\n) AS d").fetchall()
-        return {str(row.pop("_id")): row for (row,) in rows}
+        return {str(row.pop("_id")): row | _routing(row.pop("_routing", None)) for (row,) in rows}
 
     def held(self) -> dict[str, dict[str, Any]]:
-        """Every document that a search finds."""
+        """Every document that a search finds, with its routing if it has one; a second copy is one of its own."""
+        found: dict[str, dict[str, Any]] = {}
         with self.elasticsearch() as client:
             client.indices.refresh(index=self.alias)
-            return {hit["_id"]: hit["_source"] for hit in scan(client, index=self.alias, size=2000)}
+            for hit in scan(client, index=self.alias, size=2000):
+                routing = hit.get("_routing")
+                name = f"{hit['_id']}, again under {routing}" if hit["_id"] in found else hit["_id"]
+                found[name] = hit["_source"] | _routing(routing)
+        return found
 
     def differences(self) -> list[str]:
         """How the two differ, in words."""

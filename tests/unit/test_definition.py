@@ -172,6 +172,33 @@ def test_a_folder_s_name_is_a_plain_word(tmp_path: Path, name: str) -> None:
     assert "Rename" in refused.value.hint
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        '{"routing_partition_size": 2}',
+        '{"index": {"routing_partition_size": "3"}}',
+        '{"index.routing_partition_size": 2}',
+    ],
+)
+def test_the_shard_of_a_document_depends_on_its_routing_alone(tmp_path: Path, settings: str) -> None:
+    """However the setting is spelled, an index whose routings lead to several shards is refused."""
+    with pytest.raises(DefinitionError, match="routing_partition_size"):
+        definition.load(write(tmp_path, files={"index.json": f'{{"settings": {settings}}}'}))
+
+
+def test_settings_have_one_name_each(tmp_path: Path) -> None:
+    """Nested, dotted or without their prefix, settings are known by their full names."""
+    spelled = {"number_of_shards": 1, "index": {"a": {"b": 2}, "c.d": 3}, "index.e": [4], "analysis.f": {"g": True}}
+    assert definition.flat_settings(spelled) == {
+        "index.number_of_shards": 1,
+        "index.a.b": 2,
+        "index.c.d": 3,
+        "index.e": [4],
+        "index.analysis.f.g": True,
+    }
+    assert definition.load(write(tmp_path, files={"index.json": '{"settings": {"routing_partition_size": 1}}'}))
+
+
 def test_two_documents_share_no_index(tmp_path: Path) -> None:
     """One index is one document's."""
     write(tmp_path, "a")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from typing import Any
 
 from elasticsearch import Elasticsearch
@@ -52,11 +51,6 @@ def put_parents_and_children(world: World) -> None:
     (folder / "select.sql").write_text(PARENTS_AND_CHILDREN)
     settings = {"number_of_shards": 3, "number_of_replicas": 0}
     (folder / "index.json").write_text(json.dumps({"settings": settings, "mappings": JOIN_MAPPING}))
-    shutil.rmtree(folder / "affects")
-    (folder / "affects").mkdir()
-    for table, letter in (("posts", "p"), ("comments", "c")):
-        query = f"SELECT '{letter}' || changed.id AS _id FROM %(rows)s AS changed\n"
-        (folder / "affects" / f"{table}.sql").write_text(query)
 
 
 def shards(world: World, index: Index) -> Shards:

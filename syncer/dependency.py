@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from psycopg import sql
 from sqlglot import exp
 
+from syncer import shape
 from syncer.definition import Definition
 from syncer.errors import DefinitionError
 from syncer.postgres import Connection
 from syncer.probe import Probe, Read, probe, table_name, tables, unnamed_column
+from syncer.shape import Shape
 
 _ROWS = "%(rows)s"
 # Stands for the changed rows until the query is run; deparsing gives it back letter by letter.
@@ -56,6 +58,7 @@ class Dependencies:
         root: The table whose row a document is; None if ``_id`` is not a plain column of one.
         root_key: The column of the root that ``_id`` is.
         tables: How each table is used, by relation.
+        shapes: What the catalogue said of each relation and column that is named, when it was asked.
     """
 
     canonical_select: str
@@ -64,6 +67,7 @@ class Dependencies:
     root: str | None
     root_key: str | None
     tables: dict[str, TableUse]
+    shapes: dict[str, Shape]
 
 
 def analyse(connection: Connection, definition: Definition) -> Dependencies:
@@ -96,6 +100,7 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         root=root,
         root_key=root_key,
         tables=used,
+        shapes=shape.read(connection, {one.relation: one.watched | one.routing for one in used.values()}),
     )
 
 

@@ -112,7 +112,7 @@ def value(connection: Connection, query: str | sql.Composed, parameters: Sequenc
 
 
 _SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-_LOCK = "; LOCK TABLE {} IN ACCESS SHARE MODE"
+_LOCK = "LOCK TABLE {} IN ACCESS SHARE MODE"
 
 
 @contextmanager
@@ -125,11 +125,11 @@ def snapshot(connection: Connection, *, lock: Sequence[str] = ()) -> Iterator[No
             TABLE write the table anew, and to a snapshot from before that commit it is empty from then on.
             Taking the lock takes no snapshot, and keeps no reader and no writer waiting.
     """
-    begin: sql.Composable = sql.SQL(_SNAPSHOT)
+    begin: list[sql.Composable] = [sql.SQL(_SNAPSHOT)]
     if lock:
-        begin += sql.SQL(_LOCK).format(sql.SQL(", ").join(sql.SQL(one) for one in lock))
+        begin.append(sql.SQL(_LOCK).format(sql.SQL(", ").join(sql.SQL(one) for one in lock)))
     with connection.transaction():
-        connection.execute(begin, prepare=False)  # two statements in one round trip
+        connection.execute(sql.SQL("; ").join(begin), prepare=False)  # one round trip; never prepared: it may be two
         yield
 
 

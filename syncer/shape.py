@@ -37,7 +37,6 @@ LEFT JOIN (jsonb_array_elements_text(asked.columns) AS wanted (name)
            LEFT JOIN pg_type AS e ON e.oid IN (t.oid, t.typelem) AND e.typtype = 'e'
            LEFT JOIN pg_collation AS k ON k.oid = a.attcollation
            LEFT JOIN pg_namespace AS cn ON cn.oid = k.collnamespace) ON a.attrelid = c.oid
-ORDER BY 1, 3
 """
 # How these are spelled depends on the search_path: it is set aside while they are read.
 _EXPRESSIONS = """

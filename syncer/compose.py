@@ -25,7 +25,7 @@ from syncer import store, version
 from syncer.errors import ComposeError, DocumentError
 from syncer.model import Composition, Target
 from syncer.postgres import Connection, stream, stream_unlocked, value
-from syncer.reading import locked, reading, require_shape
+from syncer.reading import STAGE_LOCK_SECONDS, locked, reading, require_shape
 from syncer.store import Catalogue, Document, DocumentState
 
 _DOCUMENTS = """
@@ -105,7 +105,7 @@ class Composer:
         drawn = version.draw(self._connection)  # version rule: before the snapshot, in its own transaction
         while (document := self._catalogue.last(self._connection, document_name)) is not None:
             try:
-                with locked(self._connection, document, parks=True):
+                with locked(self._connection, document, parks=True, lock_seconds=STAGE_LOCK_SECONDS):
                     state = store.state(self._connection, document_name)
                     if state is None or state.is_halted:
                         break  # what skips it here is made good by the fill of the next generation: `syncer.halting`

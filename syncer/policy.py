@@ -20,7 +20,7 @@ Where an error was met decides with it. What a document's own SQL and its own in
       one item of a bulk   400, 413: PARK
                            closed index, 403, 404: HALT_DOCUMENT
     Kafka                                                             topic, offsets, rights: HALT; all else: RETRY
-    ComposeError, IndexingError, DefinitionError
+    ComposeError, IndexingError
                            HALT_DOCUMENT                              HALT
     other errors of ours   HALT                                       HALT
     what nobody foresaw    HALT                                       HALT
@@ -43,7 +43,6 @@ from psycopg import errors as pg
 
 from syncer.errors import (
     ComposeError,
-    DefinitionError,
     DocumentError,
     IndexingError,
     SourceError,
@@ -83,7 +82,7 @@ _PARKED_STATUSES = frozenset({400, 413})
 _CLOSED = "index_closed_exception"  # with status 400, and no fault of a document
 
 # What can be one document's own fault, if it was met in that document's work.
-_OF_DOCUMENT = (psycopg.Error, elasticsearch.ApiError, ComposeError, DefinitionError, IndexingError)
+_OF_DOCUMENT = (psycopg.Error, elasticsearch.ApiError, ComposeError, IndexingError)
 _OF_NOBODY = (
     elasticsearch.UnsupportedProductError,
     elasticsearch.AuthenticationException,
@@ -220,16 +219,11 @@ def explain_refusal(document: str, reason: str) -> IndexingError:
 
 def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
     message = (error.diag.message_primary or str(error)).strip()
-    if isinstance(error, pg.InsufficientPrivilege) and "row-level security" in message:
-        return SourceError(
-            f"{document} would show only some rows: {message}",
-            hint="Run syncer as the owner of the table, or let its role see every row: ALTER ROLE … BYPASSRLS.\n"
-            "Then run: syncer apply",
-        )
     if isinstance(error, pg.InsufficientPrivilege):
         return SourceError(
-            f"Postgres does not let syncer read what {document} reads: {message}",
-            hint="The role of postgres.dsn needs SELECT on every table of it. Then run: syncer apply",
+            f"Postgres does not let syncer read all that {document} shows: {message}",
+            hint="The role of postgres.dsn needs SELECT on every table of it and, where row-level security is on,\n"
+            "to own the table or to see every row (ALTER ROLE … BYPASSRLS). Then run: syncer apply",
         )
     return ComposeError(
         f"The SELECT of {document} no longer fits the database: {message}",
@@ -243,7 +237,8 @@ def _explain_postgres(error: psycopg.Error) -> SyncerError:
         return SourceError(
             f"Postgres refuses: {message}",
             hint="The role of postgres.dsn lacks a privilege. `syncer migrate` and `syncer apply` need one that may\n"
-            "create schemas and owns the tables; `syncer run` needs SELECT on the tables and on all of schema syncer.",
+            "create schemas and owns the tables; `syncer run` needs SELECT on the tables, BYPASSRLS where row-level\n"
+            "security is on, and all of schema syncer.",
         )
     if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction) and "syncer" in message:
         return SourceError(f"The database lacks the syncer schema: {message}", hint="Run: syncer migrate")

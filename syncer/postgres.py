@@ -112,11 +112,12 @@ def value(connection: Connection, query: str | sql.Composed, parameters: Sequenc
 
 
 _SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_GIVE_UP = "SET LOCAL lock_timeout = {}"
 _LOCK = "LOCK TABLE {} IN ACCESS SHARE MODE"
 
 
 @contextmanager
-def snapshot(connection: Connection, *, lock: Sequence[str] = ()) -> Iterator[None]:
+def snapshot(connection: Connection, *, lock: Sequence[str] = (), lock_seconds: float = 0) -> Iterator[None]:
     """A read-only transaction whose statements all see one snapshot, taken by the first of them.
 
     Args:
@@ -124,12 +125,18 @@ def snapshot(connection: Connection, *, lock: Sequence[str] = ()) -> Iterator[No
         lock: Relations, quoted, that nobody may alter from before the snapshot until the end. Some forms of ALTER
             TABLE write the table anew, and to a snapshot from before that commit it is empty from then on.
             Taking the lock takes no snapshot, and keeps no reader and no writer waiting.
+        lock_seconds: How long to wait for those locks; 0 for as long as it takes.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: One of them is being altered for longer than that.
     """
     begin: list[sql.Composable] = [sql.SQL(_SNAPSHOT)]
+    if lock_seconds:
+        begin.append(sql.SQL(_GIVE_UP).format(sql.Literal(f"{lock_seconds * 1000:.0f}ms")))
     if lock:
         begin.append(sql.SQL(_LOCK).format(sql.SQL(", ").join(sql.SQL(one) for one in lock)))
     with connection.transaction():
-        connection.execute(sql.SQL("; ").join(begin), prepare=False)  # one round trip; never prepared: it may be two
+        connection.execute(sql.SQL("; ").join(begin), prepare=False)  # one round trip; never prepared: it is several
         yield
 
 

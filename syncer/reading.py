@@ -16,34 +16,42 @@ from syncer.policy import at_work_for
 from syncer.postgres import Connection, snapshot
 from syncer.store import Document
 
+STAGE_LOCK_SECONDS = 3
+"""How long a stage waits for a table that is being altered before it looks whether it is to stop, and tries again."""
+
 
 @contextmanager
-def locked(connection: Connection, document: Document, *, parks: bool = False) -> Iterator[None]:
+def locked(
+    connection: Connection, document: Document, *, parks: bool = False, lock_seconds: float = 0
+) -> Iterator[None]:
     """The snapshot, for who has yet to see in it whether the definition is still in force.
 
     Args:
         connection: Nothing else is done on it meanwhile.
         document: As it was last read.
         parks: Whether the caller finds out which row is at fault.
+        lock_seconds: How long to wait while one of the relations is being altered; 0 for as long as it takes.
 
     Raises:
         DocumentError: The document is to halt, if this definition is in force.
+        psycopg.errors.LockNotAvailable: The wait was too long.
     """
     with (
         at_work_for(document.name, document.generation, parks=parks),
-        snapshot(connection, lock=shape.lockable(document.dependencies.shapes)),
+        snapshot(connection, lock=shape.lockable(document.dependencies.shapes), lock_seconds=lock_seconds),
     ):
         yield
 
 
 @contextmanager
-def reading(connection: Connection, document: Document) -> Iterator[None]:
+def reading(connection: Connection, document: Document, *, lock_seconds: float = 0) -> Iterator[None]:
     """The snapshot, compared with what the definition was applied to.
 
     Raises:
         DocumentError: The document is to halt.
+        psycopg.errors.LockNotAvailable: The wait was too long.
     """
-    with locked(connection, document):
+    with locked(connection, document, lock_seconds=lock_seconds):
         require_shape(connection, document)
         yield
 

@@ -388,6 +388,18 @@ def test_a_table_can_be_altered_between_two_pages(two: World) -> None:
         assert not drainer.is_alive()
 
 
+def test_a_daemon_stops_while_a_table_is_being_altered(two: World) -> None:
+    """Who waits for a table that is altered for hours tries again and again, and leaves when it is told to."""
+    daemon = two.daemon()
+    two.wait_until_level()
+    with two.application() as altering:
+        two.sql("UPDATE posts SET title = 'changed'")
+        altering.execute("ALTER TABLE posts ALTER COLUMN views TYPE numeric")
+        wait_until(lambda: is_waiting(two), what="the daemon waits for the table")
+        assert daemon.wait_for("stage.retried")["stage"].startswith("worker")
+        assert daemon.stop() == 0
+
+
 def is_waiting(world: World) -> bool:
     """Whether somebody waits for a lock of the world's tables."""
     [(number,)] = world.sql(

@@ -362,6 +362,9 @@ def test_without_the_lock_the_document_is_taken_for_deleted(two: World, monkeypa
 def test_a_table_can_be_altered_between_two_pages(two: World) -> None:
     """A fan-out holds no lock from one page to the next: an ALTER TABLE in between waits for none of it."""
     two.sql("UPDATE posts SET user_id = 1")
+    with two.relay() as relay, two.index() as index, two.worker(index) as worker:
+        two.drain(relay, worker)
+    two.sql("UPDATE users SET name = 'shown by thirty posts' WHERE id = 1")
     altered = threading.Event()
 
     def alter() -> None:
@@ -407,6 +410,16 @@ def is_waiting(world: World) -> bool:
         "(SELECT oid FROM pg_database WHERE datname = current_database())"
     )
     return bool(number)
+
+
+def test_a_closed_index_parks_nothing(two: World) -> None:
+    """What a closed index answers to each document is no fault of any: no dead letter, the document is to halt."""
+    with two.index() as index, two.writer(index) as writer:
+        with two.elasticsearch() as client:
+            client.indices.close(index=f"{two.alias}-000001")
+        with pytest.raises(DocumentError, match="closed"):
+            writer.write("blogpost", ["2", "3"])
+    assert two.sql("SELECT * FROM syncer.dead_letter") == []
 
 
 # Generations

@@ -23,17 +23,19 @@ ground; a module knows only those below it:
     service      the daemon's threads                         overview   how it is doing
     apply        definitions → indices, triggers, generations
     relay        outbox → topic                               worker     topic → documents: the main loop
+    watch        tables and triggers → documents that halt
     verify       documents against their SELECT               refresh    all documents of a definition, again
     writer       ids → written documents: the version rule
     affected     changes → ids                                compose    ids → documents, in one snapshot
+    halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are
     outbox       what the triggers wrote                      capture    the triggers
     store        what syncer remembers in Postgres            version    epoch and sequence
     topic        Kafka                                        index      documents in Elasticsearch
     indices      physical indices and their aliases
     dependency   what a document depends on                   definition a document's folder
     derivation   from a SELECT, which documents a row touches
-    probe        what a query reads, asked of Postgres
-    lifecycle    stop, wait, try again                        policy     error → RETRY, PARK, HALT
+    probe        what a query reads, asked of Postgres        shape      the columns and views that it relies on
+    lifecycle    stop, wait, try again                        policy     error → what to do about it
     shards       which shard a routing leads to
     schema       migrations                                   postgres   connections
     telemetry    log events                                   settings   config/syncer.yaml and the environment

@@ -7,13 +7,14 @@ is composed again without need is written as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
 
 from syncer.model import Change
-from syncer.postgres import Connection, stream
+from syncer.postgres import Connection, stream_unlocked
+from syncer.reading import STAGE_LOCK_SECONDS, reading
 from syncer.store import Catalogue, Document
 
 
@@ -38,18 +39,25 @@ class AffectedReader:
         self._page = page
         self._catalogue = Catalogue()
 
-    def read(self, changes: Sequence[Change]) -> Iterator[Affected]:
-        """The documents that these changes touch, in pages; a page never spans two definitions."""
-        by_relation: dict[str, list[Change]] = {}
+    def documents(self) -> list[Document]:
+        """The definitions in force that are not halted; what is skipped here is made good: see `syncer.halting`."""
+        return [one for one in self._catalogue.refresh(self._connection) if one.halted is None]
+
+    def read(self, document: Document, changes: Sequence[Change]) -> Generator[Affected]:
+        """The instances of one definition that these changes touch, in pages.
+
+        Raises:
+            DocumentError: The document is to halt.
+        """
+        used: dict[str, list[Change]] = {}
         for change in changes:
-            by_relation.setdefault(change.relation, []).append(change)
-        for document in self._catalogue.refresh(self._connection):
-            used = {one: by_relation[one] for one in document.dependencies.tables if one in by_relation}
-            if any(not change.images for some in used.values() for change in some):
-                yield Affected(document=document.name, ids=None)
-            else:
-                for ids in _pages(self._ids(document, used), self._page):
-                    yield Affected(document=document.name, ids=ids)
+            if change.relation in document.dependencies.tables:
+                used.setdefault(change.relation, []).append(change)
+        if any(not change.images for some in used.values() for change in some):
+            yield Affected(document=document.name, ids=None)
+        else:
+            for ids in _pages(self._ids(document, used), self._page):
+                yield Affected(document=document.name, ids=ids)
 
     def _ids(self, document: Document, used: dict[str, list[Change]]) -> Iterator[str]:
         for relation, changes in used.items():
@@ -60,7 +68,9 @@ class AffectedReader:
                 yield from (str(key) for key in keys if key is not None)
             for affected in use.affected:
                 query = sql.SQL(affected)  # made by us, or deparsed by Postgres
-                for rows in stream(self._connection, query, (Change.dump_images(changes),), page=self._page):
+                images = (Change.dump_images(changes),)
+                within = reading(self._connection, document, lock_seconds=STAGE_LOCK_SECONDS)
+                for rows in stream_unlocked(self._connection, query, images, within=within, page=self._page):
                     yield from (row[0] for row in rows if row[0] is not None)
 
 

@@ -2,7 +2,8 @@
 
 The order is what makes it safe beside live traffic: the index is created first; then triggers, so that every
 change is captured from then on; then one commit puts the generation and the targets in force; and only after
-that commit every document is written once, which covers whatever was composed before.
+that commit every document is written once, which covers whatever was composed before, and whatever was skipped while
+the document was halted: see `syncer.halting`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Change(StrEnum):
     NEW = "new"
     CHANGED = "changed"
     INDEX_GONE = "its index or alias is gone"
+    HALTED = "halted"
     TRIGGERS_GONE = "its triggers were gone"
     UNFILLED = "not yet filled"
     UNCHANGED = "unchanged"
@@ -43,15 +45,17 @@ class Step:
     Args:
         document: As it will be in force.
         change: What is different from what is in force now.
+        halted: If it is halted: why.
     """
 
     document: Document
     change: Change
+    halted: str | None = None
 
     @property
     def is_new_generation(self) -> bool:
-        """Whether the definition, or where it is written, changes."""
-        return self.change in (Change.NEW, Change.CHANGED, Change.INDEX_GONE)
+        """Whether the definition changes, or where it is written, or whether it is halted."""
+        return self.change in (Change.NEW, Change.CHANGED, Change.INDEX_GONE, Change.HALTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +117,7 @@ def _step(
         index_body=definition.index_body,
         dependencies=dependency.analyse(connection, definition),
     )
-    is_changed = before is None or _meaning(after) != _meaning(before)
+    is_changed = before is None or before.halted is not None or _meaning(after) != _meaning(before)
     if is_changed:
         compose.require_unique(connection, after)
     if before is None:
@@ -127,7 +131,10 @@ def _step(
     if before.dependencies.has_routing and not after.dependencies.has_routing:
         _require_one_shard(indices, after.name, targets)
     if not all(indices.exists(target) for target in targets):
-        return Step(document=after, change=Change.INDEX_GONE)
+        return Step(document=after, change=Change.INDEX_GONE, halted=before.halted)
+    if before.halted is not None:
+        # A generation of its own, so that who is late with a halt does not halt it again.
+        return Step(document=after, change=Change.HALTED, halted=before.halted)
     if is_changed:
         return Step(document=after, change=Change.CHANGED)
     if before.dependencies.tables.keys() & lost:

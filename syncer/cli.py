@@ -32,7 +32,7 @@ from syncer import (
     terminal,
     topic,
 )
-from syncer.errors import ConfigError, DefinitionError, IndexingError
+from syncer.errors import ConfigError, DefinitionError, DocumentError, IndexingError
 from syncer.index import Index
 from syncer.indices import Indices
 from syncer.lifecycle import Stop, Stopping
@@ -148,7 +148,9 @@ def apply(
 def backfill(document: Annotated[str, typer.Argument(help="Which document.")]) -> None:
     """Write every document again, and delete what the SELECT no longer returns. Safe beside live traffic."""
     with _open("backfill") as parts:
-        _fill(parts, _one_document(parts.connection, document))
+        chosen = _one_document(parts.connection, document)
+        _require_going(chosen)
+        _fill(parts, chosen)
 
 
 # Running
@@ -303,7 +305,8 @@ def _fill(parts: _Parts, document: Document) -> None:
             progress=lambda total: advance(total.documents),
         )
     writer.close()
-    store.mark_filled(parts.connection, document)
+    if not store.mark_filled(parts.connection, document):
+        _require_going(_one_document(parts.connection, document.name))
     terminal.show_write(out, document.name, report)
     worst = store.worst_dead_letter(parts.connection, document.name) if report.parked else None
     if worst is not None:
@@ -314,7 +317,20 @@ def _fill(parts: _Parts, document: Document) -> None:
         )
 
 
+def _require_going(document: Document) -> None:
+    if document.halted is not None:
+        what, _, hint = document.halted.partition("\n")
+        raise DocumentError(
+            f"{document.name} is halted: {what}", hint=hint, document=document.name, generation=document.generation
+        )
+
+
 def _verify(parts: _Parts, document: Document, settle: float) -> VerifyReport:
-    expected = compose.count(parts.connection, document)
-    with terminal.progress(err, f"comparing {document.name}", expected) as advance:
-        return verify_document(parts.connect, document, index=parts.index, settle_seconds=settle, progress=advance)
+    if document.halted is not None:
+        return VerifyReport(document=document.name, halted=document.halted)
+    try:
+        expected = compose.count(parts.connection, document)
+        with terminal.progress(err, f"comparing {document.name}", expected) as advance:
+            return verify_document(parts.connect, document, index=parts.index, settle_seconds=settle, progress=advance)
+    except DocumentError as error:
+        return VerifyReport(document=document.name, halted=f"{error.message}\n{error.hint}")

@@ -5,6 +5,10 @@ one snapshot is taken, and the document's rows, its generation and its targets a
 
 Why that order: take a change and any reader whose snapshot missed it. That reader drew before the change was
 visible; the change's own event is handled after, so its draw is later and greater, and its document wins.
+
+Before the snapshot the document's relations are locked against ALTER TABLE, which would make a table look empty to it,
+and in the snapshot the catalogue is compared with what the definition was applied to. So a document is composed from
+the columns that it was made for, or not at all.
 """
 
 from __future__ import annotations
@@ -18,9 +22,10 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from syncer import store, version
-from syncer.errors import ComposeError
+from syncer.errors import ComposeError, DocumentError
 from syncer.model import Composition, Place, Target
-from syncer.postgres import Connection, snapshot, stream, value
+from syncer.postgres import Connection, stream, stream_unlocked, value
+from syncer.reading import STAGE_LOCK_SECONDS, locked, reading, require_shape
 from syncer.store import Catalogue, Document
 
 _DOCUMENTS = """
@@ -63,6 +68,7 @@ class Batch:
         compositions: One for each id that was asked for.
         version: The version of all of them.
         drawn_at: When it was drawn, by `clock`.
+        generation: Under which generation.
         targets: Where the snapshot says that they are to be written.
         has_dead_letters: Whether the snapshot knows of parked documents.
     """
@@ -70,8 +76,9 @@ class Batch:
     compositions: tuple[Composition, ...]
     version: int
     drawn_at: float
-    targets: tuple[Target, ...]
-    has_dead_letters: bool
+    generation: int = 0
+    targets: tuple[Target, ...] = ()
+    has_dead_letters: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,31 +115,51 @@ class Composer:
             everywhere: Whether any shard may hold a copy, though the SELECT has no ``_routing``.
 
         Returns:
-            A composition for each distinct id; nothing if the document is not in force.
+            A composition for each distinct id; nothing if the document is not in force, or halted.
 
         Raises:
-            ComposeError: The SELECT returns an id more than once.
-            psycopg.Error: The SELECT failed, or the connection did.
+            DocumentError: The document is to halt: its SELECT no longer fits, or returns an id more than once.
+            psycopg.Error: The SELECT failed on some row, or the connection did.
         """
         drawn_at = clock()
         drawn = version.draw(self._connection)  # version rule: before the snapshot, in its own transaction
-        with snapshot(self._connection):
-            state = store.state(self._connection, document_name)
-            if state is None:
-                return Batch(compositions=(), version=drawn, drawn_at=drawn_at, targets=(), has_dead_letters=False)
-            document = self._catalogue.at(self._connection, document_name, state.generation)
-            rows = _rows(self._connection, document, ids)
-            found = dict(rows)
-            if len(found) != len(rows):
-                raise _twice(document, next(id_ for id_, times in Counter(id_ for id_, _ in rows).items() if times > 1))
-        absent = "" if everywhere or document.dependencies.has_routing else None
-        return Batch(
-            compositions=tuple(_composition(one, drawn, found.get(one), absent) for one in dict.fromkeys(ids)),
-            version=drawn,
-            drawn_at=drawn_at,
-            targets=state.targets,
-            has_dead_letters=state.has_dead_letters,
-        )
+        while (document := self._catalogue.last(self._connection, document_name)) is not None:
+            try:
+                with locked(self._connection, document, parks=True, lock_seconds=STAGE_LOCK_SECONDS):
+                    state = store.state(self._connection, document_name)
+                    if state is None or state.is_halted:
+                        break  # what skips it here is made good by the fill of the next generation: `syncer.halting`
+                    if state.generation == document.generation:
+                        absent = "" if everywhere or document.dependencies.has_routing else None
+                        compositions = self._compositions(document, ids, drawn, absent)
+                        return Batch(
+                            compositions=compositions,
+                            version=drawn,
+                            drawn_at=drawn_at,
+                            generation=state.generation,
+                            targets=state.targets,
+                            has_dead_letters=state.has_dead_letters,
+                        )
+            except DocumentError:
+                # What failed may have been a definition that is no longer in force.
+                if self._is_in_force(document):
+                    raise
+            self._catalogue.forget()
+        return Batch(compositions=(), version=drawn, drawn_at=drawn_at)
+
+    def _compositions(
+        self, document: Document, ids: Sequence[str], drawn: int, absent: str | None
+    ) -> tuple[Composition, ...]:
+        require_shape(self._connection, document)
+        rows = _rows(self._connection, document, ids)
+        found = dict(rows)
+        if len(found) != len(rows):
+            raise _twice(document, next(id_ for id_, times in Counter(id_ for id_, _ in rows).items() if times > 1))
+        return tuple(_composition(one, drawn, found.get(one), absent) for one in dict.fromkeys(ids))
+
+    def _is_in_force(self, document: Document) -> bool:
+        state = store.state(self._connection, document.name)
+        return state is not None and state.generation == document.generation
 
 
 def _composition(id_: str, drawn: int, row: Row | None, absent: str | None) -> Composition:
@@ -143,7 +170,8 @@ def _composition(id_: str, drawn: int, row: Row | None, absent: str | None) -> C
 
 def count(connection: Connection, document: Document) -> int:
     """How many documents the SELECT returns."""
-    return int(str(value(connection, _statement(_COUNT, document))))
+    with reading(connection, document):
+        return int(str(value(connection, _statement(_COUNT, document))))
 
 
 def require_unique(connection: Connection, document: Document) -> None:
@@ -166,7 +194,9 @@ def _twice(document: Document, id_: str) -> ComposeError:
 
 def existing(connection: Connection, document: Document, ids: Sequence[str]) -> set[Place]:
     """Where those of the ids belong that the SELECT returns."""
-    rows = connection.execute(_statement(_EXISTING, document), (castable(document, ids),), prepare=True)
+    query = _statement(_EXISTING, document)
+    with reading(connection, document):
+        rows = connection.execute(query, (castable(document, ids),), prepare=True).fetchall()
     return {Place.of(id_, routing) for id_, routing in rows}
 
 
@@ -178,19 +208,22 @@ def castable(document: Document, ids: Sequence[str]) -> list[str]:
 
 def all_ids(connection: Connection, document: Document, *, page: int) -> Iterator[list[str]]:
     """Every id that the SELECT returns, in pages, in no order, never whole in memory."""
-    for rows in stream(connection, _statement(_ALL_IDS, document), page=page):
+    query = _statement(_ALL_IDS, document)
+    for rows in stream_unlocked(connection, query, within=reading(connection, document), page=page):
         yield [row[0] for row in rows]
 
 
 def everything(connection: Connection, document: Document, *, page: int) -> Iterator[dict[str, Row]]:
     """Every document that the SELECT returns, by id, in pages, in no order, never whole in memory."""
-    for rows in stream(connection, _statement(_EVERYTHING, document), page=page):
-        yield {id_: Row(source=one_line(source), routing=routing) for id_, source, routing in rows}
+    with reading(connection, document):
+        for rows in stream(connection, _statement(_EVERYTHING, document), page=page):
+            yield {id_: Row(source=one_line(source), routing=routing) for id_, source, routing in rows}
 
 
 def current(connection: Connection, document: Document, ids: Sequence[str]) -> dict[str, Row]:
     """These documents as the SELECT returns them now, without a version: to compare, never to write."""
-    return dict(_rows(connection, document, ids))
+    with reading(connection, document):
+        return dict(_rows(connection, document, ids))
 
 
 def _rows(connection: Connection, document: Document, ids: Sequence[str]) -> list[tuple[str, Row]]:

@@ -15,11 +15,13 @@ import psycopg
 from psycopg import sql
 from sqlglot import exp
 
+from syncer import shape
 from syncer.definition import Definition
 from syncer.derivation import Hop, Node, Path, numbers, read_graph
 from syncer.errors import DefinitionError
 from syncer.postgres import Connection
 from syncer.probe import Probe, Read, place_of, probe, table_name, tables, unnamed_column
+from syncer.shape import Shape
 
 _ROWS = "%(rows)s"
 # Stands for the changed rows until the query is run; deparsing gives it back letter by letter.
@@ -95,6 +97,7 @@ class Dependencies:
         tables: How each table is used, by relation.
         views: The views that are read, by way of which some of the tables are.
         lookups: What should be indexed.
+        shapes: What the catalogue said of each relation and column that is named, when it was asked.
     """
 
     canonical_select: str
@@ -105,6 +108,7 @@ class Dependencies:
     tables: dict[str, TableUse]
     views: tuple[str, ...]
     lookups: tuple[Lookup, ...]
+    shapes: dict[str, Shape]
     has_routing: bool = False
 
 
@@ -138,7 +142,13 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         tables=used,
         views=found.view_names,
         lookups=tuple(dict.fromkeys(analysis.lookups())),
+        shapes=_shapes(connection, used.values(), found.view_names),
     )
+
+
+def _shapes(connection: Connection, uses: Iterable[TableUse], views: Iterable[str]) -> dict[str, Shape]:
+    named: dict[str, frozenset[str]] = {view: frozenset() for view in views}
+    return shape.read(connection, named | {one.relation: one.watched | one.routing for one in uses})
 
 
 def _require_columns(file: str, columns: dict[str, str]) -> None:

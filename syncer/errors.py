@@ -7,6 +7,7 @@
     ├── TopicError         Kafka: unreachable, topic missing, offsets lost
     ├── ComposeError       a document's SELECT failed on the data
     ├── IndexingError      Elasticsearch: unreachable, unsupported, refused the index or the request
+    ├── DocumentError      one document cannot go on: what it reads has changed, its index is gone
     └── SandboxError       an embedded server could not be fetched, started or stopped
 
 An error says what happened and to what (its message) and what to do about it (its hint).
@@ -50,6 +51,24 @@ class ComposeError(SyncerError):
 
 class IndexingError(SyncerError):
     """Elasticsearch is unreachable, unsupported, or refused an index or a request."""
+
+
+class DocumentError(SyncerError):
+    """One document cannot go on until somebody mends it; the others can.
+
+    Whoever raises it has found the generation in force after it was given the work that it could not do.
+
+    Args:
+        message: What happened, to what.
+        hint: What to do about it.
+        document: Which definition.
+        generation: Under which generation.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", document: str, generation: int) -> None:
+        super().__init__(message, hint=hint)
+        self.document = document
+        self.generation = generation
 
 
 class SandboxError(SyncerError):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import elasticsearch
+
 from syncer import outbox, store, topic
 from syncer.index import Index
+from syncer.model import Target
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.settings import KafkaSettings
 
@@ -48,7 +51,8 @@ class DocumentOverview:
         index: The alias that searches use.
         generation: The generation in force.
         is_filled: Whether every document has been written once under it.
-        targets: How many documents each physical index holds, as of its last refresh.
+        halted: If it is halted: what happened, and what to do.
+        targets: How many documents each physical index holds, as of its last refresh; None if it does not say.
         dead_letters: How many documents are parked.
     """
 
@@ -56,7 +60,8 @@ class DocumentOverview:
     index: str
     generation: int
     is_filled: bool
-    targets: dict[str, int]
+    halted: str | None
+    targets: dict[str, int | None]
     dead_letters: int
 
 
@@ -84,9 +89,11 @@ class Overview:
 
     @property
     def is_well(self) -> bool:
-        """Whether a relay leads, workers work, every document is filled and none is parked."""
+        """Whether a relay leads, workers work, every document is filled and has its index, and none is parked."""
         works = self.leader is not None and self.workers > 0
-        return works and all(one.is_filled and not one.dead_letters for one in self.documents)
+        return works and all(
+            one.is_filled and not one.dead_letters and None not in one.targets.values() for one in self.documents
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -115,12 +122,21 @@ def read(connection: Connection, index: Index, kafka: KafkaSettings) -> Overview
                 index=document.index,
                 generation=document.generation,
                 is_filled=document.is_filled,
-                targets={one.index_name: index.count(one) for one in store.targets(connection, document.name)},
+                halted=document.halted,
+                targets={one.index_name: _count(index, one) for one in store.targets(connection, document.name)},
                 dead_letters=dead_letters.get(document.name, 0),
             )
             for document in store.documents(connection)
         ),
     )
+
+
+def _count(index: Index, target: Target) -> int | None:
+    """How many documents a target holds; None if it is gone or closed."""
+    try:
+        return index.count(target)
+    except (elasticsearch.NotFoundError, elasticsearch.BadRequestError):
+        return None
 
 
 def _leader(connection: Connection) -> Leader | None:

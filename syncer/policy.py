@@ -1,8 +1,29 @@
 """What to do about an error: one table, for every stage.
 
-    RETRY  the servers will be well again: wait, with backoff, and do the same once more; nothing is skipped
-    PARK   this one document is at fault: it becomes a dead letter, the others go on
-    HALT   the set-up or a definition is at fault: stop, and say what to do; nothing is lost
+    RETRY          the servers will be well again: wait, with backoff, and do the same once more; nothing is skipped
+    PARK           this one row's document is at fault: it becomes a dead letter, the others go on
+    HALT_DOCUMENT  a definition, its tables or its index are at fault: that document halts and says what to do, the
+                   others go on; see `syncer.halting`
+    HALT           the set-up is at fault: the daemon ends and says what to do; nothing is lost
+
+Where an error was met decides with it. What a document's own SQL and its own index say is met inside `at_work_for`:
+
+    met in                 a document's work                          anything else of syncer's
+    Postgres               away, deadlock, cancelled: RETRY           the same: RETRY
+                           data, where one row is found out: PARK     data: PARK
+                           data, where it is not: HALT_DOCUMENT
+                           column, table, type, privilege, row-level  schema syncer, privilege: HALT
+                           security, all else: HALT_DOCUMENT
+    Elasticsearch          away, 408, 429, 5xx: RETRY                 the same: RETRY
+                           login, or a request that is not allowed at all (401, 403): HALT
+                           400, 404 and all else: HALT_DOCUMENT       all else: HALT
+      one item of a bulk   400, 413: PARK
+                           closed index, 403, 404: HALT_DOCUMENT
+    Kafka                                                             topic, offsets, rights: HALT; all else: RETRY
+    ComposeError, IndexingError
+                           HALT_DOCUMENT                              HALT
+    other errors of ours   HALT                                       HALT
+    what nobody foresaw    HALT                                       HALT
 
 The same module says an error to a person: what happened, and the hint.
 """
@@ -10,6 +31,8 @@ The same module says an error to a person: what happened, and the hint.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
@@ -18,7 +41,14 @@ import psycopg
 from confluent_kafka import KafkaError, KafkaException
 from psycopg import errors as pg
 
-from syncer.errors import ComposeError, IndexingError, SourceError, SyncerError, TopicError
+from syncer.errors import (
+    ComposeError,
+    DocumentError,
+    IndexingError,
+    SourceError,
+    SyncerError,
+    TopicError,
+)
 
 
 class Action(Enum):
@@ -26,6 +56,7 @@ class Action(Enum):
 
     RETRY = "retry"
     PARK = "park"
+    HALT_DOCUMENT = "halt the document"
     HALT = "halt"
 
 
@@ -48,6 +79,15 @@ _POSTGRES: tuple[tuple[type[psycopg.Error], Action], ...] = (
 
 _RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _PARKED_STATUSES = frozenset({400, 413})
+_CLOSED = "index_closed_exception"  # with status 400, and no fault of a document
+
+# What can be one document's own fault, if it was met in that document's work.
+_OF_DOCUMENT = (psycopg.Error, elasticsearch.ApiError, ComposeError, IndexingError)
+_OF_NOBODY = (
+    elasticsearch.UnsupportedProductError,
+    elasticsearch.AuthenticationException,
+    elasticsearch.AuthorizationException,
+)
 
 _HALTED_KAFKA = frozenset(
     {
@@ -66,28 +106,58 @@ _HALTED_KAFKA = frozenset(
 
 def decide(error: BaseException) -> Action:
     """What to do about an error that a stage met."""
+    if isinstance(error, DocumentError):
+        return Action.HALT_DOCUMENT
     if isinstance(error, psycopg.Error):
         return next((action for kind, action in _POSTGRES if isinstance(error, kind)), Action.HALT)
-    if isinstance(error, elasticsearch.UnsupportedProductError):
-        return Action.HALT
-    if isinstance(error, elasticsearch.TransportError):
-        return Action.RETRY
-    if isinstance(error, elasticsearch.ApiError):
-        return Action.RETRY if error.status_code in _RETRIED_STATUSES else Action.HALT
+    if isinstance(error, elasticsearch.ApiError | elasticsearch.TransportError):
+        return _decide_elasticsearch(error)
     if isinstance(error, KafkaException):
         return Action.HALT if error.args[0].code() in _HALTED_KAFKA else Action.RETRY
     return Action.HALT
 
 
-def decide_item(status: int) -> Action:
+def _decide_elasticsearch(error: elasticsearch.ApiError | elasticsearch.TransportError) -> Action:
+    if isinstance(error, elasticsearch.UnsupportedProductError):
+        return Action.HALT
+    if isinstance(error, elasticsearch.TransportError):
+        return Action.RETRY
+    return Action.RETRY if error.status_code in _RETRIED_STATUSES else Action.HALT
+
+
+def decide_item(status: int, kind: str) -> Action:
     """What to do about one document that a bulk request did not write.
 
     Args:
         status: The item's HTTP status.
+        kind: Elasticsearch's name of the error.
     """
     if status in _RETRIED_STATUSES:
         return Action.RETRY
-    return Action.PARK if status in _PARKED_STATUSES else Action.HALT
+    return Action.PARK if status in _PARKED_STATUSES and kind != _CLOSED else Action.HALT_DOCUMENT
+
+
+@contextmanager
+def at_work_for(document: str, generation: int, *, parks: bool = False) -> Iterator[None]:
+    """Around a document's own SQL, and requests to its own index: what is its fault becomes a `DocumentError`.
+
+    Args:
+        document: Whose work it is.
+        generation: The generation that was found in force.
+        parks: Whether the caller finds out which row is at fault; PARK is left to it then.
+
+    Raises:
+        DocumentError: What makes the document halt.
+        Exception: Any other error, as it is.
+    """
+    try:
+        yield
+    except _OF_DOCUMENT as error:
+        action = decide(error)
+        if action is Action.RETRY or isinstance(error, _OF_NOBODY) or (parks and action is Action.PARK):
+            raise
+        said = _explain_in_work(error, document)
+        raise DocumentError(said.message, hint=said.hint, document=document, generation=generation) from error
 
 
 @dataclass(slots=True)
@@ -127,13 +197,48 @@ def explain(error: BaseException) -> SyncerError | None:
     return None
 
 
+def _explain_in_work(error: Exception, document: str) -> SyncerError:
+    """What makes a document halt, in words."""
+    if isinstance(error, psycopg.Error):
+        return _explain_select(error, document)
+    if isinstance(error, elasticsearch.ApiError):
+        return explain_refusal(document, _reason(error))
+    said = explain(error)
+    assert said is not None  # noqa: S101 - each of those errors has words
+    return said
+
+
+def explain_refusal(document: str, reason: str) -> IndexingError:
+    """An index that takes no documents, in words."""
+    return IndexingError(
+        f"The index of {document} is gone or refuses: {reason}",
+        hint="If it was deleted, `syncer apply` makes it again. If it is closed, open it; if it is blocked\n"
+        "(index.blocks.*), lift the block; if the role lacks a privilege, grant it. Then run: syncer apply",
+    )
+
+
+def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
+    message = (error.diag.message_primary or str(error)).strip()
+    if isinstance(error, pg.InsufficientPrivilege):
+        return SourceError(
+            f"Postgres does not let syncer read all that {document} shows: {message}",
+            hint="The role of postgres.dsn needs SELECT on every table of it and, where row-level security is on,\n"
+            "to own the table or to see every row (ALTER ROLE … BYPASSRLS). Then run: syncer apply",
+        )
+    return ComposeError(
+        f"The SELECT of {document} no longer fits the database: {message}",
+        hint="Mend the tables, select.sql or its affects queries. Then run: syncer apply",
+    )
+
+
 def _explain_postgres(error: psycopg.Error) -> SyncerError:
     message = (error.diag.message_primary or str(error)).strip()
     if isinstance(error, pg.InsufficientPrivilege):
         return SourceError(
             f"Postgres refuses: {message}",
             hint="The role of postgres.dsn lacks a privilege. `syncer migrate` and `syncer apply` need one that may\n"
-            "create schemas and owns the tables; `syncer run` needs SELECT on the tables and on all of schema syncer.",
+            "create schemas and owns the tables; `syncer run` needs SELECT on the tables, BYPASSRLS where row-level\n"
+            "security is on, and all of schema syncer.",
         )
     if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction) and "syncer" in message:
         return SourceError(f"The database lacks the syncer schema: {message}", hint="Run: syncer migrate")

@@ -1,14 +1,14 @@
 """Connections to Postgres: one way to open them, with the session that every stage relies on.
 
 Guarantees of a connection from `connect`: autocommit; UTC and ISO output, so that a document's JSON does
-not depend on a server's settings; commits that are on disk before they are reported; ``json`` columns
-arrive as the bytes that Postgres wrote; placeholders are the server's own, ``$1``.
+not depend on a server's settings; commits that are on disk before they are reported; no row is hidden without an
+error; ``json`` columns arrive as the bytes that Postgres wrote; placeholders are the server's own, ``$1``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -32,6 +32,8 @@ _SESSION = {
     "client_encoding": "UTF8",
     "synchronous_commit": "on",
     "idle_in_transaction_session_timeout": "0",
+    # A policy that hides rows from us raises an error. Obeyed, it would delete their documents.
+    "row_security": "off",
 }
 
 
@@ -109,11 +111,32 @@ def value(connection: Connection, query: str | sql.Composed, parameters: Sequenc
     return row[0]
 
 
+_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_GIVE_UP = "SET LOCAL lock_timeout = {}"
+_LOCK = "LOCK TABLE {} IN ACCESS SHARE MODE"
+
+
 @contextmanager
-def snapshot(connection: Connection) -> Iterator[None]:
-    """A read-only transaction whose statements all see one snapshot, taken by the first of them."""
+def snapshot(connection: Connection, *, lock: Sequence[str] = (), lock_seconds: float = 0) -> Iterator[None]:
+    """A read-only transaction whose statements all see one snapshot, taken by the first of them.
+
+    Args:
+        connection: Nothing else is done on it meanwhile.
+        lock: Relations, quoted, that nobody may alter from before the snapshot until the end. Some forms of ALTER
+            TABLE write the table anew, and to a snapshot from before that commit it is empty from then on.
+            Taking the lock takes no snapshot, and keeps no reader and no writer waiting.
+        lock_seconds: How long to wait for those locks; 0 for as long as it takes.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: One of them is being altered for longer than that.
+    """
+    begin: list[sql.Composable] = [sql.SQL(_SNAPSHOT)]
+    if lock_seconds:
+        begin.append(sql.SQL(_GIVE_UP).format(sql.Literal(f"{lock_seconds * 1000:.0f}ms")))
+    if lock:
+        begin.append(sql.SQL(_LOCK).format(sql.SQL(", ").join(sql.SQL(one) for one in lock)))
     with connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        connection.execute(sql.SQL("; ").join(begin), prepare=False)  # one round trip; never prepared: it is several
         yield
 
 
@@ -122,11 +145,43 @@ def stream(
 ) -> Iterator[list[tuple[Any, ...]]]:
     """The rows of a query in pages, through a cursor on the server: never whole in memory.
 
-    The connection is taken until the iterator is exhausted or closed.
+    The connection is taken, and so are the locks of the query, until the iterator is exhausted or closed.
     """
     with connection.transaction():
-        declare = sql.SQL("DECLARE syncer_page NO SCROLL CURSOR FOR ") + query
-        connection.execute(declare, parameters)
-        fetch = sql.SQL("FETCH {} FROM syncer_page").format(sql.Literal(page))
-        while rows := connection.execute(fetch).fetchall():
-            yield rows
+        connection.execute(sql.SQL("DECLARE syncer_page NO SCROLL CURSOR FOR ") + query, parameters)
+        yield from _fetch(connection, page)
+
+
+def stream_unlocked(
+    connection: Connection,
+    query: sql.Composable,
+    parameters: Sequence[object] = (),
+    *,
+    within: AbstractContextManager[None],
+    page: int,
+) -> Iterator[list[tuple[Any, ...]]]:
+    """The same, with the answer kept on the server, so that no lock and no snapshot outlives ``within``.
+
+    For who composes on another connection between two pages: a lock held meanwhile would be waited for by an
+    ALTER TABLE, for which the composer would wait, and Postgres cannot see that we wait for the composer.
+
+    Args:
+        connection: Taken until the iterator is exhausted or closed.
+        query: What to ask.
+        parameters: Of the query.
+        within: The transaction to ask it in.
+        page: How many rows at once.
+    """
+    with within:
+        connection.execute(sql.SQL("DECLARE syncer_page NO SCROLL CURSOR WITH HOLD FOR ") + query, parameters)
+    try:
+        yield from _fetch(connection, page)
+    finally:
+        if not connection.closed:
+            connection.execute("CLOSE syncer_page")
+
+
+def _fetch(connection: Connection, page: int) -> Iterator[list[tuple[Any, ...]]]:
+    fetch = sql.SQL("FETCH {} FROM syncer_page").format(sql.Literal(page))
+    while rows := connection.execute(fetch).fetchall():
+        yield rows

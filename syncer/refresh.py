@@ -6,10 +6,12 @@ what it writes follows the version rule like everything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from syncer import compose, store
 from syncer.index import Index
+from syncer.model import Place, Target
+from syncer.policy import at_work_for
 from syncer.postgres import Connection
 from syncer.store import Document
 from syncer.writer import Writer, WriteReport
@@ -36,6 +38,7 @@ def refresh_all(
 
     Raises:
         Stopping: It was told to stop first.
+        DocumentError: The document is to halt.
     """
     total = WriteReport()
 
@@ -47,7 +50,12 @@ def refresh_all(
     for ids in compose.all_ids(connection, document, page=page):
         write(ids)
     for target in store.targets(connection, document.name):
-        for held in index.walk(target, page=page):
+        for held in _walk(index, document, target, page):
             present = compose.existing(connection, document, [one.id for one in held])
             write([one.id for one in held if one not in present], everywhere=True)
     return total
+
+
+def _walk(index: Index, document: Document, target: Target, page: int) -> Iterator[list[Place]]:
+    with at_work_for(document.name, document.generation):
+        yield from index.walk(target, page=page)

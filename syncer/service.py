@@ -16,6 +16,7 @@ from syncer.policy import explain
 from syncer.relay import Relay
 from syncer.settings import Settings
 from syncer.topic import ChangeConsumer, ChangeProducer
+from syncer.watch import Watch
 from syncer.worker import Worker
 
 _WATCH_SECONDS = 0.5
@@ -28,7 +29,11 @@ def stages(settings: Settings, *, relay: bool = True, workers: bool = True) -> d
         IndexingError: Elasticsearch is not supported.
         elasticsearch.ApiError, elasticsearch.TransportError: It does not answer.
     """
-    made: dict[str, Stage] = {}
+    made: dict[str, Stage] = {
+        "watch": Watch(
+            connect=lambda: postgres.connect(settings.postgres, name="watch"), seconds=settings.watch.seconds
+        )
+    }
     if relay:
         made["relay"] = Relay(
             connect=lambda: postgres.connect(settings.postgres, name="relay"),

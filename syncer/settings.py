@@ -107,6 +107,13 @@ class WorkerSettings(_Section):
     bulk_bytes_max: PositiveInt = 8 * 1024 * 1024
 
 
+class WatchSettings(_Section):
+    """What the documents rely on in Postgres."""
+
+    seconds: PositiveFloat = 5
+    """How often it is looked at."""
+
+
 class LogSettings(_Section):
     """What is logged, and how."""
 
@@ -127,6 +134,7 @@ class Settings(BaseSettings):
     elasticsearch: ElasticsearchSettings
     relay: RelaySettings = RelaySettings()
     worker: WorkerSettings = WorkerSettings()
+    watch: WatchSettings = WatchSettings()
     log: LogSettings = LogSettings()
 
     @classmethod

@@ -16,13 +16,15 @@ from psycopg.types.json import Jsonb
 from syncer.dependency import Dependencies, Field, Lookup, TableUse
 from syncer.model import Target
 from syncer.postgres import Connection, value
+from syncer.shape import Shape
 
-_GENERATIONS = "SELECT name, generation FROM syncer.document"
+_GENERATIONS = "SELECT name, generation, halted IS NOT NULL FROM syncer.document"
 _DOCUMENTS = """
-SELECT name, generation, definition, filled_at IS NOT NULL FROM syncer.document ORDER BY name
+SELECT name, generation, definition, filled_at IS NOT NULL, halted FROM syncer.document ORDER BY name
 """
 _STATE = """
 SELECT d.generation,
+       d.halted IS NOT NULL,
        array(SELECT (t.index_name, t.write_alias, t.mapping_generation)
              FROM syncer.target AS t WHERE t.document = d.name ORDER BY t.index_name),
        EXISTS (SELECT FROM syncer.dead_letter AS l WHERE l.document = d.name)
@@ -33,15 +35,23 @@ _TARGETS = "SELECT index_name, write_alias, mapping_generation FROM syncer.targe
 _PUT_DOCUMENT = """
 INSERT INTO syncer.document (name, generation, definition) VALUES ($1, $2, $3)
 ON CONFLICT (name) DO UPDATE
-SET generation = excluded.generation, definition = excluded.definition, applied_at = now(), filled_at = NULL
+SET generation = excluded.generation, definition = excluded.definition, applied_at = now(), filled_at = NULL,
+    halted = NULL, halted_at = NULL
 """
 _PUT_TARGET = """
 INSERT INTO syncer.target (document, index_name, write_alias, mapping_generation) VALUES ($1, $2, $3, $4)
 ON CONFLICT (document, index_name) DO UPDATE SET mapping_generation = excluded.mapping_generation
 """
 _DROP_TARGETS = "DELETE FROM syncer.target WHERE document = $1"
-_MARK_FILLED = "UPDATE syncer.document SET filled_at = now() WHERE name = $1 AND generation = $2"
+_MARK_FILLED = """
+UPDATE syncer.document SET filled_at = now() WHERE name = $1 AND generation = $2 AND halted IS NULL
+"""
 _MARK_UNFILLED = "UPDATE syncer.document SET filled_at = NULL WHERE name = ANY ($1)"
+# The first reason stays. Changes are skipped from here on: whatever was filled no longer is.
+_HALT = """
+UPDATE syncer.document SET halted = $3, halted_at = now(), filled_at = NULL
+WHERE name = $1 AND generation = $2 AND halted IS NULL
+"""
 _INSTALLATION = "SELECT installation::text FROM syncer.incarnation"
 _PARK = """
 INSERT INTO syncer.dead_letter (document, id, version, error) VALUES ($1, $2, $3, $4)
@@ -73,6 +83,7 @@ class Document:
         index_body: Settings and mappings.
         dependencies: What the SELECT reads and returns.
         is_filled: Whether every document has been written once under this generation.
+        halted: If it is halted: what happened, and what to do.
     """
 
     name: str
@@ -83,6 +94,7 @@ class Document:
     index_body: dict[str, Any]
     dependencies: Dependencies
     is_filled: bool = False
+    halted: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +103,13 @@ class DocumentState:
 
     Args:
         generation: The generation in force.
+        is_halted: Whether it is to be skipped until the next generation: see `syncer.halting`.
         targets: Where it is to be written.
         has_dead_letters: Whether any of its documents is parked.
     """
 
     generation: int
+    is_halted: bool
     targets: tuple[Target, ...]
     has_dead_letters: bool
 
@@ -107,29 +121,36 @@ class Catalogue:
         self._documents: dict[str, Document] = {}
 
     def refresh(self, connection: Connection) -> list[Document]:
-        """All definitions in force now; they are read again only if a generation has changed."""
-        generations: dict[str, int] = dict(connection.execute(_GENERATIONS).fetchall())
-        if generations != {name: document.generation for name, document in self._documents.items()}:
-            self._documents = {document.name: document for document in documents(connection)}
+        """All definitions in force now; they are read again only if a generation has changed, or a halt began."""
+        now = connection.execute(_GENERATIONS).fetchall()
+        known = [(name, one.generation, one.halted is not None) for name, one in self._documents.items()]
+        if sorted(now) != sorted(known):
+            self._read(connection)
         return list(self._documents.values())
 
-    def at(self, connection: Connection, name: str, generation: int) -> Document:
-        """One definition, at the generation that the caller's snapshot shows."""
-        document = self._documents.get(name)
-        if document is None or document.generation != generation:
-            self._documents = {one.name: one for one in documents(connection)}
-        return self._documents[name]
+    def last(self, connection: Connection, name: str) -> Document | None:
+        """One definition as it was last read, for who finds out whether it is still in force."""
+        if name not in self._documents:
+            self._read(connection)
+        return self._documents.get(name)
+
+    def forget(self) -> None:
+        """Read the definitions again when next asked for one."""
+        self._documents = {}
+
+    def _read(self, connection: Connection) -> None:
+        self._documents = {one.name: one for one in documents(connection)}
 
 
 def documents(connection: Connection) -> list[Document]:
     """All definitions in force, by name."""
     return [
-        _document(name, generation, stored, is_filled=is_filled)
-        for name, generation, stored, is_filled in connection.execute(_DOCUMENTS).fetchall()
+        _document(name, generation, stored, is_filled=is_filled, halted=halted)
+        for name, generation, stored, is_filled, halted in connection.execute(_DOCUMENTS).fetchall()
     ]
 
 
-def _document(name: str, generation: int, stored: dict[str, Any], *, is_filled: bool) -> Document:
+def _document(name: str, generation: int, stored: dict[str, Any], *, is_filled: bool, halted: str | None) -> Document:
     return Document(
         name=name,
         generation=generation,
@@ -139,6 +160,7 @@ def _document(name: str, generation: int, stored: dict[str, Any], *, is_filled: 
         index_body=stored["index_body"],
         dependencies=_dependencies(stored["dependencies"]),
         is_filled=is_filled,
+        halted=halted,
     )
 
 
@@ -148,6 +170,7 @@ def _dependencies(stored: dict[str, Any]) -> Dependencies:
             **stored,
             "fields": tuple(Field(**one) for one in stored["fields"]),
             "tables": {relation: _table_use(use) for relation, use in stored["tables"].items()},
+            "shapes": {relation: Shape(**one) for relation, one in stored["shapes"].items()},
             "views": tuple(stored["views"]),
             "lookups": tuple(
                 Lookup(relation=one["relation"], columns=tuple(one["columns"])) for one in stored["lookups"]
@@ -176,14 +199,19 @@ def put_document(connection: Connection, document: Document) -> None:
     connection.execute(_PUT_DOCUMENT, (document.name, document.generation, Jsonb(stored)))
 
 
-def mark_filled(connection: Connection, document: Document) -> None:
-    """Remember that every document has been written once under this generation."""
-    connection.execute(_MARK_FILLED, (document.name, document.generation))
+def mark_filled(connection: Connection, document: Document) -> bool:
+    """Remember that every document has been written once under this generation; False if it ended or halted."""
+    return connection.execute(_MARK_FILLED, (document.name, document.generation)).rowcount == 1
 
 
 def mark_unfilled(connection: Connection, names: Sequence[str]) -> None:
     """Remember that changes of these documents may have been missed."""
     connection.execute(_MARK_UNFILLED, (list(names),))
+
+
+def halt(connection: Connection, document_name: str, generation: int, reason: str) -> bool:
+    """Halt a document; False if it is halted already, or another generation is in force."""
+    return connection.execute(_HALT, (document_name, generation, reason)).rowcount == 1
 
 
 def put_target(connection: Connection, document_name: str, target: Target) -> None:
@@ -206,9 +234,10 @@ def state(connection: Connection, document_name: str) -> DocumentState | None:
     row = connection.execute(_STATE, (document_name,)).fetchone()
     if row is None:
         return None
-    generation, rows, has_dead_letters = row
+    generation, is_halted, rows, has_dead_letters = row
     return DocumentState(
         generation=generation,
+        is_halted=is_halted,
         targets=tuple(_target(fields) for fields in rows),
         has_dead_letters=has_dead_letters,
     )

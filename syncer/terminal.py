@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from syncer.apply import Change, Plan
-from syncer.overview import Overview
+from syncer.overview import DocumentOverview, Overview
 from syncer.sandbox import Status
 from syncer.verify import Drift, VerifyReport
 from syncer.writer import WriteReport
@@ -77,6 +77,9 @@ def show_plan(console: Console, plan: Plan) -> None:
             ", ".join(step.document.dependencies.tables),
         )
     console.print(documents)
+    for step in plan.steps:
+        if step.halted is not None:
+            console.print(f"[red]{step.document.name} is halted:[/] {escape(step.halted)}")
     for name in plan.forgotten:
         console.print(f"[yellow]{escape(name)} is in force and has no folder: it is left as it is")
     for relation in plan.released:
@@ -111,16 +114,28 @@ def show_overview(console: Console, seen: Overview) -> None:
         documents.add_row(
             one.name,
             str(one.generation),
-            "[green]yes" if one.is_filled else "[red]no: run syncer apply",
+            _filled(one),
             f"[red]{one.dead_letters:,}" if one.dead_letters else "0",
             "\n".join(one.targets),
-            "\n".join(f"{number:,}" for number in one.targets.values()),
+            "\n".join("[red]gone or closed" if number is None else f"{number:,}" for number in one.targets.values()),
         )
     console.print(documents if seen.documents else "No document is in force. Run: syncer apply")
+    for one in seen.documents:
+        if one.halted is not None:
+            console.print(f"\n[bold red]{one.name} is halted:[/] {escape(one.halted)}")
+
+
+def _filled(document: DocumentOverview) -> str:
+    if document.halted is not None:
+        return "[red]halted: see below"
+    return "[green]yes" if document.is_filled else "[red]no: run syncer apply"
 
 
 def show_verify(console: Console, report: VerifyReport) -> None:
     """What a verification found."""
+    if report.halted is not None:
+        console.print(f"[bold red]{report.document} is halted:[/] {escape(report.halted)}")
+        return
     if report.holds:
         console.print(
             f"[green]{report.document}: {_counted(report.documents, 'equals its', 'equal their')} SELECT[/] "

@@ -71,6 +71,7 @@ class VerifyReport:
         documents: How many the SELECT returned.
         drifts: Those that stayed different.
         is_complete: False if so many differed that it stopped counting.
+        halted: If the document is halted, or would have to be: what happened, and what to do. Nothing was compared.
         seconds: How long it took.
     """
 
@@ -78,12 +79,13 @@ class VerifyReport:
     documents: int = 0
     drifts: list[Drift] = field(default_factory=list)
     is_complete: bool = True
+    halted: str | None = None
     seconds: float = 0
 
     @property
     def holds(self) -> bool:
         """Whether every document equals its SELECT."""
-        return not self.drifts and self.is_complete
+        return not self.drifts and self.is_complete and self.halted is None
 
 
 def verify(

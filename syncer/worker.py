@@ -1,27 +1,29 @@
 """Worker: the main loop. Topic → affected documents → compose → index → offsets.
 
 Guarantees: an offset is committed only when every document that its change touches has been written, found
-superseded, or parked. Whatever happens before that is done again by whoever has the partition then, which the
-version rule makes harmless.
+superseded, or parked, or its definition is halted. Whatever happens before that is done again by whoever has the
+partition then, which the version rule makes harmless.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import structlog
 
-from syncer import store, telemetry
+from syncer import halting, store, telemetry
 from syncer.affected import AffectedReader
-from syncer.errors import TopicError
+from syncer.errors import DocumentError, TopicError
 from syncer.index import Index
 from syncer.lifecycle import Stop, Stopping, persist
 from syncer.model import Change
 from syncer.policy import Action, decide
 from syncer.postgres import Connection
 from syncer.refresh import refresh_all
+from syncer.store import Document
 from syncer.topic import ChangeConsumer, Received
 from syncer.writer import Writer, WriteReport
 
@@ -153,21 +155,34 @@ class Worker:
             ) from error
 
     def _handle(self, changes: list[Change]) -> WriteReport:
-        """Write every document that the changes touch."""
+        """Write every document that the changes touch; one that cannot go on halts, and its siblings go on."""
         began = time.monotonic()
         total = WriteReport()
         try:
-            for affected in self._reader().read(changes):
-                self._breathe(began)
-                if affected.ids is None:
-                    total.add(self._refresh_all(affected.document))
-                else:
-                    total.add(self._writer.write(affected.document, affected.ids))
+            for document in self._reader().documents():
+                try:
+                    self._follow(document, changes, total, began)
+                except DocumentError as error:
+                    halting.halt(self._connected(), error)  # before the offsets of what it skips are committed
         except Exception as error:
             if decide(error) is Action.RETRY:
                 self._close_reader()
             raise
         return total
+
+    def _follow(self, document: Document, changes: list[Change], total: WriteReport, began: float) -> None:
+        """Write what the changes touch of one definition.
+
+        Raises:
+            DocumentError: It is to halt.
+        """
+        with closing(self._reader().read(document, changes)) as pages:
+            for affected in pages:
+                self._breathe(began)
+                if affected.ids is None:
+                    total.add(self._refresh_all(affected.document))
+                else:
+                    total.add(self._writer.write(affected.document, affected.ids))
 
     def _breathe(self, began: float) -> None:
         """Between two pages of a batch that takes long: stay in the group, and heed a request to stop.
@@ -187,7 +202,7 @@ class Worker:
         began = time.monotonic()
         with self._connect() as connection:
             document = next((one for one in store.documents(connection) if one.name == name), None)
-            if document is None:
+            if document is None or document.halted is not None:
                 return WriteReport()
             report = refresh_all(
                 connection,
@@ -201,10 +216,14 @@ class Worker:
         return report
 
     def _reader(self) -> AffectedReader:
-        if self._reader_connection is None or self._affected is None:
-            self._reader_connection = self._connect()
-            self._affected = AffectedReader(self._reader_connection, page=self._batch_documents_max)
+        if self._affected is None:
+            self._affected = AffectedReader(self._connected(), page=self._batch_documents_max)
         return self._affected
+
+    def _connected(self) -> Connection:
+        if self._reader_connection is None:
+            self._reader_connection = self._connect()
+        return self._reader_connection
 
     def _close_reader(self) -> None:
         if self._reader_connection is not None:

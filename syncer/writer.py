@@ -21,11 +21,11 @@ import structlog
 
 from syncer import store, telemetry, version
 from syncer.compose import Batch, Composer, clock
-from syncer.errors import IndexingError
+from syncer.errors import DocumentError
 from syncer.index import Index, Rejection
 from syncer.indices import GC_DELETES_SECONDS
 from syncer.lifecycle import persist
-from syncer.policy import Action, Backoff, decide, decide_item
+from syncer.policy import Action, Backoff, at_work_for, decide, decide_item, explain_refusal
 from syncer.postgres import Connection
 
 DRAW_AGE_SECONDS_MAX = GC_DELETES_SECONDS / 4
@@ -90,6 +90,7 @@ class Writer:
 
         Raises:
             Stopping: It was told to stop first; doing it again is harmless.
+            DocumentError: The document is to halt. What was written of it before is right.
             Exception: What the policy says to HALT for.
         """
         report = WriteReport()
@@ -126,7 +127,7 @@ class Writer:
                 report.compose_seconds += composed - began
                 if clock() - batch.drawn_at <= DRAW_AGE_SECONDS_MAX:
                     break
-            rejected = self._write_targets(batch, report)
+            rejected = self._write_targets(document, batch, report)
             report.index_seconds += time.monotonic() - composed
             report.documents += len(batch.compositions)
             return self._settle(document, batch, rejected, report)
@@ -146,10 +147,11 @@ class Writer:
             self._composer = Composer(self._connection)
         return self._composer
 
-    def _write_targets(self, batch: Batch, report: WriteReport) -> list[Rejection]:
+    def _write_targets(self, document: str, batch: Batch, report: WriteReport) -> list[Rejection]:
         rejections = []
         for target in batch.targets:
-            outcome = self._index.write(target, batch.compositions)
+            with at_work_for(document, batch.generation):
+                outcome = self._index.write(target, batch.compositions)
             report.indexed += outcome.indexed
             report.deleted += outcome.deleted
             report.superseded += outcome.superseded
@@ -163,15 +165,13 @@ class Writer:
         parked: dict[str, Rejection] = {}
         for rejection in rejections:
             id_ = rejection.composition.id
-            match decide_item(rejection.status):
+            match decide_item(rejection.status, rejection.kind):
                 case Action.RETRY:
                     again[id_] = None
                 case Action.PARK:
                     parked[id_] = rejection
-                case Action.HALT:
-                    raise IndexingError(
-                        f"Elasticsearch refuses document {id_} of {document}: {rejection.kind}: {rejection.reason}"
-                    )
+                case Action.HALT_DOCUMENT:
+                    raise _refused(document, batch.generation, rejection)
         for id_, rejection in parked.items():
             store.park(self._connection, document, id_, batch.version, f"{rejection.kind}: {rejection.reason}")
         for kind, number in Counter(rejection.kind for rejection in parked.values()).items():
@@ -198,3 +198,8 @@ class Writer:
     def _tell_parked(self, document: str, kind: str, number: int, sample: str) -> None:
         """Log the kind of error only: a server's sentence quotes values."""
         self._log.error(telemetry.DOCUMENT_PARKED, document=document, kind=kind, documents=number, sample_id=sample)
+
+
+def _refused(document: str, generation: int, rejection: Rejection) -> DocumentError:
+    said = explain_refusal(document, f"{rejection.kind}: {rejection.reason}")
+    return DocumentError(said.message, hint=said.hint, document=document, generation=generation)

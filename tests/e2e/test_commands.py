@@ -97,6 +97,7 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
         "index": world.alias,
         "generation": 1,
         "is_filled": True,
+        "halted": None,
         "targets": {f"{world.alias}-000001": 0},
         "dead_letters": 0,
     }
@@ -145,10 +146,12 @@ def test_status_shows_what_waits_for_workers(world: World) -> None:
 
 def test_status_is_not_well_with_a_dead_letter(world: World) -> None:
     """A parked document makes the exit code 1 although a relay leads, and is counted; the log shows no value of it."""
+    world.sql("ALTER TABLE comments ALTER age TYPE bigint")
+    world.apply()
     world.sql(BLOG)
     daemon = world.daemon()
     world.wait_until_level()
-    world.sql("UPDATE comments SET age = 5; ALTER TABLE comments ALTER age TYPE bigint")
+    world.sql("UPDATE comments SET age = 5")
     world.sql("UPDATE comments SET age = 123456789 WHERE id = 1")  # its mapping is short
     daemon.wait_for("document.parked")
     said = status(world, code=1)
@@ -183,7 +186,7 @@ def test_verify_names_every_kind_of_drift(drifted: World) -> None:
     """A document that is missing, one too many, one with another field: each is named, and the exit code is 1."""
     said = json.loads(done(drifted, "verify", "blogpost", "--settle", "0.5", "--json", code=1))
     (report,) = said
-    assert report.keys() == {"document", "documents", "drifts", "is_complete", "seconds", "holds"}
+    assert report.keys() == {"document", "documents", "drifts", "is_complete", "halted", "seconds", "holds"}
     assert report["holds"] is False
     assert report["is_complete"] is True
     assert report["documents"] == 3

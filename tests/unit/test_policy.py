@@ -15,9 +15,9 @@ from psycopg import errors as pg
 from structlog.testing import capture_logs
 
 from syncer import errors, policy
-from syncer.errors import SyncerError
+from syncer.errors import DocumentError, SyncerError
 from syncer.lifecycle import Stop, Stopping, persist
-from syncer.policy import Action, Backoff, decide, decide_item, explain
+from syncer.policy import Action, Backoff, at_work_for, decide, decide_item, explain
 
 NODE = NodeConfig("http", "search", 9200)
 
@@ -160,7 +160,11 @@ def test_what_kafka_raises(name: str, action: Action) -> None:
     assert decide(kafka_error(getattr(KafkaError, name))) is action
 
 
-OURS = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, SyncerError)]
+OURS = [
+    one
+    for one in vars(errors).values()
+    if isinstance(one, type) and issubclass(one, SyncerError) and one is not DocumentError
+]
 
 
 @pytest.mark.parametrize("kind", OURS, ids=lambda one: one.__name__)
@@ -169,6 +173,65 @@ def test_what_syncer_raises_on_purpose_is_not_repeated(kind: type[SyncerError]) 
     error = kind("what happened", hint="what to do")
     assert decide(error) is Action.HALT
     assert explain(error) is error
+
+
+IN_WORK: dict[str, tuple[Exception, Action]] = {
+    "away": (psycopg.OperationalError("away"), Action.RETRY),
+    "deadlock": (pg.DeadlockDetected("deadlock"), Action.RETRY),
+    "data": (pg.DivisionByZero("division by zero"), Action.HALT_DOCUMENT),
+    "column": (pg.UndefinedColumn("column p.title does not exist"), Action.HALT_DOCUMENT),
+    "table": (pg.UndefinedTable("relation public.posts does not exist"), Action.HALT_DOCUMENT),
+    "function": (pg.UndefinedFunction("operator does not exist"), Action.HALT_DOCUMENT),
+    "type": (pg.DatatypeMismatch("types cannot be matched"), Action.HALT_DOCUMENT),
+    "privilege": (pg.InsufficientPrivilege("permission denied for table posts"), Action.HALT_DOCUMENT),
+    "twice": (errors.ComposeError("an id more than once"), Action.HALT_DOCUMENT),
+    "answer": (errors.IndexingError("Elasticsearch answered 3 items"), Action.HALT_DOCUMENT),
+    "bad_request": (api_error(400), Action.HALT_DOCUMENT),
+    "index": (api_error(404), Action.HALT_DOCUMENT),
+    "overloaded": (api_error(429), Action.RETRY),
+    "login": (api_error(401), Action.HALT),
+    "right": (api_error(403), Action.HALT),
+    "search_away": (elasticsearch.ConnectionError("refused"), Action.RETRY),
+    "kafka": (kafka_error(KafkaError._UNKNOWN_TOPIC), Action.HALT),
+    "topic": (errors.TopicError("not a change"), Action.HALT),
+    "defect": (ValueError("x"), Action.HALT),
+}
+
+
+@pytest.mark.parametrize(("error", "action"), IN_WORK.values(), ids=IN_WORK.keys())
+def test_what_is_met_in_the_work_for_a_document(error: Exception, action: Action) -> None:
+    """What its own SQL and its own index say halts a document and tells what to do; all else stays what it is."""
+    with pytest.raises(type(error) if action is not Action.HALT_DOCUMENT else DocumentError) as raised:
+        in_work(error)
+    assert decide(raised.value) is action
+    if isinstance(raised.value, DocumentError):
+        assert (raised.value.document, raised.value.generation) == ("post", 7)
+        assert raised.value.__cause__ is error
+        said = explain(raised.value)
+        assert said is not None
+        assert said.hint or said.message == str(error)
+
+
+def test_a_row_that_is_found_out_is_parked() -> None:
+    """Where the caller halves the batch until the row is alone, bad data halts nothing."""
+    with pytest.raises(pg.DivisionByZero):
+        in_work(pg.DivisionByZero("division by zero"), parks=True)
+    with pytest.raises(DocumentError):
+        in_work(pg.UndefinedColumn("column p.title does not exist"), parks=True)
+
+
+def in_work(error: Exception, *, parks: bool = False) -> None:
+    """Meet an error in a document's work."""
+    with at_work_for("post", 7, parks=parks):
+        raise error
+
+
+def test_a_document_error_stays_what_it_is() -> None:
+    """An error that says already which document halts is not said again in other words."""
+    error = DocumentError("its column is gone", document="post", generation=3)
+    with pytest.raises(DocumentError) as raised:
+        in_work(error)
+    assert raised.value is error
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), AssertionError(), KeyboardInterrupt()])
@@ -181,9 +244,9 @@ def test_what_nobody_foresaw_halts_and_has_no_words(error: BaseException) -> Non
 ITEMS = {
     400: Action.PARK,
     413: Action.PARK,
-    401: Action.HALT,
-    403: Action.HALT,
-    404: Action.HALT,
+    401: Action.HALT_DOCUMENT,
+    403: Action.HALT_DOCUMENT,
+    404: Action.HALT_DOCUMENT,
     408: Action.RETRY,
     429: Action.RETRY,
     500: Action.RETRY,
@@ -196,7 +259,12 @@ ITEMS = {
 @pytest.mark.parametrize(("status", "action"), ITEMS.items())
 def test_what_becomes_of_one_document_of_a_bulk_request(status: int, action: Action) -> None:
     """Only a document that is itself at fault is parked."""
-    assert decide_item(status) is action
+    assert decide_item(status, "some_exception") is action
+
+
+def test_a_closed_index_is_no_document_s_fault() -> None:
+    """Its answer to each document is 400, and means all of them."""
+    assert decide_item(400, "index_closed_exception") is Action.HALT_DOCUMENT
 
 
 SAID: dict[str, tuple[BaseException, type[SyncerError], tuple[str, ...]]] = {

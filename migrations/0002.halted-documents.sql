@@ -1,0 +1,8 @@
+-- A document that cannot go on is halted, and skipped until the next generation: see syncer/halting.py.
+ALTER TABLE syncer.document ADD COLUMN halted text, ADD COLUMN halted_at timestamptz;
+
+COMMENT ON COLUMN syncer.document.halted IS 'What happened and what to do; NULL if the document is not halted.';
+
+-- What was applied before does not say which shape of its tables it relies on.
+UPDATE syncer.document
+SET halted = E'It was applied by an older syncer\nRun: syncer apply', halted_at = now(), filled_at = NULL;

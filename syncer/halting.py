@@ -1,0 +1,33 @@
+"""Halting: a document that cannot go on stops, says what to do, and loses nothing; the others go on.
+
+A halted document is skipped: `syncer.affected` looks for none of its ids, `syncer.compose` composes none of it, and the
+offsets of its changes are committed as usual. Why nothing is lost all the same:
+
+Take a change T that was skipped. Whoever skipped it had received T, so T was visible, and then took a snapshot in
+which the document was halted under a generation g, or failed in one in which g was in force and halted it
+itself. `syncer apply` ends the halt in one commit, which puts generation g + 1 in force, and only after that commit
+writes every document once. That commit is not in the snapshot of whoever skipped T; so T was visible before it, and
+what is written after it shows T. A document that changed while no trigger was there to tell is covered likewise,
+since triggers are installed before that commit.
+
+Whoever is late with a halt names the generation that it failed under: once g + 1 is in force, nothing happens.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from syncer import store, telemetry
+from syncer.errors import DocumentError
+from syncer.postgres import Connection
+
+
+def halt(connection: Connection, error: DocumentError) -> bool:
+    """Halt a document, unless it is halted already or another generation is in force; whether it was this call."""
+    reason = "\n".join(part for part in (error.message, error.hint) if part)
+    is_first = store.halt(connection, error.document, error.generation, reason)
+    if is_first:
+        structlog.get_logger().error(
+            telemetry.DOCUMENT_HALTED, document=error.document, reason=error.message, hint=error.hint
+        )
+    return is_first

@@ -1,0 +1,162 @@
+"""Shape: what a document relies on in the catalogue, of each relation that it reads.
+
+Recorded when a definition is analysed and compared whenever the document is read, in the same snapshot, so that a
+document is never composed from columns that are no longer those it was applied to.
+
+Guarantees: a column that is renamed, dropped or given another type, collation or generation expression, a relation
+that is gone or of another kind, and a view that is redefined, make another shape. What nobody reads makes none, nor
+does a value that is added to an enum. No oids and no search_path: a dump that is restored has the same shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from psycopg.types.json import Jsonb
+
+from syncer.postgres import Connection
+
+# Types of pg_catalog have their SQL names under any search_path; all others are qualified.
+_COLUMNS = """
+SELECT asked.relation, c.relkind::text, a.attname::text,
+       CASE WHEN tn.nspname = 'pg_catalog' THEN format_type(a.atttypid, a.atttypmod)
+            ELSE format('%I.%I', tn.nspname, t.typname)
+                 || CASE WHEN a.atttypmod >= 0 THEN format(' (%s)', a.atttypmod) ELSE '' END END
+       || CASE WHEN a.attcollation <> t.typcollation THEN format(' COLLATE %I.%I', cn.nspname, k.collname) ELSE '' END,
+       a.attgenerated <> '',
+       CASE WHEN e.oid IS NOT NULL
+            THEN array(SELECT l.enumlabel::text FROM pg_enum AS l WHERE l.enumtypid = e.oid ORDER BY l.enumsortorder)
+       END
+FROM jsonb_each($1) AS asked (relation, columns)
+JOIN pg_class AS c ON c.oid = to_regclass(asked.relation)
+LEFT JOIN (jsonb_array_elements_text(asked.columns) AS wanted (name)
+           JOIN pg_attribute AS a ON a.attname = wanted.name::name AND a.attnum > 0 AND NOT a.attisdropped
+           JOIN pg_type AS t ON t.oid = a.atttypid
+           JOIN pg_namespace AS tn ON tn.oid = t.typnamespace
+           LEFT JOIN pg_type AS e ON e.oid IN (t.oid, t.typelem) AND e.typtype = 'e'
+           LEFT JOIN pg_collation AS k ON k.oid = a.attcollation
+           LEFT JOIN pg_namespace AS cn ON cn.oid = k.collnamespace) ON a.attrelid = c.oid
+"""
+# How these are spelled depends on the search_path: it is set aside while they are read.
+_EXPRESSIONS = """
+SELECT asked.relation, NULL, md5(pg_get_viewdef(c.oid))
+FROM jsonb_each($1) AS asked (relation, columns)
+JOIN pg_class AS c ON c.oid = to_regclass(asked.relation) AND c.relkind IN ('v', 'm')
+UNION ALL
+SELECT asked.relation, a.attname::text, pg_get_expr(d.adbin, d.adrelid)
+FROM jsonb_each($1) AS asked (relation, columns)
+JOIN pg_attribute AS a ON a.attrelid = to_regclass(asked.relation) AND a.attgenerated <> ''
+                      AND asked.columns ? a.attname::text
+JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+"""
+_PIN = "SET LOCAL search_path = pg_catalog"
+_UNPIN = "SET LOCAL search_path TO DEFAULT"
+
+_KINDS = {
+    "r": "a table",
+    "p": "a partitioned table",
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+}
+_VIEWS = frozenset({"a view", "a materialized view"})
+_LOCKABLE = frozenset({"a table", "a partitioned table", "a view"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a document relies on of one relation.
+
+    Args:
+        kind: What it is, in words.
+        columns: The type, with collation and generation expression, of each column that the document names.
+        labels: The values of each of them that is an enum, or an array of one.
+        definition: If it is a view: a digest of its query.
+    """
+
+    kind: str
+    columns: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, list[str]] = field(default_factory=dict)
+    definition: str | None = None
+
+
+Shapes = Mapping[str, Shape]
+"""By relation: ``schema.table``, quoted where SQL needs it."""
+
+
+def read(connection: Connection, columns: Mapping[str, Iterable[str]]) -> dict[str, Shape]:
+    """The shape as it is, in the caller's snapshot.
+
+    Args:
+        connection: Where to ask.
+        columns: The columns of each relation that a document names. What is not there is left out.
+    """
+    asked = (Jsonb({relation: sorted(named) for relation, named in columns.items()}),)
+    kinds: dict[str, str] = {}
+    found: dict[str, dict[str, str]] = {}
+    labels: dict[str, dict[str, list[str]]] = {}
+    has_expressions = False
+    for relation, kind, column, type_, is_generated, values in connection.execute(_COLUMNS, asked, prepare=True):
+        kinds[relation] = _KINDS.get(kind, f"a relation of kind {kind}")
+        if column is not None:
+            found.setdefault(relation, {})[column] = type_
+        if values is not None:
+            labels.setdefault(relation, {})[column] = values
+        has_expressions = has_expressions or is_generated or kinds[relation] in _VIEWS
+    definitions: dict[str, str] = {}
+    for relation, column, expression in _expressions(connection, asked) if has_expressions else ():
+        if column is None:
+            definitions[relation] = expression
+        else:
+            found[relation][column] += f" GENERATED AS ({expression})"
+    return {
+        relation: Shape(
+            kind=kind,
+            columns=found.get(relation, {}),
+            labels=labels.get(relation, {}),
+            definition=definitions.get(relation),
+        )
+        for relation, kind in kinds.items()
+    }
+
+
+def _expressions(connection: Connection, asked: tuple[Jsonb]) -> list[tuple[str, str | None, str]]:
+    with connection.transaction():
+        connection.execute(_PIN)
+        rows = connection.execute(_EXPRESSIONS, asked).fetchall()
+        connection.execute(_UNPIN)
+    return rows
+
+
+def read_again(connection: Connection, shapes: Shapes) -> dict[str, Shape]:
+    """The shape as it is now of what had this shape."""
+    return read(connection, {relation: shape.columns for relation, shape in shapes.items()})
+
+
+def differences(before: Shapes, after: Shapes) -> list[str]:
+    """What has changed since a document was applied, in words."""
+    return [said for relation in before for said in _different(relation, before[relation], after.get(relation))]
+
+
+def _different(relation: str, before: Shape, after: Shape | None) -> Iterator[str]:
+    if after is None:
+        yield f"{relation} is gone"
+        return
+    if before.kind != after.kind:
+        yield f"{relation} was {before.kind} and is {after.kind}"
+    elif before.definition != after.definition:
+        yield f"the view {relation} is defined anew"
+    for column, type_ in before.columns.items():
+        if column not in after.columns:
+            yield f"{relation}.{column} is gone"
+        elif type_ != after.columns[column]:
+            yield f"{relation}.{column} was {type_} and is {after.columns[column]}"
+    for column, values in before.labels.items():
+        if lost := [one for one in values if one not in after.labels.get(column, values)]:
+            yield f"{relation}.{column} no longer has the value {', '.join(lost)}"
+
+
+def lockable(shapes: Shapes) -> list[str]:
+    """The relations that LOCK TABLE takes."""
+    return sorted(relation for relation, shape in shapes.items() if shape.kind in _LOCKABLE)

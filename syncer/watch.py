@@ -1,0 +1,106 @@
+"""Watch: looks every few seconds whether what the documents rely on is still there, also when nothing is written.
+
+Guarantee: a table that is replaced, renamed away or without its triggers, and a column or a view that changes, halts
+the documents that read it within one turn, even if no change ever comes of it. Every daemon watches; halting twice
+is halting once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from syncer import capture, halting, store
+from syncer.errors import DocumentError
+from syncer.lifecycle import Stop, Stopping, persist
+from syncer.policy import Action, at_work_for, decide
+from syncer.postgres import Connection
+from syncer.reading import require_shape
+from syncer.store import Document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchReport:
+    """What one turn found.
+
+    Args:
+        documents: How many documents were looked after.
+        halted: Those that this turn has halted.
+    """
+
+    documents: int
+    halted: tuple[str, ...]
+
+
+class Watch:
+    """Looks after the documents in force.
+
+    Args:
+        connect: Opens a connection to Postgres.
+        seconds: How long to rest between two turns.
+        name: For the log.
+    """
+
+    def __init__(self, *, connect: Callable[[], Connection], seconds: float = 5, name: str = "watch") -> None:
+        self._connect = connect
+        self._seconds = seconds
+        self._name = name
+        self._connection: Connection | None = None
+
+    def run(self, stop: Stop) -> None:
+        """Look after the documents until told to stop."""
+        try:
+            while not stop.is_requested:
+                persist(self._attempt, pause=stop.pause, stage=self._name)
+                stop.wait(self._seconds)
+        except Stopping:
+            pass
+        finally:
+            self.close()
+
+    def run_once(self) -> WatchReport:
+        """Compare each document that is not halted with what it relies on, and halt it if that has changed."""
+        if self._connection is None:
+            self._connection = self._connect()
+        going = [one for one in store.documents(self._connection) if one.halted is None]
+        halted = [one.name for one in going if self._has_to_halt(self._connection, one)]
+        return WatchReport(documents=len(going), halted=tuple(halted))
+
+    def close(self) -> None:
+        """Let go of the connection; the next turn opens another one."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def _attempt(self) -> WatchReport:
+        try:
+            return self.run_once()
+        except Exception as error:
+            if decide(error) is Action.RETRY:
+                self.close()
+            raise
+
+    def _has_to_halt(self, connection: Connection, document: Document) -> bool:
+        try:
+            with at_work_for(document.name, document.generation):
+                require_shape(connection, document)
+                _require_triggers(connection, document)
+        except DocumentError as error:
+            return halting.halt(connection, error)
+        return False
+
+
+def _require_triggers(connection: Connection, document: Document) -> None:
+    """Refuse to go on with a table whose changes nobody captures.
+
+    Raises:
+        DocumentError: With those tables.
+    """
+    lost = [one for one in document.dependencies.tables if not capture.is_installed(connection, one)]
+    if lost:
+        raise DocumentError(
+            f"{', '.join(lost)} of {document.name} has no triggers of syncer's, or they are disabled",
+            hint="Was the table replaced by another one, or restored? Changes are not captured until: syncer apply",
+            document=document.name,
+            generation=document.generation,
+        )

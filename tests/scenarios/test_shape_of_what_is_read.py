@@ -1,0 +1,102 @@
+"""A shape tells every change that a document would show, and no other."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncer import shape
+from tests.harness import World
+
+TABLES = """
+CREATE SCHEMA "Other";
+CREATE TYPE "Other".mood AS ENUM ('sad', 'happy');
+CREATE TYPE public.mood AS ENUM ('sad', 'happy');
+CREATE DOMAIN public.short AS varchar(10);
+CREATE TABLE "Other"."a.b" (
+    id bigint PRIMARY KEY, "Name" varchar(20), amount numeric(10, 2),
+    mood public.mood, moods public.mood[], short short,
+    twice numeric GENERATED ALWAYS AS (amount * 2) STORED, unread text
+);
+CREATE FUNCTION public.half(numeric) RETURNS numeric LANGUAGE sql IMMUTABLE AS 'SELECT $1 / 2';
+CREATE TABLE halves (id bigint PRIMARY KEY, amount numeric, half numeric GENERATED ALWAYS AS (half(amount)) STORED);
+CREATE VIEW named AS SELECT id, "Name" AS name, half(amount) AS half FROM "Other"."a.b" WHERE mood = 'happy'
+"""
+NAMED = {
+    '"Other"."a.b"': ["id", "Name", "amount", "mood", "moods", "short", "twice"],
+    "public.halves": ["id", "half"],
+    "public.named": ["name", "half"],
+}
+
+CHANGES = {
+    'ALTER TABLE "Other"."a.b" RENAME COLUMN "Name" TO name': '"Other"."a.b".Name is gone',
+    'ALTER TABLE "Other"."a.b" DROP COLUMN moods': '"Other"."a.b".moods is gone',
+    'ALTER TABLE "Other"."a.b" RENAME TO c': '"Other"."a.b" is gone',
+    'ALTER TABLE "Other"."a.b" SET SCHEMA public': '"Other"."a.b" is gone',
+    'ALTER TABLE "Other"."a.b" ALTER short TYPE text': '"Other"."a.b".short was public.short and is text',
+    'DROP VIEW named; ALTER TABLE "Other"."a.b" ALTER "Name" TYPE varchar(30)': "character varying(30)",
+    'DROP VIEW named; ALTER TABLE "Other"."a.b" ALTER "Name" TYPE varchar(20) COLLATE "C"': 'COLLATE pg_catalog."C"',
+    'ALTER TABLE "Other"."a.b" DROP twice; ALTER TABLE "Other"."a.b" ADD twice numeric '
+    "GENERATED ALWAYS AS (amount * 3) STORED": "* (3)",
+    'ALTER TABLE "Other"."a.b" ALTER twice DROP EXPRESSION': "twice was numeric GENERATED AS",
+    'DROP VIEW named; ALTER TABLE "Other"."a.b" ALTER mood TYPE "Other".mood USING mood::text::"Other".mood': (
+        'mood was public.mood and is "Other".mood'
+    ),
+    "ALTER TYPE public.mood RENAME VALUE 'sad' TO 'blue'": "mood no longer has the value sad",
+    'CREATE OR REPLACE VIEW named AS SELECT id, "Name" AS name, half(amount) AS half FROM "Other"."a.b"': (
+        "the view public.named is defined anew"
+    ),
+    "DROP VIEW named; CREATE TABLE named (id bigint, name varchar(20), half numeric)": (
+        "public.named was a view and is a table"
+    ),
+}
+HARMLESS = {
+    'ALTER TABLE "Other"."a.b" ADD more text': "a column that is added",
+    'ALTER TABLE "Other"."a.b" DROP unread': "a column that nobody reads",
+    "ALTER TYPE public.mood ADD VALUE 'calm'": "a value that is added",
+    'CREATE INDEX ON "Other"."a.b" (amount)': "an index",
+    'ALTER TABLE "Other"."a.b" SET (fillfactor = 50); VACUUM FULL "Other"."a.b"': "another file",
+}
+
+
+@pytest.fixture
+def tables(empty_world: World) -> World:
+    """A world with tables of every kind of column that counts."""
+    for statement in TABLES.split(";\n"):
+        empty_world.sql(statement)
+    return empty_world
+
+
+def differences(world: World, statements: str) -> list[str]:
+    """What these statements change in the shape."""
+    with world.connect() as connection:
+        before = shape.read(connection, NAMED)
+        assert before.keys() == NAMED.keys()
+        assert {one: sorted(found.columns) for one, found in before.items()} == {
+            one: sorted(columns) for one, columns in NAMED.items()
+        }
+        for statement in statements.split("; "):
+            connection.execute(statement)
+        return shape.differences(before, shape.read_again(connection, before))
+
+
+@pytest.mark.parametrize(("statements", "says"), CHANGES.items())
+def test_what_a_document_would_show(tables: World, statements: str, says: str) -> None:
+    """It is told, by name."""
+    said = differences(tables, statements)
+    assert any(says in one for one in said), said
+
+
+@pytest.mark.parametrize("statements", HARMLESS.keys(), ids=HARMLESS.values())
+def test_what_no_document_would_show(tables: World, statements: str) -> None:
+    """It is no difference."""
+    assert differences(tables, statements) == []
+
+
+def test_no_search_path_makes_a_difference(tables: World) -> None:
+    """Whoever applies and whoever watches see the same shape, and keep their own search_path."""
+    with tables.connect() as connection:
+        before = shape.read(connection, NAMED)
+        for path in ("pg_catalog", '"Other", public', "nowhere"):
+            connection.execute(f"SET search_path = {path}")
+            assert shape.read_again(connection, before) == before
+            assert connection.execute("SHOW search_path").fetchall() == [(path,)]

@@ -227,9 +227,8 @@ def test_an_index_that_is_gone_is_explained(routed: World) -> None:
     with routed.elasticsearch() as client:
         (name,) = client.indices.get_alias(name=routed.alias).body
         client.indices.delete(index=name)
-    with routed.index() as index, routed.writer(index) as writer:
-        with pytest.raises(NotFoundError) as refused:
-            writer.write("blogpost", ["7"])
+    with routed.index() as index, routed.writer(index) as writer, pytest.raises(NotFoundError) as refused:
+        writer.write("blogpost", ["7"])
     said = explain(refused.value)
     assert said is not None
     assert "gone" in said.message

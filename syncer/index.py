@@ -154,6 +154,8 @@ class Index:
     def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
         """Write documents to one target, in requests of bounded size.
 
+        A document that moves to another shard and is rejected there is gone from where it was.
+
         Raises:
             elasticsearch.ApiError, elasticsearch.TransportError: A request failed as a whole. What went before
                 may have been written; writing it again is harmless.
@@ -245,7 +247,9 @@ class Index:
     def _shards_of(self, target: Target) -> Shards:
         shards = self._shards.get(target.index_name)
         if shards is None:
-            state = self._client.cluster.state(metric="metadata", index=target.index_name, filter_path=_SHARDS_FIELDS)
+            state = self._client.cluster.state(
+                metric="metadata", index=target.index_name, ignore_unavailable=False, filter_path=_SHARDS_FIELDS
+            )
             found = state.body["metadata"]["indices"][target.index_name]
             shards = Shards.of(
                 number=int(found["settings"]["index"]["number_of_shards"]), routing_number=found["routing_num_shards"]

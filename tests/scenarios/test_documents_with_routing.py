@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from elasticsearch import Elasticsearch
+from elasticsearch import Elasticsearch, NotFoundError
 
 from syncer.errors import DefinitionError
+from syncer.policy import explain
 from syncer.refresh import refresh_all
 from syncer.verify import Kind
 from tests.harness import World
@@ -219,6 +220,19 @@ def test_the_routing_can_be_dropped_with_the_index(routed: World) -> None:
     put_routing(routed, None)
     routed.apply()
     assert routed.differences() == []
+
+
+def test_an_index_that_is_gone_is_explained(routed: World) -> None:
+    """Who has never seen the index cannot know its shards, and says so as for any other document."""
+    with routed.elasticsearch() as client:
+        (name,) = client.indices.get_alias(name=routed.alias).body
+        client.indices.delete(index=name)
+    with routed.index() as index, routed.writer(index) as writer, pytest.raises(NotFoundError) as refused:
+        writer.write("blogpost", ["7"])
+    said = explain(refused.value)
+    assert said is not None
+    assert "gone" in said.message
+    assert "syncer apply" in said.hint
 
 
 # Parents and children

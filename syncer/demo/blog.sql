@@ -11,6 +11,7 @@ CREATE TABLE posts (
     user_id bigint NOT NULL REFERENCES users,
     title   text NOT NULL,
     body    text NOT NULL,
+    tags    text[] NOT NULL DEFAULT '{}',
     created timestamptz NOT NULL DEFAULT now(),
     views   bigint NOT NULL DEFAULT 0
 );

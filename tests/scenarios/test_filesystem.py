@@ -156,7 +156,7 @@ def test_two_moves_at_once_make_no_cycle(tree: World) -> None:
             refused.append(error)
 
     def is_waiting() -> bool:
-        return bool(tree.sql("SELECT FROM pg_stat_activity WHERE datname = %s AND wait_event = 'advisory'", tree.name))
+        return bool(tree.sql("SELECT 1 FROM pg_stat_activity WHERE datname = %s AND wait_event = 'advisory'", tree.name))
 
     second = threading.Thread(target=move_back)
     with tree.application() as first:

@@ -43,9 +43,11 @@ _RENAME = Write(
     title="John Smith becomes John Doe", statements=("UPDATE users SET name = 'John Doe' WHERE id = 1",)
 )
 
+_ENCORE = "UPDATE users SET name = 'Johnny Doe' WHERE id = 1"
+
 
 def _all(*clauses: Body) -> Body:
-    return {"bool": {"must": list(clauses)}}
+    return {"bool": {"must": list(clauses)}} if len(clauses) > 1 else clauses[0]
 
 
 # Users and posts
@@ -64,7 +66,7 @@ def _join(name: str) -> tuple[Ask, Ask]:
         Ask(
             question="First the users called John",
             document="user",
-            body={"query": {"match": {"name": "John"}}, "sort": "_doc", "size": 1000},
+            body={"query": {"match": {"name": "John"}}, "size": 1000},
             read=Reader(
                 columns=("_id", "name"), rows=lambda body: sorted(hits("_id", "name").rows(body))
             ),
@@ -84,13 +86,14 @@ def _join(name: str) -> tuple[Ask, Ask]:
 
 JOIN = Model(
     name="join",
-    question="Posts titled so by users called so; the post holds only the user's id.",
+    question='Posts titled "relationships" by users called John; the name is with the user only.',
     price="Two queries, and the list of ids in the second grows with the users that the first one finds.",
     choice="Choose it when few users match and names change often: a rename writes one small document.",
     documents=("user", "post"),
     schema="blog",
     rows=f"{USERS}; {POSTS}",
     steps=(*_join("John Smith"), _RENAME, *_join("John Doe")),
+    encore=_ENCORE,
 )
 
 
@@ -106,13 +109,14 @@ def _denormalised(name: str) -> Ask:
 
 DENORMALISED = Model(
     name="denormalised",
-    question="Posts titled so by users called so; the post holds the user's name.",
+    question="The same in one query; the name is in each post as well.",
     price="A rename writes every post of that user, and each post stores the name once more.",
     choice="Choose it when posts are searched far more often than users are renamed, which is nearly always.",
     documents=("blogpost",),
     schema="blog",
     rows=f"{USERS}; {POSTS}",
     steps=(_denormalised("John Smith"), _RENAME, _denormalised("John Doe")),
+    encore=_ENCORE,
 )
 
 
@@ -149,12 +153,13 @@ def _collapse(name: str) -> Ask:
 COLLAPSE = Model(
     name="collapse",
     question="The best posts, grouped by author, the best author first.",
-    price="The groups cannot be paged through, and with several shards their order is that of each shard's best.",
-    choice="Choose it when a page shows the best few groups; it needs the author's name in the post, unanalysed.",
+    price="The groups cannot be paged through, and over several shards the scores that order them are each shard's own.",
+    choice="Choose it when a page shows the few best groups; it needs the author's name in each post, as a keyword.",
     documents=("blogpost",),
     schema="blog",
     rows=f"{USERS}; {POSTS}",
     steps=(_collapse("John Smith"), _RENAME, _collapse("John Doe")),
+    encore=_ENCORE,
 )
 
 
@@ -244,9 +249,8 @@ FILES = Model(
         ),
         _count_below("/bill", "3,003"),
         _count_below("/alice", "0"),
-        Write(title="A directory is deleted, with all in it", statements=("DELETE FROM directories WHERE id = 4",)),
-        _count_below("/bill", "2"),
     ),
+    encore="UPDATE directories SET name = 'alice' WHERE id = 5",
 )
 
 
@@ -356,6 +360,7 @@ NESTED = Model(
         _by_alice(28, ("1", "Nest eggs", "More like this please")),
         _by_alice(31),
     ),
+    encore="UPDATE comments SET age = 31 WHERE id = 2",
 )
 
 

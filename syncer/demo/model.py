@@ -82,6 +82,7 @@ class Model:
         schema: Which of the application's schemas it needs, of `SCHEMAS`.
         rows: The guide's rows, as SQL.
         steps: Questions, and changes between them.
+        encore: One more change, as SQL, that the last question shows.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Model:
     schema: str
     rows: str
     steps: tuple[Ask | Write, ...]
+    encore: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,3 +29,7 @@ CREATE TABLE comments (
 );
 
 CREATE INDEX comments_post_id ON comments (post_id);
+
+-- How config/documents/discussion finds posts and comments by the ids that it makes up for them.
+CREATE INDEX posts_document ON posts (('post-' || id::text));
+CREATE INDEX comments_document ON comments (('comment-' || id::text));

@@ -364,5 +364,63 @@ NESTED = Model(
 )
 
 
-MODELS = {model.name: model for model in (JOIN, DENORMALISED, COLLAPSE, FILES, NESTED)}
+# Parent and child
+
+
+def _commented(age: int, *answer: Row) -> Ask:
+    by_alice = _all({"match": {"name": "Alice"}}, {"match": {"age": age}})
+    return Ask(
+        question=f"Posts with a comment by Alice aged {age}",
+        document="discussion",
+        body={"query": {"has_child": {"type": "comment", "query": by_alice}}},
+        read=hits("_id", "_routing", "title"),
+        answer=answer,
+    )
+
+
+def _comments_on(title: str, *answer: Row) -> Ask:
+    return Ask(
+        question=f'Comments on posts titled "{title}", by their stars',
+        document="discussion",
+        body={
+            "query": {"has_parent": {"parent_type": "post", "query": {"match": {"title": title}}}},
+            "sort": "stars",
+        },
+        read=hits("_id", "_routing", "name", "comment", "stars"),
+        answer=answer,
+    )
+
+
+PARENT_CHILD = Model(
+    name="parent-child",
+    question="The same questions; each comment is a document of its own, on its post's shard.",
+    price="Queries from child to parent and back are slower, and a post and its comments never leave one shard.",
+    choice="Choose it when children are many and change more often than their parents; nested otherwise.",
+    documents=("discussion",),
+    schema="blog",
+    rows=f"{USERS}; {_COMMENTED_POSTS}; {_COMMENTS}",
+    steps=(
+        _commented(28),
+        _commented(31, ("post-1", "1", "Nest eggs")),
+        _comments_on(
+            "eggs",
+            ("comment-1", "1", "John Smith", "Great article", "4"),
+            ("comment-2", "1", "Alice White", "More like this please", "5"),
+        ),
+        Write(title="Alice was 28", statements=("UPDATE comments SET age = 28 WHERE id = 2",)),
+        _commented(28, ("post-1", "1", "Nest eggs")),
+        Write(title="She meant the other post", statements=("UPDATE comments SET post_id = 2 WHERE id = 2",)),
+        _commented(28, ("post-2", "2", "Investment secrets")),
+        _comments_on(
+            "secrets",
+            ("comment-3", "2", "Mary Brown", "Lies, lies, lies", "1"),
+            ("comment-4", "2", "John Smith", "You're making it up!", "2"),
+            ("comment-2", "2", "Alice White", "More like this please", "5"),
+        ),
+    ),
+    encore="UPDATE comments SET stars = 3 WHERE id = 2",
+)
+
+
+MODELS = {model.name: model for model in (JOIN, DENORMALISED, COLLAPSE, FILES, NESTED, PARENT_CHILD)}
 """By name, in the guide's order."""

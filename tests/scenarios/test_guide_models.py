@@ -84,6 +84,30 @@ def test_a_join_renames_a_user_by_writing_one_document(empty_world: World) -> No
     assert {one for one, version in after.items() if version != before[one]} == {("user", "1")}
 
 
+def test_a_child_changes_without_its_parent(empty_world: World) -> None:
+    """A comment that changes is written alone; its post, and the other comments, are as they were."""
+    with set_up_with_client(empty_world, guide.PARENT_CHILD) as client:
+        before = versions(empty_world, client, "discussion")
+        execute(empty_world.dsn, "UPDATE comments SET stars = 1 WHERE id = 2")
+        empty_world.wait_until_level()
+        after = versions(empty_world, client, "discussion")
+    assert {one for one, version in after.items() if version != before[one]} == {("discussion", "comment-2")}
+
+
+def test_parents_and_children_are_reached_by_index(empty_world: World) -> None:
+    """A page of made-up ids is looked up in both tables, however large they are."""
+    empty_world.use("discussion")
+    empty_world.sql(SCHEMAS["blog"].creation)
+    empty_world.sql("INSERT INTO users SELECT 1, 'name', 'email'")
+    empty_world.sql("INSERT INTO posts (user_id, title, body) SELECT 1, 't', 'b' FROM generate_series(1, 5000)")
+    empty_world.sql("INSERT INTO comments (post_id, name, comment) SELECT id, 'n', 'c' FROM posts")
+    empty_world.sql("ANALYZE posts, comments")
+    select = (empty_world.config / "documents" / "discussion" / "select.sql").read_text()
+    ids = "ARRAY(SELECT 'comment-' || n FROM generate_series(1, 1000) AS n)"
+    plan = "\n".join(row[0] for row in empty_world.sql(f"EXPLAIN SELECT * FROM ({select}) AS d WHERE _id = ANY ({ids})"))
+    assert "Seq Scan" not in plan, plan
+
+
 def test_plain_objects_lose_which_comment_says_what(empty_world: World) -> None:
     """The same post in an index without nested objects matches Alice aged 28, whom nobody has ever seen."""
     with set_up_with_client(empty_world, guide.NESTED) as client:

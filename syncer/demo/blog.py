@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from syncer.demo import guide
+from syncer.demo.guide import rows as guide
 from syncer.demo.model import SCHEMAS
 
 _SUBJECTS = ("Relationships", "Nest eggs", "Sourdough", "Trains", "Gardens", "Databases", "Sleep", "Letters")

@@ -51,11 +51,12 @@ class Lessons:
         return Ending(holds=holds, change=self._models[-1].encore, search=_as_curl(self._models[-1]))
 
     def _play(self, scene: Scene, dsn: str, client: Elasticsearch, model: Model) -> None:
-        scene.act(f"{model.name}: {model.question}")
+        scene.act(f"The guide's model: {model.name}")
+        scene.console.print(model.question)
         if model.schema not in self._schemas:
             execute(dsn, SCHEMAS[model.schema].creation)
             self._schemas.add(model.schema)
-        scene.console.print(f"Needs {_listed([f'config/documents/{name}' for name in model.documents])}.")
+        scene.console.print(f"Its documents: {_listed([f'config/documents/{name}' for name in model.documents])}")
         daemon = scene.put_in_force(*model.documents)
         _Lesson(scene.console, dsn, client, daemon, model).play()
 
@@ -63,9 +64,7 @@ class Lessons:
 class _Lesson:
     """One model."""
 
-    def __init__(
-        self, console: Console, dsn: str, client: Elasticsearch, daemon: DaemonProcess, model: Model
-    ) -> None:
+    def __init__(self, console: Console, dsn: str, client: Elasticsearch, daemon: DaemonProcess, model: Model) -> None:
         self._console = console
         self._dsn = dsn
         self._client = client
@@ -142,10 +141,8 @@ class _Lesson:
         self._wait_until_handled()
         after = self._versions()
         written = sorted(f"{name} {id_}" for (name, id_), one in after.items() if self._before.get((name, id_)) != one)
-        gone = len(self._before.keys() - after.keys())
         which = f": {_listed(written)}" if 0 < len(written) <= _NAMED_MAX else ""
-        and_gone = f", and deleted {gone:,}" if gone else ""
-        self._console.print(f"For that change syncer wrote {len(written):,} of {len(after):,} documents{which}{and_gone}.")
+        self._console.print(f"For that change syncer wrote {len(written):,} of {len(after):,} documents{which}.")
 
     def _versions(self) -> _Versions:
         found: _Versions = {}

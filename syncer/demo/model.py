@@ -147,6 +147,11 @@ def search(client: Elasticsearch, index: str, request: Body) -> Body:
     return dict(client.search(index=index, **request).body)
 
 
+def must(*clauses: Body) -> Body:
+    """A query in which every clause must match."""
+    return {"bool": {"must": list(clauses)}} if len(clauses) > 1 else clauses[0]
+
+
 def hits(*columns: str) -> Reader:
     """The best documents: their ``_id``, ``_routing`` or fields, such as ``user.name``."""
     return Reader(columns=columns, rows=lambda body: [_cells(hit, columns) for hit in body["hits"]["hits"]])

@@ -85,12 +85,8 @@ def _answer(scene: Scene, client: Elasticsearch) -> None:
     table = Table("id", "title", "user.name", "comments", box=None, pad_edge=False, header_style="dim")
     for hit in body["hits"]["hits"]:
         source = hit["_source"]
-        table.add_row(
-            hit["_id"], escape(source["title"]), escape(source["user"]["name"]), str(len(source["comments"]))
-        )
-    scene.console.print(
-        f"{body['hits']['total']['value']:,} posts in {body['took']} ms, by {authors}; the best three:"
-    )
+        table.add_row(hit["_id"], escape(source["title"]), escape(source["user"]["name"]), str(len(source["comments"])))
+    scene.console.print(f"{body['hits']['total']['value']:,} posts in {body['took']} ms, by {authors}; the best three:")
     scene.console.print(table)
 
 

@@ -34,7 +34,7 @@ def environment() -> Iterator[dict[str, str]]:
 def demo(environment: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     """Run it in a pipe."""
     command = [sys.executable, "-m", "syncer", "demo", *options]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def processes_of(environment: dict[str, str]) -> list[psutil.Process]:
@@ -90,7 +90,7 @@ def test_every_model_of_the_guide_is_shown_on_the_same_servers(environment: dict
     assert done.returncode == 0, done.stdout + done.stderr
     try:
         for model in MODELS.values():
-            assert f"# {model.name}: {model.question}" in done.stdout
+            assert f"# The guide's model: {model.name}\n{model.question}" in done.stdout
             assert f"Its price: {model.price}\n{model.choice}" in done.stdout
         assert "For that change syncer wrote 1 of 4 documents: user 1." in done.stdout
         assert "For that change syncer wrote 3,003 of 3,004 documents." in done.stdout
@@ -98,7 +98,9 @@ def test_every_model_of_the_guide_is_shown_on_the_same_servers(environment: dict
         assert "\x1b[" not in done.stdout
         pasted = re.search(r"  export SYNCER_POSTGRES_DSN(?:.*\n)*?  curl .*\n", done.stdout)
         assert pasted is not None
-        last = subprocess.run(["/bin/bash", "-ec", pasted[0]], env=environment, capture_output=True, text=True, check=True)
+        last = subprocess.run(
+            ["/bin/bash", "-ec", pasted[0]], env=environment, capture_output=True, text=True, check=True
+        )
         assert "UPDATE 1" in last.stdout
         assert '"timed_out" : false' in last.stdout
     finally:
@@ -109,7 +111,11 @@ def test_the_list_says_what_each_model_is_for(environment: dict[str, str]) -> No
     """One line for each: what it answers, what it costs, when to choose it."""
     lines = demo({**environment, "COLUMNS": "400"}, "--list").stdout.splitlines()
     for model in MODELS.values():
-        assert [line for line in lines if all(said in line for said in (model.name, model.question, model.price, model.choice))]
+        assert [
+            line
+            for line in lines
+            if all(said in line for said in (model.name, model.question, model.price, model.choice))
+        ]
 
 
 @pytest.mark.parametrize(

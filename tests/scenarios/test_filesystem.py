@@ -1,4 +1,4 @@
-"""Files follow the directories above them, however those are renamed, moved and deleted, and whoever writes meanwhile."""
+"""Files follow the directories above them, however those change, and whoever writes meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from syncer.demo import guide
+from syncer.demo.guide.rows import FILES
 from syncer.demo.model import SCHEMAS
 from tests.harness import World, wait_until
 
@@ -22,7 +22,7 @@ def set_up(world: World) -> None:
     """The guide's files, with the document in force."""
     world.use("file")
     world.sql(SCHEMAS["filesystem"].creation)
-    world.sql(guide.FILES.rows)
+    world.sql(FILES)
     world.migrate()
     world.apply()
 
@@ -79,8 +79,11 @@ CHANGES: dict[str, tuple[tuple[str, ...], dict[str, str | None]]] = {
     "everything_deleted": (("TRUNCATE directories CASCADE",), {"1": None, "2": None, "3": None, "4": None}),
     "directory_renamed_and_a_file_taken_out_in_one_transaction": (
         (
-            "UPDATE directories SET name = 'bill' WHERE id = 2; UPDATE files SET directory_id = 5 WHERE id = 2;"
-            "UPDATE files SET name = 'README' WHERE id = 1",
+            """
+            UPDATE directories SET name = 'bill' WHERE id = 2;
+            UPDATE files SET directory_id = 5 WHERE id = 2;
+            UPDATE files SET name = 'README' WHERE id = 1
+            """,
         ),
         {"1": "/bill/projects/elasticsearch: README", "2": "/alice: ideas.txt", "3": "/bill: letter.txt"},
     ),
@@ -98,23 +101,27 @@ CHANGES: dict[str, tuple[tuple[str, ...], dict[str, str | None]]] = {
     ),
     "contents_taken_out_and_the_directory_deleted_in_one_transaction": (
         (
-            "UPDATE directories SET parent_id = 5 WHERE parent_id = 3; UPDATE files SET directory_id = 5 "
-            "WHERE directory_id = 3; DELETE FROM directories WHERE id = 3",
+            """
+            UPDATE directories SET parent_id = 5 WHERE parent_id = 3;
+            UPDATE files SET directory_id = 5 WHERE directory_id = 3;
+            DELETE FROM directories WHERE id = 3
+            """,
         ),
         {"1": "/alice/elasticsearch: README.txt", "2": "/alice: ideas.txt"},
     ),
     "directory_replaced_by_one_with_another_key": (
         (
-            "INSERT INTO directories (id, parent_id, name) VALUES (30, 2, 'work');"
-            "UPDATE directories SET parent_id = 30 WHERE parent_id = 3;"
-            "UPDATE files SET directory_id = 30 WHERE directory_id = 3; DELETE FROM directories WHERE id = 3",
+            """
+            INSERT INTO directories (id, parent_id, name) VALUES (30, 2, 'work');
+            UPDATE directories SET parent_id = 30 WHERE parent_id = 3;
+            UPDATE files SET directory_id = 30 WHERE directory_id = 3;
+            DELETE FROM directories WHERE id = 3
+            """,
         ),
         {"1": "/clinton/work/elasticsearch: README.txt", "2": "/clinton/work: ideas.txt"},
     ),
     "two_directories_swap_places": (
-        (
-            "UPDATE directories SET parent_id = CASE id WHEN 5 THEN 2 WHEN 2 THEN 1 ELSE 5 END WHERE id IN (2, 3, 5)",
-        ),
+        ("UPDATE directories SET parent_id = CASE id WHEN 5 THEN 2 WHEN 2 THEN 1 ELSE 5 END WHERE id IN (2, 3, 5)",),
         {
             "1": "/clinton/alice/projects/elasticsearch: README.txt",
             "2": "/clinton/alice/projects: ideas.txt",
@@ -139,7 +146,10 @@ def test_every_file_has_the_path_of_its_directory(
 
 def test_a_directory_is_never_below_itself(tree: World) -> None:
     """The application's own rule: a move that would make a cycle is refused."""
-    for move in ("UPDATE directories SET parent_id = 4 WHERE id = 2", "UPDATE directories SET parent_id = 2 WHERE id = 2"):
+    for move in (
+        "UPDATE directories SET parent_id = 4 WHERE id = 2",
+        "UPDATE directories SET parent_id = 2 WHERE id = 2",
+    ):
         with pytest.raises(psycopg.errors.CheckViolation, match="below itself"):
             tree.sql(move)
 
@@ -156,7 +166,9 @@ def test_two_moves_at_once_make_no_cycle(tree: World) -> None:
             refused.append(error)
 
     def is_waiting() -> bool:
-        return bool(tree.sql("SELECT 1 FROM pg_stat_activity WHERE datname = %s AND wait_event = 'advisory'", tree.name))
+        return bool(
+            tree.sql("SELECT 1 FROM pg_stat_activity WHERE datname = %s AND wait_event = 'advisory'", tree.name)
+        )
 
     second = threading.Thread(target=move_back)
     with tree.application() as first:
@@ -247,8 +259,8 @@ def test_a_large_directory_is_renamed_and_moved_while_a_file_in_it_is_renamed(tr
         "SELECT 100 + n, CASE WHEN n < 10 THEN 2 ELSE 100 + n / 10 END, 'd' || n FROM generate_series(1, 200) AS n"
     )
     tree.sql(
-        "INSERT INTO files (id, directory_id, name, contents) SELECT 1000 + n, 101 + mod(n, 200), 'f' || n, 'some text' "
-        f"FROM generate_series(1, {DESCENDANTS}) AS n"
+        "INSERT INTO files (id, directory_id, name, contents) "
+        f"SELECT 1000 + n, 101 + mod(n, 200), 'f' || n, 'some text' FROM generate_series(1, {DESCENDANTS}) AS n"
     )
     with tree.elasticsearch() as client:
 

@@ -9,14 +9,16 @@ from contextlib import contextmanager
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer.demo import guide
 from syncer.demo.guide import MODELS
+from syncer.demo.guide.authors import COLLAPSE, JOIN
+from syncer.demo.guide.comments import NESTED, PARENT_CHILD
 from syncer.demo.model import SCHEMAS, Ask, Body, Model, Write, commit, execute, search
 from tests.harness import World, wait_until
 
 
-def set_up(world: World, model: Model) -> None:
-    """The model's documents in force, a daemon at work, and the guide's rows written."""
+@contextmanager
+def playing(world: World, model: Model) -> Iterator[Elasticsearch]:
+    """The model's documents in force, a daemon at work, the guide's rows written; yields a client to ask with."""
     world.use(*model.documents)
     world.sql(SCHEMAS[model.schema].creation)
     world.migrate()
@@ -24,11 +26,6 @@ def set_up(world: World, model: Model) -> None:
     world.daemon()
     execute(world.dsn, model.rows)
     world.wait_until_level()
-
-
-@contextmanager
-def set_up_with_client(world: World, model: Model) -> Iterator[Elasticsearch]:
-    set_up(world, model)
     with world.elasticsearch() as client:
         yield client
 
@@ -48,7 +45,7 @@ def wait_for_answer(world: World, client: Elasticsearch, ask: Ask, before: Body)
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
 def test_a_model_answers_the_guides_questions(empty_world: World, model: Model) -> None:
     """Each question has the guide's answer, before and after each change, and every document equals its SELECT."""
-    with set_up_with_client(empty_world, model) as client:
+    with playing(empty_world, model) as client:
         response: Body = {}
         for step in model.steps:
             match step:
@@ -62,9 +59,9 @@ def test_a_model_answers_the_guides_questions(empty_world: World, model: Model) 
 
 def test_collapsing_returns_groups_and_no_hits(empty_world: World) -> None:
     """The outer hits are empty though two posts match, and John Smith's shorter title scores higher."""
-    (ask, *_) = guide.COLLAPSE.steps
+    (ask, *_) = COLLAPSE.steps
     assert isinstance(ask, Ask)
-    with set_up_with_client(empty_world, guide.COLLAPSE) as client:
+    with playing(empty_world, COLLAPSE) as client:
         found = search(client, empty_world.alias, ask.request({}))
     assert found["hits"]["hits"] == []
     assert found["hits"]["total"]["value"] == 2
@@ -76,7 +73,7 @@ def test_collapsing_returns_groups_and_no_hits(empty_world: World) -> None:
 
 def test_a_join_renames_a_user_by_writing_one_document(empty_world: World) -> None:
     """The user's document is written anew, and none of the posts."""
-    with set_up_with_client(empty_world, guide.JOIN) as client:
+    with playing(empty_world, JOIN) as client:
         before = versions(empty_world, client, "user", "post")
         execute(empty_world.dsn, "UPDATE users SET name = 'John Doe' WHERE id = 1")
         empty_world.wait_until_level()
@@ -86,7 +83,7 @@ def test_a_join_renames_a_user_by_writing_one_document(empty_world: World) -> No
 
 def test_a_child_changes_without_its_parent(empty_world: World) -> None:
     """A comment that changes is written alone; its post, and the other comments, are as they were."""
-    with set_up_with_client(empty_world, guide.PARENT_CHILD) as client:
+    with playing(empty_world, PARENT_CHILD) as client:
         before = versions(empty_world, client, "discussion")
         execute(empty_world.dsn, "UPDATE comments SET stars = 1 WHERE id = 2")
         empty_world.wait_until_level()
@@ -104,13 +101,15 @@ def test_parents_and_children_are_reached_by_index(empty_world: World) -> None:
     empty_world.sql("ANALYZE posts, comments")
     select = (empty_world.config / "documents" / "discussion" / "select.sql").read_text()
     ids = "ARRAY(SELECT 'comment-' || n FROM generate_series(1, 1000) AS n)"
-    plan = "\n".join(row[0] for row in empty_world.sql(f"EXPLAIN SELECT * FROM ({select}) AS d WHERE _id = ANY ({ids})"))
+    plan = "\n".join(
+        row[0] for row in empty_world.sql(f"EXPLAIN SELECT * FROM ({select}) AS d WHERE _id = ANY ({ids})")
+    )
     assert "Seq Scan" not in plan, plan
 
 
 def test_plain_objects_lose_which_comment_says_what(empty_world: World) -> None:
     """The same post in an index without nested objects matches Alice aged 28, whom nobody has ever seen."""
-    with set_up_with_client(empty_world, guide.NESTED) as client:
+    with playing(empty_world, NESTED) as client:
         flat = f"{empty_world.alias}-flat"
         document = empty_world.expected()["1"]
         del document["created"]
@@ -124,7 +123,7 @@ def test_plain_objects_lose_which_comment_says_what(empty_world: World) -> None:
 
 def test_a_comment_moves_between_nested_posts(empty_world: World) -> None:
     """A comment that is moved is found in its new post, and in no other."""
-    with set_up_with_client(empty_world, guide.NESTED) as client:
+    with playing(empty_world, NESTED) as client:
         execute(empty_world.dsn, "UPDATE comments SET post_id = 2 WHERE id = 2")
         empty_world.wait_until_level()
         by_alice = {"nested": {"path": "comments", "query": {"match": {"comments.name": "Alice"}}}}
@@ -134,7 +133,7 @@ def test_a_comment_moves_between_nested_posts(empty_world: World) -> None:
 
 def versions(world: World, client: Elasticsearch, *documents: str) -> dict[tuple[str, str], int]:
     """The version of every document, by its definition's name and its id."""
-    found = {}
+    found: dict[tuple[str, str], int] = {}
     for name in documents:
         everything = search(client, world.alias_of(name), {"size": 1000, "version": True})
         found |= {(name, hit["_id"]): int(hit["_version"]) for hit in everything["hits"]["hits"]}

@@ -70,7 +70,10 @@ FILES = Model(
         Write(
             title="Thousands of files are written",
             statements=(
-                "INSERT INTO files (id, directory_id, name) SELECT n, 4, 'log-' || n FROM generate_series(5, 3004) AS n",
+                (
+                    "INSERT INTO files (id, directory_id, name) "
+                    "SELECT n, 4, 'log-' || n FROM generate_series(5, 3004) AS n"
+                ),
             ),
         ),
         _count_below("/alice", "3,003"),

@@ -26,13 +26,15 @@ ground; a module knows only those below it:
     verify       documents against their SELECT               refresh    all documents of a definition, again
     writer       ids → written documents: the version rule
     affected     changes → ids                                compose    ids → documents, in one snapshot
-    outbox       what the triggers wrote                      capture    the triggers
+    outbox       what the triggers wrote                      capture    which tables have triggers
+    trigger      their SQL: a changed row → the outbox
     store        what syncer remembers in Postgres            version    epoch and sequence
     topic        Kafka                                        index      documents in Elasticsearch
     indices      physical indices and their aliases
     dependency   what a document depends on                   definition a document's folder
     derivation   from a SELECT, which documents a row touches
     probe        what a query reads, asked of Postgres
+    capturable   of which relations triggers see every change
     lifecycle    stop, wait, try again                        policy     error → RETRY, PARK, HALT
     schema       migrations                                   postgres   connections
     telemetry    log events                                   settings   config/syncer.yaml and the environment

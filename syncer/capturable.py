@@ -52,8 +52,10 @@ def require_capturable(connection: Connection, oid: int, file: str) -> None:
         above, below = (parent, relation) if parent else (relation, members[0][0])
         reason = (
             "a table that shares its rows by inheritance",
-            f"Rows are written through {above} and through {below}, and triggers see only one of them.\n"
-            f"Make {above} a partitioned table; or part them: ALTER TABLE {below} NO INHERIT {above}",
+            (
+                f"Rows are written through {above} and through {below}, and triggers see only one of them.\n"
+                f"Make {above} a partitioned table; or part them: ALTER TABLE {below} NO INHERIT {above}"
+            ),
         )
     for name, member_schema, member_kind, member_persistence, *_ in members if reason is None else ():
         found = _of_itself(name, member_schema, member_kind, member_persistence)

@@ -52,7 +52,7 @@ SELECT bool_and(EXISTS (
     WHERE tgrelid = to_regclass($1) AND tgfoid = to_regproc($2) AND tgenabled = 'A' AND tgname = $4
 )
 FROM tree AS t
-"""
+"""  # noqa: S608 - of constants
 _HAS_BODY = "SELECT EXISTS (SELECT FROM pg_proc WHERE oid = to_regproc($1) AND prosrc = $2)"
 # Also those of a table that was renamed, or that has become a partition; clones go with their original.
 _TRIGGERS = """
@@ -65,7 +65,7 @@ _PARTITIONS = f"""{_TREE}
 SELECT format('%I.%I', n.nspname, c.relname)
 FROM tree AS t JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE t.attached_by IS NOT NULL
-"""
+"""  # noqa: S608 - of constants
 # Types whose text, as it stands in JSON, depends on no setting; enums too. And types of which JSON shows less than
 # there is. Domains and arrays are what they are made of; what is made of several types is in the worse class.
 _TYPES = """
@@ -102,7 +102,7 @@ _PRESENT = f"""{_TREE}
 SELECT CASE WHEN EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind = 'p')
             THEN array_agg(format('%s %s %s', oid, attached_by, pg_relation_filenode(oid)) ORDER BY oid) END
 FROM tree
-"""
+"""  # noqa: S608 - of constants
 _REMEMBERED = "SELECT relation, partitions FROM syncer.capture WHERE partitions IS NOT NULL ORDER BY relation"
 _LOCKED = "SELECT partitions FROM syncer.capture WHERE relation = $1 FOR UPDATE"
 _REMEMBER = "UPDATE syncer.capture SET partitions = $2 WHERE relation = $1"
@@ -115,16 +115,18 @@ SELECT coalesce(format('process %s %s for %s s', l.pid, a.application_name,
                        extract(epoch FROM now() - a.xact_start)::bigint),
                 'a prepared transaction')
 FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
-WHERE l.relation IN (SELECT t.oid FROM tree AS t) AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+WHERE l.relation IN (SELECT t.oid FROM tree AS t)
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
 ORDER BY l.mode = 'AccessShareLock', a.xact_start LIMIT 1
-"""
+"""  # noqa: S608 - of constants
 _WRITERS = f"""{_TREE}
 SELECT virtualtransaction FROM pg_locks
-WHERE relation IN (SELECT t.oid FROM tree AS t) AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+WHERE relation IN (SELECT t.oid FROM tree AS t)
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND granted AND pid IS DISTINCT FROM pg_backend_pid()
   AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-"""
+"""  # noqa: S608 - of constants
 _COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped"
 
 
@@ -221,7 +223,7 @@ def _body(connection: Connection, capture: Capture) -> tuple[str, bool]:
 
 
 def _types(connection: Connection, relation: str, columns: Iterable[str]) -> tuple[bool, bool]:
-    """Of the types of these columns: whether their text depends on no setting, and whether JSON shows all of a value."""
+    """Of these columns' types: whether their text depends on no setting, and whether JSON shows all of a value."""
     row = connection.execute(_TYPES, (relation, list(columns))).fetchone()
     assert row is not None  # noqa: S101 - an aggregate returns a row
     return row[0], row[1]

@@ -18,7 +18,7 @@ WITH RECURSIVE member (oid) AS (
 SELECT format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relkind::text, c.relpersistence::text,
        c.relispartition, (SELECT format('%I.%I', pn.nspname, p.relname)
                           FROM pg_class AS p JOIN pg_namespace AS pn ON pn.oid = p.relnamespace
-                          WHERE p.oid = coalesce(pg_partition_root(c.oid), i.inhparent))
+                          WHERE p.oid = CASE WHEN c.relispartition THEN pg_partition_root(c.oid) ELSE i.inhparent END)
 FROM member AS m JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
 ORDER BY c.oid <> $1, 1

@@ -53,12 +53,18 @@ SELECT bool_and(EXISTS (
 )
 FROM tree AS t
 """  # noqa: S608 - of constants
-_HAS_BODY = "SELECT EXISTS (SELECT FROM pg_proc WHERE oid = to_regproc($1) AND prosrc = $2)"
-# Also those of a table that was renamed, or that has become a partition; clones go with their original.
+_HAS_BODY = """
+SELECT EXISTS (SELECT FROM pg_proc
+               WHERE oid = to_regproc($1) AND prosrc = $2 AND (cardinality(proconfig) = 1) = $3)
+"""
+# Those of the table, also if it had another name when it got them; and those of its function, also if the table that
+# has them has another name by now, or has become a partition. Clones go with their original.
 _TRIGGERS = """
 SELECT format('%I.%I', n.nspname, c.relname), tgname::text
 FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE tgfoid = to_regproc($1) AND tgparentid = 0
+JOIN pg_proc AS p ON p.oid = t.tgfoid
+WHERE tgparentid = 0
+  AND (p.oid = to_regproc($2) OR c.oid = to_regclass($1) AND p.pronamespace = 'syncer'::regnamespace)
 ORDER BY 1, 2
 """
 _PARTITIONS = f"""{_TREE}
@@ -157,8 +163,7 @@ def is_installed(connection: Connection, relation: str) -> bool:
 def is_current(connection: Connection, capture: Capture) -> bool:
     """Whether a table's function is the one that this program would make for the table as it is now."""
     function = trigger.function(capture.relation).as_string()
-    body, _ = _body(connection, capture)
-    return bool(value(connection, _HAS_BODY, (function, body)))
+    return bool(value(connection, _HAS_BODY, (function, *_body(connection, capture))))
 
 
 def install(
@@ -234,7 +239,7 @@ def _is_partitioned(connection: Connection, relation: str) -> bool:
 
 
 def _create_triggers(connection: Connection, relation: str) -> None:
-    for table, name in connection.execute(_TRIGGERS, (trigger.function(relation).as_string(),)).fetchall():
+    for table, name in connection.execute(_TRIGGERS, (relation, trigger.function(relation).as_string())).fetchall():
         connection.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), sql.SQL(table)))
     if not _is_partitioned(connection, relation):
         for statement in trigger.statement_triggers(relation):

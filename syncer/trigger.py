@@ -89,11 +89,11 @@ DECLARE
     operation "char" := left(TG_OP, 1);
 BEGIN
     IF TG_LEVEL = 'ROW' THEN
-        old_row := to_json(OLD);
-        new_row := to_json(NEW);
-        IF old_row::text = new_row::text THEN
+        IF OLD OPERATOR(pg_catalog.*=) NEW THEN
             RETURN NULL;
         END IF;
+        old_row := to_json(OLD);
+        new_row := to_json(NEW);
         old_image := syncer.row_image(old_row);
         new_image := syncer.row_image(new_row);
         IF {is_exact} AND {old_compared} = {new_compared} AND new_image ?& {compared} THEN

@@ -169,9 +169,10 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
         trees = [tree, *view_trees.values()]
         _require_plain_functions(connection, file)
         _require_steady(connection, [canonical, *(text for *_, text in views)], file)
+        # First, since a temporary table stands without its schema too.
+        reads = tuple(_reads(connection, trees, file))
         for one in trees:
             _require_no_catalogue(one, file)
-        reads = tuple(_reads(connection, trees, file))
         _require_no_locks(connection)
     return Probe(
         canonical=canonical,

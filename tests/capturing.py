@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 from syncer import apply, capture, definition
 from tests.harness import World
 
-Change = tuple[str, str, object, object]
+Change = tuple[str, str, Any, Any]
 """Relation, operation, old and new image."""
 
 

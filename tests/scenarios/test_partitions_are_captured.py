@@ -206,7 +206,7 @@ def test_images_are_the_same_as_those_of_an_ordinary_table(empty_world: World) -
         empty_world.sql(f"{settings} INSERT INTO {table} (id) VALUES (1)")
     images = {relation: new for relation, _, _, new in written(empty_world)}
     assert images["public.plain"] == images["public.parted"]
-    assert len(images["public.plain"]) == 15  # type: ignore[arg-type]
+    assert len(images["public.plain"]) == 15
     assert empty_world.sql(
         "SELECT f, g, h FROM jsonb_populate_record(NULL::plain, %s::jsonb) INTERSECT SELECT f, g, h FROM plain",
         json.dumps(images["public.plain"]),

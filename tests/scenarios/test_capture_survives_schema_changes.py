@@ -245,6 +245,43 @@ def test_every_sequence_of_migrations_leaves_the_table_writable(things: World) -
         assert written(things) == []
 
 
+OUR_WORDS = [
+    "last_value", "log_cnt", "whole", "here", "image", "o", "n", "c", "s", "r", "gone", "1", "2", "new", "old", "tg_op",
+    "new_rows", "old_rows", "relation", "operation", "segment", "found", "old_image", "new_row",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("partitioned", ["", "PARTITION BY RANGE (id)"])
+def test_columns_may_be_called_as_our_own_words_and_go(empty_world: World, partitioned: str) -> None:
+    """A captured column is found in its table, or not at all, whatever else has its name in our statements."""
+    columns = ", ".join(f'"{one}" int DEFAULT 0' for one in OUR_WORDS)
+    capture_only(
+        empty_world,
+        f"CREATE TABLE things (id int PRIMARY KEY, {columns}) {partitioned};"
+        + ("CREATE TABLE things_1 PARTITION OF things DEFAULT;" if partitioned else "")
+        + "INSERT INTO things VALUES (1)",
+        "SELECT t.id AS _id, " + ", ".join(f't."{one}"' for one in OUR_WORDS) + " FROM things AS t",
+    )
+    update = [("public.things", "U", {"id": 1}, {"id": 1})]
+    with psycopg.connect(empty_world.dsn, autocommit=True) as application:
+        for one in OUR_WORDS:
+            application.execute(f'UPDATE things SET "{one}" = 1')
+            assert written(empty_world) == update, one
+            application.execute(f'UPDATE things SET "{one}" = 1')
+            assert written(empty_world) == [], one
+            application.execute(f'ALTER TABLE things RENAME COLUMN "{one}" TO away')
+            application.execute(
+                "UPDATE things SET away = 2; INSERT INTO things VALUES (2); DELETE FROM things WHERE id = 2"
+            )
+            image = {"id": 2}
+            assert written(empty_world) == [
+                ("public.things", "D", image, None),
+                ("public.things", "I", None, image),
+                *update,
+            ], one
+            application.execute(f'ALTER TABLE things RENAME COLUMN away TO "{one}"')
+
+
 def test_a_table_that_is_renamed_is_captured_anew_under_its_name(things: World) -> None:
     """After apply the triggers are those of the new name, and none of the old name is left."""
     things.sql("ALTER TABLE things RENAME TO stuff")

@@ -28,13 +28,15 @@ ground; a module knows only those below it:
     writer       ids → written documents: the version rule
     affected     changes → ids                                compose    ids → documents, in one snapshot
     halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are
-    outbox       what the triggers wrote                      capture    the triggers
+    outbox       what the triggers wrote                      capture    which tables have triggers
+    trigger      their SQL: a changed row → the outbox
     store        what syncer remembers in Postgres            version    epoch and sequence
     topic        Kafka                                        index      documents in Elasticsearch
     indices      physical indices and their aliases
     dependency   what a document depends on                   definition a document's folder
     derivation   from a SELECT, which documents a row touches
     probe        what a query reads, asked of Postgres        shape      the columns and views that it relies on
+    capturable   of which relations triggers see every change
     lifecycle    stop, wait, try again                        policy     error → what to do about it
     shards       which shard a routing leads to
     schema       migrations                                   postgres   connections

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from syncer import capture, compose, dependency, store
-from syncer.capture import Capture
 from syncer.definition import Definition
 from syncer.dependency import Dependencies
 from syncer.errors import ConfigError, DefinitionError
@@ -24,6 +23,7 @@ from syncer.indices import Indices
 from syncer.model import Target
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.store import Document
+from syncer.trigger import Capture
 
 
 class Change(StrEnum):
@@ -99,7 +99,11 @@ def plan(connection: Connection, indices: Indices, definitions: Iterable[Definit
     }
     return Plan(
         steps=steps,
-        captures=tuple(one for one in wanted.values() if one != captured.get(one.relation) or one.relation in lost),
+        captures=tuple(
+            one
+            for one in wanted.values()
+            if one != captured.get(one.relation) or one.relation in lost or not capture.is_current(connection, one)
+        ),
         released=tuple(sorted(captured.keys() - wanted.keys())),
         forgotten=tuple(sorted(in_force)),
     )

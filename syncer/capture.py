@@ -1,128 +1,139 @@
-"""Capture: the triggers that write the outbox, in the application's own transaction.
+"""Capture: which tables have the triggers that write the outbox, in the application's own transaction.
 
 Guarantees: each row changed by INSERT, UPDATE, DELETE or TRUNCATE, from whatever client, leaves a row in the
-outbox that commits or rolls back with it. An UPDATE that changes no watched column leaves none. A primary
-key that changes is a delete and an insert. Installing and removing never make an application wait
+outbox that commits or rolls back with it. An UPDATE that changes no watched column leaves none. A key that
+changes is a delete and an insert. Installing and removing never make an application wait
 behind a transaction that we wait for: the lock is asked for briefly, given up, and asked for again.
 
-Assumes ordinary tables with a primary key; `syncer.dependency` refuses others.
+Assumes tables that `syncer.probe` allows, with a key; `syncer.dependency` finds it. What no trigger of a partitioned
+table sees (a partition that is attached or detached with its rows, or truncated) is found by `note_partitions`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import psycopg
 from psycopg import sql
 
+from syncer import trigger
 from syncer.errors import SourceError
 from syncer.postgres import Connection, value
+from syncer.trigger import Capture
 
 _LOCK_TIMEOUT = "200ms"
 _PAUSE_SECONDS = 0.5
-_IDENTIFIER_BYTES_MAX = 63
 
-_OPERATIONS = ("insert", "update", "delete", "truncate")
-
-# One statement a kind of change. Rows are compared byte by byte (*<> on records), since equality is not
-# identity (1.0 and 1.00) and some types have none (json). search_path is pinned, as for every SECURITY DEFINER.
-_FUNCTION = """
-CREATE OR REPLACE FUNCTION {function}() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $capture$
-BEGIN
-    IF TG_OP = 'UPDATE' THEN
-        INSERT INTO syncer.outbox (segment, relation, operation, old, new)
-        {updated};
-    ELSIF TG_OP = 'INSERT' THEN
-        INSERT INTO syncer.outbox (segment, relation, operation, new)
-        SELECT s.last_value, {relation}, 'I', {new_image}
-        FROM new_rows AS n, syncer.outbox_segment AS s;
-    ELSIF TG_OP = 'DELETE' THEN
-        INSERT INTO syncer.outbox (segment, relation, operation, old)
-        SELECT s.last_value, {relation}, 'D', {old_image}
-        FROM old_rows AS o, syncer.outbox_segment AS s;
-    ELSE
-        INSERT INTO syncer.outbox (segment, relation, operation)
-        SELECT s.last_value, {relation}, 'T' FROM syncer.outbox_segment AS s;
-    END IF;
-    RETURN NULL;
-END
-$capture$
+# A table and its partitions of every level, each with the transaction that attached it. Asked of the catalogue: the
+# function for it waits for whoever holds the lock of a partition.
+_TREE = """
+WITH RECURSIVE tree (oid, attached_by) AS (
+    SELECT to_regclass($1)::oid, NULL::xid
+    UNION ALL
+    SELECT i.inhrelid, i.xmin FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid WHERE NOT i.inhdetachpending
+)
+"""
+_IS_PARTITIONED = "SELECT coalesce((SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass($1)), false)"
+# A table that has become a partition, or has others inherit from it, is written past its triggers.
+_HAS_STATEMENT_TRIGGERS = """
+SELECT count(*) = cardinality($3::text[])
+       AND NOT EXISTS (SELECT FROM pg_inherits WHERE to_regclass($1) IN (inhrelid, inhparent))
+FROM pg_trigger
+WHERE tgrelid = to_regclass($1) AND tgfoid = to_regproc($2) AND tgenabled = 'A' AND tgname = ANY ($3)
+"""
+# A partition that came later has no trigger for TRUNCATE: `note_partitions` sees that.
+_HAS_ROW_TRIGGERS = f"""{_TREE}
+SELECT bool_and(EXISTS (
+    SELECT FROM pg_trigger WHERE tgrelid = t.oid AND tgfoid = to_regproc($2) AND tgenabled = 'A' AND tgname = $3
+)) AND EXISTS (
+    SELECT FROM pg_trigger
+    WHERE tgrelid = to_regclass($1) AND tgfoid = to_regproc($2) AND tgenabled = 'A' AND tgname = $4
+)
+FROM tree AS t
+"""  # noqa: S608 - of constants
+_HAS_BODY = """
+SELECT EXISTS (SELECT FROM pg_proc
+               WHERE oid = to_regproc($1) AND prosrc = $2 AND (cardinality(proconfig) = 1) = $3)
+"""
+# Those of the table, also if it had another name when it got them; and those of its function, also if the table that
+# has them has another name by now, or has become a partition. Clones go with their original.
+_TRIGGERS = """
+SELECT format('%I.%I', n.nspname, c.relname), tgname::text
+FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+JOIN pg_proc AS p ON p.oid = t.tgfoid
+WHERE tgparentid = 0
+  AND (p.oid = to_regproc($2) OR c.oid = to_regclass($1) AND p.pronamespace = 'syncer'::regnamespace)
+ORDER BY 1, 2
+"""
+_PARTITIONS = f"""{_TREE}
+SELECT format('%I.%I', n.nspname, c.relname)
+FROM tree AS t JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE t.attached_by IS NOT NULL
+"""  # noqa: S608 - of constants
+# Types whose text, as it stands in JSON, depends on no setting; enums too. And types of which JSON shows less than
+# there is. Domains and arrays are what they are made of; what is made of several types is in the worse class.
+_TYPES = """
+WITH RECURSIVE type (column_name, oid) AS (
+    SELECT attname::text, atttypid FROM pg_attribute
+    WHERE attrelid = $1::regclass AND attname = ANY ($2) AND NOT attisdropped
+    UNION
+    SELECT y.column_name, CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.typelem END
+    FROM type AS y JOIN pg_type AS t ON t.oid = y.oid
+    WHERE t.typtype = 'd' OR t.typcategory = 'A'
+)
+SELECT coalesce(bool_and(t.oid = ANY ('{bool,bytea,bpchar,date,int2,int4,int8,json,jsonb,name,numeric,text,time,timetz,
+                                   timestamp,timestamptz,uuid,varchar}'::regtype[])
+                         OR t.typtype IN ('d', 'e') OR t.typcategory = 'A'), true),
+       NOT coalesce(bool_or(t.oid = ANY ('{float4,float8,json,jsonb}'::regtype[])
+                            OR t.typtype = 'c' OR t.typtype = 'b' AND t.oid >= 16384 AND t.typcategory <> 'A'), false)
+FROM type AS y JOIN pg_type AS t ON t.oid = y.oid
 """
 
-# A row without its counterpart has changed its primary key: a delete or an insert.
-_UPDATED = """
-SELECT s.last_value, {relation},
-       CASE WHEN n.{first_key} IS NULL THEN 'D' WHEN o.{first_key} IS NULL THEN 'I' ELSE 'U' END::"char",
-       CASE WHEN o.{first_key} IS NOT NULL THEN {old_image} END,
-       CASE WHEN n.{first_key} IS NOT NULL THEN {new_image} END
-FROM {old_rows} AS o FULL JOIN {new_rows} AS n ON {same_key}, syncer.outbox_segment AS s
-WHERE n.{first_key} IS NULL OR o.{first_key} IS NULL
-   OR ROW({old_watched})::record OPERATOR(pg_catalog.*<>) ROW({new_watched})::record
-"""
-
-_TRIGGER = {
-    "insert": "AFTER INSERT ON {table} REFERENCING NEW TABLE AS new_rows",
-    "update": "AFTER UPDATE ON {table} REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows",
-    "delete": "AFTER DELETE ON {table} REFERENCING OLD TABLE AS old_rows",
-    "truncate": "AFTER TRUNCATE ON {table}",
-}
-
-_INSTALLED = """
-SELECT count(*) FROM pg_trigger
-WHERE tgrelid = to_regclass($1) AND tgfoid = to_regproc($2) AND tgenabled = 'A'
-  AND tgname = ANY ($3::text[])
-"""
 _CAPTURED = "SELECT relation, key, watched, routing, aggregate, aggregate_column FROM syncer.capture ORDER BY relation"
+# What is remembered of partitions stays as it is: documents that were not filled since then may lack what is new.
 _PUT = """
-INSERT INTO syncer.capture (relation, key, watched, routing, aggregate, aggregate_column)
-VALUES ($1, $2, $3, $4, $5, $6)
+INSERT INTO syncer.capture (relation, key, watched, routing, aggregate, aggregate_column, partitions)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT (relation) DO UPDATE
 SET key = excluded.key, watched = excluded.watched, routing = excluded.routing,
-    aggregate = excluded.aggregate, aggregate_column = excluded.aggregate_column
+    aggregate = excluded.aggregate, aggregate_column = excluded.aggregate_column,
+    partitions = CASE WHEN excluded.partitions IS NOT NULL
+                      THEN coalesce(capture.partitions, excluded.partitions) END
+"""
+# Who attached a partition tells one that was away for a moment from one that was not; TRUNCATE gives it another file.
+# Null if the table is not partitioned.
+_PRESENT = f"""{_TREE}
+SELECT CASE WHEN EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind = 'p')
+            THEN array_agg(format('%s %s %s', oid, attached_by, pg_relation_filenode(oid)) ORDER BY oid) END
+FROM tree
+"""  # noqa: S608 - of constants
+_REMEMBERED = "SELECT relation, partitions FROM syncer.capture WHERE partitions IS NOT NULL ORDER BY relation"
+_LOCKED = "SELECT partitions FROM syncer.capture WHERE relation = $1 FOR UPDATE"
+_REMEMBER = "UPDATE syncer.capture SET partitions = $2 WHERE relation = $1"
+_WRITE_TRUNCATED = """
+INSERT INTO syncer.outbox (segment, relation, operation) SELECT last_value, $1, 'T' FROM syncer.outbox_segment
 """
 # A prepared transaction holds its locks without a process.
-_BLOCKERS = """
+_BLOCKERS = f"""{_TREE}
 SELECT coalesce(format('process %s %s for %s s', l.pid, a.application_name,
                        extract(epoch FROM now() - a.xact_start)::bigint),
                 'a prepared transaction')
 FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
-WHERE l.relation = $1::regclass AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+WHERE l.relation IN (SELECT t.oid FROM tree AS t)
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
 ORDER BY l.mode = 'AccessShareLock', a.xact_start LIMIT 1
-"""
-_WRITERS = """
+"""  # noqa: S608 - of constants
+_WRITERS = f"""{_TREE}
 SELECT virtualtransaction FROM pg_locks
-WHERE relation = $1::regclass AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+WHERE relation IN (SELECT t.oid FROM tree AS t)
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND granted AND pid IS DISTINCT FROM pg_backend_pid()
   AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-"""
-_COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capture:
-    """How one table is captured, for all documents that read it.
-
-    Args:
-        relation: ``schema.table``, quoted where SQL needs it.
-        key: The primary key's columns.
-        watched: An UPDATE that touches none of these leaves no change.
-        routing: The columns that a change carries.
-        aggregate: The table whose row a change belongs to; changes of one aggregate share a partition.
-        aggregate_column: The routing column that holds that row's key.
-    """
-
-    relation: str
-    key: tuple[str, ...]
-    watched: frozenset[str]
-    routing: frozenset[str]
-    aggregate: str
-    aggregate_column: str
+"""  # noqa: S608 - of constants
+_COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped"
 
 
 def captured(connection: Connection) -> dict[str, Capture]:
@@ -141,10 +152,18 @@ def captured(connection: Connection) -> dict[str, Capture]:
 
 
 def is_installed(connection: Connection, relation: str) -> bool:
-    """Whether a table has all of its triggers, and they are enabled."""
-    function = _identifier(_function_name(relation)).as_string()
-    triggers = [f"syncer_{one}" for one in _OPERATIONS]
-    return value(connection, _INSTALLED, (relation, function, triggers)) == len(_OPERATIONS)
+    """Whether a table, and each of its partitions, has all of its triggers, and they are enabled."""
+    function = trigger.function(relation).as_string()
+    if _is_partitioned(connection, relation):
+        names = trigger.row_trigger(relation), trigger.truncate_trigger(relation)
+        return bool(value(connection, _HAS_ROW_TRIGGERS, (relation, function, *names)))
+    return bool(value(connection, _HAS_STATEMENT_TRIGGERS, (relation, function, list(trigger.STATEMENT_TRIGGERS))))
+
+
+def is_current(connection: Connection, capture: Capture) -> bool:
+    """Whether a table's function is the one that this program would make for the table as it is now."""
+    function = trigger.function(capture.relation).as_string()
+    return bool(value(connection, _HAS_BODY, (function, *_body(connection, capture))))
 
 
 def install(
@@ -168,15 +187,17 @@ def install(
     """
     with connection.transaction():
         connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # as the trigger has it
-        connection.execute(_check_statement(capture))
+        connection.execute(trigger.check_statement(capture))
+    # Before the triggers: what is attached from now on is either captured or noted.
+    partitions = value(connection, _PRESENT, (capture.relation,))
     before = captured(connection).get(capture.relation)
-    function = _function_name(capture.relation)
     has_triggers = is_installed(connection, capture.relation)
 
     def change() -> None:
-        connection.execute(_function_statement(capture))
+        body, is_plain = _body(connection, capture)
+        connection.execute(trigger.function_statement(body, capture.relation, is_plain=is_plain))
         if not has_triggers:
-            _create_triggers(connection, capture.relation, function)
+            _create_triggers(connection, capture.relation)
 
     deadline = time.monotonic() + timeout_seconds
     _without_blocking(connection, capture.relation, change, timeout_seconds, waiting)
@@ -192,8 +213,73 @@ def install(
             sorted(capture.routing),
             capture.aggregate,
             capture.aggregate_column,
+            partitions,
         ),
     )
+
+
+def _body(connection: Connection, capture: Capture) -> tuple[str, bool]:
+    """A table's function, and whether it can do without settings of its own."""
+    is_plain, _ = _types(connection, capture.relation, capture.routing)
+    if not _is_partitioned(connection, capture.relation):
+        return trigger.statement_body(capture).as_string(connection), is_plain
+    _, is_exact = _types(connection, capture.relation, capture.compared)
+    return trigger.row_body(capture, is_exact=is_exact).as_string(connection), False
+
+
+def _types(connection: Connection, relation: str, columns: Iterable[str]) -> tuple[bool, bool]:
+    """Of these columns' types: whether their text depends on no setting, and whether JSON shows all of a value."""
+    row = connection.execute(_TYPES, (relation, list(columns))).fetchone()
+    assert row is not None  # noqa: S101 - an aggregate returns a row
+    return row[0], row[1]
+
+
+def _is_partitioned(connection: Connection, relation: str) -> bool:
+    return bool(value(connection, _IS_PARTITIONED, (relation,)))
+
+
+def _create_triggers(connection: Connection, relation: str) -> None:
+    for table, name in connection.execute(_TRIGGERS, (relation, trigger.function(relation).as_string())).fetchall():
+        connection.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), sql.SQL(table)))
+    if not _is_partitioned(connection, relation):
+        for statement in trigger.statement_triggers(relation):
+            connection.execute(statement)
+        return
+    for statement in trigger.row_triggers(relation):
+        connection.execute(statement)
+    # The triggers above hold a lock that keeps other partitions away.
+    for (partition,) in connection.execute(_PARTITIONS, (relation,)).fetchall():
+        for statement in trigger.truncate_triggers(relation, partition):
+            connection.execute(statement)
+
+
+def note_partitions(connection: Connection) -> list[str]:
+    """Have the documents refreshed that read a partitioned table whose partitions are others than before.
+
+    Sees what no trigger does: a partition that was attached or detached with its rows, or dropped, or truncated by
+    itself. What it has noted is a change in the outbox, as if the table had been truncated: relay and workers do the
+    rest. Needs to read the catalogue, and to write the syncer schema; at most one of several daemons notes a thing.
+
+    Returns:
+        The tables that it has noted.
+    """
+    return [
+        relation
+        for relation, partitions in connection.execute(_REMEMBERED).fetchall()
+        if value(connection, _PRESENT, (relation,)) not in (partitions, None) and _note(connection, relation)
+    ]
+
+
+def _note(connection: Connection, relation: str) -> bool:
+    with connection.transaction():
+        locked = connection.execute(_LOCKED, (relation,)).fetchone()
+        # Whatever is seen here was committed before the change that tells of it.
+        present = value(connection, _PRESENT, (relation,))
+        if locked is None or present in (locked[0], None):
+            return False
+        connection.execute(_REMEMBER, (relation, present))
+        connection.execute(_WRITE_TRUNCATED, (relation,))
+    return True
 
 
 def widened(connection: Connection, capture: Capture, before: Capture | None) -> Capture:
@@ -249,7 +335,7 @@ def remove(
     """
 
     def change() -> None:
-        connection.execute(sql.SQL("DROP FUNCTION IF EXISTS {} CASCADE").format(_identifier(_function_name(relation))))
+        connection.execute(sql.SQL("DROP FUNCTION IF EXISTS {} CASCADE").format(trigger.function(relation)))
         connection.execute("DELETE FROM syncer.capture WHERE relation = $1", (relation,))
 
     _without_blocking(connection, relation, change, timeout_seconds, waiting)
@@ -285,73 +371,3 @@ def _without_blocking(
 def _blocker(connection: Connection, relation: str) -> str:
     row = connection.execute(_BLOCKERS, (relation,)).fetchone()
     return f", held by {row[0]}" if row else ""
-
-
-def _function_name(relation: str) -> tuple[str, str]:
-    name = f"capture_{relation}"  # with its dot, so that a.b_c and a_b.c differ
-    if len(name.encode()) > _IDENTIFIER_BYTES_MAX or '"' in relation:
-        name = "capture_" + hashlib.sha256(relation.encode()).hexdigest()[:32]
-    return "syncer", name
-
-
-def _identifier(name: tuple[str, str]) -> sql.Identifier:
-    return sql.Identifier(*name)
-
-
-def _create_triggers(connection: Connection, relation: str, function: tuple[str, str]) -> None:
-    table = sql.SQL(relation)  # quoted by Postgres itself, with format('%I.%I')
-    for operation in _OPERATIONS:
-        name = sql.Identifier(f"syncer_{operation}")
-        connection.execute(sql.SQL("DROP TRIGGER IF EXISTS {} ON {}").format(name, table))
-        connection.execute(
-            sql.SQL("CREATE TRIGGER {} {} FOR EACH STATEMENT EXECUTE FUNCTION {}()").format(
-                name, sql.SQL(_TRIGGER[operation]).format(table=table), _identifier(function)
-            )
-        )
-        # Also for sessions with session_replication_role = replica: their rows are in our documents too.
-        connection.execute(sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER {}").format(table, name))
-
-
-def _image(alias: str, columns: Iterable[str]) -> sql.Composed:
-    pairs = [sql.SQL("{}, {}").format(sql.Literal(one), sql.Identifier(alias, one)) for one in sorted(columns)]
-    return sql.SQL("pg_catalog.jsonb_build_object({})").format(sql.SQL(", ").join(pairs))
-
-
-def _columns(alias: str, columns: Iterable[str]) -> sql.Composed:
-    return sql.SQL(", ").join(sql.Identifier(alias, one) for one in sorted(columns))
-
-
-def _updated_select(capture: Capture, old_rows: sql.Composable, new_rows: sql.Composable) -> sql.Composed:
-    compared = capture.watched | capture.routing
-    return sql.SQL(_UPDATED).format(
-        relation=sql.Literal(capture.relation),
-        first_key=sql.Identifier(capture.key[0]),
-        old_image=_image("o", capture.routing),
-        new_image=_image("n", capture.routing),
-        old_rows=old_rows,
-        new_rows=new_rows,
-        same_key=sql.SQL(" AND ").join(
-            sql.SQL("{} = {}").format(sql.Identifier("o", one), sql.Identifier("n", one)) for one in capture.key
-        ),
-        old_watched=_columns("o", compared),
-        new_watched=_columns("n", compared),
-    )
-
-
-def _function_statement(capture: Capture) -> sql.Composed:
-    return sql.SQL(_FUNCTION).format(
-        function=_identifier(_function_name(capture.relation)),
-        relation=sql.Literal(capture.relation),
-        updated=_updated_select(capture, sql.SQL("old_rows"), sql.SQL("new_rows")),
-        old_image=_image("o", capture.routing),
-        new_image=_image("n", capture.routing),
-    )
-
-
-def _check_statement(capture: Capture) -> sql.Composed:
-    """The trigger's most demanding statement, over the table itself: what cannot be planned fails here.
-
-    In the trigger it would fail the application's own writes.
-    """
-    table = sql.SQL(capture.relation)  # quoted by Postgres itself
-    return sql.SQL("EXPLAIN ") + _updated_select(capture, table, table)

@@ -416,25 +416,36 @@ def _table(connection: Connection, relation: str) -> _Table:
     )
 
 
-_PRIMARY_KEY = """
-SELECT array_agg(a.attname::text ORDER BY array_position(i.indkey::int[], a.attnum::int))
+# The primary key, or what does its work: an index of columns that are never null, which no two rows ever share, not
+# even for the length of a statement. The one that replication was told to use comes before others, then the shortest.
+_KEY = """
+SELECT array(SELECT a.attname::text
+             FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (number, place)
+             JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number
+             WHERE k.place <= i.indnkeyatts ORDER BY k.place)
 FROM pg_index AS i
-JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
-WHERE i.indrelid = $1::regclass AND i.indisprimary
+WHERE i.indrelid = to_regclass($1)
+  AND (i.indisprimary OR i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+                     AND NOT EXISTS (SELECT FROM pg_attribute AS a
+                                     WHERE a.attrelid = i.indrelid AND NOT a.attnotnull
+                                       AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])))
+ORDER BY i.indisprimary DESC, i.indisreplident DESC, i.indnkeyatts, i.indexrelid
+LIMIT 1
 """
 
 
 def primary_key(connection: Connection, relation: str) -> tuple[str, ...]:
-    """The primary key's columns, in its order.
+    """The primary key's columns, in its order; or those of a unique index that does its work.
 
     Raises:
-        DefinitionError: There is none.
+        DefinitionError: There is neither.
     """
-    row = connection.execute(_PRIMARY_KEY, (relation,)).fetchone()
-    if row is None or row[0] is None:
+    row = connection.execute(_KEY, (relation,)).fetchone()
+    if row is None:
         raise DefinitionError(
             f"{relation} has no primary key",
-            hint=f"Its changed rows cannot be told apart. Add one: ALTER TABLE {relation} ADD PRIMARY KEY (…)",
+            hint=f"Its changed rows cannot be told apart. Add one: ALTER TABLE {relation} ADD PRIMARY KEY (…)\n"
+            "A unique index will do as well, if its columns are NOT NULL and it is neither partial nor deferrable.",
         )
     return tuple(row[0])
 

@@ -22,6 +22,7 @@ from psycopg import errors as pg
 from sqlglot import TokenType, exp
 from sqlglot.errors import ParseError
 
+from syncer.capturable import require_capturable
 from syncer.errors import DefinitionError
 from syncer.postgres import Connection, value
 
@@ -56,8 +57,7 @@ ORDER BY 1
 _READS = (
     _RULES
     + """
-SELECT c.oid, format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text, c.relkind::text,
-       c.relispartition, EXISTS (SELECT FROM pg_inherits WHERE c.oid IN (inhrelid, inhparent)),
+SELECT c.oid, format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text,
        array_remove(array_agg(a.attname::text), NULL)
 FROM rule
 JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
@@ -109,13 +109,6 @@ _FICKLE_WORDS = frozenset(
     }
 )  # fmt: skip
 _SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
-
-_KINDS = {
-    "m": "a materialized view",
-    "f": "a foreign table",
-    "p": "a partitioned table",
-    "S": "a sequence",
-}
 
 TableName = tuple[str, str]
 """Schema and table, as the catalogue spells them."""
@@ -176,9 +169,10 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
         trees = [tree, *view_trees.values()]
         _require_plain_functions(connection, file)
         _require_steady(connection, [canonical, *(text for *_, text in views)], file)
+        # First, since a temporary table stands without its schema too.
+        reads = tuple(_reads(connection, trees, file))
         for one in trees:
             _require_no_catalogue(one, file)
-        reads = tuple(_reads(connection, trees, file))
         _require_no_locks(connection)
     return Probe(
         canonical=canonical,
@@ -293,8 +287,8 @@ def _parse(canonical: str, file: str) -> exp.Expr:
 
 def _reads(connection: Connection, trees: Sequence[exp.Expr], file: str) -> Iterator[Read]:
     whole = frozenset().union(*(_whole_rows(tree) for tree in trees))
-    for oid, relation, schema, name, kind, is_partition, inherits, read in connection.execute(_READS).fetchall():
-        _require_capturable(relation, kind, file, is_partition=is_partition, inherits=inherits)
+    for oid, relation, schema, name, read in connection.execute(_READS).fetchall():
+        require_capturable(connection, oid, file)
         columns = frozenset(read)
         if (schema, name) in whole:
             columns = frozenset(row[0] for row in connection.execute(_ALL_COLUMNS, (oid,)))
@@ -311,19 +305,6 @@ def _whole_rows(tree: exp.Expr) -> frozenset[TableName]:
     """
     aliases = {column.table for column in tree.find_all(exp.Column) if isinstance(column.this, exp.Star)}
     return frozenset(table_name(table) for table in tables(tree) if table.alias_or_name in aliases)
-
-
-def _require_capturable(relation: str, kind: str, file: str, *, is_partition: bool, inherits: bool) -> None:
-    what = _KINDS.get(kind)
-    if is_partition:
-        what = "a partition"
-    elif what is None and inherits:
-        what = "a table that shares its rows by inheritance"
-    if what is not None:
-        raise DefinitionError(
-            f"{file} reads {relation}, which is {what}",
-            hint="syncer captures the changes of ordinary tables. Select from those directly.",
-        )
 
 
 def _require_plain_functions(connection: Connection, file: str) -> None:
@@ -379,7 +360,8 @@ def _require_no_catalogue(tree: exp.Expr, file: str) -> None:
         is_alias = table.find_ancestor(exp.Lock) is not None or table.name in ctes
         if not table.db and isinstance(table.this, exp.Identifier) and not is_alias:
             raise DefinitionError(
-                f"{file} reads pg_catalog.{table.name}, a system catalogue", hint="Its changes cannot be captured."
+                f"{file} reads pg_catalog.{table.name}, a system catalogue",
+                hint="No trigger sees its rows change. Keep what you need of it in a table.",
             )
 
 

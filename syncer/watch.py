@@ -1,8 +1,8 @@
 """Watch: looks every few seconds whether what the documents rely on is still there, also when nothing is written.
 
-Guarantee: a table that is replaced, renamed away or without its triggers, and a column or a view that changes, halts
-the documents that read it within one turn, even if no change ever comes of it. Every daemon watches; halting twice
-is halting once.
+Guarantees: a table that is replaced, renamed away or without its triggers, and a column or a view that changes, halts
+the documents that read it within one turn, even if no change ever comes of it; a partition that came with rows or
+went with them has the documents that read the table refreshed. Every daemon watches; halting twice is halting once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from syncer import capture, halting, store
+import structlog
+
+from syncer import capture, halting, store, telemetry
 from syncer.errors import DocumentError
 from syncer.lifecycle import Stop, Stopping, persist
 from syncer.policy import Action, at_work_for, decide
@@ -26,10 +28,12 @@ class WatchReport:
     Args:
         documents: How many documents were looked after.
         halted: Those that this turn has halted.
+        noted: Partitioned tables whose partitions are others than before; documents that read them are refreshed.
     """
 
     documents: int
     halted: tuple[str, ...]
+    noted: tuple[str, ...] = ()
 
 
 class Watch:
@@ -46,6 +50,7 @@ class Watch:
         self._seconds = seconds
         self._name = name
         self._connection: Connection | None = None
+        self._log = structlog.get_logger()
 
     def run(self, stop: Stop) -> None:
         """Look after the documents until told to stop."""
@@ -62,9 +67,12 @@ class Watch:
         """Compare each document that is not halted with what it relies on, and halt it if that has changed."""
         if self._connection is None:
             self._connection = self._connect()
+        noted = capture.note_partitions(self._connection)
+        for relation in noted:
+            self._log.info(telemetry.PARTITIONS_NOTED, relation=relation)
         going = [one for one in store.documents(self._connection) if one.halted is None]
         halted = [one.name for one in going if self._has_to_halt(self._connection, one)]
-        return WatchReport(documents=len(going), halted=tuple(halted))
+        return WatchReport(documents=len(going), halted=tuple(halted), noted=tuple(noted))
 
     def close(self) -> None:
         """Let go of the connection; the next turn opens another one."""

@@ -120,7 +120,6 @@ SELECTS = {
     ),
     "reads_a_clock_in_a_view": bad_select("SELECT x.id AS _id FROM public.a_view AS x", "now()", "without a commit"),
     "reads_a_materialized_view": bad_relation("public.a_summary", "a materialized view"),
-    "reads_a_partitioned_table": bad_relation("public.parted", "a partitioned table"),
     "reads_a_partition": bad_relation("public.part", "partition"),
     "reads_an_inheritance_parent": bad_relation("public.parent", "inherit"),
     "reads_an_inheritance_child": bad_relation("public.child", "inherit"),

@@ -12,8 +12,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from syncer import apply, capture, definition
+from syncer import apply, capture
 from syncer.errors import DefinitionError, SourceError
+from tests.capturing import Change, capture_only, define, forget, install, plan, triggers, written
 from tests.harness import World, wait_until
 
 BLOG = """
@@ -22,8 +23,6 @@ INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'Relationships', 'lon
 INSERT INTO comments (id, post_id, name, comment) VALUES (1, 2, 'Alice White', 'More'), (2, 2, 'Bob', 'Less');
 """
 
-Change = tuple[str, str, object, object]
-
 
 @pytest.fixture
 def blog(world: World) -> World:
@@ -31,60 +30,6 @@ def blog(world: World) -> World:
     world.sql(BLOG)
     forget(world)
     return world
-
-
-def forget(world: World) -> None:
-    """Empty the outbox."""
-    world.sql("DELETE FROM syncer.outbox")
-
-
-def written(world: World) -> list[Change]:
-    """What the outbox holds, in a stable order; and empty it."""
-    rows = world.sql("DELETE FROM syncer.outbox RETURNING relation, operation::text, old, new")
-    changes = [(str(relation), str(operation), old, new) for relation, operation, old, new in rows]
-    return sorted(changes, key=repr)
-
-
-def define(world: World, name: str, select: str, **affects: str) -> None:
-    """Write a document's folder."""
-    folder = world.config / "documents" / name
-    (folder / "affects").mkdir(parents=True, exist_ok=True)
-    (folder / "document.yaml").write_text(f"index: {world.alias}-{name}\n")
-    (folder / "index.json").write_text("{}")
-    (folder / "select.sql").write_text(select)
-    for table, query in affects.items():
-        (folder / "affects" / f"{table}.sql").write_text(query)
-
-
-def plan(world: World) -> apply.Plan:
-    """What apply would do."""
-    with world.connect() as connection, world.indices() as indices:
-        return apply.plan(connection, indices, definition.load_all(world.config))
-
-
-def capture_only(world: World, tables: str, select: str) -> None:
-    """A database with these tables, captured for one document; Elasticsearch and Kafka have no part in it."""
-    shutil.rmtree(world.document_folder)
-    define(world, "thing", select)
-    world.sql(tables)
-    world.migrate()
-    install(world)
-
-
-def install(world: World) -> None:
-    """Install the triggers that the definitions ask for."""
-    with world.connect() as connection:
-        for one in plan(world).captures:
-            capture.install(connection, one)
-
-
-def triggers(world: World, table: str) -> list[tuple[str, str]]:
-    """The triggers of a table that are syncer's, each with how it is enabled."""
-    return world.sql(
-        "SELECT tgname::text, tgenabled::text FROM pg_trigger "
-        "WHERE tgrelid = %s::regclass AND tgname LIKE 'syncer%%' ORDER BY tgname",
-        table,
-    )
 
 
 def post(id_: int) -> dict[str, int]:

@@ -1,0 +1,66 @@
+"""What tests of capture share: definitions that no server but Postgres has a part in, and what the outbox holds."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from syncer import apply, capture, definition
+from tests.harness import World
+
+Change = tuple[str, str, Any, Any]
+"""Relation, operation, old and new image."""
+
+
+def forget(world: World) -> None:
+    """Empty the outbox."""
+    world.sql("DELETE FROM syncer.outbox")
+
+
+def written(world: World) -> list[Change]:
+    """What the outbox holds, in a stable order; and empty it."""
+    rows = world.sql("DELETE FROM syncer.outbox RETURNING relation, operation::text, old, new")
+    changes = [(str(relation), str(operation), old, new) for relation, operation, old, new in rows]
+    return sorted(changes, key=repr)
+
+
+def define(world: World, name: str, select: str, **affects: str) -> None:
+    """Write a document's folder."""
+    folder = world.config / "documents" / name
+    (folder / "affects").mkdir(parents=True, exist_ok=True)
+    (folder / "document.yaml").write_text(f"index: {world.alias}-{name}\n")
+    (folder / "index.json").write_text("{}")
+    (folder / "select.sql").write_text(select)
+    for table, query in affects.items():
+        (folder / "affects" / f"{table}.sql").write_text(query)
+
+
+def plan(world: World) -> apply.Plan:
+    """What apply would do."""
+    with world.connect() as connection, world.indices() as indices:
+        return apply.plan(connection, indices, definition.load_all(world.config))
+
+
+def capture_only(world: World, tables: str, select: str) -> None:
+    """A database with these tables, captured for one document; Elasticsearch and Kafka have no part in it."""
+    shutil.rmtree(world.document_folder)
+    define(world, "thing", select)
+    world.sql(tables)
+    world.migrate()
+    install(world)
+
+
+def install(world: World) -> None:
+    """Install the triggers that the definitions ask for."""
+    with world.connect() as connection:
+        for one in plan(world).captures:
+            capture.install(connection, one)
+
+
+def triggers(world: World, table: str) -> list[tuple[str, str]]:
+    """The triggers of a table that are syncer's, each with how it is enabled."""
+    return world.sql(
+        "SELECT tgname::text, tgenabled::text FROM pg_trigger "
+        "WHERE tgrelid = %s::regclass AND tgname LIKE 'syncer%%' ORDER BY tgname",
+        table,
+    )

@@ -1,0 +1,135 @@
+"""A relation whose rows can change past our triggers, or cannot be told apart, is refused with what to do."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from syncer import capture, definition, dependency
+from syncer.errors import DefinitionError
+from tests.capturing import define, install, plan, written
+from tests.harness import World
+
+TABLES = """
+CREATE TABLE parent (id int PRIMARY KEY, name text);
+CREATE TABLE child (PRIMARY KEY (id)) INHERITS (parent);
+CREATE TABLE whole (id int PRIMARY KEY, name text) PARTITION BY RANGE (id);
+CREATE TABLE middle PARTITION OF whole FOR VALUES FROM (0) TO (9) PARTITION BY RANGE (id);
+CREATE TABLE leaf PARTITION OF middle FOR VALUES FROM (0) TO (5);
+CREATE UNLOGGED TABLE fast (id int PRIMARY KEY, name text);
+CREATE MATERIALIZED VIEW summary AS SELECT 1 AS id, 'x' AS name;
+CREATE SEQUENCE numbers;
+CREATE FOREIGN DATA WRAPPER nowhere;
+CREATE SERVER elsewhere FOREIGN DATA WRAPPER nowhere;
+CREATE FOREIGN TABLE away (id int, name text) SERVER elsewhere;
+CREATE TABLE mixed (id int, name text) PARTITION BY RANGE (id);
+CREATE FOREIGN TABLE mixed_away PARTITION OF mixed FOR VALUES FROM (0) TO (9) SERVER elsewhere;
+CREATE TABLE partly (id int PRIMARY KEY, name text) PARTITION BY RANGE (id);
+CREATE UNLOGGED TABLE partly_fast PARTITION OF partly FOR VALUES FROM (0) TO (9);
+"""
+REFUSED = {
+    "parent": ("by inheritance", "ALTER TABLE public.child NO INHERIT public.parent"),
+    "child": ("by inheritance", "ALTER TABLE public.child NO INHERIT public.parent"),
+    "middle": ("a partition of public.whole", "Select from public.whole"),
+    "leaf": ("a partition of public.whole", "Select from public.whole"),
+    "fast": ("an unlogged table", "ALTER TABLE public.fast SET LOGGED"),
+    "summary": ("a materialized view", "Select from the tables that it is made of"),
+    "numbers": ("a sequence", "Select from the table that it numbers"),
+    "away": ("a foreign table", "Copy them into a table"),
+    "mixed": ("its partition public.mixed_away is a foreign table", "Copy them into a table"),
+    "partly": ("its partition public.partly_fast is an unlogged table", "ALTER TABLE public.partly_fast SET LOGGED"),
+    "syncer.outbox": ("syncer's own", "Select from tables of yours"),
+    "information_schema.sql_features": ("a system catalogue", "Keep what you need of it in a table"),
+}
+
+
+def test_each_is_refused_with_what_to_do(empty_world: World) -> None:
+    """The reason and the way out, each in its own words."""
+    shutil.rmtree(empty_world.document_folder)
+    empty_world.sql(TABLES)
+    empty_world.migrate()
+    keys = {"numbers": "last_value", "syncer.outbox": "id", "information_schema.sql_features": "feature_id"}
+    for relation, (reason, hint) in REFUSED.items():
+        define(empty_world, "thing", f"SELECT t.{keys.get(relation, 'id')} AS _id FROM {relation} AS t")
+        with pytest.raises(DefinitionError, match=f"which is .*{reason}") as refused:
+            plan(empty_world)
+        assert hint in refused.value.hint, relation
+    define(empty_world, "thing", "SELECT t.id AS _id FROM whole AS t")
+    install(empty_world)
+    with empty_world.connect() as connection:
+        assert "public.whole" in capture.captured(connection)
+
+
+def test_a_temporary_table_is_refused(empty_world: World) -> None:
+    """What only one session sees is in no document."""
+    shutil.rmtree(empty_world.document_folder)
+    define(empty_world, "thing", "SELECT t.id AS _id FROM passing AS t")
+    (one,) = definition.load_all(empty_world.config)
+    with empty_world.connect() as connection:
+        connection.execute("CREATE TEMPORARY TABLE passing (id int PRIMARY KEY)")
+        with pytest.raises(DefinitionError, match="a temporary table"):
+            dependency.analyse(connection, one)
+
+
+KEYS = {
+    "primary_key_before_others": ("id int PRIMARY KEY, a int NOT NULL UNIQUE", "", ("id",)),
+    "a_deferrable_primary_key": ("id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED", "", ("id",)),
+    "included_columns_are_no_key": ("id int, a int, PRIMARY KEY (id) INCLUDE (a)", "", ("id",)),
+    "order_of_the_key": ("a int, b int, PRIMARY KEY (b, a)", "", ("b", "a")),
+    "unique": ("a int NOT NULL UNIQUE", "", ("a",)),
+    "fewest_columns": ("a int NOT NULL, b int NOT NULL, c int NOT NULL UNIQUE, UNIQUE (a, b)", "", ("c",)),
+    "replica_identity": (
+        "a int NOT NULL, b int NOT NULL, c int NOT NULL UNIQUE, CONSTRAINT ab UNIQUE (a, b)",
+        "ALTER TABLE things REPLICA IDENTITY USING INDEX ab",
+        ("a", "b"),
+    ),
+    "unique_with_included": ("a int NOT NULL, b int", "CREATE UNIQUE INDEX ON things (a) INCLUDE (b)", ("a",)),
+    # And what is none.
+    "nothing": ("a int NOT NULL", "", None),
+    "nullable": ("a int UNIQUE", "", None),
+    "partly_nullable": ("a int NOT NULL, b int, UNIQUE (a, b)", "", None),
+    "partial": ("a int NOT NULL", "CREATE UNIQUE INDEX ON things (a) WHERE a > 0", None),
+    "expression": ("a int NOT NULL, b int NOT NULL", "CREATE UNIQUE INDEX ON things (a, (b + 1))", None),
+    "deferrable": ("a int NOT NULL UNIQUE DEFERRABLE", "", None),
+    "not_unique": ("a int NOT NULL", "CREATE INDEX ON things (a)", None),
+    "invalid": (
+        "a int NOT NULL",
+        "CREATE UNIQUE INDEX i ON things (a); UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'i'::regclass",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("columns", "then", "key"), KEYS.values(), ids=KEYS.keys())
+def test_a_unique_index_does_the_work_of_a_primary_key(
+    empty_world: World, columns: str, then: str, key: tuple[str, ...] | None
+) -> None:
+    """The primary key, or the best of what tells rows apart as well; or a refusal that says what is missing."""
+    empty_world.sql(f"CREATE TABLE things ({columns}); {then}")
+    with empty_world.connect() as connection:
+        if key is not None:
+            assert dependency.primary_key(connection, "public.things") == key
+        else:
+            with pytest.raises(DefinitionError, match="has no primary key") as refused:
+                dependency.primary_key(connection, "public.things")
+            assert "unique index" in refused.value.hint
+
+
+def test_a_table_without_primary_key_is_captured_by_its_unique_index(empty_world: World) -> None:
+    """Keys that change are a delete and an insert there too, also once a key has become nullable."""
+    shutil.rmtree(empty_world.document_folder)
+    define(empty_world, "thing", "SELECT t.a AS _id, t.name FROM things AS t")
+    empty_world.sql("CREATE TABLE things (a int NOT NULL UNIQUE, name text); INSERT INTO things VALUES (1, 'a')")
+    empty_world.migrate()
+    install(empty_world)
+    empty_world.sql("UPDATE things SET a = 2; ALTER TABLE things ALTER COLUMN a DROP NOT NULL")
+    empty_world.sql("UPDATE things SET a = NULL; UPDATE things SET name = 'b'; UPDATE things SET a = 3")
+    changes = written(empty_world)
+    none = {"a": None}
+    assert [one for one in changes if none not in one] == [
+        ("public.things", "D", {"a": 1}, None),
+        ("public.things", "D", {"a": 2}, None),
+        ("public.things", "I", None, {"a": 2}),
+        ("public.things", "I", None, {"a": 3}),
+    ]

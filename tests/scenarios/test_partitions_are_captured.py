@@ -280,24 +280,37 @@ def test_a_partition_that_came_later_and_is_truncated_is_noted(events: World) ->
     assert written(events) == [TRUNCATED]
 
 
-def test_a_partition_that_is_detached_concurrently_is_noted(events: World) -> None:
-    """DETACH … CONCURRENTLY is two transactions; the partition's rows are gone after the first."""
-    with psycopg.connect(events.dsn, autocommit=True) as application:
-        application.execute("ALTER TABLE events DETACH PARTITION events_2 CONCURRENTLY")
-    assert note(events) == [RELATION]
+def test_a_partition_that_is_being_detached_concurrently_is_noted_once(events: World) -> None:
+    """DETACH … CONCURRENTLY is two transactions; after the first, no new query sees the partition's rows."""
+
+    def detach() -> None:
+        with psycopg.connect(events.dsn, autocommit=True) as application:
+            application.execute("ALTER TABLE events DETACH PARTITION events_2 CONCURRENTLY")
+
+    with ThreadPoolExecutor(1) as threads, psycopg.connect(events.dsn) as reader:
+        reader.execute("SELECT FROM events")
+        detaching = threads.submit(detach)
+        pending = "SELECT 1 FROM pg_inherits WHERE inhdetachpending"
+        wait_until(lambda: bool(events.sql(pending)) or detaching.done(), what="the first transaction is done")
+        assert not detaching.done()
+        assert note(events) == [RELATION]
+        reader.rollback()
+        detaching.result(timeout=30)
+    assert note(events) == []
     assert written(events) == [TRUNCATED]
 
 
 def test_an_attach_that_is_not_committed_is_noted_when_it_is(events: World) -> None:
     """A transaction that attaches is not seen while it is open, does not hold the watcher up, and is not missed."""
-    with psycopg.connect(events.dsn) as application:
+    with psycopg.connect(events.dsn) as application, events.connect() as watcher:
         application.execute("CREATE TABLE n (LIKE events_1)")
         application.execute("ALTER TABLE events ATTACH PARTITION n FOR VALUES FROM (40) TO (50)")
         application.execute("ALTER TABLE events DETACH PARTITION events_2")
-        with ThreadPoolExecutor(1) as threads:
-            assert threads.submit(note, events).result(timeout=10) == []
+        watcher.execute("SET lock_timeout = '2s'")
+        assert capture.note_partitions(watcher) == []
+        assert capture.is_installed(watcher, RELATION)
         application.commit()
-    assert note(events) == [RELATION]
+        assert capture.note_partitions(watcher) == [RELATION]
 
 
 def test_of_several_daemons_one_notes(events: World) -> None:

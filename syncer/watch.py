@@ -1,8 +1,9 @@
 """Watch: looks every few seconds whether what the documents rely on is still there, also when nothing is written.
 
-Guarantees: a table that is replaced, renamed away or without its triggers, and a column or a view that changes, halts
-the documents that read it within one turn, even if no change ever comes of it; a partition that came with rows or
-went with them has the documents that read the table refreshed. Every daemon watches; halting twice is halting once.
+Guarantee: a table that is replaced, renamed away or without its triggers, and a column or a view that changes, halts
+the documents that read it within one turn, even if no change ever comes of it. Partitions that come or go with their
+rows, or are truncated, become a change within one turn. Every daemon watches; halting twice is halting once, and
+partitions are noted by one.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class WatchReport:
     Args:
         documents: How many documents were looked after.
         halted: Those that this turn has halted.
-        noted: Partitioned tables whose partitions are others than before; documents that read them are refreshed.
+        noted: The tables whose partitions were others than before.
     """
 
     documents: int
     halted: tuple[str, ...]
-    noted: tuple[str, ...] = ()
+    noted: tuple[str, ...]
 
 
 class Watch:
@@ -50,7 +51,6 @@ class Watch:
         self._seconds = seconds
         self._name = name
         self._connection: Connection | None = None
-        self._log = structlog.get_logger()
 
     def run(self, stop: Stop) -> None:
         """Look after the documents until told to stop."""
@@ -64,12 +64,12 @@ class Watch:
             self.close()
 
     def run_once(self) -> WatchReport:
-        """Compare each document that is not halted with what it relies on, and halt it if that has changed."""
+        """Note partitions, and halt each document that goes on though what it relies on has changed."""
         if self._connection is None:
             self._connection = self._connect()
         noted = capture.note_partitions(self._connection)
-        for relation in noted:
-            self._log.info(telemetry.PARTITIONS_NOTED, relation=relation)
+        if noted:
+            structlog.get_logger().info(telemetry.PARTITIONS_NOTED, relations=noted)
         going = [one for one in store.documents(self._connection) if one.halted is None]
         halted = [one.name for one in going if self._has_to_halt(self._connection, one)]
         return WatchReport(documents=len(going), halted=tuple(halted), noted=tuple(noted))

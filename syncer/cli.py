@@ -211,13 +211,14 @@ def verify(
 @app.command()
 def demo(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Show these models of the guide instead.")
+        list[str] | None,
+        typer.Argument(metavar="MODEL", help="Show these models of the guide instead; --list says which there are."),
     ] = None,
     *,
     as_list: Annotated[bool, typer.Option("--list", help="Say what each model is for, and show none.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running, to play with.")] = False,
     posts: Annotated[
-        int | None, typer.Option(min=100, help="How many posts the famous author has.", show_default="5000")
+        int | None, typer.Option(min=100, help="How many posts the famous author has, if not 5000.")
     ] = None,
 ) -> None:
     """See it work: a blog, its author's rename, and a question answered before and after."""

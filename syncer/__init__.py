@@ -33,6 +33,7 @@ ground; a module knows only those below it:
     topic        Kafka                                        index      documents in Elasticsearch
     indices      physical indices and their aliases
     dependency   what a document depends on                   definition a document's folder
+    derivation   from a SELECT, which documents a row touches
     probe        what a query reads, asked of Postgres        shape      the columns and views that it relies on
     lifecycle    stop, wait, try again                        policy     error → what to do about it
     schema       migrations                                   postgres   connections

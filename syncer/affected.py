@@ -62,12 +62,12 @@ class AffectedReader:
     def _ids(self, document: Document, used: dict[str, list[Change]]) -> Iterator[str]:
         for relation, changes in used.items():
             use = document.dependencies.tables[relation]
-            if use.key_column is not None:
+            for column in use.id_columns:
                 # A change from before the column was captured lacks it: the fill of the new generation covers that.
-                keys = (image.get(use.key_column) for one in changes for image in one.images)
+                keys = (image.get(column) for one in changes for image in one.images)
                 yield from (str(key) for key in keys if key is not None)
-            if use.affected is not None:
-                query = sql.SQL(use.affected)  # deparsed by Postgres
+            for affected in use.affected:
+                query = sql.SQL(affected)  # made by us, or deparsed by Postgres
                 images = (Change.dump_images(changes),)
                 within = reading(self._connection, document, lock_seconds=STAGE_LOCK_SECONDS)
                 for rows in stream_unlocked(self._connection, query, images, within=within, page=self._page):

@@ -210,7 +210,7 @@ def one_line(source: bytes) -> bytes:
 
 def _statement(template: str, document: Document) -> sql.Composed:
     found = document.dependencies
-    columns = sql.SQL(", ").join(sql.Identifier("d", one) for one in found.fields)
+    columns = sql.SQL(", ").join(sql.Identifier("d", one.name) for one in found.fields)
     return sql.SQL(template).format(  # a constant of ours
         fields=columns,
         select=sql.SQL(found.canonical_select),  # deparsed by Postgres

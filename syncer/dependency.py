@@ -1,31 +1,61 @@
 """What a document depends on: tables, their watched and routing columns, and which documents a change touches.
 
 Guarantee: a column that a document reads is watched, since `syncer.probe` reports every one. Which documents a
-change touches is known for the *root*, the table whose unique column is ``_id``; for every other table the
-definition says it, in ``affects/<table>.sql``.
+change touches is derived from the SELECT by `syncer.derivation`; where that cannot be done the definition is
+refused until it says it itself, in ``affects/<table>.sql``.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import psycopg
 from psycopg import sql
 from sqlglot import exp
 
 from syncer import shape
 from syncer.definition import Definition
+from syncer.derivation import Hop, Node, Path, numbers, read_graph
 from syncer.errors import DefinitionError
 from syncer.postgres import Connection
-from syncer.probe import Probe, Read, probe, table_name, tables, unnamed_column
+from syncer.probe import Probe, Read, place_of, probe, table_name, tables, unnamed_column
 from syncer.shape import Shape
 
 _ROWS = "%(rows)s"
 # Stands for the changed rows until the query is run; deparsing gives it back letter by letter.
 _ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
 
-# Key types whose JSON form and whose text form are the same, so that an image's key is a document's id.
-_PLAIN_KEY_TYPES = frozenset({"smallint", "integer", "bigint", "uuid", "text", "character varying"})
+# Types of which equal values have equal texts, the same in JSON as in SQL: an image's value is a document's id.
+_PLAIN_TYPES = {
+    "smallint": "integer",
+    "integer": "integer",
+    "bigint": "integer",
+    "uuid": "uuid",
+    "text": "text",
+    "character varying": "text",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A column of the SELECT that becomes a field of the document."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """An equality by which composing, or finding what a change touches, reaches into a table.
+
+    Args:
+        relation: Which table.
+        columns: What is compared, each a column or an expression as SQL has it. An index should lead with them.
+    """
+
+    relation: str
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +65,18 @@ class TableUse:
     Args:
         relation: ``schema.table``, quoted where SQL needs it.
         watched: The columns that the SELECT reads.
-        routing: The columns that say which documents a row belongs to; the primary key among them.
-        key_column: If the row's value of this column is the document's id: that column.
-        affected: Otherwise: a query over the changed rows, ``$1::jsonb``, whose ``_id`` are the documents.
+        routing: The columns that say which documents a row belongs to; the key among them.
+        id_columns: Columns whose value is the id of a document that the row touches.
+        affected: Queries over the changed rows, ``$1::jsonb``, that return the ids of the others.
+        is_derived: Whether that was derived from the SELECT, rather than said by the definition.
     """
 
     relation: str
     watched: frozenset[str]
     routing: frozenset[str]
-    key_column: str | None
-    affected: str | None
+    id_columns: tuple[str, ...]
+    affected: tuple[str, ...]
+    is_derived: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +87,22 @@ class Dependencies:
         canonical_select: The SELECT as Postgres understood it.
         id_type: The type of ``_id``.
         fields: Every other column, in order.
-        root: The table whose row a document is; None if ``_id`` is not a plain column of one.
+        root: The table whose row a document is; None if ``_id`` is not a unique column of one.
         root_key: The column of the root that ``_id`` is.
         tables: How each table is used, by relation.
+        views: The views that are read, by way of which some of the tables are.
+        lookups: What should be indexed.
         shapes: What the catalogue said of each relation and column that is named, when it was asked.
     """
 
     canonical_select: str
     id_type: str
-    fields: tuple[str, ...]
+    fields: tuple[Field, ...]
     root: str | None
     root_key: str | None
     tables: dict[str, TableUse]
+    views: tuple[str, ...]
+    lookups: tuple[Lookup, ...]
     shapes: dict[str, Shape]
 
 
@@ -84,24 +120,30 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         raise DefinitionError(
             f"{file} reads no table", hint="A document is a row of some table, with what belongs to it."
         )
-    id_type = found.columns["_id"]
-    root, root_key = _find_root(connection, found)
-    occurrences = Counter(table_name(table) for table in tables(found.tree))
-    used = {}
-    for read in found.reads:
-        is_root_once = read.relation == root and occurrences[read.name] == 1
-        key_column = root_key if is_root_once else None
-        used[read.relation] = _table_use(connection, definition, read, key_column=key_column, id_type=id_type)
+    analysis = _Analysis(connection, definition, found)
+    analysis.require_derivable()
+    used = {read.relation: analysis.table_use(read) for read in found.reads}
     _require_affects_used(definition, connection, used)
+    root, root_key = analysis.root()
     return Dependencies(
         canonical_select=found.canonical,
-        id_type=id_type,
-        fields=tuple(name for name in found.columns if name != "_id"),
+        id_type=found.columns["_id"],
+        fields=tuple(Field(name=name, type=type_) for name, type_ in found.columns.items() if name != "_id"),
         root=root,
         root_key=root_key,
         tables=used,
-        shapes=shape.read(connection, {one.relation: one.watched | one.routing for one in used.values()}),
+        views=found.view_names,
+        lookups=tuple(dict.fromkeys(analysis.lookups())),
+        shapes=shape.read(connection, _named(found, used)),
     )
+
+
+def _named(found: Probe, used: dict[str, TableUse]) -> dict[str, frozenset[str]]:
+    """The relations that the SELECT reads, and the columns of each that it, or an affected query, names."""
+    tables = {
+        read.relation: used[read.relation].watched | used[read.relation].routing | read.virtual for read in found.reads
+    }
+    return tables | dict.fromkeys(found.view_names, frozenset())
 
 
 def _require_columns(file: str, columns: dict[str, str]) -> None:
@@ -122,36 +164,226 @@ def _require_columns(file: str, columns: dict[str, str]) -> None:
         raise unnamed_column(file)
 
 
-_UNIQUE_COLUMNS = """
-SELECT a.attname::text
+class _Analysis:
+    """One definition, while it is analysed."""
+
+    def __init__(self, connection: Connection, definition: Definition, found: Probe) -> None:
+        self._connection = connection
+        self._definition = definition
+        self._id_type = found.columns["_id"]
+        self._relations = {read.name: read.relation for read in found.reads}
+        self._catalogue = {read.name: _table(connection, read.relation) for read in found.reads}
+        self._tree = found.tree
+        self._graph = read_graph(found.tree, {read.name: read.columns for read in found.reads}, found.views)
+
+    def root(self) -> tuple[str | None, str | None]:
+        """The table and the column that ``_id`` is, if it is a unique column of one."""
+        if len(self._graph.ids) != 1 or not isinstance(self._graph.ids[0], exp.Column):
+            return None, None
+        column = self._graph.ids[0]
+        node = self._node(column)
+        is_unique = frozenset({column.name}) in self._catalogue[node.table].keys
+        return (self._relations[node.table], column.name) if is_unique else (None, None)
+
+    def require_derivable(self) -> None:
+        """Refuse a SELECT that reads tables from which no path leads to ``_id``, unless the definition says one.
+
+        Raises:
+            DefinitionError: With all of their places.
+        """
+        asked = [node for node in self._graph.nodes if self._affects(node)[1] is None and self._path(node) is None]
+        if not asked:
+            return
+        relations = list(dict.fromkeys(self._relations[node.table] for node in asked))
+        places = dict.fromkeys(self._place(node) for node in asked)
+        folder = self._definition.folder / "affects"
+        files = ", ".join(f"{folder}/{relation.removeprefix('public.')}.sql" for relation in relations)
+        raise DefinitionError(
+            f"{self._definition.folder}/select.sql: which documents does a change of {', '.join(relations)} touch? "
+            f"It does not follow from the SELECT: {self._reason()}{''.join(places)}",
+            hint=f"Say it in {files}: a query over the changed rows that selects\n"
+            "the documents' ids AS _id: … FROM posts AS p JOIN %(rows)s AS changed ON p.… = changed.…",
+        )
+
+    def _reason(self) -> str:
+        if self._graph.ids:
+            return "no equality in WHERE or ON leads from there to _id"
+        return "_id is not made of plain columns, or documents push one another out (LIMIT, OFFSET, a window)"
+
+    def _place(self, node: Node) -> str:
+        """Where the definition's author has written a reading of a table."""
+        named = tables(self._tree)
+        name = table_name(named[node.place])
+        before = sum(table_name(one) == name for one in named[: node.place])
+        return place_of(self._definition.select, name, before)
+
+    def _affects(self, node: Node) -> tuple[str, str | None]:
+        return _affects(self._connection, self._definition, self._relations[node.table])
+
+    def table_use(self, read: Read) -> TableUse:
+        """How the definition uses one table."""
+        key = frozenset(primary_key(self._connection, read.relation))
+        file, query = _affects(self._connection, self._definition, read.relation)
+        if query is not None:
+            affected, used = _analyse_affects(self._connection, file, query, read.relation, self._id_type)
+            return TableUse(
+                relation=read.relation,
+                watched=read.columns,
+                routing=key | used,
+                id_columns=(),
+                affected=(affected,),
+                is_derived=False,
+            )
+        routes = [self._route(node) for node in self._graph.nodes if node.table == read.name]
+        return TableUse(
+            relation=read.relation,
+            watched=read.columns,
+            routing=key.union(*(one.columns for one in routes)),
+            id_columns=tuple(sorted({one.id_column for one in routes if one.id_column is not None})),
+            affected=tuple(dict.fromkeys(one.query for one in routes if one.id_column is None)),
+        )
+
+    def lookups(self) -> Iterator[Lookup]:
+        """What is looked up when documents are composed, and when those that a change touches are found."""
+        for id_ in self._graph.ids:
+            if len(numbers(id_)) == 1:
+                node = self._node(id_)
+                yield Lookup(relation=self._relations[node.table], columns=(self._bare(id_),))
+        for node in self._graph.nodes:
+            path = self._path(node)
+            for hop in path.hops if path else ():
+                yield from self._lookup(hop.node, hop.conditions)
+            if path and path.hops:
+                from_start = [one for one in path.hops[0].conditions if node.number in numbers(one)]
+                yield from self._lookup(node, from_start)
+
+    def _lookup(self, node: Node, conditions: Iterable[exp.EQ]) -> Iterator[Lookup]:
+        sides = [side for condition in conditions for side in (condition.left, condition.right)]
+        compared = dict.fromkeys(self._bare(side) for side in sides if numbers(side) == {node.number})
+        if compared:
+            yield Lookup(relation=self._relations[node.table], columns=tuple(compared))
+
+    def _path(self, node: Node) -> Path | None:
+        return self._graph.path(node, {name: table.keys for name, table in self._catalogue.items()})
+
+    def _node(self, expression: exp.Expr) -> Node:
+        (number,) = numbers(expression)
+        return self._graph.nodes[number]
+
+    def _bare(self, expression: exp.Expr) -> str:
+        """An expression over one table, as an index has it."""
+        bare = expression.copy()
+        for column in bare.find_all(exp.Column):
+            column.set("table", None)
+        text = bare.sql(dialect="postgres")
+        return text if isinstance(bare, exp.Column) else f"({text})"
+
+    def _route(self, node: Node) -> _Route:
+        path = self._path(node)
+        assert path is not None  # noqa: S101 - it is required to be derivable
+        id_, hops = self._shortened(path)
+        conditions = [condition for hop in hops for condition in hop.conditions]
+        own = f"n{node.number}"
+        columns = frozenset(
+            one.name for part in (id_, *conditions) for one in part.find_all(exp.Column) if one.table == own
+        )
+        is_direct = not hops and isinstance(id_, exp.Column) and self._is_plain(id_, self._id_type)
+        return _Route(query=self._query(node, id_, hops), columns=columns, id_column=id_.name if is_direct else None)
+
+    def _shortened(self, path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:
+        """The path without its last table, if all that is needed of that is a key that the one before has too."""
+        if path.hops and isinstance(path.id, exp.Column):
+            last = path.hops[-1]
+            for condition in last.conditions:
+                for side, other in ((condition.left, condition.right), (condition.right, condition.left)):
+                    is_key = side == path.id and numbers(side) == {last.node.number}
+                    if is_key and isinstance(other, exp.Column) and self._is_plain(other, self._type(side)):
+                        return other, path.hops[:-1]
+        return path.id, path.hops
+
+    def _type(self, column: exp.Expr) -> str:
+        return self._catalogue[self._node(column).table].types.get(column.name, "")
+
+    def _is_plain(self, column: exp.Column, type_: str) -> bool:
+        """Whether equal values of a column and of a type have the same text."""
+        own = self._type(column)
+        return own in _PLAIN_TYPES and _PLAIN_TYPES[own] == _PLAIN_TYPES.get(type_)
+
+    def _query(self, node: Node, id_: exp.Expr, hops: tuple[Hop, ...]) -> str:
+        rows = f"jsonb_populate_recordset(NULL::{self._relations[node.table]}, {_ROWS_MARK})"
+        joins = "".join(
+            f"\nJOIN {self._relations[hop.node.table]} AS n{hop.node.number} ON "
+            + " AND ".join(condition.sql(dialect="postgres") for condition in hop.conditions)
+            for hop in hops
+        )
+        # Names of relations come from Postgres, conditions from what it deparsed.
+        query = (
+            f"SELECT DISTINCT ({id_.sql(dialect='postgres')})::{self._id_type}::text AS _id\n"
+            f"FROM {rows} AS n{node.number}{joins}"
+        )
+        self._require_runs(query)
+        return query.replace(_ROWS_MARK, "$1::jsonb")
+
+    def _require_runs(self, query: str) -> None:
+        try:
+            with self._connection.transaction():
+                self._connection.execute("SET LOCAL search_path = pg_catalog")
+                self._connection.execute(sql.SQL("EXPLAIN " + query))
+        except psycopg.ProgrammingError as error:
+            raise DefinitionError(
+                f"{self._definition.folder}/select.sql: what was derived from it is refused by Postgres: {error}",
+                hint=f"Please report it, with the SELECT. Meanwhile, say in {self._definition.folder}/affects which "
+                "documents a change touches.",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Route:
+    """From the changed rows of one reading of a table to documents.
+
+    Args:
+        query: Over ``$1::jsonb``.
+        columns: What it reads of the changed rows.
+        id_column: If the documents' ids are a column of the changed rows: that column.
+    """
+
+    query: str
+    columns: frozenset[str]
+    id_column: str | None
+
+
+_UNIQUE_KEYS = """
+SELECT array(SELECT a.attname::text FROM pg_attribute AS a
+             WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0 : i.indnkeyatts - 1]))
 FROM pg_index AS i
-JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
-WHERE i.indrelid = $1::regclass AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indnkeyatts = 1
+WHERE i.indrelid = $1::regclass AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+"""
+# A collation that holds different texts to be equal makes a text less than plain.
+_TYPES = """
+SELECT a.attname::text,
+       CASE WHEN c.collisdeterministic IS FALSE THEN '' ELSE format_type(a.atttypid, -1) END
+FROM pg_attribute AS a LEFT JOIN pg_collation AS c ON c.oid = a.attcollation
+WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped
 """
 
 
-def _find_root(connection: Connection, found: Probe) -> tuple[str | None, str | None]:
-    """The table and the column that ``_id`` is, if it is a unique column of a table in the outermost FROM."""
-    tree = found.tree
-    if not isinstance(tree, exp.Select) or _mixes_rows(tree):
-        return None, None
-    projection = next((one for one in tree.selects if one.alias_or_name == "_id"), None)
-    column = projection.unalias() if projection is not None else None
-    if not isinstance(column, exp.Column):
-        return None, None
-    outermost = [table for table in tables(tree) if table.parent_select is tree]
-    table = next((one for one in outermost if column.table in ("", one.alias_or_name)), None)
-    if table is None:
-        return None, None
-    relation = next(read.relation for read in found.reads if read.name == table_name(table))
-    unique = {row[0] for row in connection.execute(_UNIQUE_COLUMNS, (relation,))}
-    return (relation, column.name) if column.name in unique else (None, None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """What the catalogue says of a table.
+
+    Args:
+        keys: The sets of columns that are unique.
+        types: The type of each column; empty where different texts count as equal.
+    """
+
+    keys: frozenset[frozenset[str]]
+    types: dict[str, str]
 
 
-def _mixes_rows(select: exp.Select) -> bool:
-    """Whether one row of the result depends on other rows of the root."""
-    return any(select.args.get(name) for name in ("group", "distinct", "limit", "offset")) or any(
-        window.parent_select is select for window in select.find_all(exp.Window)
+def _table(connection: Connection, relation: str) -> _Table:
+    return _Table(
+        keys=frozenset(frozenset(row[0]) for row in connection.execute(_UNIQUE_KEYS, (relation,)).fetchall()),
+        types=dict(connection.execute(_TYPES, (relation,)).fetchall()),
     )
 
 
@@ -178,37 +410,8 @@ def primary_key(connection: Connection, relation: str) -> tuple[str, ...]:
     return tuple(row[0])
 
 
-def _table_use(
-    connection: Connection,
-    definition: Definition,
-    read: Read,
-    *,
-    key_column: str | None,
-    id_type: str,
-) -> TableUse:
-    relation = read.relation
-    routing = frozenset(primary_key(connection, relation))
-    file, query = _affects(connection, definition, relation)
-    if query is None and key_column is None:
-        raise _missing_affects(definition, relation)
-    affected = None
-    if query is None and id_type not in _PLAIN_KEY_TYPES:
-        file = f"{definition.folder}/select.sql"
-        query = (
-            sql.SQL("SELECT changed.{} AS _id FROM %(rows)s AS changed")
-            .format(sql.Identifier(key_column or ""))
-            .as_string()
-        )
-    if query is not None:
-        affected, used = _analyse_affects(connection, file, query, relation, id_type)
-        routing |= used
-        key_column = None
-    elif key_column is not None:
-        routing |= {key_column}
-    return TableUse(relation=relation, watched=read.columns, routing=routing, key_column=key_column, affected=affected)
-
-
 def _affects(connection: Connection, definition: Definition, relation: str) -> tuple[str, str | None]:
+    """The file and the text of the affects query for a table, if the definition has one."""
     for name, query in definition.affects.items():
         if _resolve(connection, name) == relation:
             return f"{definition.folder}/affects/{name}.sql", query
@@ -222,16 +425,6 @@ def _resolve(connection: Connection, name: str) -> str | None:
         (name,),
     ).fetchone()
     return row[0] if row else None
-
-
-def _missing_affects(definition: Definition, relation: str) -> DefinitionError:
-    table = relation.removeprefix("public.")
-    return DefinitionError(
-        f"{definition.name}: which documents does a change of {relation} touch?",
-        hint=f"Say it in {definition.folder}/affects/{table}.sql, a query over the changed rows that selects\n"
-        "the documents' ids AS _id: … FROM posts AS p JOIN %(rows)s AS changed ON p.… = changed.…\n"
-        "Only the root needs none: the table whose unique column is _id, read once in the SELECT.",
-    )
 
 
 def _analyse_affects(

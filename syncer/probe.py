@@ -1,28 +1,29 @@
 """Probe: what a query reads, asked of Postgres itself.
 
 The query is made a temporary view in a transaction that is rolled back. The catalogue then says which columns
-of which tables it depends on, and ``pg_get_viewdef`` gives it back with every name qualified and every star
-expanded: the *canonical* query, whose meaning no search_path can change. Only that canonical text is parsed
-here, for what the catalogue does not tell.
+of which tables it depends on, through views too, and ``pg_get_viewdef`` gives it back with every name qualified and
+every star expanded: the *canonical* query, whose meaning no search_path can change. Only that canonical text is
+parsed here, for what the catalogue does not tell.
 
-Guarantee: a column that the query reads is reported, or the query is refused. Where single columns cannot be
-told, all columns of the table are.
+Guarantees: a column that the query reads is reported, or the query is refused; where single columns cannot be
+told, all columns of the table are. A query whose answer can change without a commit is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import psycopg
 import sqlglot
 from psycopg import errors as pg
-from sqlglot import exp
+from sqlglot import TokenType, exp
 from sqlglot.errors import ParseError
 
 from syncer.errors import DefinitionError
-from syncer.postgres import Connection
+from syncer.postgres import Connection, value
 
 _PREFIX = "CREATE TEMPORARY VIEW syncer_probe AS\n"
 _COLUMNS = """
@@ -30,20 +31,44 @@ SELECT attname::text, format_type(atttypid, -1) FROM pg_attribute
 WHERE attrelid = 'pg_temp.syncer_probe'::regclass AND attnum > 0 ORDER BY attnum
 """
 _CANONICAL = "SELECT pg_get_viewdef('pg_temp.syncer_probe'::regclass)"
-_READS = """
+# The query's own rule, and those of the views that it reads, however deep.
+_RULES = """
+WITH RECURSIVE rule AS (
+    SELECT oid, ev_class FROM pg_rewrite WHERE ev_class = 'pg_temp.syncer_probe'::regclass
+    UNION
+    SELECT r.oid, r.ev_class
+    FROM rule
+    JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
+                       AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> rule.ev_class
+    JOIN pg_class AS c ON c.oid = d.refobjid AND c.relkind = 'v'
+    JOIN pg_rewrite AS r ON r.ev_class = c.oid AND r.rulename = '_RETURN'
+)
+"""
+_VIEWS = (
+    _RULES
+    + """
+SELECT format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text, pg_get_viewdef(c.oid)
+FROM rule JOIN pg_class AS c ON c.oid = rule.ev_class JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid <> 'pg_temp.syncer_probe'::regclass
+ORDER BY 1
+"""
+)
+_READS = (
+    _RULES
+    + """
 SELECT c.oid, format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text, c.relkind::text,
        c.relispartition, EXISTS (SELECT FROM pg_inherits WHERE c.oid IN (inhrelid, inhparent)),
        array_remove(array_agg(a.attname::text), NULL)
-FROM pg_rewrite AS r
-JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
-                   AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> r.ev_class
-JOIN pg_class AS c ON c.oid = d.refobjid
+FROM rule
+JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
+                   AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> rule.ev_class
+JOIN pg_class AS c ON c.oid = d.refobjid AND c.relkind <> 'v'
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = d.refobjsubid AND d.refobjsubid > 0
-WHERE r.ev_class = 'pg_temp.syncer_probe'::regclass
 GROUP BY c.oid, n.nspname
 ORDER BY 2
 """
+)
 _ALL_COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped"
 # A trigger sees no value of a virtual generated column, and may not name it: what it is computed from stands for it.
 _VIRTUAL = """
@@ -57,18 +82,35 @@ WHERE a.attrelid = $1 AND a.attgenerated = 'v'
 GROUP BY a.attname
 """
 # Written in SQL or in a language on top of it, a function may read tables that nobody sees from outside.
-_FUNCTIONS = """
-SELECT DISTINCT format('%I.%I', n.nspname, p.proname)
-FROM pg_rewrite AS r
-JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_proc'::regclass
+_FUNCTIONS = (
+    _RULES
+    + """
+SELECT DISTINCT format('%I.%I', n.nspname, p.proname), p.provolatile = 'v' AND l.lanname IN ('internal', 'c')
+FROM rule
+JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
+                   AND d.refclassid = 'pg_proc'::regclass
 JOIN pg_proc AS p ON p.oid = d.refobjid
 JOIN pg_namespace AS n ON n.oid = p.pronamespace
 JOIN pg_language AS l ON l.oid = p.prolang
-WHERE r.ev_class = 'pg_temp.syncer_probe'::regclass AND l.lanname NOT IN ('internal', 'c') AND p.provolatile <> 'i'
+WHERE p.provolatile = 'v' OR (l.lanname NOT IN ('internal', 'c') AND p.provolatile = 's')
 """
+)
+# Postgres' own functions leave no trace among the dependencies.
+_FICKLE = """
+SELECT DISTINCT proname::text FROM pg_proc
+WHERE pronamespace = 'pg_catalog'::regnamespace
+  AND (proname = ANY ($1) AND provolatile = 'v' OR proname = ANY ($2) AND pronargs = 0 AND provolatile <> 'i')
+ORDER BY 1
+"""
+_FICKLE_WORDS = frozenset(
+    {
+        "current_catalog", "current_date", "current_role", "current_schema", "current_time", "current_timestamp",
+        "current_user", "localtime", "localtimestamp", "session_user", "system_user", "user",
+    }
+)  # fmt: skip
+_SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
 
 _KINDS = {
-    "v": "a view",
     "m": "a materialized view",
     "f": "a foreign table",
     "p": "a partitioned table",
@@ -86,12 +128,14 @@ class Read:
     Args:
         relation: ``schema.table``, quoted where SQL needs it.
         name: The same, as the catalogue spells it.
-        columns: Which columns.
+        columns: Which columns; what a virtual generated column is computed from stands for it.
+        virtual: The virtual generated columns among them.
     """
 
     relation: str
     name: TableName
     columns: frozenset[str]
+    virtual: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +147,16 @@ class Probe:
         tree: The same, parsed.
         columns: Its columns in order, each with its type, without type modifier.
         reads: What it reads, by table.
+        views: The views that it reads, each with its own canonical query, parsed.
+        view_names: The same views as ``schema.view``, quoted where SQL needs it.
     """
 
     canonical: str
     tree: exp.Expr
     columns: dict[str, str]
     reads: tuple[Read, ...]
+    views: dict[TableName, exp.Expr]
+    view_names: tuple[str, ...]
 
 
 def probe(connection: Connection, query: str, file: str) -> Probe:
@@ -124,13 +172,24 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
     """
     with _as_view(connection, query, file):
         columns: dict[str, str] = dict(connection.execute(_COLUMNS).fetchall())
-        canonical = _canonical(connection)
+        canonical, views = _canonical(connection)
         tree = _parse(canonical, file)
+        view_trees = {(schema, name): _parse(text, file) for _, schema, name, text in views}
+        trees = [tree, *view_trees.values()]
         _require_plain_functions(connection, file)
-        _require_no_catalogue(tree, file)
-        reads = tuple(_reads(connection, tree, file))
+        _require_steady(connection, [canonical, *(text for *_, text in views)], file)
+        for one in trees:
+            _require_no_catalogue(one, file)
+        reads = tuple(_reads(connection, trees, file))
         _require_no_locks(connection)
-    return Probe(canonical=canonical, tree=tree, columns=columns, reads=reads)
+    return Probe(
+        canonical=canonical,
+        tree=tree,
+        columns=columns,
+        reads=reads,
+        views=view_trees,
+        view_names=tuple(relation for relation, *_ in views),
+    )
 
 
 def table_name(table: exp.Table) -> TableName:
@@ -139,8 +198,27 @@ def table_name(table: exp.Table) -> TableName:
 
 
 def tables(tree: exp.Expr) -> list[exp.Table]:
-    """Every occurrence of a table in a canonical query; a name of a CTE is none."""
-    return [table for table in tree.find_all(exp.Table) if table.db]
+    """The tables and views that a canonical query names, in the order of its text; a name of a CTE is none."""
+    found = [table for table in tree.find_all(exp.Table) if table.db]
+    return sorted(found, key=lambda table: int(table.this.meta["start"]))
+
+
+def place_of(query: str, table: TableName, occurrence: int) -> str:
+    """The line of a query in which a table is named for the n-th time, with a caret below it; empty if not found."""
+    tokens = sqlglot.tokenize(query, read="postgres")
+    found = [
+        token.start
+        for before, token in pairwise(tokens)
+        if before.token_type in _BEFORE_TABLE and _spells(token.text, table[1])
+    ]
+    return _line_at(query, found[occurrence]) if occurrence < len(found) else ""
+
+
+_BEFORE_TABLE = frozenset({TokenType.FROM, TokenType.JOIN, TokenType.COMMA, TokenType.DOT, TokenType.L_PAREN})
+
+
+def _spells(text: str, name: str) -> bool:
+    return name in (text, text.lower())
 
 
 @contextmanager
@@ -183,8 +261,10 @@ def _place(error: psycopg.Error, query: str) -> str:
     if error.diag.statement_position is None:
         return ""
     offset = int(error.diag.statement_position) - 1 - len(_PREFIX)
-    if offset < 0:
-        return ""
+    return _line_at(query, offset) if offset >= 0 else ""
+
+
+def _line_at(query: str, offset: int) -> str:
     before = query[:offset]
     line_number = before.count("\n") + 1
     label = f"line {line_number}: "
@@ -193,12 +273,17 @@ def _place(error: psycopg.Error, query: str) -> str:
     return f"\n  {label}{line}\n  {' ' * (len(label) + column)}^"
 
 
-def _canonical(connection: Connection) -> str:
+def _canonical(connection: Connection) -> tuple[str, list[tuple[str, str, str, str]]]:
+    """The canonical query; and of each view that it reads: relation, schema, name, canonical query."""
     with connection.transaction():
         connection.execute("SET LOCAL search_path = pg_catalog")
-        row = connection.execute(_CANONICAL).fetchone()
-    assert row is not None  # noqa: S101 - the view exists
-    return str(row[0]).strip().removesuffix(";")
+        text = str(value(connection, _CANONICAL))
+        views = connection.execute(_VIEWS).fetchall()
+    return _statement(text), [(relation, schema, name, _statement(text)) for relation, schema, name, text in views]
+
+
+def _statement(viewdef: str) -> str:
+    return viewdef.strip().removesuffix(";")
 
 
 def _parse(canonical: str, file: str) -> exp.Expr:
@@ -208,17 +293,16 @@ def _parse(canonical: str, file: str) -> exp.Expr:
         raise DefinitionError(f"{file} is beyond syncer's parser", hint="Please report it, with the SELECT.") from error
 
 
-def _reads(connection: Connection, tree: exp.Expr, file: str) -> Iterator[Read]:
-    whole = _whole_rows(tree)
+def _reads(connection: Connection, trees: Sequence[exp.Expr], file: str) -> Iterator[Read]:
+    whole = frozenset().union(*(_whole_rows(tree) for tree in trees))
     for oid, relation, schema, name, kind, is_partition, inherits, read in connection.execute(_READS).fetchall():
         _require_capturable(relation, kind, file, is_partition=is_partition, inherits=inherits)
         columns = frozenset(read)
         if (schema, name) in whole:
             columns = frozenset(row[0] for row in connection.execute(_ALL_COLUMNS, (oid,)))
-        for virtual, sources in connection.execute(_VIRTUAL, (oid,)).fetchall():
-            if virtual in columns:
-                columns = columns - {virtual} | frozenset(sources)
-        yield Read(relation=relation, name=(schema, name), columns=columns)
+        virtual = {one: sources for one, sources in connection.execute(_VIRTUAL, (oid,)).fetchall() if one in columns}
+        columns = (columns - virtual.keys()).union(*virtual.values())
+        yield Read(relation=relation, name=(schema, name), columns=columns, virtual=frozenset(virtual))
 
 
 def _whole_rows(tree: exp.Expr) -> frozenset[TableName]:
@@ -244,12 +328,49 @@ def _require_capturable(relation: str, kind: str, file: str, *, is_partition: bo
 
 
 def _require_plain_functions(connection: Connection, file: str) -> None:
-    found = [row[0] for row in connection.execute(_FUNCTIONS)]
-    if found:
+    for function, is_fickle in connection.execute(_FUNCTIONS).fetchall():
+        if is_fickle:
+            raise _fickle(file, f"{function}()")
         raise DefinitionError(
-            f"{file} calls {', '.join(found)}: which tables that reads cannot be told",
+            f"{file} calls {function}: which tables that reads cannot be told",
             hint="Write its query into the SELECT; or, if it reads no table, declare the function IMMUTABLE.",
         )
+
+
+def _require_steady(connection: Connection, queries: Sequence[str], file: str) -> None:
+    """Refuse what gives another answer without a commit: a clock, a dice, the session, a sample."""
+    called: set[str] = set()
+    called_without: set[str] = set()
+    for query in queries:
+        tokens = sqlglot.tokenize(query, read="postgres")
+        for at, token in enumerate(tokens):
+            if token.token_type in (TokenType.IDENTIFIER, TokenType.STRING):
+                continue
+            name = token.text.lower()
+            after = [one.token_type for one in tokens[at + 1 : at + 3]]
+            before = tokens[at - 1] if at else None
+            if name in _SYSTEM_COLUMNS and (before is None or before.token_type is not TokenType.ALIAS):
+                raise _fickle(file, f"the system column {name}")
+            if before is not None and before.token_type is TokenType.DOT:
+                continue
+            if name in _FICKLE_WORDS or token.token_type is TokenType.TABLE_SAMPLE:
+                raise _fickle(file, name.upper())
+            if after[:1] == [TokenType.L_PAREN]:
+                called.add(name)
+                if after == [TokenType.L_PAREN, TokenType.R_PAREN]:
+                    called_without.add(name)
+    # Those that build an empty object are harmless.
+    called_without = {name for name in called_without if "_build_" not in name}
+    for (function,) in connection.execute(_FICKLE, (list(called), list(called_without))).fetchall():
+        raise _fickle(file, f"{function}()")
+
+
+def _fickle(file: str, what: str) -> DefinitionError:
+    return DefinitionError(
+        f"{file} uses {what}, whose value changes without a commit",
+        hint="No change would tell that the documents are no longer true. Put what it is compared with into the\n"
+        "document, such as published_at, and compare when you search: published_at <= now.",
+    )
 
 
 def _require_no_catalogue(tree: exp.Expr, file: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from syncer.dependency import Dependencies, TableUse
+from syncer.dependency import Dependencies, Field, Lookup, TableUse
 from syncer.model import Target
 from syncer.postgres import Connection, value
 from syncer.shape import Shape
@@ -151,14 +151,6 @@ def documents(connection: Connection) -> list[Document]:
 
 
 def _document(name: str, generation: int, stored: dict[str, Any], *, is_filled: bool, halted: str | None) -> Document:
-    found = stored["dependencies"]
-    tables = {
-        relation: TableUse(
-            **{**use, "watched": frozenset(use["watched"]), "routing": frozenset(use["routing"])},
-        )
-        for relation, use in found["tables"].items()
-    }
-    shapes = {relation: Shape(**one) for relation, one in found.get("shapes", {}).items()}
     return Document(
         name=name,
         generation=generation,
@@ -166,10 +158,30 @@ def _document(name: str, generation: int, stored: dict[str, Any], *, is_filled: 
         select=stored["select"],
         affects=stored["affects"],
         index_body=stored["index_body"],
-        dependencies=Dependencies(**{**found, "fields": tuple(found["fields"]), "tables": tables, "shapes": shapes}),
+        dependencies=_dependencies(stored["dependencies"]),
         is_filled=is_filled,
         halted=halted,
     )
+
+
+def _dependencies(stored: dict[str, Any]) -> Dependencies:
+    return Dependencies(
+        **{
+            **stored,
+            "fields": tuple(Field(**one) for one in stored["fields"]),
+            "tables": {relation: _table_use(use) for relation, use in stored["tables"].items()},
+            "views": tuple(stored["views"]),
+            "lookups": tuple(
+                Lookup(relation=one["relation"], columns=tuple(one["columns"])) for one in stored["lookups"]
+            ),
+            "shapes": {relation: Shape(**one) for relation, one in stored["shapes"].items()},
+        }
+    )
+
+
+def _table_use(stored: dict[str, Any]) -> TableUse:
+    sets = {name: frozenset(stored[name]) for name in ("watched", "routing")}
+    return TableUse(**{**stored, **sets, **{name: tuple(stored[name]) for name in ("id_columns", "affected")}})
 
 
 def put_document(connection: Connection, document: Document) -> None:

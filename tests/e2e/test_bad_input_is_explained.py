@@ -24,7 +24,7 @@ from tests.harness import BLOG_SCHEMA, World
 
 MORE_TABLES = """
 CREATE TABLE keyless (id bigint NOT NULL);
-CREATE VIEW a_view AS SELECT id FROM posts;
+CREATE VIEW a_view AS SELECT id, now() AS seen FROM posts;
 CREATE MATERIALIZED VIEW a_summary AS SELECT id FROM posts;
 CREATE TABLE parted (id bigint PRIMARY KEY) PARTITION BY RANGE (id);
 CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10);
@@ -53,17 +53,13 @@ class Bad:
     Args:
         says: What the error and its hint must mention.
         files: What is written into which file; None removes it.
-        alone: Whether the SELECT needs none of the example's affects queries.
     """
 
     says: tuple[str, ...]
     files: Mapping[str, str | None] = field(default_factory=dict)
-    alone: bool = False
 
     def write(self, folder: Path) -> None:
         """Make the mistake."""
-        if self.alone:
-            shutil.rmtree(folder / "affects")
         for name, text in self.files.items():
             file = folder / name
             if text is None:
@@ -75,7 +71,7 @@ class Bad:
 
 def bad_select(text: str, *says: str) -> Bad:
     """A mistake in a SELECT that reads its root only."""
-    return Bad(files={"select.sql": text}, says=("select.sql", *says), alone=True)
+    return Bad(files={"select.sql": text}, says=("select.sql", *says))
 
 
 def bad_relation(name: str, *says: str) -> Bad:
@@ -121,9 +117,8 @@ SELECTS = {
     "reads_a_keyless_table": Bad(
         files={"select.sql": "SELECT k.id AS _id FROM keyless AS k"},
         says=("public.keyless", "primary key", "ALTER TABLE"),
-        alone=True,
     ),
-    "reads_a_view": bad_relation("public.a_view", "a view"),
+    "reads_a_clock_in_a_view": bad_select("SELECT x.id AS _id FROM public.a_view AS x", "now()", "without a commit"),
     "reads_a_materialized_view": bad_relation("public.a_summary", "a materialized view"),
     "reads_a_partitioned_table": bad_relation("public.parted", "a partitioned table"),
     "reads_a_partition": bad_relation("public.part", "partition"),
@@ -178,8 +173,16 @@ FILES = {
 }
 
 USERS = "affects/users.sql"
+GOOD_AFFECTS = "SELECT p.id AS _id FROM posts AS p JOIN %(rows)s AS changed ON p.user_id = changed.id"
 AFFECTS = {
-    "is_missing": Bad(files={USERS: None}, says=("public.users", USERS, "_id", "%(rows)s")),
+    "is_missing": bad_file(
+        "select.sql",
+        "SELECT p.id AS _id,\n  (SELECT count(*) FROM users) AS users\nFROM posts AS p",
+        "public.users",
+        USERS,
+        "%(rows)s",
+        "line 2:   (SELECT count(*) FROM users) AS users\n" + " " * 34 + "^",
+    ),
     "is_empty": bad_file(USERS, "", "empty"),
     "has_no_rows": bad_file(USERS, "SELECT p.id AS _id FROM posts AS p", "%(rows)s"),
     "has_rows_in_a_comment": bad_file(USERS, "SELECT p.id AS _id FROM posts AS p -- %(rows)s", "FROM", "%(rows)s"),
@@ -346,7 +349,7 @@ def explained(done: subprocess.CompletedProcess[str], *says: str, code: int = 1)
 
 CLASSES = {
     "select": SELECTS["does_not_parse"],
-    "relation": SELECTS["reads_a_view"],
+    "relation": SELECTS["reads_a_materialized_view"],
     "yaml": FILES["yaml_is_none"],
     "json": FILES["mapping_has_a_comment"],
     "mapping": FILES["mapping_is_refused"],
@@ -372,7 +375,8 @@ def test_no_documents_at_all(draft: World) -> None:
 def test_a_closing_semicolon_is_welcome(empty_world: World) -> None:
     """A SELECT, or an affects query, that ends in a semicolon is taken."""
     empty_world.sql(BLOG_SCHEMA.read_text() + BLOG)
-    for file in ("select.sql", "affects/users.sql"):
+    bad_file(USERS, GOOD_AFFECTS).write(empty_world.document_folder)
+    for file in ("select.sql", USERS):
         path = empty_world.document_folder / file
         path.write_text(path.read_text().rstrip() + ";\n")
     empty_world.migrate()
@@ -383,7 +387,8 @@ def test_a_closing_semicolon_is_welcome(empty_world: World) -> None:
 
 def test_a_byte_order_mark_is_no_error(draft: World) -> None:
     """Files that an editor on Windows has saved are taken."""
-    for file in ("select.sql", "affects/users.sql", "index.json", "document.yaml"):
+    bad_file(USERS, GOOD_AFFECTS).write(draft.document_folder)
+    for file in ("select.sql", USERS, "index.json", "document.yaml"):
         path = draft.document_folder / file
         path.write_text(path.read_text(encoding="utf-8"), encoding="utf-8-sig")
     put_in_force(draft)
@@ -403,8 +408,7 @@ def test_a_fixed_width_id_is_whole(empty_world: World) -> None:
 
 
 def only_root(world: World, select: str) -> None:
-    """Give the document a SELECT that needs no affects query."""
-    shutil.rmtree(world.document_folder / "affects")
+    """Give the document a SELECT of one table."""
     (world.document_folder / "select.sql").write_text(select)
 
 
@@ -414,8 +418,6 @@ def test_an_id_that_comes_twice_is_explained_and_can_be_mended(empty_world: Worl
     empty_world.migrate()
     folder = empty_world.document_folder
     shutil.copytree(folder, empty_world.folder / "good")
-    (folder / "affects" / "users.sql").unlink()
-    (folder / "affects" / "posts.sql").write_text("SELECT c.id AS _id FROM %(rows)s AS c")
     (folder / "select.sql").write_text(
         "SELECT p.id AS _id, c.name AS title FROM posts AS p JOIN comments AS c ON c.post_id = p.id"
     )

@@ -20,7 +20,7 @@ from syncer.errors import DocumentError
 from syncer.index import BulkOutcome, Index
 from syncer.watch import Watch
 from tests.faults.test_version_rule import HeldIndex
-from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.harness import DEADLINE_SECONDS, REPOSITORY, Daemon, World, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) SELECT g, 'user ' || g, '' FROM generate_series(1, 5) AS g;
@@ -474,3 +474,17 @@ def test_a_schema_change_that_is_taken_back_needs_an_apply_all_the_same(two: Wor
         assert two.differences() == []
         assert writer.write("blogpost", ["2"]).indexed == 1
         assert [one.generation for one in store.documents(connection)] == [2, 1]
+
+
+def test_what_an_older_syncer_applied_is_halted_until_it_is_applied_again(two: World) -> None:
+    """A migration that changes the form of what is stored leaves documents that say so, and that apply mends."""
+    migration = (REPOSITORY / "migrations" / "0002.halted-documents.sql").read_text()
+    two.sql("UPDATE" + migration.rpartition("UPDATE")[2])
+    two.sql("UPDATE posts SET title = 'changed meanwhile' WHERE id = 2")
+    with two.connect() as connection:
+        assert {(one.halted or "")[:34] for one in store.documents(connection)} == {
+            "It was applied by an older syncer\n"
+        }
+        two.apply()
+        assert all(one.halted is None and one.is_filled for one in store.documents(connection))
+    assert two.differences() == []

@@ -20,7 +20,8 @@ from syncer.postgres import Connection
 # Types of pg_catalog have their SQL names under any search_path; all others are qualified.
 _COLUMNS = """
 SELECT asked.relation, c.relkind::text, a.attname::text,
-       CASE WHEN tn.nspname = 'pg_catalog' THEN format_type(a.atttypid, a.atttypmod)
+       CASE WHEN a.attname IS NULL THEN NULL
+            WHEN tn.nspname = 'pg_catalog' THEN format_type(a.atttypid, a.atttypmod)
             ELSE format('%I.%I', tn.nspname, t.typname)
                  || CASE WHEN a.atttypmod >= 0 THEN format(' (%s)', a.atttypmod) ELSE '' END END
        || CASE WHEN a.attcollation <> t.typcollation THEN format(' COLLATE %I.%I', cn.nspname, k.collname) ELSE '' END,

@@ -55,7 +55,6 @@ class Trouble:
         mend_sql: What mends it, in Postgres; before that, ``{role}`` is replaced.
         mend_index: What mends it, in Elasticsearch.
         select: What is replaced in select.sql by what.
-        forget: An affects query that is not needed any more.
     """
 
     sql: str = "SELECT"
@@ -65,7 +64,6 @@ class Trouble:
     mend_sql: str = "SELECT"
     mend_index: Callable[[Elasticsearch, str], object] | None = None
     select: tuple[str, str] = ("", "")
-    forget: str | None = None
 
 
 def block(client: Elasticsearch, name: str, *, on: bool) -> None:
@@ -104,7 +102,6 @@ TROUBLES = {
             "FROM comments AS c",
             "FROM (VALUES ('', '', 1, 1, '', 1, 0)) AS c (name, comment, age, stars, date, id, post_id)",
         ),
-        forget="comments",
     ),
     "a privilege is revoked": Trouble(
         as_role=True,
@@ -232,8 +229,6 @@ def mend(world: World, trouble: Trouble, name: str) -> None:
             trouble.mend_index(client, f"{world.alias}-000001")
     select = world.document_folder / "select.sql"
     select.write_text(select.read_text().replace(*trouble.select) if trouble.select[0] else select.read_text())
-    if trouble.forget:
-        (world.document_folder / "affects" / f"{trouble.forget}.sql").unlink()
 
 
 @pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES.keys())
@@ -474,6 +469,23 @@ def test_a_schema_change_that_is_taken_back_needs_an_apply_all_the_same(two: Wor
         assert two.differences() == []
         assert writer.write("blogpost", ["2"]).indexed == 1
         assert [one.generation for one in store.documents(connection)] == [2, 1]
+
+
+def test_a_view_that_is_redefined_halts_who_reads_it(two: World) -> None:
+    """Its rows change without any row of a table changing: the document halts, and apply writes it all again."""
+    two.sql("CREATE VIEW shown AS SELECT id, text FROM pages")
+    (two.config / "documents" / "page" / "select.sql").write_text("SELECT id AS _id, text FROM shown")
+    two.apply()
+    assert pages_are_level(two)
+    with two.index() as index, two.writer(index) as writer, closing(Watch(connect=two.connect)) as watch:
+        two.sql("CREATE OR REPLACE VIEW shown AS SELECT id, upper(text) AS text FROM pages")
+        with pytest.raises(DocumentError, match=r"the view public\.shown is defined anew"):
+            writer.write("page", ["1"])
+        assert watch.run_once().halted == ("page",)
+    two.sql("UPDATE pages SET text = upper(text)")  # for the oracle
+    assert not pages_are_level(two)
+    two.apply()
+    assert pages_are_level(two)
 
 
 def test_what_an_older_syncer_applied_is_halted_until_it_is_applied_again(two: World) -> None:

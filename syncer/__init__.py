@@ -36,6 +36,7 @@ ground; a module knows only those below it:
     derivation   from a SELECT, which documents a row touches
     probe        what a query reads, asked of Postgres        shape      the columns and views that it relies on
     lifecycle    stop, wait, try again                        policy     error → what to do about it
+    shards       which shard a routing leads to
     schema       migrations                                   postgres   connections
     telemetry    log events                                   settings   config/syncer.yaml and the environment
     model        what stages hand to one another              errors     the tree of errors

@@ -127,7 +127,10 @@ def _step(
             f"{after.name}: the index cannot be changed from {before.index} to {after.index}",
             hint="Make a new document folder for the new index, and remove this one once it is filled.",
         )
-    if not all(indices.exists(target) for target in store.targets(connection, after.name)):
+    targets = store.targets(connection, after.name)
+    if before.dependencies.has_routing and not after.dependencies.has_routing:
+        _require_one_shard(indices, after.name, targets)
+    if not all(indices.exists(target) for target in targets):
         return Step(document=after, change=Change.INDEX_GONE, halted=before.halted)
     if before.halted is not None:
         # A generation of its own, so that who is late with a halt does not halt it again.
@@ -137,6 +140,17 @@ def _step(
     if before.dependencies.tables.keys() & lost:
         return Step(document=before, change=Change.TRIGGERS_GONE)
     return Step(document=before, change=Change.UNCHANGED if before.is_filled else Change.UNFILLED)
+
+
+def _require_one_shard(indices: Indices, name: str, targets: Iterable[Target]) -> None:
+    """Refuse to forget that copies may lie on any shard: a late writer may still put one there."""
+    for target in targets:
+        if indices.has_other_shards(target):
+            raise DefinitionError(
+                f"{name}: its index {target.index_name} was written with _routing, and the SELECT has it no more",
+                hint="Keep the column, as NULL::text AS _routing: then every document goes to the shard of its id,\n"
+                "and leaves no copy where it was. Or make a new document folder for an index without routing.",
+            )
 
 
 def _meaning(document: Document) -> tuple[object, ...]:

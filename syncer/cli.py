@@ -210,14 +210,26 @@ def verify(
 
 @app.command()
 def demo(
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Show these models of the guide instead.")
+    ] = None,
     *,
+    as_list: Annotated[bool, typer.Option("--list", help="Say what each model is for, and show none.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running, to play with.")] = False,
-    posts: Annotated[int, typer.Option(min=100, help="How many posts the famous author has.")] = 5000,
+    posts: Annotated[
+        int | None, typer.Option(min=100, help="How many posts the famous author has.", show_default="5000")
+    ] = None,
 ) -> None:
     """See it work: a blog, its author's rename, and a question answered before and after."""
-    from syncer.demo import play  # noqa: PLC0415 - its packages are an extra
+    from syncer.demo import list_models, play, play_models  # noqa: PLC0415 - its packages are an extra
 
-    if not play(out, keep=keep, posts=posts):
+    if as_list:
+        list_models(out)
+        return
+    if models and posts is not None:
+        raise ConfigError("--posts is for the demo of the blog: a model has the guide's few rows", hint="Leave it out.")
+    holds = play_models(out, models, keep=keep) if models else play(out, keep=keep, posts=posts or 5000)
+    if not holds:
         raise typer.Exit(1)
 
 

@@ -23,22 +23,24 @@ from psycopg import sql
 
 from syncer import store, version
 from syncer.errors import ComposeError, DocumentError
-from syncer.model import Composition, Target
+from syncer.model import Composition, Place, Target
 from syncer.postgres import Connection, stream, stream_unlocked, value
 from syncer.reading import STAGE_LOCK_SECONDS, locked, reading, require_shape
-from syncer.store import Catalogue, Document, DocumentState
+from syncer.store import Catalogue, Document
 
 _DOCUMENTS = """
-SELECT d._id::text, (SELECT row_to_json(fields) FROM (SELECT {fields}) AS fields)
+SELECT d._id::text, (SELECT row_to_json(fields) FROM (SELECT {fields}) AS fields), {routing}
 FROM ({select}) AS d
 """
 _COMPOSE = _DOCUMENTS + "WHERE d._id = ANY ($1::text[]::{id_type}[])"
-_EXISTING = "SELECT d._id::text FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
+_EXISTING = "SELECT d._id::text, {routing} FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
 _ALL_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL"
 _COUNT = "SELECT count(*) FROM ({select}) AS d WHERE d._id IS NOT NULL"
 _DUPLICATE = """
 SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL GROUP BY d._id HAVING count(*) > 1 LIMIT 1
 """
+_ROUTING = sql.SQL("coalesce(d._routing::text, '')")
+_NO_ROUTING = sql.SQL("NULL::text")
 _EVERYTHING = _DOCUMENTS + "WHERE d._id IS NOT NULL"
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
@@ -79,6 +81,19 @@ class Batch:
     has_dead_letters: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What the SELECT says of a document.
+
+    Args:
+        source: Its fields as JSON on one line.
+        routing: As `Composition` has it.
+    """
+
+    source: bytes
+    routing: str | None
+
+
 def clock() -> float:
     """Seconds on a clock that goes on while the machine sleeps and is never set back."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -91,8 +106,13 @@ class Composer:
         self._connection = connection
         self._catalogue = Catalogue()
 
-    def compose(self, document_name: str, ids: Sequence[str]) -> Batch:
+    def compose(self, document_name: str, ids: Sequence[str], *, everywhere: bool = False) -> Batch:
         """Draw a version, then read these documents, where they go, and their definition in one snapshot.
+
+        Args:
+            document_name: Their definition.
+            ids: Which.
+            everywhere: Whether any shard may hold a copy, though the SELECT has no ``_routing``.
 
         Returns:
             A composition for each distinct id; nothing if the document is not in force, or halted.
@@ -110,7 +130,16 @@ class Composer:
                     if state is None or state.is_halted:
                         break  # what skips it here is made good by the fill of the next generation: `syncer.halting`
                     if state.generation == document.generation:
-                        return self._batch(document, state, ids, drawn, drawn_at)
+                        absent = "" if everywhere or document.dependencies.has_routing else None
+                        compositions = self._compositions(document, ids, drawn, absent)
+                        return Batch(
+                            compositions=compositions,
+                            version=drawn,
+                            drawn_at=drawn_at,
+                            generation=state.generation,
+                            targets=state.targets,
+                            has_dead_letters=state.has_dead_letters,
+                        )
             except DocumentError:
                 # What failed may have been a definition that is no longer in force.
                 if self._is_in_force(document):
@@ -118,26 +147,25 @@ class Composer:
             self._catalogue.forget()
         return Batch(compositions=(), version=drawn, drawn_at=drawn_at)
 
-    def _batch(
-        self, document: Document, state: DocumentState, ids: Sequence[str], drawn: int, drawn_at: float
-    ) -> Batch:
+    def _compositions(
+        self, document: Document, ids: Sequence[str], drawn: int, absent: str | None
+    ) -> tuple[Composition, ...]:
         require_shape(self._connection, document)
         rows = _rows(self._connection, document, ids)
         found = dict(rows)
         if len(found) != len(rows):
             raise _twice(document, next(id_ for id_, times in Counter(id_ for id_, _ in rows).items() if times > 1))
-        return Batch(
-            compositions=tuple(Composition(id=one, version=drawn, source=found.get(one)) for one in dict.fromkeys(ids)),
-            version=drawn,
-            drawn_at=drawn_at,
-            generation=state.generation,
-            targets=state.targets,
-            has_dead_letters=state.has_dead_letters,
-        )
+        return tuple(_composition(one, drawn, found.get(one), absent) for one in dict.fromkeys(ids))
 
     def _is_in_force(self, document: Document) -> bool:
         state = store.state(self._connection, document.name)
         return state is not None and state.generation == document.generation
+
+
+def _composition(id_: str, drawn: int, row: Row | None, absent: str | None) -> Composition:
+    if row is None:
+        return Composition(id=id_, version=drawn, source=None, routing=absent)
+    return Composition(id=id_, version=drawn, source=row.source, routing=absent if row.routing is None else row.routing)
 
 
 def count(connection: Connection, document: Document) -> int:
@@ -164,11 +192,12 @@ def _twice(document: Document, id_: str) -> ComposeError:
     )
 
 
-def existing(connection: Connection, document: Document, ids: Sequence[str]) -> set[str]:
-    """Those of the ids that the SELECT returns."""
+def existing(connection: Connection, document: Document, ids: Sequence[str]) -> set[Place]:
+    """Where those of the ids belong that the SELECT returns."""
     query = _statement(_EXISTING, document)
     with reading(connection, document):
-        return {row[0] for row in connection.execute(query, (castable(document, ids),), prepare=True)}
+        rows = connection.execute(query, (castable(document, ids),), prepare=True).fetchall()
+    return {Place.of(id_, routing) for id_, routing in rows}
 
 
 def castable(document: Document, ids: Sequence[str]) -> list[str]:
@@ -184,23 +213,23 @@ def all_ids(connection: Connection, document: Document, *, page: int) -> Iterato
         yield [row[0] for row in rows]
 
 
-def everything(connection: Connection, document: Document, *, page: int) -> Iterator[dict[str, bytes]]:
-    """Every document that the SELECT returns, as JSON by id, in pages, in no order, never whole in memory."""
+def everything(connection: Connection, document: Document, *, page: int) -> Iterator[dict[str, Row]]:
+    """Every document that the SELECT returns, by id, in pages, in no order, never whole in memory."""
     with reading(connection, document):
         for rows in stream(connection, _statement(_EVERYTHING, document), page=page):
-            yield {id_: one_line(source) for id_, source in rows}
+            yield {id_: Row(source=one_line(source), routing=routing) for id_, source, routing in rows}
 
 
-def current(connection: Connection, document: Document, ids: Sequence[str]) -> dict[str, bytes]:
+def current(connection: Connection, document: Document, ids: Sequence[str]) -> dict[str, Row]:
     """These documents as the SELECT returns them now, without a version: to compare, never to write."""
     with reading(connection, document):
         return dict(_rows(connection, document, ids))
 
 
-def _rows(connection: Connection, document: Document, ids: Sequence[str]) -> list[tuple[str, bytes]]:
-    """What the SELECT returns of these ids: id and JSON."""
+def _rows(connection: Connection, document: Document, ids: Sequence[str]) -> list[tuple[str, Row]]:
+    """What the SELECT returns of these ids."""
     rows = connection.execute(_statement(_COMPOSE, document), (castable(document, ids),), prepare=True)
-    return [(id_, one_line(source)) for id_, source in rows]
+    return [(id_, Row(source=one_line(source), routing=routing)) for id_, source, routing in rows]
 
 
 def one_line(source: bytes) -> bytes:
@@ -213,6 +242,7 @@ def _statement(template: str, document: Document) -> sql.Composed:
     columns = sql.SQL(", ").join(sql.Identifier("d", one.name) for one in found.fields)
     return sql.SQL(template).format(  # a constant of ours
         fields=columns,
+        routing=_ROUTING if found.has_routing else _NO_ROUTING,
         select=sql.SQL(found.canonical_select),  # deparsed by Postgres
         id_type=sql.SQL(found.id_type),  # named by Postgres
     )

@@ -1,7 +1,7 @@
 """A document's folder, read and checked as far as that goes without a server.
 
     config/documents/<name>/document.yaml        index: the alias that searches use
-                            select.sql           one SELECT; column _id is the document's id
+                            select.sql           one SELECT; column _id is the document's id, _routing its routing
                             index.json           Elasticsearch settings and mappings
                             affects/<table>.sql  which documents a change of that table touches
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,23 @@ def _read_index_body(file: Path) -> dict[str, Any]:
     for name, part in body.items():
         if not isinstance(part, dict):
             raise DefinitionError(f"{file}: {name} must be an object", hint=_BODY_HINT)
+    if str(flat_settings(body.get("settings", {})).get("index.routing_partition_size", 1)) != "1":
+        raise DefinitionError(
+            f"{file} sets routing_partition_size",
+            hint="Leave it out: syncer must know the shard of a document from its _routing alone.",
+        )
     return body
+
+
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The settings of an index by their full names, which begin with ``index.``, however they are nested."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            flat[f"index.{(prefix + name).removeprefix('index.')}"] = value
+    return flat
 
 
 def _require_distinct_indices(definitions: list[Definition]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -25,6 +26,9 @@ from syncer.shape import Shape
 _ROWS = "%(rows)s"
 # Stands for the changed rows until the query is run; deparsing gives it back letter by letter.
 _ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
+
+# Columns that say what and where a document is.
+_NO_FIELDS = frozenset({"_id", "_routing"})
 
 # Types of which equal values have equal texts, the same in JSON as in SQL: an image's value is a document's id.
 _PLAIN_TYPES = {
@@ -86,7 +90,8 @@ class Dependencies:
     Args:
         canonical_select: The SELECT as Postgres understood it.
         id_type: The type of ``_id``.
-        fields: Every other column, in order.
+        fields: Every column but ``_id`` and ``_routing``, in order.
+        has_routing: Whether there is a column ``_routing``.
         root: The table whose row a document is; None if ``_id`` is not a unique column of one.
         root_key: The column of the root that ``_id`` is.
         tables: How each table is used, by relation.
@@ -104,6 +109,7 @@ class Dependencies:
     views: tuple[str, ...]
     lookups: tuple[Lookup, ...]
     shapes: dict[str, Shape]
+    has_routing: bool = False
 
 
 def analyse(connection: Connection, definition: Definition) -> Dependencies:
@@ -116,6 +122,7 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
     file = f"{definition.folder}/select.sql"
     found = probe(connection, definition.select, file)
     _require_columns(file, found.columns)
+    _require_routing(file, found.columns, definition.index_body.get("mappings", {}))
     if not found.reads:
         raise DefinitionError(
             f"{file} reads no table", hint="A document is a row of some table, with what belongs to it."
@@ -128,22 +135,23 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
     return Dependencies(
         canonical_select=found.canonical,
         id_type=found.columns["_id"],
-        fields=tuple(Field(name=name, type=type_) for name, type_ in found.columns.items() if name != "_id"),
+        fields=tuple(Field(name=name, type=type_) for name, type_ in found.columns.items() if name not in _NO_FIELDS),
+        has_routing="_routing" in found.columns,
         root=root,
         root_key=root_key,
         tables=used,
         views=found.view_names,
         lookups=tuple(dict.fromkeys(analysis.lookups())),
-        shapes=shape.read(connection, _named(found, used)),
+        shapes=_shapes(connection, found, used),
     )
 
 
-def _named(found: Probe, used: dict[str, TableUse]) -> dict[str, frozenset[str]]:
-    """The relations that the SELECT reads, and the columns of each that it, or an affected query, names."""
-    tables = {
-        read.relation: used[read.relation].watched | used[read.relation].routing | read.virtual for read in found.reads
-    }
-    return tables | dict.fromkeys(found.view_names, frozenset())
+def _shapes(connection: Connection, found: Probe, used: dict[str, TableUse]) -> dict[str, Shape]:
+    """The relations that the SELECT reads, with the columns of each that it, or an affected query, names."""
+    named: dict[str, frozenset[str]] = {view: frozenset() for view in found.view_names}
+    for read in found.reads:
+        named[read.relation] = used[read.relation].watched | used[read.relation].routing | read.virtual
+    return shape.read(connection, named)
 
 
 def _require_columns(file: str, columns: dict[str, str]) -> None:
@@ -152,9 +160,7 @@ def _require_columns(file: str, columns: dict[str, str]) -> None:
             f"{file} has no column _id",
             hint="Name the document's id so, as in: SELECT p.id AS _id, … FROM posts AS p",
         )
-    if "_routing" in columns:
-        raise DefinitionError(f"{file}: _routing is not supported yet", hint="Leave the column out.")
-    reserved = [name for name in columns if name.startswith("_") and name != "_id"]
+    reserved = [name for name in columns if name.startswith("_") and name not in _NO_FIELDS]
     if reserved:
         raise DefinitionError(
             f"{file}: {', '.join(reserved)} cannot be a field",
@@ -162,6 +168,32 @@ def _require_columns(file: str, columns: dict[str, str]) -> None:
         )
     if "?column?" in columns:
         raise unnamed_column(file)
+
+
+def _require_routing(file: str, columns: dict[str, str], mappings: dict[str, Any]) -> None:
+    """Refuse a mapping whose documents need a routing, if the SELECT has none to give."""
+    if "_routing" in columns:
+        return
+    hint = "Select it, as in: SELECT 'c' || c.id AS _id, c.post_id AS _routing, … FROM comments AS c"
+    routing = mappings.get("_routing")
+    if isinstance(routing, dict) and str(routing.get("required")).lower() == "true":
+        raise DefinitionError(f"{file} has no column _routing, and index.json requires a routing", hint=hint)
+    join = _join_field(mappings)
+    if join is not None:
+        raise DefinitionError(
+            f"{file} has no column _routing, and {join} in index.json is a join field",
+            hint=f"A child must lie on its parent's shard: give both the same _routing.\n{hint}",
+        )
+
+
+def _join_field(mapping: dict[str, Any]) -> str | None:
+    properties = mapping.get("properties")
+    for name, field in properties.items() if isinstance(properties, dict) else ():
+        if isinstance(field, dict):
+            inner = _join_field(field)
+            if field.get("type") == "join" or inner is not None:
+                return name if inner is None else f"{name}.{inner}"
+    return None
 
 
 class _Analysis:

@@ -4,12 +4,17 @@ Guarantees: writes are whole documents or deletes, each with an external version
 goes back; a version conflict is a success, since something at least as new is there or on its way; writes
 name an alias and require it, so that a late write never re-creates an index that was dropped. Errors are raised
 as the client raises them; what they mean is said by `syncer.policy`.
+
+Elasticsearch keeps versions per shard and id. So a document with a ``_routing``, which may have been on any shard
+before, is written to all of them: whole to its own, and as a delete with the same version to each of the others. Then
+every shard sees all states of every document, ordered by version, and no copy stays behind where it once was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, cast
 from uuid import UUID
 
@@ -17,8 +22,9 @@ import elasticsearch
 from elasticsearch import Elasticsearch
 
 from syncer.errors import IndexingError
-from syncer.model import Composition, Target
+from syncer.model import Composition, Place, Target
 from syncer.settings import ElasticsearchSettings
+from syncer.shards import Shards
 
 OLDEST_SUPPORTED_VERSION = 8
 
@@ -29,7 +35,10 @@ _CONFLICT = 409
 _TOO_LARGE = 413
 _ID_BYTES_MAX = 512
 _OK_MIN, _OK_MAX = 200, 299
+_DELETE_BYTES = 100
+_PLACES_MAX = 1000
 
+_SHARDS_FIELDS = "metadata.indices.*.routing_num_shards,metadata.indices.*.settings.index.number_of_shards"
 _ITEM_FIELDS = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
 
 
@@ -52,13 +61,13 @@ class Rejection:
 
 @dataclass(slots=True)
 class BulkOutcome:
-    """What became of the documents of one bulk write.
+    """What became of the documents of one bulk write; each counts once, on however many shards it was written.
 
     Args:
         indexed: Written.
         deleted: Deleted, or known to be absent.
-        superseded: Not written since something at least as new was there.
-        rejections: Not written.
+        superseded: Not written, on some shard at least, since something at least as new was there.
+        rejections: Not written, on some shard at least; one for each shard that refused.
     """
 
     indexed: int = 0
@@ -69,9 +78,9 @@ class BulkOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A document as Elasticsearch holds it."""
+    """A copy of a document as Elasticsearch holds it."""
 
-    id: str
+    place: Place
     version: int
     source: dict[str, Any]
 
@@ -138,46 +147,49 @@ class Index:
     def __init__(self, client: Elasticsearch, *, bulk_bytes_max: int) -> None:
         self._client = client
         self._bulk_bytes_max = bulk_bytes_max
+        self._shards: dict[str, Shards] = {}
 
     # Writing
 
     def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
         """Write documents to one target, in requests of bounded size.
 
+        A document that moves to another shard and is rejected there is gone from where it was.
+
         Raises:
             elasticsearch.ApiError, elasticsearch.TransportError: A request failed as a whole. What went before
                 may have been written; writing it again is harmless.
         """
         outcome = BulkOutcome()
-        for part in self._parts([one for one in compositions if _has_valid_id(one, outcome)]):
+        tasks = [self._task(target, one) for one in compositions if _has_valid_id(one, outcome)]
+        for part in self._parts(tasks):
             self._write_part(target, part, outcome)
         return outcome
 
-    def _parts(self, compositions: Sequence[Composition]) -> Iterator[list[Composition]]:
-        part: list[Composition] = []
+    def _task(self, target: Target, composition: Composition) -> _Task:
+        if composition.routing is None:
+            return _Task(composition=composition)
+        shards = self._shards_of(target)
+        return _Task(composition=composition, elsewhere=shards.others(composition.place.routing))
+
+    def _parts(self, tasks: Iterable[_Task]) -> Iterator[list[_Task]]:
+        part: list[_Task] = []
         size = 0
-        for composition in compositions:
-            length = len(composition.source or b"")
+        for task in tasks:
+            length = task.size
             if part and size + length > self._bulk_bytes_max:
                 yield part
                 part, size = [], 0
-            part.append(composition)
+            part.append(task)
             size += length
         if part:
             yield part
 
-    def _write_part(self, target: Target, part: list[Composition], outcome: BulkOutcome) -> None:
-        operations: list[bytes | dict[str, Any]] = []
-        for composition in part:
-            action = "delete" if composition.source is None else "index"
-            meta = {"_id": composition.id, "version": composition.version, "version_type": "external"}
-            operations.append({action: meta})
-            if composition.source is not None:
-                operations.append(composition.source)
+    def _write_part(self, target: Target, part: list[_Task], outcome: BulkOutcome) -> None:
         try:
             response = self._client.bulk(
                 index=target.write_alias,
-                operations=cast("Any", operations),
+                operations=cast("Any", [line for task in part for line in task.lines()]),
                 require_alias=True,
                 filter_path=_ITEM_FIELDS,
             )
@@ -187,17 +199,19 @@ class Index:
             self._write_smaller(target, part, outcome)
             return
         items = response.body.get("items", [])
-        if len(items) != len(part):
-            raise IndexingError(f"Elasticsearch answered {len(items)} items to a bulk request of {len(part)}")
-        for composition, item in zip(part, items, strict=True):
-            _judge(composition, next(iter(item.values())), outcome)
+        operations = sum(task.operations for task in part)
+        if len(items) != operations:
+            raise IndexingError(f"Elasticsearch answered {len(items)} items to a bulk request of {operations}")
+        answers = (next(iter(item.values())) for item in items)
+        for task in part:
+            _judge(task.composition, list(islice(answers, task.operations)), outcome)
 
-    def _write_smaller(self, target: Target, part: list[Composition], outcome: BulkOutcome) -> None:
+    def _write_smaller(self, target: Target, part: list[_Task], outcome: BulkOutcome) -> None:
         """Write in two requests what is too large for one; a document too large by itself is rejected."""
         if len(part) == 1:
             reason = "the document is larger than Elasticsearch's http.max_content_length"
             outcome.rejections.append(
-                Rejection(composition=part[0], status=_TOO_LARGE, kind="too_large", reason=reason)
+                Rejection(composition=part[0].composition, status=_TOO_LARGE, kind="too_large", reason=reason)
             )
             return
         middle = len(part) // 2
@@ -206,21 +220,45 @@ class Index:
 
     # Reading
 
-    def read(self, target: Target, ids: Sequence[str]) -> dict[str, Stored]:
-        """The documents that a target holds, by id; realtime, whether refreshed or not."""
+    def read(self, target: Target, places: Iterable[Place]) -> list[Stored]:
+        """The copies that a target holds on the shards of these places; realtime, whether refreshed or not."""
         response = self._client.mget(
             index=target.index_name,
-            ids=list(ids),
-            filter_path="docs._id,docs._version,docs.found,docs._source,docs.error",
+            docs=[{"_id": one.id, "routing": one.routing} for one in places],
+            filter_path="docs._id,docs._version,docs._routing,docs.found,docs._source,docs.error",
         )
-        return {
-            hit["_id"]: Stored(id=hit["_id"], version=hit["_version"], source=hit.get("_source", {}))
+        return [
+            Stored(place=_place(hit), version=hit["_version"], source=hit.get("_source", {}))
             for hit in response.body.get("docs", [])
             if hit.get("found")
-        }
+        ]
 
-    def walk(self, target: Target, *, page: int) -> Iterator[list[str]]:
-        """The ids of all documents in a target as of now, in pages, in no order."""
+    def read_everywhere(self, target: Target, ids: Sequence[str]) -> list[Stored]:
+        """The copies that a target holds of these documents, on whatever shard; realtime."""
+        addresses = self._shards_of(target).addresses
+        step = max(1, _PLACES_MAX // len(addresses))
+        pages = (ids[at : at + step] for at in range(0, len(ids), step))
+        return [
+            copy
+            for page in pages
+            for copy in self.read(target, [Place(id=one, routing=address) for one in page for address in addresses])
+        ]
+
+    def _shards_of(self, target: Target) -> Shards:
+        shards = self._shards.get(target.index_name)
+        if shards is None:
+            state = self._client.cluster.state(
+                metric="metadata", index=target.index_name, ignore_unavailable=False, filter_path=_SHARDS_FIELDS
+            )
+            found = state.body["metadata"]["indices"][target.index_name]
+            shards = Shards.of(
+                number=int(found["settings"]["index"]["number_of_shards"]), routing_number=found["routing_num_shards"]
+            )
+            self._shards[target.index_name] = shards
+        return shards
+
+    def walk(self, target: Target, *, page: int) -> Iterator[list[Place]]:
+        """Where all copies in a target lie as of now, in pages, in no order."""
         self._client.indices.refresh(index=target.index_name)
         point = self._client.open_point_in_time(index=target.index_name, keep_alive="5m").body["id"]
         after: list[Any] | None = None
@@ -239,7 +277,7 @@ class Index:
                 if not hits:
                     return
                 after = hits[-1]["sort"]
-                yield [hit["_id"] for hit in hits]
+                yield [_place(hit) for hit in hits]
         finally:
             self._client.close_point_in_time(id=point)
 
@@ -273,6 +311,42 @@ class Index:
             ) from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """A document as a bulk request writes it.
+
+    Args:
+        composition: What is written to its own shard.
+        elsewhere: A routing value for each other shard that may hold a copy.
+    """
+
+    composition: Composition
+    elsewhere: tuple[str, ...] = ()
+
+    @property
+    def operations(self) -> int:
+        return 1 + len(self.elsewhere)
+
+    @property
+    def size(self) -> int:
+        return len(self.composition.source or b"") + _DELETE_BYTES * len(self.elsewhere)
+
+    def lines(self) -> Iterator[bytes | dict[str, Any]]:
+        one = self.composition
+        meta = {"_id": one.id, "version": one.version, "version_type": "external"}
+        own = {**meta, "routing": one.routing} if one.routing else meta
+        yield {"delete" if one.source is None else "index": own}
+        if one.source is not None:
+            yield one.source
+        # Version rule, on every other shard: it saw this version too, and as long as this wins it has no copy.
+        for routing in self.elsewhere:
+            yield {"delete": {**meta, "routing": routing}}
+
+
+def _place(hit: Mapping[str, Any]) -> Place:
+    return Place.of(hit["_id"], hit.get("_routing"))
+
+
 def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
     """Whether Elasticsearch takes the id; it would refuse the whole request for one that it does not."""
     if 1 <= len(composition.id.encode()) <= _ID_BYTES_MAX:
@@ -282,23 +356,31 @@ def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
     return False
 
 
-def _judge(composition: Composition, item: Mapping[str, Any], outcome: BulkOutcome) -> None:
-    status = item["status"]
-    if _OK_MIN <= status <= _OK_MAX or (status == _NOT_FOUND and "error" not in item):
-        if composition.source is None:
-            outcome.deleted += 1
-        else:
-            outcome.indexed += 1
-    elif status == _CONFLICT:
+def _judge(composition: Composition, items: Sequence[Mapping[str, Any]], outcome: BulkOutcome) -> None:
+    """Count a document once, by what all shards that it was written to have answered."""
+    rejections = [_rejection(composition, one) for one in items if not _is_done(one) and one["status"] != _CONFLICT]
+    outcome.rejections += rejections
+    if rejections:
+        return
+    if any(one["status"] == _CONFLICT for one in items):
         outcome.superseded += 1
+    elif composition.source is None:
+        outcome.deleted += 1
     else:
-        error = item.get("error", {})
-        cause = error.get("caused_by", {}).get("reason", "")
-        outcome.rejections.append(
-            Rejection(
-                composition=composition,
-                status=status,
-                kind=error.get("type", "unknown"),
-                reason=": ".join(part for part in (error.get("reason", ""), cause) if part),
-            )
-        )
+        outcome.indexed += 1
+
+
+def _is_done(item: Mapping[str, Any]) -> bool:
+    status = item["status"]
+    return _OK_MIN <= status <= _OK_MAX or (status == _NOT_FOUND and "error" not in item)
+
+
+def _rejection(composition: Composition, item: Mapping[str, Any]) -> Rejection:
+    error = item.get("error", {})
+    cause = error.get("caused_by", {}).get("reason", "")
+    return Rejection(
+        composition=composition,
+        status=item["status"],
+        kind=error.get("type", "unknown"),
+        reason=": ".join(part for part in (error.get("reason", ""), cause) if part),
+    )

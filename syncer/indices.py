@@ -12,6 +12,7 @@ from typing import Any
 import elasticsearch
 from elasticsearch import Elasticsearch
 
+from syncer.definition import flat_settings
 from syncer.errors import IndexingError
 from syncer.model import Target
 
@@ -30,6 +31,14 @@ class Indices:
     def exists(self, target: Target) -> bool:
         """Whether the physical index is there, with the alias that writes name."""
         return bool(self._client.indices.exists_alias(index=target.index_name, name=target.write_alias))
+
+    def has_other_shards(self, target: Target) -> bool:
+        """Whether the physical index is there, with more than one shard."""
+        name = "index.number_of_shards"
+        found = self._client.indices.get_settings(
+            index=target.index_name, name=name, flat_settings=True, ignore_unavailable=True
+        )
+        return any(int(one["settings"][name]) > 1 for one in found.body.values())
 
     def prepare(self) -> None:
         """Forbid that a late delete creates an index where an alias was.
@@ -113,8 +122,8 @@ class Indices:
         current = answer.body[target.index_name]["settings"]
         return {
             name: value
-            for name, value in _flatten(wanted).items()
-            if _as_elasticsearch_says(value) != current.get(name if name.startswith("index.") else f"index.{name}")
+            for name, value in flat_settings(wanted).items()
+            if _as_elasticsearch_says(value) != current.get(name)
         }
 
     def _require_free(self, alias: str, installation: str) -> None:
@@ -142,16 +151,6 @@ class Indices:
         meta = body[index_name]["mappings"].get("_meta", {}).get("syncer", {})
         owner: str | None = meta.get("installation")
         return owner
-
-
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def _as_elasticsearch_says(value: Any) -> Any:

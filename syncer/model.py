@@ -3,6 +3,7 @@
 Change        one outbox row, as it travels through the topic
 Target        a physical index that a document is written to
 Composition   a document as one snapshot shows it, with the version drawn before that snapshot
+Place         where a copy of a document lies
 """
 
 from __future__ import annotations
@@ -97,8 +98,34 @@ class Composition:
         id: The document's id.
         version: Drawn before the snapshot was taken.
         source: The whole document as JSON on one line; None if the SELECT does not return the id.
+        routing: What the SELECT says in ``_routing``, empty if it leaves that to Elasticsearch; None if no shard
+            but the one that the id leads to can hold a copy.
     """
 
     id: str
     version: int
     source: bytes | None
+    routing: str | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where it belongs."""
+        return Place.of(self.id, self.routing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a copy of a document lies.
+
+    Args:
+        id: The document's id.
+        routing: What leads to the copy's shard: its ``_routing``, or else its id.
+    """
+
+    id: str
+    routing: str
+
+    @classmethod
+    def of(cls, id_: str, routing: str | None) -> Place:
+        """The place of a document with this ``_routing``, if any."""
+        return cls(id=id_, routing=routing or id_)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from syncer import compose, store
 from syncer.index import Index
-from syncer.model import Target
+from syncer.model import Place, Target
 from syncer.policy import at_work_for
 from syncer.postgres import Connection
 from syncer.store import Document
@@ -26,7 +26,7 @@ def refresh_all(
     page: int,
     progress: Callable[[WriteReport], None] = lambda _: None,
 ) -> WriteReport:
-    """Write every document again, and delete what the SELECT no longer returns.
+    """Write every document again, and delete what the SELECT no longer returns, or not there.
 
     Args:
         connection: For reading ids; taken while this lasts.
@@ -42,20 +42,20 @@ def refresh_all(
     """
     total = WriteReport()
 
-    def write(ids: list[str]) -> None:
+    def write(ids: list[str], *, everywhere: bool = False) -> None:
         if ids:
-            total.add(writer.write(document.name, ids))
+            total.add(writer.write(document.name, ids, everywhere=everywhere))
             progress(total)
 
     for ids in compose.all_ids(connection, document, page=page):
         write(ids)
     for target in store.targets(connection, document.name):
         for held in _walk(index, document, target, page):
-            present = compose.existing(connection, document, held)
-            write([one for one in held if one not in present])
+            present = compose.existing(connection, document, [one.id for one in held])
+            write([one.id for one in held if one not in present], everywhere=True)
     return total
 
 
-def _walk(index: Index, document: Document, target: Target, page: int) -> Iterator[list[str]]:
+def _walk(index: Index, document: Document, target: Target, page: int) -> Iterator[list[Place]]:
     with at_work_for(document.name, document.generation):
         yield from index.walk(target, page=page)

@@ -170,11 +170,11 @@ def _dependencies(stored: dict[str, Any]) -> Dependencies:
             **stored,
             "fields": tuple(Field(**one) for one in stored["fields"]),
             "tables": {relation: _table_use(use) for relation, use in stored["tables"].items()},
+            "shapes": {relation: Shape(**one) for relation, one in stored["shapes"].items()},
             "views": tuple(stored["views"]),
             "lookups": tuple(
                 Lookup(relation=one["relation"], columns=tuple(one["columns"])) for one in stored["lookups"]
             ),
-            "shapes": {relation: Shape(**one) for relation, one in stored["shapes"].items()},
         }
     )
 

@@ -162,7 +162,8 @@ def _counted(number: int, singular: str, plural: str) -> str:
 
 def _cells(drift: Drift) -> tuple[str, ...]:
     version = "" if drift.version is None else str(drift.version)
-    return escape(drift.id), str(drift.kind), escape(", ".join(drift.fields)), version, drift.index_name
+    how = str(drift.kind) if drift.routing in (None, drift.id) else f"{drift.kind} (routing {drift.routing})"
+    return escape(drift.id), escape(how), escape(", ".join(drift.fields)), version, drift.index_name
 
 
 def show_sandbox(console: Console, seen: Status) -> None:

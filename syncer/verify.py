@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from syncer import compose, store
+from syncer.compose import Row
 from syncer.index import Index, Stored
-from syncer.model import Target
+from syncer.model import Place, Target
 from syncer.postgres import Connection
 from syncer.store import Document
 
@@ -33,6 +35,8 @@ class Kind(StrEnum):
     """Elasticsearch has it, Postgres has not."""
     DIFFERENT = "different"
     """Both have it, with other contents."""
+    MISPLACED = "misplaced"
+    """Elasticsearch has it, or a second copy of it, under another routing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class Drift:
         kind: How it differs.
         fields: The top-level fields that differ.
         version: The version that Elasticsearch holds, if it holds the document.
+        routing: What leads to the copy that should not be where it is.
     """
 
     document: str
@@ -54,6 +59,7 @@ class Drift:
     kind: Kind
     fields: tuple[str, ...] = ()
     version: int | None = None
+    routing: str | None = None
 
 
 @dataclass(slots=True)
@@ -131,11 +137,11 @@ class _Walk:
     def first_look(self, streaming: Connection, asking: Connection) -> Iterator[tuple[list[Drift], int]]:
         """What differs: of all that Postgres has, then of what only Elasticsearch has. With each page's size."""
         for expected in compose.everything(streaming, self.document, page=self.page):
-            held = self.index.read(self.target, list(expected))
+            held = self.index.read(self.target, [Place.of(id_, row.routing) for id_, row in expected.items()])
             yield list(compare(self.document, self.target, expected, held)), len(expected)
-        for ids in self.index.walk(self.target, page=self.page):
-            present = compose.existing(asking, self.document, ids)
-            yield [self._extra(one) for one in ids if one not in present], 0
+        for places in self.index.walk(self.target, page=self.page):
+            present = compose.existing(asking, self.document, [one.id for one in places])
+            yield list(self._strays(places, present)), 0
 
     def settled(self, asking: Connection, suspects: dict[str, Drift], seconds: float) -> list[Drift]:
         """Look at the suspects again and again; those that are still different in the end."""
@@ -151,38 +157,40 @@ class _Walk:
     def _look_again(self, asking: Connection, ids: list[str]) -> dict[str, Drift]:
         still: dict[str, Drift] = {}
         for part in (ids[at : at + self.page] for at in range(0, len(ids), self.page)):
-            held = self.index.read(self.target, part)
+            held = self.index.read_everywhere(self.target, part)
             expected = compose.current(asking, self.document, part)
             still |= {drift.id: drift for drift in compare(self.document, self.target, expected, held)}
         return still
 
-    def _extra(self, id_: str) -> Drift:
-        return Drift(document=self.document.name, index_name=self.target.index_name, id=id_, kind=Kind.EXTRA)
+    def _strays(self, places: list[Place], present: set[Place]) -> Iterator[Drift]:
+        ids = {one.id for one in present}
+        for place in places:
+            if place not in present:
+                yield Drift(
+                    document=self.document.name,
+                    index_name=self.target.index_name,
+                    id=place.id,
+                    kind=Kind.MISPLACED if place.id in ids else Kind.EXTRA,
+                    routing=place.routing,
+                )
 
 
-def compare(document: Document, target: Target, expected: dict[str, bytes], held: dict[str, Stored]) -> Iterator[Drift]:
-    """What differs between documents as Postgres says them and as Elasticsearch holds them."""
-    for id_ in expected.keys() | held.keys():
-        stored = held.get(id_)
-        if stored is None:
-            yield Drift(document=document.name, index_name=target.index_name, id=id_, kind=Kind.MISSING)
-        elif id_ not in expected:
-            yield Drift(
-                document=document.name,
-                index_name=target.index_name,
-                id=id_,
-                kind=Kind.EXTRA,
-                version=stored.version,
-            )
-        elif fields := _differing(json.loads(expected[id_]), stored.source):
-            yield Drift(
-                document=document.name,
-                index_name=target.index_name,
-                id=id_,
-                kind=Kind.DIFFERENT,
-                fields=fields,
-                version=stored.version,
-            )
+def compare(document: Document, target: Target, expected: dict[str, Row], held: Iterable[Stored]) -> Iterator[Drift]:
+    """What differs between documents as Postgres says them and the copies that Elasticsearch holds."""
+    copies: dict[str, list[Stored]] = {}
+    for one in held:
+        copies.setdefault(one.place.id, []).append(one)
+    drift = partial(Drift, document=document.name, index_name=target.index_name)
+    for id_ in expected.keys() | copies.keys():
+        row, found = expected.get(id_), copies.get(id_, [])
+        if row is None:
+            yield drift(id=id_, kind=Kind.EXTRA, version=found[0].version, routing=found[0].place.routing)
+        elif stray := next((one for one in found if one.place != Place.of(id_, row.routing)), None):
+            yield drift(id=id_, kind=Kind.MISPLACED, version=stray.version, routing=stray.place.routing)
+        elif not found:
+            yield drift(id=id_, kind=Kind.MISSING)
+        elif fields := _differing(json.loads(row.source), found[0].source):
+            yield drift(id=id_, kind=Kind.DIFFERENT, fields=fields, version=found[0].version)
 
 
 def _differing(expected: dict[str, Any], held: dict[str, Any]) -> tuple[str, ...]:

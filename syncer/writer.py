@@ -80,8 +80,13 @@ class Writer:
         self._composer: Composer | None = None
         self._log = structlog.get_logger()
 
-    def write(self, document: str, ids: Sequence[str]) -> WriteReport:
+    def write(self, document: str, ids: Sequence[str], *, everywhere: bool = False) -> WriteReport:
         """Bring documents up to date in every target; return when each is written, superseded or parked.
+
+        Args:
+            document: Their definition.
+            ids: Which.
+            everywhere: Remove copies from all other shards too, where none should be.
 
         Raises:
             Stopping: It was told to stop first; doing it again is harmless.
@@ -94,7 +99,7 @@ class Writer:
         while groups:
             group = groups.pop()
             try:
-                attempt = partial(self._attempt, document, group, report)
+                attempt = partial(self._attempt, document, group, report, everywhere=everywhere)
                 again = persist(attempt, pause=self._pause, stage=self._name)
             except Exception as error:
                 if decide(error) is not Action.PARK:
@@ -112,12 +117,12 @@ class Writer:
             self._connection.close()
         self._connection = self._composer = None
 
-    def _attempt(self, document: str, ids: list[str], report: WriteReport) -> list[str]:
+    def _attempt(self, document: str, ids: list[str], report: WriteReport, *, everywhere: bool) -> list[str]:
         """Compose and write once; returns the ids that Elasticsearch asks to try again."""
         try:
             while True:
                 began = time.monotonic()
-                batch = self._opened().compose(document, ids)
+                batch = self._opened().compose(document, ids, everywhere=everywhere)
                 composed = time.monotonic()
                 report.compose_seconds += composed - began
                 if clock() - batch.drawn_at <= DRAW_AGE_SECONDS_MAX:

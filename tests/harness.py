@@ -55,6 +55,10 @@ def wait_until(
         time.sleep(_LOOK_SECONDS)
 
 
+def _routing(value: Any) -> dict[str, str]:
+    return {} if value in (None, "") else {"_routing": str(value)}
+
+
 @dataclass
 class Daemon:
     """A ``syncer run`` of its own process."""
@@ -100,6 +104,7 @@ class World:
     name: str = field(default_factory=lambda: "t" + uuid.uuid4().hex[:10])
     daemons: list[Daemon] = field(default_factory=list)
     worker_settings: dict[str, str] = field(default_factory=dict)
+    documents: tuple[str, ...] = ("blogpost",)
 
     # Settings
 
@@ -112,6 +117,10 @@ class World:
     def alias(self) -> str:
         """What searches use."""
         return f"blog-{self.name}"
+
+    def alias_of(self, document: str) -> str:
+        """What searches of that document use."""
+        return self.alias if document == "blogpost" else f"{self.alias}-{document}"
 
     @property
     def settings(self) -> Settings:
@@ -154,8 +163,15 @@ class World:
         """Create the database, and a config folder with the blogpost document."""
         with psycopg.connect(self.endpoints.postgres_dsn, autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{self.name}"')
-        shutil.copytree(REPOSITORY / "config" / "documents" / "blogpost", self.document_folder)
-        (self.document_folder / "document.yaml").write_text(f"index: {self.alias}\n")
+        self.use("blogpost")
+
+    def use(self, *documents: str) -> None:
+        """Fill the config folder with these documents as they are shipped, and with no other."""
+        shutil.rmtree(self.config / "documents", ignore_errors=True)
+        for name in documents:
+            folder = shutil.copytree(REPOSITORY / "config" / "documents" / name, self.config / "documents" / name)
+            (folder / "document.yaml").write_text(f"index: {self.alias_of(name)}\n")
+        self.documents = documents
 
     def unmake(self) -> None:
         """End the daemons; drop the indices, the topic and the database."""
@@ -292,22 +308,31 @@ class World:
 
     # The oracle
 
-    def expected(self) -> dict[str, dict[str, Any]]:
-        """Every document as the plain SELECT says it."""
-        select = (self.document_folder / "select.sql").read_text().strip().removesuffix(";")
+    def expected(self, document: str = "blogpost") -> dict[str, dict[str, Any]]:
+        """Every document as the plain SELECT says it, with its routing if it has one."""
+        select = (self.config / "documents" / document / "select.sql").read_text().strip().removesuffix(";")
         with psycopg.connect(self.dsn, options="-c TimeZone=UTC") as connection:
             rows = connection.execute(f"SELECT row_to_json(d) FROM (\n{select}\n) AS d").fetchall()
-        return {str(row.pop("_id")): row for (row,) in rows}
+        return {str(row.pop("_id")): row | _routing(row.pop("_routing", None)) for (row,) in rows}
 
-    def held(self) -> dict[str, dict[str, Any]]:
-        """Every document that a search finds."""
+    def held(self, document: str = "blogpost") -> dict[str, dict[str, Any]]:
+        """Every document that a search finds, with its routing if it has one; a second copy is one of its own."""
+        alias = self.alias_of(document)
+        found: dict[str, dict[str, Any]] = {}
         with self.elasticsearch() as client:
-            client.indices.refresh(index=self.alias)
-            return {hit["_id"]: hit["_source"] for hit in scan(client, index=self.alias, size=2000)}
+            client.indices.refresh(index=alias)
+            for hit in scan(client, index=alias, size=2000):
+                routing = hit.get("_routing")
+                name = f"{hit['_id']}, again under {routing}" if hit["_id"] in found else hit["_id"]
+                found[name] = hit["_source"] | _routing(routing)
+        return found
 
     def differences(self) -> list[str]:
         """How the two differ, in words."""
-        expected, held = self.expected(), self.held()
+        return [difference for name in self.documents for difference in self._differences(name)]
+
+    def _differences(self, document: str) -> list[str]:
+        expected, held = self.expected(document), self.held(document)
         return [
             f"{id_}: postgres {expected.get(id_)} elasticsearch {held.get(id_)}"
             for id_ in sorted(expected.keys() | held.keys())

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import threading
 import time
-from importlib.resources import files
 from typing import Any
 
 import psycopg
+
+from syncer.demo.guide import rows as guide
+from syncer.demo.model import SCHEMAS
 
 _SUBJECTS = ("Relationships", "Nest eggs", "Sourdough", "Trains", "Gardens", "Databases", "Sleep", "Letters")
 _ANGLES = ("are cool", "explained", "for beginners", "revisited", "in winter", "and other stories", "at work", "")
@@ -23,14 +25,7 @@ FAMOUS = 1
 """The author of most posts: John Smith, user 1 of the guide."""
 
 _USERS = "INSERT INTO users (id, name, email, born) VALUES (%s, %s, %s, %s)"
-_GUIDE_USERS = (
-    (1, "John Smith", "john@smith.com", "1970-10-24"),
-    (3, "Alice John", "alice@john.com", "1979-01-04"),
-)
-_GUIDE_POSTS = (
-    (2, 1, "Relationships", "It's complicated..."),
-    (4, 3, "Relationships are cool", "It's not complicated at all..."),
-)
+_POSTS = "INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, %s, %s)"
 _FIRST_FREE_ID = 1000
 
 
@@ -55,22 +50,23 @@ class Blog:
     def create(self) -> None:
         """Create the tables."""
         with self._connect() as connection:
-            connection.execute(files("syncer.demo").joinpath("blog.sql").read_text())
+            connection.execute(SCHEMAS["blog"].creation)
 
     def write_users(self) -> None:
         """The guide's two users, and a few others."""
         others = [(10 + number, name, f"user{number}@example.com", None) for number, name in enumerate(_NAMES)]
-        self._write(_USERS, [*_GUIDE_USERS, *others])
+        self._run(guide.USERS)
+        self._write(_USERS, others)
 
     def write_posts(self, famous_posts: int) -> None:
         """The guide's two posts, thousands by John Smith, and a fifth as many by the others."""
-        self._write("INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, %s, %s)", list(_GUIDE_POSTS))
+        guides = self._run(guide.POSTS)
         authors = [FAMOUS] * (famous_posts - 1) + self._random.choices(range(10, 10 + len(_NAMES)), k=famous_posts // 5)
         self._random.shuffle(authors)
-        self.posts = len(_GUIDE_POSTS) + len(authors)
+        self.posts = guides + len(authors)
         rows = [(_FIRST_FREE_ID + number, *self._post(author)) for number, author in enumerate(authors)]
         for at in range(0, len(rows), _BATCH):
-            self._write("INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, %s, %s)", rows[at : at + _BATCH])
+            self._write(_POSTS, rows[at : at + _BATCH])
 
     def rename(self, name: str) -> float:
         """Rename the famous author; the moment of the commit, on the monotonic clock."""
@@ -125,6 +121,12 @@ class Blog:
 
     def _sentence(self, words: int) -> str:
         return " ".join(self._random.choices(_WORDS, k=words))
+
+    def _run(self, statement: str) -> int:
+        with self._connect() as connection:
+            rows = connection.execute(statement).rowcount
+        self._count(rows)
+        return rows
 
     def _write(self, query: str, rows: list[tuple[Any, ...]]) -> None:
         with self._connect() as connection, connection.cursor() as cursor:

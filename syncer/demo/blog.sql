@@ -11,6 +11,7 @@ CREATE TABLE posts (
     user_id bigint NOT NULL REFERENCES users,
     title   text NOT NULL,
     body    text NOT NULL,
+    tags    text[] NOT NULL DEFAULT '{}',
     created timestamptz NOT NULL DEFAULT now(),
     views   bigint NOT NULL DEFAULT 0
 );
@@ -28,3 +29,7 @@ CREATE TABLE comments (
 );
 
 CREATE INDEX comments_post_id ON comments (post_id);
+
+-- How config/documents/discussion finds posts and comments by the ids that it makes up for them.
+CREATE INDEX posts_document ON posts (('post-' || id::text));
+CREATE INDEX comments_document ON comments (('comment-' || id::text));

@@ -158,6 +158,17 @@ FILES = {
     "mappings_are_null": bad_file("index.json", '{"mappings": null}', "mappings"),
     "settings_are_a_list": bad_file("index.json", '{"settings": []}', "settings"),
     "deletes_are_forgotten_early": bad_file("index.json", '{"settings": {"index.gc_deletes": "1s"}}', "gc_deletes"),
+    "routing_is_partitioned": bad_file(
+        "index.json", '{"settings": {"index": {"routing_partition_size": 2}}}', "routing_partition_size", "_routing"
+    ),
+    "routing_is_required": Bad(
+        files={"index.json": '{"mappings": {"_routing": {"required": true}}}'},
+        says=("select.sql has no column _routing", "requires a routing", "AS _routing"),
+    ),
+    "children_have_no_routing": Bad(
+        files={"index.json": '{"mappings": {"properties": {"is": {"type": "join", "relations": {"a": "b"}}}}}'},
+        says=("select.sql has no column _routing", "is in index.json is a join field", "parent's shard"),
+    ),
     "mapping_is_refused": Bad(
         files={"index.json": '{"mappings": {"properties": {"title": {"type": "txt"}}}}'},
         says=("index.json of blogpost", "title", "txt"),

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 from elasticsearch import Elasticsearch
 
+from syncer.demo.guide import MODELS
 from tests.harness import wait_until
 
 POSTS = 300
@@ -32,8 +33,8 @@ def environment() -> Iterator[dict[str, str]]:
 
 def demo(environment: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     """Run it in a pipe."""
-    command = [sys.executable, "-m", "syncer", "demo", "--posts", str(POSTS), *options]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    command = [sys.executable, "-m", "syncer", "demo", *options]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def processes_of(environment: dict[str, str]) -> list[psutil.Process]:
@@ -44,7 +45,7 @@ def processes_of(environment: dict[str, str]) -> list[psutil.Process]:
 
 def test_the_question_is_answered_before_and_after_the_rename(environment: dict[str, str]) -> None:
     """The guide's query finds the old name, then the new one, on as many posts; verify finds no drift."""
-    done = demo(environment)
+    done = demo(environment, "--posts", str(POSTS))
     assert done.returncode == 0, done.stdout + done.stderr
     before = re.search(r"(\d+) posts in \d+ ms, by John Smith \((\d+)\), Alice John \(1\)", done.stdout)
     after = re.search(r"(\d+) posts in \d+ ms, by John Doe \((\d+)\), Alice John \(1\)", done.stdout)
@@ -60,7 +61,7 @@ def test_the_question_is_answered_before_and_after_the_rename(environment: dict[
 
 def test_what_is_kept_can_be_played_with(environment: dict[str, str]) -> None:
     """With --keep, the printed commands work, and the printed ending ends it all."""
-    done = demo(environment, "--keep")
+    done = demo(environment, "--posts", str(POSTS), "--keep")
     assert done.returncode == 0, done.stdout + done.stderr
     settings = dict(re.findall(r"export (\w+)=(\S+)", done.stdout))
     try:
@@ -72,10 +73,64 @@ def test_what_is_kept_can_be_played_with(environment: dict[str, str]) -> None:
                 lambda: bool(client.count(index="blogpost", query=renamed)["count"] == POSTS), what="the second rename"
             )
     finally:
-        ending = re.search(r"To end it:\n((?:  .*\n?)+)", done.stdout)
-        assert ending is not None
-        subprocess.run(["/bin/bash", "-ec", ending[1]], env=environment, check=True, capture_output=True, timeout=60)
+        end_as_printed(environment, done.stdout)
+
+
+def end_as_printed(environment: dict[str, str], said: str) -> None:
+    """Paste the lines that end what was kept; nothing is left running."""
+    ending = re.search(r"To end it:\n((?:  .*\n?)+)", said)
+    assert ending is not None
+    subprocess.run(["/bin/bash", "-ec", ending[1]], env=environment, check=True, capture_output=True, timeout=60)
     wait_until(lambda: processes_of(environment) == [], what="nothing is left running")
+
+
+def test_every_model_of_the_guide_is_shown_on_the_same_servers(environment: dict[str, str]) -> None:
+    """Each asks the guide's questions, says what its change cost and when to choose it; the pasted lines work."""
+    done = demo(environment, *MODELS, "--keep")
+    assert done.returncode == 0, done.stdout + done.stderr
+    try:
+        for model in MODELS.values():
+            assert f"# The guide's model: {model.name}\n{model.question}" in done.stdout
+            assert f"Its price: {model.price}\n{model.choice}" in done.stdout
+        assert "For that change syncer wrote 1 of 4 documents: user 1." in done.stdout
+        assert "For that change syncer wrote 3,003 of 3,004 documents." in done.stdout
+        assert "3,004 documents equal their SELECT" in done.stdout
+        assert "\x1b[" not in done.stdout
+        pasted = re.search(r"  export SYNCER_POSTGRES_DSN(?:.*\n)*?  curl .*\n", done.stdout)
+        assert pasted is not None
+        last = subprocess.run(
+            ["/bin/bash", "-ec", pasted[0]], env=environment, capture_output=True, text=True, check=True
+        )
+        assert "UPDATE 1" in last.stdout
+        assert '"timed_out" : false' in last.stdout
+    finally:
+        end_as_printed(environment, done.stdout)
+
+
+def test_the_list_says_what_each_model_is_for(environment: dict[str, str]) -> None:
+    """One line for each: what it answers, what it costs, when to choose it."""
+    lines = demo({**environment, "COLUMNS": "400"}, "--list").stdout.splitlines()
+    for model in MODELS.values():
+        assert [
+            line
+            for line in lines
+            if all(said in line for said in (model.name, model.question, model.price, model.choice))
+        ]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(("jion",), "There is no model jion"), (("join", "--posts", "200"), "--posts is for the demo of the blog")],
+    ids=["wrong_name", "posts_of_a_model"],
+)
+def test_what_cannot_be_shown_is_refused_before_anything_starts(
+    environment: dict[str, str], options: tuple[str, ...], says: str
+) -> None:
+    """A clear error that lists the models; no server has been started."""
+    done = demo(environment, *options)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert list(Path(environment["XDG_STATE_HOME"]).iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "sigterm"])

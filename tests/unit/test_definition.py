@@ -45,11 +45,11 @@ def test_a_folder_is_a_definition(tmp_path: Path) -> None:
     )
 
 
-def test_the_example_is_good() -> None:
-    """What the repository ships as an example can be read."""
-    (found,) = definition.load_all(REPOSITORY / "config")
-    assert found.name == "blogpost"
-    assert found.affects == {}
+def test_the_examples_are_good() -> None:
+    """What the repository ships as examples can be read, and only a recursive query has to say what it affects."""
+    found = {one.name: list(one.affects) for one in definition.load_all(REPOSITORY / "config")}
+    names = ("blogpost", "discussion", "file", "post", "user")
+    assert found == {name: ["directories"] if name == "file" else [] for name in names}
 
 
 @pytest.mark.parametrize("end", ["", ";", " ; ", ";\n\n", "\n;\n"])
@@ -170,6 +170,33 @@ def test_a_folder_s_name_is_a_plain_word(tmp_path: Path, name: str) -> None:
     with pytest.raises(DefinitionError, match="is not a name for a document") as refused:
         definition.load_all(write(tmp_path, name).parent.parent)
     assert "Rename" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        '{"routing_partition_size": 2}',
+        '{"index": {"routing_partition_size": "3"}}',
+        '{"index.routing_partition_size": 2}',
+    ],
+)
+def test_the_shard_of_a_document_depends_on_its_routing_alone(tmp_path: Path, settings: str) -> None:
+    """However the setting is spelled, an index whose routings lead to several shards is refused."""
+    with pytest.raises(DefinitionError, match="routing_partition_size"):
+        definition.load(write(tmp_path, files={"index.json": f'{{"settings": {settings}}}'}))
+
+
+def test_settings_have_one_name_each(tmp_path: Path) -> None:
+    """Nested, dotted or without their prefix, settings are known by their full names."""
+    spelled = {"number_of_shards": 1, "index": {"a": {"b": 2}, "c.d": 3}, "index.e": [4], "analysis.f": {"g": True}}
+    assert definition.flat_settings(spelled) == {
+        "index.number_of_shards": 1,
+        "index.a.b": 2,
+        "index.c.d": 3,
+        "index.e": [4],
+        "index.analysis.f.g": True,
+    }
+    assert definition.load(write(tmp_path, files={"index.json": '{"settings": {"routing_partition_size": 1}}'}))
 
 
 def test_two_documents_share_no_index(tmp_path: Path) -> None:

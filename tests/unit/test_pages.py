@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from syncer.affected import _pages
 from syncer.compose import one_line
-from syncer.index import Index
+from syncer.index import Index, _Task
 from syncer.model import Composition
 
 JSON = st.recursive(
@@ -79,7 +79,9 @@ def parts(compositions: list[Composition], bytes_max: int) -> list[list[Composit
     """How an index cuts compositions into requests; no server is asked."""
     client = Elasticsearch("http://127.0.0.1:9")
     try:
-        return list(Index(client, bulk_bytes_max=bytes_max)._parts(compositions))
+        tasks = [_Task(composition=one) for one in compositions]
+        cut = Index(client, bulk_bytes_max=bytes_max)._parts(tasks)
+        return [[task.composition for task in part] for part in cut]
     finally:
         client.close()
 
@@ -104,3 +106,10 @@ def test_no_more_requests_than_needed(compositions: list[Composition], bytes_max
     """Two requests that follow one another would not have fitted into one."""
     cut = parts(compositions, bytes_max)
     assert all(size(one) + len(other[0].source or b"") > bytes_max for one, other in pairwise(cut))
+
+
+def test_deletes_on_other_shards_count_towards_the_bound() -> None:
+    """A document without contents of its own fills a request with what it tells the other shards."""
+    task = _Task(composition=Composition(id="1", version=1, source=None, routing=""), elsewhere=("a", "b", "c"))
+    assert task.operations == 4
+    assert task.size >= sum(len(str(line)) for line in list(task.lines())[1:]) / 2

@@ -3,6 +3,7 @@ SELECT
     p.id AS _id,
     p.title,
     p.body,
+    p.tags,
     p.created,
     (
         SELECT jsonb_build_object('id', u.id, 'name', u.name)

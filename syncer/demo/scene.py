@@ -1,0 +1,214 @@
+"""What every demo stands on: real servers of its own, the daemon as a process, the commands as a person types them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticsearch import Elasticsearch
+from rich.console import Console
+from rich.markup import escape
+from rich.rule import Rule
+
+from syncer import shipped
+from syncer.demo.daemon import DaemonProcess
+from syncer.errors import SyncerError
+from syncer.sandbox import ConsoleReporter, Endpoints, Sandbox
+
+# As this very program was called, so that what is shown can be pasted.
+_COMMAND = sys.argv[0] if Path(sys.argv[0]).name == "syncer" else f"{sys.executable} -m syncer"
+_PID_FILE = "daemon.pid"
+_KEPT = "demo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a demo has ended.
+
+    Args:
+        holds: Whether `syncer verify` found every document equal to its SELECT.
+        change: SQL that is worth trying by hand on what is kept.
+        search: A search that shows what it did, as arguments to curl; ``{url}`` stands for Elasticsearch.
+    """
+
+    holds: bool
+    change: str
+    search: str
+
+
+class Scene:
+    """Servers, documents in force, a daemon, and how they are shown."""
+
+    def __init__(self, console: Console, folder: Path) -> None:
+        self.console = console
+        self._folder = folder
+        self._sandbox = Sandbox(folder / "servers", report=ConsoleReporter(console))
+        self._environment: dict[str, str] = {}
+        self._daemon: DaemonProcess | None = None
+
+    def start(self) -> Endpoints:
+        """Start the servers."""
+        self.act("Real servers: Postgres, Kafka, Elasticsearch")
+        endpoints = self._sandbox.start()
+        self._environment = {**endpoints.environment(), "SYNCER_CONFIG": str(self._folder / "config")}
+        return endpoints
+
+    def put_in_force(self, *documents: str) -> DaemonProcess:
+        """Put documents of config/documents in force, and see that the daemon runs."""
+        ours = self._folder / "config" / "documents"
+        for name in documents:
+            shutil.copytree(shipped.folder("config") / "documents" / name, ours / name, dirs_exist_ok=True)
+        if self._daemon is None:
+            self.syncer("migrate")
+        self.syncer("apply", "--yes")
+        if self._daemon is None:
+            self._daemon = DaemonProcess(self._folder, self._environment)
+            (self._folder / _PID_FILE).write_text(str(self._daemon.pid))
+            self.console.print("$ syncer run &", style="bold")
+        return self._daemon
+
+    def act(self, title: str) -> None:
+        """Announce what comes."""
+        if self.console.is_terminal:
+            self.console.print()
+            self.console.print(Rule(f"[bold]{escape(title)}", align="left", style="blue"))
+        else:
+            self.console.print(f"\n# {title}", markup=False)
+
+    def syncer(self, *arguments: str, may_fail: bool = False) -> bool:
+        """Run a command and show what it says; whether it succeeded.
+
+        Raises:
+            SyncerError: It failed, and may not.
+        """
+        self.console.print(f"$ syncer {' '.join(arguments)}", style="bold", markup=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "syncer", *arguments],
+            env={**os.environ, **self._environment, "COLUMNS": str(self.console.width)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.console.print(done.stdout.rstrip(), markup=False)
+        if done.returncode and not may_fail:
+            raise SyncerError(f"syncer {' '.join(arguments)} failed", hint=done.stderr)
+        return done.returncode == 0
+
+    def paste(self, text: str) -> None:
+        """Show what is meant to be pasted: no line is broken."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def say_how_to_go_on(self, ending: Ending) -> None:
+        """How to play with what is left running, and how to end it."""
+        endpoints = self._sandbox.status().endpoints
+        if endpoints is None:
+            raise SyncerError("The servers of the demo have ended", hint=f"Their logs are in {self._folder}")
+        exports = "\n".join(f"  export {name}={value}" for name, value in self._environment.items())
+        psql = self._sandbox.postgres.bin_folder / "psql"
+        self.paste(f"""
+Everything is left running. To play with it:
+{exports}
+  {psql} "$SYNCER_POSTGRES_DSN" -c "{ending.change}"
+  curl {ending.search.replace("{url}", endpoints.elasticsearch_url)}
+  {_COMMAND} status
+  {_COMMAND} verify
+  tail -f {self._folder / "daemon.log"}
+To end it:
+  kill {(self._folder / _PID_FILE).read_text()}
+  {_COMMAND} sandbox stop --folder {self._sandbox.folder}""")
+
+    def say_what_to_try(self) -> None:
+        """What to do after a demo that has left nothing."""
+        self.paste(
+            "\nTry next:\n"
+            f"  {_COMMAND} demo --list         the guide's models, one by one\n"
+            f"  {_COMMAND} demo --keep         left running to play with psql and curl\n"
+            f"  {_COMMAND} sandbox start       the servers alone, for a document of your own\n"
+            f"  {_COMMAND} --help"
+        )
+
+    def end(self) -> None:
+        """Stop everything, and leave nothing behind."""
+        if self._daemon is not None:
+            self._daemon.stop()
+        self._sandbox.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def perform(console: Console, play: Callable[[Scene, Endpoints, Elasticsearch], Ending], *, keep: bool) -> bool:
+    """Play a demo on servers of its own; whether `syncer verify` found every document equal to its SELECT.
+
+    Args:
+        console: Where to show it.
+        play: What happens once the servers run.
+        keep: Leave the servers and the daemon running, and say how to play with them.
+
+    Raises:
+        SyncerError: A part of it failed; the servers are stopped then.
+    """
+    home = Sandbox().folder.parent
+    _clear_away_dead(home)
+    folder = home / (_KEPT if keep else f"demo-{os.getpid()}")
+    if keep and folder.exists():
+        console.print("The demo that was kept before is ended: this one takes its place.")
+        _clear_away(folder)
+    scene = Scene(console, folder)
+    is_over = is_kept = False
+    try:
+        with _ended_like_ctrl_c():
+            endpoints = scene.start()
+            with Elasticsearch(endpoints.elasticsearch_url) as client:
+                ending = play(scene, endpoints, client)
+            is_over = True
+            if keep:
+                scene.say_how_to_go_on(ending)
+                is_kept = True
+            else:
+                scene.say_what_to_try()
+    finally:
+        if not is_over:
+            console.print("Stopping …")
+        if not is_kept:
+            scene.end()
+    return ending.holds
+
+
+@contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """Let a closed terminal, and a polite kill, end the demo as Ctrl-C does: with everything stopped."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _clear_away_dead(home: Path) -> None:
+    """What demos have left that were killed before they could clear up."""
+    for folder in home.glob("demo-*"):
+        number = folder.name.removeprefix("demo-")
+        if number.isdigit() and not Path(f"/proc/{number}").exists():
+            _clear_away(folder)
+
+
+def _clear_away(folder: Path) -> None:
+    """End an earlier demo, and remove what it has left."""
+    with suppress(OSError, ValueError):
+        pid = int((folder / _PID_FILE).read_text())
+        # Only if it still is that daemon: ids are given again.
+        if b"syncer" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGTERM)
+    Sandbox(folder / "servers").stop()
+    shutil.rmtree(folder)

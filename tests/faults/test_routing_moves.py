@@ -1,0 +1,232 @@
+"""A document whose routing moves it between shards leaves no copy behind, whatever is delayed or at once."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import pytest
+from elasticsearch import Elasticsearch
+
+from syncer.index import BulkOutcome, Index, _Task
+from syncer.lifecycle import Stop
+from syncer.model import Composition, Target
+from syncer.writer import Writer
+from tests.faults.test_version_rule import HeldIndex, stalled_writer
+from tests.faults.writers import SECONDS, SEED, fill, writing
+from tests.harness import World, wait_until
+from tests.routed import put_parents_and_children, put_routing, put_shards, shards, users_on_two_shards, verified
+
+ALLOCATION = "index.routing.allocation"
+MOVE = "UPDATE posts SET user_id = {there} WHERE id = 2"
+BACK = "UPDATE posts SET user_id = {here} WHERE id = 2"
+DELETE = "DELETE FROM posts WHERE id = 2"
+CHANGES = {"moves": (MOVE,), "is_deleted": (DELETE,), "moves_and_is_deleted": (MOVE, DELETE), "and_back": (MOVE, BACK)}
+
+
+class NarrowIndex(Index):
+    """The rule taken out: only the document's own shard is written."""
+
+    def _task(self, target: Target, composition: Composition) -> _Task:
+        del target
+        return _Task(composition=composition)
+
+
+class NarrowHeldIndex(HeldIndex, NarrowIndex):
+    """The same, with a connection that stalls."""
+
+
+@pytest.fixture
+def routed(empty_world: World) -> World:
+    """A world whose posts are routed by their author, in an index of three shards."""
+    put_shards(empty_world, 3)
+    put_routing(empty_world, "p.user_id")
+    empty_world.set_up()
+    return empty_world
+
+
+def authors(world: World) -> tuple[int, int]:
+    """Two authors on two shards, and a post of the first, in Postgres only."""
+    with world.index() as index:
+        here, there = users_on_two_shards(shards(world, index))
+    world.sql("INSERT INTO users (id, name, email) SELECT g, 'name ' || g, '' FROM generate_series(0, 5) AS g")
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (2, %s, 'old', '')", here)
+    return here, there
+
+
+def race(world: World, held: HeldIndex, index: Index, changes: Sequence[str]) -> int:
+    """A writer reads post 2 and stalls, others write each change, then it writes; how much of it was superseded."""
+    here, there = authors(world)
+    with world.writer(index) as prompt, stalled_writer(world, held) as resume:
+        for change in changes:
+            world.sql(change.format(here=here, there=there))
+            prompt.write("blogpost", ["2"])
+        return resume().superseded
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES.keys())
+def test_a_writer_that_stalled_before_the_move_brings_nothing_back(routed: World, changes: Sequence[str]) -> None:
+    """What was read under the old routing cannot come back beside what was written under the new one."""
+    with routed.elasticsearch() as client, routed.index() as index:
+        assert race(routed, HeldIndex(client), index, changes) == 1
+    assert routed.differences() == []
+    assert verified(routed).holds
+
+
+@pytest.mark.parametrize("changes", [(MOVE,), (MOVE, DELETE)], ids=["moves", "moves_and_is_deleted"])
+def test_without_the_deletes_on_the_other_shards_a_copy_comes_back(routed: World, changes: Sequence[str]) -> None:
+    """With only the document's own shard written, the same race leaves a copy where it was."""
+    with routed.elasticsearch() as client:
+        narrow = NarrowIndex(client, bulk_bytes_max=1_000_000)
+        assert race(routed, NarrowHeldIndex(client), narrow, changes) == 0
+    assert len(routed.differences()) == 1
+    assert not verified(routed).holds
+
+
+def test_a_document_that_moves_is_counted_once(routed: World) -> None:
+    """However many shards are told, one document is one document in the report."""
+    here, there = authors(routed)
+    with routed.index() as index, routed.writer(index) as writer:
+        first = writer.write("blogpost", ["2", "3"])
+        assert (first.documents, first.indexed, first.deleted) == (2, 1, 1)
+        routed.sql(MOVE.format(here=here, there=there))
+        moved = writer.write("blogpost", ["2"])
+        assert (moved.documents, moved.indexed, moved.deleted) == (1, 1, 0)
+        routed.sql(DELETE)
+        assert writer.write("blogpost", ["2"]).deleted == 1
+    assert routed.held() == {}
+
+
+class _Impatient(Elasticsearch):
+    """A client that does not wait for a shard that is away."""
+
+    def bulk(self, **options: Any) -> Any:
+        return super().bulk(**options, timeout="100ms")
+
+
+def lose_a_shard(client: Elasticsearch, name: str) -> int:
+    """Make the empty index anew, so that one of its three shards is nowhere to be had; which one."""
+    (made,) = client.indices.get(index=name, expand_wildcards="all").body.values()
+    client.indices.delete(index=name)
+    limit = {"index.number_of_shards": 3, "index.number_of_replicas": 0, f"{ALLOCATION}.total_shards_per_node": 2}
+    client.indices.create(
+        index=name,
+        settings=limit,
+        mappings=made["mappings"],
+        aliases=made["aliases"],
+        wait_for_active_shards=0,
+    )
+    states: dict[str, int] = {}
+
+    def are_two_there() -> bool:
+        seen: Any = client.cat.shards(index=name, format="json", h="shard,state").body
+        states.update({one["state"]: int(one["shard"]) for one in seen})
+        return [one["state"] for one in seen].count("STARTED") == 2
+
+    wait_until(are_two_there, what="two of three shards are there")
+    return states["UNASSIGNED"]
+
+
+def test_a_shard_that_cannot_delete_makes_the_document_be_written_again(routed: World) -> None:
+    """While a shard is away, a document that left it is not called written: a late writer could still put it there."""
+    paused: list[float] = []
+
+    def pause(seconds: float) -> None:
+        paused.append(seconds)
+        client.indices.put_settings(index=name, settings={f"{ALLOCATION}.total_shards_per_node": -1})
+        client.cluster.health(index=name, wait_for_status="green", timeout="30s")
+
+    with _Impatient(routed.endpoints.elasticsearch_url, request_timeout=60) as client:
+        (name,) = client.indices.get_alias(name=routed.alias).body
+        away = lose_a_shard(client, name)
+        index = Index(client, bulk_bytes_max=1_000_000)
+        known = shards(routed, index)
+        here = next(one for one in range(100) if known.shard(str(one)) == away)
+        there = next(one for one in range(100) if known.shard(str(one)) != away)
+        routed.sql("INSERT INTO users (id, name, email) SELECT g, 'name', '' FROM generate_series(0, 99) AS g")
+        routed.sql("INSERT INTO posts (id, user_id, title, body) VALUES (2, %s, 'old', '')", here)
+        patient = Writer(connect=routed.connect, index=index, pause=pause, name="test")
+        with closing(patient) as writer, stalled_writer(routed, HeldIndex(client)) as resume:
+            routed.sql(MOVE.format(there=there))
+            report = writer.write("blogpost", ["2"])
+            assert resume().superseded == 1
+    assert len(paused) == 1
+    assert report.parked == 0
+    assert routed.differences() == []
+
+
+@pytest.mark.parametrize("shape", ["posts_under_their_author", "parents_and_children"])
+def test_documents_move_under_random_writers(empty_world: World, shape: str) -> None:
+    """Two daemons, concurrent writers and a verify beside them: in the end one copy of each, in its place."""
+    if shape == "parents_and_children":
+        put_parents_and_children(empty_world)
+    else:
+        put_shards(empty_world, 3)
+        put_routing(empty_world, "p.user_id")
+    empty_world.set_up()
+    fill(empty_world)
+    for _ in range(2):
+        empty_world.daemon()
+    with writing(empty_world):
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            seen = empty_world.syncer("verify")
+            assert seen.returncode == 0, seen.stdout
+    empty_world.wait_until_level()
+    wait_until(lambda: verified(empty_world, settle_seconds=1).holds, what="verify agrees")
+
+
+class LateIndex(Index):
+    """A connection on which every write is late by chance."""
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Write after a while."""
+        Stop().wait(random.uniform(0, 0.1))
+        return super().write(target, compositions)
+
+
+class NarrowLateIndex(LateIndex, NarrowIndex):
+    """The same, with the rule taken out."""
+
+
+def move_at_random(world: World, index: Index) -> list[str]:
+    """Writers that stall between read and write, while applications move posts; how the two differ in the end."""
+    fill(world)
+    ids = [str(one) for one in range(60)]
+    stop = threading.Event()
+
+    def write(number: int) -> None:
+        dice = random.Random(SEED + number)
+        with world.writer(index) as writer:
+            while not stop.is_set():
+                writer.write("blogpost", dice.sample(ids, 10))
+
+    with ThreadPoolExecutor(4) as threads:
+        with writing(world):
+            running = [threads.submit(write, number) for number in range(4)]
+            time.sleep(SECONDS / 2)
+        stop.set()
+        for one in running:
+            one.result()
+    with world.writer(index) as writer:
+        writer.write("blogpost", ids)
+    return world.differences()
+
+
+def test_late_writers_at_random(routed: World) -> None:
+    """Writers that read at one moment and write at a random later one end with one copy of each document."""
+    with routed.elasticsearch() as client:
+        assert move_at_random(routed, LateIndex(client, bulk_bytes_max=1_000_000)) == []
+    assert verified(routed).holds
+
+
+def test_late_writers_without_the_deletes_leave_copies(routed: World) -> None:
+    """The same, with only the document's own shard written, ends with copies in places of long ago."""
+    with routed.elasticsearch() as client:
+        assert move_at_random(routed, NarrowLateIndex(client, bulk_bytes_max=1_000_000)) != []
+    assert not verified(routed).holds

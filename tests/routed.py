@@ -1,0 +1,84 @@
+"""Documents with a ``_routing``: the blog's posts under their author, or posts and comments as parents and children."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from elasticsearch import Elasticsearch
+
+from syncer.index import Index
+from syncer.shards import Shards
+from syncer.store import Document, documents, targets
+from syncer.verify import VerifyReport, verify
+from tests.harness import World
+
+PARENTS_AND_CHILDREN = """
+SELECT 'p' || p.id AS _id, p.id AS _routing, p.title AS text, to_jsonb('post'::text) AS relation
+FROM posts AS p
+UNION ALL
+SELECT 'c' || c.id, c.post_id, c.comment, jsonb_build_object('name', 'comment', 'parent', 'p' || c.post_id)
+FROM comments AS c
+"""
+JOIN_MAPPING = {
+    "properties": {
+        "text": {"type": "text"},
+        "relation": {"type": "join", "relations": {"post": "comment"}},
+    }
+}
+
+
+def put_shards(world: World, number: int) -> None:
+    """Give the document's index that many shards, when it is made."""
+    file = world.document_folder / "index.json"
+    body = json.loads(file.read_text())
+    body["settings"]["number_of_shards"] = number
+    file.write_text(json.dumps(body))
+
+
+def put_routing(world: World, expression: str | None) -> None:
+    """Give the document of the blog's posts this ``_routing``; None for none."""
+    file = world.document_folder / "select.sql"
+    lines = [line for line in file.read_text().splitlines() if not line.endswith(" AS _routing,")]
+    if expression is not None:
+        lines.insert(lines.index("    p.id AS _id,") + 1, f"    {expression} AS _routing,")
+    file.write_text("\n".join(lines) + "\n")
+
+
+def put_parents_and_children(world: World) -> None:
+    """Make the document one of posts and their comments, joined in the index."""
+    folder = world.document_folder
+    (folder / "select.sql").write_text(PARENTS_AND_CHILDREN)
+    settings = {"number_of_shards": 3, "number_of_replicas": 0}
+    (folder / "index.json").write_text(json.dumps({"settings": settings, "mappings": JOIN_MAPPING}))
+
+
+def shards(world: World, index: Index) -> Shards:
+    """The shards of the document's index."""
+    with world.connect() as connection:
+        (target,) = targets(connection, "blogpost")
+    return index._shards_of(target)
+
+
+def document(world: World) -> Document:
+    """The document in force."""
+    with world.connect() as connection:
+        (found,) = documents(connection)
+    return found
+
+
+def verified(world: World, *, settle_seconds: float = 0) -> VerifyReport:
+    """What verify finds."""
+    with world.index() as index:
+        return verify(world.connect, document(world), index=index, settle_seconds=settle_seconds)
+
+
+def put(client: Elasticsearch, world: World, id_: str, routing: str | None, source: dict[str, Any]) -> None:
+    """What somebody writes into the index behind syncer's back."""
+    client.index(index=world.alias, id=id_, routing=routing, document=source)
+
+
+def users_on_two_shards(found: Shards) -> tuple[int, int]:
+    """Two of the blog's users whose posts lie on shards of their own."""
+    other = next(one for one in range(2, 6) if found.shard(str(one)) != found.shard("1"))
+    return 1, other

@@ -1,0 +1,289 @@
+"""Files follow the directories above them, however those change, and whoever writes meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from syncer.demo.guide.rows import FILES
+from syncer.demo.model import SCHEMAS
+from tests.harness import World, wait_until
+
+DESCENDANTS = int(os.environ.get("SYNCER_TEST_FILES", "20000"))
+"""How many files the renamed directory holds; the guide speaks of hundreds of thousands."""
+_FIRST_ID = 1000
+
+
+def set_up(world: World) -> None:
+    """The guide's files, with the document in force."""
+    world.use("file")
+    world.sql(SCHEMAS["filesystem"].creation)
+    world.sql(FILES)
+    world.migrate()
+    world.apply()
+
+
+@pytest.fixture
+def tree(empty_world: World) -> World:
+    """A world with the guide's files, and no daemon."""
+    set_up(empty_world)
+    return empty_world
+
+
+def paths(world: World) -> dict[str, str]:
+    """Where each file is, by id, as a search finds it."""
+    return {id_: f"{file['path']}: {file['name']}" for id_, file in world.held("file").items()}
+
+
+AT_FIRST = {
+    "1": "/clinton/projects/elasticsearch: README.txt",
+    "2": "/clinton/projects: ideas.txt",
+    "3": "/clinton: letter.txt",
+    "4": "/alice: photos.txt",
+}
+
+# Transactions, one after the other; what they leave; and what is not found any more.
+CHANGES: dict[str, tuple[tuple[str, ...], dict[str, str | None]]] = {
+    "file_renamed": (
+        ("UPDATE files SET name = 'README.asciidoc' WHERE id = 1",),
+        {"1": "/clinton/projects/elasticsearch: README.asciidoc"},
+    ),
+    "file_moved": (("UPDATE files SET directory_id = 5 WHERE id = 1",), {"1": "/alice: README.txt"}),
+    "file_moved_to_the_root": (("UPDATE files SET directory_id = 1 WHERE id = 1",), {"1": "/: README.txt"}),
+    "directory_renamed": (
+        ("UPDATE directories SET name = 'bill' WHERE id = 2",),
+        {"1": "/bill/projects/elasticsearch: README.txt", "2": "/bill/projects: ideas.txt", "3": "/bill: letter.txt"},
+    ),
+    "directory_moved": (
+        ("UPDATE directories SET parent_id = 5 WHERE id = 3",),
+        {"1": "/alice/projects/elasticsearch: README.txt", "2": "/alice/projects: ideas.txt"},
+    ),
+    "directory_becomes_a_tree_of_its_own": (
+        ("UPDATE directories SET parent_id = NULL, name = 'backup:' WHERE id = 3",),
+        {"1": "backup:/elasticsearch: README.txt", "2": "backup:: ideas.txt"},
+    ),
+    "root_renamed": (
+        ("UPDATE directories SET name = 'c:' WHERE id = 1",),
+        {
+            "1": "c:/clinton/projects/elasticsearch: README.txt",
+            "2": "c:/clinton/projects: ideas.txt",
+            "3": "c:/clinton: letter.txt",
+            "4": "c:/alice: photos.txt",
+        },
+    ),
+    "directory_deleted_with_all_in_it": (("DELETE FROM directories WHERE id = 3",), {"1": None, "2": None}),
+    "everything_deleted": (("TRUNCATE directories CASCADE",), {"1": None, "2": None, "3": None, "4": None}),
+    "directory_renamed_and_a_file_taken_out_in_one_transaction": (
+        (
+            """
+            UPDATE directories SET name = 'bill' WHERE id = 2;
+            UPDATE files SET directory_id = 5 WHERE id = 2;
+            UPDATE files SET name = 'README' WHERE id = 1
+            """,
+        ),
+        {"1": "/bill/projects/elasticsearch: README", "2": "/alice: ideas.txt", "3": "/bill: letter.txt"},
+    ),
+    "directory_renamed_then_moved_from_under_it": (
+        (
+            "UPDATE directories SET name = 'bill' WHERE id = 2",
+            "UPDATE directories SET parent_id = 5 WHERE id = 3",
+            "UPDATE files SET directory_id = 3 WHERE id = 1",
+        ),
+        {"1": "/alice/projects: README.txt", "2": "/alice/projects: ideas.txt", "3": "/bill: letter.txt"},
+    ),
+    "two_levels_renamed_in_one_transaction": (
+        ("UPDATE directories SET name = 'x' WHERE id = 4; UPDATE directories SET name = 'y' WHERE id = 2",),
+        {"1": "/y/projects/x: README.txt", "2": "/y/projects: ideas.txt", "3": "/y: letter.txt"},
+    ),
+    "contents_taken_out_and_the_directory_deleted_in_one_transaction": (
+        (
+            """
+            UPDATE directories SET parent_id = 5 WHERE parent_id = 3;
+            UPDATE files SET directory_id = 5 WHERE directory_id = 3;
+            DELETE FROM directories WHERE id = 3
+            """,
+        ),
+        {"1": "/alice/elasticsearch: README.txt", "2": "/alice: ideas.txt"},
+    ),
+    "directory_replaced_by_one_with_another_key": (
+        (
+            """
+            INSERT INTO directories (id, parent_id, name) VALUES (30, 2, 'work');
+            UPDATE directories SET parent_id = 30 WHERE parent_id = 3;
+            UPDATE files SET directory_id = 30 WHERE directory_id = 3;
+            DELETE FROM directories WHERE id = 3
+            """,
+        ),
+        {"1": "/clinton/work/elasticsearch: README.txt", "2": "/clinton/work: ideas.txt"},
+    ),
+    "two_directories_swap_places": (
+        ("UPDATE directories SET parent_id = CASE id WHEN 5 THEN 2 WHEN 2 THEN 1 ELSE 5 END WHERE id IN (2, 3, 5)",),
+        {
+            "1": "/clinton/alice/projects/elasticsearch: README.txt",
+            "2": "/clinton/alice/projects: ideas.txt",
+            "4": "/clinton/alice: photos.txt",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("transactions", "leaves"), CHANGES.values(), ids=CHANGES.keys())
+def test_every_file_has_the_path_of_its_directory(
+    tree: World, transactions: tuple[str, ...], leaves: dict[str, str | None]
+) -> None:
+    """Whatever is renamed, moved or deleted, on whatever level, the files below it have the right path afterwards."""
+    assert paths(tree) == AT_FIRST
+    with tree.index() as index, tree.relay() as relay, tree.worker(index) as worker:
+        for transaction in transactions:
+            tree.sql(transaction)
+        tree.drain(relay, worker)
+    assert paths(tree) == {id_: path for id_, path in (AT_FIRST | leaves).items() if path is not None}
+
+
+def test_a_directory_is_never_below_itself(tree: World) -> None:
+    """The application's own rule: a move that would make a cycle is refused."""
+    for move in (
+        "UPDATE directories SET parent_id = 4 WHERE id = 2",
+        "UPDATE directories SET parent_id = 2 WHERE id = 2",
+    ):
+        with pytest.raises(psycopg.errors.CheckViolation, match="below itself"):
+            tree.sql(move)
+
+
+def test_two_moves_at_once_make_no_cycle(tree: World) -> None:
+    """One tree moves into another while that moves into the first: the second waits, and is refused."""
+    tree.sql("INSERT INTO directories (id, parent_id, name) VALUES (6, 5, 'photos')")
+    refused: list[Exception] = []
+
+    def move_back() -> None:
+        try:
+            tree.sql("UPDATE directories SET parent_id = 3 WHERE id = 5")
+        except psycopg.errors.CheckViolation as error:
+            refused.append(error)
+
+    def is_waiting() -> bool:
+        return bool(
+            tree.sql("SELECT 1 FROM pg_stat_activity WHERE datname = %s AND wait_event = 'advisory'", tree.name)
+        )
+
+    second = threading.Thread(target=move_back)
+    with tree.application() as first:
+        first.execute("UPDATE directories SET parent_id = 6 WHERE id = 2")
+        second.start()
+        wait_until(is_waiting, what="the second move waits")
+    second.join()
+    assert len(refused) == 1
+
+
+def test_a_cycle_that_was_made_all_the_same_hangs_nothing(tree: World) -> None:
+    """With the application's rule switched off, files in a cycle have some path, and the others theirs."""
+    tree.sql("ALTER TABLE directories DISABLE TRIGGER USER; UPDATE directories SET parent_id = 4 WHERE id = 2")
+    tree.sql("ALTER TABLE directories ENABLE TRIGGER USER")
+    with tree.index() as index, tree.relay() as relay, tree.worker(index) as worker:
+        tree.sql("UPDATE directories SET name = 'bill' WHERE id = 2; UPDATE files SET name = 'seen' WHERE id = 4")
+        tree.drain(relay, worker)
+    assert paths(tree)["4"] == "/alice: seen"
+
+
+def test_a_recursive_search_takes_part_of_a_path_only_at_a_slash(tree: World) -> None:
+    """/clint finds nothing below /clinton; a match query finds what a term query finds."""
+    with tree.elasticsearch() as client:
+        found = {
+            (kind, path): client.count(index=tree.alias_of("file"), query={kind: {"path.tree": path}})["count"]
+            for kind in ("term", "match")
+            for path in ("/clinton", "/clinton/projects", "/clint", "/clinton/", "clinton")
+        }
+    assert {one for one, number in found.items() if number} == {
+        (kind, path) for kind in ("term", "match") for path in ("/clinton", "/clinton/projects")
+    }
+
+
+def test_composing_a_thousand_files_does_not_read_the_tree(tree: World) -> None:
+    """A page of ids reaches files and directories by their keys; so does what a renamed directory affects."""
+    tree.sql("INSERT INTO directories (id, parent_id, name) SELECT 10 + n, 5, n FROM generate_series(1, 5000) AS n")
+    tree.sql("INSERT INTO files (id, directory_id, name) SELECT 10 + n, 10 + n, n FROM generate_series(1, 5000) AS n")
+    with psycopg.connect(tree.dsn, autocommit=True) as connection:
+        connection.execute("ANALYZE directories")
+        connection.execute("ANALYZE files")
+    folder = tree.config / "documents" / "file"
+    select = (folder / "select.sql").read_text()
+    affects = (folder / "affects" / "directories.sql").read_text()
+    ids = ", ".join(str(10 + n) for n in range(1, 1001))
+    changed = "jsonb_populate_recordset(NULL::directories, '[{\"id\": 20}]')"
+    for query in (
+        f"SELECT d.* FROM ({select}) AS d WHERE d._id = ANY (ARRAY[{ids}]::bigint[])",
+        f"SELECT DISTINCT d._id FROM ({affects.replace('%(rows)s', changed)}) AS d",
+    ):
+        plan = "\n".join(row[0] for row in tree.sql(f"EXPLAIN (COSTS OFF) {query}"))
+        assert "Seq Scan" not in plan, plan
+
+
+@contextmanager
+def renaming_files(world: World) -> Iterator[list[str]]:
+    """Somebody renames file 1, and some others, again and again; yields the names that file 1 had."""
+    stop = threading.Event()
+    names: list[str] = []
+    failures: list[BaseException] = []
+
+    def rename() -> None:
+        try:
+            with world.application() as connection:
+                while not stop.wait(0.005):
+                    names.append(f"README-{len(names)}")
+                    others = random.sample(range(_FIRST_ID, _FIRST_ID + DESCENDANTS), 10)
+                    connection.execute("UPDATE files SET name = %s WHERE id = 1", (names[-1],))
+                    connection.execute(
+                        "UPDATE files SET name = %s || id WHERE id = ANY (%s)", (f"{len(names)}-", others)
+                    )
+                    connection.commit()
+        except BaseException as error:  # noqa: BLE001 - told to the test below
+            failures.append(error)
+
+    thread = threading.Thread(target=rename)
+    thread.start()
+    try:
+        yield names
+    finally:
+        stop.set()
+        thread.join()
+    assert not failures, failures
+
+
+def test_a_large_directory_is_renamed_and_moved_while_files_in_it_are_renamed(tree: World) -> None:
+    """The guide's hazard: no rename is lost or half done, the directory's or a file's."""
+    tree.daemon()
+    tree.sql(
+        "INSERT INTO directories (id, parent_id, name) "
+        "SELECT 100 + n, CASE WHEN n < 10 THEN 2 ELSE 100 + n / 10 END, 'd' || n FROM generate_series(1, 200) AS n"
+    )
+    tree.sql(
+        "INSERT INTO files (id, directory_id, name, contents) "
+        "SELECT n, 101 + mod(n, 200), 'f' || n, 'some text' "
+        f"FROM generate_series({_FIRST_ID}, {_FIRST_ID + DESCENDANTS - 1}) AS n"
+    )
+    with tree.elasticsearch() as client:
+
+        def is_below(path: str) -> bool:
+            client.indices.refresh(index=tree.alias_of("file"))
+            found = client.count(index=tree.alias_of("file"), query={"term": {"path.tree": path}})
+            return bool(found["count"] == DESCENDANTS + 3)
+
+        wait_until(lambda: is_below("/clinton"), what="the files are there", seconds=300)
+        with renaming_files(tree) as names:
+            tree.sql("UPDATE directories SET name = 'bill' WHERE id = 2")
+            wait_until(lambda: is_below("/bill"), what="the directory is renamed", seconds=300)
+            tree.sql("UPDATE directories SET name = 'william' WHERE id = 2")
+            tree.sql("UPDATE directories SET parent_id = 5 WHERE id = 2")
+            tree.sql("UPDATE directories SET name = 'billy' WHERE id = 2")
+            # Still renaming: what the last writing of the directory got wrong, no later one puts right.
+            wait_until(lambda: is_below("/alice/billy"), what="the directory is moved", seconds=300)
+    tree.wait_until_level(seconds=300)
+    assert paths(tree)["1"] == f"/alice/billy/projects/elasticsearch: {names[-1]}"
+    assert len(names) > 10
+    assert tree.syncer("verify").returncode == 0

@@ -3,6 +3,10 @@ ALTER TABLE syncer.document ADD COLUMN halted text, ADD COLUMN halted_at timesta
 
 COMMENT ON COLUMN syncer.document.halted IS 'What happened and what to do; NULL if the document is not halted.';
 
--- What was applied before does not say which shape of its tables it relies on.
+-- What was found out about a document that was applied before has another form now: apply finds it out again.
 UPDATE syncer.document
-SET halted = E'It was applied by an older syncer\nRun: syncer apply', halted_at = now(), filled_at = NULL;
+SET halted = E'It was applied by an older syncer\nRun: syncer apply', halted_at = now(), filled_at = NULL,
+    definition = jsonb_set(definition, '{dependencies}', '{
+        "canonical_select": "", "id_type": "text", "fields": [], "root": null, "root_key": null,
+        "tables": {}, "shapes": {}, "views": [], "lookups": []
+    }');

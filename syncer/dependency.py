@@ -142,13 +142,16 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         tables=used,
         views=found.view_names,
         lookups=tuple(dict.fromkeys(analysis.lookups())),
-        shapes=_shapes(connection, used.values(), found.view_names),
+        shapes=_shapes(connection, found, used),
     )
 
 
-def _shapes(connection: Connection, uses: Iterable[TableUse], views: Iterable[str]) -> dict[str, Shape]:
-    named: dict[str, frozenset[str]] = {view: frozenset() for view in views}
-    return shape.read(connection, named | {one.relation: one.watched | one.routing for one in uses})
+def _shapes(connection: Connection, found: Probe, used: dict[str, TableUse]) -> dict[str, Shape]:
+    """The relations that the SELECT reads, with the columns of each that it, or an affected query, names."""
+    named: dict[str, frozenset[str]] = {view: frozenset() for view in found.view_names}
+    for read in found.reads:
+        named[read.relation] = used[read.relation].watched | used[read.relation].routing | read.virtual
+    return shape.read(connection, named)
 
 
 def _require_columns(file: str, columns: dict[str, str]) -> None:

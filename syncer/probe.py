@@ -121,12 +121,14 @@ class Read:
     Args:
         relation: ``schema.table``, quoted where SQL needs it.
         name: The same, as the catalogue spells it.
-        columns: Which columns.
+        columns: Which columns; what a virtual generated column is computed from stands for it.
+        virtual: The virtual generated columns among them.
     """
 
     relation: str
     name: TableName
     columns: frozenset[str]
+    virtual: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,10 +294,9 @@ def _reads(connection: Connection, trees: Sequence[exp.Expr], file: str) -> Iter
         columns = frozenset(read)
         if (schema, name) in whole:
             columns = frozenset(row[0] for row in connection.execute(_ALL_COLUMNS, (oid,)))
-        for virtual, sources in connection.execute(_VIRTUAL, (oid,)).fetchall():
-            if virtual in columns:
-                columns = columns - {virtual} | frozenset(sources)
-        yield Read(relation=relation, name=(schema, name), columns=columns)
+        virtual = {one: sources for one, sources in connection.execute(_VIRTUAL, (oid,)).fetchall() if one in columns}
+        columns = (columns - virtual.keys()).union(*virtual.values())
+        yield Read(relation=relation, name=(schema, name), columns=columns, virtual=frozenset(virtual))
 
 
 def _whole_rows(tree: exp.Expr) -> frozenset[TableName]:

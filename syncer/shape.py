@@ -17,26 +17,26 @@ from psycopg.types.json import Jsonb
 
 from syncer.postgres import Connection
 
-# Types of pg_catalog have their SQL names under any search_path; all others are qualified.
+# Postgres's own types (their oids are fixed, below 10000) have one name under any search_path, and are most of all:
+# what it takes to name another type, or another collation than the default, is looked up for those only.
 _COLUMNS = """
 SELECT asked.relation, c.relkind::text, a.attname::text,
-       CASE WHEN tn.nspname = 'pg_catalog' THEN format_type(a.atttypid, a.atttypmod)
-            ELSE format('%I.%I', tn.nspname, t.typname)
-                 || CASE WHEN a.atttypmod >= 0 THEN format(' (%s)', a.atttypmod) ELSE '' END END
-       || CASE WHEN a.attcollation <> t.typcollation THEN format(' COLLATE %I.%I', cn.nspname, k.collname) ELSE '' END,
+       CASE WHEN a.atttypid < 10000 THEN format_type(a.atttypid, a.atttypmod)
+            ELSE (SELECT format('%I.%I', n.nspname, t.typname)
+                         || CASE WHEN a.atttypmod >= 0 THEN format(' (%s)', a.atttypmod) ELSE '' END
+                  FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = a.atttypid) END
+       || CASE WHEN a.attcollation IN (0, 100) THEN ''
+               ELSE (SELECT format(' COLLATE %I.%I', n.nspname, k.collname)
+                     FROM pg_collation AS k JOIN pg_namespace AS n ON n.oid = k.collnamespace
+                     WHERE k.oid = a.attcollation) END,
        a.attgenerated <> '',
-       CASE WHEN e.oid IS NOT NULL
-            THEN array(SELECT l.enumlabel::text FROM pg_enum AS l WHERE l.enumtypid = e.oid ORDER BY l.enumsortorder)
-       END
+       CASE WHEN a.atttypid >= 10000
+            THEN (SELECT array_agg(l.enumlabel::text ORDER BY l.enumsortorder)
+                  FROM pg_type AS t JOIN pg_enum AS l ON l.enumtypid IN (t.oid, t.typelem) WHERE t.oid = a.atttypid) END
 FROM jsonb_each($1) AS asked (relation, columns)
 JOIN pg_class AS c ON c.oid = to_regclass(asked.relation)
-LEFT JOIN (jsonb_array_elements_text(asked.columns) AS wanted (name)
-           JOIN pg_attribute AS a ON a.attname = wanted.name::name AND a.attnum > 0 AND NOT a.attisdropped
-           JOIN pg_type AS t ON t.oid = a.atttypid
-           JOIN pg_namespace AS tn ON tn.oid = t.typnamespace
-           LEFT JOIN pg_type AS e ON e.oid IN (t.oid, t.typelem) AND e.typtype = 'e'
-           LEFT JOIN pg_collation AS k ON k.oid = a.attcollation
-           LEFT JOIN pg_namespace AS cn ON cn.oid = k.collnamespace) ON a.attrelid = c.oid
+LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                           AND asked.columns ? a.attname::text
 """
 # How these are spelled depends on the search_path: it is set aside while they are read.
 _EXPRESSIONS = """

@@ -20,7 +20,7 @@ from syncer.errors import DocumentError
 from syncer.index import BulkOutcome, Index
 from syncer.watch import Watch
 from tests.faults.test_version_rule import HeldIndex
-from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.harness import DEADLINE_SECONDS, REPOSITORY, Daemon, World, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) SELECT g, 'user ' || g, '' FROM generate_series(1, 5) AS g;
@@ -469,3 +469,34 @@ def test_a_schema_change_that_is_taken_back_needs_an_apply_all_the_same(two: Wor
         assert two.differences() == []
         assert writer.write("blogpost", ["2"]).indexed == 1
         assert [one.generation for one in store.documents(connection)] == [2, 1]
+
+
+def test_a_view_that_is_redefined_halts_who_reads_it(two: World) -> None:
+    """Its rows change without any row of a table changing: the document halts, and apply writes it all again."""
+    two.sql("CREATE VIEW shown AS SELECT id, text FROM pages")
+    (two.config / "documents" / "page" / "select.sql").write_text("SELECT id AS _id, text FROM shown")
+    two.apply()
+    assert pages_are_level(two)
+    with two.index() as index, two.writer(index) as writer, closing(Watch(connect=two.connect)) as watch:
+        two.sql("CREATE OR REPLACE VIEW shown AS SELECT id, upper(text) AS text FROM pages")
+        with pytest.raises(DocumentError, match=r"the view public\.shown is defined anew"):
+            writer.write("page", ["1"])
+        assert watch.run_once().halted == ("page",)
+    two.sql("UPDATE pages SET text = upper(text)")  # for the oracle
+    assert not pages_are_level(two)
+    two.apply()
+    assert pages_are_level(two)
+
+
+def test_what_an_older_syncer_applied_is_halted_until_it_is_applied_again(two: World) -> None:
+    """A migration that changes the form of what is stored leaves documents that say so, and that apply mends."""
+    migration = (REPOSITORY / "migrations" / "0002.halted-documents.sql").read_text()
+    two.sql("UPDATE" + migration.rpartition("UPDATE")[2])
+    two.sql("UPDATE posts SET title = 'changed meanwhile' WHERE id = 2")
+    with two.connect() as connection:
+        assert {(one.halted or "")[:34] for one in store.documents(connection)} == {
+            "It was applied by an older syncer\n"
+        }
+        two.apply()
+        assert all(one.halted is None and one.is_filled for one in store.documents(connection))
+    assert two.differences() == []

@@ -19,17 +19,23 @@ CREATE TABLE "Other"."a.b" (
 );
 CREATE FUNCTION public.half(numeric) RETURNS numeric LANGUAGE sql IMMUTABLE AS 'SELECT $1 / 2';
 CREATE TABLE halves (id bigint PRIMARY KEY, amount numeric, half numeric GENERATED ALWAYS AS (half(amount)) STORED);
+CREATE TABLE single (only_column int);
+CREATE VIEW counted AS SELECT count(*) FROM single;
 CREATE VIEW named AS SELECT id, "Name" AS name, half(amount) AS half FROM "Other"."a.b" WHERE mood = 'happy'
 """
 NAMED = {
     '"Other"."a.b"': ["id", "Name", "amount", "mood", "moods", "short", "twice"],
     "public.halves": ["id", "half"],
     "public.named": ["name", "half"],
+    "public.single": ["only_column"],
+    "public.counted": [],
 }
 
 CHANGES = {
     'ALTER TABLE "Other"."a.b" RENAME COLUMN "Name" TO name': '"Other"."a.b".Name is gone',
     'ALTER TABLE "Other"."a.b" DROP COLUMN moods': '"Other"."a.b".moods is gone',
+    "ALTER TABLE single RENAME COLUMN only_column TO another": "public.single.only_column is gone",
+    "DROP VIEW counted": "public.counted is gone",
     'ALTER TABLE "Other"."a.b" RENAME TO c': '"Other"."a.b" is gone',
     'ALTER TABLE "Other"."a.b" SET SCHEMA public': '"Other"."a.b" is gone',
     'ALTER TABLE "Other"."a.b" ALTER short TYPE text': '"Other"."a.b".short was public.short and is text',

@@ -21,6 +21,9 @@ ground; a module knows only those below it:
     cli          the commands; puts the parts together        terminal   what they show to a person
     demo         a blog, a rename, a question; the guide's models
     service      the daemon's threads                         overview   how it is doing
+    forecast     what apply would do                          caution    what is probably not meant
+    estimate     apply tried on a scratch index               planpage   a forecast, shown to a person
+    contents     does JSON fit its mapping?
     apply        definitions → indices, triggers, generations
     relay        outbox → topic                               worker     topic → documents: the main loop
     watch        tables and triggers → documents that halt
@@ -32,7 +35,8 @@ ground; a module knows only those below it:
     trigger      their SQL: a changed row → the outbox
     store        what syncer remembers in Postgres            version    epoch and sequence
     topic        Kafka                                        index      documents in Elasticsearch
-    indices      physical indices and their aliases
+    indices      physical indices and their aliases           cost       what queries cost, missing indexes
+    fitting      do columns fit their mapping?                verdict    what a mapping makes of a type
     dependency   what a document depends on                   definition a document's folder
     derivation   from a SELECT, which documents a row touches
     probe        what a query reads, asked of Postgres        shape      the columns and views that it relies on

@@ -12,7 +12,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from syncer import capture, compose, dependency, store
@@ -45,12 +45,17 @@ class Step:
     Args:
         document: As it will be in force.
         change: What is different from what is in force now.
-        halted: If it is halted: why.
+        before: As it is in force.
     """
 
     document: Document
     change: Change
-    halted: str | None = None
+    before: Document | None
+
+    @property
+    def halted(self) -> str | None:
+        """If the document is halted: why."""
+        return self.before.halted if self.before else None
 
     @property
     def is_new_generation(self) -> bool:
@@ -88,30 +93,66 @@ def plan(connection: Connection, indices: Indices, definitions: Iterable[Definit
         DefinitionError: A definition is refused; nothing was changed.
         ComposeError: A SELECT returns an id more than once; nothing was changed.
     """
-    in_force = {document.name: document for document in store.documents(connection)}
-    captured = capture.captured(connection)
-    lost = frozenset(relation for relation in captured if not capture.is_installed(connection, relation))
-    steps = tuple(
-        _step(connection, indices, definition, in_force.pop(definition.name, None), lost) for definition in definitions
+    in_force = standing(connection)
+    return assemble(
+        connection, [step(connection, indices, definition, in_force) for definition in definitions], in_force
     )
-    wanted = {
-        one.relation: one for one in _captures(connection, [step.document for step in steps] + list(in_force.values()))
-    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What is in force.
+
+    Args:
+        documents: By name.
+        captured: The tables that are captured, by relation.
+        lost: Those of them whose triggers are gone.
+    """
+
+    documents: dict[str, Document] = field(default_factory=dict)
+    captured: dict[str, Capture] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
+
+
+def standing(connection: Connection) -> Standing:
+    """What is in force now."""
+    captured = capture.captured(connection)
+    return Standing(
+        documents={document.name: document for document in store.documents(connection)},
+        captured=captured,
+        lost=frozenset(relation for relation in captured if not capture.is_installed(connection, relation)),
+    )
+
+
+def assemble(connection: Connection, steps: Iterable[Step], in_force: Standing) -> Plan:
+    """All steps together, and what they mean for the tables."""
+    steps = tuple(steps)
+    forgotten = in_force.documents.keys() - {one.document.name for one in steps}
+    documents = [one.document for one in steps] + [in_force.documents[name] for name in sorted(forgotten)]
+    wanted = {one.relation: one for one in _captures(connection, documents)}
+    captured = in_force.captured
     return Plan(
         steps=steps,
         captures=tuple(
             one
             for one in wanted.values()
-            if one != captured.get(one.relation) or one.relation in lost or not capture.is_current(connection, one)
+            if one != captured.get(one.relation)
+            or one.relation in in_force.lost
+            or not capture.is_current(connection, one)
         ),
         released=tuple(sorted(captured.keys() - wanted.keys())),
-        forgotten=tuple(sorted(in_force)),
+        forgotten=tuple(sorted(forgotten)),
     )
 
 
-def _step(
-    connection: Connection, indices: Indices, definition: Definition, before: Document | None, lost: frozenset[str]
-) -> Step:
+def step(connection: Connection, indices: Indices, definition: Definition, in_force: Standing) -> Step:
+    """What to do about one definition.
+
+    Raises:
+        DefinitionError: It is refused.
+        ComposeError: Its SELECT returns an id more than once.
+    """
+    before, lost = in_force.documents.get(definition.name), in_force.lost
     after = Document(
         name=definition.name,
         generation=before.generation + 1 if before else 1,
@@ -125,7 +166,7 @@ def _step(
     if is_changed:
         compose.require_unique(connection, after)
     if before is None:
-        return Step(document=after, change=Change.NEW)
+        return Step(document=after, change=Change.NEW, before=None)
     if before.index != after.index:
         raise DefinitionError(
             f"{after.name}: the index cannot be changed from {before.index} to {after.index}",
@@ -135,15 +176,15 @@ def _step(
     if before.dependencies.has_routing and not after.dependencies.has_routing:
         _require_one_shard(indices, after.name, targets)
     if not all(indices.exists(target) for target in targets):
-        return Step(document=after, change=Change.INDEX_GONE, halted=before.halted)
+        return Step(document=after, change=Change.INDEX_GONE, before=before)
     if before.halted is not None:
         # A generation of its own, so that who is late with a halt does not halt it again.
-        return Step(document=after, change=Change.HALTED, halted=before.halted)
+        return Step(document=after, change=Change.HALTED, before=before)
     if is_changed:
-        return Step(document=after, change=Change.CHANGED)
+        return Step(document=after, change=Change.CHANGED, before=before)
     if before.dependencies.tables.keys() & lost:
-        return Step(document=before, change=Change.TRIGGERS_GONE)
-    return Step(document=before, change=Change.UNCHANGED if before.is_filled else Change.UNFILLED)
+        return Step(document=before, change=Change.TRIGGERS_GONE, before=before)
+    return Step(document=before, change=Change.UNCHANGED if before.is_filled else Change.UNFILLED, before=before)
 
 
 def _require_one_shard(indices: Indices, name: str, targets: Iterable[Target]) -> None:

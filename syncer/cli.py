@@ -19,10 +19,13 @@ from rich.markup import escape
 
 from syncer import (
     apply as applying,
+    caution,
     compose,
     definition,
+    forecast,
     index as elastic,
     overview,
+    planpage,
     postgres,
     schema,
     service,
@@ -117,6 +120,39 @@ def migrate() -> None:
 
 
 @app.command()
+def plan(
+    document: Annotated[str | None, typer.Argument(help="Which document; all of them if left out.")] = None,
+    *,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings and missing indexes too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What apply would do, tried out: nothing in Postgres or in your indices is changed, and Kafka is not asked.
+
+    Says of each document whether its index is made, changed in place or refused,
+    how long filling it takes, which tables it reads and how their changes find it,
+    which indexes are missing, which fields do not fit their mapping; and shows one.
+    Exit code 1 if anything is refused.
+
+    --json has is_refused, has_warnings, is_migrated, documents, missing_indexes,
+    released and forgotten; a document has name, index, refusals, halted, outcome
+    (new, in_place, reindex, triggers, fill or nothing), documents, fill_seconds,
+    sampled, compose, tables, warnings and sample.
+    """
+    loaded = settings.load()
+    telemetry.configure(loaded.log)
+    with postgres.connect(loaded.postgres, name="plan") as connection:
+        client = elastic.connect(loaded.elasticsearch)
+        index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
+        seen = forecast.read(connection, index, Indices(client), settings.config_folder(), only=document)
+    if as_json:
+        typer.echo(json.dumps(seen.as_json(), indent=2))
+    else:
+        planpage.show_forecast(out, seen)
+    if seen.is_refused or (strict and seen.has_warnings):
+        raise typer.Exit(1)
+
+
+@app.command()
 def apply(
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -126,6 +162,10 @@ def apply(
     with _open("apply") as parts:
         decided = applying.plan(parts.connection, parts.indices, definition.load_all(settings.config_folder()))
         terminal.show_plan(out, decided)
+        for step in decided.steps:
+            if step.is_new_generation:
+                warnings = caution.warnings(parts.connection, step.document)
+                planpage.show_warnings(out, step.document.name, warnings)
         if decided.is_empty and topic.exists(parts.settings.kafka):
             out.print("Nothing to do.")
             return

@@ -43,6 +43,14 @@ _ROUTING = sql.SQL("coalesce(d._routing::text, '')")
 _NO_ROUTING = sql.SQL("NULL::text")
 _EVERYTHING = _DOCUMENTS + "WHERE d._id IS NOT NULL"
 
+_SOME_IDS = """
+SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY hashtext(d._id::text), 1 LIMIT $1
+"""
+_FIRST_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL LIMIT $1"
+# Below a LIMIT, even none, a column is computed once, however many conditions are on it.
+_EXAMPLES = "SELECT {examples} FROM (SELECT * FROM ({select}) AS s WHERE s._id IS NOT NULL LIMIT $1) AS d"
+_EXAMPLE = "min(d._id::text) FILTER (WHERE {condition})"
+
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
@@ -218,6 +226,33 @@ def everything(connection: Connection, document: Document, *, page: int) -> Iter
     with reading(connection, document):
         for rows in stream(connection, _statement(_EVERYTHING, document), page=page):
             yield {id_: Row(source=one_line(source), routing=routing) for id_, source, routing in rows}
+
+
+def some_ids(connection: Connection, document: Document, limit: int) -> list[str]:
+    """Ids from all over the SELECT, the same ones each time; it is read whole."""
+    return [row[0] for row in connection.execute(_statement(_SOME_IDS, document), (limit,))]
+
+
+def first_ids(connection: Connection, document: Document, limit: int) -> list[str]:
+    """The ids that come first, with as little reading as possible."""
+    return [row[0] for row in connection.execute(_statement(_FIRST_IDS, document), (limit,))]
+
+
+def examples(
+    connection: Connection, document: Document, conditions: Sequence[str], *, limit: int | None
+) -> list[str | None]:
+    """For each condition on the SELECT as ``d``, the id of a document that meets it, among so many or all."""
+    wanted = [sql.SQL(_EXAMPLE).format(condition=sql.SQL(one)) for one in conditions]
+    query = sql.SQL(_EXAMPLES).format(
+        examples=sql.SQL(", ").join(wanted), select=sql.SQL(document.dependencies.canonical_select)
+    )
+    row = connection.execute(query, (limit,)).fetchone()
+    return list(row or ())
+
+
+def statement(document: Document) -> sql.Composed:
+    """The query that composes documents, their ids being ``$1``."""
+    return _statement(_COMPOSE, document)
 
 
 def current(connection: Connection, document: Document, ids: Sequence[str]) -> dict[str, Row]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,17 @@ def load_all(config_folder: Path) -> list[Definition]:
     Raises:
         DefinitionError: There is none, a folder is not valid, or two documents share an index.
     """
+    definitions = [load(folder) for folder in folders(config_folder)]
+    require_distinct_indices(definitions)
+    return definitions
+
+
+def folders(config_folder: Path) -> list[Path]:
+    """The folder of every document, by name.
+
+    Raises:
+        DefinitionError: There is none.
+    """
     parent = config_folder / "documents"
     folders = sorted(path for path in parent.glob("*") if path.is_dir()) if parent.is_dir() else []
     if not folders:
@@ -77,9 +88,7 @@ def load_all(config_folder: Path) -> list[Definition]:
             hint="A document is a folder with document.yaml, select.sql and index.json.\n"
             "SYNCER_CONFIG names another config folder.",
         )
-    definitions = [load(folder) for folder in folders]
-    _require_distinct_indices(definitions)
-    return definitions
+    return folders
 
 
 def load(folder: Path) -> Definition:
@@ -183,7 +192,12 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
     return flat
 
 
-def _require_distinct_indices(definitions: list[Definition]) -> None:
+def require_distinct_indices(definitions: Iterable[Definition]) -> None:
+    """Refuse two documents in one index.
+
+    Raises:
+        DefinitionError: With both names.
+    """
     owner: dict[str, str] = {}
     for definition in definitions:
         other = owner.setdefault(definition.index, definition.name)

@@ -33,7 +33,7 @@ _BAD_REQUEST = 400
 _NOT_FOUND = 404
 _CONFLICT = 409
 _TOO_LARGE = 413
-_ID_BYTES_MAX = 512
+ID_BYTES_MAX = 512
 _OK_MIN, _OK_MAX = 200, 299
 _DELETE_BYTES = 100
 _PLACES_MAX = 1000
@@ -349,9 +349,9 @@ def _place(hit: Mapping[str, Any]) -> Place:
 
 def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
     """Whether Elasticsearch takes the id; it would refuse the whole request for one that it does not."""
-    if 1 <= len(composition.id.encode()) <= _ID_BYTES_MAX:
+    if 1 <= len(composition.id.encode()) <= ID_BYTES_MAX:
         return True
-    reason = f"an id has 1 to {_ID_BYTES_MAX} bytes"
+    reason = f"an id has 1 to {ID_BYTES_MAX} bytes"
     outcome.rejections.append(Rejection(composition=composition, status=_BAD_REQUEST, kind="invalid_id", reason=reason))
     return False
 

@@ -6,8 +6,10 @@ write never re-creates an index that was dropped. An index says in its ``_meta``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 import elasticsearch
 from elasticsearch import Elasticsearch
@@ -20,6 +22,12 @@ GC_DELETES_SECONDS = 3600
 """How long our indices remember the version of a deleted document; Elasticsearch's own default is 60."""
 
 _TEMPLATE = "syncer"
+_NOT_FOUND = 404
+# Settings that Elasticsearch gives to an index and takes from nobody, or that say where it is.
+_PRIVATE = (
+    *("index.uuid", "index.version.", "index.creation_date", "index.provided_name", "index.resize.", "index.history."),
+    *("index.routing.allocation.", "index.blocks.", "index.lifecycle.", "index.verified_before_close"),
+)
 
 
 class Indices:
@@ -59,7 +67,7 @@ class Indices:
         Raises:
             IndexingError: Elasticsearch refuses the settings or the mapping, or the alias is someone else's.
         """
-        self._require_free(alias, installation)
+        self.require_free(alias, installation)
         target = Target(
             index_name=f"{alias}-{generation:06d}",
             write_alias=f"{alias}-{generation:06d}-syncer-write",
@@ -74,16 +82,23 @@ class Indices:
         ours = {"document": document, "installation": installation}
         mappings["_meta"] = {**mappings.get("_meta", {}), "syncer": ours}
         settings = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s", **body.get("settings", {})}
+        aliases = {target.write_alias: {"is_hidden": True}, alias: {}}
+        self._create(document, target, settings=settings, mappings=mappings, aliases=aliases)
+        return target
+
+    def _create(
+        self,
+        document: str,
+        target: Target,
+        *,
+        settings: Mapping[str, Any],
+        mappings: Mapping[str, Any],
+        aliases: Mapping[str, Mapping[str, Any]],
+    ) -> None:
         try:
-            self._client.indices.create(
-                index=target.index_name,
-                settings=settings,
-                mappings=mappings,
-                aliases={target.write_alias: {"is_hidden": True}, alias: {}},
-            )
+            self._client.indices.create(index=target.index_name, settings=settings, mappings=mappings, aliases=aliases)
         except elasticsearch.BadRequestError as error:
             raise _refused(document, error) from error
-        return target
 
     def restore_aliases(self, target: Target, alias: str) -> bool:
         """Give an index its aliases back; False if the index itself is gone."""
@@ -117,6 +132,51 @@ class Indices:
                 "document.yaml, or take the change back. What was in force is in force still.",
             ) from error
 
+    # Scratch indices: to try things on
+
+    @contextmanager
+    def scratch(self, *, document: str, alias: str, body: Mapping[str, Any]) -> Iterator[Target]:
+        """An empty index that no search sees, as index.json wants it; gone afterwards.
+
+        What an earlier one has left, that could not clean up after itself, goes away with it.
+
+        Raises:
+            IndexingError: Elasticsearch refuses the settings or the mapping.
+        """
+        name = f"{alias}-syncer-plan-{uuid4().hex[:8]}"
+        target = Target(index_name=name, write_alias=f"{name}-syncer-write", mapping_generation=0)
+        settings = {
+            **flat_settings(body.get("settings", {})),
+            "index.hidden": True,
+            "index.number_of_replicas": 0,
+            "index.auto_expand_replicas": False,
+        }
+        try:
+            self._create(
+                document,
+                target,
+                settings=settings,
+                mappings=body.get("mappings", {}),
+                aliases={target.write_alias: {"is_hidden": True}},
+            )
+            yield target
+        finally:
+            self._sweep(alias)
+
+    def _sweep(self, alias: str) -> None:
+        found = self._client.indices.get(
+            index=f"{alias}-syncer-plan-*", expand_wildcards="all", filter_path="*.settings.index.hidden"
+        )
+        for name in found.body:
+            self._client.options(ignore_status=_NOT_FOUND).indices.delete(index=name)
+
+    def body(self, target: Target) -> dict[str, Any]:
+        """The settings and mappings that an index has now, such as index.json would say them."""
+        found = self._client.indices.get(index=target.index_name, flat_settings=True).body[target.index_name]
+        settings = {name: value for name, value in found["settings"].items() if not name.startswith(_PRIVATE)}
+        mappings = {name: value for name, value in found["mappings"].items() if name != "_meta"}
+        return {"settings": settings, "mappings": mappings}
+
     def _changed_settings(self, target: Target, wanted: Mapping[str, Any]) -> dict[str, Any]:
         answer = self._client.indices.get_settings(index=target.index_name, flat_settings=True)
         current = answer.body[target.index_name]["settings"]
@@ -126,7 +186,12 @@ class Indices:
             if _as_elasticsearch_says(value) != current.get(name)
         }
 
-    def _require_free(self, alias: str, installation: str) -> None:
+    def require_free(self, alias: str, installation: str) -> None:
+        """Refuse an alias that is an index, or that names somebody else's.
+
+        Raises:
+            IndexingError: It is.
+        """
         try:
             found = self._client.indices.get(index=alias).body
         except elasticsearch.NotFoundError:

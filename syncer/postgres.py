@@ -43,6 +43,7 @@ class AdvisoryLock(IntEnum):
     SCHEMA = 0x73796E63_00000001
     RELAY = 0x73796E63_00000002
     APPLY = 0x73796E63_00000003
+    PLAN = 0x73796E63_00000007
 
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -137,6 +138,15 @@ def snapshot(connection: Connection, *, lock: Sequence[str] = (), lock_seconds: 
         begin.append(sql.SQL(_LOCK).format(sql.SQL(", ").join(sql.SQL(one) for one in lock)))
     with connection.transaction():
         connection.execute(sql.SQL("; ").join(begin), prepare=False)  # one round trip; never prepared: it is several
+        yield
+
+
+@contextmanager
+def bounded(connection: Connection, *, seconds: float) -> Iterator[None]:
+    """The same, in which no statement runs for longer than that: psycopg.errors.QueryCanceled is raised instead."""
+    with snapshot(connection):
+        limit = sql.SQL("SET LOCAL statement_timeout = {}").format(sql.Literal(max(1, int(seconds * 1000))))
+        connection.execute(limit)
         yield
 
 

@@ -17,7 +17,7 @@ from yoyo.migrations import MigrationList, default_migration_table
 
 from syncer import shipped
 from syncer.errors import SourceError
-from syncer.postgres import AdvisoryLock, Connection
+from syncer.postgres import AdvisoryLock, Connection, value
 
 _CREATE_SCHEMA = "CREATE SCHEMA IF NOT EXISTS syncer"
 _LOCK = "SELECT pg_advisory_lock($1)"
@@ -74,6 +74,11 @@ def _apply_missing(backend: _Backend) -> list[str]:
             migration.process_steps(backend, "apply")
             backend.mark_one(migration, log=False)
     return [migration.id for migration in missing]
+
+
+def exists(connection: Connection) -> bool:
+    """Whether the database has a syncer schema at all."""
+    return bool(value(connection, "SELECT to_regnamespace('syncer') IS NOT NULL"))
 
 
 def require_current(connection: Connection) -> None:

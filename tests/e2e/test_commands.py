@@ -294,8 +294,9 @@ def test_a_daemon_leaves_when_it_is_told_to(world: World, signal_name: str) -> N
 # Help
 
 HELP: dict[str, tuple[str, ...]] = {
-    "": ("migrate", "apply", "backfill", "run", "status", "verify", "demo", "sandbox", "--debug"),
+    "": ("migrate", "plan", "apply", "backfill", "run", "status", "verify", "demo", "sandbox", "--debug"),
     "migrate": (),
+    "plan": ("document", "--strict", "--json", "Exit code"),
     "apply": ("--yes", "--timeout"),
     "backfill": ("document",),
     "run": ("--only", "relay", "workers", "SIGTERM"),

@@ -1,0 +1,201 @@
+"""Cost: what the queries behind a document cost on this database, and which indexes they miss.
+
+Nothing is guessed that can be asked: a query is run on a few real rows, read-only and for a bounded time, with
+``EXPLAIN ANALYZE``; what does not finish in that time is told by the planner alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import sqlglot
+from psycopg import errors as pg, sql
+from sqlglot import exp
+
+from syncer.dependency import Lookup
+from syncer.postgres import Connection, bounded, value
+
+SAMPLE_ROWS = 20
+"""How many rows of a table are taken for changed ones."""
+LARGE_ROWS = 100_000
+"""From how many rows on it matters that a table is read from end to end."""
+
+_EXPLAIN = "EXPLAIN (FORMAT JSON, VERBOSE{analyze}) {query}"
+_NAME = "SELECT format('%I.%I', $1::text, $2::text)"
+_ROWS = "SELECT greatest(0, reltuples)::bigint FROM pg_class WHERE oid = $1::regclass"
+_SAMPLE = (
+    "SELECT coalesce(jsonb_agg(to_jsonb(r)), '[]')::text FROM (SELECT * FROM {relation} {sample} LIMIT {rows}) AS r"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a query costs.
+
+    Args:
+        total: The planner's cost of all of it.
+        seconds: How long it took; None if it was not run, or not to its end.
+        rows: How many rows it returned, or, where it did not, how many the planner expects.
+        scans: The large tables that are read from end to end.
+    """
+
+    total: float
+    seconds: float | None
+    rows: float
+    scans: tuple[str, ...]
+
+
+def explain(
+    connection: Connection, query: sql.Composable, parameters: tuple[object, ...], *, seconds_max: float
+) -> Cost:
+    """What a query costs; it is run, for at most that long, in a transaction that can only read."""
+    try:
+        with bounded(connection, seconds=seconds_max):
+            return _cost(connection, _plan(connection, query, parameters, analyze=", ANALYZE, TIMING OFF"))
+    except pg.QueryCanceled:
+        return _cost(connection, _plan(connection, query, parameters, analyze=""))
+
+
+def _plan(
+    connection: Connection, query: sql.Composable, parameters: tuple[object, ...], *, analyze: str
+) -> dict[str, Any]:
+    statement = sql.SQL(_EXPLAIN).format(analyze=sql.SQL(analyze), query=query)
+    said = value(connection, statement, parameters)
+    plan: dict[str, Any] = json.loads(said if isinstance(said, (str, bytes)) else json.dumps(said))[0]
+    return plan
+
+
+def _cost(connection: Connection, plan: dict[str, Any]) -> Cost:
+    top = plan["Plan"]
+    milliseconds = plan.get("Execution Time")
+    nodes = [node for node in _nodes(top) if node["Node Type"] == "Seq Scan"]
+    scanned = [str(value(connection, _NAME, (node["Schema"], node["Relation Name"]))) for node in nodes]
+    return Cost(
+        total=top["Total Cost"],
+        seconds=None if milliseconds is None else milliseconds / 1000,
+        rows=top.get("Actual Rows", top["Plan Rows"]),
+        scans=tuple(one for one in dict.fromkeys(scanned) if rows(connection, one) >= LARGE_ROWS),
+    )
+
+
+def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", []):
+        yield from _nodes(child)
+
+
+def rows(connection: Connection, relation: str) -> int:
+    """How many rows a table had when it was last analysed."""
+    return int(str(value(connection, _ROWS, (relation,))))
+
+
+def sample(connection: Connection, relation: str) -> str:
+    """Some rows of a table as a JSON array, such as the images of changes are; from one page, if it is large."""
+    known = rows(connection, relation)
+    if known > LARGE_ROWS:
+        percent = min(100.0, 100 * SAMPLE_ROWS * SAMPLE_ROWS / known)
+        found = _sample(connection, relation, f"TABLESAMPLE SYSTEM ({percent:.6f}) REPEATABLE (1)")
+        if found != "[]":
+            return found
+    return _sample(connection, relation, "")
+
+
+def _sample(connection: Connection, relation: str, how: str) -> str:
+    statement = sql.SQL(_SAMPLE).format(
+        relation=sql.SQL(relation),  # quoted by Postgres
+        sample=sql.SQL(how),  # a constant of ours
+        rows=sql.Literal(SAMPLE_ROWS),
+    )
+    return str(value(connection, statement))
+
+
+# Indexes
+
+_INDEXES = """
+SELECT i.indisunique AND i.indnkeyatts = i.indnatts, m.amname::text,
+       array(SELECT pg_get_indexdef(i.indexrelid, k, true) FROM generate_series(1, i.indnkeyatts) AS k ORDER BY k)
+FROM pg_index AS i
+JOIN pg_class AS c ON c.oid = i.indexrelid
+JOIN pg_am AS m ON m.oid = c.relam
+WHERE i.indrelid = $1::regclass AND i.indisvalid AND i.indpred IS NULL AND m.amname IN ('btree', 'hash')
+"""
+_IS_PARTITIONED = "SELECT relkind = 'p' FROM pg_class WHERE oid = $1::regclass"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingIndex:
+    """An index that lookups miss.
+
+    Args:
+        relation: On which table.
+        columns: What it is to lead with, as SQL has it.
+        rows: How many rows the table had when it was last analysed.
+        statement: What makes it.
+    """
+
+    relation: str
+    columns: tuple[str, ...]
+    rows: int
+    statement: str
+
+
+def missing_indexes(connection: Connection, lookups: Iterable[Lookup]) -> tuple[MissingIndex, ...]:
+    """The indexes without which a lookup reads its whole table; the largest table first."""
+    wanted: dict[str, list[tuple[str, ...]]] = {}
+    for lookup in dict.fromkeys(lookups):
+        if not _is_served(connection, lookup):
+            wanted.setdefault(lookup.relation, []).append(lookup.columns)
+    found = [_missing(connection, relation, columns) for relation, lists in wanted.items() for columns in fewest(lists)]
+    return tuple(sorted(found, key=lambda one: (-one.rows, one.statement)))
+
+
+def _is_served(connection: Connection, lookup: Lookup) -> bool:
+    wanted = {_meaning(one) for one in lookup.columns}
+    for is_unique, method, definitions in connection.execute(_INDEXES, (lookup.relation,)).fetchall():
+        columns = [_meaning(one) for one in definitions]
+        if set(columns[: len(wanted)]) == wanted and (method == "btree" or len(columns) == len(wanted)):
+            return True
+        if is_unique and set(columns) <= wanted:
+            return True
+    return False
+
+
+def _meaning(expression: str) -> str:
+    """An expression without what Postgres and we write differently: quotes and brackets that change nothing."""
+    tree = sqlglot.parse_one(expression, read="postgres")
+    bare = tree.transform(lambda node: node.this if isinstance(node, exp.Paren) else node)
+    return str(bare.sql(dialect="postgres", identify=True))
+
+
+def fewest(lists: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The fewest lists of columns of which each given one, in some order, is the beginning of one."""
+    chains: list[tuple[str, ...]] = []
+    for columns in sorted(lists, key=len):
+        known = max((one for one in chains if set(one) <= set(columns)), key=len, default=())
+        longer = known + tuple(one for one in columns if one not in known)
+        chains = [one for one in chains if one != known]
+        chains.append(longer)
+    return chains
+
+
+def _missing(connection: Connection, relation: str, wanted: tuple[str, ...]) -> MissingIndex:
+    columns = tuple(_as_postgres_says(connection, one) for one in wanted)
+    # A partitioned table refuses CONCURRENTLY.
+    how = "" if value(connection, _IS_PARTITIONED, (relation,)) else "CONCURRENTLY "
+    return MissingIndex(
+        relation=relation,
+        columns=columns,
+        rows=rows(connection, relation),
+        statement=f"CREATE INDEX {how}ON {relation} ({', '.join(columns)});",
+    )
+
+
+def _as_postgres_says(connection: Connection, expression: str) -> str:
+    """A column with quotes only where it needs them; an expression as it is."""
+    tree = sqlglot.parse_one(expression, read="postgres")
+    return (
+        str(value(connection, "SELECT quote_ident($1)", (tree.name,))) if isinstance(tree, exp.Column) else expression
+    )

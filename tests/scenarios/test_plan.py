@@ -1,0 +1,545 @@
+"""Plan against real servers: what it says of indexes, costs, targets and documents is what is there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import psycopg
+import pytest
+
+from syncer import apply, caution, cost, definition, estimate, forecast
+from syncer.caution import Kind
+from syncer.dependency import Lookup
+from syncer.errors import IndexingError
+from syncer.estimate import Outcome, Trial
+from syncer.forecast import DocumentForecast, Forecast
+from syncer.index import Index
+from syncer.indices import Indices
+from syncer.model import Target
+from tests.harness import BLOG_SCHEMA, World, wait_until
+
+POSTS = """
+INSERT INTO users (id, name, email) SELECT i, 'user ' || i, i || '@example.com' FROM generate_series(1, 50) AS i;
+INSERT INTO posts (id, user_id, title, body) SELECT i, 1 + i % 50, 'title ' || i, 'body' FROM generate_series(1, 500) i;
+INSERT INTO comments (post_id, name, comment, age) SELECT 1 + i % 500, 'bob', 'nice', 7 FROM generate_series(1, 900) i;
+ANALYZE users, posts, comments;
+"""
+_UUID = re.compile(r"(?<=/)[\w-]{22}(?=\])")
+
+
+@pytest.fixture
+def blog(empty_world: World) -> World:
+    """The blog's tables with rows, and the syncer schema; nothing is in force."""
+    empty_world.sql(BLOG_SCHEMA.read_text())
+    empty_world.sql(POSTS)
+    empty_world.migrate()
+    return empty_world
+
+
+@contextmanager
+def servers(world: World) -> Iterator[tuple[Any, Index, Indices]]:
+    """Syncer's own view of both servers."""
+    with world.connect() as connection, world.index() as index, world.indices() as indices:
+        yield connection, index, indices
+
+
+def look(world: World, only: str | None = None) -> Forecast:
+    """What ``syncer plan`` finds."""
+    with servers(world) as (connection, index, indices):
+        return forecast.read(connection, index, indices, world.config, only=only)
+
+
+def of_blogpost(world: World) -> DocumentForecast:
+    """What it finds of the blogpost."""
+    (found,) = look(world).documents
+    return found
+
+
+def edit(world: World, file: str, old: str, new: str) -> None:
+    """Change the blogpost's definition."""
+    path = world.document_folder / file
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def add_document(world: World, name: str, select: str, mappings: dict[str, Any] | None = None) -> Path:
+    """Another document beside the blogpost."""
+    folder = world.config / "documents" / name
+    folder.mkdir()
+    (folder / "document.yaml").write_text(f"index: {world.alias}-{name}\n")
+    (folder / "select.sql").write_text(select)
+    (folder / "index.json").write_text(json.dumps({"mappings": mappings or {}}))
+    return folder
+
+
+def physical(world: World) -> dict[str, Any]:
+    """Every index of this world, hidden ones too, as it is."""
+    with world.elasticsearch() as client:
+        names = client.indices.get(index=f"{world.alias}*", expand_wildcards="all").body
+        return {name: (body["mappings"], body["settings"]["index"]["uuid"]) for name, body in names.items()}
+
+
+def traces(world: World) -> list[tuple[Any, ...]]:
+    """What plan could leave in Postgres."""
+    return world.sql(
+        "SELECT 'relation', oid::regclass::text FROM pg_class WHERE relnamespace <> 'pg_catalog'::regnamespace "
+        "UNION ALL SELECT 'trigger', tgname FROM pg_trigger "
+        "UNION ALL SELECT 'document', name || generation || coalesce(filled_at::text, '') FROM syncer.document "
+        "UNION ALL SELECT 'lock', classid || '/' || objid FROM pg_locks WHERE locktype = 'advisory' "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) ORDER BY 1, 2"
+    )
+
+
+# What becomes of the index
+
+
+def test_nothing_is_changed_by_looking(blog: World) -> None:
+    """Neither the database nor any index is another one after a plan, whatever it planned."""
+    before = (traces(blog), physical(blog))
+    assert of_blogpost(blog).outcome is Outcome.NEW
+    assert (traces(blog), physical(blog)) == before
+    blog.apply()
+    before = (traces(blog), physical(blog))
+    edit(blog, "index.json", '"title": { "type": "text" }', '"title": { "type": "keyword" }')
+    assert of_blogpost(blog).outcome is Outcome.REINDEX
+    assert (traces(blog), physical(blog)) == before
+
+
+def test_before_migrate_it_says_so_and_tells_the_rest(empty_world: World) -> None:
+    """A database without the syncer schema gets the same plan, with a word about `syncer migrate`."""
+    empty_world.sql(BLOG_SCHEMA.read_text())
+    empty_world.sql(POSTS)
+    seen = look(empty_world)
+    assert not seen.is_migrated
+    (document,) = seen.documents
+    assert document.outcome is Outcome.NEW
+    assert document.documents == 500
+    assert empty_world.sql("SELECT to_regnamespace('syncer')") == [(None,)]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "outcome"),
+    [
+        (
+            "index.json",
+            '"body": { "type": "text" }',
+            '"body": { "type": "text" }, "views": { "type": "long" }',
+            "in_place",
+        ),
+        ("index.json", '"number_of_replicas": 0', '"number_of_replicas": 0, "refresh_interval": "9s"', "in_place"),
+        ("select.sql", "p.body,", "upper(p.body) AS body,", "in_place"),
+        ("index.json", '"title": { "type": "text" }', '"title": { "type": "keyword" }', "reindex"),
+        ("index.json", '"number_of_shards": 1', '"number_of_shards": 2', "reindex"),
+        ("index.json", '"type": "nested"', '"type": "object"', "reindex"),
+        ("select.sql", "-- A blog post", "-- A post", "nothing"),
+    ],
+)
+def test_plan_and_apply_agree(blog: World, file: str, old: str, new: str, outcome: str) -> None:
+    """What plan calls in place is done in place by apply, and what it says needs a new index is refused by apply."""
+    blog.apply()
+    edit(blog, file, old, new)
+    found = of_blogpost(blog)
+    assert found.outcome == outcome
+    indices = physical(blog).keys()
+    if outcome == "reindex":
+        (refusal,) = found.refusals
+        with pytest.raises(IndexingError) as raised:
+            blog.apply()
+        assert raised.value.hint == refusal.hint
+        assert _UUID.sub("", raised.value.message) == _UUID.sub("", refusal.message)
+    else:
+        assert found.refusals == ()
+        blog.apply()
+        assert physical(blog).keys() == indices
+        assert of_blogpost(blog).outcome is Outcome.NOTHING
+
+
+def test_an_affects_query_changes_triggers_only(blog: World) -> None:
+    """Another way from changed rows to documents leaves the index and the documents as they are."""
+    blog.apply()
+    (blog.document_folder / "affects").mkdir()
+    query = "SELECT p.id AS _id FROM posts AS p JOIN %(rows)s AS changed ON p.user_id = changed.id"
+    (blog.document_folder / "affects" / "users.sql").write_text(query)
+    found = of_blogpost(blog)
+    assert found.outcome is Outcome.TRIGGERS
+    (users,) = [one for one in found.tables if one.relation == "public.users"]
+    assert not users.is_derived
+
+
+def test_lost_triggers_and_an_unfilled_index_are_seen(blog: World) -> None:
+    """What apply would mend is named."""
+    blog.apply()
+    blog.sql("UPDATE syncer.document SET filled_at = NULL")
+    assert of_blogpost(blog).outcome is Outcome.FILL
+    blog.sql("ALTER TABLE posts DISABLE TRIGGER ALL")
+    assert of_blogpost(blog).outcome is Outcome.TRIGGERS
+
+
+def test_an_index_json_that_elasticsearch_refuses_is_a_refusal(blog: World) -> None:
+    """A mapping that is none is said with Elasticsearch's reason, and the rest of the plan stands."""
+    edit(blog, "index.json", '"type": "nested"', '"type": "nesting"')
+    found = of_blogpost(blog)
+    assert found.outcome is None
+    assert "nesting" in found.refusals[0].message
+    assert len(found.tables) == 3
+
+
+def test_an_alias_of_somebody_else_is_a_refusal(blog: World) -> None:
+    """That the alias is an index already is said before apply is."""
+    with blog.elasticsearch() as client:
+        client.indices.create(index=blog.alias)
+    assert "needs the name for an alias" in of_blogpost(blog).refusals[0].message
+
+
+# Scratch indices
+
+
+def test_a_scratch_index_is_gone_after_an_interrupt(blog: World) -> None:
+    """Ctrl-C in the middle of a trial leaves nothing."""
+
+    class Interrupting(Index):
+        def write(self, target: Target, compositions: Any) -> Any:
+            assert compositions
+            assert target.index_name in physical(blog)
+            raise KeyboardInterrupt
+
+    with servers(blog) as (connection, _, indices), blog.elasticsearch() as client:
+        step = apply.plan(connection, indices, definition.load_all(blog.config)).steps[0]
+        with pytest.raises(KeyboardInterrupt):
+            estimate.attempt(connection, Interrupting(client, bulk_bytes_max=8_000_000), indices, step)
+    assert physical(blog) == {}
+    assert not [one for one in traces(blog) if one[0] == "lock"]
+
+
+def test_what_a_killed_plan_left_is_removed_by_the_next(blog: World) -> None:
+    """A scratch index that nobody could remove goes away with the next one; an index of another alias stays."""
+    with blog.elasticsearch() as client:
+        client.indices.create(index=f"{blog.alias}-syncer-plan-dead", settings={"index.hidden": True})
+        client.indices.create(index=f"{blog.alias}-other-syncer-plan-alive", settings={"index.hidden": True})
+    of_blogpost(blog)
+    assert physical(blog).keys() == {f"{blog.alias}-other-syncer-plan-alive"}
+
+
+def test_two_plans_at_once_do_not_take_each_others_index_away(blog: World) -> None:
+    """A plan that begins while another one tries things waits for it."""
+    others: list[Thread] = []
+
+    class Joined(Index):
+        def write(self, target: Target, compositions: Any) -> Any:
+            if not others:
+                others.append(Thread(target=look, args=(blog,)))
+                others[0].start()
+                wait_until(
+                    lambda: (
+                        blog.sql("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted") != []
+                        or target.index_name not in physical(blog)
+                    ),
+                    what="the other plan waits, or has taken the index away",
+                )
+            return super().write(target, compositions)
+
+    with servers(blog) as (connection, _, indices), blog.elasticsearch() as client:
+        step = apply.plan(connection, indices, definition.load_all(blog.config)).steps[0]
+        trial = estimate.attempt(connection, Joined(client, bulk_bytes_max=8_000_000), indices, step)
+    others[0].join(60)
+    assert trial.rejections == ()
+    assert physical(blog) == {}
+
+
+def test_no_search_sees_a_scratch_index(blog: World) -> None:
+    """A search of everything, and of the alias with a star, finds no document of a trial."""
+    found: list[int] = []
+
+    class Looking(Index):
+        def write(self, target: Target, compositions: Any) -> Any:
+            outcome = super().write(target, compositions)
+            with blog.elasticsearch() as client:
+                client.indices.refresh(index=target.index_name)
+                assert client.count(index=target.index_name).body["count"] == estimate.SAMPLE_DOCUMENTS
+                found.append(client.count(index=f"{blog.alias}*").body["count"])
+            return outcome
+
+    with servers(blog) as (connection, _, indices), blog.elasticsearch() as client:
+        step = apply.plan(connection, indices, definition.load_all(blog.config)).steps[0]
+        estimate.attempt(connection, Looking(client, bulk_bytes_max=8_000_000), indices, step)
+    assert found == [0, 0]
+
+
+# The sample
+
+
+def test_documents_that_would_be_parked_are_warned_of(blog: World) -> None:
+    """A value inside a jsonb that its mapping refuses is found by trying, with the field and a document."""
+    blog.sql("ALTER TABLE comments ALTER age TYPE bigint; UPDATE comments SET age = 123456789 WHERE post_id = 7")
+    blog.sql("DELETE FROM posts WHERE id NOT BETWEEN 1 AND 100")
+    (warned,) = of_blogpost(blog).warnings
+    assert warned.kind is Kind.REFUSED
+    assert warned.field == "comments.age"
+    assert warned.example == "7"
+
+
+def test_what_is_inside_a_jsonb_is_looked_at(blog: World) -> None:
+    """A fraction, a text too long and a name without a mapping inside an object are warned of; what fits is not."""
+    blog.sql("UPDATE posts SET views = 3 WHERE id = 5; UPDATE posts SET title = repeat('x', 300) WHERE id = 6")
+    blog.sql("DELETE FROM posts WHERE id > 100")
+    select = """SELECT p.id AS _id, jsonb_build_object('half', p.views / 2.0, 'views', p.views, 'title', p.title,
+        'other', 1, 'tags', jsonb_build_array(jsonb_build_object('share', 0.5))) AS inside FROM posts AS p"""
+    properties = {
+        "half": {"type": "long"},
+        "views": {"type": "long"},
+        "title": {"type": "keyword", "ignore_above": 256},
+        "tags": {"type": "nested", "properties": {"share": {"type": "byte"}}},
+    }
+    inside = {"dynamic": False, "properties": properties}
+    add_document(blog, "inner", select, {"properties": {"inside": inside}})
+    warned = {one.field: (one.kind, one.example) for one in look(blog, "inner").documents[0].warnings}
+    assert warned.pop("inside.other")[0] is Kind.UNSEARCHABLE
+    assert warned.pop("inside.tags.share")[0] is Kind.CHANGED
+    assert warned == {"inside.half": (Kind.CHANGED, "5"), "inside.title": (Kind.UNSEARCHABLE, "6")}
+
+
+def test_a_misfit_is_held_against_the_documents_of_today(blog: World) -> None:
+    """An infinity is only a warning where it is; a fraction is one in any case, and says whether there is one today."""
+    select = "SELECT p.id AS _id, p.created, p.views / 2.0 AS half FROM posts AS p"
+    mappings = {"properties": {"created": {"type": "date"}, "half": {"type": "integer"}}}
+    add_document(blog, "halves", select, mappings)
+    (half,) = look(blog, "halves").documents[0].warnings
+    assert (half.kind, half.field, half.example, half.is_looked_for) == (Kind.CHANGED, "half", None, True)
+    blog.sql("UPDATE posts SET created = 'infinity' WHERE id = 77; UPDATE posts SET views = 3 WHERE id = 5")
+    warned = {one.field: one for one in look(blog, "halves").documents[0].warnings}
+    assert warned["created"].example == "77"
+    assert warned["created"].kind is Kind.REFUSED
+    assert warned["half"].example == "5"
+
+
+def test_an_id_that_elasticsearch_does_not_take_is_warned_of(blog: World) -> None:
+    """An id of more than 512 bytes is refused wherever it is; plan finds the document."""
+    add_document(blog, "titled", "SELECT p.title AS _id, p.body FROM posts AS p")
+    blog.sql("CREATE UNIQUE INDEX ON posts (title)")
+    assert look(blog, "titled").documents[0].warnings == ()
+    blog.sql("UPDATE posts SET title = repeat('x', 513) WHERE id = 9")
+    (warned,) = look(blog, "titled").documents[0].warnings
+    assert (warned.kind, warned.field, warned.example) == (Kind.REFUSED, "_id", "x" * 513)
+
+
+def test_a_table_that_may_not_be_read_hides_no_other_document(blog: World) -> None:
+    """A role without SELECT on one table gets that said of its document, and a plan of the others."""
+    add_document(blog, "secret", "SELECT s.id AS _id, s.name FROM secrets AS s")
+    blog.sql("CREATE TABLE secrets (id int PRIMARY KEY, name text)")
+    role = f"role_{blog.name}"
+    blog.sql(
+        f"CREATE ROLE {role}; GRANT SELECT ON posts, users, comments TO {role}; GRANT USAGE ON SCHEMA syncer TO {role}"
+    )
+    blog.sql(f"GRANT SELECT ON ALL TABLES IN SCHEMA syncer TO {role}")
+    try:
+        with servers(blog) as (connection, index, indices):
+            connection.execute(f"SET ROLE {role}".encode())
+            seen = forecast.read(connection, index, indices, blog.config)
+    finally:
+        blog.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+    documents = {one.name: one for one in seen.documents}
+    assert "permission denied for table secrets" in documents["secret"].refusals[0].message
+    assert documents["blogpost"].outcome is Outcome.NEW
+    assert not any(table.is_owned for table in documents["blogpost"].tables)
+
+
+def test_a_select_that_fails_on_the_data_is_a_warning(blog: World) -> None:
+    """A division by zero in some document is said, and hides nothing else."""
+    add_document(blog, "broken", "SELECT p.id AS _id, 1 / p.views AS share FROM posts AS p")
+    (found,) = look(blog, "broken").documents
+    assert [one.kind for one in found.warnings] == [Kind.FAILS]
+    assert "division by zero" in found.warnings[0].what
+    assert found.outcome is Outcome.NEW
+    assert found.tables
+
+
+def test_a_fill_takes_about_as_long_as_estimated(blog: World) -> None:
+    """The estimate is measured: ten times the documents take about ten times as long."""
+
+    def trial() -> Trial:
+        with servers(blog) as (connection, index, indices):
+            step = apply.plan(connection, indices, definition.load_all(blog.config)).steps[0]
+            return estimate.attempt(connection, index, indices, step)
+
+    few = trial()
+    blog.sql("INSERT INTO posts (id, user_id, title, body) SELECT i, 1, 't', 'b' FROM generate_series(501, 5000) AS i")
+    many = trial()
+    assert (few.documents, many.documents) == (500, 5000)
+    assert few.fill_seconds is not None
+    assert many.fill_seconds is not None
+    assert 2 < many.fill_seconds / few.fill_seconds < 50
+    assert len(many.sample) == estimate.SAMPLE_DOCUMENTS
+
+
+# Costs and indexes
+
+
+def test_the_affected_query_is_run_on_real_rows(blog: World) -> None:
+    """The number of documents for some users is the number of their posts; a plain key costs nothing."""
+    tables = {one.relation: one for one in of_blogpost(blog).tables}
+    (users,) = tables["public.users"].finding
+    assert users.cost is not None
+    assert users.cost.rows == 10 * cost.SAMPLE_ROWS
+    assert users.cost.seconds is not None
+    (posts,) = tables["public.posts"].finding
+    assert (posts.id_column, posts.cost) == ("id", None)
+    assert tables["public.users"].watched == ("id", "name")
+
+
+def test_a_query_that_takes_too_long_is_left_to_the_planner(blog: World) -> None:
+    """A query that does not finish in time has a cost and no seconds, and the session goes on as before."""
+    with blog.connect() as connection:
+        found = cost.explain(connection, psycopg.sql.SQL("SELECT pg_sleep(30)"), (), seconds_max=0.2)
+        assert found.seconds is None
+        assert found.total > 0
+        assert connection.execute("SHOW statement_timeout").fetchone() == ("0",)
+
+
+def test_a_table_read_from_end_to_end_is_named(blog: World) -> None:
+    """A sequential scan counts from some size on, and the table's name is quoted as SQL needs it."""
+    blog.sql('CREATE TABLE "Large" (id int); ANALYZE "Large"; CREATE TABLE small (id int)')
+    blog.sql(f'INSERT INTO "Large" SELECT generate_series(1, {cost.LARGE_ROWS}); ANALYZE "Large"')
+    with blog.connect() as connection:
+        query = psycopg.sql.SQL('SELECT FROM "Large", small')
+        assert cost.explain(connection, query, (), seconds_max=5).scans == ('public."Large"',)
+        assert json.loads(cost.sample(connection, 'public."Large"'))
+
+
+def lookups(*columns: str) -> list[Lookup]:
+    """One lookup."""
+    return [Lookup(relation="public.t", columns=columns)]
+
+
+@pytest.mark.parametrize(
+    ("index", "columns", "is_missing"),
+    [
+        ("CREATE INDEX ON t (a)", ("a",), False),
+        ("CREATE INDEX ON t (a, b)", ("a",), False),
+        ("CREATE INDEX ON t (a, b)", ("b",), True),
+        ("CREATE INDEX ON t (a, b)", ("b", "a"), False),
+        ('CREATE INDEX ON t (a, "C d", b)', ("b", "a"), True),
+        ('CREATE INDEX ON t ("C d")', ('"C d"',), False),
+        ("CREATE UNIQUE INDEX ON t (a)", ("b", "a"), False),
+        ("CREATE INDEX ON t (a) WHERE b > 0", ("a",), True),
+        ("CREATE INDEX ON t USING hash (a)", ("a",), False),
+        ("CREATE INDEX ON t USING brin (a)", ("a",), True),
+        ("CREATE INDEX ON t (a) INCLUDE (b)", ("b",), True),
+        ("CREATE INDEX ON t (('x-' || a))", ("('x-'::text || a)",), False),
+        ("CREATE INDEX ON t (a)", ("('x-'::text || a)",), True),
+        ("CREATE INDEX ON t (lower(s))", ("(lower(s))",), False),
+    ],
+)  # fmt: skip
+def test_an_index_is_missing_unless_one_leads_with_the_columns(
+    empty_world: World, index: str, columns: tuple[str, ...], is_missing: bool
+) -> None:
+    """Only a whole, valid b-tree or hash index that begins with what is compared, in any order, serves a lookup."""
+    empty_world.sql('CREATE TABLE t (a int, b int, "C d" int, s text)')
+    empty_world.sql(index)
+    with empty_world.connect() as connection:
+        missing = cost.missing_indexes(connection, lookups(*columns))
+        assert bool(missing) == is_missing
+        for one in missing:
+            connection.execute(one.statement.encode())
+            assert cost.missing_indexes(connection, lookups(*columns)) == ()
+
+
+def test_a_partitioned_table_gets_an_index_that_it_takes(empty_world: World) -> None:
+    """Postgres refuses CONCURRENTLY on a partitioned table, so it is left out there."""
+    empty_world.sql("CREATE TABLE t (a int) PARTITION BY LIST (a); CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1)")
+    with empty_world.connect() as connection:
+        (missing,) = cost.missing_indexes(connection, lookups("a"))
+        connection.execute(missing.statement.encode())
+        assert cost.missing_indexes(connection, lookups("a")) == ()
+        assert cost.sample(connection, "public.t") == "[]"
+
+
+def test_the_blog_misses_no_index_until_one_is_dropped(blog: World) -> None:
+    """The statement that plan prints makes the index that the lookup needs."""
+    assert look(blog).missing_indexes == ()
+    blog.sql("DROP INDEX posts_user_id")
+    (missing,) = look(blog).missing_indexes
+    assert missing.statement == "CREATE INDEX CONCURRENTLY ON public.posts (user_id);"
+    with blog.connect() as connection:
+        connection.execute(missing.statement.encode())
+    assert look(blog).missing_indexes == ()
+
+
+def test_an_id_that_is_an_expression_wants_an_index_on_it(blog: World) -> None:
+    """Composing by a made-up id reads the whole table until the printed index is there."""
+    add_document(blog, "named", "SELECT 'post-' || p.id AS _id, p.title FROM posts AS p")
+    blog.sql("INSERT INTO posts (id, user_id, title, body) SELECT i, 1, 't', 'b' FROM generate_series(501, 20000) AS i")
+    seen = look(blog, "named")
+    (missing,) = seen.missing_indexes
+    before = seen.documents[0].compose
+    with blog.connect() as connection:
+        connection.execute(missing.statement.encode())
+        connection.execute("ANALYZE posts")
+    seen = look(blog, "named")
+    assert seen.missing_indexes == ()
+    after = seen.documents[0].compose
+    assert before is not None
+    assert after is not None
+    assert after.total < before.total
+
+
+# Refusals
+
+
+def test_every_refusal_of_every_document_is_listed(blog: World) -> None:
+    """What is wrong with one document, or one table of it, hides nothing that is wrong with another."""
+    blog.sql("CREATE TABLE log (line text)")
+    add_document(
+        blog,
+        "adrift",
+        "SELECT p.id AS _id, (SELECT count(*) FROM users) AS u, (SELECT max(name) FROM comments) AS c FROM posts AS p",
+    )
+    add_document(blog, "keyless", "SELECT p.id AS _id, l.line FROM posts AS p LEFT JOIN log AS l ON l.line = p.title")
+    add_document(blog, "misspelt", "SELECT p.id AS _id, p.tilte FROM posts AS p")
+    (add_document(blog, "torn", "SELECT p.id AS _id FROM posts AS p") / "index.json").write_text("{")
+    seen = look(blog)
+    refusals = {one.name: [refusal.message for refusal in one.refusals] for one in seen.documents}
+    assert [name for name, said in refusals.items() if not said] == ["blogpost"]
+    assert "public.users" in refusals["adrift"][0]
+    assert "public.comments" in refusals["adrift"][0]
+    assert "no primary key" in refusals["keyless"][0]
+    assert "tilte" in refusals["misspelt"][0]
+    assert "not valid JSON" in refusals["torn"][0]
+    assert seen.is_refused
+    assert seen.forgotten == ()
+
+
+def test_a_table_that_is_gone_hides_no_other_document(blog: World) -> None:
+    """A document in force whose table was dropped is refused with that, and the others are planned as ever."""
+    add_document(blog, "named", "SELECT u.id AS _id, u.name FROM users AS u")
+    blog.apply()
+    blog.sql("DROP TABLE comments")
+    documents = {one.name: one for one in look(blog).documents}
+    assert "comments" in documents["blogpost"].refusals[0].message
+    assert documents["blogpost"].index == blog.alias
+    assert documents["named"].outcome is Outcome.NOTHING
+
+
+def test_a_halted_document_says_why(blog: World) -> None:
+    """What has halted a document stands in its plan, with what apply would do."""
+    blog.apply()
+    blog.sql("UPDATE syncer.document SET halted = 'column title was renamed'")
+    (document,) = look(blog).documents
+    assert document.halted == "column title was renamed"
+    assert document.outcome is Outcome.IN_PLACE
+
+
+def test_a_document_that_is_refused_is_not_forgotten(blog: World) -> None:
+    """A folder that is broken today does not make its tables look released."""
+    blog.apply()
+    edit(blog, "select.sql", "p.title", "p.tilte")
+    seen = look(blog)
+    assert seen.documents[0].refusals
+    assert seen.forgotten == ()
+    assert seen.released == ()
+    assert caution.Kind.REFUSED not in [one.kind for one in seen.documents[0].warnings]

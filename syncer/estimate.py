@@ -21,10 +21,11 @@ from psycopg import errors as pg
 from syncer import compose, store
 from syncer.apply import Change, Step
 from syncer.compose import Row, clock
-from syncer.errors import IndexingError
+from syncer.errors import DocumentError, IndexingError
 from syncer.index import Index, Rejection
 from syncer.indices import Indices
 from syncer.model import Composition, Target
+from syncer.policy import Action, decide
 from syncer.postgres import AdvisoryLock, Connection, bounded
 from syncer.store import Document
 
@@ -83,8 +84,8 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
     try:
         sample = compose.current(connection, document, ids)
         compose.existing(connection, document, ids)  # as a fill asks of every id that the index holds
-    except (psycopg.DataError, pg.RaiseException) as error:
-        sample, failure = {}, str(error.diag.message_primary)
+    except DocumentError as error:
+        sample, failure = {}, _of_the_data(error)
     compose_seconds = clock() - began
     with _alone(connection), _scratch(connection, indices, step) as (target, outcome, refusal):
         write_seconds, rejections = _write(index, target, sample)
@@ -111,8 +112,19 @@ def _count(connection: Connection, document: Document) -> int | None:
     try:
         with bounded(connection, seconds=SECONDS_MAX):
             return compose.count(connection, document)
-    except (pg.QueryCanceled, psycopg.DataError):
+    except pg.QueryCanceled:
         return None
+    except DocumentError as error:
+        _of_the_data(error)
+        return None
+
+
+def _of_the_data(error: DocumentError) -> str:
+    """What Postgres says, if it is a row that the SELECT fails on; any other error goes on."""
+    cause = error.__cause__
+    if not isinstance(cause, psycopg.Error) or decide(cause) is not Action.PARK:
+        raise error
+    return str(cause.diag.message_primary)
 
 
 @contextmanager

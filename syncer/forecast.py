@@ -48,11 +48,13 @@ class Finding:
     Args:
         id_column: The column whose value is the document's id, if it is that simple.
         query: Otherwise: the query over the changed rows, ``$1``.
-        cost: What that costs for some rows of the table.
+        changed_rows: For how many rows of the table it was tried.
+        cost: What that cost.
     """
 
     id_column: str | None
     query: str | None
+    changed_rows: int
     cost: Cost | None
 
 
@@ -302,11 +304,12 @@ class _Forecaster:
 
     def _finding(self, use: TableUse) -> Iterator[Finding]:
         for column in use.id_columns:
-            yield Finding(id_column=column, query=None, cost=None)
+            yield Finding(id_column=column, query=None, changed_rows=0, cost=None)
         rows = cost.sample(self._connection, use.relation) if use.affected else "[]"
+        number = len(json.loads(rows))
         for query in use.affected:
             costs = cost.explain(self._connection, sql.SQL(query), (rows,), seconds_max=estimate.SECONDS_MAX)
-            yield Finding(id_column=None, query=query, cost=costs)
+            yield Finding(id_column=None, query=query, changed_rows=number, cost=costs)
 
 
 _IS_OWNED = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = $1::regclass"

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from syncer.caution import Kind, Warned
-from syncer.cost import SAMPLE_ROWS, Cost
+from syncer.cost import Cost
 from syncer.estimate import Outcome
 from syncer.forecast import DocumentForecast, Finding, Forecast, TableForecast
 
@@ -135,8 +135,11 @@ def _way(table: TableForecast, finding: Finding) -> str:
     said = "" if table.is_derived else "\n(as affects/ says)"
     if finding.cost is None:
         return query + said
-    changed = _number(min(SAMPLE_ROWS, max(table.rows, 1)), "changed row")
-    return f"{query}{said}\n{_cost(finding.cost, f'{changed} → {finding.cost.rows:,.0f} documents, ')}"
+    if not finding.changed_rows:
+        return f"{query}{said}\n(the table has no row to try it on)"
+    documents = _number(round(finding.cost.rows), "document")
+    changed = _number(finding.changed_rows, "changed row")
+    return f"{query}{said}\n{_cost(finding.cost, f'{changed} → {documents}, ')}"
 
 
 def _cost(cost: Cost, before: str) -> str:

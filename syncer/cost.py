@@ -165,8 +165,9 @@ def _is_served(connection: Connection, lookup: Lookup) -> bool:
 
 def _meaning(expression: str) -> str:
     """An expression without what Postgres and we write differently: quotes and brackets that change nothing."""
-    tree = sqlglot.parse_one(expression, read="postgres")
-    bare = tree.transform(lambda node: node.this if isinstance(node, exp.Paren) else node)
+    bare = sqlglot.parse_one(expression, read="postgres").unnest()
+    for brackets in list(bare.find_all(exp.Paren)):
+        brackets.replace(brackets.unnest())
     return str(bare.sql(dialect="postgres", identify=True))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from syncer.forecast import DocumentForecast, Forecast
 from syncer.index import Index
 from syncer.indices import Indices
 from syncer.model import Target
-from tests.harness import BLOG_SCHEMA, World, wait_until
+from tests.harness import BLOG_SCHEMA, REPOSITORY, World, wait_until
 
 POSTS = """
 INSERT INTO users (id, name, email) SELECT i, 'user ' || i, i || '@example.com' FROM generate_series(1, 50) AS i;
@@ -470,9 +471,22 @@ def test_the_blog_misses_no_index_until_one_is_dropped(blog: World) -> None:
     assert look(blog).missing_indexes == ()
 
 
+def test_the_shipped_documents_miss_nothing(empty_world: World) -> None:
+    """Every example can be applied as it is, with every index that it needs, and no field that does not fit."""
+    for schema_file in ("blog.sql", "filesystem.sql"):
+        empty_world.sql((REPOSITORY / "syncer" / "demo" / schema_file).read_text())
+    shutil.rmtree(empty_world.config)
+    shutil.copytree(REPOSITORY / "config", empty_world.config)
+    seen = look(empty_world)
+    assert len(seen.documents) == len(list((REPOSITORY / "config" / "documents").iterdir()))
+    assert [refusal for one in seen.documents for refusal in one.refusals] == []
+    assert [warning for one in seen.documents for warning in one.warnings] == []
+    assert seen.missing_indexes == ()
+
+
 def test_an_id_that_is_an_expression_wants_an_index_on_it(blog: World) -> None:
     """Composing by a made-up id reads the whole table until the printed index is there."""
-    add_document(blog, "named", "SELECT 'post-' || p.id AS _id, p.title FROM posts AS p")
+    add_document(blog, "named", "SELECT 'entry-' || p.id AS _id, p.title FROM posts AS p")
     blog.sql("INSERT INTO posts (id, user_id, title, body) SELECT i, 1, 't', 'b' FROM generate_series(501, 20000) AS i")
     seen = look(blog, "named")
     (missing,) = seen.missing_indexes

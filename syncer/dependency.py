@@ -17,10 +17,10 @@ from sqlglot import exp
 
 from syncer import shape
 from syncer.definition import Definition
-from syncer.derivation import Hop, Node, Path, numbers, read_graph
+from syncer.derivation import PLAIN_TYPES, Graph, Hop, Node, Path, numbers, of_one_row, read_graph
 from syncer.errors import DefinitionError
 from syncer.postgres import Connection
-from syncer.probe import Probe, Read, place_of, probe, table_name, tables, unnamed_column
+from syncer.probe import Probe, Read, TableName, place_of, probe, table_name, tables, unnamed_column
 from syncer.shape import Shape
 
 _ROWS = "%(rows)s"
@@ -29,16 +29,6 @@ _ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
 
 # Columns that say what and where a document is.
 _NO_FIELDS = frozenset({"_id", "_routing"})
-
-# Types of which equal values have equal texts, the same in JSON as in SQL: an image's value is a document's id.
-_PLAIN_TYPES = {
-    "smallint": "integer",
-    "integer": "integer",
-    "bigint": "integer",
-    "uuid": "uuid",
-    "text": "text",
-    "character varying": "text",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +196,10 @@ class _Analysis:
         self._relations = {read.name: read.relation for read in found.reads}
         self._catalogue = {read.name: _table(connection, read.relation) for read in found.reads}
         self._tree = found.tree
-        self._graph = read_graph(found.tree, {read.name: read.columns for read in found.reads}, found.views)
+        types = {name: table.types for name, table in self._catalogue.items()}
+        self._graph = read_graph(found.tree, types, found.views) if found.tree else Graph()
+        self._has_id = bool(self._graph.ids)
+        of_one_row(self._graph, types)
 
     def root(self) -> tuple[str | None, str | None]:
         """The table and the column that ``_id`` is, if it is a unique column of one."""
@@ -223,34 +216,43 @@ class _Analysis:
         Raises:
             DefinitionError: With all of their places.
         """
-        asked = [node for node in self._graph.nodes if self._affects(node)[1] is None and self._path(node) is None]
-        if not asked:
+        asked = [
+            node for node in self._graph.nodes if self._affects(node.table)[1] is None and self._path(node) is None
+        ]
+        read = {node.table for node in self._graph.nodes}
+        lost = [name for name in self._relations if name not in read and self._affects(name)[1] is None]
+        if not asked and not lost:
             return
-        relations = list(dict.fromkeys(self._relations[node.table] for node in asked))
+        relations = list(dict.fromkeys(self._relations[name] for name in (*lost, *(node.table for node in asked))))
         places = dict.fromkeys(self._place(node) for node in asked)
         folder = self._definition.folder / "affects"
         files = ", ".join(f"{folder}/{relation.removeprefix('public.')}.sql" for relation in relations)
         raise DefinitionError(
             f"{self._definition.folder}/select.sql: which documents does a change of {', '.join(relations)} touch? "
-            f"It does not follow from the SELECT: {self._reason()}{''.join(places)}",
+            f"It does not follow from the SELECT: {self._reason(is_lost=bool(lost))}{''.join(places)}",
             hint=f"Say it in {files}: a query over the changed rows that selects\n"
             "the documents' ids AS _id: … FROM posts AS p JOIN %(rows)s AS changed ON p.… = changed.…",
         )
 
-    def _reason(self) -> str:
+    def _reason(self, *, is_lost: bool) -> str:
+        if is_lost:
+            return "it is beyond syncer's parser"
         if self._graph.ids:
             return "no equality in WHERE or ON leads from there to _id"
+        if self._has_id:
+            return "_id is made of rows of several tables; if one transaction changes them all, none of them finds it"
         return "_id is not made of plain columns, or documents push one another out (LIMIT, OFFSET, a window)"
 
     def _place(self, node: Node) -> str:
         """Where the definition's author has written a reading of a table."""
+        assert self._tree is not None  # noqa: S101 - the node was read in it
         named = tables(self._tree)
         name = table_name(named[node.place])
         before = sum(table_name(one) == name for one in named[: node.place])
         return place_of(self._definition.select, name, before)
 
-    def _affects(self, node: Node) -> tuple[str, str | None]:
-        return _affects(self._connection, self._definition, self._relations[node.table])
+    def _affects(self, name: TableName) -> tuple[str, str | None]:
+        return _affects(self._connection, self._definition, self._relations[name])
 
     def table_use(self, read: Read) -> TableUse:
         """How the definition uses one table."""
@@ -339,7 +341,7 @@ class _Analysis:
     def _is_plain(self, column: exp.Column, type_: str) -> bool:
         """Whether equal values of a column and of a type have the same text."""
         own = self._type(column)
-        return own in _PLAIN_TYPES and _PLAIN_TYPES[own] == _PLAIN_TYPES.get(type_)
+        return own in PLAIN_TYPES and PLAIN_TYPES[own] == PLAIN_TYPES.get(type_)
 
     def _query(self, node: Node, id_: exp.Expr, hops: tuple[Hop, ...]) -> str:
         rows = f"jsonb_populate_recordset(NULL::{self._relations[node.table]}, {_ROWS_MARK})"

@@ -19,6 +19,9 @@ that satisfies the condition. Mattering includes pushing other rows out. Hence:
   only if competitors share it: it is in every PARTITION BY and in DISTINCT ON.
 - Both sides of a condition are strict: null if a column of theirs is. So WHERE rejects the rows that an outer
   join has filled with nulls.
+- Where equal rows become one, or compete, a column leads out only if equal values of its type are identical.
+- ``_id`` must be known from one row. Made of two, it is lost when one transaction changes both: neither old row finds
+  the other one as it was.
 
 What is not understood yields no edge, so the worst outcome is that no path is found, and the definition is asked.
 """
@@ -27,7 +30,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
@@ -38,10 +41,30 @@ _READINGS_MAX = 1000
 # So much dearer than a hop along a key that the longest path of those comes first.
 _HOP_WITHOUT_KEY = _READINGS_MAX
 
-# Null if an argument is, and the same whenever it is asked.
-_STRICT = (
+PLAIN_TYPES = {
+    "smallint": "integer",
+    "integer": "integer",
+    "bigint": "integer",
+    "uuid": "uuid",
+    "text": "text",
+    "character varying": "text",
+}
+"""Types of which equal values have equal texts, the same in JSON as in SQL; and a name for those that share them."""
+
+# Those of which equal values are identical: numeric, say, is none, since 1.0 equals 1.00.
+_EXACT_TYPES = {
+    *PLAIN_TYPES.values(), "boolean", "bytea", "date", "timestamp without time zone", "timestamp with time zone",
+}  # fmt: skip
+
+# Those that no other branch of a UNION converts to another type.
+_UNCONVERTED = {"text", "uuid"}
+
+_CASTS = {"text": ("text", "varchar"), "integer": ("smallint", "int", "bigint"), "uuid": ("uuid",)}
+
+# The same whenever it is asked, and null if an argument is; ``||`` is so for scalars.
+_STEADY = (
     exp.Column, exp.Identifier, exp.Literal, exp.Paren, exp.Cast, exp.DataType, exp.DataTypeParam,
-    exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Lower, exp.Upper,
+    exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Lower, exp.Upper, exp.DPipe,
     exp.JSONExtract, exp.JSONExtractScalar,
 )  # fmt: skip
 
@@ -98,6 +121,9 @@ class Path:
 Keys = Mapping[TableName, Collection[frozenset[str]]]
 """For each table, the sets of columns that are unique in it."""
 
+Types = Mapping[TableName, Mapping[str, str]]
+"""For each table, the type of each column; empty where different texts count as equal."""
+
 
 @dataclass(slots=True)
 class Graph:
@@ -128,6 +154,10 @@ class Graph:
                 placed.add(number)
                 hops.append(Hop(node=self.nodes[number], conditions=self._conditions(number, placed)))
         return Path(start=start, hops=tuple(hops), id=id_)
+
+    def reached(self, start: Node) -> set[int]:
+        """The nodes that take part wherever one does."""
+        return set(self._reach(start, {})[0])
 
     def _reach(self, start: Node, keys: Keys) -> tuple[dict[int, int], dict[int, int]]:
         """What it costs to reach each node that takes part with the first, and from which one."""
@@ -194,27 +224,87 @@ def lookup_columns(condition: exp.EQ, node: Node) -> list[str]:
     return [side.name for side in sides if isinstance(side, exp.Column) and side.table == qualifier]
 
 
-def read_graph(
-    tree: exp.Expr, columns: Mapping[TableName, frozenset[str]], views: Mapping[TableName, exp.Expr]
-) -> Graph:
+def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]) -> Graph:
     """Read a canonical SELECT.
 
     Every occurrence of a table is a node at least once; one in a place that is not understood has no edges.
 
     Args:
         tree: The SELECT.
-        columns: The columns that it reads, by table.
+        types: What the tables that it reads are made of.
         views: The canonical SELECT of each view that it reads.
 
     Raises:
         DefinitionError: Its tables are read more often than can be followed.
     """
-    reading = _Reading(tree, columns, views)
+    reading = _Reading(tree, types, views)
     for name, alternatives in reading.query(tree, None, {}, ()):
         if name == "_id":
             reading.graph.ids += alternatives
     reading.place_the_rest()
     return reading.graph
+
+
+def of_one_row(graph: Graph, types: Types) -> None:
+    """Put each ``_id`` in columns of one node, by equalities that hold among its rows; drop it if there is no way."""
+    graph.ids = [one for one in (_of_one_row(graph, types, id_) for id_ in graph.ids) if one is not None]
+
+
+def _of_one_row(graph: Graph, types: Types, id_: exp.Expr) -> exp.Expr | None:
+    wanted = numbers(id_)
+    if len(wanted) == 1:
+        return id_
+    present: set[int] = set()
+    for number in wanted:
+        present |= graph.reached(graph.nodes[number])
+    equal = [
+        (edge.condition.left, edge.condition.right)
+        for edge in graph.edges
+        if {edge.source, edge.target} <= present and _is_same(edge.condition, graph, types)
+    ]
+    for number in sorted(present):
+        columns = {column: _equal_column(column, number, equal) for column in set(id_.find_all(exp.Column))}
+        if all(columns.values()):
+            found: exp.Expr = id_.transform(lambda part, known=columns: known.get(part, part))
+            return found
+    return None
+
+
+def _is_same(condition: exp.EQ, graph: Graph, types: Types) -> bool:
+    """Whether a condition compares columns whose values are the same text if they are equal."""
+    one, other = (_type(side, graph.nodes, types) for side in (condition.left, condition.right))
+    is_columns = isinstance(condition.left, exp.Column) and isinstance(condition.right, exp.Column)
+    return is_columns and one == other and one in PLAIN_TYPES.values()
+
+
+def _equal_column(column: exp.Expr, number: int, equal: Sequence[tuple[exp.Expr, exp.Expr]]) -> exp.Expr | None:
+    """A column of one node that has the same value."""
+    found, ahead = {column}, [column]
+    while ahead:
+        here = ahead.pop(0)
+        if numbers(here) == {number}:
+            return here
+        beside = {other for pair in equal for one, other in (pair, pair[::-1]) if one == here} - found
+        found |= beside
+        ahead += sorted(beside, key=str)
+    return None
+
+
+def _type(expression: exp.Expr, nodes: Sequence[Node], types: Types) -> str:
+    """The type of an expression over nodes, those that share texts under one name; empty if it is not known."""
+    expression = expression.unnest()
+    if isinstance(expression, exp.Column):
+        (number,) = numbers(expression)
+        own = types[nodes[number].table].get(expression.name, "")
+        return PLAIN_TYPES.get(own, own)
+    if isinstance(expression, exp.DPipe):
+        sides = {_type(side, nodes, types) for side in (expression.left, expression.right)}
+        return "text" if "text" in sides and sides <= _EXACT_TYPES else ""
+    if isinstance(expression, exp.Lower | exp.Upper):
+        return "text" if _type(expression.this, nodes, types) == "text" else ""
+    if isinstance(expression, exp.Cast):
+        return next((name for name, kinds in _CASTS.items() if expression.is_type(*kinds)), "")
+    return "text" if expression.is_string else ""
 
 
 _Columns = list[tuple[str, list[exp.Expr]]]
@@ -233,55 +323,40 @@ class _Scope:
         self.outer = outer
         self.sources: dict[str, Node | _Columns] = {}
 
-    def resolve(self, reference: exp.Column) -> tuple[list[exp.Expr], bool]:
-        """What a reference stands for, and whether it is a source of this very SELECT."""
+    def resolve(self, reference: exp.Column) -> list[exp.Expr]:
+        """What a reference stands for."""
         scope: _Scope | None = None if isinstance(reference.this, exp.Star) else self
         while scope is not None:
             source = scope.source(reference)
+            if isinstance(source, Node):
+                return [_column(source, reference.name)]
             if source is not None:
-                if isinstance(source, Node):
-                    return [_column(source, reference.name)], scope is self
-                return _named(source, reference.name), scope is self
-            scope = scope.outer
-        return [], False
+                return _named(source, reference.name)
+            # A name without qualifier is never one of an outer SELECT.
+            scope = scope.outer if reference.table else None
+        return []
 
     def source(self, reference: exp.Column) -> Node | _Columns | None:
         """The source that a reference names, if it is one of this SELECT."""
         if reference.table:
             return self.sources.get(reference.table)
-        # Postgres leaves the qualifier out only where there is one source.
+        # Postgres leaves the qualifier out where there is one source, and of what FULL JOIN … USING has merged.
         return next(iter(self.sources.values())) if len(self.sources) == 1 else None
 
-    def meaning(self, expression: exp.Expr) -> list[tuple[exp.Expr, bool]]:
-        """What a strict expression is in terms of nodes, and whether these are sources of this very SELECT."""
+    def meaning(self, expression: exp.Expr) -> list[exp.Expr]:
+        """What a steady expression is in terms of nodes."""
         expression = expression.unnest()
-        if not all(_is_strict(part) for part in expression.walk()):
+        if not all(isinstance(part, _STEADY) for part in expression.walk()):
             return []
         if isinstance(expression, exp.Column):
-            found, is_own = self.resolve(expression)
-            return [(one, is_own) for one in found]
-        columns = list(expression.find_all(exp.Column))
-        if not columns:
-            return []
-        resolved = [self.resolve(one) for one in columns]
-        if any(len(found) != 1 for found, _ in resolved) or len({is_own for _, is_own in resolved}) != 1:
+            return self.resolve(expression)
+        resolved = [self.resolve(one) for one in expression.find_all(exp.Column)]
+        if not resolved or any(len(found) != 1 for found in resolved):
             return []
         meant = expression.copy()
-        for place, (found, _) in zip(list(meant.find_all(exp.Column)), resolved, strict=True):
-            place.replace(exp.paren(found[0].copy()) if not isinstance(found[0], exp.Column) else found[0].copy())
-        return [(meant, resolved[0][1])]
-
-
-def _is_strict(part: exp.Expr) -> bool:
-    """Whether a part of an expression gives null for null; so does ``||`` of texts, but not that of arrays."""
-    return _is_text(part) if isinstance(part, exp.DPipe) else isinstance(part, _STRICT)
-
-
-def _is_text(expression: exp.Expr) -> bool:
-    expression = expression.unnest()
-    if isinstance(expression, exp.DPipe):
-        return _is_text(expression.left) or _is_text(expression.right)
-    return expression.is_string or (isinstance(expression, exp.Cast) and expression.is_type("text", "varchar"))
+        for place, (found,) in zip(list(meant.find_all(exp.Column)), resolved, strict=True):
+            place.replace(found.copy() if isinstance(found, exp.Column) else exp.paren(found.copy()))
+        return [meant]
 
 
 def _column(node: Node, name: str) -> exp.Column:
@@ -316,23 +391,38 @@ class _Body:
         scope: What its names can refer to.
         ctes: The CTEs that it can read.
         context: The subqueries in expressions and UNION branches around it.
+        first: The first node that may be its own: those of what is around it have been made before.
         conditions: The conjuncts of its ON and WHERE clauses.
     """
 
     scope: _Scope
     ctes: _Ctes
     context: tuple[int, ...]
+    first: int
     conditions: list[_Condition] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arm:
+    """One side of a join.
+
+    Args:
+        nodes: What it brings.
+        aliases: The sources in it.
+        merged: For each column that a USING in it has merged, the source whose value that is; None if it depends.
+    """
+
+    nodes: frozenset[int]
+    aliases: tuple[str, ...]
+    merged: Mapping[str, str | None]
 
 
 class _Reading:
     """One walk over a SELECT."""
 
-    def __init__(
-        self, tree: exp.Expr, columns: Mapping[TableName, frozenset[str]], views: Mapping[TableName, exp.Expr]
-    ) -> None:
+    def __init__(self, tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]) -> None:
         self.graph = Graph()
-        self._columns = columns
+        self._types = types
         self._views = views
         self._places: dict[int, int] = {}
         self._unread: dict[int, exp.Table] = {}
@@ -379,7 +469,7 @@ class _Reading:
         ctes = _with(tree, outer, ctes)
         if isinstance(tree, exp.Subquery):
             found = self.query(tree.this, outer, ctes, context)
-            return [] if _is_cut(tree) else found
+            return _kept_in(found) if _is_cut(tree) else found
         if isinstance(tree, exp.SetOperation):
             return self._union(tree, outer, ctes, context)
         if isinstance(tree, exp.Select):
@@ -389,17 +479,32 @@ class _Reading:
     def _union(self, tree: exp.SetOperation, outer: _Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> _Columns:
         left = self.query(tree.this, outer, ctes, self._inner(context))
         right = self.query(tree.expression, outer, ctes, self._inner(context))
-        if _is_cut(tree) or len(left) != len(right):
+        if len(left) != len(right):
             return []
-        return [(name, one + other) for (name, one), (_, other) in zip(left, right, strict=True)]
+        if _is_cut(tree):
+            return _kept_in(left)
+        compares = not isinstance(tree, exp.Union) or bool(tree.args.get("distinct"))
+        return [
+            (name, one + other if self._is_alike(one, other, compares=compares) else [])
+            for (name, one), (_, other) in zip(left, right, strict=True)
+        ]
+
+    def _is_alike(self, one: Sequence[exp.Expr], other: Sequence[exp.Expr], *, compares: bool) -> bool:
+        """Whether no branch of a set operation is converted to another type, nor takes an equal value for its own."""
+        found = {self._type(expression) for expression in (*one, *other)}
+        is_one_type = len(found) == 1 and "" not in found and (bool(one and other) or found <= _UNCONVERTED)
+        return is_one_type and (not compares or found <= _EXACT_TYPES)
+
+    def _type(self, expression: exp.Expr) -> str:
+        return _type(expression, self.graph.nodes, self._types)
 
     def _select(self, tree: exp.Select, outer: _Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> _Columns:
-        body = _Body(scope=_Scope(outer), ctes=ctes, context=context)
+        body = _Body(scope=_Scope(outer), ctes=ctes, context=context, first=len(self.graph.nodes))
         source = tree.args.get("from_")
         if source is not None:
             self._from(source.this, body)
-        for join in tree.args.get("joins") or []:
-            self._join(join, frozenset(), body)
+        for join in tree.args.get("joins") or []:  # behind a comma
+            self._join(join, _Arm(nodes=frozenset(), aliases=(), merged={}), body)
         where = tree.args.get("where")
         if where is not None:
             body.conditions.extend(_Condition(expression=one, speaks_for=None) for one in _conjuncts(where.this))
@@ -407,27 +512,38 @@ class _Reading:
             self._condition(condition, body)
         for part in ("expressions", "group", "having", "order", "distinct", "windows", "limit", "offset", "fetch"):
             self._nested(tree.args.get(part), body)
+        return self._leading_out(tree, body)
+
+    def _leading_out(self, tree: exp.Select, body: _Body) -> _Columns:
         shared = _shared_by_competitors(tree)
-        return [
-            (one.alias_or_name, [meant for meant, _ in body.scope.meaning(one.unalias())] if shared(one) else [])
-            for one in tree.expressions
-        ]
+        merges = bool(tree.args.get("group") or tree.args.get("distinct") or _windows(tree))
+        found: _Columns = []
+        for one in tree.expressions:
+            meant = body.scope.meaning(one.unalias()) if shared(one) else []
+            if merges:
+                meant = [meaning for meaning in meant if self._type(meaning) in _EXACT_TYPES]
+            found.append((one.alias_or_name, meant))
+        return found
 
     # Sources
 
-    def _from(self, item: exp.Expr, body: _Body) -> frozenset[int]:
-        """Read an item of FROM with the joins that hang on it; the nodes that it brings."""
+    def _from(self, item: exp.Expr, body: _Body) -> _Arm:
+        """Read an item of FROM with the joins that hang on it."""
         first = len(self.graph.nodes)
+        alias = item.alias_or_name
         if isinstance(item, exp.Table):
-            body.scope.sources[item.alias_or_name] = self._table(item, body)
+            body.scope.sources[alias] = self._table(item, body)
         elif isinstance(item, exp.Subquery) and isinstance(item.this, exp.Table | exp.Subquery) and not item.alias:
-            self._from(item.this, body)  # parentheses around a join
+            return self._joined(item, self._from(item.this, body), body)  # parentheses around a join
         else:
-            body.scope.sources[item.alias_or_name] = self._derived(item, body)
-        brought = frozenset(range(first, len(self.graph.nodes)))
+            body.scope.sources[alias] = self._derived(item, body)
+        nodes = frozenset(range(first, len(self.graph.nodes)))
+        return self._joined(item, _Arm(nodes=nodes, aliases=(alias,), merged={}), body)
+
+    def _joined(self, item: exp.Expr, arm: _Arm, body: _Body) -> _Arm:
         for join in item.args.get("joins") or []:
-            brought = self._join(join, brought, body)
-        return brought
+            arm = self._join(join, arm, body)
+        return arm
 
     def _table(self, table: exp.Table, body: _Body) -> Node | _Columns:
         if table.db:
@@ -456,31 +572,33 @@ class _Reading:
         self._nested(inner, body)
         return []
 
-    def _join(self, join: exp.Join, left: frozenset[int], body: _Body) -> frozenset[int]:
-        before = set(body.scope.sources)
+    def _join(self, join: exp.Join, left: _Arm, body: _Body) -> _Arm:
         right = self._from(join.this, body)
-        speaks_for = {"": None, "LEFT": right, "RIGHT": left}.get((join.side or "").upper(), frozenset())
+        side = (join.side or "").upper()
+        speaks_for = {"": None, "LEFT": right.nodes, "RIGHT": left.nodes}.get(side, frozenset())
         on = join.args.get("on")
         equal = list(_conjuncts(on)) if on is not None else []
-        for name in join.args.get("using") or []:
-            equal += self._using(name.name, before, body.scope)
+        merged = {**left.merged, **right.merged}
+        for name in (one.name for one in join.args.get("using") or []):
+            owners = self._owner(name, left, body.scope), self._owner(name, right, body.scope)
+            if owners[0] is not None and owners[1] is not None:
+                one, other = (exp.column(name, table=owner) for owner in owners)
+                equal.append(exp.EQ(this=one, expression=other))
+            merged[name] = {"": owners[0], "LEFT": owners[0], "RIGHT": owners[1]}.get(side)
         body.conditions.extend(_Condition(expression=one, speaks_for=speaks_for) for one in equal)
-        return left | right
+        return _Arm(nodes=left.nodes | right.nodes, aliases=left.aliases + right.aliases, merged=merged)
 
-    def _using(self, name: str, before: set[str], scope: _Scope) -> list[exp.Expr]:
-        """USING as an equality, where it is clear which two sources have the column."""
-        having = [alias for alias, source in scope.sources.items() if self._has(source, name)]
-        left = [alias for alias in having if alias in before]
-        right = [alias for alias in having if alias not in before]
-        if len(left) != 1 or len(right) != 1:
-            return []
-        one, other = (exp.column(name, table=alias) for alias in (*left, *right))
-        return [exp.EQ(this=one, expression=other)]
+    def _owner(self, name: str, arm: _Arm, scope: _Scope) -> str | None:
+        """The source whose column USING compares, if it is clear."""
+        if name in arm.merged:
+            return arm.merged[name]
+        known = [self._names(scope.sources[alias]) for alias in arm.aliases]
+        having = [alias for alias, names in zip(arm.aliases, known, strict=True) if name in names]
+        return having[0] if len(having) == 1 else None
 
-    def _has(self, source: Node | _Columns, name: str) -> bool:
-        if isinstance(source, Node):
-            return name in self._columns.get(source.table, ())
-        return any(one == name for one, _ in source)
+    def _names(self, source: Node | _Columns) -> Collection[str]:
+        """The columns of a source; none if they are not known."""
+        return self._types[source.table] if isinstance(source, Node) else {name for name, _ in source}
 
     # Conditions
 
@@ -493,34 +611,37 @@ class _Reading:
         else:
             self._nested(expression, body)
 
-    def _equal(
-        self, side: exp.Expr, others: Sequence[tuple[exp.Expr, bool]], condition: _Condition, body: _Body
-    ) -> None:
-        for one, one_is_own in body.scope.meaning(side):
-            for other, other_is_own in others:
-                if len(numbers(one)) == len(numbers(other)) == 1 and numbers(one) != numbers(other):
+    def _equal(self, side: exp.Expr, others: Sequence[exp.Expr], condition: _Condition, body: _Body) -> None:
+        for one in body.scope.meaning(side):
+            for other in others:
+                is_pair = len(numbers(one)) == len(numbers(other)) == 1 and numbers(one) != numbers(other)
+                if is_pair and self._is_strict(one) and self._is_strict(other):
                     equal = exp.EQ(this=one.copy(), expression=other.copy())
-                    if one_is_own:
-                        self._edge(one, other, equal, condition)
-                    if other_is_own:
-                        self._edge(other, one, equal, condition)
+                    self._edge(one, other, equal, condition, body)
+                    self._edge(other, one, equal, condition, body)
+
+    def _is_strict(self, expression: exp.Expr) -> bool:
+        """Whether an expression is null if a column of it is: ``||`` of texts is, that of arrays is not."""
+        return all(self._type(part) == "text" for part in expression.find_all(exp.DPipe))
 
     def _in(self, expression: exp.In, condition: _Condition, body: _Body) -> None:
-        """``x IN (SELECT …)``: as a condition of all rows it is a join; elsewhere it is a subquery like any other."""
-        is_join = condition.speaks_for is None
-        context = body.context if is_join else self._inner(body.context)
-        found = self.query(expression.args["query"], body.scope, body.ctes, context)
+        """``x IN (SELECT …)`` is a join, whose inner rows never matter without an outer one."""
+        inner = len(self.graph.nodes)
+        found = self.query(expression.args["query"], body.scope, body.ctes, body.context)
+        speaks_for = condition.speaks_for
+        if speaks_for is not None:
+            speaks_for |= frozenset(range(inner, len(self.graph.nodes)))
         outside = expression.this.unnest()
         sides = outside.expressions if isinstance(outside, exp.Tuple) else [outside]
-        if is_join and len(sides) == len(found):
+        if len(sides) == len(found):
             for side, (_, alternatives) in zip(sides, found, strict=True):
-                self._equal(side, [(one, True) for one in alternatives], condition, body)
+                self._equal(side, alternatives, replace(condition, speaks_for=speaks_for), body)
         self._nested(expression.this, body)
 
-    def _edge(self, source: exp.Expr, target: exp.Expr, equal: exp.EQ, condition: _Condition) -> None:
+    def _edge(self, source: exp.Expr, target: exp.Expr, equal: exp.EQ, condition: _Condition, body: _Body) -> None:
         """Let the condition be followed from one node to another, if it speaks for the first."""
         (one,), (other,) = numbers(source), numbers(target)
-        if condition.speaks_for is None or one in condition.speaks_for:
+        if one >= body.first and (condition.speaks_for is None or one in condition.speaks_for):
             self.graph.edges.append(Edge(source=one, target=other, condition=equal))
 
     def _nested(self, part: object, body: _Body) -> None:
@@ -566,22 +687,29 @@ def _is_cut(query: exp.Expr) -> bool:
     return any(query.args.get(name) for name in ("limit", "offset", "fetch"))
 
 
+def _kept_in(columns: _Columns) -> _Columns:
+    """The same columns, with nothing that leads out."""
+    return [(name, []) for name, _ in columns]
+
+
+def _windows(select: exp.Select) -> list[exp.Window]:
+    return [window for window in select.find_all(exp.Window) if window.parent_select is select]
+
+
 def _shared_by_competitors(select: exp.Select) -> Callable[[exp.Expr], bool]:
     """Whether all rows that can push one another out, or change one another, have the same value in a column."""
-    group = select.args.get("group")
-    if _is_cut(select) or (group and group.find(exp.GroupingSets, exp.Cube, exp.Rollup)):
+    if _is_cut(select):
         return lambda _: False
     named = {window.name: window for window in select.args.get("windows") or []}
     shared = [
-        {one.unnest().sql() for one in named.get(window.alias, window).args.get("partition_by") or []}
-        for window in select.find_all(exp.Window)
-        if window.parent_select is select
+        {one.unnest() for one in named.get(window.alias, window).args.get("partition_by") or []}
+        for window in _windows(select)
     ]
     distinct = select.args.get("distinct")
     on = distinct.args.get("on") if isinstance(distinct, exp.Distinct) else None
     if on is not None:
-        shared.append({one.unnest().sql() for one in (on.expressions if isinstance(on, exp.Tuple) else [on])})
-    return lambda column: all(column.unalias().unnest().sql() in names for names in shared)
+        shared.append({one.unnest() for one in (on.expressions if isinstance(on, exp.Tuple) else [on])})
+    return lambda column: all(column.unalias().unnest() in names for names in shared)
 
 
 def _column_aliases(item: exp.Expr) -> list[str]:

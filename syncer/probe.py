@@ -20,7 +20,7 @@ import psycopg
 import sqlglot
 from psycopg import errors as pg
 from sqlglot import TokenType, exp
-from sqlglot.errors import ParseError
+from sqlglot.errors import SqlglotError
 
 from syncer.capturable import require_capturable
 from syncer.errors import DefinitionError
@@ -81,34 +81,65 @@ LEFT JOIN pg_attribute AS s ON s.attrelid = a.attrelid AND s.attnum = d.refobjsu
 WHERE a.attrelid = $1 AND a.attgenerated = 'v'
 GROUP BY a.attname
 """
-# Written in SQL or in a language on top of it, a function may read tables that nobody sees from outside.
+# What is called leaves a trace in the stored query itself: the dependencies lack Postgres' own functions, and what an
+# operator or an aggregate calls. Written in SQL or in a language on top of it, a function may read tables that nobody
+# sees from outside. Postgres' own are told apart by name: most stable ones depend on settings only, which are ours.
 _FUNCTIONS = (
-    _RULES
-    + """
-SELECT DISTINCT format('%I.%I', n.nspname, p.proname), p.provolatile = 'v' AND l.lanname IN ('internal', 'c')
-FROM rule
-JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
-                   AND d.refclassid = 'pg_proc'::regclass
-JOIN pg_proc AS p ON p.oid = d.refobjid
+    _RULES  # noqa: S608 - constants
+    + r"""
+, named AS (
+    SELECT found[1]::oid AS oid
+    FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
+         regexp_matches(r.ev_action::text, ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)', 'g') AS found
+), called AS (
+    SELECT oid FROM named
+    UNION
+    SELECT unnest(ARRAY[g.aggtransfn, g.aggfinalfn]::oid[]) FROM named JOIN pg_aggregate AS g ON g.aggfnoid = named.oid
+)
+SELECT DISTINCT CASE n.nspname WHEN 'pg_catalog' THEN p.proname::text ELSE format('%I.%I', n.nspname, p.proname) END,
+       n.nspname = 'pg_catalog' OR p.provolatile = 'v' AND l.lanname IN ('internal', 'c')
+FROM called
+JOIN pg_proc AS p ON p.oid = called.oid
 JOIN pg_namespace AS n ON n.oid = p.pronamespace
 JOIN pg_language AS l ON l.oid = p.prolang
-WHERE p.provolatile = 'v' OR (l.lanname NOT IN ('internal', 'c') AND p.provolatile = 's')
-"""
-)
-# Postgres' own functions leave no trace among the dependencies.
-_FICKLE = """
-SELECT DISTINCT proname::text FROM pg_proc
-WHERE pronamespace = 'pg_catalog'::regnamespace
-  AND (proname = ANY ($1) AND provolatile = 'v' OR proname = ANY ($2) AND pronargs = 0 AND provolatile <> 'i')
+WHERE p.provolatile = 'v'
+   OR p.provolatile = 's' AND n.nspname <> 'pg_catalog' AND l.lanname NOT IN ('internal', 'c')
+   OR p.provolatile = 's' AND n.nspname = 'pg_catalog' AND (
+          p.pronargs = 0 AND p.proname !~ '_build_'
+       OR p.proname = 'age' AND p.pronargs = 1
+       OR p.proname ~ '^(current_|has_|to_reg|row_security_|pg_(?!typeof$|size_|input_))|_to_xml|_description$')
 ORDER BY 1
 """
-_FICKLE_WORDS = frozenset(
-    {
-        "current_catalog", "current_date", "current_role", "current_schema", "current_time", "current_timestamp",
-        "current_user", "localtime", "localtimestamp", "session_user", "system_user", "user",
-    }
+)
+# The number of a keyword, the number of a system column, a sample; a relation.
+_TRACES = (
+    _RULES  # noqa: S608 - constants
+    + r"""
+SELECT DISTINCT found[1]::int, found[2]::int, found[3]
+FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
+     regexp_matches(r.ev_action::text, '\{SQLVALUEFUNCTION :op (\d+)|:varattno (-\d+)|:(tablesample) \{', 'g') AS found
+"""
+)
+_CATALOGUES = (
+    _RULES  # noqa: S608 - constants
+    + r"""
+SELECT c.relname::text
+FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
+     regexp_matches(r.ev_action::text, ':relid (\d+)', 'g') AS found,
+     pg_class AS c
+WHERE c.oid = found[1]::oid AND c.relnamespace = 'pg_catalog'::regnamespace
+ORDER BY rule.ev_class <> 'pg_temp.syncer_probe'::regclass, 1
+LIMIT 1
+"""
+)
+# In the order of Postgres' SQLValueFunctionOp.
+_KEYWORDS = (
+    "CURRENT_DATE", "CURRENT_TIME", "CURRENT_TIME", "CURRENT_TIMESTAMP", "CURRENT_TIMESTAMP", "LOCALTIME", "LOCALTIME",
+    "LOCALTIMESTAMP", "LOCALTIMESTAMP", "CURRENT_ROLE", "CURRENT_USER", "USER", "SESSION_USER", "CURRENT_CATALOG",
+    "CURRENT_SCHEMA",
 )  # fmt: skip
-_SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
+# By their numbers: -1 and so on.
+_SYSTEM_COLUMNS = ("ctid", "xmin", "cmin", "xmax", "cmax", "tableoid")
 
 TableName = tuple[str, str]
 """Schema and table, as the catalogue spells them."""
@@ -137,7 +168,7 @@ class Probe:
 
     Args:
         canonical: The query as Postgres understood it.
-        tree: The same, parsed.
+        tree: The same, parsed; None if it, or a view that it reads, is beyond the parser.
         columns: Its columns in order, each with its type, without type modifier.
         reads: What it reads, by table.
         views: The views that it reads, each with its own canonical query, parsed.
@@ -145,7 +176,7 @@ class Probe:
     """
 
     canonical: str
-    tree: exp.Expr
+    tree: exp.Expr | None
     columns: dict[str, str]
     reads: tuple[Read, ...]
     views: dict[TableName, exp.Expr]
@@ -166,22 +197,18 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
     with _as_view(connection, query, file):
         columns: dict[str, str] = dict(connection.execute(_COLUMNS).fetchall())
         canonical, views = _canonical(connection)
-        tree = _parse(canonical, file)
-        view_trees = {(schema, name): _parse(text, file) for _, schema, name, text in views}
-        trees = [tree, *view_trees.values()]
+        parsed = _parsed([canonical, *(text for *_, text in views)])
+        _require_no_catalogue(connection, file)
         _require_plain_functions(connection, file)
-        _require_steady(connection, [canonical, *(text for *_, text in views)], file)
-        # First, since a temporary table stands without its schema too.
-        reads = tuple(_reads(connection, trees, file))
-        for one in trees:
-            _require_no_catalogue(one, file)
+        _require_steady(connection, file)
+        reads = tuple(_reads(connection, parsed, file))
         _require_no_locks(connection)
     return Probe(
         canonical=canonical,
-        tree=tree,
+        tree=parsed[0] if parsed else None,
         columns=columns,
         reads=reads,
-        views=view_trees,
+        views={(schema, name): tree for (_, schema, name, _), tree in zip(views, parsed[1:], strict=False)},
         view_names=tuple(relation for relation, *_ in views),
     )
 
@@ -280,11 +307,13 @@ def _statement(viewdef: str) -> str:
     return viewdef.strip().removesuffix(";")
 
 
-def _parse(canonical: str, file: str) -> exp.Expr:
+def _parsed(queries: Sequence[str]) -> list[exp.Expr]:
+    """Canonical queries, parsed; nothing if one of them is beyond the parser."""
     try:
-        return sqlglot.parse_one(canonical, read="postgres")
-    except ParseError as error:
-        raise DefinitionError(f"{file} is beyond syncer's parser", hint="Please report it, with the SELECT.") from error
+        found = [sqlglot.parse_one(query, read="postgres") for query in queries]
+    except (SqlglotError, RecursionError):
+        return []
+    return found if all(isinstance(tree, exp.Query) for tree in found) else []
 
 
 def _reads(connection: Connection, trees: Sequence[exp.Expr], file: str) -> Iterator[Read]:
@@ -292,7 +321,7 @@ def _reads(connection: Connection, trees: Sequence[exp.Expr], file: str) -> Iter
     for oid, relation, schema, name, read in connection.execute(_READS).fetchall():
         require_capturable(connection, oid, file)
         columns = frozenset(read)
-        if (schema, name) in whole:
+        if not trees or (schema, name) in whole:
             columns = frozenset(row[0] for row in connection.execute(_ALL_COLUMNS, (oid,)))
         virtual = {one: sources for one, sources in connection.execute(_VIRTUAL, (oid,)).fetchall() if one in columns}
         columns = (columns - virtual.keys()).union(*virtual.values())
@@ -318,32 +347,14 @@ def _require_plain_functions(connection: Connection, file: str) -> None:
         )
 
 
-def _require_steady(connection: Connection, queries: Sequence[str], file: str) -> None:
+def _require_steady(connection: Connection, file: str) -> None:
     """Refuse what gives another answer without a commit: a clock, a dice, the session, a sample."""
-    called: set[str] = set()
-    called_without: set[str] = set()
-    for query in queries:
-        tokens = sqlglot.tokenize(query, read="postgres")
-        for at, token in enumerate(tokens):
-            if token.token_type in (TokenType.IDENTIFIER, TokenType.STRING):
-                continue
-            name = token.text.lower()
-            after = [one.token_type for one in tokens[at + 1 : at + 3]]
-            before = tokens[at - 1] if at else None
-            if name in _SYSTEM_COLUMNS and (before is None or before.token_type is not TokenType.ALIAS):
-                raise _fickle(file, f"the system column {name}")
-            if before is not None and before.token_type is TokenType.DOT:
-                continue
-            if name in _FICKLE_WORDS or token.token_type is TokenType.TABLE_SAMPLE:
-                raise _fickle(file, name.upper())
-            if after[:1] == [TokenType.L_PAREN]:
-                called.add(name)
-                if after == [TokenType.L_PAREN, TokenType.R_PAREN]:
-                    called_without.add(name)
-    # Those that build an empty object are harmless.
-    called_without = {name for name in called_without if "_build_" not in name}
-    for (function,) in connection.execute(_FICKLE, (list(called), list(called_without))).fetchall():
-        raise _fickle(file, f"{function}()")
+    for keyword, column, sample in connection.execute(_TRACES).fetchall():
+        if keyword is not None:
+            raise _fickle(file, _KEYWORDS[keyword])
+        if column is not None:
+            raise _fickle(file, f"the system column {_SYSTEM_COLUMNS[-column - 1]}")
+        raise _fickle(file, sample.upper())
 
 
 def _fickle(file: str, what: str) -> DefinitionError:
@@ -354,16 +365,13 @@ def _fickle(file: str, what: str) -> DefinitionError:
     )
 
 
-def _require_no_catalogue(tree: exp.Expr, file: str) -> None:
+def _require_no_catalogue(connection: Connection, file: str) -> None:
     """Refuse system catalogues: they leave no trace among the dependencies, and no trigger can watch them."""
-    ctes = {one.alias for one in tree.find_all(exp.CTE)}
-    for table in tree.find_all(exp.Table):
-        is_alias = table.find_ancestor(exp.Lock) is not None or table.name in ctes
-        if not table.db and isinstance(table.this, exp.Identifier) and not is_alias:
-            raise DefinitionError(
-                f"{file} reads pg_catalog.{table.name}, a system catalogue",
-                hint="No trigger sees its rows change. Keep what you need of it in a table.",
-            )
+    for (catalogue,) in connection.execute(_CATALOGUES).fetchall():
+        raise DefinitionError(
+            f"{file} reads pg_catalog.{catalogue}, a system catalogue",
+            hint="No trigger sees its rows change. Keep what you need of it in a table.",
+        )
 
 
 def _require_no_locks(connection: Connection) -> None:

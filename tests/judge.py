@@ -1,0 +1,224 @@
+"""The judge of a derivation: the plain SELECT, run before and after, says which documents a transaction changed.
+
+A judge works in one database without Kafka or Elasticsearch. The real triggers write the outbox, and what was derived
+from it is asked; what lies between the two is shortened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg
+
+from syncer import capture, dependency, schema
+from syncer.definition import Definition
+from syncer.dependency import Dependencies
+from syncer.model import Change, Operation
+from syncer.postgres import Connection
+from syncer.trigger import Capture
+
+Contents = Mapping[str, Sequence[str]]
+"""For each id, the rows that the SELECT returns for it, as text."""
+
+_TABLES = """
+SELECT format('%I.%I', n.nspname, c.relname)
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer')
+  AND c.relname !~ 'yoyo' AND EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary)
+"""
+_COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped"
+_OUTBOX = "DELETE FROM syncer.outbox RETURNING id, relation, operation::text, old::text, new::text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """The documents that changes are said to touch; all of them after a TRUNCATE."""
+
+    ids: frozenset[str] = frozenset()
+    is_all: bool = False
+
+    def __or__(self, other: Named) -> Named:
+        """Those of both."""
+        return Named(ids=self.ids | other.ids, is_all=self.is_all or other.is_all)
+
+    def missing(self, ids: frozenset[str]) -> frozenset[str]:
+        """Those of these ids that are not named."""
+        return frozenset() if self.is_all else ids - self.ids
+
+
+def differing(before: Contents, after: Contents) -> frozenset[str]:
+    """The ids whose documents differ."""
+    return frozenset(one for one in before.keys() | after.keys() if before.get(one) != after.get(one))
+
+
+@dataclass
+class History:
+    """Transactions as they were committed, and the documents after each.
+
+    Args:
+        contents: Before the first transaction, and after each.
+        changes: Of each transaction.
+    """
+
+    contents: list[Contents]
+    changes: list[list[Change]] = field(default_factory=list)
+
+    def differing(self, at: int) -> frozenset[str]:
+        """The documents that a transaction changed."""
+        return differing(self.contents[at], self.contents[at + 1])
+
+
+@dataclass
+class Judge:
+    """One connection to a database that is captured whole.
+
+    A row's images are reduced to what the definition at hand takes from them, and an update that it does not watch
+    is left out: as if it were the only definition.
+    """
+
+    connection: Connection
+    select: str = ""
+    dependencies: Dependencies | None = None
+
+    def set_up(self) -> None:
+        """Capture every table that has a primary key."""
+        schema.migrate(self.connection)
+        for (relation,) in self.connection.execute(_TABLES).fetchall():
+            every = frozenset(row[0] for row in self.connection.execute(_COLUMNS, (relation,)))
+            key = dependency.primary_key(self.connection, relation)
+            captured = Capture(
+                relation=relation, key=key, watched=every, routing=every, aggregate=relation, aggregate_column=key[0]
+            )
+            capture.install(self.connection, captured)
+
+    def derive(self, select: str, affects: Mapping[str, str] | None = None) -> Dependencies:
+        """Derive, as if this were the only definition.
+
+        Raises:
+            DefinitionError: As `dependency.analyse`.
+        """
+        asked = Definition(
+            name="d", index="d", select=select, index_body={}, affects=dict(affects or {}), folder=Path("d")
+        )
+        self.select, self.dependencies = select, dependency.analyse(self.connection, asked)
+        self.connection.execute("DELETE FROM syncer.outbox")
+        return self.dependencies
+
+    @property
+    def tables(self) -> list[str]:
+        """The tables that the SELECT reads, those in public without their schema."""
+        assert self.dependencies is not None
+        return [one.removeprefix("public.") for one in self.dependencies.tables]
+
+    def contents(self) -> Contents:
+        """What the SELECT says now."""
+        found: dict[str, list[str]] = {}
+        for id_, row in self.connection.execute(
+            f"SELECT judged._id::text, judged::text FROM (\n{self.select}\n) AS judged"
+        ):
+            if id_ is not None:
+                found.setdefault(id_, []).append(row)
+        return {id_: sorted(rows) for id_, rows in found.items()}
+
+    def run(self, transaction: Sequence[str]) -> list[Change]:
+        """Run a transaction as an application does; what it leaves in the outbox. Nothing if a constraint is broken."""
+        try:
+            with self.connection.transaction():
+                for statement in transaction:
+                    self.connection.execute(statement)
+        except psycopg.errors.IntegrityError:
+            return []
+        return list(self._changes())
+
+    def named(self, changes: Sequence[Change]) -> Named:
+        """The documents that these changes are said to touch, asked now, as `syncer.affected` asks."""
+        assert self.dependencies is not None
+        ids: set[str] = set()
+        for relation, use in self.dependencies.tables.items():
+            some = [one for one in changes if one.relation == relation]
+            if any(not one.images for one in some):
+                return Named(is_all=True)
+            for column in use.id_columns:
+                ids |= {str(image[column]) for one in some for image in one.images if image[column] is not None}
+            for query in use.affected if some else ():
+                ids |= {row[0] for row in self.connection.execute(query, (Change.dump_images(some),))}
+        return Named(ids=frozenset(ids))
+
+    def words(self, missing: frozenset[str], transactions: Sequence[Sequence[str]], when: str) -> str:
+        """A missed document, for a reader."""
+        done = "\n".join("; ".join(one) for one in transactions)
+        queries = "\n".join(
+            f"  {use.relation}: {use.id_columns} {use.affected}"
+            for use in (self.dependencies or _none()).tables.values()
+        )
+        return f"missed {sorted(missing)}, {when}\n{self.select}\n{done}\n{queries}"
+
+    def require_nothing_missed(self, transactions: Sequence[Sequence[str]], delays: Random) -> None:
+        """Commit these transactions, and ask about every change at once, after the last, and at some point between.
+
+        The claim: a document that a transaction changed is named by a change of that transaction or of a later one,
+        each asked at any point after its own commit. So whoever composes all that is named, when it is named, ends
+        with what the SELECT says in the end.
+        """
+        history = History(contents=[self.contents()])
+        between = [Named() for _ in transactions]
+        due: list[tuple[int, int, Change]] = []
+        for at, transaction in enumerate(transactions):
+            changes = self.run(transaction)
+            history.changes.append(changes)
+            history.contents.append(self.contents())
+            missing = self.named(changes).missing(history.differing(at))
+            assert not missing, self.words(missing, transactions[: at + 1], "asked at once")
+            due += [(delays.randint(at, len(transactions)), at, one) for one in changes]
+            for of in range(at + 1):
+                between[of] |= self.named([one for when, whose, one in due if when == at and whose == of])
+        for of, changes in enumerate(history.changes):
+            between[of] |= self.named([one for when, whose, one in due if when == len(transactions) and whose == of])
+            del changes
+        self._require(history, [self.named(one) for one in history.changes], transactions, "asked after the last")
+        self._require(history, between, transactions, "each asked some time later")
+
+    def _require(
+        self, history: History, named: Sequence[Named], transactions: Sequence[Sequence[str]], when: str
+    ) -> None:
+        from_here = Named()
+        for at in reversed(range(len(named))):
+            from_here |= named[at]
+            missing = from_here.missing(history.differing(at))
+            assert not missing, self.words(missing, transactions, when)
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """What is done inside is taken back."""
+        with self.connection.transaction(force_rollback=True):
+            yield
+
+    def _changes(self) -> Iterator[Change]:
+        assert self.dependencies is not None
+        for id_, relation, operation, *images in self.connection.execute(_OUTBOX).fetchall():
+            use = self.dependencies.tables.get(relation)
+            if use is None:
+                continue
+            old, new = (None if one is None else _read(one) for one in images)
+            if old and new and all(repr(old[one]) == repr(new[one]) for one in use.watched | use.routing):
+                continue
+            kept = tuple({one: image[one] for one in use.routing} for image in (old, new) if image is not None)
+            yield Change(id=id_, changed_at=0, relation=relation, operation=Operation(operation), images=kept)
+
+
+def _read(image: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(image, parse_float=Decimal)
+    return read
+
+
+def _none() -> Dependencies:
+    return Dependencies(
+        canonical_select="", id_type="", fields=(), root=None, root_key=None, tables={}, views=(), lookups=(), shapes={}
+    )

@@ -1,0 +1,98 @@
+"""A few small tables whose rows meet often, and random transactions over them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from random import Random
+
+# r is what documents are usually made of; b has a key of two columns; l links r and a.
+SCHEMA = """
+CREATE TABLE r (id int PRIMARY KEY, k int, v int, n numeric);
+CREATE TABLE a (id int PRIMARY KEY, r_id int, k int, v int);
+CREATE TABLE b (p int, q int, r_id int, a_id int, v int, n numeric, PRIMARY KEY (p, q));
+CREATE TABLE l (r_id int, a_id int, v int, PRIMARY KEY (r_id, a_id));
+CREATE VIEW joined AS SELECT a.r_id AS c, b.v AS d FROM a JOIN b ON b.a_id = a.id;
+CREATE VIEW kept AS SELECT joined.c, l.v AS d FROM joined LEFT JOIN l ON l.r_id = joined.c;
+CREATE VIEW first AS SELECT DISTINCT ON (b.r_id) b.r_id AS c, b.v AS d FROM b ORDER BY b.r_id, b.v;
+CREATE VIEW both_kinds (c, d) AS SELECT a.r_id, a.v FROM a UNION ALL SELECT first.c, first.d FROM first;
+INSERT INTO r SELECT i, i % 3, (i + 1) % 4, (ARRAY[1, 1.0, 2, 2.0])[i + 1] FROM generate_series(0, 3) AS i;
+INSERT INTO a SELECT i, (i * 3 + 1) % 4, nullif(i % 3, 2), (i * 2) % 4 FROM generate_series(0, 3) AS i;
+INSERT INTO b SELECT i % 3, i / 3, i % 4, (i + 1) % 4, nullif(i % 3, 0), (ARRAY[1, 1.00, 2])[i % 3 + 1]
+              FROM generate_series(0, 5) AS i;
+INSERT INTO l SELECT i, (i + 1) % 4, i % 2 FROM generate_series(0, 3) AS i;
+INSERT INTO l SELECT i, i, 1 FROM generate_series(0, 2) AS i;
+"""
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "r": ("id", "k", "v", "n"),
+    "a": ("id", "r_id", "k", "v"),
+    "b": ("p", "q", "r_id", "a_id", "v", "n"),
+    "l": ("r_id", "a_id", "v"),
+}
+
+# Names that need quotes, and types that equal values do not make identical, or that are not atoms.
+MORE_SCHEMA = """
+CREATE SCHEMA "other.one";
+CREATE TABLE "other.one"."Or""der ü" ("select" int, "the.Key" int, r_id int, PRIMARY KEY ("select", "the.Key"));
+CREATE TABLE t (
+    id int PRIMARY KEY, r_id int, tags text[], data jsonb, word text, n numeric, day date, moment timestamp
+);
+INSERT INTO "other.one"."Or""der ü" SELECT i % 2, i / 2, (i + 1) % 4 FROM generate_series(0, 3) AS i;
+INSERT INTO t SELECT i, (i + 1) % 4, (ARRAY['{x}', '{y,x}', NULL])[i % 3 + 1]::text[],
+                     jsonb_build_object('r', i % 2, 's', 'x'), (ARRAY['1', '2020-01-01 00:00:00', 'x'])[i % 3 + 1],
+                     (ARRAY[1.0, 1.00, 2])[i % 3 + 1], '2020-01-01'::date + i % 2, '2020-01-01'::timestamp
+              FROM generate_series(0, 3) AS i;
+"""
+MORE_COLUMNS: dict[str, tuple[str, ...]] = {
+    '"other.one"."Or""der ü"': ('"select"', '"the.Key"', "r_id"),
+    "t": ("id", "r_id", "tags", "data", "word", "n", "day", "moment"),
+}
+
+KEYS = {"r": ("id",), "a": ("id",), "b": ("p", "q"), "l": ("r_id", "a_id"), "t": ("id",)}
+KEYS['"other.one"."Or""der ü"'] = ('"select"', '"the.Key"')
+_VALUES = {
+    "n": ["NULL", "1", "1.0", "1.00", "2", "2.0"],
+    "tags": ["NULL", "'{x}'", "'{y,x}'", "'{x,x}'"],
+    "data": ["NULL", """'{"r": 1}'""", """'{"r": 2, "s": "x"}'"""],
+    "word": ["NULL", "'1'", "'2'", "'x'", "'2020-01-01 00:00:00'"],
+    "day": ["NULL", "'2020-01-01'", "'2020-01-02'"],
+    "moment": ["NULL", "'2020-01-01'", "'2020-01-02'", "'2020-01-02 03:04'"],
+}
+_NUMBERS = ["NULL", "0", "1", "1", "2", "2", "3"]
+
+
+def transactions(random: Random, tables: Collection[str]) -> list[list[str]]:
+    """A few transactions of a few changes of some of the tables."""
+    names = sorted(tables)
+    return [[_statement(random, names) for _ in range(random.randint(1, 4))] for _ in range(random.randint(1, 4))]
+
+
+def sweeping(tables: Collection[str]) -> Iterator[list[list[str]]]:
+    """What empties tables: each alone, all in one transaction, one after the other, and by TRUNCATE."""
+    deletes = [f"DELETE FROM {table}" for table in sorted(tables)]
+    for one in deletes:
+        yield [[one]]
+    yield [deletes]
+    yield [[one] for one in deletes]
+    yield [[one] for one in reversed(deletes)]
+    for table in sorted(tables):
+        yield [[f"TRUNCATE {table}"]]
+
+
+def _statement(random: Random, tables: list[str]) -> str:
+    table = random.choice(tables)
+    columns, keys = {**COLUMNS, **MORE_COLUMNS}[table], KEYS[table]
+    name = random.choice(columns)
+    numbers = [one for one in columns if one not in _VALUES]
+    where = f"{random.choice(numbers if random.random() < 0.4 else keys)} = {random.randrange(4)}"
+
+    def value(one: str) -> str:
+        return str(random.randrange(5)) if one in keys else random.choice(_VALUES.get(one, _NUMBERS))
+
+    match random.choices(["delete", "insert", "update", "truncate"], [28, 20, 51, 1])[0]:
+        case "delete":
+            return f"DELETE FROM {table} WHERE {where}"
+        case "insert":
+            return f"INSERT INTO {table} VALUES ({', '.join(map(value, columns))}) ON CONFLICT DO NOTHING"
+        case "truncate":
+            return f"TRUNCATE {table}"
+    return f"UPDATE {table} SET {name} = {value(name)} WHERE {where}"

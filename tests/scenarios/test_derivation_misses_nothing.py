@@ -1,0 +1,399 @@
+"""Every document that a transaction changes is among those that its rows are said to touch.
+
+Random SELECTs over a random little world, random transactions, and the plain SELECT as the judge (`tests.judge`).
+
+What must hold: let a transaction T change a document D. Every change of T, and of every transaction after it, is
+asked about once, at any time after it has been committed, each at a time of its own. Then one of them names D. So
+whoever composes what is named, when it is named, ends with what the SELECT says: the change that names D is asked about
+after T, and if D changes again later, the same holds of that.
+
+The SELECTs are not evenly random. They lean to shapes in which a plausible rule is wrong: each of the mutations
+in `test_derivation_follows_every_shape` fails here too, given examples enough.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, event, given, settings, strategies as st
+from hypothesis.strategies import DrawFn
+
+from syncer.errors import DefinitionError
+from syncer.sandbox import Endpoints, Sandbox
+from tests.harness import World
+from tests.judge import Judge
+from tests.little_world import COLUMNS, SCHEMA, transactions
+
+EXAMPLES = int(os.environ.get("SYNCER_TEST_EXAMPLES", "700"))
+
+# What is usually compared with what; the rest comes by chance.
+LINKS = {
+    ("r", "a"): ("id", "r_id"), ("r", "b"): ("id", "r_id"), ("r", "l"): ("id", "r_id"), ("a", "b"): ("id", "a_id"),
+    ("a", "l"): ("id", "a_id"), ("l", "b"): ("a_id", "a_id"),
+}  # fmt: skip
+VIEWS = ("joined", "kept", "first", "both_kinds")
+
+
+@dataclass
+class Source:
+    """An alias in sight, with its columns; of a table, if it is one."""
+
+    alias: str
+    columns: tuple[str, ...]
+    table: str | None = None
+
+
+@dataclass
+class Names:
+    """What is in sight, and the next free number."""
+
+    own: list[Source] = field(default_factory=list)
+    outer: list[Source] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=lambda: iter(range(10_000)))
+
+    def fresh(self) -> str:
+        """An alias that is new."""
+        return f"x{next(self.numbers)}"
+
+    def inside(self) -> Names:
+        """For a subquery that sees all of this."""
+        return Names(outer=[*self.outer, *self.own], numbers=self.numbers)
+
+    def apart(self) -> Names:
+        """For a derived table, which sees what is around its SELECT only."""
+        return Names(outer=list(self.outer), numbers=self.numbers)
+
+
+def chance(draw: DrawFn, percent: int) -> bool:
+    """Whether something comes to pass that does so often."""
+    return draw(st.integers(0, 99)) < percent
+
+
+def pick(draw: DrawFn, weighted: Sequence[tuple[int, str]]) -> str:
+    """One of several, each as often as its weight says."""
+    at = draw(st.integers(0, sum(weight for weight, _ in weighted) - 1))
+    for weight, one in weighted:
+        at -= weight
+        if at < 0:
+            return one
+    raise AssertionError
+
+
+def column(draw: DrawFn, source: Source) -> str:
+    """A column; not n, since which of 1.0 and 1.00 an aggregate or a DISTINCT shows is not fixed."""
+    return f"{source.alias}.{draw(st.sampled_from([one for one in source.columns if one != 'n']))}"
+
+
+def linked(draw: DrawFn, one: Source, other: Source) -> str:
+    """An equality of two sources: usually the one that the tables are made for."""
+    if one.table and other.table and chance(draw, 85):
+        for (left, right), (mine, yours) in LINKS.items():
+            if (left, right) == (one.table, other.table):
+                return f"{one.alias}.{mine} = {other.alias}.{yours}"
+            if (right, left) == (one.table, other.table):
+                return f"{one.alias}.{yours} = {other.alias}.{mine}"
+    if "n" in one.columns and "n" in other.columns and chance(draw, 8):
+        return f"{one.alias}.n = {other.alias}.n"
+    mine = f"{one.alias}.c" if one.table is None and chance(draw, 90) else column(draw, one)
+    yours = f"{other.alias}.c" if other.table is None and chance(draw, 90) else column(draw, other)
+    if other.table == "r" and chance(draw, 60):
+        yours = f"{other.alias}.id"
+    kinds = [
+        (88, f"{mine} = {yours}"),
+        (4, f"coalesce({mine}, 0) = {yours}"),
+        (3, f"({mine} + 1) = {yours}"),
+        (3, f"{mine}::text = {yours}::text"),
+        (2, f"({mine} = {yours} OR {mine} = 1)"),
+    ]
+    return pick(draw, kinds)
+
+
+def condition(draw: DrawFn, source: Source, among: Sequence[Source]) -> str:
+    """What joins a source to others."""
+    found = [linked(draw, source, draw(st.sampled_from(among)))] if among and chance(draw, 97) else []
+    if among and chance(draw, 15):
+        found.append(linked(draw, source, draw(st.sampled_from(among))))
+    if chance(draw, 15):
+        found.append(f"{column(draw, source)} {draw(st.sampled_from(['<', '>=', 'IS DISTINCT FROM']))} 2")
+    return " AND ".join(found) or "true"
+
+
+def a_table(draw: DrawFn, names: Names) -> tuple[str, Source]:
+    """A table as an item of FROM."""
+    table = draw(st.sampled_from(["a", "a", "b", "b", "l", "l", "r"]))
+    source = Source(names.fresh(), COLUMNS[table], table)
+    return f"{table} AS {source.alias}", source
+
+
+def an_item(draw: DrawFn, names: Names, depth: int) -> tuple[str, list[Source]]:
+    """An item of FROM, and what it brings into sight."""
+    kind = pick(draw, [(60, "table"), (30 if depth > 0 else 0, "derived"), (6, "view"), (6, "using"), (8, "joined")])
+    if kind == "table":
+        item, source = a_table(draw, names)
+        return item, [source]
+    if kind == "view":
+        source = Source(names.fresh(), ("c", "d"))
+        return f"{draw(st.sampled_from(VIEWS))} AS {source.alias}", [source]
+    if kind == "derived":
+        source = Source(names.fresh(), ("c", "d"))
+        query = a_query(draw, names.apart(), depth - 1)
+        return f"({query}) AS {source.alias}", [source]
+    (left, one), (right, other) = a_table(draw, names), a_table(draw, names)
+    side = draw(st.sampled_from(["", "LEFT ", "RIGHT ", "FULL "]))
+    if kind == "using":
+        name = draw(st.sampled_from(sorted(set(one.columns) & set(other.columns) - {"n"})))
+        return f"({left} {side}JOIN {right} USING ({name}))", [one, other]
+    on = linked(draw, one, other)
+    if side == "FULL " and (" OR " in on or "coalesce" in on):
+        side = ""
+    return f"({left} {side}JOIN {right} ON {on})", [one, other]
+
+
+def joins(draw: DrawFn, names: Names, depth: int, most: int) -> str:
+    """Some joins; what they bring is then in sight."""
+    text = ""
+    for _ in range(draw(st.integers(0, most))):
+        kind = pick(draw, [(38, ""), (27, "LEFT "), (8, "RIGHT "), (5, "FULL "), (22, "LATERAL")])
+        if kind == "LATERAL" and depth > 0:
+            source = Source(names.fresh(), ("c", "d"))
+            query = a_query(draw, names.inside(), depth - 1)
+            side = draw(st.sampled_from(["", "LEFT "]))
+            on = "true" if chance(draw, 70) else condition(draw, source, names.own)
+            text += f" {side}JOIN LATERAL ({query}) AS {source.alias} ON {on}"
+            names.own.append(source)
+            continue
+        item, brought = an_item(draw, names, depth)
+        side = "" if kind == "LATERAL" else kind
+        on = condition(draw, draw(st.sampled_from(brought)), names.own)
+        if side == "FULL " and any(one in on for one in (" OR ", "coalesce", "<", ">", "IS", "true")):
+            side = "LEFT "
+        text += f" {side}JOIN {item} ON {on}"
+        names.own += brought
+    return text
+
+
+def body(draw: DrawFn, names: Names, depth: int) -> tuple[str, str, str]:
+    """FROM and WHERE of a SELECT that is correlated with what is around it; two of its columns."""
+    item, brought = an_item(draw, names, depth)
+    names.own += brought
+    merged = chance(draw, 60) and re.fullmatch(r"\(\w+ AS \w+ FULL JOIN \w+ AS \w+ USING \((\w+)\)\)", item)
+    text = f" FROM {item}" if merged else f" FROM {item}{joins(draw, names, depth, 1)}"
+    source = draw(st.sampled_from(names.own))
+    where = [condition(draw, source, names.outer)] if names.outer and chance(draw, 95) else []
+    if depth > 0 and chance(draw, 12):
+        where.append(a_test(draw, names, depth - 1))
+    if chance(draw, 12):
+        where.append(condition(draw, draw(st.sampled_from(names.own)), names.own))
+    if merged:
+        name = merged[1]
+        if names.outer and chance(draw, 70):
+            where = [f"{name} = {column(draw, draw(st.sampled_from(names.outer)))}"]
+        return text + (f" WHERE {' AND '.join(where)}" if where else ""), name, column(draw, source)
+    first = column(draw, draw(st.sampled_from(names.own)))
+    if source.table and chance(draw, 60):
+        first = f"{source.alias}.{ {'r': 'id', 'a': 'r_id', 'b': 'r_id', 'l': 'r_id'}[source.table] }"
+    if names.outer and chance(draw, 4):
+        first = column(draw, draw(st.sampled_from(names.outer)))
+    return text + (f" WHERE {' AND '.join(where)}" if where else ""), first, column(draw, source)
+
+
+_RANKED = "SELECT {c}, {d}, rank() OVER (PARTITION BY {c} ORDER BY {d}){text}"
+# How often each comes, and what it is made of.
+SHAPES = {
+    "plain": (46, "SELECT {c} AS c, {d} AS d{text}"),
+    "group": (6, "SELECT {c} AS c, max({d}) AS d{text} GROUP BY {c}"),
+    "group by another": (2, "SELECT max({c}) AS c, {d} AS d{text} GROUP BY {d}"),
+    "having": (3, "SELECT {c} AS c, max({d}) AS d{text} GROUP BY {c} HAVING count(*) > 1"),
+    "aggregate": (5, "SELECT max({c}) AS c, count(*)::int AS d{text}"),
+    "outer aggregate": (2, "SELECT {outer} AS c, count(*)::int AS d{text}"),
+    "sets": (2, "SELECT {c} AS c, max({d}) AS d{text} GROUP BY GROUPING SETS (({c}), ())"),
+    "rollup": (1, "SELECT {c} AS c, max({d}) AS d{text} GROUP BY ROLLUP ({c})"),
+    "limit": (3, "SELECT {c} AS c, {d} AS d{text} ORDER BY 2, 1 LIMIT 1"),
+    "offset": (1, "SELECT {c} AS c, {d} AS d{text} ORDER BY 2, 1 OFFSET 1"),
+    "ties": (1, "SELECT {c} AS c, {d} AS d{text} ORDER BY {d} FETCH FIRST 1 ROW WITH TIES"),
+    "distinct": (3, "SELECT DISTINCT {c} AS c, {d} AS d{text}"),
+    "distinct on": (5, "SELECT DISTINCT ON ({c}) {c} AS c, {d} AS d{text} ORDER BY {c}, {d}"),
+    "distinct on another": (2, "SELECT DISTINCT ON ({d}) {c} AS c, {d} AS d{text} ORDER BY {d}, {c}"),
+    "window": (5, f"SELECT z.c, z.d FROM ({_RANKED}) AS z (c, d, n) WHERE z.n = 1"),
+    "whole window": (2, "SELECT {c} AS c, (rank() OVER (ORDER BY {d}))::int AS d{text}"),
+    "window by another": (2, "SELECT {c} AS c, (count(*) OVER (PARTITION BY {d}))::int AS d{text}"),
+    "named window": (
+        2, "SELECT {c} AS c, (rank() OVER w)::int AS d{text} WINDOW w AS (PARTITION BY {c} ORDER BY {d})"
+    ),
+    "coalesced": (2, "SELECT coalesce({c}, 0) AS c, {d} AS d{text}"),
+    "union": (8, ""),
+    "cte": (5, ""),
+    "renamed": (5, ""),
+}  # fmt: skip
+
+
+def a_query(draw: DrawFn, names: Names, depth: int) -> str:
+    """A query with columns c and d."""
+    shape = pick(draw, [(weight, one) for one, (weight, _) in SHAPES.items()])
+    if shape == "union":
+        mode = draw(st.sampled_from(["UNION ALL", "UNION", "EXCEPT", "INTERSECT", "EXCEPT ALL"]))
+        beside = Names(outer=names.outer, numbers=names.numbers)
+        one, other = a_query(draw, names, depth - 1), a_query(draw, beside, depth - 1)
+        cut = " ORDER BY 1, 2 LIMIT 1" if chance(draw, 15) else ""
+        return f"({one}) {mode} ({other}){cut}"
+    if shape == "cte":
+        inner = a_query(draw, names, depth - 1)
+        one, other = names.fresh(), names.fresh()
+        side = draw(st.sampled_from(["", "", "LEFT "]))
+        return (
+            f"WITH {one}w AS ({inner}) SELECT {one}.c, {other}.d FROM {one}w AS {one} {side}JOIN {one}w AS {other} "
+            f"ON {one}.{draw(st.sampled_from('cd'))} = {other}.{draw(st.sampled_from('cd'))}"
+        )
+    if shape == "renamed":
+        alias = names.fresh()
+        renamed = draw(st.sampled_from(["(d, c)", "(c, d)", ""]))
+        return f"SELECT {alias}.c, {alias}.d FROM ({a_query(draw, names, depth - 1)}) AS {alias}{renamed}"
+    around = list(names.outer)
+    text, c, d = body(draw, names, depth)
+    outer = column(draw, draw(st.sampled_from(around))) if around else c
+    return SHAPES[shape][1].format(c=c, d=d, text=text, outer=outer)
+
+
+def a_test(draw: DrawFn, names: Names, depth: int) -> str:
+    """A condition with a subquery."""
+    source = draw(st.sampled_from(names.own or names.outer))
+    query = a_query(draw, names.inside(), depth)
+    mine, alias = column(draw, source), names.fresh()
+    item, inner = a_table(draw, names)
+    some = f"(SELECT {alias}.c FROM ({query}) AS {alias})"
+    kinds = [
+        (15, f"{mine} IN {some}"),
+        (15, f"{mine} IN (SELECT {column(draw, inner)} FROM {item})"),
+        (20, f"({mine}, {column(draw, source)}) IN ({query})"),
+        (3, f"({mine} IN {some} OR {mine} = 3)"),
+        (2, f"{mine} NOT IN {some}"),
+        (20, f"EXISTS ({query})"),
+        (20, f"NOT EXISTS ({query})"),
+    ]
+    return pick(draw, kinds)
+
+
+def a_value(draw: DrawFn, names: Names, depth: int) -> str:
+    """A field's value."""
+    kind = pick(draw, [(30, "column"), (45, "list"), (25, "test")])
+    if kind == "column":
+        return column(draw, draw(st.sampled_from(names.own)))
+    if kind == "test":
+        return f"({a_test(draw, names, depth)})"
+    alias = names.fresh()
+    query = a_query(draw, names.inside(), depth)
+    built = f"jsonb_build_array({alias}.c, {alias}.d) ORDER BY {alias}.c, {alias}.d"
+    return f"(SELECT jsonb_agg({built}) FROM ({query}) AS {alias})"
+
+
+def a_document(draw: DrawFn, names: Names, depth: int) -> tuple[str, str]:
+    """FROM and WHERE of a document's SELECT, and a field's value."""
+    root = Source(names.fresh(), COLUMNS["r"], "r")
+    names.own.append(root)
+    text = f" FROM r AS {root.alias}"
+    most = 2
+    if chance(draw, 20):
+        item, brought = an_item(draw, names, depth)
+        side = draw(st.sampled_from(["RIGHT ", "LEFT ", ""]))
+        text = f" FROM {item} {side}JOIN r AS {root.alias} ON {condition(draw, brought[0], [root])}"
+        names.own = [*brought, root]
+        most = 1
+    text += joins(draw, names, depth, most)
+    where = []
+    if chance(draw, 25):
+        where.append(a_test(draw, names, depth - 1))
+    if chance(draw, 20):
+        where.append(condition(draw, draw(st.sampled_from(names.own)), names.own))
+    value = a_value(draw, names, depth)
+    return text + (f" WHERE {' AND '.join(where)}" if where else ""), value
+
+
+@st.composite
+def selects(draw: DrawFn) -> str:
+    """A document's SELECT."""
+    names = Names()
+    depth = draw(st.sampled_from([1, 1, 1, 2]))
+    kind = pick(
+        draw, [(58, "root"), (8, "union"), (8, "pair"), (4, "other"), (8, "group"), (4, "numeric"), (10, "with")]
+    )
+    if kind == "union":
+        text, value = a_document(draw, names, depth)
+        return (
+            f"SELECT 'r' || x0.id AS _id, ({value})::text AS f{text} UNION ALL "
+            f"SELECT 's' || y.id, y.v::text FROM a AS y JOIN r AS z ON z.id = y.r_id"
+        )
+    if kind == "with":
+        inner = a_query(draw, names, depth - 1)
+        outer = Names(numbers=names.numbers)
+        source = Source(outer.fresh(), ("c", "d"))
+        root = Source("x", COLUMNS["r"], "r")
+        outer.own += [root, source]
+        side = draw(st.sampled_from(["", "LEFT "]))
+        on = condition(draw, source, [root])
+        value = f"(SELECT array_agg(w.d ORDER BY w.d) FROM w WHERE w.{draw(st.sampled_from('cd'))} = x.id)"
+        return (
+            f"WITH w AS ({inner}) SELECT x.id AS _id, {source.alias}.d AS f, {value} AS g "
+            f"FROM r AS x {side}JOIN w AS {source.alias} ON {on}"
+        )
+    text, value = a_document(draw, names, depth)
+    root = next(one for one in names.own if one.table == "r")
+    other = column(draw, draw(st.sampled_from(names.own)))
+    if kind == "group":
+        grouped = draw(st.sampled_from([f"{root.alias}.id", f"{root.alias}.k", f"{root.alias}.n", other]))
+        return f"SELECT {grouped} AS _id, array_agg({other} ORDER BY {other}) AS f{text} GROUP BY {grouped}"
+    ids = {
+        "root": f"{root.alias}.id",
+        "pair": f"{root.alias}.{draw(st.sampled_from(['id', 'k']))} || '-' || {other}",
+        "other": other,
+        "numeric": f"{draw(st.sampled_from([one.alias for one in names.own if 'n' in one.columns]))}.n",
+    }
+    return f"SELECT {ids[kind]} AS _id, {value} AS f{text}"
+
+
+@pytest.fixture(scope="module")
+def judge(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    """One database, and one connection to it, for all examples."""
+    world = World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("derivation"))
+    world.make()
+    try:
+        world.sql(SCHEMA)
+        with world.connect() as connection:
+            judge = Judge(connection)
+            judge.set_up()
+            yield judge
+    finally:
+        world.unmake()
+
+
+ROUNDS = 5
+"""So often a SELECT that is derived is tried, since to derive it is the dearer part."""
+
+
+def hold(judge: Judge, select: str, random: Random) -> str:
+    """One example; what became of it."""
+    try:
+        judge.derive(select)
+    except DefinitionError as error:
+        return "refused" if "does a change of" in error.message else f"not a query: {error.message[:200]}"
+    for _ in range(ROUNDS):
+        with judge.undone():
+            judge.require_nothing_missed(transactions(random, judge.tables), random)
+    return "derived"
+
+
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    print_blob=True,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(select=selects(), seed=st.integers(0, 2**32))
+def test_whatever_a_transaction_changes_is_named(judge: Judge, *, select: str, seed: int) -> None:
+    """For a SELECT that is not refused, no document that differs is left out, however late it is asked."""
+    event(hold(judge, select, Random(seed)).split(":")[0])

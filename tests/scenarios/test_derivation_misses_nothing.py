@@ -313,9 +313,44 @@ def a_document(draw: DrawFn, names: Names, depth: int) -> tuple[str, str]:
     return text + (f" WHERE {' AND '.join(where)}" if where else ""), value
 
 
+PLACES = (
+    "SELECT x.id AS _id, s.d AS f FROM r AS x JOIN ({query}) AS s ON s.c = x.id",
+    "SELECT x.id AS _id, s.d AS f FROM r AS x LEFT JOIN ({query}) AS s ON s.c = x.id",
+    "SELECT x.id AS _id, (SELECT jsonb_agg(s.d ORDER BY s.d) FROM ({query}) AS s WHERE s.c = x.id) AS f FROM r AS x",
+    "SELECT x.id AS _id, x.v AS f FROM r AS x WHERE x.id IN (SELECT s.c FROM ({query}) AS s)",
+)
+_COUNTED = (
+    "SELECT x.id AS _id, (SELECT count(*) FROM {one} AS y {side} JOIN {other} AS z ON {on}{where}) AS f FROM r AS x"
+)
+JOINS = (
+    _COUNTED.replace("{where}", " WHERE {this}.r_id = x.id"),
+    _COUNTED.replace("{one}", "(SELECT * FROM {one} WHERE r_id = x.id)").replace("{where}", ""),
+    _COUNTED.replace("{other}", "(SELECT * FROM {other} WHERE r_id = x.id)").replace("{where}", ""),
+    "SELECT x.id AS _id, z.v AS f FROM {one} AS y JOIN r AS x ON true {side} JOIN {other} AS z ON {on} AND z.r_id = x.id",
+    "SELECT x.id AS _id, z.v AS f FROM r AS x {side} JOIN {one} AS y ON y.r_id = x.id JOIN {other} AS z ON {loose} = z.r_id",
+)
+
+
+def a_small_select(draw: DrawFn) -> str:
+    """One trap alone: a query of any shape in its place, or an outer join between what leads out and what does not."""
+    one, other = draw(st.sampled_from(["a", "b", "l"])), draw(st.sampled_from(["a", "b", "l"]))
+    if chance(draw, 50):
+        shape = draw(st.sampled_from([text for _, text in SHAPES.values() if "{c}" in text]))
+        d = draw(st.sampled_from([name for name in COLUMNS[one] if name not in ("r_id", "n")]))
+        query = shape.format(c="y.r_id", d=f"y.{d}", text=f" FROM {one} AS y")
+        return str(draw(st.sampled_from(PLACES))).format(query=query)
+    on = linked(draw, Source("y", COLUMNS[one], one), Source("z", COLUMNS[other], other))
+    side = "LEFT" if "coalesce" in on or " OR " in on else draw(st.sampled_from(["", "LEFT", "RIGHT", "FULL"]))
+    join = str(draw(st.sampled_from(JOINS if side != "FULL" else JOINS[:3])))
+    loose = draw(st.sampled_from(["coalesce(y.v, 1)", "y.v"]))
+    return join.format(one=one, other=other, side=side, on=on, this=draw(st.sampled_from("yz")), loose=loose)
+
+
 @st.composite
 def selects(draw: DrawFn) -> str:
     """A document's SELECT."""
+    if chance(draw, 30):
+        return a_small_select(draw)
     names = Names()
     depth = draw(st.sampled_from([1, 1, 1, 2]))
     kind = pick(

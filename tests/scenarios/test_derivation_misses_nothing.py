@@ -29,7 +29,7 @@ from tests.harness import World
 from tests.judge import Judge
 from tests.little_world import COLUMNS, SCHEMA, transactions
 
-EXAMPLES = int(os.environ.get("SYNCER_TEST_EXAMPLES", "700"))
+EXAMPLES = int(os.environ.get("SYNCER_TEST_EXAMPLES", "600"))
 
 # What is usually compared with what; the rest comes by chance.
 LINKS = {
@@ -326,8 +326,8 @@ JOINS = (
     _COUNTED.replace("{where}", " WHERE {this}.r_id = x.id"),
     _COUNTED.replace("{one}", "(SELECT * FROM {one} WHERE r_id = x.id)").replace("{where}", ""),
     _COUNTED.replace("{other}", "(SELECT * FROM {other} WHERE r_id = x.id)").replace("{where}", ""),
-    "SELECT x.id AS _id, z.v AS f FROM {one} AS y JOIN r AS x ON true {side} JOIN {other} AS z ON {on} AND z.r_id = x.id",
-    "SELECT x.id AS _id, z.v AS f FROM r AS x {side} JOIN {one} AS y ON y.r_id = x.id JOIN {other} AS z ON {loose} = z.r_id",
+    "SELECT x.id AS _id, z.v AS f FROM {one} y JOIN r x ON true {side} JOIN {other} z ON {on} AND z.r_id = x.id",
+    "SELECT x.id AS _id, z.v AS f FROM r x {side} JOIN {one} y ON y.r_id = x.id JOIN {other} z ON {loose} = z.r_id",
 )
 
 

@@ -196,7 +196,8 @@ class _DiesOnce(ChangeProducer):
     """
 
     def __init__(self, world: World, first: Callable[[ChangeProducer], None], failure: Exception | None) -> None:
-        super().__init__(world.settings.kafka)
+        # Nothing is sent before it is flushed.
+        super().__init__(world.settings.kafka.model_copy(update={"properties": {"linger.ms": "20000"}}))
         self._first = first
         self._failure = failure
         self._has_died = False

@@ -21,9 +21,7 @@ ground; a module knows only those below it:
     cli          the commands; puts the parts together        terminal   what they show to a person
     demo         a blog, a rename, a question; the guide's models
     service      the daemon's threads                         overview   how it is doing
-    forecast     what apply would do                          caution    what is probably not meant
-    estimate     apply tried on a scratch index               planpage   a forecast, shown to a person
-    contents     does JSON fit its mapping?
+    plan         what apply would do, and what that costs
     apply        definitions → indices, triggers, generations
     relay        outbox → topic                               worker     topic → documents: the main loop
     watch        tables and triggers → documents that halt
@@ -35,10 +33,10 @@ ground; a module knows only those below it:
     trigger      their SQL: a changed row → the outbox
     store        what syncer remembers in Postgres            version    epoch and sequence
     topic        Kafka                                        index      documents in Elasticsearch
-    indices      physical indices and their aliases           cost       what queries cost, missing indexes
-    fitting      do columns fit their mapping?                verdict    what a mapping makes of a type
+    indices      physical indices and their aliases
     dependency   what a document depends on                   definition a document's folder
-    derivation   from a SELECT, which documents a row touches
+    route        from changed rows to ids, as SQL
+    derivation   from a SELECT, which documents a row touches graph      its tables, conditions, paths
     probe        what a query reads, asked of Postgres        shape      the columns and views that it relies on
     capturable   of which relations triggers see every change
     lifecycle    stop, wait, try again                        policy     error → what to do about it

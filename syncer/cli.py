@@ -19,13 +19,10 @@ from rich.markup import escape
 
 from syncer import (
     apply as applying,
-    caution,
     compose,
     definition,
-    forecast,
     index as elastic,
     overview,
-    planpage,
     postgres,
     schema,
     service,
@@ -39,6 +36,7 @@ from syncer.errors import ConfigError, DefinitionError, DocumentError, IndexingE
 from syncer.index import Index
 from syncer.indices import Indices
 from syncer.lifecycle import Stop, Stopping
+from syncer.plan import caution, forecast, page
 from syncer.policy import explain
 from syncer.postgres import Connection
 from syncer.refresh import refresh_all
@@ -147,7 +145,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(seen.as_json(), indent=2))
     else:
-        planpage.show_forecast(out, seen)
+        page.show_forecast(out, seen)
     if seen.is_refused or (strict and seen.has_warnings):
         raise typer.Exit(1)
 
@@ -165,7 +163,7 @@ def apply(
         for step in decided.steps:
             if step.is_new_generation:
                 warnings = caution.warnings(parts.connection, step.document)
-                planpage.show_warnings(out, step.document.name, warnings)
+                page.show_warnings(out, step.document.name, warnings)
         if decided.is_empty and topic.exists(parts.settings.kafka):
             out.print("Nothing to do.")
             return

@@ -7,25 +7,19 @@ refused until it says it itself, in ``affects/<table>.sql``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
-from psycopg import sql
-from sqlglot import exp
-
 from syncer import shape
 from syncer.definition import Definition
-from syncer.derivation import PLAIN_TYPES, Graph, Hop, Node, Path, numbers, of_one_row, read_graph
 from syncer.errors import DefinitionError
+from syncer.graph import Node
 from syncer.postgres import Connection
 from syncer.probe import Probe, Read, TableName, place_of, probe, table_name, tables, unnamed_column
+from syncer.route import ROWS_MARK, Lookup, Routes
 from syncer.shape import Shape
 
 _ROWS = "%(rows)s"
-# Stands for the changed rows until the query is run; deparsing gives it back letter by letter.
-_ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
 
 # Columns that say what and where a document is.
 _NO_FIELDS = frozenset({"_id", "_routing"})
@@ -37,19 +31,6 @@ class Field:
 
     name: str
     type: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lookup:
-    """An equality by which composing, or finding what a change touches, reaches into a table.
-
-    Args:
-        relation: Which table.
-        columns: What is compared, each a column or an expression as SQL has it. An index should lead with them.
-    """
-
-    relation: str
-    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +102,7 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
     analysis.require_derivable()
     used = {read.relation: analysis.table_use(read) for read in found.reads}
     _require_affects_used(definition, connection, used)
-    root, root_key = analysis.root()
+    root, root_key = analysis.routes.root()
     return Dependencies(
         canonical_select=found.canonical,
         id_type=found.columns["_id"],
@@ -131,7 +112,7 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         root_key=root_key,
         tables=used,
         views=found.view_names,
-        lookups=tuple(dict.fromkeys(analysis.lookups())),
+        lookups=tuple(dict.fromkeys(analysis.routes.lookups())),
         shapes=_shapes(connection, found, used),
     )
 
@@ -194,21 +175,8 @@ class _Analysis:
         self._definition = definition
         self._id_type = found.columns["_id"]
         self._relations = {read.name: read.relation for read in found.reads}
-        self._catalogue = {read.name: _table(connection, read.relation) for read in found.reads}
         self._tree = found.tree
-        types = {name: table.types for name, table in self._catalogue.items()}
-        self._graph = read_graph(found.tree, types, found.views) if found.tree else Graph()
-        self._has_id = bool(self._graph.ids)
-        of_one_row(self._graph, types)
-
-    def root(self) -> tuple[str | None, str | None]:
-        """The table and the column that ``_id`` is, if it is a unique column of one."""
-        if len(self._graph.ids) != 1 or not isinstance(self._graph.ids[0], exp.Column):
-            return None, None
-        column = self._graph.ids[0]
-        node = self._node(column)
-        is_unique = frozenset({column.name}) in self._catalogue[node.table].keys
-        return (self._relations[node.table], column.name) if is_unique else (None, None)
+        self.routes = Routes(connection, found, f"{definition.folder}/select.sql")
 
     def require_derivable(self) -> None:
         """Refuse a SELECT that reads tables from which no path leads to ``_id``, unless the definition says one.
@@ -216,10 +184,9 @@ class _Analysis:
         Raises:
             DefinitionError: With all of their places.
         """
-        asked = [
-            node for node in self._graph.nodes if self._affects(node.table)[1] is None and self._path(node) is None
-        ]
-        read = {node.table for node in self._graph.nodes}
+        nodes = self.routes.graph.nodes
+        asked = [one for one in nodes if self._affects(one.table)[1] is None and self.routes.path(one) is None]
+        read = {node.table for node in nodes}
         lost = [name for name in self._relations if name not in read and self._affects(name)[1] is None]
         if not asked and not lost:
             return
@@ -237,9 +204,9 @@ class _Analysis:
     def _reason(self, *, is_lost: bool) -> str:
         if is_lost:
             return "it is beyond syncer's parser"
-        if self._graph.ids:
+        if self.routes.graph.ids:
             return "no equality in WHERE or ON leads from there to _id"
-        if self._has_id:
+        if self.routes.has_id:
             return "_id is made of rows of several tables; if one transaction changes them all, none of them finds it"
         return "_id is not made of plain columns, or documents push one another out (LIMIT, OFFSET, a window)"
 
@@ -268,7 +235,7 @@ class _Analysis:
                 affected=(affected,),
                 is_derived=False,
             )
-        routes = [self._route(node) for node in self._graph.nodes if node.table == read.name]
+        routes = [self.routes.route(node) for node in self.routes.graph.nodes if node.table == read.name]
         return TableUse(
             relation=read.relation,
             watched=read.columns,
@@ -276,149 +243,6 @@ class _Analysis:
             id_columns=tuple(sorted({one.id_column for one in routes if one.id_column is not None})),
             affected=tuple(dict.fromkeys(one.query for one in routes if one.id_column is None)),
         )
-
-    def lookups(self) -> Iterator[Lookup]:
-        """What is looked up when documents are composed, and when those that a change touches are found."""
-        for id_ in self._graph.ids:
-            if len(numbers(id_)) == 1:
-                node = self._node(id_)
-                yield Lookup(relation=self._relations[node.table], columns=(self._bare(id_),))
-        for node in self._graph.nodes:
-            path = self._path(node)
-            for hop in path.hops if path else ():
-                yield from self._lookup(hop.node, hop.conditions)
-            if path and path.hops:
-                from_start = [one for one in path.hops[0].conditions if node.number in numbers(one)]
-                yield from self._lookup(node, from_start)
-
-    def _lookup(self, node: Node, conditions: Iterable[exp.EQ]) -> Iterator[Lookup]:
-        sides = [side for condition in conditions for side in (condition.left, condition.right)]
-        compared = dict.fromkeys(self._bare(side) for side in sides if numbers(side) == {node.number})
-        if compared:
-            yield Lookup(relation=self._relations[node.table], columns=tuple(compared))
-
-    def _path(self, node: Node) -> Path | None:
-        return self._graph.path(node, {name: table.keys for name, table in self._catalogue.items()})
-
-    def _node(self, expression: exp.Expr) -> Node:
-        (number,) = numbers(expression)
-        return self._graph.nodes[number]
-
-    def _bare(self, expression: exp.Expr) -> str:
-        """An expression over one table, as an index has it."""
-        bare = expression.copy()
-        for column in bare.find_all(exp.Column):
-            column.set("table", None)
-        text = bare.sql(dialect="postgres")
-        return text if isinstance(bare, exp.Column) else f"({text})"
-
-    def _route(self, node: Node) -> _Route:
-        path = self._path(node)
-        assert path is not None  # noqa: S101 - it is required to be derivable
-        id_, hops = self._shortened(path)
-        conditions = [condition for hop in hops for condition in hop.conditions]
-        own = f"n{node.number}"
-        columns = frozenset(
-            one.name for part in (id_, *conditions) for one in part.find_all(exp.Column) if one.table == own
-        )
-        is_direct = not hops and isinstance(id_, exp.Column) and self._is_plain(id_, self._id_type)
-        return _Route(query=self._query(node, id_, hops), columns=columns, id_column=id_.name if is_direct else None)
-
-    def _shortened(self, path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:
-        """The path without its last table, if all that is needed of that is a key that the one before has too."""
-        if path.hops and isinstance(path.id, exp.Column):
-            last = path.hops[-1]
-            for condition in last.conditions:
-                for side, other in ((condition.left, condition.right), (condition.right, condition.left)):
-                    is_key = side == path.id and numbers(side) == {last.node.number}
-                    if is_key and isinstance(other, exp.Column) and self._is_plain(other, self._type(side)):
-                        return other, path.hops[:-1]
-        return path.id, path.hops
-
-    def _type(self, column: exp.Expr) -> str:
-        return self._catalogue[self._node(column).table].types.get(column.name, "")
-
-    def _is_plain(self, column: exp.Column, type_: str) -> bool:
-        """Whether equal values of a column and of a type have the same text."""
-        own = self._type(column)
-        return own in PLAIN_TYPES and PLAIN_TYPES[own] == PLAIN_TYPES.get(type_)
-
-    def _query(self, node: Node, id_: exp.Expr, hops: tuple[Hop, ...]) -> str:
-        rows = f"jsonb_populate_recordset(NULL::{self._relations[node.table]}, {_ROWS_MARK})"
-        joins = "".join(
-            f"\nJOIN {self._relations[hop.node.table]} AS n{hop.node.number} ON "
-            + " AND ".join(condition.sql(dialect="postgres") for condition in hop.conditions)
-            for hop in hops
-        )
-        # Names of relations come from Postgres, conditions from what it deparsed.
-        query = (
-            f"SELECT DISTINCT ({id_.sql(dialect='postgres')})::{self._id_type}::text AS _id\n"
-            f"FROM {rows} AS n{node.number}{joins}"
-        )
-        self._require_runs(query)
-        return query.replace(_ROWS_MARK, "$1::jsonb")
-
-    def _require_runs(self, query: str) -> None:
-        try:
-            with self._connection.transaction():
-                self._connection.execute("SET LOCAL search_path = pg_catalog")
-                self._connection.execute(sql.SQL("EXPLAIN " + query))
-        except psycopg.ProgrammingError as error:
-            raise DefinitionError(
-                f"{self._definition.folder}/select.sql: what was derived from it is refused by Postgres: {error}",
-                hint=f"Please report it, with the SELECT. Meanwhile, say in {self._definition.folder}/affects which "
-                "documents a change touches.",
-            ) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Route:
-    """From the changed rows of one reading of a table to documents.
-
-    Args:
-        query: Over ``$1::jsonb``.
-        columns: What it reads of the changed rows.
-        id_column: If the documents' ids are a column of the changed rows: that column.
-    """
-
-    query: str
-    columns: frozenset[str]
-    id_column: str | None
-
-
-_UNIQUE_KEYS = """
-SELECT array(SELECT a.attname::text FROM pg_attribute AS a
-             WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0 : i.indnkeyatts - 1]))
-FROM pg_index AS i
-WHERE i.indrelid = $1::regclass AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
-"""
-# A collation that holds different texts to be equal makes a text less than plain.
-_TYPES = """
-SELECT a.attname::text,
-       CASE WHEN c.collisdeterministic IS FALSE THEN '' ELSE format_type(a.atttypid, -1) END
-FROM pg_attribute AS a LEFT JOIN pg_collation AS c ON c.oid = a.attcollation
-WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
-    """What the catalogue says of a table.
-
-    Args:
-        keys: The sets of columns that are unique.
-        types: The type of each column; empty where different texts count as equal.
-    """
-
-    keys: frozenset[frozenset[str]]
-    types: dict[str, str]
-
-
-def _table(connection: Connection, relation: str) -> _Table:
-    return _Table(
-        keys=frozenset(frozenset(row[0]) for row in connection.execute(_UNIQUE_KEYS, (relation,)).fetchall()),
-        types=dict(connection.execute(_TYPES, (relation,)).fetchall()),
-    )
 
 
 # The primary key, or what does its work: an index of columns that are never null, which no two rows ever share, not
@@ -480,12 +304,12 @@ def _analyse_affects(
     if "_id" not in over_table.columns:
         raise DefinitionError(f"{file} has no column _id", hint="It must select the ids of documents, AS _id.")
     used = next((read.columns for read in over_table.reads if read.relation == relation), frozenset())
-    rows = f"jsonb_populate_recordset(NULL::{relation}, {_ROWS_MARK})"
+    rows = f"jsonb_populate_recordset(NULL::{relation}, {ROWS_MARK})"
     over_rows = query.replace(_ROWS, rows)
     canonical = probe(connection, _ids(over_rows, id_type), file).canonical
-    if _ROWS_MARK not in canonical:
+    if ROWS_MARK not in canonical:
         raise DefinitionError(f"{file}: %(rows)s must stand in a FROM clause", hint="As in: FROM %(rows)s AS changed")
-    return canonical.replace(_ROWS_MARK, "$1::jsonb"), used
+    return canonical.replace(ROWS_MARK, "$1::jsonb"), used
 
 
 def _ids(query: str, id_type: str) -> str:

@@ -13,9 +13,10 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from syncer.dependency import Dependencies, Field, Lookup, TableUse
+from syncer.dependency import Dependencies, Field, TableUse
 from syncer.model import Target
 from syncer.postgres import Connection, value
+from syncer.route import Lookup
 from syncer.shape import Shape
 
 _GENERATIONS = "SELECT name, generation, halted IS NOT NULL FROM syncer.document"

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer import fitting, verdict
-from syncer.fitting import Misfit
+from syncer.plan import fitting, verdict
+from syncer.plan.fitting import Misfit
+from syncer.plan.verdict import Effect
 from syncer.postgres import Connection, value
-from syncer.verdict import Effect
 from tests.harness import World
 
 REFUSED, CHANGED, UNSEARCHABLE = Effect.REFUSED, Effect.CHANGED, Effect.UNSEARCHABLE

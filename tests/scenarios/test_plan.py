@@ -14,15 +14,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from syncer import apply, caution, cost, definition, estimate, forecast
-from syncer.caution import Kind
-from syncer.dependency import Lookup
+from syncer import apply, definition
 from syncer.errors import IndexingError
-from syncer.estimate import Outcome, Trial
-from syncer.forecast import DocumentForecast, Forecast
 from syncer.index import Index
 from syncer.indices import Indices
 from syncer.model import Target
+from syncer.plan import caution, cost, estimate, forecast
+from syncer.plan.caution import Kind
+from syncer.plan.estimate import Outcome, Trial
+from syncer.plan.forecast import DocumentForecast, Forecast
+from syncer.route import Lookup
 from tests.harness import BLOG_SCHEMA, REPOSITORY, World, wait_until
 
 POSTS = """

@@ -197,7 +197,7 @@ class _DiesOnce(ChangeProducer):
 
     def __init__(self, world: World, first: Callable[[ChangeProducer], None], failure: Exception | None) -> None:
         # Nothing is sent before it is flushed.
-        super().__init__(world.settings.kafka.model_copy(update={"properties": {"linger.ms": "20000"}}))
+        super().__init__(world.settings.kafka.model_copy(update={"properties": {"linger.ms": "1000"}}))
         self._first = first
         self._failure = failure
         self._has_died = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from syncer.cost import fewest
+from syncer.plan.cost import fewest
 
 COLUMNS = st.lists(st.sampled_from("abcde"), min_size=1, max_size=4, unique=True).map(tuple)
 

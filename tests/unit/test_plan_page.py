@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncer.planpage import _shortened, duration
+from syncer.plan.page import _shortened, duration
 
 
 @pytest.mark.parametrize(

@@ -16,17 +16,18 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from syncer import apply, caution, compose, cost, definition, estimate, schema, store
+from syncer import apply, compose, definition, schema, store
 from syncer.apply import Standing, Step
-from syncer.caution import Warned
 from syncer.compose import Row
-from syncer.cost import Cost, MissingIndex
 from syncer.definition import Definition
 from syncer.dependency import TableUse
 from syncer.errors import DefinitionError, SyncerError
-from syncer.estimate import Outcome, Trial
 from syncer.index import Index
 from syncer.indices import Indices
+from syncer.plan import caution, cost, estimate
+from syncer.plan.caution import Warned
+from syncer.plan.cost import Cost, MissingIndex
+from syncer.plan.estimate import Outcome, Trial
 from syncer.policy import explain
 from syncer.postgres import Connection, value
 from syncer.store import Document

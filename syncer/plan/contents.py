@@ -14,10 +14,10 @@ from typing import Any
 
 from psycopg import sql
 
-from syncer import fitting
-from syncer.fitting import Misfit
+from syncer.plan import fitting
+from syncer.plan.fitting import Misfit
+from syncer.plan.verdict import OBJECTS, ColumnType, Effect, Verdict, judge, kind_of
 from syncer.postgres import Connection, value
-from syncer.verdict import OBJECTS, ColumnType, Effect, Verdict, judge, kind_of
 
 _VALUES_MAX = 10_000
 _TYPES = {"bool": "boolean", "int8": "bigint", "numeric": "numeric", "text": "text"}

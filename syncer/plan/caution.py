@@ -1,6 +1,6 @@
 """Caution: what apply would do that is probably not meant, said before the first document is written.
 
-Types that do not fit their mapping come from `syncer.fitting`; here they are held against the documents of today,
+Types that do not fit their mapping come from `syncer.plan.fitting`; here they are held against the documents of today,
 and joined by what a trial on a scratch index has shown.
 """
 
@@ -14,13 +14,14 @@ from enum import StrEnum
 import psycopg
 from psycopg import errors as pg
 
-from syncer import compose, contents, estimate, fitting
-from syncer.estimate import Trial
-from syncer.fitting import Misfit
+from syncer import compose
 from syncer.index import ID_BYTES_MAX, Rejection
+from syncer.plan import contents, estimate, fitting
+from syncer.plan.estimate import Trial
+from syncer.plan.fitting import Misfit
+from syncer.plan.verdict import Effect
 from syncer.postgres import Connection, bounded
 from syncer.store import Document
-from syncer.verdict import Effect
 
 
 class Kind(StrEnum):

@@ -15,8 +15,8 @@ import sqlglot
 from psycopg import errors as pg, sql
 from sqlglot import exp
 
-from syncer.dependency import Lookup
 from syncer.postgres import Connection, bounded, value
+from syncer.route import Lookup
 
 SAMPLE_ROWS = 20
 """How many rows of a table are taken for changed ones."""

@@ -1,7 +1,7 @@
 """Verdicts: what each mapping type of Elasticsearch makes of each type of Postgres. Pure: a table, in code.
 
 Guarantee: every verdict is held against the real servers by ``tests/scenarios/test_fitting.py``. A pair of types
-that is not judged here gets no verdict; what becomes of its values is for the trial in `syncer.estimate` to find out.
+that is not judged here gets no verdict; what becomes of its values, the trial finds out: `syncer.plan.estimate`.
 That a ``date`` keeps milliseconds, of Postgres' microseconds, is not worth a verdict.
 """
 

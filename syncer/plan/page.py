@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from syncer.caution import Kind, Warned
-from syncer.cost import Cost
-from syncer.estimate import Outcome
-from syncer.forecast import DocumentForecast, Finding, Forecast, TableForecast
+from syncer.plan.caution import Kind, Warned
+from syncer.plan.cost import Cost
+from syncer.plan.estimate import Outcome
+from syncer.plan.forecast import DocumentForecast, Finding, Forecast, TableForecast
 
 _LONG_TEXT = 200
 _LONG_LIST = 5

@@ -34,6 +34,8 @@ _SESSION = {
     "idle_in_transaction_session_timeout": "0",
     # A policy that hides rows from us raises an error. Obeyed, it would delete their documents.
     "row_security": "off",
+    # What we ask is short, however dear the planner holds it: compiling it would take longer than running it.
+    "jit": "off",
 }
 
 

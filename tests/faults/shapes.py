@@ -1,4 +1,4 @@
-"""Every shape that the README claims, in one little shop: tables of two schemas, eight documents, random writers."""
+"""Every shape that the README claims, in one little shop: tables of two schemas, nine documents, random writers."""
 
 from __future__ import annotations
 
@@ -117,18 +117,23 @@ SELECT t.id AS _id, t.*,
        (SELECT count(DISTINCT other.customer) FROM busy AS other WHERE other.tenant = t.id) AS customers
 FROM shop.tenants AS t
 """,
-    # Windows and LIMIT in which the rows of other customers compete.
+    # LIMIT, for which the orders of other customers compete.
     "customer": """
-SELECT c."Tenant Id" || '-' || c."Customer No" AS _id, c."Full Name" AS name, newest."Order No" AS newest,
+SELECT c."Tenant Id" || '-' || c."Customer No" AS _id, c."Full Name" AS name, newest."Order No" AS newest
+FROM "Back Office"."Customers" AS c
+LEFT JOIN LATERAL (SELECT o."Order No", o."Customer No" FROM "Back Office"."Orders" AS o
+                   WHERE o."Tenant Id" = c."Tenant Id" ORDER BY o."Order No" DESC LIMIT 1) AS newest
+    ON newest."Customer No" = c."Customer No"
+""",
+    # A window, in which they compete too.
+    "ranking": """
+SELECT c."Tenant Id" || '-' || c."Customer No" AS _id,
        (SELECT jsonb_agg(ranked.place ORDER BY ranked.place)
         FROM (SELECT o."Tenant Id", o."Customer No",
                      row_number() OVER (PARTITION BY o."Tenant Id" ORDER BY o."Order No") AS place
               FROM "Back Office"."Orders" AS o) AS ranked
         WHERE ranked."Tenant Id" = c."Tenant Id" AND ranked."Customer No" = c."Customer No") AS places
 FROM "Back Office"."Customers" AS c
-LEFT JOIN LATERAL (SELECT o."Order No", o."Customer No" FROM "Back Office"."Orders" AS o
-                   WHERE o."Tenant Id" = c."Tenant Id" ORDER BY o."Order No" DESC LIMIT 1) AS newest
-    ON newest."Customer No" = c."Customer No"
 """,
     # UNION ALL on top, each branch with ids and a routing of its own; a domain as key.
     "mixture": """

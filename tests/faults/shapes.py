@@ -166,11 +166,12 @@ FROM shop.rates AS r
 SHARDS = 3
 
 _TENANTS = [9007199254740993 + one for one in range(3)]
-_PRODUCTS = [str(uuid.UUID(int=one)) for one in range(1, 21)]
+_PRODUCTS = [str(uuid.UUID(int=one)) for one in range(1, 101)]
 _CODES = ["new in", "50 % off", "Größe", "a/b", "o'neil", "x y"]
 _RATES = ["1.0", "1.00", "1", "19", "19.0", "0.5"]
 _STATUSES = ["new", "paid", "sent"]
-_CATEGORIES, _CUSTOMERS, _ORDERS, _LINES, _READINGS, _DAYS = 8, 4, 8, 3, 30, 30
+# So many that what is missed is seldom made good by what happens next to the same document.
+_CATEGORIES, _CUSTOMERS, _ORDERS, _LINES, _READINGS, _DAYS = 100, 10, 25, 3, 100, 30
 
 Statement = Callable[[psycopg.Connection[Any], Random], object]
 
@@ -193,10 +194,10 @@ def fill(connection: psycopg.Connection[Any], dice: Random) -> None:
         connection.execute("INSERT INTO shop.statuses VALUES (%s, %s)", (status, status.upper()))
     for tenant in _TENANTS:
         connection.execute("INSERT INTO shop.tenants VALUES (%s, 'somebody')", (tenant,))
-    for kind, number in ((add_category, 20), (add_product, 30), (add_label, 20), (add_link, 40), (add_rate, 10)):
+    for kind, number in ((add_category, 100), (add_product, 120), (add_label, 20), (add_link, 150), (add_rate, 10)):
         for _ in range(number):
             kind(connection, dice)
-    for kind, number in ((add_customer, 20), (add_order, 40), (add_line, 80), (add_reading, 80)):
+    for kind, number in ((add_customer, 40), (add_order, 100), (add_line, 150), (add_reading, 150)):
         for _ in range(number):
             kind(connection, dice)
 

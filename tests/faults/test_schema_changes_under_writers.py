@@ -223,7 +223,8 @@ def shape(world: World) -> list[Any]:
     """What a document can rely on."""
     return world.sql(
         "SELECT attrelid, relname, attname, atttypid, atttypmod "
-        "FROM pg_attribute JOIN pg_class AS c ON c.oid = attrelid WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' UNION ALL "
+        "FROM pg_attribute JOIN pg_class AS c ON c.oid = attrelid "
+        "WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' UNION ALL "
         "SELECT tgrelid, tgname, tgenabled::text, NULL, NULL FROM pg_trigger UNION ALL "
         "SELECT NULL, pg_get_viewdef('shown_users'::regclass), NULL, NULL, NULL ORDER BY 1, 2, 3"
     )

@@ -8,13 +8,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pytest
 
+from syncer.watch import Watch, WatchReport
 from tests.faults.writers import SEED
 from tests.harness import World, wait_until
 
@@ -317,3 +318,33 @@ def require_not_syncers(world: World, error: psycopg.Error) -> None:
         processes = [int(one) for one in re.findall(r"rocess (\d+)", said)]
         found = world.sql("SELECT application_name, query FROM pg_stat_activity WHERE pid = ANY (%s)", processes)
         assert not [one for one in found if one[0].startswith("syncer")], f"{said}\n{found}"
+
+
+@pytest.mark.parametrize("is_partitioned", [False, True], ids=["a table", "a partitioned table"])
+def test_values_that_a_migration_computes_anew_are_followed(empty_world: World, *, is_partitioned: bool) -> None:
+    """ALTER TABLE … USING fires no trigger and may leave the type as it was: documents show the new values even so."""
+    world = empty_world
+    world.use()
+    world.documents = ("post", "user", "page")
+    world.sql(SCHEMA)
+    if is_partitioned:
+        world.sql(
+            "ALTER TABLE comments RENAME TO comments_0; ALTER TABLE comments_0 ALTER COLUMN stars SET NOT NULL;"
+            "CREATE TABLE comments (LIKE comments_0 INCLUDING ALL) PARTITION BY RANGE (id);"
+            "ALTER TABLE comments ATTACH PARTITION comments_0 DEFAULT"
+        )
+    define(world)
+    world.migrate()
+    world.apply()
+    with (
+        world.relay() as relay,
+        world.index() as index,
+        world.worker(index) as worker,
+        closing(Watch(connect=world.connect)) as watch,
+    ):
+        assert watch.run_once().noted == ()
+        world.sql("ALTER TABLE comments ALTER COLUMN stars TYPE smallint USING stars + 1")
+        assert world.differences() != []
+        assert watch.run_once().noted == ("public.comments",)
+        world.drain(relay, worker)
+        assert watch.run_once() == WatchReport(documents=3, halted=(), noted=())

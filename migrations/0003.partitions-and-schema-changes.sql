@@ -3,7 +3,7 @@
 ALTER TABLE syncer.capture ADD COLUMN partitions text[];
 
 COMMENT ON COLUMN syncer.capture.partitions IS
-    'Of a partitioned table: its partitions as they were when all documents were last known to show their rows.';
+    'The files of the table and its partitions as they were when all documents were last known to show their rows.';
 
 -- The type of a column that a table has no more: see syncer/trigger.py.
 CREATE TYPE syncer.gone AS ENUM ();

@@ -6,7 +6,8 @@ changes is a delete and an insert. Installing and removing never make an applica
 behind a transaction that we wait for: the lock is asked for briefly, given up, and asked for again.
 
 Assumes tables that `syncer.probe` allows, with a key; `syncer.dependency` finds it. What no trigger of a partitioned
-table sees (a partition that is attached or detached with its rows, or truncated) is found by `note_partitions`.
+table sees (a partition that is attached or detached with its rows, or truncated) is found by `note_partitions`. So is
+what no trigger of any table sees: that it was written anew, with other values for all that anybody knows.
 """
 
 from __future__ import annotations
@@ -103,9 +104,9 @@ SET key = excluded.key, watched = excluded.watched, routing = excluded.routing,
                       THEN coalesce(capture.partitions, excluded.partitions) END
 """
 # Who attached a partition tells one that was away for a moment from one that was not; TRUNCATE gives it another file.
-# Null if the table is not partitioned.
+# So does an ALTER TABLE that computes a column anew. Null if there is no such table.
 _PRESENT = f"""{_TREE}
-SELECT CASE WHEN EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind = 'p')
+SELECT CASE WHEN EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind IN ('p', 'r'))
             THEN array_agg(format('%s %s %s', oid, attached_by, pg_relation_filenode(oid)) ORDER BY oid) END
 FROM tree
 """  # noqa: S608 - of constants
@@ -254,11 +255,13 @@ def _create_triggers(connection: Connection, relation: str) -> None:
 
 
 def note_partitions(connection: Connection) -> list[str]:
-    """Have the documents refreshed that read a partitioned table whose partitions are others than before.
+    """Have the documents refreshed that read a table that lies in other files, or in other partitions, than before.
 
     Sees what no trigger does: a partition that was attached or detached with its rows, or dropped, or truncated by
-    itself. What it has noted is a change in the outbox, as if the table had been truncated: relay and workers do the
-    rest. Needs to read the catalogue, and to write the syncer schema; at most one of several daemons notes a thing.
+    itself; and a table of any kind that was written anew, as by ALTER TABLE … TYPE … USING. VACUUM FULL, CLUSTER and
+    TRUNCATE look the same. What it has noted is a change in the outbox, as if the table had been truncated: relay and
+    workers do the rest. Needs to read the catalogue, and to write the syncer schema; at most one of several daemons
+    notes a thing.
 
     Returns:
         The tables that it has noted.

@@ -1,0 +1,463 @@
+"""Every shape that the README claims, in one little shop: tables of two schemas, nine documents, random writers."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg
+
+SCHEMA = """
+CREATE SCHEMA shop;
+CREATE SCHEMA "Back Office";
+CREATE TYPE shop.status AS ENUM ('new', 'paid', 'sent');
+CREATE DOMAIN shop.code AS text CHECK (value <> '');
+CREATE TABLE shop.statuses (status shop.status PRIMARY KEY, title text NOT NULL);
+CREATE TABLE shop.tenants (id bigint PRIMARY KEY, name text NOT NULL, plan text NOT NULL DEFAULT 'free');
+CREATE TABLE shop.rates (rate numeric PRIMARY KEY, title text NOT NULL);
+CREATE TABLE shop.categories (
+    id integer PRIMARY KEY, parent_id integer REFERENCES shop.categories ON DELETE SET NULL, name text NOT NULL
+);
+CREATE TABLE shop.products (id uuid PRIMARY KEY, category_id integer, rate numeric, name text NOT NULL, price numeric);
+CREATE TABLE shop.labels (code shop.code PRIMARY KEY, "Shown As" text NOT NULL);
+CREATE TABLE shop.product_labels (
+    product_id uuid REFERENCES shop.products ON DELETE CASCADE ON UPDATE CASCADE,
+    label shop.code REFERENCES shop.labels ON DELETE CASCADE ON UPDATE CASCADE,
+    PRIMARY KEY (product_id, label)
+);
+CREATE TABLE "Back Office"."Customers" (
+    "Tenant Id" bigint REFERENCES shop.tenants ON DELETE CASCADE, "Customer No" integer, "Full Name" text NOT NULL,
+    PRIMARY KEY ("Tenant Id", "Customer No")
+);
+CREATE TABLE "Back Office"."Orders" (
+    "Tenant Id" bigint, "Order No" integer, "Customer No" integer NOT NULL, "Ship To" integer, status shop.status,
+    PRIMARY KEY ("Tenant Id", "Order No")
+);
+CREATE TABLE "Back Office"."Order Lines" (
+    "Tenant Id" bigint, "Order No" integer, "Line" integer, product_id uuid, amount integer NOT NULL,
+    PRIMARY KEY ("Tenant Id", "Order No", "Line"),
+    FOREIGN KEY ("Tenant Id", "Order No") REFERENCES "Back Office"."Orders" ON DELETE CASCADE ON UPDATE CASCADE
+);
+CREATE TABLE shop.readings (id integer, day integer, product_id uuid, note text, PRIMARY KEY (id, day))
+PARTITION BY RANGE (day);
+CREATE TABLE shop.readings_0 PARTITION OF shop.readings FOR VALUES FROM (0) TO (10);
+CREATE TABLE shop.readings_1 PARTITION OF shop.readings FOR VALUES FROM (10) TO (20) PARTITION BY LIST (day);
+CREATE TABLE shop.readings_1a PARTITION OF shop.readings_1 FOR VALUES IN (10, 11, 12, 13, 14);
+CREATE TABLE shop.readings_1b PARTITION OF shop.readings_1 DEFAULT;
+CREATE TABLE shop."Readings 2" (note text, product_id uuid, gone integer, day integer NOT NULL, id integer NOT NULL);
+ALTER TABLE shop."Readings 2" DROP COLUMN gone;
+ALTER TABLE shop.readings ATTACH PARTITION shop."Readings 2" FOR VALUES FROM (20) TO (30);
+CREATE VIEW shop.line_totals AS
+SELECT l."Tenant Id" AS tenant, l."Order No" AS number, l.amount * p.price AS total
+FROM "Back Office"."Order Lines" AS l JOIN shop.products AS p ON p.id = l.product_id;
+CREATE VIEW shop.order_totals AS
+SELECT tenant, number, sum(total) AS total, count(*) AS lines FROM shop.line_totals GROUP BY tenant, number;
+CREATE INDEX ON "Back Office"."Order Lines" (product_id);
+CREATE INDEX ON shop.readings (product_id);
+"""
+
+SELECTS = {
+    # Quoted names, a composite key, one table twice, an enum as key, a view over a view, subqueries two deep.
+    "order": """
+SELECT o."Tenant Id" || '/' || o."Order No" AS _id, o."Customer No" AS _routing,
+       c."Full Name" AS customer, s."Full Name" AS "Ship To", st.title AS status, t.total, t.lines,
+       (SELECT jsonb_agg(jsonb_build_object('line', l."Line", 'amount', l.amount,
+                   'product', (SELECT p.name FROM shop.products AS p WHERE p.id = l.product_id),
+                   'labels', (SELECT jsonb_agg((SELECT b."Shown As" FROM shop.labels AS b WHERE b.code = pl.label)
+                                               ORDER BY pl.label)
+                              FROM shop.product_labels AS pl WHERE pl.product_id = l.product_id)
+               ) ORDER BY l."Line")
+        FROM "Back Office"."Order Lines" AS l
+        WHERE l."Tenant Id" = o."Tenant Id" AND l."Order No" = o."Order No") AS lines_of_it
+FROM "Back Office"."Orders" AS o
+JOIN "Back Office"."Customers" AS c ON c."Tenant Id" = o."Tenant Id" AND c."Customer No" = o."Customer No"
+LEFT JOIN "Back Office"."Customers" AS s ON s."Tenant Id" = o."Tenant Id" AND s."Customer No" = o."Ship To"
+LEFT JOIN shop.statuses AS st ON st.status = o.status
+LEFT JOIN shop.order_totals AS t ON t.tenant = o."Tenant Id" AND t.number = o."Order No"
+""",
+    # A uuid as key, self-joins, a link table, LATERAL with LIMIT over partitions, UNION ALL in a subquery.
+    "product": """
+SELECT p.id AS _id, p.name, p.price, c.name AS category, parent.name AS parent, grandparent.name AS grandparent,
+       latest.notes AS latest, r.title AS rate,
+       (SELECT jsonb_agg(l."Shown As" ORDER BY l.code) FROM shop.product_labels AS pl
+        JOIN shop.labels AS l ON l.code = pl.label WHERE pl.product_id = p.id) AS labels,
+       (SELECT jsonb_agg(said.what ORDER BY said.what COLLATE "C")
+        FROM (SELECT e.product_id, e.note AS what FROM shop.readings AS e
+              UNION ALL SELECT pl.product_id, pl.label FROM shop.product_labels AS pl) AS said
+        WHERE said.product_id = p.id) AS said
+FROM shop.products AS p
+LEFT JOIN shop.categories AS c ON c.id = p.category_id
+LEFT JOIN shop.categories AS parent ON parent.id = c.parent_id
+LEFT JOIN shop.categories AS grandparent ON grandparent.id = parent.parent_id
+LEFT JOIN shop.rates AS r ON r.rate = p.rate
+LEFT JOIN LATERAL (
+    SELECT jsonb_agg(two.note ORDER BY two.day, two.id) AS notes
+    FROM (SELECT e.note, e.day, e.id FROM shop.readings AS e WHERE e.product_id = p.id
+          ORDER BY e.day DESC, e.id DESC LIMIT 2) AS two
+) AS latest ON true
+""",
+    # GROUP BY on a column that is not unique.
+    "shelf": """
+SELECT p.category_id AS _id, count(*) AS products, sum(p.price) AS worth, min(p.name COLLATE "C") AS first
+FROM shop.products AS p WHERE p.category_id IS NOT NULL GROUP BY p.category_id
+""",
+    # select *, bigints that no float holds, a CTE that is read twice.
+    "tenant": """
+WITH busy AS (
+    SELECT o."Tenant Id" AS tenant, o."Customer No" AS customer, o.status, c."Full Name" AS name
+    FROM "Back Office"."Orders" AS o
+    JOIN "Back Office"."Customers" AS c ON c."Tenant Id" = o."Tenant Id" AND c."Customer No" = o."Customer No"
+)
+SELECT t.id AS _id, t.*,
+       (SELECT jsonb_agg(DISTINCT one.name) FROM busy AS one WHERE one.tenant = t.id AND one.status = 'sent') AS sent,
+       (SELECT count(DISTINCT other.customer) FROM busy AS other WHERE other.tenant = t.id) AS customers
+FROM shop.tenants AS t
+""",
+    # LIMIT, for which the orders of other customers compete.
+    "customer": """
+SELECT c."Tenant Id" || '-' || c."Customer No" AS _id, c."Full Name" AS name, newest."Order No" AS newest
+FROM "Back Office"."Customers" AS c
+LEFT JOIN LATERAL (SELECT o."Order No", o."Customer No" FROM "Back Office"."Orders" AS o
+                   WHERE o."Tenant Id" = c."Tenant Id" ORDER BY o."Order No" DESC LIMIT 1) AS newest
+    ON newest."Customer No" = c."Customer No"
+""",
+    # A window, in which they compete too.
+    "ranking": """
+SELECT c."Tenant Id" || '-' || c."Customer No" AS _id,
+       (SELECT jsonb_agg(ranked.place ORDER BY ranked.place)
+        FROM (SELECT o."Tenant Id", o."Customer No",
+                     row_number() OVER (PARTITION BY o."Tenant Id" ORDER BY o."Order No") AS place
+              FROM "Back Office"."Orders" AS o) AS ranked
+        WHERE ranked."Tenant Id" = c."Tenant Id" AND ranked."Customer No" = c."Customer No") AS places
+FROM "Back Office"."Customers" AS c
+""",
+    # UNION ALL on top, each branch with ids and a routing of its own; a domain as key.
+    "mixture": """
+SELECT 'category-' || c.id AS _id, c.parent_id::text AS _routing, c.name,
+       (SELECT count(*) FROM shop.products AS p WHERE p.category_id = c.id) AS number
+FROM shop.categories AS c
+UNION ALL
+SELECT 'label-' || l.code, l."Shown As", l."Shown As",
+       (SELECT count(*) FROM shop.product_labels AS pl JOIN shop.products AS p ON p.id = pl.product_id
+        WHERE pl.label = l.code)
+FROM shop.labels AS l
+UNION ALL
+SELECT 'customer-' || c."Tenant Id" || '-' || c."Customer No", t.plan, c."Full Name" || ' of ' || t.name, 1
+FROM "Back Office"."Customers" AS c JOIN shop.tenants AS t ON t.id = c."Tenant Id"
+""",
+    # A partitioned table as root, with a routing that moves.
+    "reading": """
+SELECT e.id || '.' || e.day AS _id, e.product_id AS _routing, e.note, p.name AS product, c.name AS category
+FROM shop.readings AS e
+LEFT JOIN shop.products AS p ON p.id = e.product_id
+LEFT JOIN shop.categories AS c ON c.id = p.category_id
+""",
+    # A numeric as key: 1.0 and 1.00 are one key and two ids.
+    "rate": """
+SELECT r.rate AS _id, r.title,
+       (SELECT jsonb_agg(p.name ORDER BY p.id) FROM shop.products AS p WHERE p.rate = r.rate) AS products
+FROM shop.rates AS r
+""",
+}
+SHARDS = 3
+
+_TENANTS = [9007199254740993 + one for one in range(3)]
+_PRODUCTS = [str(uuid.UUID(int=one)) for one in range(1, 101)]
+_CODES = ["new in", "50 % off", "Größe", "a/b", "o'neil", "x y"]
+_RATES = ["1.0", "1.00", "1", "19", "19.0", "0.5"]
+_STATUSES = ["new", "paid", "sent"]
+# So many that what is missed is seldom made good by what happens next to the same document.
+_CATEGORIES, _CUSTOMERS, _ORDERS, _LINES, _READINGS, _DAYS = 100, 10, 25, 3, 100, 30
+
+Statement = Callable[[psycopg.Connection[Any], Random], object]
+
+
+def define(config: Path, alias_of: Callable[[str], str]) -> tuple[str, ...]:
+    """Make the documents the only ones of a config folder; their names."""
+    for name, select in SELECTS.items():
+        folder = config / "documents" / name
+        folder.mkdir(parents=True)
+        (folder / "document.yaml").write_text(f"index: {alias_of(name)}\n")
+        (folder / "select.sql").write_text(select)
+        settings = {"number_of_shards": SHARDS, "number_of_replicas": 0}
+        (folder / "index.json").write_text(json.dumps({"settings": settings, "mappings": {"dynamic": False}}))
+    return tuple(SELECTS)
+
+
+def fill(connection: psycopg.Connection[Any], dice: Random) -> None:
+    """Some rows of each table."""
+    for status in _STATUSES:
+        connection.execute("INSERT INTO shop.statuses VALUES (%s, %s)", (status, status.upper()))
+    for tenant in _TENANTS:
+        connection.execute("INSERT INTO shop.tenants VALUES (%s, 'somebody')", (tenant,))
+    for kind, number in ((add_category, 100), (add_product, 120), (add_label, 20), (add_link, 150), (add_rate, 10)):
+        for _ in range(number):
+            kind(connection, dice)
+    for kind, number in ((add_customer, 40), (add_order, 100), (add_line, 150), (add_reading, 150)):
+        for _ in range(number):
+            kind(connection, dice)
+
+
+def word(dice: Random) -> str:
+    """A value that is hardly ever the same."""
+    return dice.choice(("a", "Ä", "☃", '"')) + str(dice.randrange(10**6))
+
+
+# Additions
+
+
+def add_category(connection: psycopg.Connection[Any], dice: Random) -> None:
+    """A category below another one that is there, or new words for it."""
+    connection.execute(
+        "INSERT INTO shop.categories VALUES (%s, (SELECT min(id) FROM shop.categories WHERE id >= %s), %s) "
+        "ON CONFLICT (id) DO UPDATE SET name = excluded.name",
+        (dice.randrange(_CATEGORIES), dice.randrange(_CATEGORIES), word(dice)),
+    )
+
+
+def add_product(connection: psycopg.Connection[Any], dice: Random) -> None:
+    """A product, or new words for it."""
+    connection.execute(
+        "INSERT INTO shop.products VALUES (%s, %s, %s, %s, %s) "
+        "ON CONFLICT (id) DO UPDATE SET name = excluded.name, price = excluded.price",
+        (
+            dice.choice(_PRODUCTS), dice.randrange(_CATEGORIES), dice.choice(_RATES), word(dice), dice.randrange(100),
+        ),
+    )  # fmt: skip
+
+
+def add_label(connection: psycopg.Connection[Any], dice: Random) -> None:
+    """A label, if it is not there."""
+    connection.execute(
+        "INSERT INTO shop.labels VALUES (%s, %s) ON CONFLICT DO NOTHING", (dice.choice(_CODES), word(dice))
+    )
+
+
+def add_link(connection: psycopg.Connection[Any], dice: Random) -> None:
+    """A label on a product, if both are there."""
+    connection.execute(
+        "INSERT INTO shop.product_labels SELECT p.id, l.code FROM shop.products AS p, shop.labels AS l "
+        "WHERE p.id = %s AND l.code = %s ON CONFLICT DO NOTHING",
+        (dice.choice(_PRODUCTS), dice.choice(_CODES)),
+    )
+
+
+def add_rate(connection: psycopg.Connection[Any], dice: Random) -> None:
+    """A rate, or new words for it."""
+    connection.execute(
+        "INSERT INTO shop.rates VALUES (%s, %s) ON CONFLICT (rate) DO UPDATE SET title = excluded.title",
+        (dice.choice(_RATES), word(dice)),
+    )
+
+
+def add_customer(connection: psycopg.Connection[Any], dice: Random) -> None:
+    """A customer of a tenant that is there."""
+    connection.execute(
+        'INSERT INTO "Back Office"."Customers" SELECT id, %s, %s FROM shop.tenants WHERE id = %s '
+        "ON CONFLICT DO NOTHING",
+        (dice.randrange(_CUSTOMERS), word(dice), dice.choice(_TENANTS)),
+    )
+
+
+def add_order(connection: psycopg.Connection[Any], dice: Random) -> None:
+    """An order, or another customer for it."""
+    connection.execute(
+        'INSERT INTO "Back Office"."Orders" VALUES (%s, %s, %s, %s, %s) ON CONFLICT ("Tenant Id", "Order No") '
+        'DO UPDATE SET "Customer No" = excluded."Customer No", status = excluded.status',
+        (
+            dice.choice(_TENANTS), dice.randrange(_ORDERS), dice.randrange(_CUSTOMERS), dice.randrange(_CUSTOMERS),
+            dice.choice(_STATUSES),
+        ),
+    )  # fmt: skip
+
+
+def add_line(connection: psycopg.Connection[Any], dice: Random) -> None:
+    """A line of an order that is there."""
+    connection.execute(
+        'INSERT INTO "Back Office"."Order Lines" SELECT "Tenant Id", "Order No", %s, %s, %s '
+        'FROM "Back Office"."Orders" WHERE "Tenant Id" = %s AND "Order No" = %s ON CONFLICT DO NOTHING',
+        (
+            dice.randrange(_LINES), dice.choice(_PRODUCTS), dice.randrange(9), dice.choice(_TENANTS),
+            dice.randrange(_ORDERS),
+        ),
+    )  # fmt: skip
+
+
+def add_reading(connection: psycopg.Connection[Any], dice: Random) -> None:
+    """A reading of a product, in some partition."""
+    connection.execute(
+        "INSERT INTO shop.readings VALUES (%s, %s, %s, %s) ON CONFLICT (id, day) DO UPDATE SET note = excluded.note",
+        (dice.randrange(_READINGS), dice.randrange(_DAYS), dice.choice(_PRODUCTS), word(dice)),
+    )
+
+
+def copy_readings(connection: psycopg.Connection[Any], dice: Random) -> None:
+    """Several readings by COPY."""
+    with connection.cursor().copy("COPY shop.readings (id, day, product_id, note) FROM STDIN") as copy:
+        for number in range(dice.randint(1, 5)):
+            copy.write_row((1000 + number, dice.randrange(_DAYS), dice.choice(_PRODUCTS), word(dice)))
+
+
+# Changes, as SQL and its parameters
+
+_ORDER = 'WHERE "Tenant Id" = %s AND "Order No" = %s'
+_OFFICE = '"Back Office".'
+
+
+def _plain(sql: str, *choices: Callable[[Random], object]) -> Statement:
+    return lambda connection, dice: connection.execute(sql, [choice(dice) for choice in choices])
+
+
+def _one_of(values: list[Any]) -> Callable[[Random], object]:
+    return lambda dice: dice.choice(values)
+
+
+def _below(number: int) -> Callable[[Random], object]:
+    return lambda dice: dice.randrange(number)
+
+
+_TENANT, _PRODUCT, _CODE, _RATE = _one_of(_TENANTS), _one_of(_PRODUCTS), _one_of(_CODES), _one_of(_RATES)
+_CATEGORY, _CUSTOMER, _NUMBER, _LINE = _below(_CATEGORIES), _below(_CUSTOMERS), _below(_ORDERS), _below(_LINES)
+_READING, _DAY, _STATUS = _below(_READINGS), _below(_DAYS), _one_of(_STATUSES)
+
+CHANGES: tuple[Statement, ...] = (
+    _plain("UPDATE shop.statuses SET title = %s WHERE status = %s", word, _STATUS),
+    _plain("UPDATE shop.tenants SET name = %s WHERE id = %s", word, _TENANT),
+    _plain("UPDATE shop.tenants SET plan = %s WHERE id = %s", word, _TENANT),
+    _plain("UPDATE shop.rates SET rate = %s WHERE rate = %s", _RATE, _RATE),  # 1.0 to 1.00, too
+    _plain("DELETE FROM shop.rates WHERE rate = %s", _RATE),
+    _plain("UPDATE shop.categories SET parent_id = %s WHERE id = %s", _CATEGORY, _CATEGORY),
+    _plain("UPDATE shop.categories SET name = %s WHERE id = %s", word, _CATEGORY),
+    _plain("UPDATE shop.categories SET id = %s WHERE id = %s", _CATEGORY, _CATEGORY),
+    _plain("DELETE FROM shop.categories WHERE id = %s", _CATEGORY),
+    _plain("UPDATE shop.products SET category_id = %s WHERE id = %s", _CATEGORY, _PRODUCT),
+    _plain("UPDATE shop.products SET category_id = %s WHERE category_id = %s", _CATEGORY, _CATEGORY),
+    _plain("UPDATE shop.products SET rate = %s WHERE id = %s", _RATE, _PRODUCT),
+    _plain("UPDATE shop.products SET price = price + 0.10 WHERE id = %s", _PRODUCT),
+    _plain("UPDATE shop.products SET id = %s WHERE id = %s", _PRODUCT, _PRODUCT),
+    _plain("DELETE FROM shop.products WHERE id = %s", _PRODUCT),
+    _plain('UPDATE shop.labels SET "Shown As" = %s WHERE code = %s', word, _CODE),
+    _plain("UPDATE shop.labels SET code = %s WHERE code = %s", _CODE, _CODE),
+    _plain("DELETE FROM shop.labels WHERE code = %s", _CODE),
+    _plain("UPDATE shop.product_labels SET product_id = %s WHERE product_id = %s", _PRODUCT, _PRODUCT),
+    _plain("UPDATE shop.product_labels SET label = %s WHERE label = %s AND product_id = %s", _CODE, _CODE, _PRODUCT),
+    _plain("DELETE FROM shop.product_labels WHERE product_id = %s", _PRODUCT),
+    _plain(f'UPDATE {_OFFICE}"Customers" SET "Full Name" = %s WHERE "Customer No" = %s', word, _CUSTOMER),
+    _plain(
+        f'UPDATE {_OFFICE}"Customers" SET "Customer No" = %s WHERE "Tenant Id" = %s AND "Customer No" = %s',
+        _CUSTOMER, _TENANT, _CUSTOMER,
+    ),
+    _plain(f'DELETE FROM {_OFFICE}"Customers" WHERE "Tenant Id" = %s AND "Customer No" = %s', _TENANT, _CUSTOMER),
+    _plain(f'UPDATE {_OFFICE}"Orders" SET "Customer No" = %s {_ORDER}', _CUSTOMER, _TENANT, _NUMBER),
+    _plain(f'UPDATE {_OFFICE}"Orders" SET "Ship To" = %s {_ORDER}', _CUSTOMER, _TENANT, _NUMBER),
+    _plain(f'UPDATE {_OFFICE}"Orders" SET status = %s {_ORDER}', _STATUS, _TENANT, _NUMBER),
+    _plain(f'UPDATE {_OFFICE}"Orders" SET "Order No" = %s {_ORDER}', _NUMBER, _TENANT, _NUMBER),
+    _plain(f'UPDATE {_OFFICE}"Orders" SET "Tenant Id" = %s {_ORDER}', _TENANT, _TENANT, _NUMBER),
+    _plain(f'DELETE FROM {_OFFICE}"Orders" {_ORDER}', _TENANT, _NUMBER),
+    _plain(f'UPDATE {_OFFICE}"Order Lines" SET "Order No" = %s {_ORDER}', _NUMBER, _TENANT, _NUMBER),
+    _plain(f'UPDATE {_OFFICE}"Order Lines" SET product_id = %s {_ORDER} AND "Line" = %s',
+           _PRODUCT, _TENANT, _NUMBER, _LINE),
+    _plain(f'UPDATE {_OFFICE}"Order Lines" SET amount = amount + 1 {_ORDER} AND "Line" = %s', _TENANT, _NUMBER, _LINE),
+    _plain(f'DELETE FROM {_OFFICE}"Order Lines" {_ORDER} AND "Line" = %s', _TENANT, _NUMBER, _LINE),
+    _plain("UPDATE shop.readings SET note = %s WHERE id = %s", word, _READING),
+    _plain("UPDATE shop.readings SET day = %s WHERE id = %s AND day = %s", _DAY, _READING, _DAY),
+    _plain("UPDATE shop.readings SET day = (day + 10) %% 30 WHERE id = %s", _READING),  # into another partition
+    _plain("UPDATE shop.readings SET product_id = %s WHERE id = %s", _PRODUCT, _READING),
+    _plain("UPDATE shop.readings_1 SET note = %s WHERE id = %s", word, _READING),
+    _plain("DELETE FROM shop.readings WHERE id = %s", _READING),
+    _plain("DELETE FROM shop.readings_0 WHERE id = %s", _READING),
+    _plain(
+        "MERGE INTO shop.readings AS e USING (VALUES (%s::integer, %s::integer)) AS v (i, d) "
+        "ON e.id = v.i AND e.day = v.d "
+        "WHEN MATCHED AND v.i %% 2 = 0 THEN DELETE WHEN MATCHED THEN UPDATE SET note = 'merged' "
+        "WHEN NOT MATCHED THEN INSERT (id, day) VALUES (v.i, v.d)",
+        _READING, _DAY,
+    ),
+)  # fmt: skip
+ADDITIONS: tuple[Statement, ...] = (
+    add_category, add_product, add_label, add_link, add_link, add_rate, add_customer, add_order, add_order, add_line,
+    add_line, add_reading, add_reading, copy_readings,
+)  # fmt: skip
+
+
+def _drop_label_with_links(connection: psycopg.Connection[Any], dice: Random) -> None:
+    code = dice.choice(_CODES)
+    connection.execute("DELETE FROM shop.product_labels WHERE label = %s", (code,))
+    connection.execute("DELETE FROM shop.labels WHERE code = %s", (code,))
+
+
+def _drop_product_with_all(connection: psycopg.Connection[Any], dice: Random) -> None:
+    product = (dice.choice(_PRODUCTS),)
+    connection.execute("UPDATE shop.readings SET product_id = NULL WHERE product_id = %s", product)
+    connection.execute("DELETE FROM shop.products WHERE id = %s", product)
+    connection.execute('DELETE FROM "Back Office"."Order Lines" WHERE product_id = %s', product)
+
+
+def _replace_tenant(connection: psycopg.Connection[Any], dice: Random) -> None:
+    tenant = dice.choice(_TENANTS)
+    connection.execute("DELETE FROM shop.tenants WHERE id = %s", (tenant,))  # and its customers
+    connection.execute("INSERT INTO shop.tenants VALUES (%s, %s)", (tenant, word(dice)))
+    for _ in range(5):
+        add_customer(connection, dice)
+
+
+RARE: tuple[Statement, ...] = (_drop_label_with_links, _drop_product_with_all, _replace_tenant)
+
+
+def write(connection: psycopg.Connection[Any], dice: Random) -> None:
+    """One thing that an application does, of those that touch some documents only."""
+    (kinds,) = dice.choices((CHANGES, ADDITIONS, RARE), weights=(50, 50, 5))
+    dice.choice(kinds)(connection, dice)
+
+
+# What has all documents refreshed
+
+
+def upheave(connection: psycopg.Connection[Any], dice: Random) -> None:
+    """A partition comes or goes, or a table is emptied."""
+    dice.choice((_move_partition, _move_partition, _truncate))(connection, dice)
+
+
+def _move_partition(connection: psycopg.Connection[Any], dice: Random) -> None:
+    """Take a partition with its rows out or in, or empty it; what becomes of its rows meanwhile nobody tells."""
+    attached = connection.execute(
+        "SELECT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = 'shop.\"Readings 2\"'::regclass)"
+    ).fetchone()
+    if attached == (True,):
+        connection.execute(
+            dice.choice(
+                (
+                    'ALTER TABLE shop.readings DETACH PARTITION shop."Readings 2"',
+                    'ALTER TABLE shop.readings DETACH PARTITION shop."Readings 2"',
+                    'TRUNCATE shop."Readings 2"',
+                )
+            )
+        )
+        return
+    connection.execute('DELETE FROM shop."Readings 2" WHERE id %% 3 = %s', (dice.randrange(3),))
+    connection.execute('UPDATE shop."Readings 2" SET note = %s WHERE id %% 2 = 0', (word(dice),))
+    for _ in range(10):
+        connection.execute(
+            'INSERT INTO shop."Readings 2" (id, day, product_id, note) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING',
+            (dice.randrange(_READINGS), dice.randrange(20, 30), dice.choice(_PRODUCTS), word(dice)),
+        )
+    connection.execute('ALTER TABLE shop.readings ATTACH PARTITION shop."Readings 2" FOR VALUES FROM (20) TO (30)')
+
+
+def _truncate(connection: psycopg.Connection[Any], dice: Random) -> None:
+    emptied, kind = dice.choice(
+        [
+            ("shop.product_labels", add_link),
+            ('"Back Office"."Order Lines"', add_line),
+            ("shop.readings", add_reading),
+            ("shop.readings_0", add_reading),
+            ('shop.labels, "Back Office"."Orders" CASCADE', add_order),
+        ]
+    )
+    connection.execute(f"TRUNCATE {emptied}")
+    for _ in range(20):
+        kind(connection, dice)

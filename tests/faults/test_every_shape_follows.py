@@ -1,0 +1,115 @@
+"""Every shape at once: documents of all kinds follow random writers while daemons are killed."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from tests.faults.shapes import SCHEMA, define, fill, upheave, write
+from tests.faults.writers import SEED
+from tests.harness import World
+
+SECONDS = 8.0
+ENVIRONMENT = {
+    "SYNCER_KAFKA_PROPERTIES": '{"session.timeout.ms": 6000}',
+    "SYNCER_WATCH_SECONDS": "0.5",
+}
+
+Turn = Callable[[threading.Event, psycopg.Connection[Any], random.Random], object]
+
+
+def test_documents_of_every_shape_follow_random_writers(empty_world: World) -> None:
+    """Whatever is written, in whatever shape it is shown, and whoever is killed: all ends as the SELECTs say."""
+    world = empty_world
+    world.worker_settings = ENVIRONMENT
+    set_up(world)
+    for _ in range(2):
+        world.daemon()
+    dice = random.Random(SEED)
+    with at_work(world, [some_writes] * 4):
+        with at_work(world, [some_upheavals]):
+            kill_now_and_then(world, dice)
+        # What is missed from here on is not made good by a refresh of everything.
+        kill_now_and_then(world, dice)
+    world.wait_until_level(seconds=120)
+    verified = world.syncer("verify")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert world.sql("SELECT * FROM syncer.dead_letter") == []
+    assert world.sql("SELECT name, halted FROM syncer.document WHERE halted IS NOT NULL") == []
+
+
+def set_up(world: World) -> None:
+    """Tables with rows, and all documents in force."""
+    world.use()
+    world.documents = define(world.config, world.alias_of)
+    world.sql(SCHEMA)
+    with world.application() as connection:
+        fill(connection, random.Random(SEED))
+    world.migrate()
+    world.apply()
+
+
+def kill_now_and_then(world: World, dice: random.Random) -> None:
+    """SIGKILL for one of the daemons, again and again, each time with another one in its place."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(dice.uniform(1, 3))
+        victim = dice.choice([one for one in world.daemons if one.process.poll() is None])
+        victim.kill()
+        world.daemon()
+
+
+@contextmanager
+def at_work(world: World, turns: list[Turn]) -> Iterator[None]:
+    """Threads that take their turns until the block ends; each is a connection of its own."""
+    print(f"SYNCER_TEST_SEED={SEED}")  # noqa: T201 - pytest shows it when the test fails
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def work(turn: Turn, dice: random.Random) -> None:
+        try:
+            with world.application() as connection:
+                while not stop.is_set():
+                    try:
+                        turn(stop, connection, dice)
+                    except (psycopg.IntegrityError, psycopg.OperationalError):
+                        # A key that is taken, a row or a partition that is gone, a deadlock: on with the next thing.
+                        continue
+        except BaseException as error:  # noqa: BLE001 - told to the test below
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(turn, random.Random(SEED + number))) for number, turn in enumerate(turns)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failures, failures
+
+
+def some_writes(stop: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:
+    """A transaction of one to five things, with pauses inside; a fifth of them roll back."""
+    with connection.transaction(force_rollback=dice.random() < 0.2):
+        for _ in range(dice.randint(1, 5)):
+            write(connection, dice)
+            stop.wait(dice.choice((0, 0.002, 0.002, 0.03)))
+    stop.wait(0.01)
+
+
+def some_upheavals(stop: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:
+    """What touches all documents that read a table."""
+    with connection.transaction():
+        connection.execute("SET LOCAL lock_timeout = '500ms'")
+        upheave(connection, dice)
+    stop.wait(dice.uniform(0.3, 1.5))

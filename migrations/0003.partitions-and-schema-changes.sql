@@ -1,8 +1,8 @@
 -- What triggers need to capture partitioned tables, and tables whose columns an application has dropped or renamed.
 
-ALTER TABLE syncer.capture ADD COLUMN partitions text[];
+ALTER TABLE syncer.capture ADD COLUMN files text[];
 
-COMMENT ON COLUMN syncer.capture.partitions IS
+COMMENT ON COLUMN syncer.capture.files IS
     'The files of the table and its partitions as they were when all documents were last known to show their rows.';
 
 -- The type of a column that a table has no more: see syncer/trigger.py.

@@ -6,7 +6,7 @@ changes is a delete and an insert. Installing and removing never make an applica
 behind a transaction that we wait for: the lock is asked for briefly, given up, and asked for again.
 
 Assumes tables that `syncer.probe` allows, with a key; `syncer.dependency` finds it. What no trigger of a partitioned
-table sees (a partition that is attached or detached with its rows, or truncated) is found by `note_partitions`. So is
+table sees (a partition that is attached or detached with its rows, or truncated) is found by `note_files`. So is
 what no trigger of any table sees: that it was written anew, with other values for all that anybody knows.
 """
 
@@ -44,7 +44,7 @@ SELECT count(*) = cardinality($3::text[])
 FROM pg_trigger
 WHERE tgrelid = to_regclass($1) AND tgfoid = to_regproc($2) AND tgenabled = 'A' AND tgname = ANY ($3)
 """
-# A partition that came later has no trigger for TRUNCATE: `note_partitions` sees that.
+# A partition that came later has no trigger for TRUNCATE: `note_files` sees that.
 _HAS_ROW_TRIGGERS = f"""{_TREE}
 SELECT bool_and(EXISTS (
     SELECT FROM pg_trigger WHERE tgrelid = t.oid AND tgfoid = to_regproc($2) AND tgenabled = 'A' AND tgname = $3
@@ -95,13 +95,13 @@ FROM type AS y JOIN pg_type AS t ON t.oid = y.oid
 _CAPTURED = "SELECT relation, key, watched, routing, aggregate, aggregate_column FROM syncer.capture ORDER BY relation"
 # What is remembered of partitions stays as it is: documents that were not filled since then may lack what is new.
 _PUT = """
-INSERT INTO syncer.capture (relation, key, watched, routing, aggregate, aggregate_column, partitions)
+INSERT INTO syncer.capture (relation, key, watched, routing, aggregate, aggregate_column, files)
 VALUES ($1, $2, $3, $4, $5, $6, $7)
 ON CONFLICT (relation) DO UPDATE
 SET key = excluded.key, watched = excluded.watched, routing = excluded.routing,
     aggregate = excluded.aggregate, aggregate_column = excluded.aggregate_column,
-    partitions = CASE WHEN excluded.partitions IS NOT NULL
-                      THEN coalesce(capture.partitions, excluded.partitions) END
+    files = CASE WHEN excluded.files IS NOT NULL
+                      THEN coalesce(capture.files, excluded.files) END
 """
 # Who attached a partition tells one that was away for a moment from one that was not; TRUNCATE gives it another file.
 # So does an ALTER TABLE that computes a column anew. Null if there is no such table.
@@ -110,9 +110,9 @@ SELECT CASE WHEN EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($1) AND re
             THEN array_agg(format('%s %s %s', oid, attached_by, pg_relation_filenode(oid)) ORDER BY oid) END
 FROM tree
 """  # noqa: S608 - of constants
-_REMEMBERED = "SELECT relation, partitions FROM syncer.capture WHERE partitions IS NOT NULL ORDER BY relation"
-_LOCKED = "SELECT partitions FROM syncer.capture WHERE relation = $1 FOR UPDATE"
-_REMEMBER = "UPDATE syncer.capture SET partitions = $2 WHERE relation = $1"
+_REMEMBERED = "SELECT relation, files FROM syncer.capture WHERE files IS NOT NULL ORDER BY relation"
+_LOCKED = "SELECT files FROM syncer.capture WHERE relation = $1 FOR UPDATE"
+_REMEMBER = "UPDATE syncer.capture SET files = $2 WHERE relation = $1"
 _WRITE_TRUNCATED = """
 INSERT INTO syncer.outbox (segment, relation, operation) SELECT last_value, $1, 'T' FROM syncer.outbox_segment
 """
@@ -190,7 +190,7 @@ def install(
         connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # as the trigger has it
         connection.execute(trigger.check_statement(capture))
     # Before the triggers: what is attached from now on is either captured or noted.
-    partitions = value(connection, _PRESENT, (capture.relation,))
+    files = value(connection, _PRESENT, (capture.relation,))
     before = captured(connection).get(capture.relation)
     has_triggers = is_installed(connection, capture.relation)
 
@@ -214,7 +214,7 @@ def install(
             sorted(capture.routing),
             capture.aggregate,
             capture.aggregate_column,
-            partitions,
+            files,
         ),
     )
 
@@ -254,7 +254,7 @@ def _create_triggers(connection: Connection, relation: str) -> None:
             connection.execute(statement)
 
 
-def note_partitions(connection: Connection) -> list[str]:
+def note_files(connection: Connection) -> list[str]:
     """Have the documents refreshed that read a table that lies in other files, or in other partitions, than before.
 
     Sees what no trigger does: a partition that was attached or detached with its rows, or dropped, or truncated by
@@ -268,8 +268,8 @@ def note_partitions(connection: Connection) -> list[str]:
     """
     return [
         relation
-        for relation, partitions in connection.execute(_REMEMBERED).fetchall()
-        if value(connection, _PRESENT, (relation,)) not in (partitions, None) and _note(connection, relation)
+        for relation, files in connection.execute(_REMEMBERED).fetchall()
+        if value(connection, _PRESENT, (relation,)) not in (files, None) and _note(connection, relation)
     ]
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import signal
 import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Self
@@ -32,7 +33,7 @@ from syncer import (
     terminal,
     topic,
 )
-from syncer.errors import ConfigError, DefinitionError, DocumentError, IndexingError
+from syncer.errors import ConfigError, DefinitionError, DocumentError, IndexingError, SyncerError
 from syncer.index import Index
 from syncer.indices import Indices
 from syncer.lifecycle import Stop, Stopping
@@ -97,9 +98,7 @@ def main() -> None:
         said = explain(error)
         if said is None or _Debug.is_on:
             raise
-        err.print(f"[bold red]Error:[/] {escape(said.message)}", soft_wrap=True)
-        if said.hint:
-            err.print(escape(said.hint), style="dim", soft_wrap=True)
+        terminal.show_error(err, said)
         sys.exit(1)
 
 
@@ -178,8 +177,7 @@ def apply(
         to_fill = applying.carry_out(
             parts.connection, parts.indices, decided, tell=lambda line: out.print(escape(line)), timeout_seconds=timeout
         )
-        for document in to_fill:
-            _fill(parts, document)
+        _fill_all(parts, to_fill)
 
 
 @app.command()
@@ -341,6 +339,25 @@ def _one_document(connection: Connection, name: str) -> Document:
         known = ", ".join(documents) or "none; run: syncer apply"
         raise DefinitionError(f"No document {name} is in force", hint=f"In force: {known}")
     return documents[name]
+
+
+def _fill_all(parts: _Parts, documents: Iterable[Document]) -> None:
+    """Fill each; one that fails keeps none of the others waiting.
+
+    Raises:
+        SyncerError: The last that failed; those before it have been shown.
+    """
+    failed: list[SyncerError] = []
+    for document in documents:
+        try:
+            _fill(parts, document)
+        except SyncerError as error:
+            failed.append(error)
+    if failed:
+        *others, last = failed
+        for one in others:
+            terminal.show_error(err, one)
+        raise last
 
 
 def _fill(parts: _Parts, document: Document) -> None:

@@ -7,6 +7,7 @@ refused until it says it itself, in ``affects/<table>.sql``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,10 +99,10 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         raise DefinitionError(
             f"{file} reads no table", hint="A document is a row of some table, with what belongs to it."
         )
+    _require_affects_used(definition, connection, [read.relation for read in found.reads])
     analysis = _Analysis(connection, definition, found)
     analysis.require_derivable()
     used = {read.relation: analysis.table_use(read) for read in found.reads}
-    _require_affects_used(definition, connection, used)
     root, root_key = analysis.routes.root()
     return Dependencies(
         canonical_select=found.canonical,
@@ -122,7 +123,8 @@ def _shapes(connection: Connection, found: Probe, used: dict[str, TableUse]) -> 
     named: dict[str, frozenset[str]] = {view: frozenset() for view in found.view_names}
     for read in found.reads:
         named[read.relation] = used[read.relation].watched | used[read.relation].routing | read.virtual
-    return shape.read(connection, named)
+    whole = [read.relation for read in found.reads if read.is_whole]
+    return shape.read(connection, named, whole=whole, functions=found.functions)
 
 
 def _require_columns(file: str, columns: dict[str, str]) -> None:
@@ -205,10 +207,16 @@ class _Analysis:
         if is_lost:
             return "it is beyond syncer's parser"
         if self.routes.graph.ids:
-            return "no equality in WHERE or ON leads from there to _id"
+            return (
+                "no equality of WHERE or ON that must hold leads from there to _id. Those under OR or NOT lead "
+                "nowhere, nor do those of a FULL JOIN, nor columns of a query with LIMIT or of an unpartitioned window"
+            )
         if self.routes.has_id:
             return "_id is made of rows of several tables; if one transaction changes them all, none of them finds it"
-        return "_id is not made of plain columns, or documents push one another out (LIMIT, OFFSET, a window)"
+        return (
+            "_id must be made of columns of one table, by ||, casts and arithmetic, and no document may push another "
+            "one out (LIMIT, OFFSET, DISTINCT ON, a window)"
+        )
 
     def _place(self, node: Node) -> str:
         """Where the definition's author has written a reading of a table."""
@@ -303,7 +311,13 @@ def _analyse_affects(
     over_table = probe(connection, query.replace(_ROWS, relation), file)
     if "_id" not in over_table.columns:
         raise DefinitionError(f"{file} has no column _id", hint="It must select the ids of documents, AS _id.")
-    used = next((read.columns for read in over_table.reads if read.relation == relation), frozenset())
+    read = next((one for one in over_table.reads if one.relation == relation), None)
+    if read is not None and read.virtual:
+        raise DefinitionError(
+            f"{file} reads {', '.join(sorted(read.virtual))}, and a changed row has no value for a virtual column",
+            hint="Write what it is computed from instead, or make the column STORED.",
+        )
+    used = read.columns if read else frozenset()
     rows = f"jsonb_populate_recordset(NULL::{relation}, {ROWS_MARK})"
     over_rows = query.replace(_ROWS, rows)
     canonical = probe(connection, _ids(over_rows, id_type), file).canonical
@@ -317,10 +331,11 @@ def _ids(query: str, id_type: str) -> str:
     return f"WITH affected AS (\n{query}\n) SELECT DISTINCT affected._id::{id_type}::text FROM affected"  # noqa: S608
 
 
-def _require_affects_used(definition: Definition, connection: Connection, tables: dict[str, TableUse]) -> None:
+def _require_affects_used(definition: Definition, connection: Connection, relations: Sequence[str]) -> None:
+    names = ", ".join(one.removeprefix("public.") for one in relations)
     for name in definition.affects:
-        if _resolve(connection, name) not in tables:
+        if _resolve(connection, name) not in relations:
             raise DefinitionError(
                 f"{definition.folder}/affects/{name}.sql: the SELECT reads no table {name}",
-                hint="Rename the file after a table of the SELECT, or remove it.",
+                hint=f"Rename the file after a table of the SELECT, quoted as in SQL, or remove it. It reads: {names}",
             )

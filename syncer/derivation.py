@@ -83,8 +83,9 @@ def _named(columns: _Columns, name: str) -> list[exp.Expr]:
 class _Scope:
     """The sources that names can refer to in one SELECT, and those around it."""
 
-    def __init__(self, outer: _Scope | None) -> None:
+    def __init__(self, outer: _Scope | None, types: Types) -> None:
         self.outer = outer
+        self._types = types
         self.sources: dict[str, Node | _Columns] = {}
 
     def resolve(self, reference: exp.Column) -> list[exp.Expr]:
@@ -93,7 +94,7 @@ class _Scope:
         while scope is not None:
             source = scope.source(reference)
             if isinstance(source, Node):
-                return [_column(source, reference.name)]
+                return [_column(source, reference.name)] if reference.name in self._types.get(source.table, {}) else []
             if source is not None:
                 return _named(source, reference.name)
             # A name without qualifier is never one of an outer SELECT.
@@ -263,7 +264,7 @@ class _Reading:
         return type_of(expression, self.graph.nodes, self._types)
 
     def _select(self, tree: exp.Select, outer: _Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> _Columns:
-        body = _Body(scope=_Scope(outer), ctes=ctes, context=context, first=len(self.graph.nodes))
+        body = _Body(scope=_Scope(outer, self._types), ctes=ctes, context=context, first=len(self.graph.nodes))
         source = tree.args.get("from_")
         if source is not None:
             self._from(source.this, body)

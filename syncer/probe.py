@@ -11,6 +11,7 @@ told, all columns of the table are. A query whose answer can change without a co
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,9 +85,7 @@ GROUP BY a.attname
 # What is called leaves a trace in the stored query itself: the dependencies lack Postgres' own functions, and what an
 # operator or an aggregate calls. Written in SQL or in a language on top of it, a function may read tables that nobody
 # sees from outside. Postgres' own are told apart by name: most stable ones depend on settings only, which are ours.
-_FUNCTIONS = (
-    _RULES  # noqa: S608 - constants
-    + r"""
+_CALLED = r"""
 , named AS (
     SELECT found[1]::oid AS oid
     FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
@@ -96,6 +95,23 @@ _FUNCTIONS = (
     UNION
     SELECT unnest(ARRAY[g.aggtransfn, g.aggfinalfn]::oid[]) FROM named JOIN pg_aggregate AS g ON g.aggfnoid = named.oid
 )
+"""
+# Those that somebody has written, whose body may be replaced.
+_OWN_FUNCTIONS = (
+    _RULES  # noqa: S608 - constants
+    + _CALLED
+    + r"""
+SELECT DISTINCT format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes))
+FROM called JOIN pg_proc AS p ON p.oid = called.oid JOIN pg_language AS l ON l.oid = p.prolang
+JOIN pg_namespace AS n ON n.oid = p.pronamespace
+WHERE l.lanname NOT IN ('internal', 'c') AND n.nspname <> 'pg_catalog'
+ORDER BY 1
+"""
+)
+_FUNCTIONS = (
+    _RULES  # noqa: S608 - constants
+    + _CALLED
+    + r"""
 SELECT DISTINCT CASE n.nspname WHEN 'pg_catalog' THEN p.proname::text ELSE format('%I.%I', n.nspname, p.proname) END,
        n.nspname = 'pg_catalog' OR p.provolatile = 'v' AND l.lanname IN ('internal', 'c')
 FROM called
@@ -154,12 +170,14 @@ class Read:
         name: The same, as the catalogue spells it.
         columns: Which columns; what a virtual generated column is computed from stands for it.
         virtual: The virtual generated columns among them.
+        is_whole: Whether it reads whole rows, and so every column that there will be.
     """
 
     relation: str
     name: TableName
     columns: frozenset[str]
     virtual: frozenset[str] = frozenset()
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +189,7 @@ class Probe:
         tree: The same, parsed; None if it, or a view that it reads, is beyond the parser.
         columns: Its columns in order, each with its type, without type modifier.
         reads: What it reads, by table.
+        functions: What it calls that somebody has written, with the types of the arguments.
         views: The views that it reads, each with its own canonical query, parsed.
         view_names: The same views as ``schema.view``, quoted where SQL needs it.
     """
@@ -181,6 +200,7 @@ class Probe:
     reads: tuple[Read, ...]
     views: dict[TableName, exp.Expr]
     view_names: tuple[str, ...]
+    functions: tuple[str, ...]
 
 
 def probe(connection: Connection, query: str, file: str) -> Probe:
@@ -196,11 +216,12 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
     """
     with _as_view(connection, query, file):
         columns: dict[str, str] = dict(connection.execute(_COLUMNS).fetchall())
-        canonical, views = _canonical(connection)
+        canonical, views, functions = _canonical(connection)
         parsed = _parsed([canonical, *(text for *_, text in views)])
         _require_no_catalogue(connection, file)
         _require_plain_functions(connection, file)
         _require_steady(connection, file)
+        _require_no_clock_words(query, canonical, file)
         reads = tuple(_reads(connection, parsed, file))
         _require_no_locks(connection)
     return Probe(
@@ -210,6 +231,7 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
         reads=reads,
         views={(schema, name): tree for (_, schema, name, _), tree in zip(views, parsed[1:], strict=False)},
         view_names=tuple(relation for relation, *_ in views),
+        functions=functions,
     )
 
 
@@ -294,13 +316,15 @@ def _line_at(query: str, offset: int) -> str:
     return f"\n  {label}{line}\n  {' ' * (len(label) + column)}^"
 
 
-def _canonical(connection: Connection) -> tuple[str, list[tuple[str, str, str, str]]]:
-    """The canonical query; and of each view that it reads: relation, schema, name, canonical query."""
+def _canonical(connection: Connection) -> tuple[str, list[tuple[str, str, str, str]], tuple[str, ...]]:
+    """The canonical query; of each view that it reads: relation, schema, name, canonical query; its own functions."""
     with connection.transaction():
         connection.execute("SET LOCAL search_path = pg_catalog")
         text = str(value(connection, _CANONICAL))
         views = connection.execute(_VIEWS).fetchall()
-    return _statement(text), [(relation, schema, name, _statement(text)) for relation, schema, name, text in views]
+        functions = tuple(row[0] for row in connection.execute(_OWN_FUNCTIONS))
+    found = [(relation, schema, name, _statement(text)) for relation, schema, name, text in views]
+    return _statement(text), found, functions
 
 
 def _statement(viewdef: str) -> str:
@@ -321,11 +345,14 @@ def _reads(connection: Connection, trees: Sequence[exp.Expr], file: str) -> Iter
     for oid, relation, schema, name, read in connection.execute(_READS).fetchall():
         require_capturable(connection, oid, file)
         columns = frozenset(read)
-        if not trees or (schema, name) in whole:
+        is_whole = not trees or (schema, name) in whole
+        if is_whole:
             columns = frozenset(row[0] for row in connection.execute(_ALL_COLUMNS, (oid,)))
         virtual = {one: sources for one, sources in connection.execute(_VIRTUAL, (oid,)).fetchall() if one in columns}
         columns = (columns - virtual.keys()).union(*virtual.values())
-        yield Read(relation=relation, name=(schema, name), columns=columns, virtual=frozenset(virtual))
+        yield Read(
+            relation=relation, name=(schema, name), columns=columns, virtual=frozenset(virtual), is_whole=is_whole
+        )
 
 
 def _whole_rows(tree: exp.Expr) -> frozenset[TableName]:
@@ -335,6 +362,22 @@ def _whole_rows(tree: exp.Expr) -> frozenset[TableName]:
     """
     aliases = {column.table for column in tree.find_all(exp.Column) if isinstance(column.this, exp.Star)}
     return frozenset(table_name(table) for table in tables(tree) if table.alias_or_name in aliases)
+
+
+_CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
+
+
+def _require_no_clock_words(query: str, canonical: str, file: str) -> None:
+    """Refuse ``'today'::date`` and its like, which Postgres has made the date of the day of the apply."""
+    before, after = (_clock_words(text) for text in (query, canonical))
+    for word in sorted(before - after):
+        raise _fickle(file, f"'{word}'")
+
+
+def _clock_words(query: str) -> Counter[str]:
+    tokens = sqlglot.tokenize(query, read="postgres")
+    words = (token.text.strip().lower() for token in tokens if token.token_type is TokenType.STRING)
+    return Counter(word for word in words if word in _CLOCK_WORDS)
 
 
 def _require_plain_functions(connection: Connection, file: str) -> None:

@@ -182,12 +182,13 @@ SELECT array(SELECT a.attname::text FROM pg_attribute AS a
 FROM pg_index AS i
 WHERE i.indrelid = $1::regclass AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
 """
-# A collation that holds different texts to be equal makes a text less than plain.
+# A collation that holds different texts to be equal makes a text less than plain. A changed row has no value for a
+# virtual generated column.
 _TYPES = """
 SELECT a.attname::text,
        CASE WHEN c.collisdeterministic IS FALSE THEN '' ELSE format_type(a.atttypid, -1) END
 FROM pg_attribute AS a LEFT JOIN pg_collation AS c ON c.oid = a.attcollation
-WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped
+WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> 'v'
 """
 
 
@@ -197,7 +198,7 @@ class _Table:
 
     Args:
         keys: The sets of columns that are unique.
-        types: The type of each column; empty where different texts count as equal.
+        types: The type of each column that a changed row has; empty where different texts count as equal.
     """
 
     keys: frozenset[frozenset[str]]

@@ -10,7 +10,7 @@ does a value that is added to an enum. No oids and no search_path: a dump that i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from psycopg.types.json import Jsonb
@@ -24,6 +24,11 @@ SELECT asked.relation, c.relkind::text, a.attname::text,
        CASE WHEN a.atttypid < 10000 THEN format_type(a.atttypid, a.atttypmod)
             ELSE (SELECT format('%I.%I', n.nspname, t.typname)
                          || CASE WHEN a.atttypmod >= 0 THEN format(' (%s)', a.atttypmod) ELSE '' END
+                         || coalesce((SELECT format(' of %s', string_agg(format('%I %s', f.attname,
+                                                    format_type(f.atttypid, f.atttypmod)), ', ' ORDER BY f.attnum))
+                                      FROM pg_type AS e JOIN pg_attribute AS f ON f.attrelid = e.typrelid
+                                      WHERE e.oid IN (t.oid, t.typelem) AND e.typtype = 'c'
+                                        AND f.attnum > 0 AND NOT f.attisdropped HAVING count(*) > 0), '')
                   FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = a.atttypid) END
        || CASE WHEN a.attcollation IN (0, 100) THEN ''
                ELSE (SELECT format(' COLLATE %I.%I', n.nspname, k.collname)
@@ -36,7 +41,11 @@ SELECT asked.relation, c.relkind::text, a.attname::text,
 FROM jsonb_each($1) AS asked (relation, columns)
 JOIN pg_class AS c ON c.oid = to_regclass(asked.relation)
 LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-                           AND asked.columns ? a.attname::text
+                           AND (asked.columns ? a.attname::text OR asked.columns ? '*')
+"""
+_FUNCTIONS = """
+SELECT name, md5(pg_get_functiondef(to_regprocedure(name))) FROM unnest($1::text[]) AS name
+WHERE to_regprocedure(name) IS NOT NULL
 """
 # How these are spelled depends on the search_path: it is set aside while they are read.
 _EXPRESSIONS = """
@@ -47,7 +56,7 @@ UNION ALL
 SELECT asked.relation, a.attname::text, pg_get_expr(d.adbin, d.adrelid)
 FROM jsonb_each($1) AS asked (relation, columns)
 JOIN pg_attribute AS a ON a.attrelid = to_regclass(asked.relation) AND a.attgenerated <> ''
-                      AND asked.columns ? a.attname::text
+                      AND (asked.columns ? a.attname::text OR asked.columns ? '*')
 JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 """
 _PIN = "SET LOCAL search_path = pg_catalog"
@@ -60,6 +69,7 @@ _KINDS = {
     "m": "a materialized view",
     "f": "a foreign table",
 }
+_FUNCTION = "a function"
 _VIEWS = frozenset({"a view", "a materialized view"})
 _LOCKABLE = frozenset({"a table", "a partitioned table", "a view"})
 
@@ -72,27 +82,37 @@ class Shape:
         kind: What it is, in words.
         columns: The type, with collation and generation expression, of each column that the document names.
         labels: The values of each of them that is an enum, or an array of one.
-        definition: If it is a view: a digest of its query.
+        definition: If it is a view or a function: a digest of what it is defined as.
+        is_whole: Whether the document shows whole rows, and so every column that there will be.
     """
 
     kind: str
     columns: dict[str, str] = field(default_factory=dict)
     labels: dict[str, list[str]] = field(default_factory=dict)
     definition: str | None = None
+    is_whole: bool = False
 
 
 Shapes = Mapping[str, Shape]
-"""By relation: ``schema.table``, quoted where SQL needs it."""
+"""By relation, ``schema.table``, quoted where SQL needs it; or by function, with the types of its arguments."""
 
 
-def read(connection: Connection, columns: Mapping[str, Iterable[str]]) -> dict[str, Shape]:
+def read(
+    connection: Connection,
+    columns: Mapping[str, Iterable[str]],
+    *,
+    whole: Collection[str] = (),
+    functions: Collection[str] = (),
+) -> dict[str, Shape]:
     """The shape as it is, in the caller's snapshot.
 
     Args:
         connection: Where to ask.
         columns: The columns of each relation that a document names. What is not there is left out.
+        whole: Those of which it shows whole rows.
+        functions: What it calls, beside Postgres' own functions.
     """
-    asked = (Jsonb({relation: sorted(named) for relation, named in columns.items()}),)
+    asked = (Jsonb({relation: ["*"] if relation in whole else sorted(named) for relation, named in columns.items()}),)
     kinds: dict[str, str] = {}
     found: dict[str, dict[str, str]] = {}
     labels: dict[str, dict[str, list[str]]] = {}
@@ -110,15 +130,20 @@ def read(connection: Connection, columns: Mapping[str, Iterable[str]]) -> dict[s
             definitions[relation] = expression
         else:
             found[relation][column] += f" GENERATED AS ({expression})"
-    return {
+    shapes = {
         relation: Shape(
             kind=kind,
             columns=found.get(relation, {}),
             labels=labels.get(relation, {}),
             definition=definitions.get(relation),
+            is_whole=relation in whole,
         )
         for relation, kind in kinds.items()
     }
+    if functions:
+        for name, definition in connection.execute(_FUNCTIONS, (list(functions),)):
+            shapes[name] = Shape(kind=_FUNCTION, definition=definition)
+    return shapes
 
 
 def _expressions(connection: Connection, asked: tuple[Jsonb]) -> list[tuple[str, str | None, str]]:
@@ -131,7 +156,13 @@ def _expressions(connection: Connection, asked: tuple[Jsonb]) -> list[tuple[str,
 
 def read_again(connection: Connection, shapes: Shapes) -> dict[str, Shape]:
     """The shape as it is now of what had this shape."""
-    return read(connection, {relation: shape.columns for relation, shape in shapes.items()})
+    relations = {name: shape for name, shape in shapes.items() if shape.kind != _FUNCTION}
+    return read(
+        connection,
+        {name: shape.columns for name, shape in relations.items()},
+        whole={name for name, shape in relations.items() if shape.is_whole},
+        functions=shapes.keys() - relations.keys(),
+    )
 
 
 def differences(before: Shapes, after: Shapes) -> list[str]:
@@ -146,7 +177,9 @@ def _different(relation: str, before: Shape, after: Shape | None) -> Iterator[st
     if before.kind != after.kind:
         yield f"{relation} was {before.kind} and is {after.kind}"
     elif before.definition != after.definition:
-        yield f"the view {relation} is defined anew"
+        yield f"the {before.kind.removeprefix('a ')} {relation} is defined anew"
+    if before.is_whole:
+        yield from (f"{relation}.{column} is new" for column in after.columns if column not in before.columns)
     for column, type_ in before.columns.items():
         if column not in after.columns:
             yield f"{relation}.{column} is gone"

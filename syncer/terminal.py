@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from syncer.apply import Change, Plan
+from syncer.errors import SyncerError
 from syncer.overview import DocumentOverview, Overview
 from syncer.sandbox import Status
 from syncer.verify import Drift, VerifyReport
@@ -22,6 +23,13 @@ from syncer.writer import WriteReport
 _DRIFTS_SHOWN_MAX = 20
 _PIPE_COLUMNS = 400
 _PLAIN_LINE_SECONDS = 5
+
+
+def show_error(console: Console, error: SyncerError) -> None:
+    """What happened, and what to do."""
+    console.print(f"[bold red]Error:[/] {escape(error.message)}", soft_wrap=True)
+    if error.hint:
+        console.print(escape(error.hint), style="dim", soft_wrap=True)
 
 
 def console(stream: TextIO | None) -> Console:

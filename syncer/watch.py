@@ -1,9 +1,9 @@
 """Watch: looks every few seconds whether what the documents rely on is still there, also when nothing is written.
 
 Guarantee: a table that is replaced, renamed away or without its triggers, and a column or a view that changes, halts
-the documents that read it within one turn, even if no change ever comes of it. Partitions that come or go with their
-rows, or are truncated, become a change within one turn. Every daemon watches; halting twice is halting once, and
-partitions are noted by one.
+the documents that read it within one turn, even if no change ever comes of it. A table that was
+written anew, and partitions that come or go with their rows, become a change within one turn. Every daemon watches;
+halting twice is halting once, and a table is noted by one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WatchReport:
     Args:
         documents: How many documents were looked after.
         halted: Those that this turn has halted.
-        noted: The tables whose partitions were others than before.
+        noted: The tables that were written anew, or have other partitions.
     """
 
     documents: int
@@ -67,9 +67,9 @@ class Watch:
         """Note partitions, and halt each document that goes on though what it relies on has changed."""
         if self._connection is None:
             self._connection = self._connect()
-        noted = capture.note_partitions(self._connection)
+        noted = capture.note_files(self._connection)
         if noted:
-            structlog.get_logger().info(telemetry.PARTITIONS_NOTED, relations=noted)
+            structlog.get_logger().info(telemetry.FILES_NOTED, relations=noted)
         going = [one for one in store.documents(self._connection) if one.halted is None]
         halted = [one.name for one in going if self._has_to_halt(self._connection, one)]
         return WatchReport(documents=len(going), halted=tuple(halted), noted=tuple(noted))

@@ -352,8 +352,18 @@ def test_status_says_that_no_worker_works(world: World) -> None:
     assert "none: is `syncer run` running?" in said.stdout
 
 
+def add_document(world: World, name: str, select: str) -> None:
+    """Another document beside the blogpost."""
+    folder = world.document_folder.with_name(name)
+    folder.mkdir()
+    (folder / "document.yaml").write_text(f"index: {world.alias}-{name}\n")
+    (folder / "select.sql").write_text(select)
+    (folder / "index.json").write_text("{}")
+
+
 def test_documents_that_cannot_be_written_fail_the_apply(empty_world: World) -> None:
-    """A fill that parks a document says which and why, and exits with 1."""
+    """A fill that parks a document says which and why, and exits with 1; the documents after it are filled."""
+    add_document(empty_world, "writer", "SELECT u.id AS _id, u.name FROM users AS u")
     empty_world.sql(BLOG_SCHEMA.read_text())
     empty_world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')")
     empty_world.sql("INSERT INTO posts (id, user_id, title, body, created) VALUES (2, 1, 't', 'b', 'infinity')")
@@ -363,3 +373,4 @@ def test_documents_that_cannot_be_written_fail_the_apply(empty_world: World) -> 
     assert "1 parked" in said.stdout
     assert "such as 2: document_parsing_exception" in said.stderr
     assert "created" in said.stderr
+    assert "writer: 1 written" in said.stdout

@@ -339,8 +339,8 @@ def test_capture_survives_dump_and_restore(things: World) -> None:
     with things.connect() as connection:
         assert capture.is_installed(connection, RELATION)
         assert plan(things).captures == ()
-        ((partitions,),) = connection.execute("SELECT partitions FROM syncer.capture").fetchall()
-        assert capture.note_partitions(connection) == ([RELATION] if partitions else [])
+        ((files,),) = connection.execute("SELECT files FROM syncer.capture").fetchall()
+        assert capture.note_files(connection) == ([RELATION] if files else [])
     forget(things)
     things.sql("UPDATE things SET name = 'z'; UPDATE things SET views = 8")
     assert written(things) == [updated(1)]

@@ -367,6 +367,46 @@ def test_a_function_that_reads_is_found_behind_what_calls_it(judge: Judge, made:
             judge.derive("SELECT z._id, z.f FROM asks z")
 
 
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "y.day >= 'today'",
+        "y.moment < timestamp 'now'",
+        "y.moment::date = 'yesterday'::date",
+        "y.day = ' Tomorrow '::date",
+    ],
+)
+def test_a_word_for_a_day_is_refused(judge: Judge, condition: str) -> None:
+    """Postgres makes it the day on which the SELECT is read, and that of the apply says nothing."""
+    with pytest.raises(DefinitionError, match="whose value changes without a commit"):
+        judge.derive(f"SELECT x.id AS _id FROM r x JOIN t y ON y.r_id = x.id WHERE {condition}")
+
+
+VIRTUAL = """
+ALTER TABLE a ADD key int GENERATED ALWAYS AS (r_id * 2);
+ALTER TABLE r ADD key int GENERATED ALWAYS AS (id * 2)
+"""
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        "SELECT x.key AS _id, sum(x.v) AS v FROM a x GROUP BY x.key",
+        "SELECT x.id AS _id, (SELECT max(y.v) FROM a y WHERE y.key = x.key) AS v FROM r x",
+    ],
+    ids=["as the id", "as a link"],
+)
+def test_a_virtual_column_leads_nowhere(judge: Judge, select: str) -> None:
+    """A changed row has no value for it, so what a change touches cannot be told by it."""
+    if judge.connection.info.server_version < 180000:
+        pytest.skip("virtual columns came with Postgres 18")
+    with judge.undone():
+        judge.connection.execute(VIRTUAL)
+        with pytest.raises(DefinitionError, match="It does not follow from the SELECT"):
+            judge.derive(select)
+        judge.derive("SELECT x.id AS _id, x.key AS shown FROM r x")
+
+
 STEADY = [
     "(SELECT n.now FROM (SELECT 1 AS now) n)", '(SELECT u."user" FROM (SELECT 1 AS "user") u)', "x.k AS random",
     'x.k AS "random()"', "x.k AS now", "(SELECT now.k FROM r now WHERE now.id = x.id)", "'now()'", "'CURRENT_DATE'",
@@ -374,7 +414,7 @@ STEADY = [
     "(WITH random (c) AS (SELECT 1) SELECT c FROM random)", "(SELECT version.c FROM (VALUES (1)) version (c))",
     "jsonb_build_object()", "json_build_array()::text", "to_char(y.moment, 'YYYY')", "age(y.moment, y.moment)",
     "y.moment + interval '1 day'", "concat(x.id, y.word)", "format('%s', x.id)", "to_tsvector('english', y.word)::text",
-    "to_jsonb(y)", "row_to_json(y)::text", "pg_typeof(x.id)::text", "array_to_string(y.tags, ',')", "date '2020-01-01'",
+    "to_jsonb(y)", "row_to_json(y)::text", "pg_typeof(x.id)::text", "array_to_string(y.tags, ',')", "date '2020-01-01'", "y.word = 'today'", "'now'::text",
     "y.data ->> 'now'", "coalesce(y.word, 'now')", "timezone('UTC', y.moment)", "one_more(x.id)",
 ]  # fmt: skip
 

@@ -68,7 +68,7 @@ TRUNCATED: Change = (RELATION, "T", None, None)
 def note(world: World) -> list[str]:
     """Let the watcher look once."""
     with world.connect() as connection:
-        return capture.note_partitions(connection)
+        return capture.note_files(connection)
 
 
 # Rows
@@ -309,10 +309,10 @@ def test_an_attach_that_is_not_committed_is_noted_when_it_is(events: World) -> N
         application.execute("ALTER TABLE events ATTACH PARTITION n FOR VALUES FROM (40) TO (50)")
         application.execute("ALTER TABLE events DETACH PARTITION events_2")
         watcher.execute("SET lock_timeout = '2s'")
-        assert capture.note_partitions(watcher) == []
+        assert capture.note_files(watcher) == []
         assert capture.is_installed(watcher, RELATION)
         application.commit()
-        assert capture.note_partitions(watcher) == [RELATION]
+        assert capture.note_files(watcher) == [RELATION]
 
 
 def test_of_several_daemons_one_notes(events: World) -> None:
@@ -375,7 +375,7 @@ def test_the_watcher_needs_no_more_than_the_daemon_has(events: World) -> None:
         with events.connect() as connection:
             connection.execute(f"SET ROLE {role}")
             assert capture.is_installed(connection, RELATION)
-            assert capture.note_partitions(connection) == [RELATION]
+            assert capture.note_files(connection) == [RELATION]
     finally:
         events.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 

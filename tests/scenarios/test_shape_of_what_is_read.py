@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from syncer import shape
+from syncer import dependency, shape
+from syncer.definition import Definition
 from tests.harness import World
 
 TABLES = """
@@ -106,3 +109,42 @@ def test_no_search_path_makes_a_difference(tables: World) -> None:
             connection.execute(f"SET search_path = {path}")
             assert shape.read_again(connection, before) == before
             assert connection.execute("SHOW search_path").fetchall() == [(path,)]
+
+
+SHOWN = """
+CREATE TYPE place AS (street text, town text);
+CREATE TABLE shops (id int PRIMARY KEY, name text, at place);
+CREATE FUNCTION loud(t text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN upper(t); END'
+"""
+INDIRECT = {
+    "a column that a whole row shows": (
+        "SELECT s.id AS _id, to_jsonb(s) AS shop FROM shops AS s",
+        "ALTER TABLE shops ADD opened date DEFAULT '2026-01-01'",
+        "public.shops.opened is new",
+    ),
+    "a function's body": (
+        "SELECT s.id AS _id, loud(s.name) AS name FROM shops AS s",
+        "CREATE OR REPLACE FUNCTION loud(t text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN t; END'",
+        "the function public.loud(text) is defined anew",
+    ),
+    "what a composite type is made of": (
+        "SELECT s.id AS _id, to_jsonb(s.at) AS at FROM shops AS s",
+        "ALTER TYPE place RENAME ATTRIBUTE town TO city",
+        "at was public.place of street text, town text and is public.place of street text, city text",
+    ),
+}
+
+
+@pytest.mark.parametrize(("select", "statement", "says"), INDIRECT.values(), ids=INDIRECT.keys())
+def test_what_a_document_shows_without_naming_it(
+    empty_world: World, tmp_path: Path, select: str, statement: str, says: str
+) -> None:
+    """Columns of whole rows, bodies of functions and attributes of types are part of the shape."""
+    empty_world.sql(SHOWN)
+    document = Definition(name="shop", index="shop", select=select, index_body={}, affects={}, folder=tmp_path)
+    with empty_world.connect() as connection:
+        before = dependency.analyse(connection, document).shapes
+        assert shape.differences(before, shape.read_again(connection, before)) == []
+        empty_world.sql(statement)
+        (said,) = shape.differences(before, shape.read_again(connection, before))
+    assert says in said

@@ -419,10 +419,10 @@ def write(connection: psycopg.Connection[Any], dice: Random) -> None:
 
 def upheave(connection: psycopg.Connection[Any], dice: Random) -> None:
     """A partition comes or goes, or a table is emptied."""
-    dice.choice((_move_partition, _move_partition, _truncate))(connection, dice)
+    dice.choice((move_partition, move_partition, _truncate))(connection, dice)
 
 
-def _move_partition(connection: psycopg.Connection[Any], dice: Random) -> None:
+def move_partition(connection: psycopg.Connection[Any], dice: Random) -> None:
     """Take a partition with its rows out or in, or empty it; what becomes of its rows meanwhile nobody tells."""
     attached = connection.execute(
         "SELECT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = 'shop.\"Readings 2\"'::regclass)"

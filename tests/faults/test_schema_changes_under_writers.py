@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -15,7 +16,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from syncer import postgres
+from syncer.postgres import Connection
+from syncer.reading import STAGE_LOCK_SECONDS
 from syncer.watch import Watch, WatchReport
+from tests.faults.test_schema_changes import is_waiting
 from tests.faults.writers import SEED
 from tests.harness import World, wait_until
 
@@ -348,3 +353,26 @@ def test_values_that_a_migration_computes_anew_are_followed(empty_world: World, 
         assert watch.run_once().noted == ("public.comments",)
         world.drain(relay, worker)
         assert watch.run_once() == WatchReport(documents=3, halted=(), noted=())
+
+
+def test_a_long_migration_of_two_tables_is_not_the_victim_of_a_deadlock(three: World) -> None:
+    """A stage that holds one table and waits for another gives up before Postgres ends the migration of both."""
+    relations = ["public.comments", "public.posts"]
+    gave_up = threading.Event()
+
+    def read(reader: Connection) -> None:
+        with (
+            contextlib.suppress(psycopg.errors.LockNotAvailable),
+            postgres.snapshot(reader, lock=relations, lock_seconds=STAGE_LOCK_SECONDS),
+        ):
+            pass
+        gave_up.set()
+
+    with three.application() as migration, three.connect() as reader:
+        migration.execute("ALTER TABLE posts ADD COLUMN more text")
+        thread = threading.Thread(target=read, args=(reader,))
+        thread.start()
+        wait_until(lambda: is_waiting(three), what="the reader waits for posts")
+        gave_up.wait(1.3)  # past the only look for a deadlock that a longer wait has
+        migration.execute("ALTER TABLE comments ADD COLUMN more text")
+        thread.join()

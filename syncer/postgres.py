@@ -8,7 +8,7 @@ error; ``json`` columns arrive as the bytes that Postgres wrote; placeholders ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -119,6 +119,14 @@ _GIVE_UP = "SET LOCAL lock_timeout = {}"
 _LOCK = "LOCK TABLE {} IN ACCESS SHARE MODE"
 
 
+LOCK_SECONDS_MAX = 0.5
+"""How long to wait at once for a table that is being altered.
+
+Shorter than ``deadlock_timeout`` (1 s): a migration that alters one table, and then another one that is locked here
+while the first is waited for, would else be what Postgres ends.
+"""
+
+
 @contextmanager
 def snapshot(connection: Connection, *, lock: Sequence[str] = (), lock_seconds: float = 0) -> Iterator[None]:
     """A read-only transaction whose statements all see one snapshot, taken by the first of them.
@@ -128,19 +136,33 @@ def snapshot(connection: Connection, *, lock: Sequence[str] = (), lock_seconds: 
         lock: Relations, quoted, that nobody may alter from before the snapshot until the end. Some forms of ALTER
             TABLE write the table anew, and to a snapshot from before that commit it is empty from then on.
             Taking the lock takes no snapshot, and keeps no reader and no writer waiting.
-        lock_seconds: How long to wait for those locks; 0 for as long as it takes.
+        lock_seconds: How long to wait for those locks; 0 for as long as it takes, giving all of them up in between.
 
     Raises:
         psycopg.errors.LockNotAvailable: One of them is being altered for longer than that.
     """
     begin: list[sql.Composable] = [sql.SQL(_SNAPSHOT)]
-    if lock_seconds:
-        begin.append(sql.SQL(_GIVE_UP).format(sql.Literal(f"{lock_seconds * 1000:.0f}ms")))
     if lock:
+        begin.append(sql.SQL(_GIVE_UP).format(sql.Literal(f"{(lock_seconds or LOCK_SECONDS_MAX) * 1000:.0f}ms")))
         begin.append(sql.SQL(_LOCK).format(sql.SQL(", ").join(sql.SQL(one) for one in lock)))
-    with connection.transaction():
-        connection.execute(sql.SQL("; ").join(begin), prepare=False)  # one round trip; never prepared: it is several
+    while True:
+        try:
+            opened = _opened(connection, sql.SQL("; ").join(begin))
+        except psycopg.errors.LockNotAvailable:
+            if lock_seconds:
+                raise
+        else:
+            break
+    with opened:
         yield
+
+
+def _opened(connection: Connection, begin: sql.Composed) -> ExitStack:
+    """A transaction that has begun so, to be ended by whoever gets it."""
+    with ExitStack() as stack:
+        stack.enter_context(connection.transaction())
+        connection.execute(begin, prepare=False)  # one round trip; never prepared: it is several statements
+        return stack.pop_all()
 
 
 @contextmanager

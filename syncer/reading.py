@@ -13,15 +13,11 @@ from contextlib import contextmanager
 from syncer import shape
 from syncer.errors import DocumentError
 from syncer.policy import at_work_for
-from syncer.postgres import Connection, snapshot
+from syncer.postgres import LOCK_SECONDS_MAX, Connection, snapshot
 from syncer.store import Document
 
-STAGE_LOCK_SECONDS = 0.5
-"""How long a stage waits for a table that is being altered before it looks whether it is to stop, and tries again.
-
-Shorter than ``deadlock_timeout`` (1 s): a migration that alters one table, and then another one that is locked here
-while the first is waited for, would else be what Postgres ends.
-"""
+STAGE_LOCK_SECONDS = LOCK_SECONDS_MAX
+"""How long a stage waits for a table that is being altered before it looks whether it is to stop, and tries again."""
 
 
 @contextmanager

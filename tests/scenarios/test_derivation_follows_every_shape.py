@@ -414,7 +414,8 @@ STEADY = [
     "(WITH random (c) AS (SELECT 1) SELECT c FROM random)", "(SELECT version.c FROM (VALUES (1)) version (c))",
     "jsonb_build_object()", "json_build_array()::text", "to_char(y.moment, 'YYYY')", "age(y.moment, y.moment)",
     "y.moment + interval '1 day'", "concat(x.id, y.word)", "format('%s', x.id)", "to_tsvector('english', y.word)::text",
-    "to_jsonb(y)", "row_to_json(y)::text", "pg_typeof(x.id)::text", "array_to_string(y.tags, ',')", "date '2020-01-01'", "y.word = 'today'", "'now'::text",
+    "to_jsonb(y)", "row_to_json(y)::text", "pg_typeof(x.id)::text", "array_to_string(y.tags, ',')", "date '2020-01-01'",
+    "y.word = 'today'", "'now'::text",
     "y.data ->> 'now'", "coalesce(y.word, 'now')", "timezone('UTC', y.moment)", "one_more(x.id)",
 ]  # fmt: skip
 

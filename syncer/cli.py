@@ -235,11 +235,12 @@ def verify(
         if not chosen:
             raise DefinitionError("No document is in force", hint="Run: syncer apply")
         reports = [_verify(parts, one, settle) for one in chosen]
+        advice = {one.name: _advice(parts.connection, one) for one in chosen}
     if as_json:
         typer.echo(json.dumps([{**dataclasses.asdict(one), "holds": one.holds} for one in reports], indent=2))
     else:
         for report in reports:
-            terminal.show_verify(out, report)
+            terminal.show_verify(out, report, advice=advice[report.document])
     if not all(report.holds for report in reports):
         raise typer.Exit(1)
 
@@ -391,6 +392,16 @@ def _require_going(document: Document) -> None:
         raise DocumentError(
             f"{document.name} is halted: {what}", hint=hint, document=document.name, generation=document.generation
         )
+
+
+def _advice(connection: Connection, document: Document) -> str:
+    """What to do about documents that differ."""
+    if not document.is_filled:
+        return f"{document.name} has not been filled yet. Run: syncer apply"
+    worst = store.worst_dead_letter(connection, document.name)
+    if worst is not None:
+        return f"Some are parked, such as {worst[0]}: {worst[1]}\nMend the data, select.sql or index.json: syncer apply"
+    return f"To write them all again: syncer backfill {document.name}"
 
 
 def _verify(parts: _Parts, document: Document, settle: float) -> VerifyReport:

@@ -196,7 +196,8 @@ def require_unique(connection: Connection, document: Document) -> None:
 def _twice(document: Document, id_: str) -> ComposeError:
     return ComposeError(
         f"The SELECT of {document.name} returns _id {id_} more than once",
-        hint="A join multiplies its rows: aggregate the joined table in a subquery. Then run: syncer apply",
+        hint="Does a join multiply its rows? Then aggregate the joined table in a subquery. Or is _id not unique by\n"
+        "itself? Then choose another one. Then run: syncer apply",
     )
 
 

@@ -102,6 +102,12 @@ def load(folder: Path) -> Definition:
             f"{folder.name!r} is not a name for a document",
             hint="Rename the folder: letters, digits, _ and - only, at most 63 of them.",
         )
+    for path in folder.iterdir():
+        if path.is_dir() and path.suffix == "" and path.name != "affects":
+            raise DefinitionError(
+                f"{path} is no folder that a document has",
+                hint="The only one that it may have is affects. Rename it, or remove it.",
+            )
     return Definition(
         name=folder.name,
         index=_read_options(folder / "document.yaml").index,
@@ -160,9 +166,11 @@ def _read_index_body(file: Path) -> dict[str, Any]:
         body = json.loads(_read(file))
     except json.JSONDecodeError as error:
         raise DefinitionError(f"{file} is not valid JSON: {error}", hint=_BODY_HINT) from error
-    if not isinstance(body, dict) or not body.keys() <= {"settings", "mappings"}:
+    unknown = sorted(body.keys() - {"settings", "mappings"}) if isinstance(body, dict) else []
+    if not isinstance(body, dict) or unknown:
         raise DefinitionError(
-            f"{file} must be an object with settings and mappings, and nothing else",
+            f"{file} must be an object with settings and mappings, and nothing else"
+            + (f": {', '.join(unknown)} is neither" if unknown else ""),
             hint="Aliases are syncer's: document.yaml names the one that searches use.",
         )
     if "gc_deletes" in json.dumps(body.get("settings", {})):

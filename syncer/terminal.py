@@ -131,6 +131,10 @@ def show_overview(console: Console, seen: Overview) -> None:
     for one in seen.documents:
         if one.halted is not None:
             console.print(f"\n[bold red]{one.name} is halted:[/] {escape(one.halted)}")
+    if any(one.dead_letters for one in seen.documents):
+        console.print(
+            "\nWhat was said of each dead letter: SELECT document, id, error FROM syncer.dead_letter", style="dim"
+        )
 
 
 def _filled(document: DocumentOverview) -> str:
@@ -139,8 +143,8 @@ def _filled(document: DocumentOverview) -> str:
     return "[green]yes" if document.is_filled else "[red]no: run syncer apply"
 
 
-def show_verify(console: Console, report: VerifyReport) -> None:
-    """What a verification found."""
+def show_verify(console: Console, report: VerifyReport, *, advice: str) -> None:
+    """What a verification found, and what to do if something differs."""
     if report.halted is not None:
         console.print(f"[bold red]{report.document} is halted:[/] {escape(report.halted)}")
         return
@@ -161,7 +165,7 @@ def show_verify(console: Console, report: VerifyReport) -> None:
     console.print(drifts)
     if len(report.drifts) > _DRIFTS_SHOWN_MAX:
         console.print(f"… and {len(report.drifts) - _DRIFTS_SHOWN_MAX:,} more; --json lists them all")
-    console.print(f"To write them all again: syncer backfill {report.document}", style="dim")
+    console.print(escape(advice), style="dim", soft_wrap=True)
 
 
 def _counted(number: int, singular: str, plural: str) -> str:

@@ -230,3 +230,11 @@ def test_a_select_is_passed_on_as_it_is(tmp_path_factory: pytest.TempPathFactory
         assert definition.load(folder).select == select
     finally:
         shutil.rmtree(folder)
+
+
+def test_a_folder_that_a_document_does_not_have_is_named(tmp_path: Path) -> None:
+    """A misspelled affects folder is not passed over."""
+    folder = write(tmp_path)
+    (folder / "affect").mkdir()
+    with pytest.raises(DefinitionError, match="affect is no folder that a document has"):
+        definition.load(folder)

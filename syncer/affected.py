@@ -14,7 +14,7 @@ from psycopg import sql
 
 from syncer.model import Change
 from syncer.postgres import Connection, stream_unlocked
-from syncer.reading import STAGE_LOCK_SECONDS, reading
+from syncer.reading import STAGE_LOCK_SECONDS, following
 from syncer.store import Catalogue, Document
 
 
@@ -69,7 +69,7 @@ class AffectedReader:
             for affected in use.affected:
                 query = sql.SQL(affected)  # made by us, or deparsed by Postgres
                 images = (Change.dump_images(changes),)
-                within = reading(self._connection, document, lock_seconds=STAGE_LOCK_SECONDS)
+                within = following(self._connection, document, lock_seconds=STAGE_LOCK_SECONDS)
                 for rows in stream_unlocked(self._connection, query, images, within=within, page=self._page):
                     yield from (row[0] for row in rows if row[0] is not None)
 

@@ -13,7 +13,7 @@ what no trigger of any table sees: that it was written anew, with other values f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 import psycopg
@@ -92,6 +92,13 @@ SELECT coalesce(bool_and(t.oid = ANY ('{bool,bytea,bpchar,date,int2,int4,int8,js
 FROM type AS y JOIN pg_type AS t ON t.oid = y.oid
 """
 
+_UNCAPTURED = """
+SELECT relation FROM unnest($1::text[]) AS relation
+WHERE NOT EXISTS (
+    SELECT FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
+    WHERE t.tgrelid = to_regclass(relation) AND t.tgenabled = 'A' AND p.pronamespace = 'syncer'::regnamespace
+)
+"""
 _CAPTURED = "SELECT relation, key, watched, routing, aggregate, aggregate_column FROM syncer.capture ORDER BY relation"
 # What is remembered of partitions stays as it is: documents that were not filled since then may lack what is new.
 _PUT = """
@@ -159,6 +166,11 @@ def is_installed(connection: Connection, relation: str) -> bool:
         names = trigger.row_trigger(relation), trigger.truncate_trigger(relation)
         return bool(value(connection, _HAS_ROW_TRIGGERS, (relation, function, *names)))
     return bool(value(connection, _HAS_STATEMENT_TRIGGERS, (relation, function, list(trigger.STATEMENT_TRIGGERS))))
+
+
+def uncaptured(connection: Connection, relations: Collection[str]) -> list[str]:
+    """Those without a trigger of ours, in the caller's snapshot: a table that has taken another one's name has none."""
+    return [row[0] for row in connection.execute(_UNCAPTURED, (sorted(relations),), prepare=True)]
 
 
 def is_current(connection: Connection, capture: Capture) -> bool:

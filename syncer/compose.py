@@ -25,7 +25,7 @@ from syncer import store, version
 from syncer.errors import ComposeError, DocumentError
 from syncer.model import Composition, Place, Target
 from syncer.postgres import Connection, stream, stream_unlocked, value
-from syncer.reading import STAGE_LOCK_SECONDS, locked, reading, require_shape
+from syncer.reading import STAGE_LOCK_SECONDS, locked, reading, require_capture, require_shape
 from syncer.store import Catalogue, Document
 
 _DOCUMENTS = """
@@ -159,6 +159,7 @@ class Composer:
         self, document: Document, ids: Sequence[str], drawn: int, absent: str | None
     ) -> tuple[Composition, ...]:
         require_shape(self._connection, document)
+        require_capture(self._connection, document)
         rows = _rows(self._connection, document, ids)
         found = dict(rows)
         if len(found) != len(rows):

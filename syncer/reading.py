@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from syncer import shape
+from syncer import capture, shape
 from syncer.errors import DocumentError
 from syncer.policy import at_work_for
 from syncer.postgres import LOCK_SECONDS_MAX, Connection, snapshot
@@ -56,6 +56,19 @@ def reading(connection: Connection, document: Document, *, lock_seconds: float =
         yield
 
 
+@contextmanager
+def following(connection: Connection, document: Document, *, lock_seconds: float) -> Iterator[None]:
+    """The same, for who follows changes: all of the tables are captured.
+
+    Raises:
+        DocumentError: The document is to halt.
+        psycopg.errors.LockNotAvailable: The wait was too long.
+    """
+    with reading(connection, document, lock_seconds=lock_seconds):
+        require_capture(connection, document)
+        yield
+
+
 def require_shape(connection: Connection, document: Document) -> None:
     """Refuse to read a document from other columns than those that it was applied to.
 
@@ -65,6 +78,26 @@ def require_shape(connection: Connection, document: Document) -> None:
     before = document.dependencies.shapes
     if said := shape.differences(before, shape.read_again(connection, before)):
         raise changed(document, said)
+
+
+def require_capture(connection: Connection, document: Document) -> None:
+    """Refuse to read tables whose changes nobody captures: one that was swapped in for a moment, say.
+
+    Raises:
+        DocumentError: With those tables, in the caller's snapshot.
+    """
+    if lost := capture.uncaptured(connection, document.dependencies.tables):
+        raise uncaptured(document, lost)
+
+
+def uncaptured(document: Document, lost: Sequence[str]) -> DocumentError:
+    """The error for tables without triggers."""
+    return DocumentError(
+        f"{', '.join(lost)} of {document.name} has no triggers of syncer's, or they are disabled",
+        hint="Was the table replaced by another one, or restored? Changes are not captured until: syncer apply",
+        document=document.name,
+        generation=document.generation,
+    )
 
 
 def changed(document: Document, said: Sequence[str]) -> DocumentError:

@@ -18,7 +18,7 @@ from syncer.errors import DocumentError
 from syncer.lifecycle import Stop, Stopping, persist
 from syncer.policy import Action, at_work_for, decide
 from syncer.postgres import Connection
-from syncer.reading import require_shape
+from syncer.reading import require_shape, uncaptured
 from syncer.store import Document
 
 
@@ -106,9 +106,4 @@ def _require_triggers(connection: Connection, document: Document) -> None:
     """
     lost = [one for one in document.dependencies.tables if not capture.is_installed(connection, one)]
     if lost:
-        raise DocumentError(
-            f"{', '.join(lost)} of {document.name} has no triggers of syncer's, or they are disabled",
-            hint="Was the table replaced by another one, or restored? Changes are not captured until: syncer apply",
-            document=document.name,
-            generation=document.generation,
-        )
+        raise uncaptured(document, lost)

@@ -18,6 +18,7 @@ from syncer import shape, store
 from syncer.compose import Composer
 from syncer.errors import DocumentError
 from syncer.index import BulkOutcome, Index
+from syncer.reading import following
 from syncer.watch import Watch
 from tests.faults.test_version_rule import HeldIndex
 from tests.harness import DEADLINE_SECONDS, REPOSITORY, Daemon, World, wait_until
@@ -500,3 +501,22 @@ def test_what_an_older_syncer_applied_is_halted_until_it_is_applied_again(two: W
         two.apply()
         assert all(one.halted is None and one.is_filled for one in store.documents(connection))
     assert two.differences() == []
+
+
+SWAP = """
+CREATE TABLE empty (LIKE comments INCLUDING ALL);
+BEGIN; ALTER TABLE comments RENAME TO full_one; ALTER TABLE empty RENAME TO comments; COMMIT
+"""
+
+
+def test_a_table_that_was_swapped_in_for_a_moment_is_not_read(world: World) -> None:
+    """Neither composed from nor followed through, even if it is gone again before anybody looks."""
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', 'john@smith.com')")
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 't', 'b')")
+    world.sql(SWAP)
+    with world.index() as index, world.writer(index) as writer, pytest.raises(DocumentError, match="no triggers"):
+        writer.write("blogpost", ["2"])
+    with world.connect() as connection:
+        (document,) = store.documents(connection)
+        with pytest.raises(DocumentError, match="no triggers"), following(connection, document, lock_seconds=1):
+            pass

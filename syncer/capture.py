@@ -96,7 +96,7 @@ _UNCAPTURED = """
 SELECT relation FROM unnest($1::text[]) AS relation
 WHERE NOT EXISTS (
     SELECT FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
-    WHERE t.tgrelid = to_regclass(relation) AND t.tgenabled = 'A' AND p.pronamespace = 'syncer'::regnamespace
+    WHERE t.tgrelid = to_regclass(relation) AND t.tgenabled <> 'D' AND p.pronamespace = 'syncer'::regnamespace
 )
 """
 _CAPTURED = "SELECT relation, key, watched, routing, aggregate, aggregate_column FROM syncer.capture ORDER BY relation"

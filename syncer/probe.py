@@ -369,7 +369,10 @@ _CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
 
 def _require_no_clock_words(query: str, canonical: str, file: str) -> None:
     """Refuse ``'today'::date`` and its like, which Postgres has made the date of the day of the apply."""
-    before, after = (_clock_words(text) for text in (query, canonical))
+    try:
+        before, after = _clock_words(query), _clock_words(canonical)
+    except SqlglotError:  # beyond the parser: it goes by its affects queries
+        return
     for word in sorted(before - after):
         raise _fickle(file, f"'{word}'")
 

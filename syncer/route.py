@@ -68,6 +68,7 @@ class Routes:
         self._catalogue = {read.name: _table(connection, read.relation) for read in found.reads}
         types = {name: table.types for name, table in self._catalogue.items()}
         self.graph = read_graph(found.tree, types, found.views) if found.tree else Graph()
+        self._paths: dict[int, Path | None] = {}
         self.has_id = bool(self.graph.ids)
         of_one_row(self.graph, types)
 
@@ -102,7 +103,10 @@ class Routes:
 
     def path(self, node: Node) -> Path | None:
         """The path from a reading of a table to documents, if there is one."""
-        return self.graph.path(node, {name: table.keys for name, table in self._catalogue.items()})
+        if node.number not in self._paths:
+            keys = {name: table.keys for name, table in self._catalogue.items()}
+            self._paths[node.number] = self.graph.path(node, keys)
+        return self._paths[node.number]
 
     def _node(self, expression: exp.Expr) -> Node:
         (number,) = numbers(expression)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 
 from tests.faults.shapes import SCHEMA, define, fill, move_partition, upheave, write
-from tests.faults.writers import SEED
+from tests.faults.writers import SEED, Work, at_work
 from tests.harness import World
 
 STORM_SECONDS, CALM_SECONDS = 10.0, 5.0
@@ -20,8 +18,6 @@ ENVIRONMENT = {
     "SYNCER_KAFKA_PROPERTIES": '{"session.timeout.ms": 6000}',
     "SYNCER_WATCH_SECONDS": "0.5",
 }
-
-Turn = Callable[[threading.Event, psycopg.Connection[Any], random.Random], object]
 
 
 def test_documents_of_every_shape_follow_random_writers(empty_world: World) -> None:
@@ -32,11 +28,11 @@ def test_documents_of_every_shape_follow_random_writers(empty_world: World) -> N
     for _ in range(2):
         world.daemon()
     dice = random.Random(SEED)
-    with at_work(world, [some_writes] * 4 + [some_upheavals]):
+    with at_work(world, [*[again_and_again(some_writes)] * 4, again_and_again(some_upheavals)]):
         kill_now_and_then(world, dice)
     world.wait_until_level(seconds=120)
     # Who is behind composes what has long changed again, and makes good what it missed. Now nobody is.
-    with at_work(world, [some_quiet_writes]):
+    with at_work(world, [again_and_again(some_quiet_writes)]):
         time.sleep(CALM_SECONDS)
     with world.application() as connection:
         move_partition(connection, dice)
@@ -68,37 +64,18 @@ def kill_now_and_then(world: World, dice: random.Random) -> None:
         world.daemon()
 
 
-@contextmanager
-def at_work(world: World, turns: list[Turn]) -> Iterator[None]:
-    """Threads that take their turns until the block ends; each is a connection of its own."""
-    print(f"SYNCER_TEST_SEED={SEED}")  # noqa: T201 - pytest shows it when the test fails
-    stop = threading.Event()
-    failures: list[BaseException] = []
+def again_and_again(turn: Work) -> Work:
+    """Work that is turns, one after the other."""
 
-    def work(turn: Turn, dice: random.Random) -> None:
-        try:
-            with world.application() as connection:
-                while not stop.is_set():
-                    try:
-                        turn(stop, connection, dice)
-                    except (psycopg.IntegrityError, psycopg.OperationalError):
-                        # A key that is taken, a row or a partition that is gone, a deadlock: on with the next thing.
-                        continue
-        except BaseException as error:  # noqa: BLE001 - told to the test below
-            failures.append(error)
+    def work(stop: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:
+        while not stop.is_set():
+            try:
+                turn(stop, connection, dice)
+            except (psycopg.IntegrityError, psycopg.OperationalError):
+                # A key that is taken, a row or a partition that is gone, a deadlock: on with the next thing.
+                continue
 
-    threads = [
-        threading.Thread(target=work, args=(turn, random.Random(SEED + number))) for number, turn in enumerate(turns)
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not failures, failures
+    return work
 
 
 def some_writes(stop: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:

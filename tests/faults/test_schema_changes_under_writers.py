@@ -8,8 +8,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from syncer.postgres import Connection
 from syncer.reading import STAGE_LOCK_SECONDS
 from syncer.watch import Watch, WatchReport
 from tests.faults.test_schema_changes import is_waiting
-from tests.faults.writers import SEED
+from tests.faults.writers import SEED, at_work
 from tests.harness import World, wait_until
 
 SECONDS = 18.0
@@ -274,31 +274,14 @@ def apply(world: World, *, is_to_work: bool = True) -> None:
     assert applied.returncode == 0 or not is_to_work, applied.stdout + applied.stderr
 
 
-@contextmanager
-def writing(world: World, *, writers: int = 3) -> Iterator[None]:
+def writing(world: World, *, writers: int = 3) -> AbstractContextManager[None]:
     """Writers at work until the block ends; none of them fails for a reason that is syncer's."""
-    print(f"SYNCER_TEST_SEED={SEED}")  # noqa: T201 - pytest shows it when the test fails
-    stop = threading.Event()
-    failures: list[BaseException] = []
 
-    def write(dice: random.Random) -> None:
-        try:
-            with world.application() as connection:
-                while not stop.wait(0.01):
-                    write_some(world, connection, dice, stop.wait)
-        except BaseException as error:  # noqa: BLE001 - told to the test below
-            failures.append(error)
+    def write(stop: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:
+        while not stop.wait(0.01):
+            write_some(world, connection, dice, stop.wait)
 
-    threads = [threading.Thread(target=write, args=(random.Random(SEED + number),)) for number in range(writers)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not failures, failures
+    return at_work(world, [write] * writers)
 
 
 def write_some(

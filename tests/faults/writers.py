@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,18 +53,31 @@ def fill(world: World) -> None:
 @contextmanager
 def writing(world: World, *, writers: int = 4, seed: int = SEED) -> Iterator[None]:
     """Writers at work until the block ends; each is a connection of its own."""
+    with at_work(world, [write_until] * writers, seed=seed):
+        yield
+
+
+Work = Callable[[threading.Event, psycopg.Connection[Any], random.Random], object]
+"""What one thread does until it is told to stop: an application with a connection and dice of its own."""
+
+
+@contextmanager
+def at_work(world: World, works: Sequence[Work], *, seed: int = SEED) -> Iterator[None]:
+    """All of them at work until the block ends; what one of them raises fails the test."""
     print(f"SYNCER_TEST_SEED={seed}")  # noqa: T201 - pytest shows it when the test fails
     stop = threading.Event()
     failures: list[BaseException] = []
 
-    def write(number: int) -> None:
+    def run(work: Work, dice: random.Random) -> None:
         try:
             with world.application() as connection:
-                write_until(stop, connection, random.Random(seed + number))
+                work(stop, connection, dice)
         except BaseException as error:  # noqa: BLE001 - told to the test below
             failures.append(error)
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(writers)]
+    threads = [
+        threading.Thread(target=run, args=(work, random.Random(seed + number))) for number, work in enumerate(works)
+    ]
     for thread in threads:
         thread.start()
     try:

@@ -23,11 +23,11 @@ class Affected:
     """Documents to compose again.
 
     Args:
-        document: Which definition.
+        document: Which definition, for which index.
         ids: Distinct ids, at most a page of them; None stands for every document, after a TRUNCATE.
     """
 
-    document: str
+    document: Document
     ids: tuple[str, ...] | None
 
 
@@ -54,10 +54,10 @@ class AffectedReader:
             if change.relation in document.dependencies.tables:
                 used.setdefault(change.relation, []).append(change)
         if any(not change.images for some in used.values() for change in some):
-            yield Affected(document=document.name, ids=None)
+            yield Affected(document=document, ids=None)
         else:
             for ids in _pages(self._ids(document, used), self._page):
-                yield Affected(document=document.name, ids=ids)
+                yield Affected(document=document, ids=ids)
 
     def _ids(self, document: Document, used: dict[str, list[Change]]) -> Iterator[str]:
         for relation, changes in used.items():

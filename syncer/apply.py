@@ -20,7 +20,7 @@ from syncer.definition import Definition
 from syncer.dependency import Dependencies
 from syncer.errors import ConfigError, DefinitionError
 from syncer.indices import Indices
-from syncer.model import Target
+from syncer.model import Role, Target
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.store import Document
 from syncer.trigger import Capture
@@ -104,12 +104,16 @@ class Standing:
     """What is in force.
 
     Args:
-        documents: By name.
+        documents: Those that are served, by name.
+        others: Those whose index is being built, or on standby: they need their tables captured as well.
+        generations: The last generation of every document that was ever in force.
         captured: The tables that are captured, by relation.
         lost: Those of them whose triggers are gone.
     """
 
     documents: dict[str, Document] = field(default_factory=dict)
+    others: tuple[Document, ...] = ()
+    generations: dict[str, int] = field(default_factory=dict)
     captured: dict[str, Capture] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
 
@@ -118,7 +122,9 @@ def standing(connection: Connection) -> Standing:
     """What is in force now."""
     captured = capture.captured(connection)
     return Standing(
-        documents={document.name: document for document in store.documents(connection)},
+        documents=store.served(connection),
+        others=tuple(one for one in store.documents(connection) if one.role is not Role.SERVING),
+        generations=store.generations(connection),
         captured=captured,
         lost=frozenset(relation for relation in captured if not capture.is_installed(connection, relation)),
     )
@@ -128,7 +134,8 @@ def assemble(connection: Connection, steps: Iterable[Step], in_force: Standing) 
     """All steps together, and what they mean for the tables."""
     steps = tuple(steps)
     forgotten = in_force.documents.keys() - {one.document.name for one in steps}
-    documents = [one.document for one in steps] + [in_force.documents[name] for name in sorted(forgotten)]
+    left = [in_force.documents[name] for name in sorted(forgotten)]
+    documents = [*(one.document for one in steps), *left, *in_force.others]
     wanted = {one.relation: one for one in _captures(connection, documents)}
     captured = in_force.captured
     return Plan(
@@ -153,14 +160,16 @@ def step(connection: Connection, indices: Indices, definition: Definition, in_fo
         ComposeError: Its SELECT returns an id more than once.
     """
     before, lost = in_force.documents.get(definition.name), in_force.lost
+    generation = in_force.generations.get(definition.name, 0) + 1
     after = Document(
         name=definition.name,
-        generation=before.generation + 1 if before else 1,
+        generation=generation,
         index=definition.index,
         select=definition.select,
         affects=definition.affects,
         index_body=definition.index_body,
         dependencies=dependency.analyse(connection, definition),
+        target=before.target if before else Target.of(definition.index, generation),
     )
     is_changed = before is None or before.halted is not None or _meaning(after) != _meaning(before)
     if is_changed:
@@ -172,10 +181,9 @@ def step(connection: Connection, indices: Indices, definition: Definition, in_fo
             f"{after.name}: the index cannot be changed from {before.index} to {after.index}",
             hint="Make a new document folder for the new index, and remove this one once it is filled.",
         )
-    targets = store.targets(connection, after.name)
     if before.dependencies.has_routing and not after.dependencies.has_routing:
-        _require_one_shard(indices, after.name, targets)
-    if not all(indices.exists(target) for target in targets):
+        _require_one_shard(indices, after.name, before.target)
+    if not indices.exists(before.target):
         return Step(document=after, change=Change.INDEX_GONE, before=before)
     if before.halted is not None:
         # A generation of its own, so that who is late with a halt does not halt it again.
@@ -187,15 +195,14 @@ def step(connection: Connection, indices: Indices, definition: Definition, in_fo
     return Step(document=before, change=Change.UNCHANGED if before.is_filled else Change.UNFILLED, before=before)
 
 
-def _require_one_shard(indices: Indices, name: str, targets: Iterable[Target]) -> None:
+def _require_one_shard(indices: Indices, name: str, target: Target) -> None:
     """Refuse to forget that copies may lie on any shard: a late writer may still put one there."""
-    for target in targets:
-        if indices.has_other_shards(target):
-            raise DefinitionError(
-                f"{name}: its index {target.index_name} was written with _routing, and the SELECT has it no more",
-                hint="Keep the column, as NULL::text AS _routing: then every document goes to the shard of its id,\n"
-                "and leaves no copy where it was. Or make a new document folder for an index without routing.",
-            )
+    if indices.has_other_shards(target):
+        raise DefinitionError(
+            f"{name}: its index {target.index_name} was written with _routing, and the SELECT has it no more",
+            hint="Keep the column, as NULL::text AS _routing: then every document goes to the shard of its id,\n"
+            "and leaves no copy where it was. Or make a new document folder for an index without routing.",
+        )
 
 
 def _meaning(document: Document) -> tuple[object, ...]:
@@ -273,11 +280,14 @@ def carry_out(
     with _alone(connection):
         to_fill = [step for step in decided.steps if step.change is not Change.UNCHANGED]
         indices.prepare()
-        targets = {
-            step.document.name: _target(connection, indices, step, tell) for step in to_fill if step.is_new_generation
-        }
+        to_fill = [
+            dataclasses.replace(step, document=_with_index(connection, indices, step, tell))
+            if step.is_new_generation
+            else step
+            for step in to_fill
+        ]
         # Once triggers are back, nothing else tells that they were gone.
-        store.mark_unfilled(connection, [step.document.name for step in to_fill])
+        store.mark_unfilled(connection, [step.document.index_name for step in to_fill])
         before = capture.captured(connection)
         too_wide = []
         for one in decided.captures:
@@ -290,7 +300,7 @@ def carry_out(
         with connection.transaction():
             for step in to_fill:
                 if step.is_new_generation:
-                    _put_in_force(connection, step, targets[step.document.name])
+                    _put_in_force(connection, step)
         for one in too_wide:
             capture.install(connection, one, timeout_seconds=timeout_seconds, waiting=tell)
         for relation in decided.released:
@@ -314,21 +324,19 @@ def _alone(connection: Connection) -> Iterator[None]:
         connection.execute("SELECT pg_advisory_unlock($1)", (int(AdvisoryLock.APPLY),))
 
 
-def _put_in_force(connection: Connection, step: Step, target: Target) -> None:
+def _put_in_force(connection: Connection, step: Step) -> None:
+    if step.before is not None and step.before.target != step.document.target:
+        store.drop_document(connection, step.before)
     store.put_document(connection, step.document)
-    if step.change is Change.INDEX_GONE:
-        store.drop_targets(connection, step.document.name)
-    store.put_target(connection, step.document.name, target)
 
 
-def _target(connection: Connection, indices: Indices, step: Step, tell: Callable[[str], None]) -> Target:
-    """The document's index: made if it has none, its mapping brought up to date if it has."""
+def _with_index(connection: Connection, indices: Indices, step: Step, tell: Callable[[str], None]) -> Document:
+    """The document with its index: made if it has none, its mapping brought up to date if it has."""
     document = step.document
-    existing = store.targets(connection, document.name)
-    if step.change is Change.INDEX_GONE and indices.restore_aliases(existing[0], document.index):
-        tell(f"aliases of {existing[0].index_name} are back")
-        return existing[0]
-    if not existing or step.change is Change.INDEX_GONE:
+    if step.change is Change.INDEX_GONE and indices.restore_aliases(document.target, document.index):
+        tell(f"aliases of {document.index_name} are back")
+        return document
+    if step.change in (Change.NEW, Change.INDEX_GONE):
         target = indices.create(
             document=document.name,
             alias=document.index,
@@ -337,8 +345,7 @@ def _target(connection: Connection, indices: Indices, step: Step, tell: Callable
             installation=store.installation(connection),
         )
         tell(f"index {target.index_name}, searched as {document.index}")
-        return target
-    target = dataclasses.replace(existing[0], mapping_generation=document.generation)
-    indices.change(document=document.name, target=target, body=document.index_body)
-    tell(f"index {target.index_name} is up to date")
-    return target
+        return dataclasses.replace(document, target=target)
+    indices.change(document=document.name, target=document.target, body=document.index_body)
+    tell(f"index {document.index_name} is up to date")
+    return document

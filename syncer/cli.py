@@ -231,7 +231,9 @@ def verify(
 ) -> None:
     """Compare every document with its SELECT, beside live traffic. Exit code 1 if anything differs."""
     with _open("verify") as parts:
-        chosen = [_one_document(parts.connection, document)] if document else store.documents(parts.connection)
+        chosen = (
+            [_one_document(parts.connection, document)] if document else list(store.served(parts.connection).values())
+        )
         if not chosen:
             raise DefinitionError("No document is in force", hint="Run: syncer apply")
         reports = [_verify(parts, one, settle) for one in chosen]
@@ -335,7 +337,7 @@ def _open(name: str) -> _Parts:
 
 
 def _one_document(connection: Connection, name: str) -> Document:
-    documents = {one.name: one for one in store.documents(connection)}
+    documents = store.served(connection)
     if name not in documents:
         known = ", ".join(documents) or "none; run: syncer apply"
         raise DefinitionError(f"No document {name} is in force", hint=f"In force: {known}")
@@ -377,7 +379,7 @@ def _fill(parts: _Parts, document: Document) -> None:
     if not store.mark_filled(parts.connection, document):
         _require_going(_one_document(parts.connection, document.name))
     terminal.show_write(out, document.name, report)
-    worst = store.worst_dead_letter(parts.connection, document.name) if report.parked else None
+    worst = store.worst_dead_letter(parts.connection, document.index_name) if report.parked else None
     if worst is not None:
         raise IndexingError(
             f"{report.parked:,} documents of {document.name} could not be written, such as {worst[0]}: {worst[1]}",
@@ -398,7 +400,7 @@ def _advice(connection: Connection, document: Document) -> str:
     """What to do about documents that differ."""
     if not document.is_filled:
         return f"{document.name} has not been filled yet. Run: syncer apply"
-    worst = store.worst_dead_letter(connection, document.name)
+    worst = store.worst_dead_letter(connection, document.index_name)
     if worst is not None:
         return f"Some are parked, such as {worst[0]}: {worst[1]}\nMend the data, select.sql or index.json: syncer apply"
     return f"To write them all again: syncer backfill {document.name}"

@@ -1,7 +1,7 @@
 """Compose: ids → whole documents, as one snapshot shows them, with a version drawn before that snapshot.
 
 This module keeps the reading half of the version rule: the draw comes first, in a transaction of its own; then
-one snapshot is taken, and the document's rows, its generation and its targets are all read in it.
+one snapshot is taken, and the document's rows and the generation in force for its index are all read in it.
 
 Why that order: take a change and any reader whose snapshot missed it. That reader drew before the change was
 visible; the change's own event is handled after, so its draw is later and greater, and its document wins.
@@ -23,7 +23,7 @@ from psycopg import sql
 
 from syncer import store, version
 from syncer.errors import ComposeError, DocumentError
-from syncer.model import Composition, Place, Target
+from syncer.model import Composition, Place
 from syncer.postgres import Connection, stream, stream_unlocked, value
 from syncer.reading import STAGE_LOCK_SECONDS, locked, reading, require_capture, require_shape
 from syncer.store import Catalogue, Document
@@ -76,16 +76,14 @@ class Batch:
         compositions: One for each id that was asked for.
         version: The version of all of them.
         drawn_at: When it was drawn, by `clock`.
-        generation: Under which generation.
-        targets: Where the snapshot says that they are to be written.
+        document: The definition that the snapshot has in force; None if it has none, or a halted one.
         has_dead_letters: Whether the snapshot knows of parked documents.
     """
 
     compositions: tuple[Composition, ...]
     version: int
     drawn_at: float
-    generation: int = 0
-    targets: tuple[Target, ...] = ()
+    document: Document | None = None
     has_dead_letters: bool = False
 
 
@@ -114,11 +112,11 @@ class Composer:
         self._connection = connection
         self._catalogue = Catalogue()
 
-    def compose(self, document_name: str, ids: Sequence[str], *, everywhere: bool = False) -> Batch:
-        """Draw a version, then read these documents, where they go, and their definition in one snapshot.
+    def compose(self, index_name: str, ids: Sequence[str], *, everywhere: bool = False) -> Batch:
+        """Draw a version, then read these documents and their definition in one snapshot.
 
         Args:
-            document_name: Their definition.
+            index_name: The index that they are for, which tells their definition.
             ids: Which.
             everywhere: Whether any shard may hold a copy, though the SELECT has no ``_routing``.
 
@@ -131,10 +129,10 @@ class Composer:
         """
         drawn_at = clock()
         drawn = version.draw(self._connection)  # version rule: before the snapshot, in its own transaction
-        while (document := self._catalogue.last(self._connection, document_name)) is not None:
+        while (document := self._catalogue.last(self._connection, index_name)) is not None:
             try:
                 with locked(self._connection, document, parks=True, lock_seconds=STAGE_LOCK_SECONDS):
-                    state = store.state(self._connection, document_name)
+                    state = store.state(self._connection, index_name)
                     if state is None or state.is_halted:
                         break  # what skips it here is made good by the fill of the next generation: `syncer.halting`
                     if state.generation == document.generation:
@@ -144,8 +142,7 @@ class Composer:
                             compositions=compositions,
                             version=drawn,
                             drawn_at=drawn_at,
-                            generation=state.generation,
-                            targets=state.targets,
+                            document=document,
                             has_dead_letters=state.has_dead_letters,
                         )
             except DocumentError:
@@ -167,7 +164,7 @@ class Composer:
         return tuple(_composition(one, drawn, found.get(one), absent) for one in dict.fromkeys(ids))
 
     def _is_in_force(self, document: Document) -> bool:
-        state = store.state(self._connection, document.name)
+        state = store.state(self._connection, document.index_name)
         return state is not None and state.generation == document.generation
 
 

@@ -68,11 +68,7 @@ class Indices:
             IndexingError: Elasticsearch refuses the settings or the mapping, or the alias is someone else's.
         """
         self.require_free(alias, installation)
-        target = Target(
-            index_name=f"{alias}-{generation:06d}",
-            write_alias=f"{alias}-{generation:06d}-syncer-write",
-            mapping_generation=generation,
-        )
+        target = Target.of(alias, generation)
         if self._owner(target.index_name) == installation:
             if self._client.count(index=target.index_name).body["count"]:
                 self.change(document=document, target=target, body=body)
@@ -144,7 +140,7 @@ class Indices:
             IndexingError: Elasticsearch refuses the settings or the mapping.
         """
         name = f"{alias}-syncer-plan-{uuid4().hex[:8]}"
-        target = Target(index_name=name, write_alias=f"{name}-syncer-write", mapping_generation=0)
+        target = Target(index_name=name, write_alias=f"{name}-syncer-write")
         settings = {
             **flat_settings(body.get("settings", {})),
             "index.hidden": True,

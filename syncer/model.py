@@ -2,6 +2,7 @@
 
 Change        one outbox row, as it travels through the topic
 Target        a physical index that a document is written to
+Role          what that index is for
 Composition   a document as one snapshot shows it, with the version drawn before that snapshot
 Place         where a copy of a document lies
 """
@@ -82,12 +83,27 @@ class Target:
     Args:
         index_name: The physical index.
         write_alias: The alias that writes name, so that a late write never re-creates a dropped index.
-        mapping_generation: The generation whose ``index.json`` the index has.
     """
 
     index_name: str
     write_alias: str
-    mapping_generation: int
+
+    @classmethod
+    def of(cls, alias: str, generation: int) -> Target:
+        """The physical index that a generation makes, of a document that is searched by that alias."""
+        index_name = f"{alias}-{generation:06d}"
+        return cls(index_name=index_name, write_alias=f"{index_name}-syncer-write")
+
+
+class Role(StrEnum):
+    """What a physical index is for; a document has at most one of each."""
+
+    SERVING = "serving"
+    """Searches find it."""
+    BUILDING = "building"
+    """It is to serve, once it is filled."""
+    STANDBY = "standby"
+    """It has served, and is kept up to date for a rollback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,9 +10,10 @@ import elasticsearch
 
 from syncer import outbox, store, topic
 from syncer.index import Index
-from syncer.model import Target
+from syncer.model import Role, Target
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.settings import KafkaSettings
+from syncer.store import Document
 
 _LEADER = """
 SELECT a.pid, a.application_name, host(a.client_addr), extract(epoch FROM now() - a.backend_start)
@@ -22,7 +24,7 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
 """
 _CURSOR = "SELECT coalesce((SELECT snapshot::text FROM syncer.relay_cursor), '1:1:')"
 _EPOCH = "SELECT epoch FROM syncer.incarnation"
-_DEAD_LETTERS = "SELECT document, count(*) FROM syncer.dead_letter GROUP BY document"
+_DEAD_LETTERS = "SELECT index_name, count(*) FROM syncer.dead_letter GROUP BY index_name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,9 @@ class DocumentOverview:
         is_filled: Whether every document has been written once under it.
         halted: If it is halted: what happened, and what to do.
         targets: How many documents each physical index holds, as of its last refresh; None if it does not say.
+        roles: What each physical index is for.
         dead_letters: How many documents are parked.
+        troubles: Why an index that is being built, or on standby, is halted.
     """
 
     name: str
@@ -62,7 +66,9 @@ class DocumentOverview:
     is_filled: bool
     halted: str | None
     targets: dict[str, int | None]
+    roles: dict[str, Role]
     dead_letters: int
+    troubles: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +98,8 @@ class Overview:
         """Whether a relay leads, workers work, every document is filled and has its index, and none is parked."""
         works = self.leader is not None and self.workers > 0
         return works and all(
-            one.is_filled and not one.dead_letters and None not in one.targets.values() for one in self.documents
+            one.is_filled and not one.dead_letters and not one.troubles and None not in one.targets.values()
+            for one in self.documents
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -109,6 +116,7 @@ def read(connection: Connection, index: Index, kafka: KafkaSettings) -> Overview
     cursor = str(value(connection, _CURSOR))
     waiting, lag_seconds = outbox.waiting(connection, cursor)
     dead_letters: dict[str, int] = dict(connection.execute(_DEAD_LETTERS).fetchall())
+    in_force = store.documents(connection)
     return Overview(
         leader=_leader(connection),
         outbox_waiting=waiting,
@@ -117,17 +125,26 @@ def read(connection: Connection, index: Index, kafka: KafkaSettings) -> Overview
         topic_waiting=sum(one.records for one in topic.lag(kafka)),
         epoch=int(str(value(connection, _EPOCH))),
         documents=tuple(
-            DocumentOverview(
-                name=document.name,
-                index=document.index,
-                generation=document.generation,
-                is_filled=document.is_filled,
-                halted=document.halted,
-                targets={one.index_name: _count(index, one) for one in store.targets(connection, document.name)},
-                dead_letters=dead_letters.get(document.name, 0),
-            )
-            for document in store.documents(connection)
+            _document(document, [one for one in in_force if one.name == document.name], index, dead_letters)
+            for document in in_force
+            if document.role is Role.SERVING
         ),
+    )
+
+
+def _document(
+    served: Document, rows: Sequence[Document], index: Index, dead_letters: Mapping[str, int]
+) -> DocumentOverview:
+    return DocumentOverview(
+        name=served.name,
+        index=served.index,
+        generation=served.generation,
+        is_filled=served.is_filled,
+        halted=served.halted,
+        targets={one.index_name: _count(index, one.target) for one in rows},
+        roles={one.index_name: one.role for one in rows},
+        dead_letters=sum(dead_letters.get(one.index_name, 0) for one in rows),
+        troubles={one.index_name: one.halted for one in rows if one is not served and one.halted is not None},
     )
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from syncer import compose, store
+from syncer import compose
 from syncer.index import Index
-from syncer.model import Place, Target
+from syncer.model import Place
 from syncer.policy import at_work_for
 from syncer.postgres import Connection
 from syncer.store import Document
@@ -44,18 +44,17 @@ def refresh_all(
 
     def write(ids: list[str], *, everywhere: bool = False) -> None:
         if ids:
-            total.add(writer.write(document.name, ids, everywhere=everywhere))
+            total.add(writer.write(document.index_name, ids, everywhere=everywhere))
             progress(total)
 
     for ids in compose.all_ids(connection, document, page=page):
         write(ids)
-    for target in store.targets(connection, document.name):
-        for held in _walk(index, document, target, page):
-            present = compose.existing(connection, document, [one.id for one in held])
-            write([one.id for one in held if one not in present], everywhere=True)
+    for held in _walk(index, document, page):
+        present = compose.existing(connection, document, [one.id for one in held])
+        write([one.id for one in held if one not in present], everywhere=True)
     return total
 
 
-def _walk(index: Index, document: Document, target: Target, page: int) -> Iterator[list[Place]]:
+def _walk(index: Index, document: Document, page: int) -> Iterator[list[Place]]:
     with at_work_for(document.name, document.generation):
-        yield from index.walk(target, page=page)
+        yield from index.walk(document.target, page=page)

@@ -3,6 +3,10 @@
 A definition is stored with what was found out about it when it was applied, so that no daemon needs a config
 folder and all daemons agree. Reading it and a document's rows in one snapshot is what makes a change of
 definition safe: see `syncer.compose`.
+
+A row of ``syncer.document`` is a definition in force and the index that it is written to. While an index is built anew
+a document has two rows, and as long as the index before it is kept for a rollback. Each is followed on its own, as
+if it were a document of its own, so that one whose index is broken halts alone; they share the name and the alias.
 """
 
 from __future__ import annotations
@@ -14,40 +18,40 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from syncer.dependency import Dependencies, Field, TableUse
-from syncer.model import Target
+from syncer.model import Role, Target
 from syncer.postgres import Connection, value
 from syncer.route import Lookup
 from syncer.shape import Shape
 
-_GENERATIONS = "SELECT name, generation, halted IS NOT NULL FROM syncer.document"
+_GENERATIONS = "SELECT index_name, generation, role, halted IS NOT NULL FROM syncer.document"
 _DOCUMENTS = """
-SELECT name, generation, definition, filled_at IS NOT NULL, halted FROM syncer.document ORDER BY name
+SELECT name, generation, definition, index_name, write_alias, role, filled_at IS NOT NULL, halted
+FROM syncer.document ORDER BY name, role <> 'serving', index_name
 """
 _STATE = """
-SELECT d.generation,
-       d.halted IS NOT NULL,
-       array(SELECT (t.index_name, t.write_alias, t.mapping_generation)
-             FROM syncer.target AS t WHERE t.document = d.name ORDER BY t.index_name),
-       EXISTS (SELECT FROM syncer.dead_letter AS l WHERE l.document = d.name)
+SELECT d.generation, d.halted IS NOT NULL,
+       EXISTS (SELECT FROM syncer.dead_letter AS l WHERE l.index_name = d.index_name)
 FROM syncer.document AS d
-WHERE d.name = $1
+WHERE d.index_name = $1
 """
-_TARGETS = "SELECT index_name, write_alias, mapping_generation FROM syncer.target WHERE document = $1 ORDER BY 1"
+_GENERATIONS_USED = "SELECT document, last FROM syncer.generation"
+_PUT_GENERATION = """
+INSERT INTO syncer.generation AS g (document, last) VALUES ($1, $2)
+ON CONFLICT (document) DO UPDATE SET last = greatest(g.last, excluded.last)
+"""
 _PUT_DOCUMENT = """
-INSERT INTO syncer.document (name, generation, definition) VALUES ($1, $2, $3)
-ON CONFLICT (name) DO UPDATE
-SET generation = excluded.generation, definition = excluded.definition, applied_at = now(), filled_at = NULL,
-    halted = NULL, halted_at = NULL
+INSERT INTO syncer.document (name, generation, definition, index_name, write_alias, role)
+VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT (index_name) DO UPDATE
+SET generation = excluded.generation, definition = excluded.definition, role = excluded.role,
+    applied_at = now(), filled_at = NULL, halted = NULL, halted_at = NULL
 """
-_PUT_TARGET = """
-INSERT INTO syncer.target (document, index_name, write_alias, mapping_generation) VALUES ($1, $2, $3, $4)
-ON CONFLICT (document, index_name) DO UPDATE SET mapping_generation = excluded.mapping_generation
-"""
-_DROP_TARGETS = "DELETE FROM syncer.target WHERE document = $1"
+_DROP_DOCUMENT = "DELETE FROM syncer.document WHERE index_name = $1"
+_ASSIGN = "UPDATE syncer.document SET role = $2 WHERE index_name = $1"
 _MARK_FILLED = """
 UPDATE syncer.document SET filled_at = now() WHERE name = $1 AND generation = $2 AND halted IS NULL
 """
-_MARK_UNFILLED = "UPDATE syncer.document SET filled_at = NULL WHERE name = ANY ($1)"
+_MARK_UNFILLED = "UPDATE syncer.document SET filled_at = NULL WHERE index_name = ANY ($1)"
 # The first reason stays. Changes are skipped from here on: whatever was filled no longer is.
 _HALT = """
 UPDATE syncer.document SET halted = $3, halted_at = now(), filled_at = NULL
@@ -55,25 +59,26 @@ WHERE name = $1 AND generation = $2 AND halted IS NULL
 """
 _INSTALLATION = "SELECT installation::text FROM syncer.incarnation"
 _PARK = """
-INSERT INTO syncer.dead_letter (document, id, version, error) VALUES ($1, $2, $3, $4)
-ON CONFLICT (document, id) DO UPDATE
+INSERT INTO syncer.dead_letter (document, index_name, id, version, error)
+SELECT name, index_name, $2, $3, $4 FROM syncer.document WHERE index_name = $1 FOR KEY SHARE
+ON CONFLICT (index_name, id) DO UPDATE
 SET version = excluded.version, error = excluded.error, parked_at = now()
 WHERE dead_letter.version <= excluded.version
 """
 _DEAD_LETTERS = """
 SELECT error, count(*) OVER (PARTITION BY split_part(error, ':', 1)), id FROM syncer.dead_letter
-WHERE document = $1 ORDER BY 2 DESC, id LIMIT 1
+WHERE index_name = $1 ORDER BY 2 DESC, id LIMIT 1
 """
 _CLEAR = """
 DELETE FROM syncer.dead_letter AS l
 USING unnest($2::text[]) AS written (id)
-WHERE l.document = $1 AND l.id = written.id AND l.version < $3
+WHERE l.index_name = $1 AND l.id = written.id AND l.version < $3
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A definition in force.
+    """A definition in force, and where it is written.
 
     Args:
         name: The document's name.
@@ -83,6 +88,8 @@ class Document:
         affects: The affects queries as they were written, to compare with.
         index_body: Settings and mappings.
         dependencies: What the SELECT reads and returns.
+        target: The index that it is written to; no other row has the same.
+        role: What that index is for.
         is_filled: Whether every document has been written once under this generation.
         halted: If it is halted: what happened, and what to do.
     """
@@ -94,8 +101,15 @@ class Document:
     affects: dict[str, str]
     index_body: dict[str, Any]
     dependencies: Dependencies
+    target: Target
+    role: Role = Role.SERVING
     is_filled: bool = False
     halted: str | None = None
+
+    @property
+    def index_name(self) -> str:
+        """The physical index, which is what tells two rows of one document apart."""
+        return self.target.index_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +119,11 @@ class DocumentState:
     Args:
         generation: The generation in force.
         is_halted: Whether it is to be skipped until the next generation: see `syncer.halting`.
-        targets: Where it is to be written.
         has_dead_letters: Whether any of its documents is parked.
     """
 
     generation: int
     is_halted: bool
-    targets: tuple[Target, ...]
     has_dead_letters: bool
 
 
@@ -124,34 +136,56 @@ class Catalogue:
     def refresh(self, connection: Connection) -> list[Document]:
         """All definitions in force now; they are read again only if a generation has changed, or a halt began."""
         now = connection.execute(_GENERATIONS).fetchall()
-        known = [(name, one.generation, one.halted is not None) for name, one in self._documents.items()]
+        known = [(name, one.generation, one.role, one.halted is not None) for name, one in self._documents.items()]
         if sorted(now) != sorted(known):
             self._read(connection)
         return list(self._documents.values())
 
-    def last(self, connection: Connection, name: str) -> Document | None:
+    def last(self, connection: Connection, index_name: str) -> Document | None:
         """One definition as it was last read, for who finds out whether it is still in force."""
-        if name not in self._documents:
+        if index_name not in self._documents:
             self._read(connection)
-        return self._documents.get(name)
+        return self._documents.get(index_name)
 
     def forget(self) -> None:
         """Read the definitions again when next asked for one."""
         self._documents = {}
 
     def _read(self, connection: Connection) -> None:
-        self._documents = {one.name: one for one in documents(connection)}
+        self._documents = {one.index_name: one for one in documents(connection)}
 
 
 def documents(connection: Connection) -> list[Document]:
-    """All definitions in force, by name."""
+    """All definitions in force, by name, the one that is served before the others of its name."""
     return [
-        _document(name, generation, stored, is_filled=is_filled, halted=halted)
-        for name, generation, stored, is_filled, halted in connection.execute(_DOCUMENTS).fetchall()
+        _document(
+            name,
+            generation,
+            stored,
+            target=Target(index_name=index_name, write_alias=write_alias),
+            role=Role(role),
+            is_filled=is_filled,
+            halted=halted,
+        )
+        for name, generation, stored, index_name, write_alias, role, is_filled, halted in connection.execute(_DOCUMENTS)
     ]
 
 
-def _document(name: str, generation: int, stored: dict[str, Any], *, is_filled: bool, halted: str | None) -> Document:
+def served(connection: Connection) -> dict[str, Document]:
+    """The definitions whose index searches find, by name."""
+    return {one.name: one for one in documents(connection) if one.role is Role.SERVING}
+
+
+def _document(
+    name: str,
+    generation: int,
+    stored: dict[str, Any],
+    *,
+    target: Target,
+    role: Role,
+    is_filled: bool,
+    halted: str | None,
+) -> Document:
     return Document(
         name=name,
         generation=generation,
@@ -160,6 +194,8 @@ def _document(name: str, generation: int, stored: dict[str, Any], *, is_filled: 
         affects=stored["affects"],
         index_body=stored["index_body"],
         dependencies=_dependencies(stored["dependencies"]),
+        target=target,
+        role=role,
         is_filled=is_filled,
         halted=halted,
     )
@@ -185,8 +221,13 @@ def _table_use(stored: dict[str, Any]) -> TableUse:
     return TableUse(**{**stored, **sets, **{name: tuple(stored[name]) for name in ("id_columns", "affected")}})
 
 
+def generations(connection: Connection) -> dict[str, int]:
+    """The last generation of every document that was ever in force."""
+    return dict(connection.execute(_GENERATIONS_USED).fetchall())
+
+
 def put_document(connection: Connection, document: Document) -> None:
-    """Put a definition in force, as not yet filled."""
+    """Put a definition in force for its index, as not yet filled."""
     dependencies = asdict(document.dependencies)
     for use in dependencies["tables"].values():
         use |= {"watched": sorted(use["watched"]), "routing": sorted(use["routing"])}
@@ -197,7 +238,19 @@ def put_document(connection: Connection, document: Document) -> None:
         "index_body": document.index_body,
         "dependencies": dependencies,
     }
-    connection.execute(_PUT_DOCUMENT, (document.name, document.generation, Jsonb(stored)))
+    connection.execute(_PUT_GENERATION, (document.name, document.generation))
+    where = (document.target.index_name, document.target.write_alias, document.role)
+    connection.execute(_PUT_DOCUMENT, (document.name, document.generation, Jsonb(stored), *where))
+
+
+def drop_document(connection: Connection, document: Document) -> None:
+    """Put a definition out of force: its index is written no more."""
+    connection.execute(_DROP_DOCUMENT, (document.index_name,))
+
+
+def assign(connection: Connection, document: Document, role: Role) -> None:
+    """Say what the index of a definition is for from now on."""
+    connection.execute(_ASSIGN, (document.index_name, role))
 
 
 def mark_filled(connection: Connection, document: Document) -> bool:
@@ -205,9 +258,9 @@ def mark_filled(connection: Connection, document: Document) -> bool:
     return connection.execute(_MARK_FILLED, (document.name, document.generation)).rowcount == 1
 
 
-def mark_unfilled(connection: Connection, names: Sequence[str]) -> None:
-    """Remember that changes of these documents may have been missed."""
-    connection.execute(_MARK_UNFILLED, (list(names),))
+def mark_unfilled(connection: Connection, index_names: Sequence[str]) -> None:
+    """Remember that changes of the documents in these indices may have been missed."""
+    connection.execute(_MARK_UNFILLED, (list(index_names),))
 
 
 def halt(connection: Connection, document_name: str, generation: int, reason: str) -> bool:
@@ -215,38 +268,13 @@ def halt(connection: Connection, document_name: str, generation: int, reason: st
     return connection.execute(_HALT, (document_name, generation, reason)).rowcount == 1
 
 
-def put_target(connection: Connection, document_name: str, target: Target) -> None:
-    """Add a target, or note that its index has a newer mapping."""
-    connection.execute(_PUT_TARGET, (document_name, target.index_name, target.write_alias, target.mapping_generation))
-
-
-def drop_targets(connection: Connection, document_name: str) -> None:
-    """Forget where a document was written."""
-    connection.execute(_DROP_TARGETS, (document_name,))
-
-
-def targets(connection: Connection, document_name: str) -> tuple[Target, ...]:
-    """Where a document is written."""
-    return tuple(_target(row) for row in connection.execute(_TARGETS, (document_name,)))
-
-
-def state(connection: Connection, document_name: str) -> DocumentState | None:
-    """What the caller's snapshot says of a document; None if it is no longer in force."""
-    row = connection.execute(_STATE, (document_name,)).fetchone()
+def state(connection: Connection, index_name: str) -> DocumentState | None:
+    """What the caller's snapshot says of the definition for an index; None if it is no longer in force."""
+    row = connection.execute(_STATE, (index_name,)).fetchone()
     if row is None:
         return None
-    generation, is_halted, rows, has_dead_letters = row
-    return DocumentState(
-        generation=generation,
-        is_halted=is_halted,
-        targets=tuple(_target(fields) for fields in rows),
-        has_dead_letters=has_dead_letters,
-    )
-
-
-def _target(row: Sequence[Any]) -> Target:
-    index_name, write_alias, mapping_generation = row
-    return Target(index_name=index_name, write_alias=write_alias, mapping_generation=int(mapping_generation))
+    generation, is_halted, has_dead_letters = row
+    return DocumentState(generation=generation, is_halted=is_halted, has_dead_letters=has_dead_letters)
 
 
 def installation(connection: Connection) -> str:
@@ -254,17 +282,17 @@ def installation(connection: Connection) -> str:
     return str(value(connection, _INSTALLATION))
 
 
-def park(connection: Connection, document_name: str, id_: str, version: int, error: str) -> None:
+def park(connection: Connection, index_name: str, id_: str, version: int, error: str) -> None:
     """Record that a document could not be written with this version; a newer record stays."""
-    connection.execute(_PARK, (document_name, id_, version, error))
+    connection.execute(_PARK, (index_name, id_, version, error))
 
 
-def worst_dead_letter(connection: Connection, document_name: str) -> tuple[str, str] | None:
+def worst_dead_letter(connection: Connection, index_name: str) -> tuple[str, str] | None:
     """The id and the error of a dead letter of the most frequent kind."""
-    row = connection.execute(_DEAD_LETTERS, (document_name,)).fetchone()
+    row = connection.execute(_DEAD_LETTERS, (index_name,)).fetchone()
     return (row[2], row[0]) if row else None
 
 
-def clear_dead_letters(connection: Connection, document_name: str, ids: Sequence[str], version: int) -> None:
+def clear_dead_letters(connection: Connection, index_name: str, ids: Sequence[str], version: int) -> None:
     """Forget what was parked of these documents before this version was written."""
-    connection.execute(_CLEAR, (document_name, list(ids), version))
+    connection.execute(_CLEAR, (index_name, list(ids), version))

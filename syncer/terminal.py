@@ -117,7 +117,7 @@ def show_overview(console: Console, seen: Overview) -> None:
     flow.add_row("workers", working, f"{seen.topic_waiting:,} changes in the topic")
     console.print(flow)
     console.print()
-    documents = _table("document", "generation", "filled", "dead letters", "index", "documents")
+    documents = _table("document", "generation", "filled", "dead letters", "index", "role", "documents")
     for one in seen.documents:
         documents.add_row(
             one.name,
@@ -125,12 +125,15 @@ def show_overview(console: Console, seen: Overview) -> None:
             _filled(one),
             f"[red]{one.dead_letters:,}" if one.dead_letters else "0",
             "\n".join(one.targets),
+            "\n".join(one.roles[name] for name in one.targets),
             "\n".join("[red]gone or closed" if number is None else f"{number:,}" for number in one.targets.values()),
         )
     console.print(documents if seen.documents else "No document is in force. Run: syncer apply")
     for one in seen.documents:
         if one.halted is not None:
             console.print(f"\n[bold red]{one.name} is halted:[/] {escape(one.halted)}")
+        for index_name, said in one.troubles.items():
+            console.print(f"\n[bold red]{index_name} ({one.roles[index_name]}) is halted:[/] {escape(said)}")
     if any(one.dead_letters for one in seen.documents):
         console.print(
             "\nWhat was said of each dead letter: SELECT document, id, error FROM syncer.dead_letter", style="dim"

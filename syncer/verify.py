@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from syncer import compose, store
+from syncer import compose
 from syncer.compose import Row
 from syncer.index import Index, Stored
 from syncer.model import Place, Target
@@ -110,17 +110,16 @@ def verify(
     report = VerifyReport(document=document.name)
     began = time.monotonic()
     with connect() as streaming, connect() as asking:
-        for target in store.targets(asking, document.name):
-            walk = _Walk(document=document, target=target, index=index, page=page)
-            suspects: dict[str, Drift] = {}
-            for drifts, compared in walk.first_look(streaming, asking):
-                report.documents += compared
-                progress(report.documents)
-                suspects |= {drift.id: drift for drift in drifts}
-                if len(suspects) >= SUSPECTS_MAX:
-                    report.is_complete = False
-                    break
-            report.drifts += walk.settled(asking, suspects, settle_seconds)
+        walk = _Walk(document=document, target=document.target, index=index, page=page)
+        suspects: dict[str, Drift] = {}
+        for drifts, compared in walk.first_look(streaming, asking):
+            report.documents += compared
+            progress(report.documents)
+            suspects |= {drift.id: drift for drift in drifts}
+            if len(suspects) >= SUSPECTS_MAX:
+                report.is_complete = False
+                break
+        report.drifts += walk.settled(asking, suspects, settle_seconds)
     report.seconds = time.monotonic() - began
     return report
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from syncer import halting, store, telemetry
+from syncer import halting, telemetry
 from syncer.affected import AffectedReader
 from syncer.errors import DocumentError, TopicError
 from syncer.index import Index
@@ -182,7 +182,7 @@ class Worker:
                 if affected.ids is None:
                     total.add(self._refresh_all(affected.document))
                 else:
-                    total.add(self._writer.write(affected.document, affected.ids))
+                    total.add(self._writer.write(affected.document.index_name, affected.ids))
 
     def _breathe(self, began: float) -> None:
         """Between two pages of a batch that takes long: stay in the group, and heed a request to stop.
@@ -198,12 +198,9 @@ class Worker:
                 self._consumer.keep_alive()
                 self._breathed_at = now
 
-    def _refresh_all(self, name: str) -> WriteReport:
+    def _refresh_all(self, document: Document) -> WriteReport:
         began = time.monotonic()
         with self._connect() as connection:
-            document = next((one for one in store.documents(connection) if one.name == name), None)
-            if document is None or document.halted is not None:
-                return WriteReport()
             report = refresh_all(
                 connection,
                 document,
@@ -212,7 +209,7 @@ class Worker:
                 page=self._batch_documents_max,
                 progress=lambda _: self._breathe(began),
             )
-        self._log.info(telemetry.DOCUMENT_REFRESHED, document=name, documents=report.documents)
+        self._log.info(telemetry.DOCUMENT_REFRESHED, document=document.name, documents=report.documents)
         return report
 
     def _reader(self) -> AffectedReader:

@@ -27,13 +27,14 @@ from syncer.indices import GC_DELETES_SECONDS
 from syncer.lifecycle import persist
 from syncer.policy import Action, Backoff, at_work_for, decide, decide_item, explain_refusal
 from syncer.postgres import Connection
+from syncer.store import Document
 
 DRAW_AGE_SECONDS_MAX = GC_DELETES_SECONDS / 4
 
 
 @dataclass(slots=True)
 class WriteReport:
-    """What became of documents that were to be written, to all targets together.
+    """What became of documents that were to be written.
 
     Args:
         documents: How many were composed.
@@ -80,11 +81,11 @@ class Writer:
         self._composer: Composer | None = None
         self._log = structlog.get_logger()
 
-    def write(self, document: str, ids: Sequence[str], *, everywhere: bool = False) -> WriteReport:
-        """Bring documents up to date in every target; return when each is written, superseded or parked.
+    def write(self, index_name: str, ids: Sequence[str], *, everywhere: bool = False) -> WriteReport:
+        """Bring documents up to date in one index; return when each is written, superseded or parked.
 
         Args:
-            document: Their definition.
+            index_name: Which, of those in force.
             ids: Which.
             everywhere: Remove copies from all other shards too, where none should be.
 
@@ -99,12 +100,12 @@ class Writer:
         while groups:
             group = groups.pop()
             try:
-                attempt = partial(self._attempt, document, group, report, everywhere=everywhere)
+                attempt = partial(self._attempt, index_name, group, report, everywhere=everywhere)
                 again = persist(attempt, pause=self._pause, stage=self._name)
             except Exception as error:
                 if decide(error) is not Action.PARK:
                     raise
-                groups += self._isolate(document, group, error, report)
+                groups += self._isolate(index_name, group, error, report)
                 continue
             if again:
                 self._pause(backoff.next_seconds())
@@ -117,20 +118,22 @@ class Writer:
             self._connection.close()
         self._connection = self._composer = None
 
-    def _attempt(self, document: str, ids: list[str], report: WriteReport, *, everywhere: bool) -> list[str]:
+    def _attempt(self, index_name: str, ids: list[str], report: WriteReport, *, everywhere: bool) -> list[str]:
         """Compose and write once; returns the ids that Elasticsearch asks to try again."""
         try:
             while True:
                 began = time.monotonic()
-                batch = self._opened().compose(document, ids, everywhere=everywhere)
+                batch = self._opened().compose(index_name, ids, everywhere=everywhere)
                 composed = time.monotonic()
                 report.compose_seconds += composed - began
                 if clock() - batch.drawn_at <= DRAW_AGE_SECONDS_MAX:
                     break
-            rejected = self._write_targets(document, batch, report)
+            if batch.document is None:
+                return []
+            rejected = self._index_batch(batch.document, batch, report)
             report.index_seconds += time.monotonic() - composed
             report.documents += len(batch.compositions)
-            return self._settle(document, batch, rejected, report)
+            return self._settle(batch.document, batch, rejected, report)
         except Exception as error:
             if decide(error) is Action.RETRY:
                 self.close()
@@ -147,18 +150,15 @@ class Writer:
             self._composer = Composer(self._connection)
         return self._composer
 
-    def _write_targets(self, document: str, batch: Batch, report: WriteReport) -> list[Rejection]:
-        rejections = []
-        for target in batch.targets:
-            with at_work_for(document, batch.generation):
-                outcome = self._index.write(target, batch.compositions)
-            report.indexed += outcome.indexed
-            report.deleted += outcome.deleted
-            report.superseded += outcome.superseded
-            rejections += outcome.rejections
-        return rejections
+    def _index_batch(self, document: Document, batch: Batch, report: WriteReport) -> list[Rejection]:
+        with at_work_for(document.name, document.generation):
+            outcome = self._index.write(document.target, batch.compositions)
+        report.indexed += outcome.indexed
+        report.deleted += outcome.deleted
+        report.superseded += outcome.superseded
+        return outcome.rejections
 
-    def _settle(self, document: str, batch: Batch, rejections: list[Rejection], report: WriteReport) -> list[str]:
+    def _settle(self, document: Document, batch: Batch, rejections: list[Rejection], report: WriteReport) -> list[str]:
         """Park what is at fault, clear what is mended; returns what to try again."""
         assert self._connection is not None  # noqa: S101 - the batch was composed on it
         again: dict[str, None] = {}
@@ -171,35 +171,37 @@ class Writer:
                 case Action.PARK:
                     parked[id_] = rejection
                 case Action.HALT_DOCUMENT:
-                    raise _refused(document, batch.generation, rejection)
+                    raise _refused(document, rejection)
         for id_, rejection in parked.items():
-            store.park(self._connection, document, id_, batch.version, f"{rejection.kind}: {rejection.reason}")
+            store.park(
+                self._connection, document.index_name, id_, batch.version, f"{rejection.kind}: {rejection.reason}"
+            )
         for kind, number in Counter(rejection.kind for rejection in parked.values()).items():
             sample = next(id_ for id_, rejection in parked.items() if rejection.kind == kind)
-            self._tell_parked(document, kind, number, sample)
+            self._tell_parked(document.index_name, kind, number, sample)
         report.parked += len(parked)
         if batch.has_dead_letters:
             written = [one.id for one in batch.compositions if one.id not in parked and one.id not in again]
-            store.clear_dead_letters(self._connection, document, written, batch.version)
+            store.clear_dead_letters(self._connection, document.index_name, written, batch.version)
         return list(again)
 
-    def _isolate(self, document: str, ids: list[str], error: Exception, report: WriteReport) -> list[list[str]]:
+    def _isolate(self, index_name: str, ids: list[str], error: Exception, report: WriteReport) -> list[list[str]]:
         """Halve a group whose SELECT fails, until the document at fault is alone; that one is parked."""
         if len(ids) > 1:
             middle = len(ids) // 2
             return [ids[:middle], ids[middle:]]
         self._opened()
         assert self._connection is not None  # noqa: S101 - it has just been opened
-        store.park(self._connection, document, ids[0], version.draw(self._connection), str(error).strip())
-        self._tell_parked(document, type(error).__name__, 1, ids[0])
+        store.park(self._connection, index_name, ids[0], version.draw(self._connection), str(error).strip())
+        self._tell_parked(index_name, type(error).__name__, 1, ids[0])
         report.parked += 1
         return []
 
-    def _tell_parked(self, document: str, kind: str, number: int, sample: str) -> None:
+    def _tell_parked(self, index_name: str, kind: str, number: int, sample: str) -> None:
         """Log the kind of error only: a server's sentence quotes values."""
-        self._log.error(telemetry.DOCUMENT_PARKED, document=document, kind=kind, documents=number, sample_id=sample)
+        self._log.error(telemetry.DOCUMENT_PARKED, index=index_name, kind=kind, documents=number, sample_id=sample)
 
 
-def _refused(document: str, generation: int, rejection: Rejection) -> DocumentError:
-    said = explain_refusal(document, f"{rejection.kind}: {rejection.reason}")
-    return DocumentError(said.message, hint=said.hint, document=document, generation=generation)
+def _refused(document: Document, rejection: Rejection) -> DocumentError:
+    said = explain_refusal(document.name, f"{rejection.kind}: {rejection.reason}")
+    return DocumentError(said.message, hint=said.hint, document=document.name, generation=document.generation)

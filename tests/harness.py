@@ -122,6 +122,12 @@ class World:
         """What searches of that document use."""
         return self.alias if document == "blogpost" else f"{self.alias}-{document}"
 
+    def index_of(self, document: str = "blogpost") -> str:
+        """The physical index that searches of that document find."""
+        return str(
+            self.sql("SELECT index_name FROM syncer.document WHERE name = %s AND role = 'serving'", document)[0][0]
+        )
+
     @property
     def settings(self) -> Settings:
         """As a daemon of this world reads them."""

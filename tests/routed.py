@@ -9,7 +9,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.index import Index
 from syncer.shards import Shards
-from syncer.store import Document, documents, targets
+from syncer.store import Document, documents
 from syncer.verify import VerifyReport, verify
 from tests.harness import World
 
@@ -55,9 +55,7 @@ def put_parents_and_children(world: World) -> None:
 
 def shards(world: World, index: Index) -> Shards:
     """The shards of the document's index."""
-    with world.connect() as connection:
-        (target,) = targets(connection, "blogpost")
-    return index._shards_of(target)
+    return index._shards_of(document(world).target)
 
 
 def document(world: World) -> Document:

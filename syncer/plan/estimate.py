@@ -18,7 +18,7 @@ from enum import StrEnum
 import psycopg
 from psycopg import errors as pg
 
-from syncer import compose, store
+from syncer import compose
 from syncer.apply import Change, Step
 from syncer.compose import Row, clock
 from syncer.errors import DocumentError, IndexingError
@@ -87,7 +87,7 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
     except DocumentError as error:
         sample, failure = {}, _of_the_data(error)
     compose_seconds = clock() - began
-    with _alone(connection), _scratch(connection, indices, step) as (target, outcome, refusal):
+    with _alone(connection), _scratch(indices, step) as (target, outcome, refusal):
         write_seconds, rejections = _write(index, target, sample)
     return Trial(
         outcome=outcome,
@@ -138,16 +138,14 @@ def _alone(connection: Connection) -> Iterator[None]:
 
 
 @contextmanager
-def _scratch(
-    connection: Connection, indices: Indices, step: Step
-) -> Iterator[tuple[Target, Outcome, IndexingError | None]]:
+def _scratch(indices: Indices, step: Step) -> Iterator[tuple[Target, Outcome, IndexingError | None]]:
     """An empty index such as apply would leave the document's, and how it would come to that."""
     document = step.document
     if step.change in (Change.NEW, Change.INDEX_GONE):
         with indices.scratch(document=document.name, alias=document.index, body=document.index_body) as target:
             yield target, Outcome.NEW, None
         return
-    live = store.targets(connection, document.name)[0]
+    live = document.target
     with indices.scratch(document=document.name, alias=document.index, body=indices.body(live)) as target:
         refusal = _refusal(indices, step, target, live)
         if refusal is None:

@@ -99,6 +99,8 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
         "is_filled": True,
         "halted": None,
         "targets": {f"{world.alias}-000001": 0},
+        "roles": {f"{world.alias}-000001": "serving"},
+        "troubles": {},
         "dead_letters": 0,
     }
 

@@ -65,7 +65,7 @@ def race(world: World, held: HeldIndex, index: Index, changes: Sequence[str]) ->
     with world.writer(index) as prompt, stalled_writer(world, held) as resume:
         for change in changes:
             world.sql(change.format(here=here, there=there))
-            prompt.write("blogpost", ["2"])
+            prompt.write(world.index_of(), ["2"])
         return resume().superseded
 
 
@@ -92,13 +92,13 @@ def test_a_document_that_moves_is_counted_once(routed: World) -> None:
     """However many shards are told, one document is one document in the report."""
     here, there = authors(routed)
     with routed.index() as index, routed.writer(index) as writer:
-        first = writer.write("blogpost", ["2", "3"])
+        first = writer.write(routed.index_of(), ["2", "3"])
         assert (first.documents, first.indexed, first.deleted) == (2, 1, 1)
         routed.sql(MOVE.format(here=here, there=there))
-        moved = writer.write("blogpost", ["2"])
+        moved = writer.write(routed.index_of(), ["2"])
         assert (moved.documents, moved.indexed, moved.deleted) == (1, 1, 0)
         routed.sql(DELETE)
-        assert writer.write("blogpost", ["2"]).deleted == 1
+        assert writer.write(routed.index_of(), ["2"]).deleted == 1
     assert routed.held() == {}
 
 
@@ -153,7 +153,7 @@ def test_a_shard_that_cannot_delete_makes_the_document_be_written_again(routed: 
         patient = Writer(connect=routed.connect, index=index, pause=pause, name="test")
         with closing(patient) as writer, stalled_writer(routed, HeldIndex(client)) as resume:
             routed.sql(MOVE.format(there=there))
-            report = writer.write("blogpost", ["2"])
+            report = writer.write(routed.index_of(), ["2"])
             assert resume().superseded == 1
     assert len(paused) == 1
     assert report.parked == 0
@@ -204,7 +204,7 @@ def move_at_random(world: World, index: Index) -> list[str]:
         dice = random.Random(SEED + number)
         with world.writer(index) as writer:
             while not stop.is_set():
-                writer.write("blogpost", dice.sample(ids, 10))
+                writer.write(world.index_of(), dice.sample(ids, 10))
 
     with ThreadPoolExecutor(4) as threads:
         with writing(world):
@@ -214,7 +214,7 @@ def move_at_random(world: World, index: Index) -> list[str]:
         for one in running:
             one.result()
     with world.writer(index) as writer:
-        writer.write("blogpost", ids)
+        writer.write(world.index_of(), ids)
     return world.differences()
 
 

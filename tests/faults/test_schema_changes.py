@@ -15,7 +15,7 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from syncer import shape, store
-from syncer.compose import Composer
+from syncer.compose import Batch, Composer
 from syncer.errors import DocumentError
 from syncer.index import BulkOutcome, Index
 from syncer.reading import following
@@ -336,7 +336,7 @@ def compose_while_altered(world: World, monkeypatch: pytest.MonkeyPatch) -> tupl
 
     monkeypatch.setattr("syncer.store.state", state_then_rewrite)
     with world.connect() as connection:
-        batch = Composer(connection).compose("blogpost", ["2"])
+        batch = Composer(connection).compose(world.index_of(), ["2"])
     return batch.compositions[0].source, was_let[0]
 
 
@@ -414,29 +414,34 @@ def test_a_closed_index_parks_nothing(two: World) -> None:
         with two.elasticsearch() as client:
             client.indices.close(index=f"{two.alias}-000001")
         with pytest.raises(DocumentError, match="closed"):
-            writer.write("blogpost", ["2", "3"])
+            writer.write(two.index_of(), ["2", "3"])
     assert two.sql("SELECT * FROM syncer.dead_letter") == []
 
 
 # Generations
 
 
+def generation_of(batch: Batch) -> int | None:
+    """Under which generation documents were composed."""
+    return batch.document.generation if batch.document else None
+
+
 def test_a_definition_that_is_no_longer_in_force_halts_nothing(two: World) -> None:
     """A composer that still knows the definition before looks again instead of failing under it."""
     with two.connect() as connection:
         composer = Composer(connection)
-        assert composer.compose("blogpost", ["2"]).generation == 1
+        assert generation_of(composer.compose(two.index_of(), ["2"])) == 1
         two.sql("ALTER TABLE posts RENAME COLUMN title TO headline")
         select = two.document_folder / "select.sql"
         select.write_text(select.read_text().replace("p.title", "p.headline AS title"))
         two.apply()
-        batch = composer.compose("blogpost", ["2"])
-        assert batch.generation == 2
+        batch = composer.compose(two.index_of(), ["2"])
+        assert generation_of(batch) == 2
         assert json.loads(batch.compositions[0].source or b"")["title"] == "title 2"
         two.sql("DROP TABLE comments")
         mend(two, TROUBLES["a table is dropped"], "")
         two.apply()
-        assert composer.compose("blogpost", ["2"]).generation == 3
+        assert generation_of(composer.compose(two.index_of(), ["2"])) == 3
 
 
 def test_a_late_halt_does_nothing(two: World) -> None:
@@ -462,13 +467,13 @@ def test_a_schema_change_that_is_taken_back_needs_an_apply_all_the_same(two: Wor
         closing(Watch(connect=two.connect)) as watch,
     ):
         with pytest.raises(DocumentError, match=r"public\.posts\.title is gone"):
-            writer.write("blogpost", ["2"])
+            writer.write(two.index_of(), ["2"])
         assert watch.run_once().halted == ("blogpost",)
         two.sql("ALTER TABLE posts RENAME COLUMN headline TO title")
-        assert writer.write("blogpost", ["2"]).documents == 0
+        assert writer.write(two.index_of(), ["2"]).documents == 0
         two.apply()
         assert two.differences() == []
-        assert writer.write("blogpost", ["2"]).indexed == 1
+        assert writer.write(two.index_of(), ["2"]).indexed == 1
         assert [one.generation for one in store.documents(connection)] == [2, 1]
 
 
@@ -481,7 +486,7 @@ def test_a_view_that_is_redefined_halts_who_reads_it(two: World) -> None:
     with two.index() as index, two.writer(index) as writer, closing(Watch(connect=two.connect)) as watch:
         two.sql("CREATE OR REPLACE VIEW shown AS SELECT id, upper(text) AS text FROM pages")
         with pytest.raises(DocumentError, match=r"the view public\.shown is defined anew"):
-            writer.write("page", ["1"])
+            writer.write(two.index_of("page"), ["1"])
         assert watch.run_once().halted == ("page",)
     two.sql("UPDATE pages SET text = upper(text)")  # for the oracle
     assert not pages_are_level(two)
@@ -515,7 +520,7 @@ def test_a_table_that_was_swapped_in_for_a_moment_is_not_read(world: World) -> N
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 't', 'b')")
     world.sql(SWAP)
     with world.index() as index, world.writer(index) as writer, pytest.raises(DocumentError, match="no triggers"):
-        writer.write("blogpost", ["2"])
+        writer.write(world.index_of(), ["2"])
     with world.connect() as connection:
         (document,) = store.documents(connection)
         with pytest.raises(DocumentError, match="no triggers"), following(connection, document, lock_seconds=1):

@@ -62,7 +62,7 @@ def stalled_writer(world: World, index: HeldIndex) -> Iterator[Callable[[], Writ
 
     def write() -> None:
         with world.writer(index) as writer:
-            reports.append(writer.write("blogpost", ["2"]))
+            reports.append(writer.write(world.index_of(), ["2"]))
 
     thread = threading.Thread(target=write)
     thread.start()
@@ -91,7 +91,7 @@ def test_a_writer_that_stalls_between_read_and_write_loses(blog: World, change: 
     with blog.elasticsearch() as client, blog.index() as index, blog.writer(index) as prompt:
         with stalled_writer(blog, HeldIndex(client)) as resume:
             blog.sql(change)
-            prompt.write("blogpost", ["2"])
+            prompt.write(blog.index_of(), ["2"])
             assert resume().superseded == 1
         assert blog.differences() == []
 
@@ -107,7 +107,7 @@ def test_without_the_rule_the_stalled_writer_wins(blog: World, change: str) -> N
     ):
         with stalled_writer(blog, LateDrawIndex(client, connection)) as resume:
             blog.sql(change)
-            prompt.write("blogpost", ["2"])
+            prompt.write(blog.index_of(), ["2"])
             assert resume().superseded == 0
         assert len(blog.differences()) == 1
 
@@ -130,7 +130,7 @@ def test_a_draw_that_has_grown_old_is_not_written(blog: World, monkeypatch: pyte
 
     monkeypatch.setattr("syncer.version.draw", recorded)
     with blog.index() as index, blog.writer(index) as writer:
-        assert writer.write("blogpost", ["2"]).indexed == 1
+        assert writer.write(blog.index_of(), ["2"]).indexed == 1
     with blog.elasticsearch() as client:
         client.indices.refresh(index=blog.alias)
         assert client.get(index=blog.alias, id="2")["_version"] == drawn[1]

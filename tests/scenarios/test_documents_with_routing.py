@@ -227,7 +227,7 @@ def test_an_index_that_is_gone_is_explained(routed: World) -> None:
         (name,) = client.indices.get_alias(name=routed.alias).body
         client.indices.delete(index=name)
     with routed.index() as index, routed.writer(index) as writer, pytest.raises(DocumentError) as refused:
-        writer.write("blogpost", ["7"])
+        writer.write(routed.index_of(), ["7"])
     assert "gone" in refused.value.message
     assert "syncer apply" in refused.value.hint
 

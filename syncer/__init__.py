@@ -29,6 +29,7 @@ ground; a module knows only those below it:
     writer       ids → written documents: the version rule
     affected     changes → ids                                compose    ids → documents, in one snapshot
     halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are
+    trial        an index.json, tried on an empty index
     outbox       what the triggers wrote                      capture    which tables have triggers
     trigger      their SQL: a changed row → the outbox
     store        what syncer remembers in Postgres            version    epoch and sequence

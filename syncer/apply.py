@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from syncer import capture, compose, dependency, store
+from syncer import capture, compose, dependency, store, trial
 from syncer.definition import Definition
 from syncer.dependency import Dependencies
-from syncer.errors import ConfigError, DefinitionError
+from syncer.errors import ConfigError, DefinitionError, IndexingError
 from syncer.indices import Indices
 from syncer.model import Role, Target
 from syncer.postgres import AdvisoryLock, Connection, value
@@ -31,6 +31,7 @@ class Change(StrEnum):
 
     NEW = "new"
     CHANGED = "changed"
+    REBUILD = "needs a new index"
     INDEX_GONE = "its index or alias is gone"
     HALTED = "halted"
     TRIGGERS_GONE = "its triggers were gone"
@@ -46,11 +47,13 @@ class Step:
         document: As it will be in force.
         change: What is different from what is in force now.
         before: As it is in force.
+        reason: Why it needs a new index, if it does.
     """
 
     document: Document
     change: Change
     before: Document | None
+    reason: str | None = None
 
     @property
     def halted(self) -> str | None:
@@ -158,6 +161,7 @@ def step(connection: Connection, indices: Indices, definition: Definition, in_fo
     Raises:
         DefinitionError: It is refused.
         ComposeError: Its SELECT returns an id more than once.
+        IndexingError: Elasticsearch refuses its index.json, whatever the index.
     """
     before, lost = in_force.documents.get(definition.name), in_force.lost
     generation = in_force.generations.get(definition.name, 0) + 1
@@ -181,28 +185,33 @@ def step(connection: Connection, indices: Indices, definition: Definition, in_fo
             f"{after.name}: the index cannot be changed from {before.index} to {after.index}",
             hint="Make a new document folder for the new index, and remove this one once it is filled.",
         )
-    if before.dependencies.has_routing and not after.dependencies.has_routing:
-        _require_one_shard(indices, after.name, before.target)
-    if not indices.exists(before.target):
+    is_there = indices.exists(before.target)
+    reason = _COPIES_LEFT if _leaves_copies(indices, before, after) else None
+    if reason is None and is_there and is_changed:
+        reason = trial.obstacle(connection, indices, after, before.target)
+    if reason is not None:
+        return Step(document=after, change=Change.REBUILD, before=before, reason=reason)
+    if not is_there:
         return Step(document=after, change=Change.INDEX_GONE, before=before)
-    if before.halted is not None:
-        # A generation of its own, so that who is late with a halt does not halt it again.
-        return Step(document=after, change=Change.HALTED, before=before)
     if is_changed:
-        return Step(document=after, change=Change.CHANGED, before=before)
+        # A halted one gets a generation of its own, so that who is late with a halt does not halt it again.
+        change = Change.CHANGED if before.halted is None else Change.HALTED
+        return Step(document=after, change=change, before=before)
     if before.dependencies.tables.keys() & lost:
         return Step(document=before, change=Change.TRIGGERS_GONE, before=before)
     return Step(document=before, change=Change.UNCHANGED if before.is_filled else Change.UNFILLED, before=before)
 
 
-def _require_one_shard(indices: Indices, name: str, target: Target) -> None:
-    """Refuse to forget that copies may lie on any shard: a late writer may still put one there."""
-    if indices.has_other_shards(target):
-        raise DefinitionError(
-            f"{name}: its index {target.index_name} was written with _routing, and the SELECT has it no more",
-            hint="Keep the column, as NULL::text AS _routing: then every document goes to the shard of its id,\n"
-            "and leaves no copy where it was. Or make a new document folder for an index without routing.",
-        )
+def _leaves_copies(indices: Indices, before: Document, after: Document) -> bool:
+    """Whether copies may lie on any shard, and nobody would look for them: a late writer may still put one there."""
+    gives_up_routing = before.dependencies.has_routing and not after.dependencies.has_routing
+    return gives_up_routing and indices.has_other_shards(before.target)
+
+
+_COPIES_LEFT = (
+    "the SELECT has its _routing no more, and copies may lie on any shard; "
+    "with NULL::text AS _routing, every document goes to the shard of its id, in place"
+)
 
 
 def _meaning(document: Document) -> tuple[object, ...]:
@@ -277,6 +286,7 @@ def carry_out(
     Raises:
         SyncerError: A step was refused. What was done before it does no harm, and apply can be run again.
     """
+    _refuse_rebuilds(decided)
     with _alone(connection):
         to_fill = [step for step in decided.steps if step.change is not Change.UNCHANGED]
         indices.prepare()
@@ -307,6 +317,16 @@ def carry_out(
             capture.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=tell)
             tell(f"released {relation}")
     return [step.document for step in to_fill]
+
+
+def _refuse_rebuilds(decided: Plan) -> None:
+    for step in decided.steps:
+        if step.change is Change.REBUILD:
+            raise IndexingError(
+                f"{step.document.name} needs a new index: {step.reason}",
+                hint="Make a new document folder with another index in its document.yaml, or take the change back.\n"
+                "What was in force is in force still.",
+            )
 
 
 @contextmanager

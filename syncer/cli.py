@@ -125,15 +125,15 @@ def plan(
 ) -> None:
     """What apply would do, tried out: nothing in Postgres or in your indices is changed, and Kafka is not asked.
 
-    Says of each document whether its index is made, changed in place or refused,
+    Says of each document whether its index is made, changed in place, replaced by a new one or refused,
     how long filling it takes, which tables it reads and how their changes find it,
     which indexes are missing, which fields do not fit their mapping; and shows one.
     Exit code 1 if anything is refused.
 
     --json has is_refused, has_warnings, is_migrated, documents, missing_indexes,
     released and forgotten; a document has name, index, refusals, halted, outcome
-    (new, in_place, reindex, triggers, fill or nothing), documents, fill_seconds,
-    sampled, compose, tables, warnings and sample.
+    (new, in_place, reindex, triggers, fill or nothing), reason (why it needs a new
+    index), documents, fill_seconds, sampled, compose, tables, warnings and sample.
     """
     loaded = settings.load()
     telemetry.configure(loaded.log)

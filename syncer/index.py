@@ -37,8 +37,10 @@ ID_BYTES_MAX = 512
 _OK_MIN, _OK_MAX = 200, 299
 _DELETE_BYTES = 100
 _PLACES_MAX = 1000
+_KEEP_ALIVE = "5m"
 
 _SHARDS_FIELDS = "metadata.indices.*.routing_num_shards,metadata.indices.*.settings.index.number_of_shards"
+_SEQUENCE_FIELDS = "indices.*.shards.*.seq_no.max_seq_no,indices.*.shards.*.routing.primary"
 _ITEM_FIELDS = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
 
 
@@ -260,17 +262,62 @@ class Index:
     def walk(self, target: Target, *, page: int) -> Iterator[list[Place]]:
         """Where all copies in a target lie as of now, in pages, in no order."""
         self._client.indices.refresh(index=target.index_name)
-        point = self._client.open_point_in_time(index=target.index_name, keep_alive="5m").body["id"]
+        yield from self._pages(target, page)
+
+    def sequence_numbers(self, target: Target) -> dict[int, int]:
+        """The last sequence number of each shard as of now: every write that comes later gets a greater one.
+
+        Raises:
+            IndexingError: A shard cannot be asked, since its primary is not there.
+        """
+        stats = self._client.indices.stats(
+            index=target.index_name, level="shards", metric="docs", filter_path=_SEQUENCE_FIELDS
+        ).body
+        shards = stats.get("indices", {}).get(target.index_name, {}).get("shards", {})
+        # A primary that moves to another node is there twice.
+        found = {
+            int(shard): max(copy["seq_no"]["max_seq_no"] for copy in copies if copy["routing"]["primary"])
+            for shard, copies in shards.items()
+            if any(copy["routing"]["primary"] and "seq_no" in copy for copy in copies)
+        }
+        if len(found) != self._shards_of(target).number:
+            raise IndexingError(
+                f"Not every shard of {target.index_name} has its primary",
+                hint="Wait until the health of the index is green or yellow, and do the same again.",
+            )
+        return found
+
+    def untouched_since(self, target: Target, numbers: Mapping[int, int], *, page: int) -> Iterator[list[Place]]:
+        """Where the copies lie that nothing was written to since the shards were at these numbers, in pages.
+
+        Each copy that was there then and is there unchanged now is in it. One that was written since is not, unless
+        its shard has lost its primary in between: the next one may give out again the numbers of writes that were
+        never answered.
+        """
+        self._client.indices.refresh(index=target.index_name)
+        for shard, number in numbers.items():
+            query = {"range": {"_seq_no": {"lte": number}}}
+            yield from self._pages(target, page, query=query, preference=f"_shards:{shard}")
+
+    def _pages(
+        self, target: Target, page: int, *, query: Mapping[str, Any] | None = None, preference: str | None = None
+    ) -> Iterator[list[Place]]:
+        """Where the copies lie that a query finds, on one state of the index; all of them, or an error."""
+        point = self._client.open_point_in_time(
+            index=target.index_name, keep_alive=_KEEP_ALIVE, preference=preference
+        ).body["id"]
         after: list[Any] | None = None
         try:
             while True:
                 response = self._client.search(
                     size=page,
-                    pit={"id": point, "keep_alive": "5m"},
+                    pit={"id": point, "keep_alive": _KEEP_ALIVE},
+                    query=query,
                     sort=[{"_shard_doc": "asc"}],
                     source=False,
                     track_total_hits=False,
                     search_after=after,
+                    allow_partial_search_results=False,
                 ).body
                 point = response["pit_id"]
                 hits = response["hits"]["hits"]

@@ -1,13 +1,18 @@
-"""Physical indices in Elasticsearch: made, changed, found, with their aliases.
+"""Physical indices in Elasticsearch: made, filled, changed, searched, dropped, with their aliases.
 
 A physical index has two aliases: the one that searches use, and one of its own that writes name, so that a late
 write never re-creates an index that was dropped. An index says in its ``_meta`` whose it is.
+
+One that is built beside the one that serves is searched by nobody until the alias moves, in one call, and has settings
+that suit a load until it is settled. It remembers in its ``_meta`` what they were instead of.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -21,13 +26,37 @@ from syncer.model import Target
 GC_DELETES_SECONDS = 3600
 """How long our indices remember the version of a deleted document; Elasticsearch's own default is 60."""
 
+# Measured: see `Indices.build`.
+_COPIES = {"index.number_of_replicas": 0, "index.auto_expand_replicas": False}
+_PACE = {"index.refresh_interval": -1, "index.translog.durability": "async", "index.translog.sync_interval": "30s"}
+
 _TEMPLATE = "syncer"
 _NOT_FOUND = 404
+_REQUEST_TIMEOUT = 408
+_WAIT_SECONDS = 5.0
 # Settings that Elasticsearch gives to an index and takes from nobody, or that say where it is.
 _PRIVATE = (
     *("index.uuid", "index.version.", "index.creation_date", "index.provided_name", "index.resize.", "index.history."),
     *("index.routing.allocation.", "index.blocks.", "index.lifecycle.", "index.verified_before_close"),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """Whether an index can be searched as well as the one that serves.
+
+    Args:
+        health: What Elasticsearch says of it: green, yellow or red.
+        wanted: What it says of the one that serves, and at least yellow: every primary shard is there.
+    """
+
+    health: str
+    wanted: str
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is as well."""
+        return self.health in ("green", self.wanted)
 
 
 class Indices:
@@ -74,23 +103,26 @@ class Indices:
                 self.change(document=document, target=target, body=body)
                 return target
             self._client.indices.delete(index=target.index_name)
-        mappings = dict(body.get("mappings", {}))
-        ours = {"document": document, "installation": installation}
-        mappings["_meta"] = {**mappings.get("_meta", {}), "syncer": ours}
-        settings = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s", **body.get("settings", {})}
-        aliases = {target.write_alias: {"is_hidden": True}, alias: {}}
-        self._create(document, target, settings=settings, mappings=mappings, aliases=aliases)
+        self._create(document, target, body, meta=_meta(document, installation), searched_as=alias)
         return target
 
     def _create(
         self,
         document: str,
         target: Target,
+        body: Mapping[str, Any],
         *,
-        settings: Mapping[str, Any],
-        mappings: Mapping[str, Any],
-        aliases: Mapping[str, Mapping[str, Any]],
+        meta: Mapping[str, Any] | None = None,
+        searched_as: str | None = None,
     ) -> None:
+        """Create an index as index.json wants it; one that is somebody's remembers deletes for long enough."""
+        settings, mappings = flat_settings(body.get("settings", {})), dict(body.get("mappings", {}))
+        if meta is not None:
+            settings["index.gc_deletes"] = f"{GC_DELETES_SECONDS}s"
+            mappings["_meta"] = {**mappings.get("_meta", {}), "syncer": meta}
+        aliases: dict[str, dict[str, Any]] = {target.write_alias: {"is_hidden": True}}
+        if searched_as is not None:
+            aliases[searched_as] = {}
         try:
             self._client.indices.create(index=target.index_name, settings=settings, mappings=mappings, aliases=aliases)
         except elasticsearch.BadRequestError as error:
@@ -112,9 +144,21 @@ class Indices:
     def change(self, *, document: str, target: Target, body: Mapping[str, Any]) -> None:
         """Bring an existing index up to what ``index.json`` says, in place.
 
+        What it no longer says stays as it was until the index is made anew: a field that has been removed keeps its
+        mapping, and no document has it any more.
+
         Raises:
             IndexingError: Elasticsearch refuses: the change needs a new index.
         """
+        refusal = self.try_change(target, body)
+        if refusal is not None:
+            raise IndexingError(
+                f"Elasticsearch refuses to change the index of {document} in place: {refusal}",
+                hint="What was in force is in force still. Run `syncer apply` again: it finds out what is needed.",
+            )
+
+    def try_change(self, target: Target, body: Mapping[str, Any]) -> str | None:
+        """The same, with what Elasticsearch says if it refuses."""
         mappings = {key: value for key, value in body.get("mappings", {}).items() if key != "_meta"}
         settings = self._changed_settings(target, body.get("settings", {}))
         try:
@@ -122,13 +166,145 @@ class Indices:
                 self._client.indices.put_settings(index=target.index_name, settings=settings)
             self._client.indices.put_mapping(index=target.index_name, body=mappings)
         except elasticsearch.BadRequestError as error:
-            raise IndexingError(
-                f"Elasticsearch refuses to change the index of {document} in place: {_reason(error)}",
-                hint="This change needs a new index: make a new document folder with another index in its\n"
-                "document.yaml, or take the change back. What was in force is in force still.",
-            ) from error
+            return _reason(error)
+        return None
 
-    # Scratch indices: to try things on
+    # An index that is built beside the one that serves
+
+    def build(
+        self, *, document: str, alias: str, body: Mapping[str, Any], generation: int, installation: str
+    ) -> Target:
+        """Create a physical index with its write alias only, and with settings that suit a load.
+
+        To be called before the index is put in force: one of this generation that an interrupted call has left, and
+        nothing was ever written to, is made anew. Any other that has its name stays as it is, and this one gets
+        another name.
+
+        Raises:
+            IndexingError: Elasticsearch refuses the settings or the mapping.
+        """
+        target, meta = Target.of(alias, generation), _meta(document, installation)
+        if self._ours(target.index_name) == meta and self._is_untouched(target):
+            self.drop(target)
+        elif self._client.indices.exists(index=target.index_name):
+            target = _target(f"{target.index_name}-{uuid4().hex[:8]}")
+        self._create(document, target, body, meta=meta)
+        load = {**_COPIES, **_PACE}
+        found = self._settings(target)
+        # Remembered first: whatever happens, it is known what to put back, be it index.json's or a template's.
+        self._put_meta(target, {**meta, "settled": {name: found.get(name) for name in load}})
+        self._put_settings(target, load)
+        return target
+
+    def settle(self, target: Target, *, like: Target, seconds_max: float) -> Readiness:
+        """Give a built index the settings back that it would have without a load; make it durable, and its replicas.
+
+        Args:
+            target: An index that was built; any other keeps its settings. It can be settled again.
+            like: An index whose health it is to reach: the one that serves.
+            seconds_max: How long to wait for that.
+
+        Returns:
+            How it is; what is not ready in time can be settled again.
+
+        Raises:
+            IndexingError: A shard could not be refreshed or flushed.
+        """
+        ours = self._ours(target.index_name)
+        settled = ours.get("settled", {})
+        self._put_settings(target, {name: settled[name] for name in _PACE if name in settled})
+        # From here on every write is durable when it is answered; what came before becomes so now.
+        _require_all_shards(self._client.indices.refresh(index=target.index_name).body, target)
+        _require_all_shards(self._client.indices.flush(index=target.index_name, wait_if_ongoing=True).body, target)
+        # After the flush, so that replicas are copies of files.
+        self._put_settings(target, {name: settled[name] for name in _COPIES if name in settled})
+        self._put_meta(target, {name: value for name, value in ours.items() if name != "settled"})
+        return self._wait_until_as_well(target, like, seconds_max)
+
+    def _wait_until_as_well(self, target: Target, like: Target, seconds_max: float) -> Readiness:
+        wanted = "green" if self._health(like, "green", 0) == "green" else "yellow"
+        deadline = time.monotonic() + seconds_max
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            found = Readiness(health=self._health(target, wanted, min(left, _WAIT_SECONDS)), wanted=wanted)
+            if found.is_ready or not left:
+                return found
+
+    def _health(self, target: Target, wanted: str, seconds: float) -> str:
+        """The health of an index once it is what is wanted, or when the time is over."""
+        answer = self._client.options(ignore_status=_REQUEST_TIMEOUT).cluster.health(
+            index=target.index_name, wait_for_status=wanted, timeout=f"{seconds * 1000:.0f}ms", filter_path="status"
+        )
+        return str(answer.body["status"])
+
+    def swap(self, alias: str, to: Target) -> None:
+        """Let searches find this index and no other, from one moment to the next.
+
+        Raises:
+            IndexingError: The index is gone, or the alias is someone else's.
+        """
+        installation = self._owner(to.index_name)
+        if installation is None:
+            raise IndexingError(
+                f"{to.index_name} is gone, and {alias} cannot point at it",
+                hint="Was it deleted by hand? What was searched before is searched still.",
+            )
+        self.require_free(alias, installation)
+        before = self.searched(alias)
+        if before == [to.index_name]:
+            return
+        # One call: a search meets either the one or the other.
+        self._client.indices.update_aliases(
+            actions=[
+                *({"remove": {"index": name, "alias": alias, "must_exist": True}} for name in before),
+                {"add": {"index": to.index_name, "alias": alias}},
+            ]
+        )
+
+    def searched(self, alias: str) -> list[str]:
+        """The physical indices that a search through this alias finds."""
+        found = self._client.options(ignore_status=_NOT_FOUND).indices.get_alias(name=alias)
+        return sorted(found.body) if found.meta.status != _NOT_FOUND else []
+
+    def drop(self, target: Target) -> None:
+        """Delete an index with its aliases; it may be gone already.
+
+        Raises:
+            IndexingError: Something besides syncer's own writes has an alias to it.
+        """
+        quiet = self._client.options(ignore_status=_NOT_FOUND)
+        found = quiet.indices.get_alias(index=target.index_name)
+        if found.meta.status == _NOT_FOUND:
+            return
+        aliases = found.body[target.index_name]["aliases"].keys() - {target.write_alias}
+        if aliases:
+            raise IndexingError(
+                f"{target.index_name} is searched as {', '.join(sorted(aliases))}, and is not dropped",
+                hint="Let the alias point at another index first.",
+            )
+        quiet.indices.delete(index=target.index_name)
+
+    def _is_untouched(self, target: Target) -> bool:
+        """Whether nothing was ever written to an index, not even a delete."""
+        stats = self._client.indices.stats(index=target.index_name, level="shards", metric="docs").body
+        copies = (copy for shard in stats["indices"][target.index_name]["shards"].values() for copy in shard)
+        return all(copy["seq_no"]["max_seq_no"] < 0 for copy in copies)
+
+    def _settings(self, target: Target) -> dict[str, Any]:
+        answer = self._client.indices.get_settings(index=target.index_name, flat_settings=True)
+        found: dict[str, Any] = answer.body[target.index_name]["settings"]
+        return found
+
+    def _put_settings(self, target: Target, settings: Mapping[str, Any]) -> None:
+        if settings:
+            self._client.indices.put_settings(index=target.index_name, settings=settings)
+
+    def _put_meta(self, target: Target, ours: Mapping[str, Any]) -> None:
+        found = self._client.indices.get_mapping(index=target.index_name).body[target.index_name]["mappings"]
+        meta = {**found.get("_meta", {}), "syncer": ours}
+        self._client.indices.put_mapping(index=target.index_name, meta=meta)
+
+    # Scratch indices: see `syncer.trial`
 
     @contextmanager
     def scratch(self, *, document: str, alias: str, body: Mapping[str, Any]) -> Iterator[Target]:
@@ -139,22 +315,10 @@ class Indices:
         Raises:
             IndexingError: Elasticsearch refuses the settings or the mapping.
         """
-        name = f"{alias}-syncer-plan-{uuid4().hex[:8]}"
-        target = Target(index_name=name, write_alias=f"{name}-syncer-write")
-        settings = {
-            **flat_settings(body.get("settings", {})),
-            "index.hidden": True,
-            "index.number_of_replicas": 0,
-            "index.auto_expand_replicas": False,
-        }
+        target = _target(f"{alias}-syncer-plan-{uuid4().hex[:8]}")
+        settings = {**flat_settings(body.get("settings", {})), "index.hidden": True, **_COPIES}
         try:
-            self._create(
-                document,
-                target,
-                settings=settings,
-                mappings=body.get("mappings", {}),
-                aliases={target.write_alias: {"is_hidden": True}},
-            )
+            self._create(document, target, {**body, "settings": settings})
             yield target
         finally:
             self._sweep(alias)
@@ -174,8 +338,7 @@ class Indices:
         return {"settings": settings, "mappings": mappings}
 
     def _changed_settings(self, target: Target, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        answer = self._client.indices.get_settings(index=target.index_name, flat_settings=True)
-        current = answer.body[target.index_name]["settings"]
+        current = self._settings(target)
         return {
             name: value
             for name, value in flat_settings(wanted).items()
@@ -205,13 +368,35 @@ class Indices:
                 )
 
     def _owner(self, index_name: str) -> str | None:
-        try:
-            body = self._client.indices.get_mapping(index=index_name).body
-        except elasticsearch.NotFoundError:
-            return None
-        meta = body[index_name]["mappings"].get("_meta", {}).get("syncer", {})
-        owner: str | None = meta.get("installation")
+        owner: str | None = self._ours(index_name).get("installation")
         return owner
+
+    def _ours(self, index_name: str) -> dict[str, Any]:
+        """What syncer has written into an index's ``_meta``; empty if it is somebody else's, or gone."""
+        found = self._client.options(ignore_status=_NOT_FOUND).indices.get_mapping(index=index_name)
+        return _in_meta(found.body[index_name]) if found.meta.status != _NOT_FOUND else {}
+
+
+def _target(index_name: str) -> Target:
+    return Target(index_name=index_name, write_alias=f"{index_name}-syncer-write")
+
+
+def _meta(document: str, installation: str) -> dict[str, Any]:
+    return {"document": document, "installation": installation}
+
+
+def _in_meta(body: Mapping[str, Any]) -> dict[str, Any]:
+    meta: dict[str, Any] = body["mappings"].get("_meta", {}).get("syncer", {})
+    return meta
+
+
+def _require_all_shards(answer: Mapping[str, Any], target: Target) -> None:
+    failed = answer["_shards"]["failed"]
+    if failed:
+        raise IndexingError(
+            f"{failed} shards of {target.index_name} could not be written to disk",
+            hint="See Elasticsearch's log and its disk space, and do the same again.",
+        )
 
 
 def _as_elasticsearch_says(value: Any) -> Any:

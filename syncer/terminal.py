@@ -76,7 +76,7 @@ def show_plan(console: Console, plan: Plan) -> None:
     """What apply will do."""
     documents = _table("document", "index", "generation", "what", "reads")
     for step in plan.steps:
-        style = "dim" if step.change is Change.UNCHANGED else "green"
+        style = {Change.UNCHANGED: "dim", Change.REBUILD: "yellow"}.get(step.change, "green")
         documents.add_row(
             step.document.name,
             step.document.index,
@@ -86,6 +86,8 @@ def show_plan(console: Console, plan: Plan) -> None:
         )
     console.print(documents)
     for step in plan.steps:
+        if step.reason is not None:
+            console.print(f"[yellow]{step.document.name} needs a new index:[/] {escape(step.reason)}")
         if step.halted is not None:
             console.print(f"[red]{step.document.name} is halted:[/] {escape(step.halted)}")
     for name in plan.forgotten:

@@ -1,41 +1,35 @@
 """Estimate: what apply would do to a document's index, tried out on a scratch index with real documents.
 
-Whether a change can be made in place is Elasticsearch's to say, so it is asked: an empty copy of the live index is
-changed by the same code that apply uses. A sample of documents is then composed and written there, which shows
+A sample of documents is composed and written to an empty index that is as apply would leave the document's. That shows
 those that would be refused, and how long a fill takes.
 
-Guarantee: nothing outlives a trial, neither in Postgres nor in Elasticsearch; of a plan that was killed, the next
-one removes what it left. Trials on one database come one after the other.
+Guarantee: nothing outlives a trial, neither in Postgres nor in Elasticsearch: see `syncer.trial`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 
 import psycopg
 from psycopg import errors as pg
 
-from syncer import compose
+from syncer import compose, trial
 from syncer.apply import Change, Step
 from syncer.compose import Row, clock
-from syncer.errors import DocumentError, IndexingError
+from syncer.errors import DocumentError
 from syncer.index import Index, Rejection
 from syncer.indices import Indices
 from syncer.model import Composition, Target
 from syncer.policy import Action, decide
-from syncer.postgres import AdvisoryLock, Connection, bounded
+from syncer.postgres import Connection, bounded
 from syncer.store import Document
 
 SAMPLE_DOCUMENTS = 200
 """How many documents are composed and written on trial."""
 SECONDS_MAX = 10.0
 """How long a query may read the whole SELECT before something cheaper is done."""
-
-_LOCK = "SELECT pg_advisory_lock($1)"
-_UNLOCK = "SELECT pg_advisory_unlock($1)"
 
 
 class Outcome(StrEnum):
@@ -49,13 +43,19 @@ class Outcome(StrEnum):
     NOTHING = "nothing"
 
 
+_IN_A_NEW_INDEX = {
+    Change.NEW: Outcome.NEW,
+    Change.INDEX_GONE: Outcome.NEW,
+    Change.REBUILD: Outcome.REINDEX,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """What was found by trying.
 
     Args:
         outcome: What apply would do.
-        refusal: Why Elasticsearch does not do it in place.
         documents: How many documents there are; None if counting took too long.
         sample: The documents that were tried, by id.
         rejections: Those that Elasticsearch refused.
@@ -64,7 +64,6 @@ class Trial:
     """
 
     outcome: Outcome
-    refusal: IndexingError | None
     documents: int | None
     sample: dict[str, Row]
     rejections: tuple[Rejection, ...]
@@ -87,11 +86,10 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
     except DocumentError as error:
         sample, failure = {}, _of_the_data(error)
     compose_seconds = clock() - began
-    with _alone(connection), _scratch(indices, step) as (target, outcome, refusal):
+    with _scratch(connection, indices, step) as target:
         write_seconds, rejections = _write(index, target, sample)
     return Trial(
-        outcome=outcome,
-        refusal=refusal,
+        outcome=_outcome(step),
         documents=count,
         sample=sample,
         rejections=rejections,
@@ -127,45 +125,19 @@ def _of_the_data(error: DocumentError) -> str:
     return str(cause.diag.message_primary)
 
 
-@contextmanager
-def _alone(connection: Connection) -> Iterator[None]:
-    """Let no other trial remove our scratch index."""
-    connection.execute(_LOCK, (int(AdvisoryLock.PLAN),))
-    try:
-        yield
-    finally:
-        connection.execute(_UNLOCK, (int(AdvisoryLock.PLAN),))
-
-
-@contextmanager
-def _scratch(indices: Indices, step: Step) -> Iterator[tuple[Target, Outcome, IndexingError | None]]:
-    """An empty index such as apply would leave the document's, and how it would come to that."""
+def _scratch(connection: Connection, indices: Indices, step: Step) -> AbstractContextManager[Target]:
+    """An empty index such as apply would leave the document's."""
     document = step.document
-    if step.change in (Change.NEW, Change.INDEX_GONE):
-        with indices.scratch(document=document.name, alias=document.index, body=document.index_body) as target:
-            yield target, Outcome.NEW, None
-        return
-    live = document.target
-    with indices.scratch(document=document.name, alias=document.index, body=indices.body(live)) as target:
-        refusal = _refusal(indices, step, target, live)
-        if refusal is None:
-            yield target, _in_place(step), None
-            return
-    with indices.scratch(document=document.name, alias=document.index, body=document.index_body) as target:
-        yield target, Outcome.REINDEX, refusal
+    if step.change in _IN_A_NEW_INDEX:
+        return trial.fresh(connection, indices, document)
+    if step.is_new_generation:
+        return trial.changed(connection, indices, document, document.target)
+    return trial.copy(connection, indices, document, document.target)
 
 
-def _refusal(indices: Indices, step: Step, target: Target, live: Target) -> IndexingError | None:
-    """Why Elasticsearch does not make the change in place, as if it had been tried on the live index."""
-    if step.change in (Change.CHANGED, Change.HALTED):
-        try:
-            indices.change(document=step.document.name, target=target, body=step.document.index_body)
-        except IndexingError as error:
-            return IndexingError(error.message.replace(target.index_name, live.index_name), hint=error.hint)
-    return None
-
-
-def _in_place(step: Step) -> Outcome:
+def _outcome(step: Step) -> Outcome:
+    if step.change in _IN_A_NEW_INDEX:
+        return _IN_A_NEW_INDEX[step.change]
     if step.change is Change.UNCHANGED:
         return Outcome.NOTHING
     if step.change is Change.UNFILLED:

@@ -94,6 +94,7 @@ class DocumentForecast:
         refusals: Why it would do nothing: each thing that is wrong.
         halted: Why it is halted, until apply; None if it is not.
         outcome: What becomes of the index; None if the definition is refused.
+        reason: Why it needs a new index, if it does.
         documents: How many there are; None if counting took too long.
         fill_seconds: About how long writing them all takes; None if nothing could be measured.
         sampled: On how many documents that was measured.
@@ -108,6 +109,7 @@ class DocumentForecast:
     refusals: tuple[Refusal, ...]
     halted: str | None = None
     outcome: Outcome | None = None
+    reason: str | None = None
     documents: int | None = None
     fill_seconds: float | None = None
     sampled: int = 0
@@ -267,9 +269,10 @@ class _Forecaster:
         return DocumentForecast(
             name=name,
             index=document.index,
-            refusals=(*refusals, *((_refusal(trial.refusal),) if trial.refusal else ())),
+            refusals=refusals,
             halted=step.halted,
             outcome=trial.outcome,
+            reason=step.reason,
             documents=trial.documents,
             fill_seconds=trial.fill_seconds,
             sampled=len(trial.sample),

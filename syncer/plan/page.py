@@ -23,7 +23,7 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _OUTCOMES = {
     Outcome.NEW: ("green", "new index"),
     Outcome.IN_PLACE: ("green", "changed in place"),
-    Outcome.REINDEX: ("bold red", "needs a new index"),
+    Outcome.REINDEX: ("yellow", "needs a new index"),
     Outcome.TRIGGERS: ("green", "triggers only; the index stays as it is"),
     Outcome.FILL: ("green", "not yet filled"),
     Outcome.NOTHING: ("dim", "nothing to do"),
@@ -69,7 +69,8 @@ def _show_heading(console: Console, one: DocumentForecast) -> None:
         console.print(f"{title}: [bold red]refused", soft_wrap=True)
     else:
         style, words = _OUTCOMES[one.outcome]
-        console.print(f"{title}: [{style}]{words}[/]{_fill(one)}", soft_wrap=True)
+        because = f": {one.reason};" if one.reason else ","
+        console.print(f"{title}: [{style}]{words}[/]{escape(because)}{_fill(one)}", soft_wrap=True)
     if one.halted is not None:
         console.print(Text(indent(f"halted: {one.halted}", "  "), style="yellow"), soft_wrap=True)
     for refusal in one.refusals:
@@ -81,8 +82,8 @@ def _show_heading(console: Console, one: DocumentForecast) -> None:
 def _fill(one: DocumentForecast) -> str:
     """How many documents are written, and how long that takes."""
     if one.documents is None:
-        return ", too many documents to count in time"
-    counted = f", {_number(one.documents, 'document')}"
+        return " too many documents to count in time"
+    counted = f" {_number(one.documents, 'document')}"
     if one.outcome is Outcome.NOTHING:
         return counted
     if one.fill_seconds is None:

@@ -143,22 +143,25 @@ def test_before_migrate_it_says_so_and_tells_the_rest(empty_world: World) -> Non
     ],
 )
 def test_plan_and_apply_agree(blog: World, file: str, old: str, new: str, outcome: str) -> None:
-    """What plan calls in place is done in place by apply, and what it says needs a new index is refused by apply."""
+    """What plan calls in place is done in place by apply; what it says needs a new index apply says too, with why."""
     blog.apply()
     edit(blog, file, old, new)
     found = of_blogpost(blog)
     assert found.outcome == outcome
-    indices = physical(blog).keys()
+    assert found.refusals == ()
+    before = physical(blog)
     if outcome == "reindex":
-        (refusal,) = found.refusals
+        assert found.reason is not None
+        assert found.fill_seconds is not None
         with pytest.raises(IndexingError) as raised:
             blog.apply()
-        assert raised.value.hint == refusal.hint
-        assert _UUID.sub("", raised.value.message) == _UUID.sub("", refusal.message)
+        assert _UUID.sub("", found.reason) in _UUID.sub("", raised.value.message)
+        assert physical(blog) == before
+        assert blog.sql("SELECT generation, filled_at IS NOT NULL FROM syncer.document") == [(1, True)]
     else:
-        assert found.refusals == ()
+        assert found.reason is None
         blog.apply()
-        assert physical(blog).keys() == indices
+        assert physical(blog).keys() == before.keys()
         assert of_blogpost(blog).outcome is Outcome.NOTHING
 
 
@@ -190,6 +193,41 @@ def test_an_index_json_that_elasticsearch_refuses_is_a_refusal(blog: World) -> N
     assert found.outcome is None
     assert "nesting" in found.refusals[0].message
     assert len(found.tables) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"type": "nested"', '"type": "nesting"'), ('"number_of_replicas": 0', '"number_of_replicas": "many"')],
+)
+def test_what_no_index_can_be_is_no_reason_for_a_new_one(blog: World, old: str, new: str) -> None:
+    """A mistake in index.json is refused as such, by plan and by apply, though the index could not take it either."""
+    blog.apply()
+    before = physical(blog)
+    edit(blog, "index.json", old, new)
+    found = of_blogpost(blog)
+    assert found.outcome is None
+    with pytest.raises(IndexingError) as raised:
+        blog.apply()
+    assert raised.value.message == found.refusals[0].message
+    assert "refuses the index.json of blogpost" in raised.value.message
+    assert physical(blog) == before
+
+
+def test_one_document_that_needs_a_new_index_keeps_all_from_being_changed(blog: World) -> None:
+    """Apply finds that out before it does anything, also about the documents that it would have come to first."""
+    add_document(blog, "adored", "SELECT p.id AS _id, p.title FROM posts AS p", {"properties": {}})
+    blog.apply()
+    before = (traces(blog), physical(blog))
+    body = {"mappings": {"properties": {"title": {"type": "text"}, "more": {"type": "long"}}}}
+    (blog.config / "documents" / "adored" / "index.json").write_text(json.dumps(body))
+    edit(blog, "index.json", '"title": { "type": "text" }', '"title": { "type": "keyword" }')
+    assert {one.name: one.outcome for one in look(blog).documents} == {
+        "adored": Outcome.IN_PLACE,
+        "blogpost": Outcome.REINDEX,
+    }
+    with pytest.raises(IndexingError, match="blogpost needs a new index"):
+        blog.apply()
+    assert (traces(blog), physical(blog)) == before
 
 
 def test_an_alias_of_somebody_else_is_a_refusal(blog: World) -> None:

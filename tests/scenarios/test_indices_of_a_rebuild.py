@@ -1,0 +1,526 @@
+"""The indices of a rebuild on a real server: built for a load, settled, searched from one moment to the next, dropped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from random import Random
+from threading import Event, Thread
+from time import monotonic
+from typing import Any
+
+import pytest
+from elasticsearch import Elasticsearch, NotFoundError
+
+from syncer import store, trial
+from syncer.errors import IndexingError
+from syncer.index import Index
+from syncer.indices import Indices
+from syncer.model import Composition, Place, Target
+from syncer.store import Document
+from tests.harness import World
+
+MAPPINGS: dict[str, Any] = {
+    "dynamic": "strict",
+    "_meta": {"whose": "the user's own"},
+    "properties": {
+        "text": {"type": "text"},
+        "more": {"type": "nested", "properties": {"word": {"type": "keyword"}}},
+    },
+}
+OURS = {"document": "blogpost", "installation": "one"}
+_OF_ITS_OWN = ("index.uuid", "index.creation_date", "index.provided_name")
+
+
+@dataclass
+class Room:
+    """A world without anything in force, and syncer's view of its Elasticsearch."""
+
+    world: World
+    client: Elasticsearch
+    indices: Indices
+    index: Index
+
+    @property
+    def alias(self) -> str:
+        """What searches use."""
+        return self.world.alias
+
+    def body(self, **settings: Any) -> dict[str, Any]:
+        """An index.json with these settings."""
+        return {"settings": settings, "mappings": MAPPINGS}
+
+    def create(self, generation: int, body: dict[str, Any] | None = None) -> Target:
+        """An index that serves."""
+        body = self.body(number_of_replicas=0) if body is None else body
+        return self.indices.create(alias=self.alias, body=body, generation=generation, **OURS)
+
+    def build(self, generation: int, body: dict[str, Any] | None = None, **others: str) -> Target:
+        """An index beside it."""
+        body = self.body(number_of_replicas=0) if body is None else body
+        return self.indices.build(alias=self.alias, body=body, generation=generation, **OURS | others)
+
+    def write(self, target: Target, ids: range, *, version: int = 1, text: str = "x") -> None:
+        """Documents of two nested ones each."""
+        source = json.dumps({"text": text, "more": [{"word": "a"}, {"word": "b"}]}).encode()
+        outcome = self.index.write(target, [Composition(id=str(one), version=version, source=source) for one in ids])
+        assert outcome.rejections == []
+
+    def names(self) -> set[str]:
+        """Every index of this world."""
+        return set(self.client.indices.get(index=f"{self.alias}*", expand_wildcards="all").body)
+
+    def settings(self, target: Target) -> dict[str, Any]:
+        """The settings that an index shares with its like."""
+        found = self.client.indices.get_settings(index=target.index_name, flat_settings=True).body
+        settings = found[target.index_name]["settings"]
+        return {name: value for name, value in settings.items() if name not in _OF_ITS_OWN}
+
+    def mappings(self, target: Target) -> dict[str, Any]:
+        """Its mappings, with all of its ``_meta``."""
+        found: dict[str, Any] = self.client.indices.get_mapping(index=target.index_name).body
+        mappings: dict[str, Any] = found[target.index_name]["mappings"]
+        return mappings
+
+
+@pytest.fixture
+def room(empty_world: World) -> Iterator[Room]:
+    """A room of its own for each test."""
+    with empty_world.elasticsearch() as client:
+        yield Room(empty_world, client, Indices(client), Index(client, bulk_bytes_max=8_000_000))
+
+
+# Built and settled
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "nothing said": {},
+    "said plainly": {"number_of_replicas": 0, "refresh_interval": "7s", "number_of_shards": 2},
+    "said in full": {"index.number_of_replicas": "0", "index.refresh_interval": -1},
+    "said as an object": {
+        "index": {"number_of_replicas": 0, "translog": {"durability": "async", "sync_interval": "9s"}}
+    },
+    "as many replicas as nodes": {"auto_expand_replicas": "0-all", "refresh_interval": "1s"},
+    "analysis": {
+        "number_of_replicas": 0,
+        "analysis": {"analyzer": {"own": {"type": "custom", "tokenizer": "keyword"}}},
+    },
+}
+
+
+@contextmanager
+def template(room: Room, settings: dict[str, Any]) -> Iterator[None]:
+    """An index template of the cluster's own that is meant for our indices too."""
+    room.client.indices.put_index_template(
+        name=room.alias, index_patterns=[f"{room.alias}-*"], template={"settings": settings}, priority=7
+    )
+    try:
+        yield
+    finally:
+        room.client.indices.delete_index_template(name=room.alias)
+
+
+@pytest.mark.parametrize("from_template", [{}, {"number_of_replicas": 0, "refresh_interval": "13s"}])
+def test_a_settled_index_is_like_one_that_was_never_loaded(room: Room, from_template: dict[str, Any]) -> None:
+    """Whatever index.json says of the load's settings, or a template does: all come back, and nothing else changes."""
+    with template(room, from_template):
+        for generation, (name, settings) in enumerate(BODIES.items(), 1):
+            body = room.body(**settings)
+            plain, built = room.create(2 * generation - 1, body), room.build(2 * generation, body)
+            loading = room.settings(built)
+            assert loading["index.refresh_interval"] == "-1", name
+            assert loading["index.number_of_replicas"] == "0", name
+            assert loading["index.translog.durability"] == "async", name
+            room.write(built, range(10))
+            room.indices.settle(built, like=plain, seconds_max=0)
+            assert room.settings(built) == room.settings(plain), name
+            assert room.mappings(built) == room.mappings(plain), name
+            assert room.index.count(built) == 10, name
+
+
+def test_settling_that_is_interrupted_is_done_again(room: Room) -> None:
+    """At whatever call it ends, and when it had been done: the settings come back."""
+
+    class Ending(Indices):
+        left = 0
+
+        def _put_settings(self, *arguments: Any) -> None:
+            self._count()
+            super()._put_settings(*arguments)
+            self._count()
+
+        def _put_meta(self, *arguments: Any) -> None:
+            self._count()
+            super()._put_meta(*arguments)
+            self._count()
+
+        def _count(self) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise InterruptedError
+
+    body = room.body(number_of_replicas=0, refresh_interval="7s")
+    plain, ending = room.create(1, body), Ending(room.client)
+    for left in range(6):
+        built, ending.left = room.build(2 + left, body), left
+        with pytest.raises(InterruptedError):
+            ending.settle(built, like=plain, seconds_max=0)
+        for _ in range(2):
+            assert room.indices.settle(built, like=plain, seconds_max=30).is_ready
+            assert room.settings(built) == room.settings(plain)
+            assert room.mappings(built) == room.mappings(plain)
+
+
+def test_an_index_that_was_not_built_keeps_its_settings(room: Room) -> None:
+    """Settling one that serves puts nothing back that somebody has set since."""
+    served = room.create(1)
+    room.client.indices.put_settings(index=served.index_name, settings={"index.refresh_interval": "3s"})
+    before = room.settings(served)
+    assert room.indices.settle(served, like=served, seconds_max=0).is_ready
+    assert room.settings(served) == before
+
+
+def test_nothing_rests_on_an_async_translog(room: Room) -> None:
+    """What was written before is in a commit, on disk."""
+    built = room.build(1)
+    room.write(built, range(100))
+
+    def uncommitted() -> int:
+        stats = room.client.indices.stats(index=built.index_name, metric="translog").body
+        return int(stats["_all"]["primaries"]["translog"]["uncommitted_operations"])
+
+    assert uncommitted() == 100
+    room.indices.settle(built, like=built, seconds_max=0)
+    assert uncommitted() == 0
+
+
+def test_the_wait_for_replicas_is_bounded_and_says_how_it_ended(room: Room) -> None:
+    """On one node a replica finds no place: as well as one without is never reached, as well as one of the same is."""
+    body = room.body(number_of_replicas=1)
+    alone, with_replica, built = room.create(1), room.create(2, body), room.build(3, body)
+    began = monotonic()
+    found = room.indices.settle(built, like=alone, seconds_max=1)
+    assert 1 <= monotonic() - began < 20
+    assert (found.health, found.wanted, found.is_ready) == ("yellow", "green", False)
+    found = room.indices.settle(built, like=with_replica, seconds_max=30)
+    assert (found.health, found.wanted, found.is_ready) == ("yellow", "yellow", True)
+    room.indices.drop(built)
+    gone = Target(**{**{name: getattr(built, name) for name in Target.__slots__}, "index_name": f"{room.alias}-gone"})
+    found = room.indices.settle(room.build(4), like=gone, seconds_max=30)
+    assert (found.health, found.wanted) == ("green", "yellow")
+    assert found.is_ready
+
+
+def test_a_built_index_is_written_and_not_searched(room: Room) -> None:
+    """It has the alias that writes name, and no other."""
+    served, built = room.create(1), room.build(2)
+    assert room.indices.exists(built)
+    assert room.indices.searched(room.alias) == [served.index_name]
+    room.write(built, range(5))
+    room.client.indices.refresh(index=built.index_name)
+    assert room.client.count(index=room.alias).body["count"] == 0
+    assert room.index.count(built) == 5
+
+
+def test_what_an_interrupted_build_left_goes_away(room: Room) -> None:
+    """If nothing was written to it, and it is this document's of this generation; no name comes twice."""
+    left = room.build(2)
+    kept = {room.build(2, installation="another").index_name, room.build(2, document="other").index_name}
+    kept |= {room.create(1).index_name, room.build(3).index_name}
+    first = room.build(2)
+    assert room.names() == kept | {first.index_name}
+    assert first != left
+    room.index.write(first, [Composition(id="1", version=1, source=None)])
+    second = room.build(2)
+    assert room.names() == kept | {first.index_name, second.index_name}
+    assert {one.index_name for one in room.indices.of("blogpost", room.alias, "one")} == {
+        *(name for name in room.names() if name[len(room.alias) :].startswith(("-000001", "-000003"))),
+        *(first.index_name, second.index_name),
+    }
+
+
+def test_an_index_json_that_elasticsearch_refuses_builds_nothing(room: Room) -> None:
+    """It is said as for any index, and no index is left."""
+    body = {"mappings": {"properties": {"a": {"type": "nesting"}}}}
+    with pytest.raises(IndexingError, match="nesting"):
+        room.build(1, body)
+    assert room.names() == set()
+
+
+# Searched
+
+
+def test_searches_see_one_index_whole_through_every_swap(room: Room) -> None:
+    """Never an error, never nothing, never both."""
+    documents, swaps = 20, 150
+    two = (room.create(1), room.build(2))
+    for one in two:
+        room.write(one, range(documents))
+        room.client.indices.refresh(index=one.index_name)
+    found: set[int | str] = set()
+    searches = [0, 0, 0]
+    is_over = Event()
+
+    def search(number: int) -> None:
+        with room.world.elasticsearch() as client:
+            while not is_over.is_set():
+                try:
+                    answer = client.search(index=room.alias, size=0, track_total_hits=True, query={"match_all": {}})
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is what the test is about
+                    found.add(repr(error))
+                else:
+                    found.add(answer.body["hits"]["total"]["value"])
+                searches[number] += 1
+
+    threads = [Thread(target=search, args=(number,)) for number in range(len(searches))]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(swaps):
+            room.indices.swap(room.alias, two[(number + 1) % 2])
+            assert room.indices.searched(room.alias) == [two[(number + 1) % 2].index_name]
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert found == {documents}
+    assert sum(searches) > swaps
+
+
+def test_a_swap_takes_the_alias_from_every_other_index_and_can_be_repeated(room: Room) -> None:
+    """However many of ours have it, or none, or this one among them."""
+    first, second, third = room.create(1), room.create(2), room.build(3)
+    assert room.indices.searched(room.alias) == [first.index_name, second.index_name]
+    for to in (second, third, third, first):
+        room.indices.swap(room.alias, to)
+        assert room.indices.searched(room.alias) == [to.index_name]
+    room.client.indices.delete_alias(index=first.index_name, name=room.alias)
+    assert room.indices.searched(room.alias) == []
+    room.indices.swap(room.alias, third)
+    assert room.indices.searched(room.alias) == [third.index_name]
+
+
+def test_an_alias_of_somebody_else_is_not_moved(room: Room) -> None:
+    """Whether it points at another database's index, at one of nobody's, or is an index; nothing is changed."""
+    built = room.build(1)
+    for name in (room.build(2, installation="another").index_name, f"{room.alias}-plain"):
+        room.client.options(ignore_status=400).indices.create(index=name)
+        room.client.indices.put_alias(index=name, name=room.alias)
+        with pytest.raises(IndexingError, match="already points at"):
+            room.indices.swap(room.alias, built)
+        assert room.indices.searched(room.alias) == [name]
+        room.client.indices.delete(index=name)
+    room.client.indices.create(index=room.alias)
+    with pytest.raises(IndexingError, match="is an index"):
+        room.indices.swap(room.alias, built)
+
+
+def test_no_alias_moves_to_an_index_that_is_gone(room: Room) -> None:
+    """What was searched before is searched still."""
+    served, built = room.create(1), room.build(2)
+    room.client.indices.delete(index=built.index_name)
+    with pytest.raises(IndexingError, match="is gone"):
+        room.indices.swap(room.alias, built)
+    assert room.indices.searched(room.alias) == [served.index_name]
+
+
+# Dropped
+
+
+def test_an_index_is_dropped_once_nobody_searches_it(room: Room) -> None:
+    """One that is searched stays; one that is dropped takes its aliases along, and may be dropped again."""
+    served, built = room.create(1), room.build(2)
+    with pytest.raises(IndexingError, match="is searched as"):
+        room.indices.drop(served)
+    assert room.names() == {served.index_name, built.index_name}
+    room.indices.swap(room.alias, built)
+    room.indices.prepare()
+    for _ in range(2):
+        room.indices.drop(served)
+        assert room.names() == {built.index_name}
+    with pytest.raises(NotFoundError):
+        room.write(served, range(1))
+    with pytest.raises(NotFoundError):
+        room.index.write(served, [Composition(id="1", version=1, source=None)])
+    assert room.names() == {built.index_name}
+
+
+# What goes in place
+
+
+def in_force(world: World) -> tuple[Document, Target]:
+    """The document and its index."""
+    with world.connect() as connection:
+        return store.documents(connection)[0], store.targets(connection, "blogpost")[0]
+
+
+def test_what_needs_a_new_index_is_told_from_what_does_not(empty_world: World) -> None:
+    """Asked of the server for each kind of change; the live index stays as it is, and no other is left."""
+    own = {"own": {"type": "custom", "tokenizer": "standard", "filter": ["lowercase"]}}
+    properties: dict[str, Any] = {
+        "title": {"type": "text", "analyzer": "own"},
+        "body": {"type": "text"},
+        "tags": {"type": "keyword", "ignore_above": 99},
+        "created": {"type": "date"},
+        "user": {"properties": {"id": {"type": "long"}, "name": {"type": "text"}}},
+        "comments": {"type": "nested"},
+    }
+    settings: dict[str, Any] = {"number_of_replicas": 0, "number_of_shards": 2, "analysis": {"analyzer": own}}
+    index_json = empty_world.document_folder / "index.json"
+    index_json.write_text(json.dumps({"settings": settings, "mappings": {"properties": properties}}))
+    empty_world.set_up()
+
+    def fields(**changed: Any) -> dict[str, Any]:
+        return {"settings": settings, "mappings": {"properties": properties | changed}}
+
+    def set_to(**changed: Any) -> dict[str, Any]:
+        return {"settings": settings | changed, "mappings": {"properties": properties}}
+
+    without_body = {name: value for name, value in properties.items() if name != "body"}
+    without_analysis = {name: value for name, value in settings.items() if name != "analysis"}
+    cases: dict[str, tuple[dict[str, Any], str | None]] = {
+        "the same": (set_to(), None),
+        "a field more": (fields(views={"type": "long"}), None),
+        "a field within a field more": (fields(title={**properties["title"], "fields": {"raw": {"type": "keyword"}}}), None),
+        "a field less": ({"settings": settings, "mappings": {"properties": without_body}}, None),
+        "dynamic": ({"settings": settings, "mappings": {"dynamic": "strict", "properties": properties}}, None),
+        "a parameter that may change": (fields(tags={"type": "keyword", "ignore_above": 9}), None),
+        "a parameter that may change, left out": (fields(tags={"type": "keyword"}), None),
+        "another type": (fields(body={"type": "keyword"}), "cannot be changed from type [text] to [keyword]"),
+        "another number type": (fields(user={"properties": {"id": {"type": "integer"}}}), "from type [long] to [integer]"),
+        "nested no more": (fields(comments={"type": "object"}), "nested"),
+        "another analyzer": (fields(title={"type": "text", "analyzer": "english"}), "Cannot update parameter [analyzer]"),
+        "an analyzer, left out": (fields(title={"type": "text"}), "Cannot update parameter [analyzer]"),
+        "the analyzer's own words": (
+            set_to(analysis={"analyzer": {"own": {**own["own"], "filter": []}}}),
+            "index.analysis.analyzer.own.filter",
+        ),
+        "an analyzer more": (
+            set_to(analysis={"analyzer": {**own, "other": {"type": "standard"}}}),
+            "index.analysis.analyzer.other.type",
+        ),
+        "the analysis, left out": (
+            {"settings": without_analysis, "mappings": {"properties": properties}},
+            None,
+        ),
+        "another number of shards": (set_to(number_of_shards=3), "index.number_of_shards"),
+        "another codec": (set_to(codec="best_compression"), "index.codec"),
+        "a dynamic setting": (set_to(refresh_interval="9s", max_result_window=5), None),
+        "a replica more": (set_to(number_of_replicas=1), None),
+    }  # fmt: skip
+    document, live = in_force(empty_world)
+    with empty_world.connect() as connection, empty_world.elasticsearch() as client:
+        indices = Indices(client)
+        before = client.indices.get(index=f"{empty_world.alias}*", expand_wildcards="all").body
+        wrong = {}
+        for name, (body, expected) in cases.items():
+            said = trial.obstacle(connection, indices, replace(document, index_body=body), live)
+            if (said is None) != (expected is None) or (expected or "") not in (said or ""):
+                wrong[name] = said
+            assert "syncer-plan" not in (said or "")
+        assert wrong == {}
+        assert client.indices.get(index=f"{empty_world.alias}*", expand_wildcards="all").body == before
+        with pytest.raises(IndexingError, match=r"refuses the index\.json of blogpost"):
+            trial.obstacle(connection, indices, replace(document, index_body=fields(body={"type": "words"})), live)
+
+
+# Sequence numbers
+
+
+def untouched(room: Room, target: Target, numbers: dict[int, int]) -> list[Place]:
+    """All pages of it, small ones."""
+    pages = list(room.index.untouched_since(target, numbers, page=7))
+    assert all(0 < len(page) <= 7 for page in pages)
+    return [place for page in pages for place in page]
+
+
+def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: Room) -> None:
+    """On several shards, with nested documents, routings, deletes, writes that came too late, and after a merge."""
+    random = Random(7)
+    target = room.build(1, room.body(number_of_shards=3, number_of_replicas=0))
+    assert room.index.sequence_numbers(target) == {0: -1, 1: -1, 2: -1}
+    assert untouched(room, target, room.index.sequence_numbers(target)) == []
+    room.write(target, range(200), version=10)
+    source = b'{"text": "x", "more": [{"word": "a"}]}'
+    routed = [Composition(id=f"r{one}", version=10, source=source, routing=str(one % 5)) for one in range(50)]
+    room.index.write(target, routed)
+    room.index.write(target, [Composition(id=str(one), version=11, source=None) for one in range(190, 200)])
+    numbers = room.index.sequence_numbers(target)
+    everything = {Place.of(str(one), None) for one in range(190)} | {one.place for one in routed}
+    assert set(untouched(room, target, numbers)) == everything
+    # Written again, with the same contents; gone; new; moved to another shard; and refused as older.
+    again, gone = random.sample(range(90), 40), random.sample(range(90, 190), 40)
+    for one in again:
+        room.write(target, range(one, one + 1), version=12)
+    room.index.write(target, [Composition(id=str(one), version=12, source=None) for one in gone])
+    room.write(target, range(195, 300), version=12)
+    moved = [replace(one, version=12, routing=f"other {one.routing}") for one in routed[:20]]
+    room.index.write(target, moved)
+    late = [one for one in range(190) if one not in again and one not in gone][:30]
+    outcome = room.index.write(target, [Composition(id=str(one), version=9, source=source) for one in late])
+    assert outcome.superseded == len(late)
+    expected = {Place.of(str(one), None) for one in range(190) if one not in again and one not in gone}
+    expected |= {one.place for one in routed[20:]}
+    for _ in range(2):
+        found = untouched(room, target, numbers)
+        assert len(found) == len(set(found))
+        assert set(found) == expected
+        room.client.indices.forcemerge(index=target.index_name, max_num_segments=1)
+        room.client.indices.flush(index=target.index_name)
+    assert untouched(room, target, room.index.sequence_numbers(target)) != []
+
+
+def test_numbers_that_are_read_under_writes_part_them_rightly(room: Room) -> None:
+    """What is written after they were read is never untouched; what was written last before always is."""
+    target = room.build(1, room.body(number_of_shards=2, number_of_replicas=0))
+    room.write(target, range(400))
+    done: list[tuple[str, float, float]] = []
+    is_over = Event()
+
+    def write() -> None:
+        random = Random(3)
+        for version in range(2, 100_000):
+            ids = [str(one) for one in random.sample(range(300), 5)]
+            began = monotonic()
+            room.index.write(target, [Composition(id=one, version=version, source=b'{"text": "y"}') for one in ids])
+            done.extend((one, began, monotonic()) for one in ids)
+            if is_over.is_set():
+                return
+
+    writer = Thread(target=write)
+    writer.start()
+    readings = []
+    try:
+        for _ in range(8):
+            reading = len(done)
+            while len(done) < reading + 50:
+                assert writer.is_alive()
+            asked = monotonic()
+            numbers = room.index.sequence_numbers(target)
+            readings.append((asked, monotonic(), numbers))
+    finally:
+        is_over.set()
+        writer.join()
+    for asked, answered, numbers in readings:
+        found = {one.id for one in untouched(room, target, numbers)}
+        later = {one for one, began, _ in done if began >= answered}
+        earlier = {str(one) for one in range(400)} - {one for one, _, ended in done if ended > asked}
+        assert later
+        assert not found & later
+        assert earlier <= found
+
+
+def test_a_shard_without_its_primary_is_not_taken_for_one_without_documents(room: Room) -> None:
+    """Then nothing is known, and that is said."""
+    body = room.body(number_of_replicas=0, **{"routing.allocation.require._name": "nobody"})
+    served = room.create(1)
+    room.write(served, range(3))
+    target = replace(served, index_name=f"{room.alias}-red")
+    with room.world.elasticsearch() as client:
+        client.options(ignore_status=408).indices.create(
+            index=target.index_name, settings=body["settings"], wait_for_active_shards="0"
+        )
+        with pytest.raises(IndexingError, match="primary"):
+            room.index.sequence_numbers(target)

@@ -23,11 +23,9 @@ class Affected:
     """Documents to compose again.
 
     Args:
-        document: Which definition, for which index.
         ids: Distinct ids, at most a page of them; None stands for every document, after a TRUNCATE.
     """
 
-    document: Document
     ids: tuple[str, ...] | None
 
 
@@ -44,7 +42,7 @@ class AffectedReader:
         return [one for one in self._catalogue.refresh(self._connection) if one.halted is None]
 
     def read(self, document: Document, changes: Sequence[Change]) -> Generator[Affected]:
-        """The instances of one definition that these changes touch, in pages.
+        """The documents of one definition that these changes touch, in pages.
 
         Raises:
             DocumentError: The document is to halt.
@@ -54,10 +52,10 @@ class AffectedReader:
             if change.relation in document.dependencies.tables:
                 used.setdefault(change.relation, []).append(change)
         if any(not change.images for some in used.values() for change in some):
-            yield Affected(document=document, ids=None)
+            yield Affected(ids=None)
         else:
             for ids in _pages(self._ids(document, used), self._page):
-                yield Affected(document=document, ids=ids)
+                yield Affected(ids=ids)
 
     def _ids(self, document: Document, used: dict[str, list[Change]]) -> Iterator[str]:
         for relation, changes in used.items():

@@ -1,9 +1,12 @@
 """Apply: definitions become indices, triggers and a generation in force.
 
 The order is what makes it safe beside live traffic: the index is created first; then triggers, so that every
-change is captured from then on; then one commit puts the generation and the targets in force; and only after
-that commit every document is written once, which covers whatever was composed before, and whatever was skipped while
-the document was halted: see `syncer.halting`.
+change is captured from then on; then one commit puts the generation in force for its index, and makes the job that
+writes every document once; what that job writes is read after the commit, which covers whatever was composed before,
+and whatever was skipped while the document was halted: see `syncer.halting`.
+
+A change that the index does not take in place gets an index of its own, which is followed beside the one that serves
+until it takes its place: see `syncer.rebuild`.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from syncer import capture, compose, dependency, store, trial
+from syncer import capture, compose, dependency, jobs, store, trial
 from syncer.definition import Definition
 from syncer.dependency import Dependencies
-from syncer.errors import ConfigError, DefinitionError, IndexingError
+from syncer.errors import ConfigError, DefinitionError
 from syncer.indices import Indices
+from syncer.job import JobKind
 from syncer.model import Role, Target
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.store import Document
@@ -32,6 +36,7 @@ class Change(StrEnum):
     NEW = "new"
     CHANGED = "changed"
     REBUILD = "needs a new index"
+    BUILDING = "its new index is being built"
     INDEX_GONE = "its index or alias is gone"
     HALTED = "halted"
     TRIGGERS_GONE = "its triggers were gone"
@@ -63,7 +68,7 @@ class Step:
     @property
     def is_new_generation(self) -> bool:
         """Whether the definition changes, or where it is written, or whether it is halted."""
-        return self.change in (Change.NEW, Change.CHANGED, Change.INDEX_GONE, Change.HALTED)
+        return self.change in (Change.NEW, Change.CHANGED, Change.REBUILD, Change.INDEX_GONE, Change.HALTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +80,20 @@ class Plan:
         captures: The tables whose triggers are to be made or changed, and how.
         released: Tables that no document reads any more.
         forgotten: Documents in force that the config folder no longer has; they are left as they are.
+        abandoned: Those whose new index is no longer wanted as it is being built.
     """
 
     steps: tuple[Step, ...]
     captures: tuple[Capture, ...]
     released: tuple[str, ...]
     forgotten: tuple[str, ...]
+    abandoned: tuple[Document, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
         unchanged = all(step.change is Change.UNCHANGED for step in self.steps)
-        return unchanged and not self.captures and not self.released
+        return unchanged and not self.captures and not self.released and not self.abandoned
 
 
 def plan(connection: Connection, indices: Indices, definitions: Iterable[Definition]) -> Plan:
@@ -120,6 +127,10 @@ class Standing:
     captured: dict[str, Capture] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
 
+    def building(self, name: str) -> Document | None:
+        """The document's new index, if one is being built."""
+        return next((one for one in self.others if one.name == name and one.role is Role.BUILDING), None)
+
 
 def standing(connection: Connection) -> Standing:
     """What is in force now."""
@@ -137,8 +148,13 @@ def assemble(connection: Connection, steps: Iterable[Step], in_force: Standing) 
     """All steps together, and what they mean for the tables."""
     steps = tuple(steps)
     forgotten = in_force.documents.keys() - {one.document.name for one in steps}
-    left = [in_force.documents[name] for name in sorted(forgotten)]
-    documents = [*(one.document for one in steps), *left, *in_force.others]
+    abandoned = tuple(building for one in steps if (building := _abandoned(one, in_force)) is not None)
+    documents = [
+        *(one.document for one in steps),
+        *(one.before for one in steps if one.before is not None and one.document.role is Role.BUILDING),
+        *(in_force.documents[name] for name in sorted(forgotten)),
+        *(one for one in in_force.others if one not in abandoned),
+    ]
     wanted = {one.relation: one for one in _captures(connection, documents)}
     captured = in_force.captured
     return Plan(
@@ -152,7 +168,16 @@ def assemble(connection: Connection, steps: Iterable[Step], in_force: Standing) 
         ),
         released=tuple(sorted(captured.keys() - wanted.keys())),
         forgotten=tuple(sorted(forgotten)),
+        abandoned=abandoned,
     )
+
+
+def _abandoned(step: Step, in_force: Standing) -> Document | None:
+    """The new index that is being built, if this is no longer what it is to be."""
+    building = in_force.building(step.document.name)
+    if building is None or building is step.document:
+        return None
+    return building if step.change is Change.REBUILD or _meaning(building) != _meaning(step.document) else None
 
 
 def step(connection: Connection, indices: Indices, definition: Definition, in_force: Standing) -> Step:
@@ -190,7 +215,7 @@ def step(connection: Connection, indices: Indices, definition: Definition, in_fo
     if reason is None and is_there and is_changed:
         reason = trial.obstacle(connection, indices, after, before.target)
     if reason is not None:
-        return Step(document=after, change=Change.REBUILD, before=before, reason=reason)
+        return _rebuild(before, after, in_force, reason)
     if not is_there:
         return Step(document=after, change=Change.INDEX_GONE, before=before)
     if is_changed:
@@ -200,6 +225,22 @@ def step(connection: Connection, indices: Indices, definition: Definition, in_fo
     if before.dependencies.tables.keys() & lost:
         return Step(document=before, change=Change.TRIGGERS_GONE, before=before)
     return Step(document=before, change=Change.UNCHANGED if before.is_filled else Change.UNFILLED, before=before)
+
+
+def _rebuild(before: Document, after: Document, in_force: Standing, reason: str) -> Step:
+    """A new index, or on with the one that is being built."""
+    building = in_force.building(after.name)
+    if building is not None and building.halted is None and _meaning(building) == _meaning(after):
+        return Step(document=building, change=Change.BUILDING, before=before, reason=reason)
+    return Step(document=anew(after, after.generation), change=Change.REBUILD, before=before, reason=reason)
+
+
+def anew(document: Document, generation: int) -> Document:
+    """The same definition, for an index that is yet to be built."""
+    target = Target.of(document.index, generation)
+    return dataclasses.replace(
+        document, generation=generation, target=target, role=Role.BUILDING, is_filled=False, halted=None
+    )
 
 
 def _leaves_copies(indices: Indices, before: Document, after: Document) -> bool:
@@ -263,6 +304,19 @@ def _aggregate(
     return relation, key[0]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fill:
+    """A document that has to be written once, by a job.
+
+    Args:
+        document: Which.
+        job: The job's id; None if it was filled already, and its index only has yet to serve.
+    """
+
+    document: Document
+    job: int | None
+
+
 def carry_out(
     connection: Connection,
     indices: Indices,
@@ -270,7 +324,7 @@ def carry_out(
     *,
     tell: Callable[[str], None] = lambda _: None,
     timeout_seconds: float = 60,
-) -> list[Document]:
+) -> list[Fill]:
     """Make indices, triggers and generations as planned.
 
     Args:
@@ -281,23 +335,23 @@ def carry_out(
         timeout_seconds: How long to go on asking for the lock of a table that is in use.
 
     Returns:
-        The documents that now have to be written once: see `syncer.refresh`.
+        What now has to be written once; any lane does it: see `syncer.refresher`.
 
     Raises:
         SyncerError: A step was refused. What was done before it does no harm, and apply can be run again.
     """
-    _refuse_rebuilds(decided)
-    with _alone(connection):
-        to_fill = [step for step in decided.steps if step.change is not Change.UNCHANGED]
+    with alone(connection):
         indices.prepare()
-        to_fill = [
+        steps = [
             dataclasses.replace(step, document=_with_index(connection, indices, step, tell))
             if step.is_new_generation
             else step
-            for step in to_fill
+            for step in decided.steps
+            if step.change is not Change.UNCHANGED
         ]
         # Once triggers are back, nothing else tells that they were gone.
-        store.mark_unfilled(connection, [step.document.index_name for step in to_fill])
+        lost = [step.document.index_name for step in steps if step.change is Change.TRIGGERS_GONE]
+        jobs.mark_unfilled(connection, lost)
         before = capture.captured(connection)
         too_wide = []
         for one in decided.captures:
@@ -307,47 +361,60 @@ def carry_out(
             tell(f"capturing {one.relation}")
             if wide != one:
                 too_wide.append(one)
+        for building in decided.abandoned:
+            withdraw(connection, indices, building)
+            tell(f"index {building.index_name} is built no more")
         with connection.transaction():
-            for step in to_fill:
-                if step.is_new_generation:
-                    _put_in_force(connection, step)
+            fills = [_put_in_force(connection, step) for step in steps]
         for one in too_wide:
             capture.install(connection, one, timeout_seconds=timeout_seconds, waiting=tell)
         for relation in decided.released:
             capture.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=tell)
             tell(f"released {relation}")
-    return [step.document for step in to_fill]
+    return fills
 
 
-def _refuse_rebuilds(decided: Plan) -> None:
-    for step in decided.steps:
-        if step.change is Change.REBUILD:
-            raise IndexingError(
-                f"{step.document.name} needs a new index: {step.reason}",
-                hint="Make a new document folder with another index in its document.yaml, or take the change back.\n"
-                "What was in force is in force still.",
-            )
+def withdraw(connection: Connection, indices: Indices, document: Document) -> None:
+    """Put a document's index that is being built, or on standby, out of force, and drop it.
+
+    To be called by whoever is `alone`.
+    """
+    served = store.served(connection)[document.name]
+    if indices.searched(document.index) == [document.index_name]:
+        # Whoever was about to let it serve did not come to say so.
+        indices.swap(document.index, served.target)
+    store.drop_document(connection, document)  # from here on nobody writes it
+    indices.drop(document.target)
 
 
 @contextmanager
-def _alone(connection: Connection) -> Iterator[None]:
-    """Keep out another apply.
+def alone(connection: Connection) -> Iterator[None]:
+    """Keep out everybody else who puts definitions in or out of force.
 
     Raises:
         ConfigError: There is one.
     """
     if not value(connection, "SELECT pg_try_advisory_lock($1)", (int(AdvisoryLock.APPLY),)):
-        raise ConfigError("Another `syncer apply` is at work on this database", hint="Wait until it is done.")
+        raise ConfigError(
+            "Another `syncer apply` or `syncer backfill` is changing what is in force", hint="Wait until it is done."
+        )
     try:
         yield
     finally:
         connection.execute("SELECT pg_advisory_unlock($1)", (int(AdvisoryLock.APPLY),))
 
 
-def _put_in_force(connection: Connection, step: Step) -> None:
-    if step.before is not None and step.before.target != step.document.target:
+def _put_in_force(connection: Connection, step: Step) -> Fill:
+    document = step.document
+    if step.change is Change.INDEX_GONE and step.before is not None and step.before.target != document.target:
         store.drop_document(connection, step.before)
-    store.put_document(connection, step.document)
+    if step.is_new_generation:
+        store.put_document(connection, document)
+    if step.change is Change.BUILDING and document.is_filled:
+        return Fill(document=document, job=None)
+    job = jobs.create(connection, document, JobKind.FILL, resumes=not step.is_new_generation)
+    assert job is not None  # noqa: S101 - it is in force: nobody else applies
+    return Fill(document=document, job=job.id)
 
 
 def _with_index(connection: Connection, indices: Indices, step: Step, tell: Callable[[str], None]) -> Document:
@@ -356,15 +423,17 @@ def _with_index(connection: Connection, indices: Indices, step: Step, tell: Call
     if step.change is Change.INDEX_GONE and indices.restore_aliases(document.target, document.index):
         tell(f"aliases of {document.index_name} are back")
         return document
-    if step.change in (Change.NEW, Change.INDEX_GONE):
-        target = indices.create(
+    if step.change in (Change.NEW, Change.INDEX_GONE, Change.REBUILD):
+        make = indices.build if step.change is Change.REBUILD else indices.create
+        target = make(
             document=document.name,
             alias=document.index,
             body=document.index_body,
             generation=document.generation,
             installation=store.installation(connection),
         )
-        tell(f"index {target.index_name}, searched as {document.index}")
+        later = ", once it is complete" if step.change is Change.REBUILD else ""
+        tell(f"index {target.index_name}, searched as {document.index}{later}")
         return dataclasses.replace(document, target=target)
     indices.change(document=document.name, target=document.target, body=document.index_body)
     tell(f"index {document.index_name} is up to date")

@@ -10,10 +10,10 @@ import dataclasses
 import json
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, TextIO
 
 import typer
 from rich.markup import escape
@@ -23,8 +23,11 @@ from syncer import (
     compose,
     definition,
     index as elastic,
+    jobs,
+    listing,
     overview,
     postgres,
+    rebuild as rebuilding,
     schema,
     service,
     settings,
@@ -33,19 +36,19 @@ from syncer import (
     terminal,
     topic,
 )
-from syncer.errors import ConfigError, DefinitionError, DocumentError, IndexingError, SyncerError
+from syncer.errors import ConfigError, DefinitionError, DocumentError
+from syncer.filling import Filling
 from syncer.index import Index
 from syncer.indices import Indices
+from syncer.job import Job, JobKind
 from syncer.lifecycle import Stop, Stopping
+from syncer.parts import Parts, open_parts
 from syncer.plan import caution, forecast, page
 from syncer.policy import explain
 from syncer.postgres import Connection
-from syncer.refresh import refresh_all
 from syncer.sandbox import ConsoleReporter, Sandbox
-from syncer.settings import Settings
 from syncer.store import Document
 from syncer.verify import VerifyReport, verify as verify_document
-from syncer.writer import Writer
 
 app = typer.Typer(
     help="Keeps Elasticsearch documents equal to what one SELECT says about Postgres.",
@@ -156,7 +159,7 @@ def apply(
     timeout: Annotated[float, typer.Option(help="Seconds to go on asking for the lock of a table in use.")] = 60,
 ) -> None:
     """Put the definitions of the config folder in force: indices, triggers, and a first fill."""
-    with _open("apply") as parts:
+    with open_parts("apply") as parts:
         decided = applying.plan(parts.connection, parts.indices, definition.load_all(settings.config_folder()))
         terminal.show_plan(out, decided)
         for step in decided.steps:
@@ -174,19 +177,99 @@ def apply(
             typer.confirm("Apply?", abort=True)
         if topic.ensure_topic(parts.settings.kafka):
             out.print(f"topic {parts.settings.kafka.topic} created")
-        to_fill = applying.carry_out(
-            parts.connection, parts.indices, decided, tell=lambda line: out.print(escape(line)), timeout_seconds=timeout
-        )
-        _fill_all(parts, to_fill)
+        fills = applying.carry_out(parts.connection, parts.indices, decided, tell=_tell, timeout_seconds=timeout)
+        Filling(parts, out=out, err=err).fill_all(fills)
 
 
 @app.command()
-def backfill(document: Annotated[str, typer.Argument(help="Which document.")]) -> None:
-    """Write every document again, and delete what the SELECT no longer returns. Safe beside live traffic."""
-    with _open("backfill") as parts:
+def backfill(
+    document: Annotated[str, typer.Argument(help="Which document.")],
+    *,
+    rate: Annotated[float | None, typer.Option(min=0.1, help="At most so many documents per second.")] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Only those whose row in the root table meets this SQL condition.")
+    ] = None,
+    ids: Annotated[
+        typer.FileText | None, typer.Option(help="Only these ids, one on each line of a file; - for standard input.")
+    ] = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Write a new index; searches find it once it is complete.")
+    ] = False,
+    despite_parked: Annotated[
+        bool, typer.Option("--despite-parked", help="With --rebuild: also if documents could not be written.")
+    ] = False,
+    abandon: Annotated[bool, typer.Option("--abandon", help="Give up the new index that is being built.")] = False,
+    rollback: Annotated[bool, typer.Option("--rollback", help="Search the index before the rebuild again.")] = False,
+    drop_old: Annotated[bool, typer.Option("--drop-old", help="Drop the index that is kept for a rollback.")] = False,
+) -> None:
+    """Write every document again, and delete what the SELECT no longer returns. Safe beside live traffic.
+
+    The daemons that run do it together; if none does, it is done here. It can be
+    interrupted at any point: the same command takes it up where it was.
+
+    With --rebuild the documents go to a new index, made from the index.json that was
+    applied. Searches go on with the old one until the new one is complete, verified
+    and takes its place at once; the old one is kept up to date for --rollback,
+    until --drop-old.
+    """
+    steps = {"--rebuild": rebuild, "--abandon": abandon, "--rollback": rollback, "--drop-old": drop_old}
+    parts_of = {"--where": where is not None, "--ids": ids is not None}
+    _require_one({**steps, **parts_of})
+    _require_with("--despite-parked", wanted=despite_parked, among={"--rebuild": rebuild})
+    _require_with(
+        "--rate", wanted=rate is not None, among={"a backfill or --rebuild": rebuild or not any(steps.values())}
+    )
+    with open_parts("backfill") as parts:
         chosen = _one_document(parts.connection, document)
-        _require_going(chosen)
-        _fill(parts, chosen)
+        filling = Filling(parts, out=out, err=err, despite_parked=despite_parked)
+        if abandon:
+            dropped = rebuilding.abandon(parts.connection, parts.indices, document)
+            out.print(f"{dropped.index_name} is given up; {chosen.index} is searched in {chosen.index_name} as before")
+        elif rollback:
+            serving = rebuilding.roll_back(parts.connection, parts.indices, document)
+            terminal.show_rolled_back(out, serving, before=chosen)
+        elif drop_old:
+            dropped = rebuilding.drop_standby(parts.connection, parts.indices, document)
+            out.print(f"{dropped.index_name} is dropped")
+        elif rebuild:
+            fill = rebuilding.begin(parts.connection, parts.indices, document, tell=_tell)
+            if fill.job is not None and rate is not None:
+                jobs.set_rate(parts.connection, fill.job, rate)
+            filling.fill(fill)
+        else:
+            _require_going(chosen)
+            filling.follow(chosen, _job(parts, chosen, where=where, ids=ids, rate=rate).id)
+
+
+def _job(parts: Parts, document: Document, *, where: str | None, ids: TextIO | None, rate: float | None) -> Job:
+    """A job for what was asked; one that was interrupted is taken up again."""
+    if ids is None:
+        kind = JobKind.BACKFILL if where is None else JobKind.PART
+        job = jobs.create(parts.connection, document, kind, where=where, rate=rate, resumes=True)
+    else:
+        given = (stripped for line in ids if (stripped := line.strip()))
+        page = parts.settings.worker.batch_documents_max
+        job = listing.create_listed(parts.connection, document, JobKind.PART, given, page=page, rate=rate)
+    if job is None:
+        raise DefinitionError(
+            f"{document.index_name} is no longer in force", hint="Somebody has changed it. Try again."
+        )
+    return job
+
+
+def _require_one(options: Mapping[str, bool]) -> None:
+    given = [name for name, is_given in options.items() if is_given]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} cannot be had together", hint="Run one after the other.")
+
+
+def _require_with(option: str, *, wanted: bool, among: Mapping[str, bool]) -> None:
+    if wanted and not any(among.values()):
+        raise ConfigError(f"{option} means something only with {' or '.join(among)}", hint="Leave it out.")
+
+
+def _tell(line: str) -> None:
+    out.print(escape(line))
 
 
 # Running
@@ -212,7 +295,7 @@ def run(*, only: Annotated[str | None, typer.Option(help="relay or workers: run 
 @app.command()
 def status(*, as_json: AsJson = False) -> None:
     """How far behind, who leads, what each document holds. Exit code 0 only if all is well."""
-    with _open("status") as parts:
+    with open_parts("status") as parts:
         seen = overview.read(parts.connection, parts.index, parts.settings.kafka)
     if as_json:
         typer.echo(json.dumps(seen.as_json(), indent=2))
@@ -230,7 +313,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Compare every document with its SELECT, beside live traffic. Exit code 1 if anything differs."""
-    with _open("verify") as parts:
+    with open_parts("verify") as parts:
         chosen = (
             [_one_document(parts.connection, document)] if document else list(store.served(parts.connection).values())
         )
@@ -308,84 +391,12 @@ def sandbox_status(*, folder: Folder = None, as_json: AsJson = False) -> None:
 # What the commands share
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    settings: Settings
-    connection: Connection
-    index: Index
-    indices: Indices
-    name: str
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.connection.close()
-
-    def connect(self) -> Connection:
-        return postgres.connect(self.settings.postgres, name=self.name)
-
-
-def _open(name: str) -> _Parts:
-    loaded = settings.load()
-    telemetry.configure(loaded.log)
-    connection = postgres.connect(loaded.postgres, name=name)
-    schema.require_current(connection)
-    client = elastic.connect(loaded.elasticsearch)
-    index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
-    return _Parts(settings=loaded, connection=connection, index=index, indices=Indices(client), name=name)
-
-
 def _one_document(connection: Connection, name: str) -> Document:
     documents = store.served(connection)
     if name not in documents:
         known = ", ".join(documents) or "none; run: syncer apply"
         raise DefinitionError(f"No document {name} is in force", hint=f"In force: {known}")
     return documents[name]
-
-
-def _fill_all(parts: _Parts, documents: Iterable[Document]) -> None:
-    """Fill each; one that fails keeps none of the others waiting.
-
-    Raises:
-        SyncerError: The last that failed; those before it have been shown.
-    """
-    failed: list[SyncerError] = []
-    for document in documents:
-        try:
-            _fill(parts, document)
-        except SyncerError as error:
-            failed.append(error)
-    if failed:
-        *others, last = failed
-        for one in others:
-            terminal.show_error(err, one)
-        raise last
-
-
-def _fill(parts: _Parts, document: Document) -> None:
-    writer = Writer(connect=parts.connect, index=parts.index, pause=Stop().pause, name=parts.name)
-    expected = compose.count(parts.connection, document)
-    with terminal.progress(err, f"writing {document.name}", expected) as advance, parts.connect() as reading:
-        report = refresh_all(
-            reading,
-            document,
-            index=parts.index,
-            writer=writer,
-            page=parts.settings.worker.batch_documents_max,
-            progress=lambda total: advance(total.documents),
-        )
-    writer.close()
-    if not store.mark_filled(parts.connection, document):
-        _require_going(_one_document(parts.connection, document.name))
-    terminal.show_write(out, document.name, report)
-    worst = store.worst_dead_letter(parts.connection, document.index_name) if report.parked else None
-    if worst is not None:
-        raise IndexingError(
-            f"{report.parked:,} documents of {document.name} could not be written, such as {worst[0]}: {worst[1]}",
-            hint="The table syncer.dead_letter has what was said of each. Mend the data, the SELECT or index.json, "
-            f"then: syncer apply, or syncer backfill {document.name}",
-        )
 
 
 def _require_going(document: Document) -> None:
@@ -406,7 +417,7 @@ def _advice(connection: Connection, document: Document) -> str:
     return f"To write them all again: syncer backfill {document.name}"
 
 
-def _verify(parts: _Parts, document: Document, settle: float) -> VerifyReport:
+def _verify(parts: Parts, document: Document, settle: float) -> VerifyReport:
     if document.halted is not None:
         return VerifyReport(document=document.name, halted=document.halted)
     try:

@@ -13,6 +13,7 @@ from syncer.errors import SyncerError
 from syncer.index import Index, connect
 from syncer.lifecycle import Stage, Stop
 from syncer.policy import explain
+from syncer.refresher import Refresher
 from syncer.relay import Relay
 from syncer.settings import Settings
 from syncer.topic import ChangeConsumer, ChangeProducer
@@ -46,6 +47,7 @@ def stages(settings: Settings, *, relay: bool = True, workers: bool = True) -> d
         index = Index(connect(settings.elasticsearch), bulk_bytes_max=settings.worker.bulk_bytes_max)
         for number in range(1, settings.worker.threads + 1):
             made[f"worker-{number}"] = worker(settings, index, name=f"worker-{number}")
+        made["refresher"] = refresher(settings, index, name="refresher")
     return made
 
 
@@ -59,6 +61,19 @@ def worker(settings: Settings, index: Index, *, name: str) -> Worker:
         batch_changes_max=settings.worker.batch_changes_max,
         batch_documents_max=settings.worker.batch_documents_max,
         batch_wait_seconds=settings.worker.batch_wait_seconds,
+    )
+
+
+def refresher(settings: Settings, index: Index, *, name: str) -> Refresher:
+    """A lane for jobs, as the settings say."""
+    return Refresher(
+        connect=lambda: postgres.connect(settings.postgres, name=name),
+        index=index,
+        name=name,
+        in_flight_max=settings.refresher.in_flight_max,
+        batch_documents_max=settings.worker.batch_documents_max,
+        batch_bytes_max=settings.worker.bulk_bytes_max,
+        idle_seconds=settings.refresher.idle_seconds,
     )
 
 

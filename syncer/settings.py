@@ -107,6 +107,15 @@ class WorkerSettings(_Section):
     bulk_bytes_max: PositiveInt = 8 * 1024 * 1024
 
 
+class RefresherSettings(_Section):
+    """From pages of jobs to Elasticsearch: backfills, rebuilds, refreshes, repairs."""
+
+    in_flight_max: PositiveInt = 4
+    """How many bulk requests are on their way at once."""
+    idle_seconds: PositiveFloat = 0.5
+    """How long to rest when no job had anything to do."""
+
+
 class WatchSettings(_Section):
     """What the documents rely on in Postgres."""
 
@@ -134,6 +143,7 @@ class Settings(BaseSettings):
     elasticsearch: ElasticsearchSettings
     relay: RelaySettings = RelaySettings()
     worker: WorkerSettings = WorkerSettings()
+    refresher: RefresherSettings = RefresherSettings()
     watch: WatchSettings = WatchSettings()
     log: LogSettings = LogSettings()
 

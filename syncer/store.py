@@ -69,6 +69,7 @@ _DEAD_LETTERS = """
 SELECT error, count(*) OVER (PARTITION BY split_part(error, ':', 1)), id FROM syncer.dead_letter
 WHERE index_name = $1 ORDER BY 2 DESC, id LIMIT 1
 """
+_PARKED = "SELECT id FROM syncer.dead_letter WHERE index_name = $1 AND id = ANY ($2)"
 _CLEAR = """
 DELETE FROM syncer.dead_letter AS l
 USING unnest($2::text[]) AS written (id)
@@ -253,9 +254,9 @@ def assign(connection: Connection, document: Document, role: Role) -> None:
     connection.execute(_ASSIGN, (document.index_name, role))
 
 
-def mark_filled(connection: Connection, document: Document) -> bool:
+def mark_filled(connection: Connection, document_name: str, generation: int) -> bool:
     """Remember that every document has been written once under this generation; False if it ended or halted."""
-    return connection.execute(_MARK_FILLED, (document.name, document.generation)).rowcount == 1
+    return connection.execute(_MARK_FILLED, (document_name, generation)).rowcount == 1
 
 
 def mark_unfilled(connection: Connection, index_names: Sequence[str]) -> None:
@@ -285,6 +286,11 @@ def installation(connection: Connection) -> str:
 def park(connection: Connection, index_name: str, id_: str, version: int, error: str) -> None:
     """Record that a document could not be written with this version; a newer record stays."""
     connection.execute(_PARK, (index_name, id_, version, error))
+
+
+def parked(connection: Connection, index_name: str, ids: Sequence[str]) -> set[str]:
+    """Those of the documents that are parked."""
+    return {row[0] for row in connection.execute(_PARKED, (index_name, list(ids)))}
 
 
 def worst_dead_letter(connection: Connection, index_name: str) -> tuple[str, str] | None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TextIO
 
 from rich.console import Console
@@ -15,10 +16,11 @@ from rich.table import Table
 
 from syncer.apply import Change, Plan
 from syncer.errors import SyncerError
+from syncer.job import Job, JobState
 from syncer.overview import DocumentOverview, Overview
 from syncer.sandbox import Status
+from syncer.store import Document
 from syncer.verify import Drift, VerifyReport
-from syncer.writer import WriteReport
 
 _DRIFTS_SHOWN_MAX = 20
 _PIPE_COLUMNS = 400
@@ -90,17 +92,107 @@ def show_plan(console: Console, plan: Plan) -> None:
             console.print(f"[yellow]{step.document.name} needs a new index:[/] {escape(step.reason)}")
         if step.halted is not None:
             console.print(f"[red]{step.document.name} is halted:[/] {escape(step.halted)}")
+    for one in plan.abandoned:
+        console.print(f"{escape(one.index_name)} will be built no more, and dropped: it is not what is wanted now")
     for name in plan.forgotten:
         console.print(f"[yellow]{escape(name)} is in force and has no folder: it is left as it is")
     for relation in plan.released:
         console.print(f"{escape(relation)} will no longer be captured")
 
 
-def show_write(console: Console, document: str, report: WriteReport) -> None:
-    """What became of a document that was written whole."""
+@contextmanager
+def doing(console: Console, what: str) -> Iterator[None]:
+    """Say what takes a while, of which nobody knows how long."""
+    if not console.is_terminal:
+        console.print(what)
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+@contextmanager
+def job_progress(console: Console, label: str) -> Iterator[Callable[[Job], None]]:
+    """Show how far a job is: a bar on a terminal, a line every few seconds elsewhere.
+
+    Yields:
+        What to call with the job as it is.
+    """
+    if not console.is_terminal:
+        yield _plain_job_progress(console, label)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[pace]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as shown:
+        task: TaskID = shown.add_task(label, total=None, pace="")
+
+        def show(job: Job) -> None:
+            total = job.documents_total
+            shown.update(task, completed=job.documents_done, total=total, pace=pace(job))
+
+        yield show
+
+
+def _plain_job_progress(console: Console, label: str) -> Callable[[Job], None]:
+    said_at = time.monotonic()
+
+    def show(job: Job) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= _PLAIN_LINE_SECONDS:
+            said_at = time.monotonic()
+            total = "?" if job.documents_total is None else f"{job.documents_total:,}"
+            console.print(f"{label}: {job.documents_done:,} of {total}, {pace(job)}")
+
+    return show
+
+
+def pace(job: Job) -> str:
+    """How fast a job goes, and how long it will take; or what it waits for."""
+    if job.is_paused:
+        return f"paused; to go on: syncer jobs resume {job.id}"
+    if job.state in (JobState.NEW, JobState.LISTING):
+        return "finding ids"
+    if job.state is JobState.WRITTEN:
+        return "looking for what only Elasticsearch has"
+    if job.documents_per_second is None:
+        return ""
+    left = "" if job.eta_seconds is None else f", {_duration(job.eta_seconds)} left"
+    return f"{job.documents_per_second:,.0f} documents/s{left}"
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def show_job(console: Console, job: Job) -> None:
+    """What became of the documents that a job has written."""
     console.print(
-        f"{document}: {report.indexed:,} written, {report.deleted:,} deleted, "
-        f"{report.superseded:,} already newer, {report.parked:,} parked"
+        f"{job.document}: {job.indexed:,} written, {job.deleted:,} deleted, "
+        f"{job.superseded:,} already newer, {job.parked:,} parked"
+    )
+
+
+def show_rolled_back(console: Console, serving: Document, *, before: Document) -> None:
+    """What is searched after a rollback."""
+    console.print(f"{escape(serving.index)} is searched in {serving.index_name} again")
+    console.print(
+        f"{before.index_name} is kept up to date; to go back to it: the same command again.\n"
+        f"The config folder may still have the definition of {before.index_name}: see what apply would do, with\n"
+        "syncer plan",
+        style="dim",
+    )
+
+
+def show_left(console: Console, document: Document, job_id: int) -> None:
+    """What goes on, or waits, after somebody has stopped to look."""
+    console.print(
+        f"\nJob {job_id} is left as it is, and goes on wherever `syncer run` runs.\n"
+        f"To take it up again: syncer backfill {document.name}; to end it: syncer jobs cancel {job_id}"
     )
 
 

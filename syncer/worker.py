@@ -1,8 +1,8 @@
 """Worker: the main loop. Topic → affected documents → compose → index → offsets.
 
 Guarantees: an offset is committed only when every document that its change touches has been written, found
-superseded, or parked, or its definition is halted. Whatever happens before that is done again by whoever has the
-partition then, which the version rule makes harmless.
+superseded, or parked, or left to a job, or its definition is halted. Whatever happens before that is done again by
+whoever has the partition then, which the version rule makes harmless.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from syncer import halting, telemetry
+from syncer import halting, jobs, telemetry
 from syncer.affected import AffectedReader
 from syncer.errors import DocumentError, TopicError
 from syncer.index import Index
+from syncer.job import JobKind
 from syncer.lifecycle import Stop, Stopping, persist
 from syncer.model import Change
 from syncer.policy import Action, decide
 from syncer.postgres import Connection
-from syncer.refresh import refresh_all
 from syncer.store import Document
 from syncer.topic import ChangeConsumer, Received
 from syncer.writer import Writer, WriteReport
@@ -180,9 +180,9 @@ class Worker:
             for affected in pages:
                 self._breathe(began)
                 if affected.ids is None:
-                    total.add(self._refresh_all(affected.document))
+                    self._refresh(document)
                 else:
-                    total.add(self._writer.write(affected.document.index_name, affected.ids))
+                    total.add(self._writer.write(document.index_name, affected.ids))
 
     def _breathe(self, began: float) -> None:
         """Between two pages of a batch that takes long: stay in the group, and heed a request to stop.
@@ -198,19 +198,11 @@ class Worker:
                 self._consumer.keep_alive()
                 self._breathed_at = now
 
-    def _refresh_all(self, document: Document) -> WriteReport:
-        began = time.monotonic()
-        with self._connect() as connection:
-            report = refresh_all(
-                connection,
-                document,
-                index=self._index,
-                writer=self._writer,
-                page=self._batch_documents_max,
-                progress=lambda _: self._breathe(began),
-            )
-        self._log.info(telemetry.DOCUMENT_REFRESHED, document=document.name, documents=report.documents)
-        return report
+    def _refresh(self, document: Document) -> None:
+        """Leave all documents of a definition to the refreshers; once the job is there, it is done."""
+        job = jobs.create(self._connected(), document, JobKind.REFRESH)
+        if job is not None:
+            self._log.info(telemetry.JOB_CREATED, job=job.id, kind=job.kind, document=document.name)
 
     def _reader(self) -> AffectedReader:
         if self._affected is None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
 
 import structlog
@@ -60,8 +60,25 @@ class WriteReport:
             setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try to write some documents: composed, then sent, then settled.
+
+    Args:
+        batch: What was composed.
+        report: What has become of it so far.
+        rejections: What Elasticsearch did not write.
+    """
+
+    batch: Batch
+    report: WriteReport = field(default_factory=WriteReport)
+    rejections: list[Rejection] = field(default_factory=list)
+
+
 class Writer:
-    """Writes documents by the version rule, on a connection of its own. Not for sharing between threads.
+    """Writes documents by the version rule, on a connection of its own.
+
+    Not for sharing between threads, but for `send`: so a caller may compose one batch while others are being sent.
 
     Args:
         connect: Opens a connection to Postgres.
@@ -100,13 +117,14 @@ class Writer:
         while groups:
             group = groups.pop()
             try:
-                attempt = partial(self._attempt, index_name, group, report, everywhere=everywhere)
-                again = persist(attempt, pause=self._pause, stage=self._name)
+                attempt = partial(self._attempt, index_name, group, everywhere=everywhere)
+                done, again = persist(attempt, pause=self._pause, stage=self._name)
             except Exception as error:
                 if decide(error) is not Action.PARK:
                     raise
                 groups += self._isolate(index_name, group, error, report)
                 continue
+            report.add(done)
             if again:
                 self._pause(backoff.next_seconds())
                 groups.append(again)
@@ -118,22 +136,64 @@ class Writer:
             self._connection.close()
         self._connection = self._composer = None
 
-    def _attempt(self, index_name: str, ids: list[str], report: WriteReport, *, everywhere: bool) -> list[str]:
-        """Compose and write once; returns the ids that Elasticsearch asks to try again."""
+    def compose(self, index_name: str, ids: Sequence[str], *, everywhere: bool = False) -> Attempt:
+        """Draw and read, as `Composer.compose`; what it returns is to be sent at once, and then settled.
+
+        Raises:
+            DocumentError: The document is to halt.
+            Exception: As `write` would meet it: nothing is tried again.
+        """
+        began = time.monotonic()
+        batch = self._opened().compose(index_name, ids, everywhere=everywhere)
+        while clock() - batch.drawn_at > DRAW_AGE_SECONDS_MAX:
+            batch = self._opened().compose(index_name, ids, everywhere=everywhere)
+        report = WriteReport(documents=len(batch.compositions), compose_seconds=time.monotonic() - began)
+        return Attempt(batch=batch, report=report)
+
+    def send(self, attempt: Attempt) -> None:
+        """Write what was composed; safe to call from several threads, for different attempts.
+
+        Raises:
+            DocumentError: The document is to halt.
+            Exception: As `write` would meet it: nothing is tried again.
+        """
+        document, report = attempt.batch.document, attempt.report
+        if document is None:
+            return
+        began = time.monotonic()
+        with at_work_for(document.name, document.generation):
+            outcome = self._index.write(document.target, attempt.batch.compositions)
+        report.indexed += outcome.indexed
+        report.deleted += outcome.deleted
+        report.superseded += outcome.superseded
+        report.index_seconds += time.monotonic() - began
+        attempt.rejections.extend(outcome.rejections)
+
+    def settle(self, attempt: Attempt) -> list[str]:
+        """Park what is at fault and clear what is mended; returns the ids that Elasticsearch asks to try again.
+
+        Raises:
+            DocumentError: The document is to halt.
+            psycopg.Error: Nothing of that is recorded.
+        """
+        document, batch = attempt.batch.document, attempt.batch
+        if document is None:
+            return []
+        again, parked = _sorted_out(document, attempt.rejections)
+        self._park(document, batch.version, parked)
+        attempt.report.parked += len(parked)
+        attempt.report.documents -= len(again)
+        if batch.has_dead_letters:
+            written = [one.id for one in batch.compositions if one.id not in parked and one.id not in again]
+            store.clear_dead_letters(self._connected(), document.index_name, written, batch.version)
+        return list(again)
+
+    def _attempt(self, index_name: str, ids: list[str], *, everywhere: bool) -> tuple[WriteReport, list[str]]:
+        """Compose and write once; with the ids that Elasticsearch asks to try again."""
         try:
-            while True:
-                began = time.monotonic()
-                batch = self._opened().compose(index_name, ids, everywhere=everywhere)
-                composed = time.monotonic()
-                report.compose_seconds += composed - began
-                if clock() - batch.drawn_at <= DRAW_AGE_SECONDS_MAX:
-                    break
-            if batch.document is None:
-                return []
-            rejected = self._index_batch(batch.document, batch, report)
-            report.index_seconds += time.monotonic() - composed
-            report.documents += len(batch.compositions)
-            return self._settle(batch.document, batch, rejected, report)
+            attempt = self.compose(index_name, ids, everywhere=everywhere)
+            self.send(attempt)
+            return attempt.report, self.settle(attempt)
         except Exception as error:
             if decide(error) is Action.RETRY:
                 self.close()
@@ -150,49 +210,26 @@ class Writer:
             self._composer = Composer(self._connection)
         return self._composer
 
-    def _index_batch(self, document: Document, batch: Batch, report: WriteReport) -> list[Rejection]:
-        with at_work_for(document.name, document.generation):
-            outcome = self._index.write(document.target, batch.compositions)
-        report.indexed += outcome.indexed
-        report.deleted += outcome.deleted
-        report.superseded += outcome.superseded
-        return outcome.rejections
+    def _connected(self) -> Connection:
+        self._opened()
+        assert self._connection is not None  # noqa: S101 - it has just been opened
+        return self._connection
 
-    def _settle(self, document: Document, batch: Batch, rejections: list[Rejection], report: WriteReport) -> list[str]:
-        """Park what is at fault, clear what is mended; returns what to try again."""
-        assert self._connection is not None  # noqa: S101 - the batch was composed on it
-        again: dict[str, None] = {}
-        parked: dict[str, Rejection] = {}
-        for rejection in rejections:
-            id_ = rejection.composition.id
-            match decide_item(rejection.status, rejection.kind):
-                case Action.RETRY:
-                    again[id_] = None
-                case Action.PARK:
-                    parked[id_] = rejection
-                case Action.HALT_DOCUMENT:
-                    raise _refused(document, rejection)
+    def _park(self, document: Document, version_: int, parked: Mapping[str, Rejection]) -> None:
         for id_, rejection in parked.items():
-            store.park(
-                self._connection, document.index_name, id_, batch.version, f"{rejection.kind}: {rejection.reason}"
-            )
+            said = f"{rejection.kind}: {rejection.reason}"
+            store.park(self._connected(), document.index_name, id_, version_, said)
         for kind, number in Counter(rejection.kind for rejection in parked.values()).items():
             sample = next(id_ for id_, rejection in parked.items() if rejection.kind == kind)
             self._tell_parked(document.index_name, kind, number, sample)
-        report.parked += len(parked)
-        if batch.has_dead_letters:
-            written = [one.id for one in batch.compositions if one.id not in parked and one.id not in again]
-            store.clear_dead_letters(self._connection, document.index_name, written, batch.version)
-        return list(again)
 
     def _isolate(self, index_name: str, ids: list[str], error: Exception, report: WriteReport) -> list[list[str]]:
         """Halve a group whose SELECT fails, until the document at fault is alone; that one is parked."""
         if len(ids) > 1:
             middle = len(ids) // 2
             return [ids[:middle], ids[middle:]]
-        self._opened()
-        assert self._connection is not None  # noqa: S101 - it has just been opened
-        store.park(self._connection, index_name, ids[0], version.draw(self._connection), str(error).strip())
+        connection = self._connected()
+        store.park(connection, index_name, ids[0], version.draw(connection), str(error).strip())
         self._tell_parked(index_name, type(error).__name__, 1, ids[0])
         report.parked += 1
         return []
@@ -200,6 +237,27 @@ class Writer:
     def _tell_parked(self, index_name: str, kind: str, number: int, sample: str) -> None:
         """Log the kind of error only: a server's sentence quotes values."""
         self._log.error(telemetry.DOCUMENT_PARKED, index=index_name, kind=kind, documents=number, sample_id=sample)
+
+
+def _sorted_out(
+    document: Document, rejections: Iterable[Rejection]
+) -> tuple[dict[str, Rejection], dict[str, Rejection]]:
+    """What is to be tried again, and what is to be parked.
+
+    Raises:
+        DocumentError: The index takes no documents.
+    """
+    again: dict[str, Rejection] = {}
+    parked: dict[str, Rejection] = {}
+    for rejection in rejections:
+        match decide_item(rejection.status, rejection.kind):
+            case Action.RETRY:
+                again[rejection.composition.id] = rejection
+            case Action.PARK:
+                parked[rejection.composition.id] = rejection
+            case Action.HALT_DOCUMENT:
+                raise _refused(document, rejection)
+    return again, parked
 
 
 def _refused(document: Document, rejection: Rejection) -> DocumentError:

@@ -26,12 +26,12 @@ from elasticsearch import Elasticsearch
 from elasticsearch.helpers import scan
 from pydantic import SecretStr
 
-from syncer import apply, definition, postgres, schema, service, store, topic
+from syncer import apply, definition, job, postgres, schema, service, topic
 from syncer.index import Index
 from syncer.indices import Indices
 from syncer.lifecycle import Stop
 from syncer.postgres import Connection
-from syncer.refresh import refresh_all
+from syncer.refresher import Refresher
 from syncer.relay import Relay
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings
@@ -217,10 +217,14 @@ class World:
             index = Index(client, bulk_bytes_max=8_000_000)
             indices = Indices(client)
             decided = apply.plan(connection, indices, definition.load_all(self.config))
-            for document in apply.carry_out(connection, indices, decided):
-                with self.writer(index) as writer, self.connect() as reading:
-                    refresh_all(reading, document, index=index, writer=writer, page=1000)
-                store.mark_filled(connection, document)
+            apply.carry_out(connection, indices, decided)
+            self.refresh(index)
+
+    def refresh(self, index: Index) -> None:
+        """Write every page of every job that there is, as the lane of a daemon does."""
+        with self.connect() as connection, self.refresher(index) as refresher:
+            while any(not one.is_halted for one in job.unfinished(connection)):
+                refresher.run_once()
 
     # Parts
 
@@ -281,6 +285,15 @@ class World:
     def worker(self, index: Index, *, name: str = "worker-test") -> Iterator[Worker]:
         """A worker that turns only when the test says so."""
         made = service.worker(self.settings, index, name=name)
+        try:
+            yield made
+        finally:
+            made.close()
+
+    @contextmanager
+    def refresher(self, index: Index, *, name: str = "refresher-test") -> Iterator[Refresher]:
+        """A lane that turns only when the test says so."""
+        made = service.refresher(self.settings, index, name=name)
         try:
             yield made
         finally:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from elasticsearch import Elasticsearch
 
+from syncer import jobs
 from syncer.errors import DocumentError, IndexingError
-from syncer.refresh import refresh_all
+from syncer.job import JobKind
 from syncer.verify import Kind
 from tests.harness import World
 from tests.routed import (
@@ -40,8 +41,9 @@ def make(world: World, *, routing: str | None = "p.user_id", number: int = 3) ->
 
 def backfill(world: World) -> None:
     """What ``syncer backfill`` does; in small pages."""
-    with world.index() as index, world.writer(index) as writer, world.connect() as reading:
-        refresh_all(reading, document(world), index=index, writer=writer, page=7)
+    with world.index() as index, world.connect() as connection:
+        jobs.create(connection, document(world), JobKind.BACKFILL)
+        world.refresh(index)
 
 
 def found(world: World) -> dict[str, Kind]:

@@ -1,0 +1,179 @@
+"""Filling: what `syncer apply` and `syncer backfill` do until documents are written, in view of whoever asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.markup import escape
+
+from syncer import compose, findings, rebuild, store, terminal
+from syncer.apply import Fill
+from syncer.backfill import Follower
+from syncer.errors import DocumentError, IndexingError, JobError, SyncerError
+from syncer.job import Job, JobState
+from syncer.lifecycle import Stop
+from syncer.model import Role
+from syncer.parts import Parts
+from syncer.store import Document
+from syncer.verify import VerifyReport, verify
+
+
+class Filling:
+    """Follows jobs on the screen, and lets a new index serve once it is complete.
+
+    Args:
+        parts: The servers.
+        out: Where to say what was done.
+        err: Where to show how far it is.
+        despite_parked: Whether a new index may serve though some documents could not be written to it.
+    """
+
+    def __init__(self, parts: Parts, *, out: Console, err: Console, despite_parked: bool = False) -> None:
+        self._parts = parts
+        self._out = out
+        self._err = err
+        self._despite_parked = despite_parked
+
+    def fill_all(self, fills: Iterable[Fill]) -> None:
+        """Fill each; one that fails keeps none of the others waiting.
+
+        Raises:
+            SyncerError: The last that failed; those before it have been shown.
+        """
+        failed: list[SyncerError] = []
+        for fill in fills:
+            try:
+                self.fill(fill)
+            except SyncerError as error:
+                failed.append(error)
+        if failed:
+            *others, last = failed
+            for one in others:
+                terminal.show_error(self._err, one)
+            raise last
+
+    def fill(self, fill: Fill) -> None:
+        """Write a document once; if its index is a new one, let it serve then.
+
+        Raises:
+            SyncerError: It is halted, or was not written whole, or the new index is not equal to the SELECT.
+        """
+        is_new = fill.document.role is Role.BUILDING
+        if fill.job is not None:
+            self.follow(fill.document, fill.job, is_part=is_new)
+        if is_new:
+            self._serve(fill.document)
+
+    def follow(self, document: Document, job_id: int, *, is_part: bool = False) -> None:
+        """Follow a job until it is done.
+
+        Args:
+            document: Which it writes.
+            job_id: The job's id.
+            is_part: Whether parked documents are left to who goes on.
+
+        Raises:
+            DocumentError: The document is halted.
+            JobError: The job was cancelled, or failed.
+            IndexingError: Documents were parked.
+        """
+        parts = self._parts
+        follower = Follower(connect=parts.connect, refresh=parts.refresher, stop=Stop())
+        try:
+            with terminal.job_progress(self._err, f"writing {document.index_name}") as show:
+                job = follower.follow(job_id, show)
+        except KeyboardInterrupt:
+            terminal.show_left(self._err, document, job_id)
+            raise
+        finally:
+            follower.close()
+        _require_done(job, self._row(document))
+        terminal.show_job(self._out, job)
+        if job.parked and not is_part:
+            raise _parked(parts, document, job.parked)
+
+    def _row(self, document: Document) -> Document | None:
+        rows = store.documents(self._parts.connection)
+        return next((one for one in rows if one.index_name == document.index_name), None)
+
+    # A new index
+
+    def _serve(self, building: Document) -> None:
+        parts = self._parts
+        with terminal.doing(self._err, f"settling {building.index_name}"):
+            rebuild.settle(parts.connection, parts.indices, building, seconds_max=rebuild.SETTLE_SECONDS_MAX)
+        report = self._verified(building)
+        findings.show_verify(self._out, report)
+        if not report.holds:
+            self._require_acceptable(building, report)
+        serving = rebuild.serve(parts.connection, parts.indices, self._row(building) or building)
+        self._out.print(f"{escape(serving.index)} is searched in {serving.index_name} now")
+        self._out.print(
+            f"The index before is kept up to date. Back to it: syncer backfill {serving.name} --rollback\n"
+            f"Once it is not needed any more: syncer backfill {serving.name} --drop-old",
+            style="dim",
+        )
+
+    def _verified(self, building: Document) -> VerifyReport:
+        parts = self._parts
+        writer = parts.writer()
+        try:
+            expected = compose.count(parts.connection, building)
+            with terminal.progress(self._err, f"comparing {building.index_name}", expected) as advance:
+                return verify(parts.connect, building, index=parts.index, repair=writer, progress=advance)
+        finally:
+            writer.close()
+
+    def _require_acceptable(self, building: Document, report: VerifyReport) -> None:
+        """Refuse an index that differs, unless in no more than what the one that serves lacks too, or was accepted."""
+        ids = [drift.id for drift in report.drifts]
+        parked = store.parked(self._parts.connection, building.index_name, ids)
+        served = store.served(self._parts.connection)[building.name]
+        accepted = (
+            parked if self._despite_parked else parked & store.parked(self._parts.connection, served.index_name, ids)
+        )
+        if report.is_complete and report.halted is None and accepted.issuperset(ids):
+            return
+        if report.is_complete and parked.issuperset(ids):
+            raise _parked(self._parts, building, len(parked))
+        raise IndexingError(
+            f"{building.index_name} is not equal to its SELECT, and does not serve",
+            hint="What was searched before is searched still. "
+            f"To go on: syncer backfill {building.name} --rebuild; to give it up: --abandon",
+        )
+
+
+def _require_done(job: Job, document: Document | None) -> None:
+    """Refuse to go on after a job that did not come to its end.
+
+    Raises:
+        DocumentError: The document is halted.
+        JobError: It was cancelled, or failed.
+    """
+    if job.state is JobState.DONE:
+        return
+    if document is not None and document.halted is not None:
+        what, _, hint = document.halted.partition("\n")
+        raise DocumentError(
+            f"{document.name} is halted: {what}", hint=hint, document=document.name, generation=document.generation
+        )
+    what, _, hint = (job.error or "").partition("\n")
+    raise JobError(f"Job {job.id} was {job.state}: {what}", hint=hint)
+
+
+def _parked(parts: Parts, document: Document, number: int) -> IndexingError:
+    worst = store.worst_dead_letter(parts.connection, document.index_name)
+    said = f", such as {worst[0]}: {worst[1]}" if worst else ""
+    if document.role is Role.BUILDING:
+        hint = (
+            f"{document.index_name} does not serve; what was searched before is searched still.\n"
+            f"Mend the data and run: syncer backfill {document.name} --rebuild (with --despite-parked it serves\n"
+            "without them). Or mend the SELECT or index.json and run: syncer apply. Or give it up: --abandon"
+        )
+    else:
+        hint = (
+            "The table syncer.dead_letter has what was said of each. Mend the data, the SELECT or index.json, "
+            f"then: syncer apply, or syncer backfill {document.name}"
+        )
+    return IndexingError(f"{number:,} documents of {document.name} could not be written{said}", hint=hint)

@@ -1,0 +1,260 @@
+"""Jobs: work on many documents, kept in Postgres, done by all lanes of all daemons together.
+
+What a job is: `syncer.job`. What it has yet to write are its pages of ids: `syncer.listing` makes them, and by
+`syncer.job_pages` they are taken and finished.
+
+Guarantees: a job goes on from where it was, whoever dies; a job does not outlive the generation that it is for, nor its
+index; whoever locks several rows locks the document's first, then jobs, then pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psycopg import sql
+
+from syncer import condition, store
+from syncer.errors import JobError
+from syncer.job import UNFINISHED, Job, JobKind, JobState, find, locked_unfinished
+from syncer.postgres import Connection
+from syncer.store import Document
+
+FINISHED_KEPT_MAX = 100
+FINISHED_KEPT_DAYS = 30
+
+# Whoever locks a document and jobs of it does so in this order.
+_LOCK_DOCUMENT = """
+SELECT generation FROM syncer.document WHERE index_name = $1 FOR NO KEY UPDATE
+"""
+_LOCK_DOCUMENT_OF = """
+SELECT FROM syncer.document WHERE index_name = (SELECT index_name FROM syncer.job WHERE id = $1) FOR NO KEY UPDATE
+"""
+_CREATE = """
+INSERT INTO syncer.job (kind, document, index_name, generation, condition, rate, fills)
+VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING id
+"""
+_IS_THROUGH = """
+SELECT j.state IN ('listed', 'swept') AND j.pages_done = j.pages_total
+FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE
+"""
+_WRITTEN = "UPDATE syncer.job SET state = 'written' WHERE id = $1"
+_END = """
+UPDATE syncer.job AS j SET state = $2, error = $3, is_paused = false, finished_at = clock_timestamp()
+WHERE j.id = $1 AND {unfinished}
+"""
+_DROP_PAGES = "DELETE FROM syncer.job_page WHERE job = $1"
+_PRUNE = """
+DELETE FROM syncer.job WHERE id IN (
+    SELECT j.id FROM syncer.job AS j
+    WHERE NOT ({unfinished})
+      AND (j.finished_at < clock_timestamp() - make_interval(days => $2)
+           OR j.id NOT IN (SELECT j.id FROM syncer.job AS j WHERE NOT ({unfinished})
+                           ORDER BY j.finished_at DESC, j.id DESC LIMIT $1))
+    FOR UPDATE SKIP LOCKED)
+"""
+_PAUSE = "is_paused = true"
+# The time that it was paused for does not count as slow, nor does it earn anything.
+_RESUME = "is_paused = false, measured_at = clock_timestamp(), measured_done = documents_done, measured_rate = NULL"
+_SET_RATE = "rate = $2, next_at = '-infinity'"
+_CHANGE = "UPDATE syncer.job AS j SET {change} WHERE j.id = $1 AND {unfinished} RETURNING j.id"
+_FILLS_NO_MORE = "UPDATE syncer.job AS j SET fills = false WHERE j.index_name = ANY ($1) AND {unfinished}"
+
+
+def create(
+    connection: Connection,
+    document: Document,
+    kind: JobKind,
+    *,
+    where: str | None = None,
+    rate: float | None = None,
+    resumes: bool = False,
+) -> Job | None:
+    """Make a job whose ids are yet to be listed, in the caller's transaction if there is one.
+
+    One that is still new does what this one would, if it is of at least the same standing, not paused and not slower:
+    then that is the job (two TRUNCATEs cost one refresh). A fill takes the place of all unfinished whole jobs of
+    its index; jobs of an older generation are cancelled.
+
+    Args:
+        connection: Postgres.
+        document: Which, as it was last read; the job is for the generation that is in force now.
+        kind: Any whole one, or PART.
+        where: For PART: a condition on the columns of the document's root.
+        rate: Documents per second at most.
+        resumes: Whether an unfinished job of the same kind and condition is taken up again instead: no longer
+            paused, and with this rate.
+
+    Returns:
+        The job; None if the document's index is no longer in force.
+
+    Raises:
+        JobError: The condition is refused, by us or by Postgres.
+    """
+    assert kind.is_whole == (where is None)  # noqa: S101 - ids that are at hand are for `listing.create_listed`
+    if where is not None:
+        condition.require_valid(connection, document, where)
+    with connection.transaction():
+        generation = lock_document(connection, document.index_name)
+        if generation is None:
+            return None
+        others = locked_unfinished(connection, document.index_name)
+        standing = [one for one in others if one.generation == generation]
+        if resumes and (same := _same(standing, kind, where)):
+            resume(connection, same.id)
+            return set_rate(connection, same.id, rate)
+        if kind.is_whole and (new := _still_new(standing, kind, rate)):
+            return new
+        if kind is JobKind.FILL:
+            store.mark_unfilled(connection, [document.index_name])
+        made = insert(connection, document, kind, generation, where=where, rate=rate)
+        for one in others:
+            if one.generation != generation or (kind is JobKind.FILL and one.kind.is_whole):
+                _end(connection, one.id, JobState.CANCELLED, f"Job {made} takes its place")
+        return find(connection, made)
+
+
+def _same(jobs: Sequence[Job], kind: JobKind, where: str | None) -> Job | None:
+    """One that is asked for again."""
+    return next((one for one in jobs if (one.kind, one.where, one.fills) == (kind, where, kind.is_whole)), None)
+
+
+def _still_new(jobs: Sequence[Job], kind: JobKind, rate: float | None) -> Job | None:
+    """One whose ids nobody has begun to list: whatever made this one necessary will be seen by the lister."""
+    return next(
+        (
+            one
+            for one in jobs
+            if one.state is JobState.NEW
+            and one.kind.covers(kind)
+            and one.fills
+            and not one.is_paused
+            and one.rate in (None, rate)
+        ),
+        None,
+    )
+
+
+def lock_document(connection: Connection, index_name: str) -> int | None:
+    """Keep other jobs of an index from being made until the transaction ends; the generation in force, if any."""
+    row = connection.execute(_LOCK_DOCUMENT, (index_name,)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def insert(
+    connection: Connection,
+    document: Document,
+    kind: JobKind,
+    generation: int,
+    *,
+    where: str | None = None,
+    rate: float | None = None,
+) -> int:
+    """A job as such: for `create` and for who lists its ids at once. Its id."""
+    values = (kind, document.name, document.index_name, generation, where, rate, kind.is_whole)
+    row = connection.execute(_CREATE, values).fetchone()
+    assert row is not None  # noqa: S101 - an INSERT returns a row
+    return int(row[0])
+
+
+def advance(connection: Connection, job_id: int) -> Job:
+    """Let a job whose pages are all done go on to its next state; if it is not as far as that, nothing happens.
+
+    At the end of a whole job the document is filled, in the same transaction, if the job's generation is still in force
+    and not halted, and if no change may have been missed since the job was made.
+
+    Raises:
+        JobError: There is no such job, or no longer.
+    """
+    with connection.transaction():
+        connection.execute(_LOCK_DOCUMENT_OF, (job_id,))
+        is_through = connection.execute(_IS_THROUGH, (job_id,)).fetchone() == (True,)
+        job = find(connection, job_id)
+        if is_through and job.kind.is_whole and job.state is JobState.LISTED:
+            connection.execute(_WRITTEN, (job_id,))
+        elif is_through:
+            _end(connection, job_id, JobState.DONE, None)
+            if job.fills:
+                store.mark_filled(connection, job.document, job.generation)
+    return find(connection, job_id)
+
+
+def fail(connection: Connection, job_id: int, error: str) -> None:
+    """End a job that cannot be done; nothing happens if it is finished already."""
+    with connection.transaction():
+        _end(connection, job_id, JobState.FAILED, error)
+
+
+def pause(connection: Connection, job_id: int) -> Job:
+    """Take no more pages of a job from now on; what is in hand is finished.
+
+    Raises:
+        JobError: There is no such job, or it is finished.
+    """
+    return _change(connection, _PAUSE, job_id)
+
+
+def resume(connection: Connection, job_id: int) -> Job:
+    """Go on with a job that is paused.
+
+    Raises:
+        JobError: There is no such job, or it is finished.
+    """
+    return _change(connection, _RESUME, job_id)
+
+
+def set_rate(connection: Connection, job_id: int, rate: float | None) -> Job:
+    """Let a job write so many documents per second at most, from now on.
+
+    Raises:
+        JobError: There is no such job, or it is finished.
+    """
+    return _change(connection, _SET_RATE, job_id, rate)
+
+
+def _change(connection: Connection, change: str, job_id: int, *values: object) -> Job:
+    query = sql.SQL(_CHANGE).format(change=sql.SQL(change), unfinished=UNFINISHED)
+    is_changed = connection.execute(query, (job_id, *values)).fetchone() is not None
+    job = find(connection, job_id)
+    if not is_changed:
+        raise _finished(job)
+    return job
+
+
+def cancel(connection: Connection, job_id: int, reason: str = "by hand") -> Job:
+    """End a job: pages that are not yet written are dropped, what is written stays.
+
+    If documents may be stale without it (FILL, REFRESH), the document counts as not filled from then on, until
+    `syncer apply` or `syncer backfill` has written all of it.
+
+    Raises:
+        JobError: There is no such job, or it is finished.
+    """
+    with connection.transaction():
+        connection.execute(_LOCK_DOCUMENT_OF, (job_id,))
+        job = find(connection, job_id)
+        if not _end(connection, job_id, JobState.CANCELLED, reason):
+            raise _finished(job)
+        if job.kind.is_owed:
+            mark_unfilled(connection, [job.index_name])
+    return find(connection, job_id)
+
+
+def _end(connection: Connection, job_id: int, state: JobState, error: str | None) -> bool:
+    """Whether it was not finished already."""
+    query = sql.SQL(_END).format(unfinished=UNFINISHED)
+    is_ended = connection.execute(query, (job_id, state, error)).rowcount == 1
+    if is_ended:
+        connection.execute(_DROP_PAGES, (job_id,))
+        connection.execute(sql.SQL(_PRUNE).format(unfinished=UNFINISHED), (FINISHED_KEPT_MAX, FINISHED_KEPT_DAYS))
+    return is_ended
+
+
+def _finished(job: Job) -> JobError:
+    return JobError(f"Job {job.id} is {job.state} already", hint="To see all jobs: syncer jobs list")
+
+
+def mark_unfilled(connection: Connection, index_names: Sequence[str]) -> None:
+    """Remember that changes of these documents may have been missed: no job that is there now makes up for it."""
+    with connection.transaction():
+        store.mark_unfilled(connection, index_names)
+        connection.execute(sql.SQL(_FILLS_NO_MORE).format(unfinished=UNFINISHED), (list(index_names),))

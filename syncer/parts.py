@@ -1,0 +1,70 @@
+"""Parts: what a command works with, opened once from the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from syncer import index as elastic, postgres, schema, service, settings, telemetry
+from syncer.index import Index
+from syncer.indices import Indices
+from syncer.lifecycle import Stop
+from syncer.postgres import Connection
+from syncer.refresher import Refresher
+from syncer.settings import Settings
+from syncer.writer import Writer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The servers, and what works on them.
+
+    Args:
+        settings: All of them.
+        connection: For the command's own questions.
+        index: The documents in Elasticsearch.
+        indices: The physical indices.
+        name: The command; ``pg_stat_activity`` shows it.
+    """
+
+    settings: Settings
+    connection: Connection
+    index: Index
+    indices: Indices
+    name: str
+
+    def __enter__(self) -> Self:
+        """Itself, for a with statement."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of Postgres."""
+        self.connection.close()
+
+    def connect(self) -> Connection:
+        """Another connection to Postgres."""
+        return postgres.connect(self.settings.postgres, name=self.name)
+
+    def writer(self) -> Writer:
+        """A writer with a connection of its own; to be closed."""
+        return Writer(connect=self.connect, index=self.index, pause=Stop().pause, name=self.name)
+
+    def refresher(self) -> Refresher:
+        """A lane for jobs."""
+        return service.refresher(self.settings, self.index, name=self.name)
+
+
+def open_parts(name: str) -> Parts:
+    """Read the settings and reach the servers.
+
+    Raises:
+        SyncerError: A setting is wrong, or the syncer schema is not current.
+        psycopg.Error, elasticsearch.ApiError, elasticsearch.TransportError: A server does not answer.
+    """
+    loaded = settings.load()
+    telemetry.configure(loaded.log)
+    connection = postgres.connect(loaded.postgres, name=name)
+    schema.require_current(connection)
+    client = elastic.connect(loaded.elasticsearch)
+    index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
+    return Parts(settings=loaded, connection=connection, index=index, indices=Indices(client), name=name)

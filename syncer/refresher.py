@@ -1,0 +1,342 @@
+"""Refresher: the lane that writes pages of jobs. Pages → compose → several bulk requests in flight → progress.
+
+Live changes have lanes of their own, the workers, so that a job of any size keeps none waiting in a queue. While one batch is composed, those before it are being written, since Elasticsearch orders them by their versions, not
+by when they come. Whatever does not go smoothly is left to `Writer.write`, which tries again, parks and halts.
+
+Guarantees: a page is counted as done only when each of its documents has been written, found superseded, or parked, or
+its document is halted; what a lane has in hand when it dies is given to another one; how much is in memory does
+not depend on how large a job is, a page, or a document, as long as one fits into a bulk request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import psycopg
+import structlog
+
+from syncer import compose, halting, job_pages, jobs, listing, store, telemetry
+from syncer.errors import DocumentError
+from syncer.index import Index
+from syncer.job import Job, JobState, due
+from syncer.job_pages import JobPage
+from syncer.lifecycle import Stop, Stopping, persist
+from syncer.model import Place
+from syncer.policy import Action, at_work_for, decide
+from syncer.postgres import Connection
+from syncer.store import Document
+from syncer.writer import Attempt, Writer, WriteReport
+
+_KEEP_SECONDS = job_pages.STALLED_SECONDS / 4
+_RECLAIM_SECONDS = 1.0
+_DOCUMENT_BYTES = 2048.0
+_MEAN_OVER = 8
+
+
+@dataclass(slots=True)
+class RefresherReport:
+    """What one turn of a refresher did.
+
+    Args:
+        pages: How many pages it wrote.
+        steps: How many jobs it took a step further: listed, swept, ended.
+        written: What became of the documents.
+        seconds: How long it took.
+    """
+
+    pages: int = 0
+    steps: int = 0
+    written: WriteReport = field(default_factory=WriteReport)
+    seconds: float = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there was nothing to do."""
+        return not self.pages and not self.steps
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Hand:
+    """A page in hand.
+
+    Args:
+        page: Which.
+        slices: What of it has not been composed yet.
+        open: How many of its slices are not done.
+        is_begun: Whether any slice has been composed.
+        report: What has become of the slices that are done.
+    """
+
+    page: JobPage
+    slices: deque[list[str]]
+    open: int
+    is_begun: bool = False
+    report: WriteReport = field(default_factory=WriteReport)
+
+
+class Refresher:
+    """Writes pages of jobs, as one lane; and takes jobs further when their pages are gone.
+
+    Args:
+        connect: Opens a connection to Postgres.
+        index: Elasticsearch.
+        name: For the log, and for ``pg_stat_activity``.
+        in_flight_max: How many bulk requests are on their way at once.
+        batch_documents_max: How many documents are composed together.
+        batch_bytes_max: How large together they may be, as far as that is known beforehand.
+        idle_seconds: How long to rest when there was nothing to do.
+    """
+
+    def __init__(
+        self,
+        *,
+        connect: Callable[[], Connection],
+        index: Index,
+        name: str = "refresher",
+        in_flight_max: int = 4,
+        batch_documents_max: int = 1000,
+        batch_bytes_max: int = 8 * 1024 * 1024,
+        idle_seconds: float = 0.5,
+    ) -> None:
+        self._connect = connect
+        self._index = index
+        self._name = name
+        self._in_flight_max = in_flight_max
+        self._batch_documents_max = batch_documents_max
+        self._batch_bytes_max = batch_bytes_max
+        self._idle_seconds = idle_seconds
+        self._stop = Stop()
+        self._writer = Writer(connect=connect, index=index, pause=self._pause, name=name)
+        self._pool = ThreadPoolExecutor(in_flight_max, thread_name_prefix=f"{name}-bulk")
+        self._connection: Connection | None = None
+        self._lane = 0
+        self._hands: list[_Hand] = []
+        self._flights: dict[Future[None], tuple[_Hand, Attempt]] = {}
+        self._document_bytes: dict[str, float] = {}
+        self._kept_at = self._reclaimed_at = 0.0
+        self._log = structlog.get_logger().bind(lane=name)
+
+    def run(self, stop: Stop) -> None:
+        """Write pages until told to stop; what is in flight is finished first."""
+        self._stop = stop
+        try:
+            while not stop.is_requested:
+                report = persist(self._attempt, pause=stop.pause, stage=self._name)
+                if report.is_idle:
+                    stop.wait(self._idle_seconds)
+        except Stopping:
+            pass
+        finally:
+            self.close()
+
+    def run_once(self) -> RefresherReport:
+        """Write all pages that there are, or until told to stop; then take the jobs further that wait for it.
+
+        Raises:
+            Stopping: It was told to stop while a server was away.
+            Exception: What the policy says to RETRY or to HALT for. After `close` it may be done again.
+        """
+        report = RefresherReport()
+        began = time.monotonic()
+        self._write_pages(report)
+        if not self._stop.is_requested:
+            self._take_steps(report)
+        report.seconds = time.monotonic() - began
+        return report
+
+    def close(self) -> None:
+        """Give back what is in hand, and let go of the servers; the next turn begins afresh."""
+        wait(self._flights)
+        self._writer.close()
+        if self._connection is not None:
+            with suppress(psycopg.Error):  # if they are not given back now, they are when our session is gone
+                job_pages.release(self._connection, self._lane, [hand.page for hand in self._hands])
+            self._connection.close()
+        self._connection = None
+        self._hands.clear()
+        self._flights.clear()
+
+    def _attempt(self) -> RefresherReport:
+        try:
+            return self.run_once()
+        except Exception:
+            self.close()
+            raise
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._connect()
+            self._lane = job_pages.enter(self._connection)
+        return self._connection
+
+    # Pages
+
+    def _write_pages(self, report: RefresherReport) -> None:
+        """Keep composing while there is room for another request in flight."""
+        waiting: deque[_Hand] = deque()
+        while True:
+            if not waiting and not self._stop.is_requested:
+                self._finish(report)
+                waiting.extend(self._take())
+            if waiting and len(self._flights) < self._in_flight_max:
+                hand = waiting[0]
+                if not self._launch(hand):
+                    waiting.popleft()
+            elif self._flights:
+                self._land()
+            else:
+                break
+            if self._stop.is_requested:
+                waiting = deque(hand for hand in waiting if hand.is_begun)  # `close` gives the others back
+        self._finish(report)
+
+    def _take(self) -> Iterable[_Hand]:
+        connection = self._connected()
+        for page in job_pages.take(connection, self._lane, pages_max=self._in_flight_max):
+            slices = self._sliced(page)
+            hand = _Hand(page=page, slices=slices, open=len(slices))
+            self._hands.append(hand)
+            yield hand
+
+    def _sliced(self, page: JobPage) -> deque[list[str]]:
+        """A page in parts that are composed together: by what its documents weighed so far."""
+        weight = self._document_bytes.get(page.index_name, _DOCUMENT_BYTES)
+        step = max(1, min(self._batch_documents_max, int(self._batch_bytes_max / weight)))
+        return deque(page.ids[at : at + step] for at in range(0, len(page.ids), step))
+
+    def _launch(self, hand: _Hand) -> bool:
+        """Compose the next slice of a page, and let it fly; False if the page has no other."""
+        if not hand.slices:
+            return False
+        ids, page = hand.slices.popleft(), hand.page
+        hand.is_begun = True
+        try:
+            attempt = self._writer.compose(page.index_name, ids, everywhere=page.everywhere)
+        except Exception as error:
+            if decide(error) is Action.HALT:
+                raise
+            self._write_slowly(hand, ids)
+        else:
+            self._weigh(page.index_name, attempt)
+            self._flights[self._pool.submit(self._writer.send, attempt)] = (hand, attempt)
+        return bool(hand.slices)
+
+    def _weigh(self, index_name: str, attempt: Attempt) -> None:
+        sizes = [len(one.source) for one in attempt.batch.compositions if one.source is not None]
+        if sizes:
+            mean = self._document_bytes.get(index_name, _DOCUMENT_BYTES)
+            # Quick to grow, slow to shrink.
+            now = sum(sizes) / len(sizes)
+            self._document_bytes[index_name] = max(now, mean + (now - mean) / _MEAN_OVER)
+
+    def _land(self) -> None:
+        """Wait for a request, and settle those that have been answered."""
+        landed, _ = wait(self._flights, timeout=_KEEP_SECONDS, return_when=FIRST_COMPLETED)
+        self._keep()
+        for flight in landed:
+            hand, attempt = self._flights.pop(flight)
+            ids = [one.id for one in attempt.batch.compositions]
+            try:
+                flight.result()
+                again = self._writer.settle(attempt)
+            except Exception as error:
+                if decide(error) is Action.HALT:
+                    raise
+                self._write_slowly(hand, ids)
+            else:
+                hand.report.add(attempt.report)
+                if again:
+                    self._write_slowly(hand, again)
+                else:
+                    hand.open -= 1
+
+    def _write_slowly(self, hand: _Hand, ids: list[str]) -> None:
+        """Write a slice that did not go smoothly: with patience, or to find out what is at fault."""
+        page = hand.page
+        try:
+            hand.report.add(self._writer.write(page.index_name, ids, everywhere=page.everywhere))
+        except DocumentError as error:
+            # What is skipped from here on is made good by the fill of the next generation: `syncer.halting`.
+            halting.halt(self._connected(), error)
+        hand.open -= 1
+
+    def _finish(self, report: RefresherReport) -> None:
+        done = [hand for hand in self._hands if not hand.open]
+        if not done:
+            return
+        job_pages.finish(self._connected(), [(hand.page, hand.report) for hand in done])
+        self._hands = [hand for hand in self._hands if hand.open]
+        for hand in done:
+            report.pages += 1
+            report.written.add(hand.report)
+
+    def _keep(self) -> None:
+        now = time.monotonic()
+        if self._hands and now - self._kept_at >= _KEEP_SECONDS:
+            self._kept_at = now
+            job_pages.keep(self._connected(), self._lane, [hand.page for hand in self._hands])
+
+    def _pause(self, seconds: float) -> None:
+        """Wait for a server, while saying that our pages are still in hand."""
+        self._stop.pause(min(seconds, _KEEP_SECONDS))
+        with suppress(psycopg.Error):  # Postgres may be what is away; then another lane may have them
+            self._keep()
+
+    # Steps
+
+    def _take_steps(self, report: RefresherReport) -> None:
+        connection = self._connected()
+        now = time.monotonic()
+        if now - self._reclaimed_at >= _RECLAIM_SECONDS:
+            self._reclaimed_at = now
+            job_pages.reclaim(connection)
+        waiting = due(connection)
+        documents = {one.index_name: one for one in store.documents(connection)} if waiting else {}
+        for job in waiting:
+            document = documents.get(job.index_name)
+            if document is None:  # put out of force just now
+                continue
+            try:
+                if self._step(connection, job, document):
+                    report.steps += 1
+            except DocumentError as error:
+                halting.halt(connection, error)
+
+    def _step(self, connection: Connection, job: Job, document: Document) -> bool:
+        """Take one job further; whether it is.
+
+        Raises:
+            DocumentError: The document is to halt.
+        """
+        if job.state in (JobState.NEW, JobState.LISTING):
+            with at_work_for(document.name, document.generation):
+                # Before the first draw: what is touched later has a greater number.
+                numbers = self._index.sequence_numbers(document.target) if job.kind.is_whole else None
+            return listing.list_pages(
+                connection, job, document, page=self._batch_documents_max, sequence_numbers=numbers
+            )
+        if job.state is JobState.WRITTEN:
+            strays = self._strays(document, job.sequence_numbers or {})
+            return listing.sweep(connection, job, strays, page=self._batch_documents_max)
+        after = jobs.advance(connection, job.id)
+        if after.state is JobState.DONE:
+            self._log.info(
+                telemetry.JOB_FINISHED, job=job.id, kind=job.kind, document=job.document, documents=after.documents_done
+            )
+        return after.state is not job.state
+
+    def _strays(self, document: Document, numbers: dict[int, int]) -> Iterable[str]:
+        """What only Elasticsearch has, among what nobody has touched since the job began."""
+        with self._connect() as asking:
+            for places in self._untouched(document, numbers):
+                present = compose.existing(asking, document, [one.id for one in places])
+                yield from (one.id for one in places if one not in present)
+
+    def _untouched(self, document: Document, numbers: dict[int, int]) -> Iterable[list[Place]]:
+        with at_work_for(document.name, document.generation):
+            yield from self._index.untouched_since(document.target, numbers, page=self._batch_documents_max)

@@ -184,7 +184,7 @@ class Indices:
             IndexingError: Elasticsearch refuses the settings or the mapping.
         """
         target, meta = Target.of(alias, generation), _meta(document, installation)
-        if self._ours(target.index_name) == meta and self._is_untouched(target):
+        if meta.items() <= self._ours(target.index_name).items() and self._is_untouched(target):
             self.drop(target)
         elif self._client.indices.exists(index=target.index_name):
             target = _target(f"{target.index_name}-{uuid4().hex[:8]}")

@@ -28,7 +28,7 @@ GC_DELETES_SECONDS = 3600
 
 # Measured: see `Indices.build`.
 _COPIES = {"index.number_of_replicas": 0, "index.auto_expand_replicas": False}
-_PACE = {"index.refresh_interval": -1, "index.translog.durability": "async", "index.translog.sync_interval": "30s"}
+_PACE = {"index.refresh_interval": -1, "index.translog.durability": "async"}
 
 _TEMPLATE = "syncer"
 _NOT_FOUND = 404

@@ -28,7 +28,7 @@ GC_DELETES_SECONDS = 3600
 
 # Measured: see `Indices.build`.
 _COPIES = {"index.number_of_replicas": 0, "index.auto_expand_replicas": False}
-_PACE = {"index.refresh_interval": -1, "index.translog.durability": "async", "index.translog.sync_interval": "30s"}
+_PACE = {"index.refresh_interval": -1, "index.translog.durability": "async"}
 
 _TEMPLATE = "syncer"
 _NOT_FOUND = 404
@@ -184,7 +184,7 @@ class Indices:
             IndexingError: Elasticsearch refuses the settings or the mapping.
         """
         target, meta = Target.of(alias, generation), _meta(document, installation)
-        if self._ours(target.index_name) == meta and self._is_untouched(target):
+        if meta.items() <= self._ours(target.index_name).items() and self._is_untouched(target):
             self.drop(target)
         elif self._client.indices.exists(index=target.index_name):
             target = _target(f"{target.index_name}-{uuid4().hex[:8]}")

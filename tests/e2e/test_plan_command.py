@@ -119,6 +119,22 @@ def test_warnings_fail_only_a_strict_plan(blog: World) -> None:
     assert plan_json(blog, "--strict", code=1)["has_warnings"] is True
 
 
+def test_a_change_that_needs_a_new_index_is_no_refusal(blog: World) -> None:
+    """It is said with Elasticsearch's reason and how long filling takes, and the exit code is 0."""
+    blog.migrate()
+    blog.apply()
+    body = blog.document_folder / "index.json"
+    body.write_text(body.read_text().replace('"title": { "type": "text" }', '"title": { "type": "keyword" }'))
+    (line,) = [line for line in plan(blog).splitlines() if line.startswith("blogpost →")]
+    assert "needs a new index: mapper [title] cannot be changed from type [text] to [keyword]; 2 documents, " in line
+    assert "to fill" in line
+    seen = plan_json(blog)
+    assert seen["is_refused"] is False
+    (document,) = seen["documents"]
+    assert (document["outcome"], document["refusals"]) == ("reindex", [])
+    assert "from type [text] to [keyword]" in document["reason"]
+
+
 def test_one_document_alone(blog: World) -> None:
     """A name limits the plan to that document; one that is not there is an error with those that are."""
     assert [one["name"] for one in plan_json(blog, "blogpost")["documents"]] == ["blogpost"]

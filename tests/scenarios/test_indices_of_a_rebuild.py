@@ -1,4 +1,4 @@
-"""The indices of a rebuild on a real server: built for a load, settled, searched from one moment to the next, dropped."""
+"""The indices of a rebuild on a real server: built for a load, settled, searched at one moment, dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from elasticsearch import Elasticsearch, NotFoundError
+from elasticsearch import Elasticsearch
 
 from syncer import store, trial
 from syncer.errors import IndexingError
@@ -20,7 +20,7 @@ from syncer.index import Index
 from syncer.indices import Indices
 from syncer.model import Composition, Place, Target
 from syncer.store import Document
-from tests.harness import World
+from tests.harness import World, wait_until
 
 MAPPINGS: dict[str, Any] = {
     "dynamic": "strict",
@@ -77,6 +77,11 @@ class Room:
         found = self.client.indices.get_settings(index=target.index_name, flat_settings=True).body
         settings = found[target.index_name]["settings"]
         return {name: value for name, value in settings.items() if name not in _OF_ITS_OWN}
+
+    def uuid(self, target: Target) -> str:
+        """What tells an index from one that is made anew."""
+        found = self.client.indices.get_settings(index=target.index_name, flat_settings=True).body
+        return str(found[target.index_name]["settings"]["index.uuid"])
 
     def mappings(self, target: Target) -> dict[str, Any]:
         """Its mappings, with all of its ``_meta``."""
@@ -183,17 +188,21 @@ def test_an_index_that_was_not_built_keeps_its_settings(room: Room) -> None:
 
 
 def test_nothing_rests_on_an_async_translog(room: Room) -> None:
-    """What was written before is in a commit, on disk."""
+    """What was written under a load is on disk once the index is settled, and what comes then when it is answered."""
     built = room.build(1)
+
+    def is_on_disk() -> bool:
+        stats = room.client.indices.stats(index=built.index_name, level="shards").body
+        (((copy,),),) = (one["shards"].values() for one in stats["indices"].values())
+        # Elasticsearch counts up to here what it has on disk without a gap.
+        return bool(copy["seq_no"]["local_checkpoint"] == copy["seq_no"]["max_seq_no"])
+
     room.write(built, range(100))
-
-    def uncommitted() -> int:
-        stats = room.client.indices.stats(index=built.index_name, metric="translog").body
-        return int(stats["_all"]["primaries"]["translog"]["uncommitted_operations"])
-
-    assert uncommitted() == 100
+    assert not is_on_disk()
     room.indices.settle(built, like=built, seconds_max=0)
-    assert uncommitted() == 0
+    assert is_on_disk()
+    room.write(built, range(100, 101))
+    assert is_on_disk()
 
 
 def test_the_wait_for_replicas_is_bounded_and_says_how_it_ended(room: Room) -> None:
@@ -207,7 +216,7 @@ def test_the_wait_for_replicas_is_bounded_and_says_how_it_ended(room: Room) -> N
     found = room.indices.settle(built, like=with_replica, seconds_max=30)
     assert (found.health, found.wanted, found.is_ready) == ("yellow", "yellow", True)
     room.indices.drop(built)
-    gone = Target(**{**{name: getattr(built, name) for name in Target.__slots__}, "index_name": f"{room.alias}-gone"})
+    gone = replace(built, index_name=f"{room.alias}-gone")
     found = room.indices.settle(room.build(4), like=gone, seconds_max=30)
     assert (found.health, found.wanted) == ("green", "yellow")
     assert found.is_ready
@@ -224,21 +233,28 @@ def test_a_built_index_is_written_and_not_searched(room: Room) -> None:
     assert room.index.count(built) == 5
 
 
-def test_what_an_interrupted_build_left_goes_away(room: Room) -> None:
-    """If nothing was written to it, and it is this document's of this generation; no name comes twice."""
-    left = room.build(2)
-    kept = {room.build(2, installation="another").index_name, room.build(2, document="other").index_name}
-    kept |= {room.create(1).index_name, room.build(3).index_name}
-    first = room.build(2)
-    assert room.names() == kept | {first.index_name}
-    assert first != left
-    room.index.write(first, [Composition(id="1", version=1, source=None)])
-    second = room.build(2)
-    assert room.names() == kept | {first.index_name, second.index_name}
-    assert {one.index_name for one in room.indices.of("blogpost", room.alias, "one")} == {
-        *(name for name in room.names() if name[len(room.alias) :].startswith(("-000001", "-000003"))),
-        *(first.index_name, second.index_name),
-    }
+def test_what_an_interrupted_build_left_is_made_anew(room: Room) -> None:
+    """Nothing was written to it, and it is this document's of this generation: the same name has what is wanted now."""
+    left = room.build(2, room.body(number_of_replicas=0, refresh_interval="3s"))
+    room.client.indices.put_settings(index=left.index_name, settings={"index.max_result_window": 7})
+    assert room.build(2) == left
+    assert "index.max_result_window" not in room.settings(left)
+    room.indices.settle(left, like=left, seconds_max=0)
+    assert "index.refresh_interval" not in room.settings(left)
+
+
+@pytest.mark.parametrize("whose", [{}, {"installation": "another"}, {"document": "other"}])
+def test_a_build_takes_no_name_that_is_in_use(room: Room, whose: dict[str, str]) -> None:
+    """What was written to, if only a delete, or is somebody else's, stays as it is, and the build gets another name."""
+    kept = room.build(2, None, **whose)
+    if not whose:
+        room.index.write(kept, [Composition(id="1", version=1, source=None)])
+    uuid = room.uuid(kept)
+    built = room.build(2)
+    assert room.names() == {kept.index_name, built.index_name}
+    assert kept.index_name != built.index_name
+    assert room.uuid(kept) == uuid
+    assert room.indices.exists(built)
 
 
 def test_an_index_json_that_elasticsearch_refuses_builds_nothing(room: Room) -> None:
@@ -340,10 +356,9 @@ def test_an_index_is_dropped_once_nobody_searches_it(room: Room) -> None:
     for _ in range(2):
         room.indices.drop(served)
         assert room.names() == {built.index_name}
-    with pytest.raises(NotFoundError):
-        room.write(served, range(1))
-    with pytest.raises(NotFoundError):
-        room.index.write(served, [Composition(id="1", version=1, source=None)])
+    for source in (b'{"text": "x"}', None):
+        outcome = room.index.write(served, [Composition(id="1", version=1, source=source)])
+        assert [one.status for one in outcome.rejections] == [404]
     assert room.names() == {built.index_name}
 
 
@@ -353,7 +368,8 @@ def test_an_index_is_dropped_once_nobody_searches_it(room: Room) -> None:
 def in_force(world: World) -> tuple[Document, Target]:
     """The document and its index."""
     with world.connect() as connection:
-        return store.documents(connection)[0], store.targets(connection, "blogpost")[0]
+        document = store.documents(connection)[0]
+        return document, document.target
 
 
 def test_what_needs_a_new_index_is_told_from_what_does_not(empty_world: World) -> None:
@@ -372,6 +388,8 @@ def test_what_needs_a_new_index_is_told_from_what_does_not(empty_world: World) -
     index_json.write_text(json.dumps({"settings": settings, "mappings": {"properties": properties}}))
     empty_world.set_up()
 
+    title, analysis = properties["title"], "Cannot update parameter [analyzer]"
+
     def fields(**changed: Any) -> dict[str, Any]:
         return {"settings": settings, "mappings": {"properties": properties | changed}}
 
@@ -383,16 +401,16 @@ def test_what_needs_a_new_index_is_told_from_what_does_not(empty_world: World) -
     cases: dict[str, tuple[dict[str, Any], str | None]] = {
         "the same": (set_to(), None),
         "a field more": (fields(views={"type": "long"}), None),
-        "a field within a field more": (fields(title={**properties["title"], "fields": {"raw": {"type": "keyword"}}}), None),
+        "a field within a field more": (fields(title={**title, "fields": {"raw": {"type": "keyword"}}}), None),
         "a field less": ({"settings": settings, "mappings": {"properties": without_body}}, None),
         "dynamic": ({"settings": settings, "mappings": {"dynamic": "strict", "properties": properties}}, None),
         "a parameter that may change": (fields(tags={"type": "keyword", "ignore_above": 9}), None),
         "a parameter that may change, left out": (fields(tags={"type": "keyword"}), None),
         "another type": (fields(body={"type": "keyword"}), "cannot be changed from type [text] to [keyword]"),
-        "another number type": (fields(user={"properties": {"id": {"type": "integer"}}}), "from type [long] to [integer]"),
+        "another number type": (fields(user={"properties": {"id": {"type": "short"}}}), "from type [long] to [short]"),
         "nested no more": (fields(comments={"type": "object"}), "nested"),
-        "another analyzer": (fields(title={"type": "text", "analyzer": "english"}), "Cannot update parameter [analyzer]"),
-        "an analyzer, left out": (fields(title={"type": "text"}), "Cannot update parameter [analyzer]"),
+        "another analyzer": (fields(title={"type": "text", "analyzer": "english"}), analysis),
+        "an analyzer, left out": (fields(title={"type": "text"}), analysis),
         "the analyzer's own words": (
             set_to(analysis={"analyzer": {"own": {**own["own"], "filter": []}}}),
             "index.analysis.analyzer.own.filter",
@@ -490,16 +508,20 @@ def test_numbers_that_are_read_under_writes_part_them_rightly(room: Room) -> Non
                 return
 
     writer = Thread(target=write)
+
+    def go_on(number: int) -> None:
+        before = len(done)
+        wait_until(lambda: len(done) >= before + number, what="some more writes")
+
     writer.start()
     readings = []
     try:
         for _ in range(8):
-            reading = len(done)
-            while len(done) < reading + 50:
-                assert writer.is_alive()
+            go_on(50)
             asked = monotonic()
             numbers = room.index.sequence_numbers(target)
             readings.append((asked, monotonic(), numbers))
+        go_on(50)
     finally:
         is_over.set()
         writer.join()

@@ -57,4 +57,4 @@ def refresh_all(
 
 def _walk(index: Index, document: Document, page: int) -> Iterator[list[Place]]:
     with at_work_for(document.name, document.generation):
-        yield from index.walk(document.target, page=page)
+        yield from index.holdings.walk(document.target, page=page)

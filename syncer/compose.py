@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -225,9 +225,7 @@ def all_ids(connection: Connection, document: Document, *, page: int) -> Iterato
         yield [row[0] for row in rows]
 
 
-def everything(
-    connection: Connection, document: Document, *, page: int, bytes_max: int
-) -> Iterator[dict[str, Row]]:
+def everything(connection: Connection, document: Document, *, page: int, bytes_max: int) -> Generator[dict[str, Row]]:
     """Every document that the SELECT returns in the caller's snapshot, by id, in no order, never whole in memory.
 
     Args:

@@ -69,6 +69,7 @@ _DEAD_LETTERS = """
 SELECT error, count(*) OVER (PARTITION BY split_part(error, ':', 1)), id FROM syncer.dead_letter
 WHERE index_name = $1 ORDER BY 2 DESC, id LIMIT 1
 """
+_ERRORS = "SELECT id, error FROM syncer.dead_letter WHERE index_name = $1 AND id = ANY ($2)"
 _CLEAR = """
 DELETE FROM syncer.dead_letter AS l
 USING unnest($2::text[]) AS written (id)
@@ -291,6 +292,11 @@ def worst_dead_letter(connection: Connection, index_name: str) -> tuple[str, str
     """The id and the error of a dead letter of the most frequent kind."""
     row = connection.execute(_DEAD_LETTERS, (index_name,)).fetchone()
     return (row[2], row[0]) if row else None
+
+
+def dead_letters(connection: Connection, index_name: str, ids: Sequence[str]) -> dict[str, str]:
+    """What was said of those of the documents that are parked."""
+    return dict(connection.execute(_ERRORS, (index_name, list(ids))).fetchall())
 
 
 def clear_dead_letters(connection: Connection, index_name: str, ids: Sequence[str], version: int) -> None:

@@ -45,7 +45,7 @@ _REMEMBER = "UPDATE syncer.incarnation SET system_identifier = $1, timeline = $2
 _HANDED_OUT = f"""
 SELECT coalesce(pg_sequence_last_value('syncer.version'), 0)
        + {_SEQUENCE_LOGGED_AHEAD} * current_setting('max_connections')::int
-"""  # noqa: S608 - a constant of ours
+"""
 _DRAW = f"SELECT epoch << {EPOCH_SHIFT} | nextval('syncer.version') FROM syncer.incarnation"  # noqa: S608
 
 
@@ -114,8 +114,11 @@ def ceiling(connection: Connection, record: EpochRecord) -> int:
     """No version that syncer has handed out, in any life of this database, is greater; none is drawn for it."""
     installation, *remembered, epoch = _row(connection, _READ)
     if tuple(remembered) != _row(connection, _CURRENT):  # nobody has entered this life yet: what was lost is unknown
-        return (max(epoch, record.read_epoch(installation)) + 1 << EPOCH_SHIFT) - 1
-    return (epoch << EPOCH_SHIFT) + int(_row(connection, _HANDED_OUT)[0])
+        epoch, handed_out = max(epoch, record.read_epoch(installation)) + 1, -1
+    else:
+        (handed_out,) = _row(connection, _HANDED_OUT)
+    highest: int = (epoch << EPOCH_SHIFT) + handed_out
+    return highest
 
 
 def _row(connection: Connection, query: str) -> tuple[Any, ...]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from elasticsearch import Elasticsearch
 
+from syncer.drift import Kind
 from syncer.errors import DefinitionError, DocumentError
 from syncer.refresh import refresh_all
-from syncer.verify import Kind
 from tests.harness import World
 from tests.routed import (
     document,

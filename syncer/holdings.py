@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import msgspec
-from elastic_transport import JsonSerializer
+from elastic_transport import Serializer
 from elasticsearch import Elasticsearch
 
 from syncer.errors import IndexingError
@@ -27,8 +28,8 @@ _PLACES_MAX = 1000
 _IN_ORDER = [{"_shard_doc": "asc"}]
 
 _SHARDS_FIELDS = "metadata.indices.*.routing_num_shards,metadata.indices.*.settings.index.number_of_shards"
-_RAW = {"accept": "application/*", "content-type": "application/json"}
-_ANSWERED_RAW = "application/json"  # the client itself asks for another type, and gets it
+_JSON = {"accept": "application/json", "content-type": "application/json"}
+_ANSWERED = "application/vnd.elasticsearch+json"  # what the client makes of that, and gets
 
 
 class Copy(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,11 +93,21 @@ _ANSWER = msgspec.json.Decoder(_Answer)
 _Decoded = TypeVar("_Decoded")
 
 
-class _Raw(JsonSerializer):
-    """Hands on the bytes of an answer, for us to decode only what is needed; an error is parsed, as the client does."""
+_decoder: ContextVar[msgspec.json.Decoder[Any] | None] = ContextVar("decoder", default=None)
+
+
+class _Decoding(Serializer):
+    """The client's own serializer, but for answers that we decode; what they say of an error is left to it."""
+
+    def __init__(self, inner: Serializer) -> None:
+        self._inner = inner
 
     def loads(self, data: bytes) -> Any:
-        return super().loads(data) if data.startswith(b'{"error"') else data
+        decoder = _decoder.get()
+        return self._inner.loads(data) if decoder is None or data.startswith(b'{"error"') else decoder.decode(data)
+
+    def dumps(self, data: Any) -> bytes:
+        return self._inner.dumps(data)
 
 
 class Holdings:
@@ -105,7 +116,9 @@ class Holdings:
     def __init__(self, client: Elasticsearch) -> None:
         self._client = client
         self._shards: dict[str, Shards] = {}
-        client.transport.serializers.serializers[_ANSWERED_RAW] = _Raw()
+        serializers = client.transport.serializers.serializers
+        if not isinstance(serializers[_ANSWERED], _Decoding):
+            serializers[_ANSWERED] = _Decoding(serializers[_ANSWERED])
 
     def shards(self, target: Target) -> Shards:
         """The shards of a target; asked once."""
@@ -179,8 +192,12 @@ class Holdings:
         return answer.hits
 
     def _ask(self, decoder: msgspec.json.Decoder[_Decoded], path: str, request: Mapping[str, Any]) -> _Decoded:
-        body = self._client.perform_request("POST", path, headers=_RAW, body=request).body
-        return decoder.decode(body)
+        token = _decoder.set(decoder)
+        try:
+            answer: _Decoded = self._client.perform_request("POST", path, headers=_JSON, body=request).body
+        finally:
+            _decoder.reset(token)
+        return answer
 
 
 class View:

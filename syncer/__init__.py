@@ -19,6 +19,7 @@ To read the code, begin with `syncer.worker`, the main loop, and go outward. Fro
 ground; a module knows only those below it:
 
     cli          the commands; puts the parts together        terminal   what they show to a person
+                                                              findings   what verify found, for a person
     demo         a blog, a rename, a question; the guide's models
     service      the daemon's threads                         overview   how it is doing
     plan         what apply would do, and what that costs
@@ -27,6 +28,7 @@ ground; a module knows only those below it:
     watch        tables and triggers → documents that halt
     verify       documents against their SELECT               refresh    all documents of a definition, again
     writer       ids → written documents: the version rule
+    drift        how a document differs from its SELECT
     affected     changes → ids                                compose    ids → documents, in one snapshot
     halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are
     trial        an index.json, tried on an empty index
@@ -34,7 +36,7 @@ ground; a module knows only those below it:
     trigger      their SQL: a changed row → the outbox
     store        what syncer remembers in Postgres            version    epoch and sequence
     topic        Kafka                                        index      documents in Elasticsearch
-    indices      physical indices and their aliases
+    indices      physical indices and their aliases           holdings   what Elasticsearch holds
     dependency   what a document depends on                   definition a document's folder
     route        from changed rows to ids, as SQL
     derivation   from a SELECT, which documents a row touches graph      its tables, conditions, paths

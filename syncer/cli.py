@@ -11,6 +11,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -22,6 +23,7 @@ from syncer import (
     apply as applying,
     compose,
     definition,
+    findings,
     index as elastic,
     jobs,
     listing,
@@ -48,7 +50,7 @@ from syncer.policy import explain
 from syncer.postgres import Connection
 from syncer.sandbox import ConsoleReporter, Sandbox
 from syncer.store import Document
-from syncer.verify import VerifyReport, verify as verify_document
+from syncer.verify import SETTLE_SECONDS, VerifyReport, verify as verify_document
 
 app = typer.Typer(
     help="Keeps Elasticsearch documents equal to what one SELECT says about Postgres.",
@@ -309,23 +311,40 @@ def status(*, as_json: AsJson = False) -> None:
 def verify(
     document: Annotated[str | None, typer.Argument(help="Which document; all of them if left out.")] = None,
     *,
-    settle: Annotated[float, typer.Option(help="Seconds that a difference may last before it is drift.")] = 10,
+    repair: Annotated[bool, typer.Option("--repair", help="Write again what differs, and compare it again.")] = False,
+    sample: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Compare only so many, chosen at random on either side.")
+    ] = None,
+    settle: Annotated[
+        float, typer.Option(help="Seconds that a difference may last before it is drift.")
+    ] = SETTLE_SECONDS,
+    values: Annotated[bool, typer.Option("--values", help="Show the values that differ; they may be secrets.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare every document with its SELECT, beside live traffic. Exit code 1 if anything differs."""
+    """Compare every document with its SELECT, beside live traffic. Exit code 1 if anything differs.
+
+    Says of each document that differs which fields do, since which version, and why if
+    that is known: it is parked, not filled yet, or somebody else wrote it.
+
+    --json is a list with document, index_name, documents, drifts, repaired, moving,
+    is_complete, sampled, halted, seconds, comparing_seconds, documents_per_second and
+    holds; a drift has document, index_name, id, kind (missing, extra, different or
+    misplaced), fields, differences (path, how, expected, held), version, routing,
+    cause (parked, foreign, foreign_ahead, foreign_delete, unfilled) and error.
+    """
     with open_parts("verify") as parts:
         chosen = (
             [_one_document(parts.connection, document)] if document else list(store.served(parts.connection).values())
         )
         if not chosen:
             raise DefinitionError("No document is in force", hint="Run: syncer apply")
-        reports = [_verify(parts, one, settle) for one in chosen]
-        advice = {one.name: _advice(parts.connection, one) for one in chosen}
+        asked = _Asked(settle_seconds=settle, sample=sample, values=values, repair=repair)
+        reports = [_verify(parts, one, asked) for one in chosen]
     if as_json:
-        typer.echo(json.dumps([{**dataclasses.asdict(one), "holds": one.holds} for one in reports], indent=2))
+        typer.echo(json.dumps([one.as_json() for one in reports], indent=2))
     else:
         for report in reports:
-            terminal.show_verify(out, report, advice=advice[report.document])
+            findings.show_verify(out, report)
     if not all(report.holds for report in reports):
         raise typer.Exit(1)
 
@@ -407,22 +426,35 @@ def _require_going(document: Document) -> None:
         )
 
 
-def _advice(connection: Connection, document: Document) -> str:
-    """What to do about documents that differ."""
-    if not document.is_filled:
-        return f"{document.name} has not been filled yet. Run: syncer apply"
-    worst = store.worst_dead_letter(connection, document.index_name)
-    if worst is not None:
-        return f"Some are parked, such as {worst[0]}: {worst[1]}\nMend the data, select.sql or index.json: syncer apply"
-    return f"To write them all again: syncer backfill {document.name}"
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """How to verify."""
+
+    settle_seconds: float
+    sample: int | None
+    values: bool
+    repair: bool
 
 
-def _verify(parts: Parts, document: Document, settle: float) -> VerifyReport:
+def _verify(parts: Parts, document: Document, asked: _Asked) -> VerifyReport:
+    halted = partial(VerifyReport, document=document.name, index_name=document.index_name)
     if document.halted is not None:
-        return VerifyReport(document=document.name, halted=document.halted)
+        return halted(halted=document.halted)
+    writer = parts.writer()
     try:
-        expected = compose.count(parts.connection, document)
+        expected = asked.sample or compose.count(parts.connection, document)
         with terminal.progress(err, f"comparing {document.name}", expected) as advance:
-            return verify_document(parts.connect, document, index=parts.index, settle_seconds=settle, progress=advance)
+            return verify_document(
+                parts.connect,
+                document,
+                index=parts.index,
+                settle_seconds=asked.settle_seconds,
+                sample=asked.sample,
+                values=asked.values,
+                repair=writer if asked.repair else None,
+                progress=advance,
+            )
     except DocumentError as error:
-        return VerifyReport(document=document.name, halted=f"{error.message}\n{error.hint}")
+        return halted(halted=f"{error.message}\n{error.hint}")
+    finally:
+        writer.close()

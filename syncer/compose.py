@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -24,7 +24,7 @@ from psycopg import sql
 from syncer import store, version
 from syncer.errors import ComposeError, DocumentError
 from syncer.model import Composition, Place
-from syncer.postgres import Connection, stream, stream_unlocked, value
+from syncer.postgres import Connection, copied, stream_unlocked, value
 from syncer.reading import STAGE_LOCK_SECONDS, locked, reading, require_capture, require_shape
 from syncer.store import Catalogue, Document
 
@@ -46,6 +46,7 @@ _EVERYTHING = _DOCUMENTS + "WHERE d._id IS NOT NULL"
 _SOME_IDS = """
 SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY hashtext(d._id::text), 1 LIMIT $1
 """
+_RANDOM_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY random() LIMIT $1"
 _FIRST_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL LIMIT $1"
 # Below a LIMIT, even none, a column is computed once, however many conditions are on it.
 _EXAMPLES = "SELECT {examples} FROM (SELECT * FROM ({select}) AS s WHERE s._id IS NOT NULL LIMIT $1) AS d"
@@ -201,9 +202,13 @@ def _twice(document: Document, id_: str) -> ComposeError:
 
 def existing(connection: Connection, document: Document, ids: Sequence[str]) -> set[Place]:
     """Where those of the ids belong that the SELECT returns."""
-    query = _statement(_EXISTING, document)
     with reading(connection, document):
-        rows = connection.execute(query, (castable(document, ids),), prepare=True).fetchall()
+        return existing_here(connection, document, ids)
+
+
+def existing_here(connection: Connection, document: Document, ids: Sequence[str]) -> set[Place]:
+    """The same, in the caller's snapshot."""
+    rows = connection.execute(_statement(_EXISTING, document), (castable(document, ids),), prepare=True)
     return {Place.of(id_, routing) for id_, routing in rows}
 
 
@@ -220,11 +225,37 @@ def all_ids(connection: Connection, document: Document, *, page: int) -> Iterato
         yield [row[0] for row in rows]
 
 
-def everything(connection: Connection, document: Document, *, page: int) -> Iterator[dict[str, Row]]:
-    """Every document that the SELECT returns, by id, in pages, in no order, never whole in memory."""
+def everything(connection: Connection, document: Document, *, page: int, bytes_max: int) -> Generator[dict[str, Row]]:
+    """Every document that the SELECT returns in the caller's snapshot, by id, in no order, never whole in memory.
+
+    Args:
+        connection: Taken until the iterator is exhausted or closed.
+        document: Which definition.
+        page: How many documents at once.
+        bytes_max: After how many bytes a page ends, if not before.
+
+    Raises:
+        ComposeError: The SELECT returns an id more than once. Nothing has been yielded then.
+    """
+    require_unique(connection, document)
+    rows: dict[str, Row] = {}
+    size = 0
+    for id_, source, routing in copied(connection, _statement(_EVERYTHING, document)):
+        assert id_ is not None  # noqa: S101 - the query says so
+        assert source is not None  # noqa: S101 - and row_to_json makes one of any row
+        rows[id_.decode()] = Row(source=one_line(source), routing=None if routing is None else routing.decode())
+        size += len(source)
+        if len(rows) >= page or size >= bytes_max:
+            yield rows
+            rows, size = {}, 0
+    if rows:
+        yield rows
+
+
+def random_ids(connection: Connection, document: Document, number: int) -> list[str]:
+    """Ids from all over the SELECT, others each time; it is read whole."""
     with reading(connection, document):
-        for rows in stream(connection, _statement(_EVERYTHING, document), page=page):
-            yield {id_: Row(source=one_line(source), routing=routing) for id_, source, routing in rows}
+        return [row[0] for row in connection.execute(_statement(_RANDOM_IDS, document), (number,))]
 
 
 def some_ids(connection: Connection, document: Document, limit: int) -> list[str]:

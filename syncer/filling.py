@@ -128,14 +128,14 @@ class Filling:
     def _require_acceptable(self, building: Document, report: VerifyReport) -> None:
         """Refuse an index that differs, unless in no more than what the one that serves lacks too, or was accepted."""
         ids = [drift.id for drift in report.drifts]
-        parked = store.parked(self._parts.connection, building.index_name, ids)
-        served = store.served(self._parts.connection)[building.name]
-        accepted = (
-            parked if self._despite_parked else parked & store.parked(self._parts.connection, served.index_name, ids)
-        )
-        if report.is_complete and report.halted is None and accepted.issuperset(ids):
+        connection = self._parts.connection
+        parked = set(store.dead_letters(connection, building.index_name, ids))
+        served = store.served(connection)[building.name]
+        lacking = set(store.dead_letters(connection, served.index_name, ids))
+        accepted = parked if self._despite_parked else parked & lacking
+        if report.is_complete and report.halted is None and accepted >= set(ids):
             return
-        if report.is_complete and parked.issuperset(ids):
+        if report.is_complete and parked >= set(ids):
             raise _parked(self._parts, building, len(parked))
         raise IndexingError(
             f"{building.index_name} is not equal to its SELECT, and does not serve",

@@ -1,4 +1,4 @@
-"""The documents in Elasticsearch: bulk writes, reads by id, the walk over all ids; and the epoch's record.
+"""The documents in Elasticsearch: bulk writes; and the epoch's record. What it holds is read by `syncer.holdings`.
 
 Guarantees: writes are whole documents or deletes, each with an external version, so that a document never
 goes back; a version conflict is a success, since something at least as new is there or on its way; writes
@@ -22,9 +22,9 @@ import elasticsearch
 from elasticsearch import Elasticsearch
 
 from syncer.errors import IndexingError
-from syncer.model import Composition, Place, Target
+from syncer.holdings import Holdings
+from syncer.model import ID_BYTES_MAX, Composition, Target
 from syncer.settings import ElasticsearchSettings
-from syncer.shards import Shards
 
 OLDEST_SUPPORTED_VERSION = 8
 
@@ -33,14 +33,8 @@ _BAD_REQUEST = 400
 _NOT_FOUND = 404
 _CONFLICT = 409
 _TOO_LARGE = 413
-ID_BYTES_MAX = 512
 _OK_MIN, _OK_MAX = 200, 299
 _DELETE_BYTES = 100
-_PLACES_MAX = 1000
-_KEEP_ALIVE = "5m"
-
-_SHARDS_FIELDS = "metadata.indices.*.routing_num_shards,metadata.indices.*.settings.index.number_of_shards"
-_SEQUENCE_FIELDS = "indices.*.shards.*.seq_no.max_seq_no,indices.*.shards.*.routing.primary"
 _ITEM_FIELDS = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
 
 
@@ -76,15 +70,6 @@ class BulkOutcome:
     deleted: int = 0
     superseded: int = 0
     rejections: list[Rejection] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """A copy of a document as Elasticsearch holds it."""
-
-    place: Place
-    version: int
-    source: dict[str, Any]
 
 
 def connect(settings: ElasticsearchSettings) -> Elasticsearch:
@@ -144,12 +129,20 @@ def require_supported(info: Mapping[str, Any]) -> None:
 
 
 class Index:
-    """What syncer does with Elasticsearch. Safe to share between threads, as the client is."""
+    """What syncer does with Elasticsearch. Safe to share between threads, as the client is.
+
+    Args:
+        client: From `connect`.
+        bulk_bytes_max: How large a request may be.
+
+    Attributes:
+        holdings: What is there to read.
+    """
 
     def __init__(self, client: Elasticsearch, *, bulk_bytes_max: int) -> None:
         self._client = client
         self._bulk_bytes_max = bulk_bytes_max
-        self._shards: dict[str, Shards] = {}
+        self.holdings = Holdings(client)
 
     # Writing
 
@@ -171,7 +164,7 @@ class Index:
     def _task(self, target: Target, composition: Composition) -> _Task:
         if composition.routing is None:
             return _Task(composition=composition)
-        shards = self._shards_of(target)
+        shards = self.holdings.shards(target)
         return _Task(composition=composition, elsewhere=shards.others(composition.place.routing))
 
     def _parts(self, tasks: Iterable[_Task]) -> Iterator[list[_Task]]:
@@ -219,118 +212,6 @@ class Index:
         middle = len(part) // 2
         self._write_part(target, part[:middle], outcome)
         self._write_part(target, part[middle:], outcome)
-
-    # Reading
-
-    def read(self, target: Target, places: Iterable[Place]) -> list[Stored]:
-        """The copies that a target holds on the shards of these places; realtime, whether refreshed or not."""
-        response = self._client.mget(
-            index=target.index_name,
-            docs=[{"_id": one.id, "routing": one.routing} for one in places],
-            filter_path="docs._id,docs._version,docs._routing,docs.found,docs._source,docs.error",
-        )
-        return [
-            Stored(place=_place(hit), version=hit["_version"], source=hit.get("_source", {}))
-            for hit in response.body.get("docs", [])
-            if hit.get("found")
-        ]
-
-    def read_everywhere(self, target: Target, ids: Sequence[str]) -> list[Stored]:
-        """The copies that a target holds of these documents, on whatever shard; realtime."""
-        addresses = self._shards_of(target).addresses
-        step = max(1, _PLACES_MAX // len(addresses))
-        pages = (ids[at : at + step] for at in range(0, len(ids), step))
-        return [
-            copy
-            for page in pages
-            for copy in self.read(target, [Place(id=one, routing=address) for one in page for address in addresses])
-        ]
-
-    def _shards_of(self, target: Target) -> Shards:
-        shards = self._shards.get(target.index_name)
-        if shards is None:
-            state = self._client.cluster.state(
-                metric="metadata", index=target.index_name, ignore_unavailable=False, filter_path=_SHARDS_FIELDS
-            )
-            found = state.body["metadata"]["indices"][target.index_name]
-            shards = Shards.of(
-                number=int(found["settings"]["index"]["number_of_shards"]), routing_number=found["routing_num_shards"]
-            )
-            self._shards[target.index_name] = shards
-        return shards
-
-    def walk(self, target: Target, *, page: int) -> Iterator[list[Place]]:
-        """Where all copies in a target lie as of now, in pages, in no order."""
-        self._client.indices.refresh(index=target.index_name)
-        yield from self._pages(target, page)
-
-    def sequence_numbers(self, target: Target) -> dict[int, int]:
-        """The last sequence number of each shard as of now: every write that comes later gets a greater one.
-
-        Raises:
-            IndexingError: A shard cannot be asked, since its primary is not there.
-        """
-        stats = self._client.indices.stats(
-            index=target.index_name, level="shards", metric="docs", filter_path=_SEQUENCE_FIELDS
-        ).body
-        shards = stats.get("indices", {}).get(target.index_name, {}).get("shards", {})
-        # A primary that moves to another node is there twice.
-        found = {
-            int(shard): max(copy["seq_no"]["max_seq_no"] for copy in copies if copy["routing"]["primary"])
-            for shard, copies in shards.items()
-            if any(copy["routing"]["primary"] and "seq_no" in copy for copy in copies)
-        }
-        if len(found) != self._shards_of(target).number:
-            raise IndexingError(
-                f"Not every shard of {target.index_name} has its primary",
-                hint="Wait until the health of the index is green or yellow, and do the same again.",
-            )
-        return found
-
-    def untouched_since(self, target: Target, numbers: Mapping[int, int], *, page: int) -> Iterator[list[Place]]:
-        """Where the copies lie that nothing was written to since the shards were at these numbers, in pages.
-
-        Each copy that was there then and is there unchanged now is in it. One that was written since is not, unless
-        its shard has lost its primary in between: the next one may give out again the numbers of writes that were
-        never answered.
-        """
-        self._client.indices.refresh(index=target.index_name)
-        for shard, number in numbers.items():
-            query = {"range": {"_seq_no": {"lte": number}}}
-            yield from self._pages(target, page, query=query, preference=f"_shards:{shard}")
-
-    def _pages(
-        self, target: Target, page: int, *, query: Mapping[str, Any] | None = None, preference: str | None = None
-    ) -> Iterator[list[Place]]:
-        """Where the copies lie that a query finds, on one state of the index; all of them, or an error."""
-        point = self._client.open_point_in_time(
-            index=target.index_name, keep_alive=_KEEP_ALIVE, preference=preference
-        ).body["id"]
-        after: list[Any] | None = None
-        try:
-            while True:
-                response = self._client.search(
-                    size=page,
-                    pit={"id": point, "keep_alive": _KEEP_ALIVE},
-                    query=query,
-                    sort=[{"_shard_doc": "asc"}],
-                    source=False,
-                    track_total_hits=False,
-                    search_after=after,
-                    allow_partial_search_results=False,
-                ).body
-                point = response["pit_id"]
-                hits = response["hits"]["hits"]
-                if not hits:
-                    return
-                after = hits[-1]["sort"]
-                yield [_place(hit) for hit in hits]
-        finally:
-            self._client.close_point_in_time(id=point)
-
-    def count(self, target: Target) -> int:
-        """How many documents a search of this target finds."""
-        return int(self._client.count(index=target.index_name).body["count"])
 
     # The epoch, where no restore of Postgres can take it back
 
@@ -388,10 +269,6 @@ class _Task:
         # Version rule, on every other shard: it saw this version too, and as long as this wins it has no copy.
         for routing in self.elsewhere:
             yield {"delete": {**meta, "routing": routing}}
-
-
-def _place(hit: Mapping[str, Any]) -> Place:
-    return Place.of(hit["_id"], hit.get("_routing"))
 
 
 def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:

@@ -20,6 +20,10 @@ EPOCH_SHIFT = 43
 """A version is ``epoch << EPOCH_SHIFT | sequence``: 20 bits of epoch, 43 bits of sequence."""
 
 
+ID_BYTES_MAX = 512
+"""How long an id can be; Elasticsearch takes none that is longer, and none that is empty."""
+
+
 class Operation(StrEnum):
     """What happened to a row, as the outbox writes it."""
 

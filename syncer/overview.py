@@ -151,7 +151,7 @@ def _document(
 def _count(index: Index, target: Target) -> int | None:
     """How many documents a target holds; None if it is gone or closed."""
     try:
-        return index.count(target)
+        return index.holdings.count(target)
     except (elasticsearch.NotFoundError, elasticsearch.BadRequestError):
         return None
 

@@ -211,6 +211,20 @@ def stream(
         yield from _fetch(connection, page)
 
 
+def copied(connection: Connection, query: sql.Composable) -> Iterator[tuple[bytes | None, ...]]:
+    """The rows of a query as it finds them, never whole in memory; for columns that are text or ``json``.
+
+    Faster than a cursor: Postgres goes on while we are busy, and plans for the whole answer, not for its first rows.
+
+    Args:
+        connection: Taken until the iterator is exhausted or closed.
+        query: What to ask, without parameters.
+    """
+    command = sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(query)
+    with connection.cursor() as cursor, cursor.copy(command) as copy:
+        yield from copy.rows()
+
+
 def stream_unlocked(
     connection: Connection,
     query: sql.Composable,

@@ -1,7 +1,8 @@
 """Refresher: the lane that writes pages of jobs. Pages → compose → several bulk requests in flight → progress.
 
-Live changes have lanes of their own, the workers, so that a job of any size keeps none waiting in a queue. While one batch is composed, those before it are being written, since Elasticsearch orders them by their versions, not
-by when they come. Whatever does not go smoothly is left to `Writer.write`, which tries again, parks and halts.
+Live changes have lanes of their own, the workers, so that a job of any size keeps none waiting in a queue. While one
+batch is composed, those before it are being written, since Elasticsearch orders them by their versions, not by when
+they come. Whatever does not go smoothly is left to `Writer.write`, which tries again, parks and halts.
 
 Guarantees: a page is counted as done only when each of its documents has been written, found superseded, or parked, or
 its document is halted; what a lane has in hand when it dies is given to another one; how much is in memory does
@@ -316,7 +317,7 @@ class Refresher:
         if job.state in (JobState.NEW, JobState.LISTING):
             with at_work_for(document.name, document.generation):
                 # Before the first draw: what is touched later has a greater number.
-                numbers = self._index.sequence_numbers(document.target) if job.kind.is_whole else None
+                numbers = self._index.holdings.sequence_numbers(document.target) if job.kind.is_whole else None
             return listing.list_pages(
                 connection, job, document, page=self._batch_documents_max, sequence_numbers=numbers
             )
@@ -339,4 +340,4 @@ class Refresher:
 
     def _untouched(self, document: Document, numbers: dict[int, int]) -> Iterable[list[Place]]:
         with at_work_for(document.name, document.generation):
-            yield from self._index.untouched_since(document.target, numbers, page=self._batch_documents_max)
+            yield from self._index.holdings.untouched_since(document.target, numbers, page=self._batch_documents_max)

@@ -69,7 +69,7 @@ _DEAD_LETTERS = """
 SELECT error, count(*) OVER (PARTITION BY split_part(error, ':', 1)), id FROM syncer.dead_letter
 WHERE index_name = $1 ORDER BY 2 DESC, id LIMIT 1
 """
-_PARKED = "SELECT id FROM syncer.dead_letter WHERE index_name = $1 AND id = ANY ($2)"
+_ERRORS = "SELECT id, error FROM syncer.dead_letter WHERE index_name = $1 AND id = ANY ($2)"
 _CLEAR = """
 DELETE FROM syncer.dead_letter AS l
 USING unnest($2::text[]) AS written (id)
@@ -288,15 +288,15 @@ def park(connection: Connection, index_name: str, id_: str, version: int, error:
     connection.execute(_PARK, (index_name, id_, version, error))
 
 
-def parked(connection: Connection, index_name: str, ids: Sequence[str]) -> set[str]:
-    """Those of the documents that are parked."""
-    return {row[0] for row in connection.execute(_PARKED, (index_name, list(ids)))}
-
-
 def worst_dead_letter(connection: Connection, index_name: str) -> tuple[str, str] | None:
     """The id and the error of a dead letter of the most frequent kind."""
     row = connection.execute(_DEAD_LETTERS, (index_name,)).fetchone()
     return (row[2], row[0]) if row else None
+
+
+def dead_letters(connection: Connection, index_name: str, ids: Sequence[str]) -> dict[str, str]:
+    """What was said of those of the documents that are parked."""
+    return dict(connection.execute(_ERRORS, (index_name, list(ids))).fetchall())
 
 
 def clear_dead_letters(connection: Connection, index_name: str, ids: Sequence[str], version: int) -> None:

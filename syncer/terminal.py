@@ -20,9 +20,7 @@ from syncer.job import Job, JobState
 from syncer.overview import DocumentOverview, Overview
 from syncer.sandbox import Status
 from syncer.store import Document
-from syncer.verify import Drift, VerifyReport
 
-_DRIFTS_SHOWN_MAX = 20
 _PIPE_COLUMNS = 400
 _PLAIN_LINE_SECONDS = 5
 
@@ -70,13 +68,14 @@ def _plain_progress(console: Console, label: str, total: int) -> Callable[[int],
     return tell
 
 
-def _table(*columns: str) -> Table:
+def table(*columns: str) -> Table:
+    """A table without lines."""
     return Table(*columns, box=None, pad_edge=False, header_style="bold")
 
 
 def show_plan(console: Console, plan: Plan) -> None:
     """What apply will do."""
-    documents = _table("document", "index", "generation", "what", "reads")
+    documents = table("document", "index", "generation", "what", "reads")
     for step in plan.steps:
         style = {Change.UNCHANGED: "dim", Change.REBUILD: "yellow"}.get(step.change, "green")
         documents.add_row(
@@ -198,7 +197,7 @@ def show_left(console: Console, document: Document, job_id: int) -> None:
 
 def show_overview(console: Console, seen: Overview) -> None:
     """How syncer is doing."""
-    flow = _table("stage", "state", "waiting")
+    flow = table("stage", "state", "waiting")
     leader = seen.leader
     if leader is None:
         said = "[red]no relay leads: is `syncer run` running?"
@@ -211,7 +210,7 @@ def show_overview(console: Console, seen: Overview) -> None:
     flow.add_row("workers", working, f"{seen.topic_waiting:,} changes in the topic")
     console.print(flow)
     console.print()
-    documents = _table("document", "generation", "filled", "dead letters", "index", "role", "documents")
+    documents = table("document", "generation", "filled", "dead letters", "index", "role", "documents")
     for one in seen.documents:
         documents.add_row(
             one.name,
@@ -240,44 +239,9 @@ def _filled(document: DocumentOverview) -> str:
     return "[green]yes" if document.is_filled else "[red]no: run syncer apply"
 
 
-def show_verify(console: Console, report: VerifyReport, *, advice: str) -> None:
-    """What a verification found, and what to do if something differs."""
-    if report.halted is not None:
-        console.print(f"[bold red]{report.document} is halted:[/] {escape(report.halted)}")
-        return
-    if report.holds:
-        console.print(
-            f"[green]{report.document}: {_counted(report.documents, 'equals its', 'equal their')} SELECT[/] "
-            f"({report.seconds:.1f} s)"
-        )
-        return
-    at_least = "" if report.is_complete else "at least "
-    console.print(
-        f"[bold red]{report.document}: {at_least}{_counted(len(report.drifts), 'differs', 'differ')}[/], "
-        f"of {report.documents:,} compared ({report.seconds:.1f} s)"
-    )
-    drifts = _table("id", "how", "fields", "version", "index")
-    for drift in report.drifts[:_DRIFTS_SHOWN_MAX]:
-        drifts.add_row(*_cells(drift))
-    console.print(drifts)
-    if len(report.drifts) > _DRIFTS_SHOWN_MAX:
-        console.print(f"… and {len(report.drifts) - _DRIFTS_SHOWN_MAX:,} more; --json lists them all")
-    console.print(escape(advice), style="dim", soft_wrap=True)
-
-
-def _counted(number: int, singular: str, plural: str) -> str:
-    return f"1 document {singular}" if number == 1 else f"{number:,} documents {plural}"
-
-
-def _cells(drift: Drift) -> tuple[str, ...]:
-    version = "" if drift.version is None else str(drift.version)
-    how = str(drift.kind) if drift.routing in (None, drift.id) else f"{drift.kind} (routing {drift.routing})"
-    return escape(drift.id), escape(how), escape(", ".join(drift.fields)), version, drift.index_name
-
-
 def show_sandbox(console: Console, seen: Status) -> None:
     """Which servers run, and where."""
-    servers = _table("server", "state", "process", "address", "log")
+    servers = table("server", "state", "process", "address", "log")
     for one in seen.servers:
         state = "[green]running" if one.running else "[red]stopped"
         servers.add_row(one.name, state, str(one.pid or ""), one.address or "", str(one.log_file))

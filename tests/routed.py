@@ -55,7 +55,7 @@ def put_parents_and_children(world: World) -> None:
 
 def shards(world: World, index: Index) -> Shards:
     """The shards of the document's index."""
-    return index._shards_of(document(world).target)
+    return index.holdings.shards(document(world).target)
 
 
 def document(world: World) -> Document:

@@ -15,7 +15,8 @@ import psycopg
 from psycopg import errors as pg
 
 from syncer import compose
-from syncer.index import ID_BYTES_MAX, Rejection
+from syncer.index import Rejection
+from syncer.model import ID_BYTES_MAX
 from syncer.plan import contents, estimate, fitting
 from syncer.plan.estimate import Trial
 from syncer.plan.fitting import Misfit

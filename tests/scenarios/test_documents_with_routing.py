@@ -9,9 +9,9 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from syncer import jobs
+from syncer.drift import Kind
 from syncer.errors import DocumentError, IndexingError
 from syncer.job import JobKind
-from syncer.verify import Kind
 from tests.harness import World
 from tests.routed import (
     document,

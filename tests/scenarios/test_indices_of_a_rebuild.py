@@ -142,7 +142,7 @@ def test_a_settled_index_is_like_one_that_was_never_loaded(room: Room, from_temp
             room.indices.settle(built, like=plain, seconds_max=0)
             assert room.settings(built) == room.settings(plain), name
             assert room.mappings(built) == room.mappings(plain), name
-            assert room.index.count(built) == 10, name
+            assert room.index.holdings.count(built) == 10, name
 
 
 def test_settling_that_is_interrupted_is_done_again(room: Room) -> None:
@@ -230,7 +230,7 @@ def test_a_built_index_is_written_and_not_searched(room: Room) -> None:
     room.write(built, range(5))
     room.client.indices.refresh(index=built.index_name)
     assert room.client.count(index=room.alias).body["count"] == 0
-    assert room.index.count(built) == 5
+    assert room.index.holdings.count(built) == 5
 
 
 def test_what_an_interrupted_build_left_is_made_anew(room: Room) -> None:
@@ -449,7 +449,7 @@ def test_what_needs_a_new_index_is_told_from_what_does_not(empty_world: World) -
 
 def untouched(room: Room, target: Target, numbers: dict[int, int]) -> list[Place]:
     """All pages of it, small ones."""
-    pages = list(room.index.untouched_since(target, numbers, page=7))
+    pages = list(room.index.holdings.untouched_since(target, numbers, page=7))
     assert all(0 < len(page) <= 7 for page in pages)
     return [place for page in pages for place in page]
 
@@ -458,14 +458,14 @@ def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: 
     """On several shards, with nested documents, routings, deletes, writes that came too late, and after a merge."""
     random = Random(7)
     target = room.build(1, room.body(number_of_shards=3, number_of_replicas=0))
-    assert room.index.sequence_numbers(target) == {0: -1, 1: -1, 2: -1}
-    assert untouched(room, target, room.index.sequence_numbers(target)) == []
+    assert room.index.holdings.sequence_numbers(target) == {0: -1, 1: -1, 2: -1}
+    assert untouched(room, target, room.index.holdings.sequence_numbers(target)) == []
     room.write(target, range(200), version=10)
     source = b'{"text": "x", "more": [{"word": "a"}]}'
     routed = [Composition(id=f"r{one}", version=10, source=source, routing=str(one % 5)) for one in range(50)]
     room.index.write(target, routed)
     room.index.write(target, [Composition(id=str(one), version=11, source=None) for one in range(190, 200)])
-    numbers = room.index.sequence_numbers(target)
+    numbers = room.index.holdings.sequence_numbers(target)
     everything = {Place.of(str(one), None) for one in range(190)} | {one.place for one in routed}
     assert set(untouched(room, target, numbers)) == everything
     # Written again, with the same contents; gone; new; moved to another shard; and refused as older.
@@ -487,7 +487,7 @@ def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: 
         assert set(found) == expected
         room.client.indices.forcemerge(index=target.index_name, max_num_segments=1)
         room.client.indices.flush(index=target.index_name)
-    assert untouched(room, target, room.index.sequence_numbers(target)) != []
+    assert untouched(room, target, room.index.holdings.sequence_numbers(target)) != []
 
 
 def test_numbers_that_are_read_under_writes_part_them_rightly(room: Room) -> None:
@@ -519,7 +519,7 @@ def test_numbers_that_are_read_under_writes_part_them_rightly(room: Room) -> Non
         for _ in range(8):
             go_on(50)
             asked = monotonic()
-            numbers = room.index.sequence_numbers(target)
+            numbers = room.index.holdings.sequence_numbers(target)
             readings.append((asked, monotonic(), numbers))
         go_on(50)
     finally:
@@ -545,4 +545,4 @@ def test_a_shard_without_its_primary_is_not_taken_for_one_without_documents(room
             index=target.index_name, settings=body["settings"], wait_for_active_shards="0"
         )
         with pytest.raises(IndexingError, match="primary"):
-            room.index.sequence_numbers(target)
+            room.index.holdings.sequence_numbers(target)

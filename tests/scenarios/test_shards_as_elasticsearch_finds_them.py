@@ -55,7 +55,7 @@ def found_on(client: Elasticsearch, name: str, shard: int) -> list[int]:
 def shards(client: Elasticsearch, name: str) -> Shards:
     """As syncer reads them."""
     index = Index(client, bulk_bytes_max=1_000_000)
-    return index._shards_of(Target(index_name=name, write_alias=name))
+    return index.holdings.shards(Target(index_name=name, write_alias=name))
 
 
 def require_right(client: Elasticsearch, name: str, routings: list[str]) -> None:

@@ -377,11 +377,13 @@ class World:
         return self.sql("SELECT relation, operation::text, old, new FROM syncer.outbox ORDER BY id")
 
     def drain(self, relay: Relay, worker: Worker) -> None:
-        """Turn a relay and a worker until every document equals its SELECT."""
+        """Turn a relay, a worker and a lane for what he leaves to jobs, until every document equals its SELECT."""
 
         def turn() -> bool:
             relay.run_once()
             worker.run_once()
+            lane.run_once()
             return not self.differences()
 
-        wait_until(turn, what="every document equals its SELECT")
+        with self.index() as index, self.refresher(index) as lane:
+            wait_until(turn, what="every document equals its SELECT")

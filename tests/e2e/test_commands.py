@@ -188,7 +188,10 @@ def test_verify_names_every_kind_of_drift(drifted: World) -> None:
     """A document that is missing, one too many, one with another field: each is named, and the exit code is 1."""
     said = json.loads(done(drifted, "verify", "blogpost", "--settle", "0.5", "--json", code=1))
     (report,) = said
-    assert report.keys() == {"document", "documents", "drifts", "is_complete", "halted", "seconds", "holds"}
+    assert report.keys() == {
+        *("document", "index_name", "documents", "drifts", "repaired", "moving", "is_complete", "sampled", "halted"),
+        *("seconds", "comparing_seconds", "documents_per_second", "holds"),
+    }
     assert report["holds"] is False
     assert report["is_complete"] is True
     assert report["documents"] == 3
@@ -199,13 +202,53 @@ def test_verify_names_every_kind_of_drift(drifted: World) -> None:
     }
     assert {one["index_name"] for one in report["drifts"]} == {f"{drifted.alias}-000001"}
     assert {one["version"] for one in report["drifts"] if one["id"] == "4"} == {FAR_AHEAD}
+    assert {one["id"]: one["cause"] for one in report["drifts"]} == {"2": None, "4": "foreign_ahead", "77": "foreign"}
+    assert "edited by hand" not in json.dumps(said)
 
     words = done(drifted, "verify", "--settle", "0.5", code=1)
     assert "3 documents differ" in words
     lines = [" ".join(line.split()) for line in words.splitlines()]
     for start in ("2 missing", "4 different title", "77 extra"):
         assert any(line.startswith(start) for line in lines), words
-    assert "syncer backfill blogpost" in words
+    assert "syncer verify blogpost --repair" in words
+    assert "syncer backfill blogpost --rebuild" in words
+    assert "privilege" in words
+    assert "edited by hand" not in words
+
+
+def test_verify_shows_values_only_if_asked(drifted: World) -> None:
+    """Both sides of what differs, shortened: on the terminal and in the JSON."""
+    words = done(drifted, "verify", "--settle", "0", "--values", code=1)
+    assert '"edited by hand"' in words
+    assert '"are cool"' in words
+    (report,) = json.loads(done(drifted, "verify", "--settle", "0", "--values", "--json", code=1))
+    (changed,) = [one for one in report["drifts"] if one["id"] == "4"]
+    assert changed["differences"] == [
+        {"path": "title", "how": "changed", "expected": '"are cool"', "held": '"edited by hand"'}
+    ]
+
+
+def test_verify_repairs(drifted: World) -> None:
+    """What can be mended is; the exit code is 1 as long as something differs."""
+    words = done(drifted, "verify", "--repair", "--settle", "0", code=1)
+    assert "2 documents differed and are equal now: repaired" in words
+    assert "1 document differs" in words
+    assert "somebody else wrote it, with a version that syncer has not drawn yet" in words
+    with drifted.elasticsearch() as client:
+        client.delete(index=drifted.alias, id="4", version=FAR_AHEAD + 1, version_type="external")
+        client.index(index=drifted.alias, id="5", document={"title": "edited by hand"})
+    drifted.sql("DELETE FROM posts WHERE id = 4")
+    words = done(drifted, "verify", "--repair", "--settle", "0")
+    assert "1 document differed and is equal now: repaired" in words
+    assert "2 documents equal their SELECT" in words
+    assert drifted.differences() == []
+
+
+def test_verify_says_that_a_sample_is_one(drifted: World) -> None:
+    """Nobody takes it for the whole."""
+    words = done(drifted, "verify", "--sample", "2", "--settle", "0", code=1)
+    assert "Only a sample was compared" in words
+    assert json.loads(done(drifted, "verify", "--sample", "2", "--settle", "0", "--json", code=1))[0]["sampled"] == 2
 
 
 def test_backfill_repairs_what_is_missing_and_extra(drifted: World) -> None:
@@ -303,7 +346,7 @@ HELP: dict[str, tuple[str, ...]] = {
     "backfill": ("document",),
     "run": ("--only", "relay", "workers", "SIGTERM"),
     "status": ("--json", "Exit code"),
-    "verify": ("--json", "--settle", "document", "Exit code"),
+    "verify": ("--json", "--repair", "--sample", "--settle", "--values", "document", "Exit code"),
     "demo": ("--keep", "--posts"),
     "sandbox": ("start", "stop", "status"),
     "sandbox start": ("--folder", "--json"),

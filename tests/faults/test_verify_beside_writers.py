@@ -1,0 +1,83 @@
+"""Verify beside concurrent writers and a daemon: it cries no wolf, and sees the one that is there."""
+
+from __future__ import annotations
+
+import time
+
+from syncer.drift import Cause, Kind
+from syncer.verify import VerifyReport, verify
+from tests.faults.writers import SECONDS, fill, writing
+from tests.harness import World
+from tests.routed import document, put_routing, put_shards
+
+FAR_AHEAD = 1 << 62
+
+
+def run(world: World, *, repair: bool = False) -> VerifyReport:
+    """Verify in small pages, so that much happens between them."""
+    with world.index() as index, world.writer(index) as writer:
+        return verify(world.connect, document(world), index=index, page=7, repair=writer if repair else None)
+
+
+def test_what_is_in_flight_is_never_drift(world: World) -> None:
+    """Again and again, while everything changes on both sides, nothing is reported."""
+    fill(world)
+    world.daemon()
+    deadline = time.monotonic() + SECONDS
+    with writing(world):
+        while time.monotonic() < deadline:
+            report = run(world)
+            assert report.holds, report
+    world.wait_until_level()
+    report = run(world)
+    assert report.holds
+    assert not report.moving
+
+
+def test_nor_where_documents_move_between_shards(empty_world: World) -> None:
+    """The same with a routing that changes, so that documents leave one shard and come to another one."""
+    put_shards(empty_world, 3)
+    put_routing(empty_world, "p.user_id")
+    empty_world.set_up()
+    fill(empty_world)
+    empty_world.daemon()
+    deadline = time.monotonic() + SECONDS
+    with writing(empty_world):
+        while time.monotonic() < deadline:
+            report = run(empty_world)
+            assert report.holds, report
+    empty_world.wait_until_level()
+    assert run(empty_world).holds
+
+
+def test_planted_drift_is_found_and_mended_beside_writers(world: World) -> None:
+    """Just what was planted, with its cause; a repair mends what can be, and weakens nothing of what goes on."""
+    fill(world)
+    world.sql("INSERT INTO users (id, name, email) VALUES (100, 'whom nobody renames', '')")
+    world.sql(
+        "INSERT INTO posts (id, user_id, title, body) SELECT g, 100, 't', '' FROM generate_series(1001, 1004) AS g"
+    )
+    world.daemon()
+    world.wait_until_level()
+    with writing(world), world.elasticsearch() as client:
+        held = client.get(index=world.alias, id="1001").body["_source"]
+        client.delete(index=world.alias, id="1001")
+        client.index(index=world.alias, id="1002", document=held | {"user": {**held["user"], "id": 99}})
+        foreign = held | {"title": "other"}
+        client.index(index=world.alias, id="1003", document=foreign, version=FAR_AHEAD, version_type="external")
+        client.index(index=world.alias, id="2000", document=held)
+        planted = {
+            "1001": (Kind.MISSING, None),
+            "1002": (Kind.DIFFERENT, None),
+            "1003": (Kind.DIFFERENT, Cause.FOREIGN_AHEAD),
+            "2000": (Kind.EXTRA, Cause.FOREIGN),
+        }
+        report = run(world)
+        assert {one.id: (one.kind, one.cause) for one in report.drifts} == planted
+        report = run(world, repair=True)
+        assert [one.id for one in report.drifts] == ["1003"]
+        assert {one.id for one in report.repaired} == {"1001", "1002", "2000"}
+        client.delete(index=world.alias, id="1003", version=FAR_AHEAD + 1, version_type="external")
+        world.sql("DELETE FROM posts WHERE id = 1003")
+    world.wait_until_level()
+    assert run(world).holds

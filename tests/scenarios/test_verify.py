@@ -1,0 +1,368 @@
+"""Verify finds drift of every kind and says why, cries no wolf, and mends what can be mended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from elasticsearch import Elasticsearch, NotFoundError
+
+from syncer import verify as verifying
+from syncer.drift import Cause, Kind
+from syncer.errors import DocumentError
+from syncer.refresh import refresh_all
+from syncer.verify import VerifyReport, verify
+from tests.harness import World
+from tests.routed import document
+
+USERS = "INSERT INTO users (id, name, email) SELECT g, 'name ' || g, '' FROM generate_series(0, 5) AS g"
+POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, g % 6, 'title', '' FROM generate_series(0, 59) AS g"
+COMMENTS = (
+    "INSERT INTO comments (id, post_id, name, comment) SELECT g, g % 60, 'c', 'x' FROM generate_series(0, 119) AS g"
+)
+FAR_AHEAD = 1 << 62
+
+Pause = Callable[[float], None]
+
+
+@pytest.fixture
+def blog(world: World) -> World:
+    """Sixty posts with two comments each, in Postgres and in Elasticsearch."""
+    for query in (USERS, POSTS, COMMENTS):
+        world.sql(query)
+    fill(world)
+    return world
+
+
+def fill(world: World) -> None:
+    """What ``syncer backfill`` does."""
+    with world.index() as index, world.writer(index) as writer, world.connect() as reading:
+        refresh_all(reading, document(world), index=index, writer=writer, page=7)
+    world.sql("UPDATE syncer.document SET filled_at = now()")
+
+
+def run(
+    world: World, *, repair: bool = False, settle: float = 0, pause: Pause | None = None, **options: Any
+) -> VerifyReport:
+    """Verify in small pages."""
+    with ExitStack() as stack:
+        index = stack.enter_context(world.index())
+        writer = stack.enter_context(world.writer(index)) if repair else None
+        options |= {"pause": pause} if pause else {}
+        return verify(
+            world.connect, document(world), index=index, page=7, settle_seconds=settle, repair=writer, **options
+        )
+
+
+@pytest.fixture
+def client(world: World) -> Iterator[Elasticsearch]:
+    """Somebody else's client."""
+    with world.elasticsearch() as made:
+        yield made
+
+
+def source(client: Elasticsearch, world: World, id_: str = "7") -> dict[str, Any]:
+    """A document as it is in the index."""
+    found: dict[str, Any] = client.get(index=world.alias, id=id_).body["_source"]
+    return found
+
+
+def version(client: Elasticsearch, world: World, id_: str = "7") -> int:
+    """Its version."""
+    return int(client.get(index=world.alias, id=id_).body["_version"])
+
+
+# Planted by hand: kind, cause, the paths that differ, whether a repair mends it
+
+Plant = Callable[[Elasticsearch, World, dict[str, Any]], object]
+
+
+def _overwrite(client: Elasticsearch, world: World, changed: dict[str, Any], number: int) -> None:
+    client.index(index=world.alias, id="7", document=changed, version=number, version_type="external")
+
+
+def _comment(source: dict[str, Any]) -> dict[str, Any]:
+    first, second = source["comments"]
+    return source | {"comments": [first, second | {"comment": "other"}]}
+
+
+def _stale(client: Elasticsearch, world: World, old: dict[str, Any]) -> None:
+    world.sql("ALTER TABLE posts DISABLE TRIGGER ALL; UPDATE posts SET title = 'new' WHERE id = 7")
+    world.sql("ALTER TABLE posts ENABLE TRIGGER ALL")
+    _overwrite(client, world, old, version(client, world) + 1)
+
+
+def _internal(client: Elasticsearch, world: World, _: dict[str, Any]) -> None:
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (80, 1, 'title', '')")
+    client.index(index=world.alias, id="80", document=world.expected()["80"] | {"title": "other"})
+
+
+PLANTED: dict[str, tuple[str, Kind, Cause | None, tuple[str, ...], bool, Plant]] = {
+    "missing": ("7", Kind.MISSING, None, (), True, lambda c, w, _: c.delete(index=w.alias, id="7")),
+    "extra": (
+        "99", Kind.EXTRA, Cause.FOREIGN, (), True, lambda c, w, s: c.index(index=w.alias, id="99", document=s),
+    ),
+    "stale": ("7", Kind.DIFFERENT, None, ("title",), True, _stale),
+    "one_nested_field": (
+        "7", Kind.DIFFERENT, None, ("comments[1].comment",), True,
+        lambda c, w, s: c.index(index=w.alias, id="7", document=_comment(s)),
+    ),
+    "routing": (
+        "7", Kind.MISPLACED, None, (), True,
+        lambda c, w, s: (c.delete(index=w.alias, id="7"), c.index(index=w.alias, id="7", routing="x", document=s)),
+    ),
+    "huge_version": (
+        "7", Kind.DIFFERENT, Cause.FOREIGN_AHEAD, ("title",), False,
+        lambda c, w, s: _overwrite(c, w, s | {"title": "other"}, FAR_AHEAD),
+    ),
+    "huge_version_extra": (
+        "99", Kind.EXTRA, Cause.FOREIGN_AHEAD, (), False,
+        lambda c, w, s: c.index(index=w.alias, id="99", document=s, version=FAR_AHEAD, version_type="external"),
+    ),
+    "huge_delete": (
+        "7", Kind.MISSING, None, (), False,
+        lambda c, w, _: c.delete(index=w.alias, id="7", version=FAR_AHEAD, version_type="external"),
+    ),
+    "small_version": ("80", Kind.DIFFERENT, Cause.FOREIGN, ("title",), True, _internal),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_drift_is_found_named_and_repaired(blog: World, client: Elasticsearch, name: str) -> None:
+    """Each kind: the document, how it differs, the field, and why; then it is mended, or it is said why not."""
+    id_, kind, cause, paths, is_mended, plant = PLANTED[name]
+    plant(client, blog, source(client, blog))
+
+    (found,) = run(blog).drifts
+    assert (found.id, found.kind, found.cause) == (id_, kind, cause)
+    assert tuple(one.path for one in found.differences) == paths
+
+    report = run(blog, repair=True)
+    assert report.holds is is_mended
+    assert [one.id for one in (report.repaired if is_mended else report.drifts)] == [id_]
+    assert run(blog).holds is is_mended
+    if is_mended:
+        assert blog.differences() == []
+    else:
+        wanted = Cause.FOREIGN_DELETE if kind is Kind.MISSING else Cause.FOREIGN_AHEAD
+        assert report.drifts[0].cause is wanted
+
+
+def test_a_dead_letter_is_said(blog: World) -> None:
+    """With its error; a repair tries it once more, and leaves it parked."""
+    blog.sql("UPDATE posts SET created = 'infinity' WHERE id = 7")
+    for _ in range(2):
+        report = run(blog, repair=True)
+        (found,) = report.drifts
+        assert (found.id, found.cause) == ("7", Cause.PARKED)
+        assert "document_parsing_exception" in (found.error or "")
+    blog.sql("UPDATE posts SET created = now() WHERE id = 7")
+    assert run(blog, repair=True).holds
+    assert blog.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
+
+
+def test_what_has_not_been_filled_is_said(blog: World, client: Elasticsearch) -> None:
+    """A fill that never ended is why documents are missing."""
+    blog.sql("UPDATE syncer.document SET filled_at = NULL")
+    client.delete(index=blog.alias, id="7")
+    (found,) = run(blog).drifts
+    assert found.cause is Cause.UNFILLED
+
+
+def test_a_missing_and_an_extra_one_do_not_cancel_out(blog: World, client: Elasticsearch) -> None:
+    """The totals agree, and both are found; so are two copies of one where another one is missing."""
+    client.delete(index=blog.alias, id="7")
+    client.index(index=blog.alias, id="70", document=source(client, blog, "8"))
+    assert blog.expected().keys() != blog.held().keys()
+    assert len(blog.expected()) == len(blog.held())
+    assert {one.id: one.kind for one in run(blog).drifts} == {"7": Kind.MISSING, "70": Kind.EXTRA}
+
+
+def test_no_extra_hides_in_whatever_order(blog: World, client: Elasticsearch) -> None:
+    """However many there are, all are found, and as many as there are only: the walk ends with the last."""
+    extras = {str(number) for number in range(1000, 1040)} | {"ghost", "007", "99999999999999999999"}
+    for id_ in extras:
+        client.index(index=blog.alias, id=id_, document={})
+    assert {one.id for one in run(blog).drifts} == extras
+    assert run(blog, repair=True).holds
+    assert blog.differences() == []
+
+
+def test_an_id_that_comes_twice_is_refused(blog: World) -> None:
+    """Counting rests on ids that are unique; a SELECT whose join multiplies its rows is not called equal."""
+    blog.sql("DELETE FROM comments WHERE id >= 60")
+    select = blog.document_folder / "select.sql"
+    select.write_text("SELECT p.id AS _id, c.name AS title FROM posts AS p JOIN comments AS c ON c.post_id = p.id")
+    blog.sql("DELETE FROM syncer.document")
+    with blog.elasticsearch() as client:
+        client.indices.delete(index=f"{blog.alias}-000001")
+    blog.apply()
+    assert run(blog).holds
+    blog.sql("INSERT INTO comments (id, post_id, name, comment) VALUES (100, 1, 'again', '')")
+    with pytest.raises(DocumentError, match="more than once"):
+        run(blog)
+
+
+# Beside live traffic
+
+
+def test_what_changes_meanwhile_is_not_drift(blog: World, client: Elasticsearch) -> None:
+    """Documents written, added and deleted on both sides while the pages go by: the views do not move."""
+    seen: list[int] = []
+
+    def change(done: int) -> None:
+        if not seen:
+            blog.sql("UPDATE posts SET title = 'new ' || id; DELETE FROM posts WHERE id > 50")
+            blog.sql("INSERT INTO posts (id, user_id, title, body) VALUES (200, 1, '', ''), (201, 1, '', '')")
+            fill(blog)
+            client.indices.refresh(index=blog.alias)
+        seen.append(done)
+
+    report = run(blog, progress=change)
+    assert seen == [7, 14, 21, 28, 35, 42, 49, 56, 60]
+    assert (report.drifts, report.documents) == ([], 60)
+
+
+def test_what_is_in_flight_is_not_drift(blog: World) -> None:
+    """A document that lags is looked at again, until it has come."""
+    blog.sql("UPDATE posts SET title = 'new' WHERE id < 30; DELETE FROM posts WHERE id > 50")
+    looks: list[float] = []
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            fill(blog)
+
+    report = run(blog, settle=30, pause=pause)
+    assert report.holds
+    assert len(looks) == 3
+
+
+class _Busy:
+    """A document that is changed at each look, and written as it was before: never equal, and never at rest."""
+
+    def __init__(self, world: World, client: Elasticsearch, number: Callable[[int], int]) -> None:
+        self._world, self._client, self._number = world, client, number
+        self.looks = 0
+
+    def __call__(self, _: float) -> None:
+        self.looks += 1
+        before = source(self._client, self._world)
+        self._world.sql("UPDATE posts SET title = %s WHERE id = 7", f"title {self.looks}")
+        number = self._number(version(self._client, self._world))
+        late = before | {"title": f"title {self.looks - 1}"}
+        self._client.index(index=self._world.alias, id="7", document=late, version=number, version_type="external")
+
+
+def test_a_document_that_is_written_all_the_while_is_moving(blog: World, client: Elasticsearch) -> None:
+    """It is told from drift, though it was different at every look."""
+    blog.sql("SELECT count(nextval('syncer.version')) FROM generate_series(1, 1000)")
+    blog.sql("UPDATE posts SET title = 'title 0' WHERE id = 7")
+    busy = _Busy(blog, client, lambda held: held + 1)
+    report = run(blog, settle=0.2, pause=busy)
+    assert busy.looks > 2
+    assert (report.drifts, report.moving, report.holds) == ([], ["7"], True)
+
+
+def test_somebody_else_who_writes_all_the_while_is_drift(blog: World, client: Elasticsearch) -> None:
+    """Whoever is at work there is not us, by the version."""
+    blog.sql("UPDATE posts SET title = 'title 0' WHERE id = 7")
+    busy = _Busy(blog, client, lambda held: max(held + 1, FAR_AHEAD))
+    (found,) = run(blog, settle=0.2, pause=busy).drifts
+    assert (found.id, found.cause) == ("7", Cause.FOREIGN_AHEAD)
+
+
+def test_a_document_that_nobody_writes_is_drift_though_postgres_moves(blog: World) -> None:
+    """With no worker at work, a document that changes again and again stays behind."""
+
+    def pause(_: float) -> None:
+        blog.sql("UPDATE posts SET views = views + 1, title = 'title ' || views WHERE id = 7")
+
+    pause(0)
+    (found,) = run(blog, settle=0.2, pause=pause).drifts
+    assert found.id == "7"
+
+
+# Many
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than ten suspects at once."""
+    monkeypatch.setattr(verifying, "SUSPECTS_MAX", 10)
+
+
+@pytest.mark.usefixtures("few")
+def test_too_many_to_list(blog: World, client: Elasticsearch) -> None:
+    """It stops counting and says so, whichever side they are on."""
+    client.delete_by_query(index=blog.alias, query={"match_all": {}}, refresh=True)
+    report = run(blog)
+    assert not report.is_complete
+    assert not report.holds
+    assert 10 <= len(report.drifts) < 20
+    fill(blog)
+    for number in range(1000, 1030):
+        client.index(index=blog.alias, id=str(number), document={})
+    report = run(blog)
+    assert not report.is_complete
+    assert {one.kind for one in report.drifts} == {Kind.EXTRA}
+
+
+@pytest.mark.usefixtures("few")
+def test_repair_goes_on_in_rounds(blog: World, client: Elasticsearch) -> None:
+    """More than fit into one round are all mended."""
+    for number in range(30):
+        client.delete(index=blog.alias, id=str(number))
+        client.index(index=blog.alias, id=str(number + 1000), document={})
+    report = run(blog, repair=True)
+    assert report.holds
+    assert len(report.repaired) == 60
+    assert blog.differences() == []
+
+
+@pytest.mark.usefixtures("few")
+def test_rounds_end_where_nothing_is_mended(blog: World, client: Elasticsearch) -> None:
+    """Documents that a repair cannot mend do not keep it busy."""
+    for number in range(30):
+        foreign: dict[str, Any] = {"version": FAR_AHEAD, "version_type": "external"}
+        client.index(index=blog.alias, id=str(number + 1000), document={}, **foreign)
+    report = run(blog, repair=True)
+    assert not report.is_complete
+    assert {one.cause for one in report.drifts} == {Cause.FOREIGN_AHEAD}
+
+
+# A sample
+
+
+def test_a_sample_looks_at_both_sides(blog: World, client: Elasticsearch) -> None:
+    """As many as there are, it finds what all would find; a smaller one compares no more than was asked for."""
+    client.delete(index=blog.alias, id="7")
+    client.index(index=blog.alias, id="99", document={})
+    client.index(index=blog.alias, id="8", document=source(client, blog, "8") | {"title": "other"})
+    report = run(blog, sample=60)
+    assert {one.id for one in report.drifts} == {"7", "99", "8"}
+    assert report.sampled == 60
+    small = [run(blog, sample=3) for _ in range(5)]
+    assert all(3 <= one.documents <= 6 for one in small)
+
+
+# What fails
+
+
+def test_an_error_in_the_middle_ends_it(blog: World) -> None:
+    """While pages are on their way from both sides."""
+
+    def fail(_: int) -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        run(blog, progress=fail)
+
+
+def test_an_index_that_is_gone_is_explained(blog: World, client: Elasticsearch) -> None:
+    """As for any other command."""
+    client.indices.delete(index=f"{blog.alias}-000001")
+    with pytest.raises((NotFoundError, DocumentError)):
+        run(blog)

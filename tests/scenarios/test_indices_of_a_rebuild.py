@@ -465,8 +465,10 @@ def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: 
     routed = [Composition(id=f"r{one}", version=10, source=source, routing=str(one % 5)) for one in range(50)]
     room.index.write(target, routed)
     room.index.write(target, [Composition(id=str(one), version=11, source=None) for one in range(190, 200)])
+    room.write(target, range(300, 310), version=10)
     numbers = room.index.sequence_numbers(target)
-    everything = {Place.of(str(one), None) for one in range(190)} | {one.place for one in routed}
+    stayed = {Place.of(str(one), None) for one in range(300, 310)}
+    everything = stayed | {Place.of(str(one), None) for one in range(190)} | {one.place for one in routed}
     assert set(untouched(room, target, numbers)) == everything
     # Written again, with the same contents; gone; new; moved to another shard; and refused as older.
     again, gone = random.sample(range(90), 40), random.sample(range(90, 190), 40)
@@ -480,7 +482,7 @@ def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: 
     outcome = room.index.write(target, [Composition(id=str(one), version=9, source=source) for one in late])
     assert outcome.superseded == len(late)
     expected = {Place.of(str(one), None) for one in range(190) if one not in again and one not in gone}
-    expected |= {one.place for one in routed[20:]}
+    expected |= stayed | {one.place for one in routed[20:]}
     for _ in range(2):
         found = untouched(room, target, numbers)
         assert len(found) == len(set(found))

@@ -282,10 +282,11 @@ class Indices:
         quiet.indices.delete(index=target.index_name)
 
     def _is_untouched(self, target: Target) -> bool:
-        """Whether nothing was ever written to an index, not even a delete."""
+        """Whether nothing was ever written to an index, not even a delete, as far as every shard can be asked."""
         stats = self._client.indices.stats(index=target.index_name, level="shards", metric="docs").body
-        copies = (copy for shard in stats["indices"][target.index_name]["shards"].values() for copy in shard)
-        return all(copy["seq_no"]["max_seq_no"] < 0 for copy in copies)
+        shards = stats["indices"].get(target.index_name, {}).get("shards", {})
+        are_all_there = len(shards) == int(self._settings(target)["index.number_of_shards"])
+        return are_all_there and all(copy["seq_no"]["max_seq_no"] < 0 for copies in shards.values() for copy in copies)
 
     def _settings(self, target: Target) -> dict[str, Any]:
         answer = self._client.indices.get_settings(index=target.index_name, flat_settings=True)
@@ -293,8 +294,13 @@ class Indices:
         return found
 
     def _put_settings(self, target: Target, settings: Mapping[str, Any]) -> None:
-        if settings:
-            self._client.indices.put_settings(index=target.index_name, settings=settings)
+        if not settings:
+            return
+        answer = self._client.indices.put_settings(index=target.index_name, settings=settings).body
+        if not answer["acknowledged"]:
+            raise IndexingError(
+                f"Not every node has taken the settings of {target.index_name} in time", hint="Do the same again."
+            )
 
     def _put_meta(self, target: Target, ours: Mapping[str, Any]) -> None:
         found = self._client.indices.get_mapping(index=target.index_name).body[target.index_name]["mappings"]

@@ -537,14 +537,15 @@ def test_numbers_that_are_read_under_writes_part_them_rightly(room: Room) -> Non
 
 
 def test_a_shard_without_its_primary_is_not_taken_for_one_without_documents(room: Room) -> None:
-    """Then nothing is known, and that is said."""
-    body = room.body(number_of_replicas=0, **{"routing.allocation.require._name": "nobody"})
-    served = room.create(1)
-    room.write(served, range(3))
-    target = replace(served, index_name=f"{room.alias}-red")
-    with room.world.elasticsearch() as client:
-        client.options(ignore_status=408).indices.create(
-            index=target.index_name, settings=body["settings"], wait_for_active_shards="0"
-        )
-        with pytest.raises(IndexingError, match="primary"):
-            room.index.sequence_numbers(target)
+    """Then nothing is known, and that is said; and a build takes nothing away."""
+    target = Target.of(room.alias, 1)
+    room.client.indices.create(
+        index=target.index_name,
+        settings={"number_of_replicas": 0, "routing.allocation.require._name": "nobody"},
+        mappings={"_meta": {"syncer": OURS}},
+        wait_for_active_shards="0",
+    )
+    with pytest.raises(IndexingError, match="primary"):
+        room.index.sequence_numbers(target)
+    assert room.build(1) != target
+    assert target.index_name in room.names()

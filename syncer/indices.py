@@ -10,7 +10,7 @@ that suit a load until it is settled. It remembers in its ``_meta`` what they we
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +32,7 @@ _PACE = {"index.refresh_interval": -1, "index.translog.durability": "async"}
 
 _TEMPLATE = "syncer"
 _NOT_FOUND = 404
-_REQUEST_TIMEOUT = 408
-_WAIT_SECONDS = 5.0
+_LOOK_SECONDS = 0.5
 # Settings that Elasticsearch gives to an index and takes from nobody, or that say where it is.
 _PRIVATE = (
     *("index.uuid", "index.version.", "index.creation_date", "index.provided_name", "index.resize.", "index.history."),
@@ -196,13 +195,16 @@ class Indices:
         self._put_settings(target, load)
         return target
 
-    def settle(self, target: Target, *, like: Target, seconds_max: float) -> Readiness:
+    def settle(
+        self, target: Target, *, like: Target, seconds_max: float, pause: Callable[[float], None] = time.sleep
+    ) -> Readiness:
         """Give a built index the settings back that it would have without a load; make it durable, and its replicas.
 
         Args:
             target: An index that was built; any other keeps its settings. It can be settled again.
             like: An index whose health it is to reach: the one that serves.
             seconds_max: How long to wait for that.
+            pause: How to wait; may raise `Stopping`.
 
         Returns:
             How it is; what is not ready in time can be settled again.
@@ -219,23 +221,18 @@ class Indices:
         # After the flush, so that replicas are copies of files.
         self._put_settings(target, {name: settled[name] for name in _COPIES if name in settled})
         self._put_meta(target, {name: value for name, value in ours.items() if name != "settled"})
-        return self._wait_until_as_well(target, like, seconds_max)
-
-    def _wait_until_as_well(self, target: Target, like: Target, seconds_max: float) -> Readiness:
-        wanted = "green" if self._health(like, "green", 0) == "green" else "yellow"
         deadline = time.monotonic() + seconds_max
-        while True:
-            left = max(0.0, deadline - time.monotonic())
-            found = Readiness(health=self._health(target, wanted, min(left, _WAIT_SECONDS)), wanted=wanted)
-            if found.is_ready or not left:
-                return found
+        while not (found := self._readiness(target, like)).is_ready and time.monotonic() < deadline:
+            pause(_LOOK_SECONDS)
+        return found
 
-    def _health(self, target: Target, wanted: str, seconds: float) -> str:
-        """The health of an index once it is what is wanted, or when the time is over."""
-        answer = self._client.options(ignore_status=_REQUEST_TIMEOUT).cluster.health(
-            index=target.index_name, wait_for_status=wanted, timeout=f"{seconds * 1000:.0f}ms", filter_path="status"
-        )
-        return str(answer.body["status"])
+    def _readiness(self, target: Target, like: Target) -> Readiness:
+        # By pattern, since one that is gone is waited for when it is named.
+        patterns = [f"{one.index_name}*" for one in (target, like)]
+        answer = self._client.cluster.health(index=patterns, level="indices", filter_path="indices.*.status")
+        health = answer.body.get("indices", {})
+        found, wanted = (health.get(one.index_name, {}).get("status", "red") for one in (target, like))
+        return Readiness(health=found, wanted="green" if wanted == "green" else "yellow")
 
     def swap(self, alias: str, to: Target) -> None:
         """Let searches find this index and no other, from one moment to the next.
@@ -285,10 +282,11 @@ class Indices:
         quiet.indices.delete(index=target.index_name)
 
     def _is_untouched(self, target: Target) -> bool:
-        """Whether nothing was ever written to an index, not even a delete."""
+        """Whether nothing was ever written to an index, not even a delete, as far as every shard can be asked."""
         stats = self._client.indices.stats(index=target.index_name, level="shards", metric="docs").body
-        copies = (copy for shard in stats["indices"][target.index_name]["shards"].values() for copy in shard)
-        return all(copy["seq_no"]["max_seq_no"] < 0 for copy in copies)
+        shards = stats["indices"].get(target.index_name, {}).get("shards", {})
+        are_all_there = len(shards) == int(self._settings(target)["index.number_of_shards"])
+        return are_all_there and all(copy["seq_no"]["max_seq_no"] < 0 for copies in shards.values() for copy in copies)
 
     def _settings(self, target: Target) -> dict[str, Any]:
         answer = self._client.indices.get_settings(index=target.index_name, flat_settings=True)
@@ -296,8 +294,13 @@ class Indices:
         return found
 
     def _put_settings(self, target: Target, settings: Mapping[str, Any]) -> None:
-        if settings:
-            self._client.indices.put_settings(index=target.index_name, settings=settings)
+        if not settings:
+            return
+        answer = self._client.indices.put_settings(index=target.index_name, settings=settings).body
+        if not answer["acknowledged"]:
+            raise IndexingError(
+                f"Not every node has taken the settings of {target.index_name} in time", hint="Do the same again."
+            )
 
     def _put_meta(self, target: Target, ours: Mapping[str, Any]) -> None:
         found = self._client.indices.get_mapping(index=target.index_name).body[target.index_name]["mappings"]

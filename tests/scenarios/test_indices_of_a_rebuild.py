@@ -465,8 +465,10 @@ def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: 
     routed = [Composition(id=f"r{one}", version=10, source=source, routing=str(one % 5)) for one in range(50)]
     room.index.write(target, routed)
     room.index.write(target, [Composition(id=str(one), version=11, source=None) for one in range(190, 200)])
+    room.write(target, range(300, 310), version=10)
     numbers = room.index.holdings.sequence_numbers(target)
-    everything = {Place.of(str(one), None) for one in range(190)} | {one.place for one in routed}
+    stayed = {Place.of(str(one), None) for one in range(300, 310)}
+    everything = stayed | {Place.of(str(one), None) for one in range(190)} | {one.place for one in routed}
     assert set(untouched(room, target, numbers)) == everything
     # Written again, with the same contents; gone; new; moved to another shard; and refused as older.
     again, gone = random.sample(range(90), 40), random.sample(range(90, 190), 40)
@@ -480,7 +482,7 @@ def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: 
     outcome = room.index.write(target, [Composition(id=str(one), version=9, source=source) for one in late])
     assert outcome.superseded == len(late)
     expected = {Place.of(str(one), None) for one in range(190) if one not in again and one not in gone}
-    expected |= {one.place for one in routed[20:]}
+    expected |= stayed | {one.place for one in routed[20:]}
     for _ in range(2):
         found = untouched(room, target, numbers)
         assert len(found) == len(set(found))
@@ -535,14 +537,15 @@ def test_numbers_that_are_read_under_writes_part_them_rightly(room: Room) -> Non
 
 
 def test_a_shard_without_its_primary_is_not_taken_for_one_without_documents(room: Room) -> None:
-    """Then nothing is known, and that is said."""
-    body = room.body(number_of_replicas=0, **{"routing.allocation.require._name": "nobody"})
-    served = room.create(1)
-    room.write(served, range(3))
-    target = replace(served, index_name=f"{room.alias}-red")
-    with room.world.elasticsearch() as client:
-        client.options(ignore_status=408).indices.create(
-            index=target.index_name, settings=body["settings"], wait_for_active_shards="0"
-        )
-        with pytest.raises(IndexingError, match="primary"):
-            room.index.holdings.sequence_numbers(target)
+    """Then nothing is known, and that is said; and a build takes nothing away."""
+    target = Target.of(room.alias, 1)
+    room.client.indices.create(
+        index=target.index_name,
+        settings={"number_of_replicas": 0, "routing.allocation.require._name": "nobody"},
+        mappings={"_meta": {"syncer": OURS}},
+        wait_for_active_shards="0",
+    )
+    with pytest.raises(IndexingError, match="primary"):
+        room.index.holdings.sequence_numbers(target)
+    assert room.build(1) != target
+    assert target.index_name in room.names()

@@ -26,9 +26,10 @@ from elasticsearch import Elasticsearch
 from elasticsearch.helpers import scan
 from pydantic import SecretStr
 
-from syncer import apply, definition, job, postgres, schema, service, topic
+from syncer import apply, definition, job, jobs, postgres, schema, service, store, topic
 from syncer.index import Index
 from syncer.indices import Indices
+from syncer.job import JobKind
 from syncer.lifecycle import Stop
 from syncer.postgres import Connection
 from syncer.refresher import Refresher
@@ -218,6 +219,12 @@ class World:
             indices = Indices(client)
             decided = apply.plan(connection, indices, definition.load_all(self.config))
             apply.carry_out(connection, indices, decided)
+            self.refresh(index)
+
+    def backfill(self, document: str = "blogpost") -> None:
+        """What ``syncer backfill`` does, beside no daemon."""
+        with self.connect() as connection, self.index() as index:
+            jobs.create(connection, store.served(connection)[document], JobKind.BACKFILL)
             self.refresh(index)
 
     def refresh(self, index: Index) -> None:

@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer import jobs
 from syncer.drift import Kind
 from syncer.errors import DocumentError, IndexingError
-from syncer.job import JobKind
 from tests.harness import World
 from tests.routed import (
-    document,
     put,
     put_parents_and_children,
     put_routing,
@@ -35,15 +32,8 @@ def make(world: World, *, routing: str | None = "p.user_id", number: int = 3) ->
     world.set_up()
     world.sql(USERS)
     world.sql(POSTS)
-    backfill(world)
+    world.backfill()
     return world
-
-
-def backfill(world: World) -> None:
-    """What ``syncer backfill`` does; in small pages."""
-    with world.index() as index, world.connect() as connection:
-        jobs.create(connection, document(world), JobKind.BACKFILL)
-        world.refresh(index)
 
 
 def found(world: World) -> dict[str, Kind]:
@@ -147,7 +137,7 @@ def test_planted_faults_are_found_and_mended(routed: World) -> None:
         for name, (kind, id_, plant) in FAULTS.items():
             plant(client, routed, source)
             assert found(routed) == {id_: kind}, name
-            backfill(routed)
+            routed.backfill()
             assert found(routed) == {}, name
             assert routed.differences() == [], name
 
@@ -161,7 +151,7 @@ def test_a_copy_under_a_routing_where_there_is_none(empty_world: World) -> None:
             put(client, empty_world, "7", routing, source)
             put(client, empty_world, "99", routing, source)
     assert found(empty_world) == {"7": Kind.MISPLACED, "99": Kind.EXTRA}
-    backfill(empty_world)
+    empty_world.backfill()
     assert found(empty_world) == {}
     assert empty_world.differences() == []
 
@@ -281,12 +271,12 @@ def test_a_routing_that_elasticsearch_refuses_is_parked(empty_world: World) -> N
     empty_world.set_up()
     empty_world.sql(USERS)
     empty_world.sql(POSTS + "; UPDATE posts SET title = repeat('x', 33000) WHERE id = 7")
-    backfill(empty_world)
+    empty_world.backfill()
     assert empty_world.differences() != []
     ((id_, error),) = empty_world.sql("SELECT id, error FROM syncer.dead_letter")
     assert id_ == "7"
     assert "_routing" in error
     empty_world.sql("UPDATE posts SET title = 'short' WHERE id = 7")
-    backfill(empty_world)
+    empty_world.backfill()
     assert empty_world.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
     assert empty_world.differences() == []

@@ -12,7 +12,6 @@ from elasticsearch import Elasticsearch, NotFoundError
 from syncer import verify as verifying
 from syncer.drift import Cause, Kind
 from syncer.errors import DocumentError
-from syncer.refresh import refresh_all
 from syncer.verify import VerifyReport, verify
 from tests.harness import World
 from tests.routed import document
@@ -38,8 +37,7 @@ def blog(world: World) -> World:
 
 def fill(world: World) -> None:
     """What ``syncer backfill`` does."""
-    with world.index() as index, world.writer(index) as writer, world.connect() as reading:
-        refresh_all(reading, document(world), index=index, writer=writer, page=7)
+    world.backfill()
     world.sql("UPDATE syncer.document SET filled_at = now()")
 
 

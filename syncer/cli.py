@@ -376,7 +376,7 @@ def _fill(parts: _Parts, document: Document) -> None:
             progress=lambda total: advance(total.documents),
         )
     writer.close()
-    if not store.mark_filled(parts.connection, document):
+    if not store.mark_filled(parts.connection, document.name, document.generation):
         _require_going(_one_document(parts.connection, document.name))
     terminal.show_write(out, document.name, report)
     worst = store.worst_dead_letter(parts.connection, document.index_name) if report.parked else None

@@ -8,6 +8,7 @@
     ├── ComposeError       a document's SELECT failed on the data
     ├── IndexingError      Elasticsearch: unreachable, unsupported, refused the index or the request
     ├── DocumentError      one document cannot go on: what it reads has changed, its index is gone
+    ├── JobError           a job cannot be made as asked, or is not there
     └── SandboxError       an embedded server could not be fetched, started or stopped
 
 An error says what happened and to what (its message) and what to do about it (its hint).
@@ -69,6 +70,10 @@ class DocumentError(SyncerError):
         super().__init__(message, hint=hint)
         self.document = document
         self.generation = generation
+
+
+class JobError(SyncerError):
+    """A job cannot be made as it is asked for, or is not there, or is finished."""
 
 
 class SandboxError(SyncerError):

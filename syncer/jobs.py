@@ -1,138 +1,63 @@
 """Jobs: work on many documents, kept in Postgres, done by all lanes of all daemons together.
 
-A job is a row of ``syncer.job``; what it has yet to write are its pages of ids: see `syncer.listing`, which makes
-them, and `syncer.job_pages`, by which they are taken and finished. A job goes through these states:
+What a job is: `syncer.job`. What it has yet to write are its pages of ids: `syncer.listing` makes them, and by
+`syncer.job_pages` they are taken and finished.
 
-    new ──▶ listing ──▶ listed ──▶ written ──▶ swept ──▶ done        failed, cancelled
-     │                    ▲           │                    ▲
-     │ its ids are given ─┘           └ if it is of a part ┘
-
-    new       nobody has begun to list its ids
-    listing   somebody has; if he dies, the next one begins again
-    listed    its pages are there, and are written
-    written   all of them are written; now what only Elasticsearch has is looked for: the sweep
-    swept     the pages of those are there, and are written
-
-Guarantees: what is done is counted exactly once, in the transaction in which the page goes away; a job goes on from
-where it was, whoever dies; whoever locks several rows locks the document's first, then jobs, then pages.
+Guarantees: a job goes on from where it was, whoever dies; a job does not outlive the generation that it is for, nor its
+index; whoever locks several rows locks the document's first, then jobs, then pages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from enum import StrEnum
-from typing import Any
 
+from psycopg import sql
+
+from syncer import condition, store
+from syncer.errors import JobError
+from syncer.job import UNFINISHED, Job, JobKind, JobState, find, locked_unfinished
 from syncer.postgres import Connection
 from syncer.store import Document
 
+FINISHED_KEPT_MAX = 100
+FINISHED_KEPT_DAYS = 30
 
-class JobKind(StrEnum):
-    """Why a job is done."""
-
-    BACKFILL = "backfill"
-    """The whole document, since somebody asked for it."""
-    FILL = "fill"
-    """The whole document, since it was put in force."""
-    REFRESH = "refresh"
-    """The whole document, since a table of it was truncated."""
-    PART = "part"
-    """Some documents, by a condition or by their ids, since somebody asked for it."""
-    REPAIR = "repair"
-    """Some documents that were found to differ."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it writes every document, and deletes what only Elasticsearch has."""
-
-    @property
-    def is_owed(self) -> bool:
-        """Whether documents may be stale until it is done."""
-
-
-class JobState(StrEnum):
-    """How far it is: see the module."""
-
-    NEW = "new"
-    LISTING = "listing"
-    LISTED = "listed"
-    WRITTEN = "written"
-    SWEPT = "swept"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing more is done for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A job as it was when it was read.
-
-    Args:
-        id: Its number.
-        kind: Why it is done.
-        document: The document's name.
-        index_name: The index that it writes.
-        generation: The generation that it is for; it is cancelled when another one is put in force.
-        state: How far it is.
-        is_paused: Whether no page of it is taken.
-        is_halted: Whether the document is halted, so that it waits.
-        where: The condition on the root's columns that selects its part, if that is how it was asked for.
-        rate: Documents per second that it may write at most, over all lanes; None for as many as it can.
-        fills: Whether its end makes the document filled.
-        sequence_numbers: The greatest ``_seq_no`` of each shard before the first document was written.
-        documents_total: How many documents it has to write; None until they are listed. The sweep adds to it.
-        documents_done: How many of them are done.
-        indexed: Written.
-        deleted: Deleted, or known to be absent.
-        superseded: Not written since something at least as new was there.
-        parked: Left as dead letters.
-        compose_seconds: Spent in Postgres, by all lanes together.
-        index_seconds: Spent in Elasticsearch.
-        documents_per_second: As of the last seconds; None if it is not known, or nothing is being written.
-        created_at: When it was made.
-        started_at: When its first page was taken.
-        finished_at: When it was done, failed or cancelled.
-        error: Why it failed, or was cancelled; what to do in further lines.
-    """
-
-    id: int
-    kind: JobKind
-    document: str
-    index_name: str
-    generation: int
-    state: JobState
-    is_paused: bool
-    is_halted: bool
-    where: str | None
-    rate: float | None
-    fills: bool
-    sequence_numbers: dict[int, int] | None
-    documents_total: int | None
-    documents_done: int
-    indexed: int
-    deleted: int
-    superseded: int
-    parked: int
-    compose_seconds: float
-    index_seconds: float
-    documents_per_second: float | None
-    created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
-    error: str | None
-
-    @property
-    def eta_seconds(self) -> float | None:
-        """How long the rest will take, as far as it is listed; None if that is not known."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data."""
+# Whoever locks a document and jobs of it does so in this order.
+_LOCK_DOCUMENT = """
+SELECT generation FROM syncer.document WHERE index_name = $1 FOR NO KEY UPDATE
+"""
+_LOCK_DOCUMENT_OF = """
+SELECT FROM syncer.document WHERE index_name = (SELECT index_name FROM syncer.job WHERE id = $1) FOR NO KEY UPDATE
+"""
+_CREATE = """
+INSERT INTO syncer.job (kind, document, index_name, generation, condition, rate, fills)
+VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING id
+"""
+_IS_THROUGH = """
+SELECT j.state IN ('listed', 'swept') AND j.pages_left = 0
+FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE
+"""
+_WRITTEN = "UPDATE syncer.job SET state = 'written' WHERE id = $1"
+_END = """
+UPDATE syncer.job AS j SET state = $2, error = $3, is_paused = false, finished_at = clock_timestamp()
+WHERE j.id = $1 AND {unfinished}
+"""
+_DROP_PAGES = "DELETE FROM syncer.job_page WHERE job = $1"
+_PRUNE = """
+DELETE FROM syncer.job WHERE id IN (
+    SELECT j.id FROM syncer.job AS j
+    WHERE NOT ({unfinished})
+      AND (j.finished_at < clock_timestamp() - make_interval(days => $2)
+           OR j.id NOT IN (SELECT j.id FROM syncer.job AS j WHERE NOT ({unfinished})
+                           ORDER BY j.finished_at DESC, j.id DESC LIMIT $1))
+    FOR UPDATE SKIP LOCKED)
+"""
+_PAUSE = "is_paused = true"
+# The time that it was paused for does not count as slow, nor does it earn anything.
+_RESUME = "is_paused = false, measured_at = clock_timestamp(), measured_done = documents_done, measured_rate = NULL"
+_SET_RATE = "rate = $2, next_at = '-infinity'"
+_CHANGE = "UPDATE syncer.job AS j SET {change} WHERE j.id = $1 AND {unfinished} RETURNING j.id"
+_FILLS_NO_MORE = "UPDATE syncer.job AS j SET fills = false WHERE j.index_name = ANY ($1) AND {unfinished}"
 
 
 def create(
@@ -142,13 +67,13 @@ def create(
     *,
     where: str | None = None,
     rate: float | None = None,
-    resume: bool = False,
+    resumes: bool = False,
 ) -> Job | None:
     """Make a job whose ids are yet to be listed, in the caller's transaction if there is one.
 
     One that is still new does what this one would, if it is of at least the same standing, not paused and not slower:
     then that is the job (two TRUNCATEs cost one refresh). A fill takes the place of all unfinished whole jobs of
-    its index, and of all jobs of older generations; these are cancelled.
+    its index; jobs of an older generation are cancelled.
 
     Args:
         connection: Postgres.
@@ -156,7 +81,7 @@ def create(
         kind: Any whole one, or PART.
         where: For PART: a condition on the columns of the document's root.
         rate: Documents per second at most.
-        resume: Whether an unfinished job of the same kind and condition is taken up again instead: no longer
+        resumes: Whether an unfinished job of the same kind and condition is taken up again instead: no longer
             paused, and with this rate.
 
     Returns:
@@ -165,30 +90,70 @@ def create(
     Raises:
         JobError: The condition is refused, by us or by Postgres.
     """
+    assert kind.is_whole == (where is None)  # noqa: S101 - ids that are at hand are for `listing.create_listed`
+    if where is not None:
+        condition.require_valid(connection, document, where)
+    with connection.transaction():
+        generation = lock_document(connection, document.index_name)
+        if generation is None:
+            return None
+        others = locked_unfinished(connection, document.index_name)
+        standing = [one for one in others if one.generation == generation]
+        if resumes and (same := _same(standing, kind, where)):
+            resume(connection, same.id)
+            return set_rate(connection, same.id, rate)
+        if kind.is_whole and (new := _still_new(standing, kind, rate)):
+            return new
+        if kind is JobKind.FILL:
+            store.mark_unfilled(connection, [document.index_name])
+        made = insert(connection, document, kind, generation, where=where, rate=rate)
+        for one in others:
+            if one.generation != generation or (kind is JobKind.FILL and one.kind.is_whole):
+                _end(connection, one.id, JobState.CANCELLED, f"Job {made} takes its place")
+        return find(connection, made)
 
 
-def find(connection: Connection, job_id: int) -> Job:
-    """One job.
-
-    Raises:
-        JobError: There is none with that id, or no longer.
-    """
+def _same(jobs: Sequence[Job], kind: JobKind, where: str | None) -> Job | None:
+    """One that is asked for again."""
+    return next((one for one in jobs if (one.kind, one.where, one.fills) == (kind, where, kind.is_whole)), None)
 
 
-def unfinished(connection: Connection, index_name: str | None = None) -> list[Job]:
-    """All that are not finished, oldest first; of one index, or of all."""
+def _still_new(jobs: Sequence[Job], kind: JobKind, rate: float | None) -> Job | None:
+    """One whose ids nobody has begun to list: whatever made this one necessary will be seen by the lister."""
+    return next(
+        (
+            one
+            for one in jobs
+            if one.state is JobState.NEW
+            and one.kind.covers(kind)
+            and one.fills
+            and not one.is_paused
+            and one.rate in (None, rate)
+        ),
+        None,
+    )
 
 
-def recent(connection: Connection) -> list[Job]:
-    """The unfinished, oldest first, and then the finished that are remembered, last first."""
+def lock_document(connection: Connection, index_name: str) -> int | None:
+    """Keep other jobs of an index from being made until the transaction ends; the generation in force, if any."""
+    row = connection.execute(_LOCK_DOCUMENT, (index_name,)).fetchone()
+    return None if row is None else int(row[0])
 
 
-def due(connection: Connection) -> list[Job]:
-    """Those that wait for a step other than writing a page, oldest first.
-
-    What is to be done with each: NEW and LISTING: `listing.list_pages`. WRITTEN: `listing.sweep`. LISTED and SWEPT:
-    `advance`. Not in it: jobs that are paused, or whose document is halted.
-    """
+def insert(
+    connection: Connection,
+    document: Document,
+    kind: JobKind,
+    generation: int,
+    *,
+    where: str | None = None,
+    rate: float | None = None,
+) -> int:
+    """A job as such: for `create` and for who lists its ids at once. Its id."""
+    values = (kind, document.name, document.index_name, generation, where, rate, kind.is_whole)
+    row = connection.execute(_CREATE, values).fetchone()
+    assert row is not None  # noqa: S101 - an INSERT returns a row
+    return int(row[0])
 
 
 def advance(connection: Connection, job_id: int) -> Job:
@@ -200,10 +165,23 @@ def advance(connection: Connection, job_id: int) -> Job:
     Raises:
         JobError: There is no such job, or no longer.
     """
+    with connection.transaction():
+        connection.execute(_LOCK_DOCUMENT_OF, (job_id,))
+        is_through = connection.execute(_IS_THROUGH, (job_id,)).fetchone() == (True,)
+        job = find(connection, job_id)
+        if is_through and job.kind.is_whole and job.state is JobState.LISTED:
+            connection.execute(_WRITTEN, (job_id,))
+        elif is_through:
+            _end(connection, job_id, JobState.DONE, None)
+            if job.fills:
+                store.mark_filled(connection, job.document, job.generation)
+    return find(connection, job_id)
 
 
 def fail(connection: Connection, job_id: int, error: str) -> None:
     """End a job that cannot be done; nothing happens if it is finished already."""
+    with connection.transaction():
+        _end(connection, job_id, JobState.FAILED, error)
 
 
 def pause(connection: Connection, job_id: int) -> Job:
@@ -212,6 +190,7 @@ def pause(connection: Connection, job_id: int) -> Job:
     Raises:
         JobError: There is no such job, or it is finished.
     """
+    return _change(connection, _PAUSE, job_id)
 
 
 def resume(connection: Connection, job_id: int) -> Job:
@@ -220,6 +199,7 @@ def resume(connection: Connection, job_id: int) -> Job:
     Raises:
         JobError: There is no such job, or it is finished.
     """
+    return _change(connection, _RESUME, job_id)
 
 
 def set_rate(connection: Connection, job_id: int, rate: float | None) -> Job:
@@ -228,6 +208,16 @@ def set_rate(connection: Connection, job_id: int, rate: float | None) -> Job:
     Raises:
         JobError: There is no such job, or it is finished.
     """
+    return _change(connection, _SET_RATE, job_id, rate)
+
+
+def _change(connection: Connection, change: str, job_id: int, *values: object) -> Job:
+    query = sql.SQL(_CHANGE).format(change=sql.SQL(change), unfinished=UNFINISHED)
+    is_changed = connection.execute(query, (job_id, *values)).fetchone() is not None
+    job = find(connection, job_id)
+    if not is_changed:
+        raise _finished(job)
+    return job
 
 
 def cancel(connection: Connection, job_id: int, reason: str = "by hand") -> Job:
@@ -239,7 +229,32 @@ def cancel(connection: Connection, job_id: int, reason: str = "by hand") -> Job:
     Raises:
         JobError: There is no such job, or it is finished.
     """
+    with connection.transaction():
+        connection.execute(_LOCK_DOCUMENT_OF, (job_id,))
+        job = find(connection, job_id)
+        if not _end(connection, job_id, JobState.CANCELLED, reason):
+            raise _finished(job)
+        if job.kind.is_owed:
+            mark_unfilled(connection, [job.index_name])
+    return find(connection, job_id)
+
+
+def _end(connection: Connection, job_id: int, state: JobState, error: str | None) -> bool:
+    """Whether it was not finished already."""
+    query = sql.SQL(_END).format(unfinished=UNFINISHED)
+    is_ended = connection.execute(query, (job_id, state, error)).rowcount == 1
+    if is_ended:
+        connection.execute(_DROP_PAGES, (job_id,))
+        connection.execute(sql.SQL(_PRUNE).format(unfinished=UNFINISHED), (FINISHED_KEPT_MAX, FINISHED_KEPT_DAYS))
+    return is_ended
+
+
+def _finished(job: Job) -> JobError:
+    return JobError(f"Job {job.id} is {job.state} already", hint="To see all jobs: syncer jobs list")
 
 
 def mark_unfilled(connection: Connection, index_names: Sequence[str]) -> None:
     """Remember that changes of these documents may have been missed: no job that is there now makes up for it."""
+    with connection.transaction():
+        store.mark_unfilled(connection, index_names)
+        connection.execute(sql.SQL(_FILLS_NO_MORE).format(unfinished=UNFINISHED), (list(index_names),))

@@ -34,18 +34,25 @@ _SESSION = {
     "idle_in_transaction_session_timeout": "0",
     # A policy that hides rows from us raises an error. Obeyed, it would delete their documents.
     "row_security": "off",
+    # A statement that waited for a row goes on with what the row is then.
+    "default_transaction_isolation": "read\\ committed",
     # What we ask is short, however dear the planner holds it: compiling it would take longer than running it.
     "jit": "off",
 }
 
 
 class AdvisoryLock(IntEnum):
-    """Keys of the advisory locks that syncer takes; the first half spells "sync"."""
+    """Keys of the advisory locks that syncer takes; the first half spells "sync".
+
+    Those of lanes and jobs spell "synl" and "synj" and have the lane's or the job's number as their second half.
+    """
 
     SCHEMA = 0x73796E63_00000001
     RELAY = 0x73796E63_00000002
     APPLY = 0x73796E63_00000003
     PLAN = 0x73796E63_00000007
+    LANES = 0x73796E6C_00000000
+    JOBS = 0x73796E6A_00000000
 
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -115,6 +122,7 @@ def value(connection: Connection, query: str | sql.Composed, parameters: Sequenc
 
 
 _SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_STATEMENTS = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _GIVE_UP = "SET LOCAL lock_timeout = {}"
 _LOCK = "LOCK TABLE {} IN ACCESS SHARE MODE"
 
@@ -141,7 +149,24 @@ def snapshot(connection: Connection, *, lock: Sequence[str] = (), lock_seconds: 
     Raises:
         psycopg.errors.LockNotAvailable: One of them is being altered for longer than that.
     """
-    begin: list[sql.Composable] = [sql.SQL(_SNAPSHOT)]
+    with _begun(connection, _SNAPSHOT, lock, lock_seconds):
+        yield
+
+
+@contextmanager
+def holding(connection: Connection, *, lock: Sequence[str]) -> Iterator[None]:
+    """A transaction that may write, and in which nobody alters these relations from before its first snapshot on.
+
+    Each of its statements sees a snapshot of its own, so that a row that somebody else has changed meanwhile is
+    no conflict. Waits for the locks as long as it takes, giving all of them up in between.
+    """
+    with _begun(connection, _STATEMENTS, lock, 0):
+        yield
+
+
+@contextmanager
+def _begun(connection: Connection, mode: str, lock: Sequence[str], lock_seconds: float) -> Iterator[None]:
+    begin: list[sql.Composable] = [sql.SQL(mode)]
     if lock:
         begin.append(sql.SQL(_GIVE_UP).format(sql.Literal(f"{(lock_seconds or LOCK_SECONDS_MAX) * 1000:.0f}ms")))
         begin.append(sql.SQL(_LOCK).format(sql.SQL(", ").join(sql.SQL(one) for one in lock)))

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from syncer import capture, shape
 from syncer.errors import DocumentError
 from syncer.policy import at_work_for
-from syncer.postgres import LOCK_SECONDS_MAX, Connection, snapshot
+from syncer.postgres import LOCK_SECONDS_MAX, Connection, holding, snapshot
 from syncer.store import Document
 
 STAGE_LOCK_SECONDS = LOCK_SECONDS_MAX
@@ -65,6 +65,22 @@ def following(connection: Connection, document: Document, *, lock_seconds: float
         psycopg.errors.LockNotAvailable: The wait was too long.
     """
     with reading(connection, document, lock_seconds=lock_seconds):
+        require_capture(connection, document)
+        yield
+
+
+@contextmanager
+def noting(connection: Connection, document: Document) -> Iterator[None]:
+    """A transaction that may write down what the next statement reads: see `syncer.postgres.holding`.
+
+    Raises:
+        DocumentError: The document is to halt.
+    """
+    with (
+        at_work_for(document.name, document.generation),
+        holding(connection, lock=shape.lockable(document.dependencies.shapes)),
+    ):
+        require_shape(connection, document)
         require_capture(connection, document)
         yield
 

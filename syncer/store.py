@@ -253,9 +253,9 @@ def assign(connection: Connection, document: Document, role: Role) -> None:
     connection.execute(_ASSIGN, (document.index_name, role))
 
 
-def mark_filled(connection: Connection, document: Document) -> bool:
+def mark_filled(connection: Connection, document_name: str, generation: int) -> bool:
     """Remember that every document has been written once under this generation; False if it ended or halted."""
-    return connection.execute(_MARK_FILLED, (document.name, document.generation)).rowcount == 1
+    return connection.execute(_MARK_FILLED, (document_name, generation)).rowcount == 1
 
 
 def mark_unfilled(connection: Connection, index_names: Sequence[str]) -> None:

@@ -220,7 +220,7 @@ class World:
             for document in apply.carry_out(connection, indices, decided):
                 with self.writer(index) as writer, self.connect() as reading:
                     refresh_all(reading, document, index=index, writer=writer, page=1000)
-                store.mark_filled(connection, document)
+                store.mark_filled(connection, document.name, document.generation)
 
     # Parts
 

@@ -451,7 +451,7 @@ def test_a_late_halt_does_nothing(two: World) -> None:
         assert not store.halt(connection, "blogpost", 1, "second")
         [document] = [one for one in store.documents(connection) if one.name == "blogpost"]
         assert (document.halted, document.is_filled) == ("first", False)
-        assert not store.mark_filled(connection, document)
+        assert not store.mark_filled(connection, document.name, document.generation)
         two.apply()
         assert not store.halt(connection, "blogpost", 1, "late")
         assert all(one.halted is None and one.is_filled for one in store.documents(connection))

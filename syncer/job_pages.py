@@ -1,10 +1,10 @@
 """Pages of jobs: taken by lanes, finished, given back.
 
 A lane is whoever writes pages, with a number of its own and a connection for them; it is alive as long as that session
-is. Guarantees: a page is in the hands of one lane at a time, and is counted once, however many have written it; pages of
-a lane that is dead or stalled are given to others; all lanes together write no more than a job's rate. Pages are taken
-in the order of their numbers. Who takes or counts holds the job's row, so that what it says of its pages is true;
-that row is all that lanes wait for one another for.
+is. Guarantees: a page is in the hands of one lane at a time, and is counted once, however many have written it; pages
+of a lane that is dead or stalled are given to others; all lanes together write no more than a job's rate. Pages are
+taken in the order of their numbers. Who takes or counts holds the job's row, so that what it says of its pages is
+true; that row is all that lanes wait for one another for.
 
 Commits of this module are not waited for to be on disk, and may be lost in a crash of Postgres: then a page that was
 finished is there again, uncounted, and writing it twice is harmless.

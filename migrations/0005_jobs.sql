@@ -17,11 +17,10 @@ CREATE TABLE syncer.job (
     created_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     started_at        timestamptz,
     finished_at       timestamptz,
-    -- Pages are numbered from 0 and taken in that order; one that was given back is flagged, and taken first.
-    pages_total       integer     NOT NULL DEFAULT 0,
+    -- Pages are numbered from 0 and taken in that order. One that is given back gets another number, after all others.
     pages_next        integer     NOT NULL DEFAULT 0,
-    pages_returned    integer     NOT NULL DEFAULT 0,
-    pages_done        integer     NOT NULL DEFAULT 0,
+    pages_end         integer     NOT NULL DEFAULT 0,
+    pages_left        integer     NOT NULL DEFAULT 0,
     served_at         timestamptz NOT NULL DEFAULT '-infinity',
     next_at           timestamptz NOT NULL DEFAULT '-infinity',
     documents_total   bigint,
@@ -51,15 +50,11 @@ CREATE TABLE syncer.job_page (
     everywhere  boolean NOT NULL DEFAULT false,
     taken_by    integer,
     taken_at    timestamptz,
-    is_returned boolean NOT NULL DEFAULT false,
     PRIMARY KEY (job, number)
-);
+) WITH (fillfactor = 80);
 
 -- Compressing the ids takes as long as listing them.
 ALTER TABLE syncer.job_page ALTER COLUMN ids SET STORAGE EXTERNAL;
-
-CREATE INDEX job_page_taken ON syncer.job_page (taken_by) WHERE taken_by IS NOT NULL;
-CREATE INDEX job_page_returned ON syncer.job_page (job, number) WHERE is_returned;
 
 -- A lane is known by a number of its own, and alive as long as its session holds the advisory lock on it.
 CREATE SEQUENCE syncer.lane AS integer CYCLE;

@@ -27,11 +27,14 @@ ground; a module knows only those below it:
     relay        outbox → topic                               worker     topic → documents: the main loop
     watch        tables and triggers → documents that halt
     verify       documents against their SELECT               refresh    all documents of a definition, again
+    listing      which documents a job writes: pages           job_pages  taken by lanes, finished, given back
     writer       ids → written documents: the version rule
     drift        how a document differs from its SELECT
     affected     changes → ids                                compose    ids → documents, in one snapshot
     halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are
     trial        an index.json, tried on an empty index
+    jobs         made, paused, ended                          condition  a part of a document
+    job          work on many documents
     outbox       what the triggers wrote                      capture    which tables have triggers
     trigger      their SQL: a changed row → the outbox
     store        what syncer remembers in Postgres            version    epoch and sequence

@@ -49,7 +49,7 @@ _LOCKED_OF_INDEX = UNFINISHED + sql.SQL(" AND j.index_name = $1 ORDER BY j.id FO
 _FINISHED = sql.SQL("NOT (") + UNFINISHED + sql.SQL(") ORDER BY j.finished_at DESC, j.id DESC")
 _DUE = UNFINISHED + sql.SQL("""
  AND NOT j.is_paused AND d.halted IS NULL AND d.generation = j.generation
- AND (j.state IN ('new', 'listing', 'written') OR j.pages_done = j.pages_total)
+ AND (j.state IN ('new', 'listing', 'written') OR j.pages_left = 0)
 ORDER BY j.id
 """)
 

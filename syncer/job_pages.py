@@ -1,9 +1,10 @@
 """Pages of jobs: taken by lanes, finished, given back.
 
 A lane is whoever writes pages, with a number of its own and a connection for them; it is alive as long as that session
-is. Guarantees: a page is in the hands of one lane at a time, unless that one is dead or stalled; it is counted once,
-however many have written it; all lanes together write no more than a job's rate. Who takes or counts holds the job's
-row, so that what it says is true of its pages; that row is all that lanes wait for one another for.
+is. Guarantees: a page is in the hands of one lane at a time, and is counted once, however many have written it; pages
+of a lane that is dead or stalled are given to others; all lanes together write no more than a job's rate. Pages are
+taken in the order of their numbers. Who takes or counts holds the job's row, so that what it says of its pages is
+true; that row is all that lanes wait for one another for.
 
 Commits of this module are not waited for to be on disk, and may be lost in a crash of Postgres: then a page that was
 finished is there again, uncounted, and writing it twice is harmless.
@@ -26,7 +27,12 @@ STALLED_SECONDS = 60.0
 BURST_SECONDS = 1.0
 """How much of its rate a job that was slower may make up for at once."""
 
-_ENTER = "SELECT number, pg_advisory_lock($1::bigint | number) FROM (SELECT nextval('syncer.lane') AS number) AS drawn"
+# One plan for good: by index, whether it is made while there are few pages or many.
+_ENTER = """
+SELECT number, pg_advisory_lock($1::bigint | number),
+       set_config('enable_seqscan', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false)
+FROM (SELECT nextval('syncer.lane') AS number) AS drawn
+"""
 _ALIVE = sql.SQL("""
 SELECT l.objid::bigint FROM pg_locks AS l
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.classid::bigint = $1::bigint >> 32
@@ -34,73 +40,56 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.classid::bi
 """)
 _COUNT_ALIVE = sql.SQL("SELECT count(*) FROM ({alive}) AS alive").format(alive=_ALIVE)
 
-# In all of these the job is locked before its pages. Who waited for it finds it as it is then, not as it was in the
-# snapshot, since its conditions are on its own columns; so the pages are chosen by the numbers that it holds.
+# In all of these the job is locked before its pages. Who has waited for it finds it as it is then, and not as it was in
+# the statement's snapshot: so what is taken depends on the job's own columns. A page that the snapshot does not
+# have yet has a greater number than all that it has.
 _TAKE = sql.SQL("""
 WITH job AS (
-    SELECT j.id, j.pages_next, j.pages_returned, CASE WHEN j.rate IS NULL THEN $2::integer ELSE 1 END AS pages,
-           j.pages_total, set_config('synchronous_commit', 'off', true)
+    SELECT j.id, j.document, j.index_name, j.pages_next,
+           least(j.pages_end, j.pages_next + CASE WHEN j.rate IS NULL THEN $2::integer ELSE 1 END) AS pages_end,
+           set_config('synchronous_commit', 'off', true)
     FROM syncer.job AS j JOIN syncer.document AS d USING (index_name, generation)
     WHERE j.state IN ('listed', 'swept') AND NOT j.is_paused AND d.halted IS NULL
-      AND (j.pages_next < j.pages_total OR j.pages_returned > 0) AND j.next_at <= clock_timestamp()
+      AND j.pages_next < j.pages_end AND j.next_at <= clock_timestamp()
     ORDER BY j.served_at, j.id
     LIMIT 1
     FOR NO KEY UPDATE OF j
-), returned AS (
-    SELECT p.job, p.number FROM job JOIN syncer.job_page AS p ON p.job = job.id
-    WHERE job.pages_returned > 0 AND p.is_returned
-    ORDER BY p.number
-    LIMIT (SELECT pages FROM job)
-    FOR UPDATE OF p
-), fresh AS (
-    SELECT job.id AS job, number
-    FROM job, generate_series(job.pages_next, least(job.pages_next + job.pages, job.pages_total) - 1) AS number
-    WHERE job.pages_returned = 0
 ), taken AS (
-    UPDATE syncer.job_page AS p SET taken_by = $1, taken_at = clock_timestamp(), is_returned = false
-    FROM (TABLE returned UNION ALL TABLE fresh) AS chosen
-    WHERE p.job = chosen.job AND p.number = chosen.number
-    RETURNING p.job, p.number, p.ids, p.everywhere
+    UPDATE syncer.job_page AS p SET taken_by = $1, taken_at = clock_timestamp()
+    FROM job
+    WHERE p.job = job.id AND p.number >= job.pages_next AND p.number < job.pages_end
+    RETURNING p.job, p.number, job.document, job.index_name, p.ids, p.everywhere
 ), served AS (
     UPDATE syncer.job AS j
     SET served_at = clock_timestamp(),
-        started_at = coalesce(j.started_at, clock_timestamp()),
         measured_at = coalesce(j.measured_at, clock_timestamp()),
+        pages_next = t.last + 1,
         next_at = CASE WHEN j.rate IS NULL THEN j.next_at
                        ELSE greatest(j.next_at, clock_timestamp() - {burst}::interval)
-                            + t.documents / j.rate * interval '1 s' END,
-        pages_next = CASE WHEN j.pages_returned = 0 THEN t.last + 1 ELSE j.pages_next END,
-        pages_returned = CASE WHEN j.pages_returned = 0 THEN 0 ELSE j.pages_returned - t.pages END
-    FROM (SELECT job, count(*) AS pages, max(number) AS last, sum(cardinality(ids)) AS documents
-          FROM taken GROUP BY job) AS t
+                            + t.documents / j.rate * interval '1 s' END
+    FROM (SELECT job, max(number) AS last, sum(cardinality(ids)) AS documents FROM taken GROUP BY job) AS t
     WHERE j.id = t.job
-    RETURNING j.id, j.document, j.index_name
 )
-SELECT taken.job, taken.number, served.document, served.index_name, taken.ids, taken.everywhere
-FROM served JOIN taken ON taken.job = served.id
-ORDER BY taken.number
+TABLE taken ORDER BY number
 """).format(burst=sql.Literal(f"{BURST_SECONDS} s"))
 _FINISH = sql.SQL("""
 WITH job AS (
-    SELECT j.id, set_config('synchronous_commit', 'off', true) FROM syncer.job AS j
-    WHERE j.id = ANY ($1) ORDER BY j.id FOR NO KEY UPDATE
+    SELECT j.id, set_config('synchronous_commit', 'off', true) FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE
 ), gone AS (
-    DELETE FROM syncer.job_page AS p
-    USING job, unnest($1::bigint[], $2::integer[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[],
-                      $7::float8[], $8::float8[])
-               AS done (job, number, indexed, deleted, superseded, parked, compose_seconds, index_seconds)
-    WHERE p.job = job.id AND p.job = done.job AND p.number = done.number
-    RETURNING p.job, cardinality(p.ids) AS documents, p.is_returned,
-              done.indexed, done.deleted, done.superseded, done.parked, done.compose_seconds, done.index_seconds
+    DELETE FROM syncer.job_page AS p USING job WHERE p.job = job.id AND p.number = ANY ($2)
+    RETURNING p.job, p.number, cardinality(p.ids) AS documents
 ), counted AS (
-    SELECT job, count(*) AS pages, count(*) FILTER (WHERE is_returned) AS returned, sum(documents) AS documents,
+    SELECT job, count(*) AS pages, sum(documents) AS documents,
            sum(indexed) AS indexed, sum(deleted) AS deleted, sum(superseded) AS superseded, sum(parked) AS parked,
            sum(compose_seconds) AS compose_seconds, sum(index_seconds) AS index_seconds
-    FROM gone GROUP BY job
+    FROM gone JOIN unnest($2::integer[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[],
+                          $7::float8[], $8::float8[])
+                   AS done (number, indexed, deleted, superseded, parked, compose_seconds, index_seconds)
+              USING (number)
+    GROUP BY job
 )
 UPDATE syncer.job AS j
-SET pages_done = j.pages_done + c.pages,
-    pages_returned = j.pages_returned - c.returned,
+SET pages_left = j.pages_left - c.pages,
     documents_done = j.documents_done + c.documents,
     indexed = j.indexed + c.indexed,
     deleted = j.deleted + c.deleted,
@@ -118,30 +107,26 @@ SET pages_done = j.pages_done + c.pages,
 FROM counted AS c WHERE j.id = c.job
 RETURNING c.pages
 """).format(measured=sql.Literal(f"{MEASURED_SECONDS} s"))
+# It gets another number: under the one that it had, whoever had it can no longer finish it.
 _GIVE_BACK = """
 WITH job AS (
-    SELECT j.id FROM syncer.job AS j WHERE j.id = ANY ($1) ORDER BY j.id FOR NO KEY UPDATE
+    SELECT j.id, j.pages_end FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE
 ), lost AS (
-    UPDATE syncer.job_page AS p SET taken_by = NULL, taken_at = NULL, is_returned = true
-    FROM job, unnest($1::bigint[], $2::integer[], $3::integer[], $4::timestamptz[]) AS held (job, number, lane, until)
-    WHERE p.job = job.id AND p.job = held.job AND p.number = held.number
-      AND p.taken_by = held.lane AND p.taken_at <= held.until
+    UPDATE syncer.job_page AS p SET number = job.pages_end, taken_by = NULL, taken_at = NULL
+    FROM job
+    WHERE p.job = job.id AND p.number = $2 AND p.taken_by = $3 AND p.taken_at <= $4
     RETURNING p.job
 )
-UPDATE syncer.job AS j SET pages_returned = j.pages_returned + l.pages
-FROM (SELECT job, count(*) AS pages FROM lost GROUP BY job) AS l WHERE j.id = l.job
-RETURNING l.pages
+UPDATE syncer.job AS j SET pages_end = j.pages_end + 1 FROM lost WHERE j.id = lost.job
 """
 _KEEP = """
-UPDATE syncer.job_page AS p SET taken_at = clock_timestamp()
-FROM unnest($2::bigint[], $3::integer[]) AS held (job, number)
-WHERE p.job = held.job AND p.number = held.number AND p.taken_by = $1
+UPDATE syncer.job_page SET taken_at = clock_timestamp() WHERE job = $1 AND number = $2 AND taken_by = $3
 """
 # The pages are read in a snapshot, the locks after it: a lane that has a page in the snapshot had its lock before.
 _LOST = sql.SQL("""
-SELECT p.job, p.number, p.taken_by, p.taken_at FROM syncer.job_page AS p
-WHERE p.taken_by IS NOT NULL
-  AND (p.taken_at < clock_timestamp() - make_interval(secs => $2) OR p.taken_by NOT IN ({alive}))
+SELECT p.job, p.number, p.taken_by, p.taken_at
+FROM syncer.job AS j JOIN syncer.job_page AS p ON p.job = j.id AND p.number < j.pages_next
+WHERE p.taken_at < clock_timestamp() - make_interval(secs => $2) OR p.taken_by NOT IN ({alive})
 """).format(alive=_ALIVE)
 
 
@@ -193,43 +178,33 @@ def finish(connection: Connection, done: Sequence[tuple[JobPage, WriteReport]]) 
 
     The others were finished meanwhile by another lane, or their job was cancelled.
     """
-    columns: list[list[Any]] = [
-        [
-            page.job,
-            page.number,
-            report.indexed,
-            report.deleted,
-            report.superseded,
-            report.parked,
-            report.compose_seconds,
-            report.index_seconds,
-        ]
-        for page, report in done
-    ]
-    rows = connection.execute(_FINISH, [list(one) for one in zip(*columns, strict=True)], prepare=True)
-    return sum(row[0] for row in rows)
+    by_job: dict[int, list[tuple[Any, ...]]] = {}
+    for page, report in done:
+        counts = (report.indexed, report.deleted, report.superseded, report.parked)
+        row = (page.number, *counts, report.compose_seconds, report.index_seconds)
+        by_job.setdefault(page.job, []).append(row)
+    return sum(_finish(connection, job_id, rows) for job_id, rows in by_job.items())
+
+
+def _finish(connection: Connection, job_id: int, rows: Sequence[tuple[Any, ...]]) -> int:
+    columns = [list(one) for one in zip(*rows, strict=True)]
+    counted = connection.execute(_FINISH, (job_id, *columns), prepare=True).fetchone()
+    return counted[0] if counted else 0
 
 
 def release(connection: Connection, lane: int, pages: Iterable[JobPage]) -> None:
-    """Give pages back that are not written; they are taken next."""
-    _give_back(connection, [(page.job, page.number, lane, "infinity") for page in pages])
+    """Give pages back that are not written."""
+    for page in pages:
+        connection.execute(_GIVE_BACK, (page.job, page.number, lane, "infinity"))
 
 
 def keep(connection: Connection, lane: int, pages: Iterable[JobPage]) -> None:
     """Say that pages are still in hand: to be called while servers are away, more often than `STALLED_SECONDS`."""
-    held = list(pages)
-    connection.execute(_KEEP, (lane, [page.job for page in held], [page.number for page in held]))
+    for page in pages:
+        connection.execute(_KEEP, (page.job, page.number, lane))
 
 
 def reclaim(connection: Connection, *, stalled_seconds: float = STALLED_SECONDS) -> int:
     """Give back the pages of lanes that are dead, or have had them for too long; how many."""
     lost = connection.execute(_LOST, (int(AdvisoryLock.LANES), stalled_seconds)).fetchall()
-    return _give_back(connection, lost)
-
-
-def _give_back(connection: Connection, held: Sequence[Sequence[Any]]) -> int:
-    """Give back those of the pages that are still in the same hands, and were not kept since."""
-    if not held:
-        return 0
-    rows = connection.execute(_GIVE_BACK, [list(one) for one in zip(*held, strict=True)])
-    return sum(row[0] for row in rows)
+    return sum(connection.execute(_GIVE_BACK, one).rowcount for one in lost)

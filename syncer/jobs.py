@@ -34,7 +34,7 @@ INSERT INTO syncer.job (kind, document, index_name, generation, condition, rate,
 VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING id
 """
 _IS_THROUGH = """
-SELECT j.state IN ('listed', 'swept') AND j.pages_done = j.pages_total
+SELECT j.state IN ('listed', 'swept') AND j.pages_left = 0
 FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE
 """
 _WRITTEN = "UPDATE syncer.job SET state = 'written' WHERE id = $1"

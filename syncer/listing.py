@@ -44,14 +44,17 @@ SELECT count(*), coalesce(sum(documents), 0)::bigint FROM page
 """
 _PUT_PAGE = "INSERT INTO syncer.job_page (job, number, ids, everywhere) VALUES ($1, $2, $3, $4)"
 _LISTED = """
-UPDATE syncer.job SET state = 'listed', pages_total = $2, documents_total = $3, sequence_numbers = $4
+UPDATE syncer.job SET state = 'listed', pages_left = $2, pages_end = $2, documents_total = $3, sequence_numbers = $4
 WHERE id = $1 AND state = 'listing'
 """
-_GIVEN = "UPDATE syncer.job SET state = 'listed', pages_total = $2, documents_total = $3, generation = $4 WHERE id = $1"
-_PAGES_WRITTEN = "SELECT pages_total FROM syncer.job WHERE id = $1 AND state = 'written'"
+_GIVEN = """
+UPDATE syncer.job SET state = 'listed', pages_left = $2, pages_end = $2, documents_total = $3, generation = $4
+WHERE id = $1
+"""
+_WRITTEN = "SELECT pages_end FROM syncer.job WHERE id = $1 AND state = 'written'"
 _SWEPT = """
 UPDATE syncer.job
-SET state = 'swept', pages_total = pages_total + $2, documents_total = documents_total + $3,
+SET state = 'swept', pages_left = $2, pages_end = pages_end + $2, documents_total = documents_total + $3,
     measured_at = clock_timestamp(), measured_done = documents_done, measured_rate = NULL
 WHERE id = $1 AND state = 'written'
 """
@@ -176,7 +179,7 @@ def sweep(connection: Connection, job: Job, strays: Iterable[str], *, page: int)
     """
     is_swept = False
     with _alone(connection, job) as is_alone, connection.transaction():
-        written = connection.execute(_PAGES_WRITTEN, (job.id,)).fetchone() if is_alone else None
+        written = connection.execute(_WRITTEN, (job.id,)).fetchone() if is_alone else None
         if written is None:
             return False
         size = _size(page, job.rate)

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, cast
+from json.encoder import encode_basestring_ascii as _quoted
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 import elasticsearch
@@ -35,7 +36,6 @@ _CONFLICT = 409
 _TOO_LARGE = 413
 ID_BYTES_MAX = 512
 _OK_MIN, _OK_MAX = 200, 299
-_DELETE_BYTES = 100
 _PLACES_MAX = 1000
 _KEEP_ALIVE = "5m"
 
@@ -163,22 +163,25 @@ class Index:
                 may have been written; writing it again is harmless.
         """
         outcome = BulkOutcome()
-        tasks = [self._task(target, one) for one in compositions if _has_valid_id(one, outcome)]
-        for part in self._parts(tasks):
+        for part in self._parts(self._tasks(target, compositions, outcome)):
             self._write_part(target, part, outcome)
         return outcome
 
-    def _task(self, target: Target, composition: Composition) -> _Task:
-        if composition.routing is None:
-            return _Task(composition=composition)
-        shards = self._shards_of(target)
-        return _Task(composition=composition, elsewhere=shards.others(composition.place.routing))
+    def _tasks(self, target: Target, compositions: Iterable[Composition], outcome: BulkOutcome) -> Iterator[_Task]:
+        for one in compositions:
+            if _has_valid_id(one, outcome):
+                elsewhere = () if one.routing is None else self._elsewhere(target, one)
+                yield _Task(one, 1 + len(elsewhere), _lines(one, elsewhere))
+
+    def _elsewhere(self, target: Target, composition: Composition) -> tuple[str, ...]:
+        """A routing value for each other shard that may hold a copy."""
+        return self._shards_of(target).others(composition.place.routing)
 
     def _parts(self, tasks: Iterable[_Task]) -> Iterator[list[_Task]]:
         part: list[_Task] = []
         size = 0
         for task in tasks:
-            length = task.size
+            length = len(task.lines)
             if part and size + length > self._bulk_bytes_max:
                 yield part
                 part, size = [], 0
@@ -188,10 +191,11 @@ class Index:
             yield part
 
     def _write_part(self, target: Target, part: list[_Task], outcome: BulkOutcome) -> None:
+        body = b"".join([task.lines for task in part])
         try:
             response = self._client.bulk(
                 index=target.write_alias,
-                operations=cast("Any", [line for task in part for line in task.lines()]),
+                operations=cast("Any", body),  # the client sends bytes as they are
                 require_alias=True,
                 filter_path=_ITEM_FIELDS,
             )
@@ -201,9 +205,12 @@ class Index:
             self._write_smaller(target, part, outcome)
             return
         items = response.body.get("items", [])
-        operations = sum(task.operations for task in part)
+        operations = sum([task.operations for task in part])
         if len(items) != operations:
             raise IndexingError(f"Elasticsearch answered {len(items)} items to a bulk request of {operations}")
+        if response.body.get("errors") is False:
+            _count_done(part, outcome)
+            return
         answers = (next(iter(item.values())) for item in items)
         for task in part:
             _judge(task.composition, list(islice(answers, task.operations)), outcome)
@@ -358,36 +365,29 @@ class Index:
             ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """A document as a bulk request writes it.
+class _Task(NamedTuple):
+    """A document as a bulk request writes it; a tuple, since there is one for each document.
 
     Args:
         composition: What is written to its own shard.
-        elsewhere: A routing value for each other shard that may hold a copy.
+        operations: To how many shards it is written, or deleted from.
+        lines: Those operations, as the request has them.
     """
 
     composition: Composition
-    elsewhere: tuple[str, ...] = ()
+    operations: int
+    lines: bytes
 
-    @property
-    def operations(self) -> int:
-        return 1 + len(self.elsewhere)
 
-    @property
-    def size(self) -> int:
-        return len(self.composition.source or b"") + _DELETE_BYTES * len(self.elsewhere)
-
-    def lines(self) -> Iterator[bytes | dict[str, Any]]:
-        one = self.composition
-        meta = {"_id": one.id, "version": one.version, "version_type": "external"}
-        own = {**meta, "routing": one.routing} if one.routing else meta
-        yield {"delete" if one.source is None else "index": own}
-        if one.source is not None:
-            yield one.source
-        # Version rule, on every other shard: it saw this version too, and as long as this wins it has no copy.
-        for routing in self.elsewhere:
-            yield {"delete": {**meta, "routing": routing}}
+def _lines(one: Composition, elsewhere: Iterable[str]) -> bytes:
+    """The lines of a bulk request that write a document, and delete it from the shards of these routing values."""
+    meta = f'"_id":{_quoted(one.id)},"version":{one.version},"version_type":"external"'
+    own = f'{meta},"routing":{_quoted(one.routing)}' if one.routing else meta
+    # Version rule, on every other shard: it saw this version too, and as long as this wins it has no copy.
+    deletes = "".join([f'{{"delete":{{{meta},"routing":{_quoted(routing)}}}}}\n' for routing in elsewhere]).encode()
+    if one.source is None:
+        return f'{{"delete":{{{own}}}}}\n'.encode() + deletes
+    return b"%b%b\n%b" % (f'{{"index":{{{own}}}}}\n'.encode(), one.source, deletes)
 
 
 def _place(hit: Mapping[str, Any]) -> Place:
@@ -401,6 +401,13 @@ def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
     reason = f"an id has 1 to {ID_BYTES_MAX} bytes"
     outcome.rejections.append(Rejection(composition=composition, status=_BAD_REQUEST, kind="invalid_id", reason=reason))
     return False
+
+
+def _count_done(part: Sequence[_Task], outcome: BulkOutcome) -> None:
+    """Count documents of which every shard has taken all that it was asked to."""
+    deleted = len([task for task in part if task.composition.source is None])
+    outcome.deleted += deleted
+    outcome.indexed += len(part) - deleted
 
 
 def _judge(composition: Composition, items: Sequence[Mapping[str, Any]], outcome: BulkOutcome) -> None:

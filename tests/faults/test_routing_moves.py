@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer.index import BulkOutcome, Index, _Task
+from syncer.index import BulkOutcome, Index
 from syncer.lifecycle import Stop
 from syncer.model import Composition, Target
 from syncer.writer import Writer
@@ -32,9 +32,9 @@ CHANGES = {"moves": (MOVE,), "is_deleted": (DELETE,), "moves_and_is_deleted": (M
 class NarrowIndex(Index):
     """The rule taken out: only the document's own shard is written."""
 
-    def _task(self, target: Target, composition: Composition) -> _Task:
-        del target
-        return _Task(composition=composition)
+    def _elsewhere(self, target: Target, composition: Composition) -> tuple[str, ...]:
+        del target, composition
+        return ()
 
 
 class NarrowHeldIndex(HeldIndex, NarrowIndex):

@@ -1,12 +1,14 @@
-"""A document that is written to several shards is counted once, by what all of them answer."""
+"""What a bulk request says is what was composed; a document on several shards is counted once, by what all answer."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
-from syncer.index import BulkOutcome, _judge
+from syncer.index import BulkOutcome, _count_done, _judge, _lines, _Task
 from syncer.model import Composition
 
 DONE = {"status": 200}
@@ -58,3 +60,38 @@ def test_a_shard_that_refuses_rejects_the_document(items: list[dict[str, Any]], 
     assert [one.status for one in outcome.rejections] == statuses
     assert {one.composition.id for one in outcome.rejections} == {"1"}
     assert (outcome.indexed, outcome.deleted, outcome.superseded) == (0, 0, 0)
+
+
+IDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
+COMPOSITIONS = st.builds(
+    Composition,
+    id=IDS,
+    version=st.integers(min_value=1, max_value=(1 << 63) - 1),
+    source=st.none() | st.just(b'{"title": "x"}'),
+    routing=st.none() | st.just("") | IDS,
+)
+
+
+@given(one=COMPOSITIONS, elsewhere=st.lists(IDS, max_size=3))
+def test_lines_say_what_was_composed(one: Composition, elsewhere: list[str]) -> None:
+    """Whatever characters an id or a routing has, each operation is one line that says it, with its version."""
+    meta = {"_id": one.id, "version": one.version, "version_type": "external"}
+    own = meta | ({"routing": one.routing} if one.routing else {})
+    expected: list[Any] = [{"delete": own}] if one.source is None else [{"index": own}, json.loads(one.source)]
+    expected += [{"delete": meta | {"routing": routing}} for routing in elsewhere]
+    lines = _lines(one, elsewhere)
+    assert [json.loads(line) for line in lines.splitlines()] == expected
+    assert lines.endswith(b"\n")
+
+
+@given(answers=st.lists(st.tuples(st.sampled_from([DONE, CREATED, ABSENT]), st.booleans()), max_size=10))
+def test_an_answer_without_errors_needs_no_look_at_its_items(answers: list[tuple[dict[str, Any], bool]]) -> None:
+    """Items without an error are counted as they would be one by one; only a delete may find nothing there."""
+    judged_each, counted = BulkOutcome(), BulkOutcome()
+    tasks = []
+    for answer, is_delete in answers:
+        one = Composition(id="1", version=1, source=None if is_delete or answer is ABSENT else b"{}")
+        _judge(one, [answer], judged_each)
+        tasks.append(_Task(one, 1, b""))
+    _count_done(tasks, counted)
+    assert counted == judged_each

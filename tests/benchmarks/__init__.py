@@ -1,0 +1,1 @@
+"""How fast syncer is, beside references that are measured in the same run."""

@@ -55,11 +55,21 @@ def main() -> None:
 
 def _measure(name: str, blog: Blog, passes: int, *, keep: bool) -> None:
     measure = MEASURES[name]
+    load = os.getloadavg()[0]  # what others do on this machine is seen in every figure
     contest = measure.hold(blog, passes)
     ratios = {f"{one} / {other}": round(contest.ratio(one, other), 3) for one, other in measure.ratios}
     _show(f"{name}: {blog.posts:,} posts, {measure.about}, median of {passes}", contest, ratios)
     if keep:
-        _keep(name, {"posts": blog.posts, "ratios": ratios, "runs": contest.as_json()})
+        _keep(
+            name,
+            {
+                "posts": blog.posts,
+                "passes": passes,
+                "load_before": round(load, 1),
+                "ratios": ratios,
+                "runs": contest.as_json(),
+            },
+        )
 
 
 def _show(title: str, contest: Contest, ratios: dict[str, float]) -> None:

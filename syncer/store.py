@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -69,6 +70,7 @@ _DEAD_LETTERS = """
 SELECT error, count(*) OVER (PARTITION BY split_part(error, ':', 1)), id FROM syncer.dead_letter
 WHERE index_name = $1 ORDER BY 2 DESC, id LIMIT 1
 """
+_DEAD_LETTER = "SELECT version, error, parked_at FROM syncer.dead_letter WHERE index_name = $1 AND id = $2"
 _CLEAR = """
 DELETE FROM syncer.dead_letter AS l
 USING unnest($2::text[]) AS written (id)
@@ -110,6 +112,21 @@ class Document:
     def index_name(self) -> str:
         """The physical index, which is what tells two rows of one document apart."""
         return self.target.index_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A document that could not be written.
+
+    Args:
+        version: The version that it was to be written with.
+        error: What the server said.
+        parked_at: When.
+    """
+
+    version: int
+    error: str
+    parked_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +308,12 @@ def worst_dead_letter(connection: Connection, index_name: str) -> tuple[str, str
     """The id and the error of a dead letter of the most frequent kind."""
     row = connection.execute(_DEAD_LETTERS, (index_name,)).fetchone()
     return (row[2], row[0]) if row else None
+
+
+def dead_letter(connection: Connection, index_name: str, id_: str) -> DeadLetter | None:
+    """What is known of one document that could not be written; None if it could."""
+    row = connection.execute(_DEAD_LETTER, (index_name, id_)).fetchone()
+    return DeadLetter(version=row[0], error=row[1], parked_at=row[2]) if row else None
 
 
 def clear_dead_letters(connection: Connection, index_name: str, ids: Sequence[str], version: int) -> None:

@@ -1,10 +1,10 @@
-"""How a plan says numbers and long values."""
+"""How numbers, times and long values are said."""
 
 from __future__ import annotations
 
 import pytest
 
-from syncer.plan.page import _shortened, duration
+from syncer.wording import duration, shortened
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_duration_is_said_as_a_person_says_it(seconds: float, said: str) -> No
 
 def test_long_values_are_cut_and_say_so() -> None:
     """A long text and a long list show their beginning and how much there is; what is short is left alone."""
-    shown = _shortened({"text": "x" * 300, "list": list(range(9)), "nested": [{"text": "short"}]})
+    shown = shortened({"text": "x" * 300, "list": list(range(9)), "nested": [{"text": "short"}]})
     assert isinstance(shown, dict)
     assert shown["text"].endswith("… (300 characters)")
     assert shown["list"] == [0, 1, 2, 3, 4, "… 4 more"]

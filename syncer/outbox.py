@@ -81,7 +81,7 @@ def _unseen(cursor: str) -> sql.Composed:
 
 
 def waiting(connection: Connection, cursor: str, relations: Collection[str] | None = None) -> tuple[int, float]:
-    """How many changes the cursor has not seen, and the age of the oldest in seconds; of these tables, if any are named."""
+    """How many changes the cursor has not seen, and the age of the oldest in seconds; of these tables, if any."""
     query = sql.SQL(_WAITING).format(unseen=_unseen(cursor))
     row = connection.execute(query, (None if relations is None else list(relations),)).fetchone()
     assert row is not None  # noqa: S101 - an aggregate returns a row

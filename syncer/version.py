@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Protocol
 from uuid import UUID
@@ -29,10 +29,8 @@ from syncer.postgres import Connection
 
 _SEQUENCE_LOGGED_AHEAD = 32  # SEQ_LOG_VALS in Postgres' sequence.c
 
-_SKIP = f"""
-SELECT count(nextval('syncer.version'))
-FROM generate_series(0, {_SEQUENCE_LOGGED_AHEAD} * current_setting('max_connections')::int)
-"""  # noqa: S608 - a constant of ours
+_UNFLUSHED = f"{_SEQUENCE_LOGGED_AHEAD} * current_setting('max_connections')::int"
+_SKIP = f"SELECT count(nextval('syncer.version')) FROM generate_series(0, {_UNFLUSHED})"  # noqa: S608 - a constant of ours
 
 # The walfile's name begins with the timeline that is written now; the control file lags behind a promotion.
 _CURRENT = """
@@ -51,14 +49,13 @@ SELECT i.epoch << {EPOCH_SHIFT} | s.last_value, statement_timestamp(), clock_tim
 FROM syncer.incarnation AS i, syncer.version AS s
 WHERE s.is_called AND i.epoch > 0 AND (i.system_identifier, i.timeline, i.sequence) = ({_CURRENT})
 """  # noqa: S608 - constants of ours
-_NOTE_EVERY = "9 seconds"
-_NOTE = f"""
+_NOTE = """
 INSERT INTO syncer.version_time (version, greater_after, drawn_before)
 SELECT $1, $2, $3
-WHERE coalesce((SELECT version < $1 AND drawn_before <= $3 - interval '{_NOTE_EVERY}'
+WHERE coalesce((SELECT version < $1 AND drawn_before <= $3 - $4::interval
                 FROM syncer.version_time ORDER BY version DESC LIMIT 1), true)
 ON CONFLICT DO NOTHING
-"""  # noqa: S608 - a constant of ours
+"""
 _STILL_LAST = "UPDATE syncer.version_time SET greater_after = $2 WHERE version = $1 AND greater_after < $2"
 # One note stays of each minute once it is older than an hour, of each hour after a week, of each 30 days after a year:
 # that is some 20,000, and one a month.
@@ -89,6 +86,9 @@ SELECT i.installation, i.epoch, CASE WHEN s.is_called THEN s.last_value ELSE 0 E
        (i.system_identifier, i.timeline, i.sequence) = ({_CURRENT})
 FROM syncer.incarnation AS i, syncer.version AS s
 """  # noqa: S608 - a constant of ours
+_NEXT_WRITER = f"""
+SELECT i.epoch << {EPOCH_SHIFT} | s.last_value + {_UNFLUSHED} FROM syncer.incarnation AS i, syncer.version AS s
+"""  # noqa: S608 - constants of ours
 _DRAW = f"SELECT epoch << {EPOCH_SHIFT} | nextval('syncer.version') FROM syncer.incarnation"  # noqa: S608
 
 
@@ -184,19 +184,29 @@ def origin(connection: Connection, record: EpochRecord, version: int) -> Origin:
     return Origin.LOST if is_of_a_lost_life and epoch <= record.read_epoch(installation) else Origin.FOREIGN
 
 
+def is_surpassed(connection: Connection, version: int) -> bool:
+    """Whether a writer that begins now draws a greater version than this one."""
+    least_drawn: int = _row(connection, _NEXT_WRITER)[0]
+    return version < least_drawn
+
+
 class DrawLog:
     """Notes, now and then, which version was the last one drawn, so that versions can be dated.
 
     Draws and skips nothing; costs a look at the sequence each time, and writes only if versions were drawn since.
-    Any number of processes may note: the table stays as small as with one. One of its own for each connection.
+    Any number of processes may note: the table stays as small as with one.
+
+    Args:
+        apart: How much time is between two notes, at least.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, apart: timedelta = timedelta(seconds=9)) -> None:
+        self._apart = apart
         self._last: tuple[int, datetime] | None = None
         self._thinned_at: float | None = None
 
     def note(self, connection: Connection) -> None:
-        """Look once; the notes are some ten seconds apart while versions are being drawn."""
+        """Look once, and note what was seen if that is news."""
         row = connection.execute(_LOOK).fetchone()
         if row is None:
             self._last = None
@@ -205,7 +215,7 @@ class DrawLog:
         if self._last is not None and self._last[0] != version:
             connection.execute(_STILL_LAST, self._last)
         self._last = version, began_at
-        connection.execute(_NOTE, (version, began_at, ended_at))
+        connection.execute(_NOTE, (version, began_at, ended_at, self._apart))
         if self._thinned_at is None or time.monotonic() - self._thinned_at > _THIN_SECONDS:
             connection.execute(_THIN)
             self._thinned_at = time.monotonic()

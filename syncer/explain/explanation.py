@@ -186,6 +186,7 @@ def _copy_json(copy: Copy) -> dict[str, Any]:
         "epoch": epoch,
         "number": number,
         "origin": copy.origin,
+        "is_final": copy.is_final,
         "drawn_after": copy.drawn_after.isoformat() if copy.drawn_after else None,
         "drawn_before": copy.drawn_before.isoformat() if copy.drawn_before else None,
         "routing": copy.place.routing if copy.place.routing != copy.place.id else None,

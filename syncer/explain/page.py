@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -36,13 +36,12 @@ def show(console: Console, seen: Explanation, *, values: bool) -> None:
     """All of an explanation."""
     for one, answer in seen.standings:
         _show_answer(console, one if len(seen.standings) > 1 else None, answer)
-    for one, _ in seen.standings:
-        _show_standing(console, seen, one, values=values)
+    for one, answer in seen.standings:
+        _show_standing(console, seen, one, answer, values=values)
     _show_events(console, seen, "On their way", seen.flow.coming[:_COMING_SHOWN_MAX], len(seen.flow.coming))
     _show_events(console, seen, "Done last", seen.flow.done[-_DONE_SHOWN_MAX:], len(seen.flow.done))
     console.print()
-    for line in _searched(seen):
-        console.print(line, style="dim", soft_wrap=True)
+    _show_extent(console, seen)
 
 
 def _show_answer(console: Console, one: Standing | None, answer: Answer) -> None:
@@ -56,7 +55,7 @@ def _show_answer(console: Console, one: Standing | None, answer: Answer) -> None
 # The document in one index
 
 
-def _show_standing(console: Console, seen: Explanation, one: Standing, *, values: bool) -> None:
+def _show_standing(console: Console, seen: Explanation, one: Standing, answer: Answer, *, values: bool) -> None:
     document = one.document
     filled = "" if document.is_filled else ", not filled yet"
     console.print(
@@ -64,41 +63,43 @@ def _show_standing(console: Console, seen: Explanation, one: Standing, *, values
         f"{document.role}, generation {document.generation}{filled}",
         soft_wrap=True,
     )
+    # On a terminal a long line goes on below its beginning; in a pipe it stays one line.
     grid = Table.grid(padding=(0, 2))
-    for label, text in _parts(seen, one):
-        grid.add_row(f"  {label}", text)
-    console.print(grid)
+    for label, text in _parts(seen, one, answer):
+        grid.add_row(f"  {label}", Text(text))
+        for number, line in enumerate(text.splitlines() if not console.is_terminal else ()):
+            console.print(Text(f"  {'' if number else label:<15}{line}"), soft_wrap=True)
+    if console.is_terminal:
+        console.print(grid)
     if values:
         _show_values(console, one)
 
 
-def _parts(seen: Explanation, one: Standing) -> Iterator[tuple[str, RenderableType]]:
+def _parts(seen: Explanation, one: Standing, answer: Answer) -> Iterator[tuple[str, str]]:
     yield "Postgres", _row(one)
     yield "Elasticsearch", _copies(one, seen.at)
     yield "a refresh", _refresh(one)
     if one.dead_letter is not None:
         parked = one.dead_letter
-        words = f"{parked.error}\nsince {_when(parked.parked_at.timestamp(), seen.at)}, at {_version(parked.version)}"
-        yield "dead letter", Text(words)
+        error = "" if answer.verdict is Verdict.PARKED else f"{parked.error}\n"
+        yield "parked", f"{error}{_when(parked.parked_at.timestamp(), seen.at)} UTC, at {_version(parked.version)}"
 
 
-def _row(one: Standing) -> Text:
+def _row(one: Standing) -> str:
     if one.look.failure is not None:
-        return Text(f"cannot say: {one.look.failure.message}")
+        return f"cannot say: {one.look.failure.message}"
     row = one.look.row
     if row is None:
-        return Text("its SELECT returns no such id")
+        return "its SELECT returns no such id"
     fields = amount(len(one.document.dependencies.fields), "field")
     routing = f", _routing {row.routing}" if row.routing else ""
-    return Text(f"its SELECT returns it: {fields}, {amount(len(row.source), 'byte')}{routing}")
+    return f"its SELECT returns it: {fields}, {amount(len(row.source), 'byte')}{routing}"
 
 
-def _copies(one: Standing, at: float) -> RenderableType:
+def _copies(one: Standing, at: float) -> str:
     if one.look.unreadable is not None:
-        return Text(f"cannot say: {one.look.unreadable.message}")
-    if not one.copies:
-        return Text("nothing under this id")
-    return Group(*(Text(_copy(copy, at)) for copy in one.copies))
+        return f"cannot say: {one.look.unreadable.message}"
+    return "\n".join(_copy(copy, at) for copy in one.copies) or "nothing under this id"
 
 
 def _copy(copy: Copy, at: float) -> str:
@@ -114,12 +115,9 @@ def _version(number: int) -> str:
 def _origin(copy: Copy, at: float) -> str:
     match copy.origin:
         case Origin.FOREIGN:
-            rest = (
-                "no write of syncer's replaces it" if copy.is_unbeatable else "the next write of syncer's replaces it"
-            )
-            return f"not drawn by syncer: {rest}"
+            return f"not drawn by syncer: {'no write replaces it' if copy.is_final else 'syncer can replace it'}"
         case Origin.LOST:
-            return "drawn in a life of the database that a restore has taken back: the next write replaces it"
+            return "drawn in a life of the database that a restore has taken back: syncer can replace it"
         case Origin.EARLIER:
             return f"{_drawn(copy, at)}, in an epoch that a failover or a restore has ended"
         case Origin.DRAWN:
@@ -138,12 +136,9 @@ def _drawn(copy: Copy, at: float) -> str:
     return "when it was drawn was not noted: no daemon has watched since"
 
 
-def _refresh(one: Standing) -> Text:
-    return Text(_would(one) + (", but Elasticsearch would refuse it" if _is_refused(one) else ""))
-
-
-def _is_refused(one: Standing) -> bool:
-    return one.look.drift is not None and any(copy.is_unbeatable for copy in one.copies)
+def _refresh(one: Standing) -> str:
+    is_refused = one.look.drift is not None and any(copy.is_final for copy in one.copies)
+    return _would(one) + (", but Elasticsearch would refuse it" if is_refused else "")
 
 
 def _would(one: Standing) -> str:
@@ -164,14 +159,15 @@ def _would(one: Standing) -> str:
 
 
 def _show_values(console: Console, one: Standing) -> None:
-    grid = Table("field", "Postgres", "Elasticsearch", box=None, pad_edge=False, header_style="bold")
     if one.fields:
+        grid = Table("  field", "Postgres", "Elasticsearch", box=None, pad_edge=False, header_style="bold")
         for name, (ours, theirs) in one.fields.items():
-            grid.add_row(escape(name), _value(ours), _value(theirs))
+            grid.add_row(f"  {escape(name)}", _value(ours), _value(theirs))
         console.print(grid)
-    elif one.look.row is not None:
-        for name, value in json.loads(one.look.row.source).items():
-            console.print(Text.assemble(f"  {name}  ", _value(value)), soft_wrap=True)
+        return
+    held = one.look.copies[0].source if one.look.copies else {}
+    for name, value in (json.loads(one.look.row.source) if one.look.row else held).items():
+        console.print(Text.assemble(f"    {name}: ", _value(value)), soft_wrap=True)
 
 
 def _value(value: object) -> Text:
@@ -189,7 +185,7 @@ def _show_events(console: Console, seen: Explanation, title: str, events: Sequen
     names = [one.document.index_name for one, _ in seen.standings]
     is_split = any(len(one.indices) < len(names) for one in events)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for column in ("  when", "table", "operation", "key", "change", "where", *(("for",) if is_split else ())):
+    for column in ("  when (UTC)", "table", "operation", "key", "change", "where", *(("for",) if is_split else ())):
         table.add_column(column)
     for one in events:
         cells = (
@@ -218,27 +214,28 @@ def _where(event: Event) -> str:
     return f"partition {event.partition}, offset {event.offset:,}"
 
 
-def _searched(seen: Explanation) -> Iterator[str]:
+def _show_extent(console: Console, seen: Explanation) -> None:
     """What was looked at, and what was not."""
     flow = seen.flow
-    yield "Looked at " + ", ".join(_extent(one) for one in flow.searched) + "."
+    console.print(f"Looked for changes: {', '.join(map(_extent, flow.searched))}.", style="dim", soft_wrap=True)
     if flow.trouble is not None:
-        yield f"Kafka could not be asked: {flow.trouble.message}. {flow.trouble.hint}"
+        said = f"Kafka could not be asked: {flow.trouble.message}"
+        console.print(Text(said, style="yellow"), Text(flow.trouble.hint, style="dim"), sep="\n", soft_wrap=True)
     if flow.lost:
-        yield f"{amount(flow.lost, 'record')} left the topic before the workers had them: raise its retention."
+        said = f"{amount(flow.lost, 'record')} left the topic before the workers had them: is its retention too short?"
+        console.print(Text(said, style="yellow"), soft_wrap=True)
     for index_name, why in flow.undecided.items():
-        yield f"Which changes touch it in {index_name} cannot be said: {why}"
+        said = f"Which changes touch it in {index_name} cannot be said: {why}"
+        console.print(Text(said, style="yellow"), soft_wrap=True)
 
 
 def _extent(one: Searched) -> str:
     match one.stage:
-        case Stage.OUTBOX:
-            what = f"{amount(one.of, 'change')} in the outbox"
-        case Stage.TOPIC:
-            what = f"{amount(one.of, 'change')} in the topic"
         case Stage.DONE:
-            return f"the last {amount(one.looked, 'change')} that are done"
-    return what if one.is_complete else f"the oldest {one.looked:,} of {what}"
+            return f"the last {one.looked:,} that are done"
+        case Stage.OUTBOX | Stage.TOPIC:
+            looked = f"{one.of:,}" if one.is_complete else f"the oldest {one.looked:,} of {one.of:,}"
+            return f"{looked} in the {one.stage}"
 
 
 def _when(seconds: float, at: float) -> str:

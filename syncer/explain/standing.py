@@ -69,6 +69,7 @@ class Copy:
         origin: Who made that version.
         drawn_after: When it was drawn, at the earliest; None if unknown.
         drawn_before: The same, at the latest.
+        is_final: Whether no writer draws a greater version, so that no write replaces it.
     """
 
     place: Place
@@ -76,11 +77,7 @@ class Copy:
     origin: Origin
     drawn_after: datetime | None
     drawn_before: datetime | None
-
-    @property
-    def is_unbeatable(self) -> bool:
-        """Whether no version that syncer draws is greater."""
-        return self.origin is Origin.FOREIGN and version.split(self.version)[0] > 0
+    is_final: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,4 +159,11 @@ def _copy(connection: Connection, index: Index, stored: Stored) -> Copy:
     origin = version.origin(connection, index, stored.version)
     is_known = origin in (Origin.DRAWN, Origin.EARLIER)
     after, before = version.drawn_between(connection, stored.version) if is_known else (None, None)
-    return Copy(place=stored.place, version=stored.version, origin=origin, drawn_after=after, drawn_before=before)
+    return Copy(
+        place=stored.place,
+        version=stored.version,
+        origin=origin,
+        drawn_after=after,
+        drawn_before=before,
+        is_final=origin is Origin.FOREIGN and not version.is_surpassed(connection, stored.version),
+    )

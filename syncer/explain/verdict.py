@@ -10,6 +10,7 @@ from syncer.explain.events import Event, Flow, Stage
 from syncer.explain.standing import Standing
 from syncer.model import Role
 from syncer.verify import Kind
+from syncer.version import Origin
 from syncer.wording import amount, duration
 
 _MINUTE = 60
@@ -33,7 +34,7 @@ class Verdict(StrEnum):
     HALTED = "halted"
     """Its definition is halted, or has to halt."""
     FOREIGN = "foreign"
-    """Somebody else wrote it with a version that syncer never draws."""
+    """Somebody else wrote it, with a version that syncer will not surpass."""
     DRIFTED = "drifted"
     """It differs, and nothing is on its way."""
     CHANGING = "changing"
@@ -103,7 +104,7 @@ def _halted(standing: Standing) -> Answer | None:
 def _at_fault(standing: Standing) -> Answer | None:
     """Why this one document is not written, whatever is on its way; None if nothing is in the way."""
     look, parked = standing.look, standing.dead_letter
-    if any(one.is_unbeatable for one in standing.copies):
+    if any(one.is_final for one in standing.copies):
         return _foreign(standing)
     if parked is not None and (look.drift is not None or look.failure is not None):
         return Answer(
@@ -130,7 +131,7 @@ def _foreign(standing: Standing) -> Answer:
     equals = "" if standing.look.drift is not None else ", though it equals its SELECT now"
     return Answer(
         verdict=Verdict.FOREIGN,
-        says=f"Not syncer's: somebody else wrote this document, with a version that syncer never drew{equals}.",
+        says=f"Not syncer's: somebody else wrote this document, with a version beyond all that syncer draws{equals}.",
         hint=f"Find out who writes to {standing.document.index}, and stop it.\n"
         f"Elasticsearch refuses every lesser version, so `syncer verify {name} --repair` cannot overwrite it;\n"
         f"`syncer backfill {name} --rebuild` can: it makes a new index without it.",
@@ -140,8 +141,8 @@ def _foreign(standing: Standing) -> Answer:
 _HOW = {
     Kind.DIFFERENT: "Different",
     Kind.MISSING: "Missing from Elasticsearch",
-    Kind.EXTRA: "Postgres has it no more, or never had, and Elasticsearch has it",
-    Kind.MISPLACED: "On the wrong shard",
+    Kind.EXTRA: "Elasticsearch has it and Postgres does not",
+    Kind.MISPLACED: "In the wrong place",
 }
 
 
@@ -156,6 +157,12 @@ def _different(standing: Standing, flow: Flow, how: str) -> Answer:
     if (why := _unsure(flow, document.index_name)) is not None:
         return Answer(verdict=Verdict.UNKNOWN, says=f"{how}; whether a change is on its way is not known: {why}.")
     hint = f"Run: syncer verify {document.name} --repair"
+    if any(one.origin is Origin.FOREIGN for one in standing.copies):
+        return Answer(
+            verdict=Verdict.DRIFTED,
+            says=f"{how}: somebody else wrote this document, and nothing is on its way.",
+            hint=f"Find out who writes to {document.index}, and stop it. {hint}",
+        )
     if standing.copies:
         hint += (
             f"\nDoes somebody else write to {document.index}? "

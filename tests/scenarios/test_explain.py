@@ -463,11 +463,6 @@ def test_a_search_that_stops_early_says_so(world: World, parts: Parts) -> None:
     relay = parts.relay
     with world.elasticsearch() as client:
         client.delete(index=world.alias, id="2")
-    world.sql("UPDATE posts SET title = title || '!'")
-    relay.run_once()
-    parts.handle()
-    with world.elasticsearch() as client:
-        client.delete(index=world.alias, id="2")
     world.sql("UPDATE posts SET title = title || '!' WHERE id <> 2")
     world.sql("INSERT INTO posts (id, user_id, title, body) SELECT g, 3, 't', 'b' FROM generate_series(100, 149) AS g")
     seen = explained(world, limits=Limits(changes=20, seconds=20))

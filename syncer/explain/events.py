@@ -329,8 +329,7 @@ class _Finder:
             raise _OutOfTimeError
         try:
             self._connection.execute(_STATEMENT_TIMEOUT, (f"{max(1, left * 1000):.0f}ms",))
-            with closing(self._reader.read(document, changes)) as pages:
-                return any(one.ids is None or self._id in one.ids for one in pages)
+            return self._reader.touches(document, changes, self._id)
         except (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable) as error:
             raise _OutOfTimeError from error
         finally:

@@ -157,11 +157,10 @@ def _age(event: Event) -> tuple[float, int]:
 
 
 def _search_outbox(connection: Connection, finder: _Finder, flow: Flow, limits: Limits) -> None:
-    deadline = time.monotonic() + limits.seconds
     cursor = outbox.saved_cursor(connection)
     total, _ = outbox.waiting(connection, cursor, finder.relations)
     rows = outbox.oldest(connection, cursor, finder.relations, limit=limits.changes)
-    looked = 0
+    looked, deadline = 0, time.monotonic() + limits.seconds
     for page in (rows[at : at + _PAGE] for at in range(0, len(rows), _PAGE)):
         found = finder.among([_Seen(change=Change.parse(one), stage=Stage.OUTBOX) for one in page], deadline)
         if found is None:

@@ -77,7 +77,7 @@ def judge(standing: Standing, flow: Flow, *, at: float, is_still: bool) -> Answe
     if coming:
         return Answer(
             verdict=Verdict.BEHIND,
-            says=f"Behind: {_on_its_way(coming, at)}.",
+            says=f"Behind: {'' if flow.is_complete else 'at least '}{_on_its_way(coming, at)}.",
             hint="If it stays so, `syncer status` says whether a relay and workers are at work.",
         )
     return _different(standing, flow, _HOW[drift.kind]) if is_still else _CHANGING

@@ -296,7 +296,7 @@ def test_a_daemon_leaves_when_it_is_told_to(world: World, signal_name: str) -> N
 # Help
 
 HELP: dict[str, tuple[str, ...]] = {
-    "": ("migrate", "plan", "apply", "backfill", "run", "status", "verify", "demo", "sandbox", "--debug"),
+    "": ("migrate", "plan", "apply", "backfill", "run", "status", "verify", "explain", "demo", "sandbox", "--debug"),
     "migrate": (),
     "plan": ("document", "--strict", "--json", "Exit code"),
     "apply": ("--yes", "--timeout"),
@@ -304,6 +304,7 @@ HELP: dict[str, tuple[str, ...]] = {
     "run": ("--only", "relay", "workers", "SIGTERM"),
     "status": ("--json", "Exit code"),
     "verify": ("--json", "--settle", "document", "Exit code"),
+    "explain": ("document", "ID", "--values", "--seconds", "--json", "Exit code"),
     "demo": ("--keep", "--posts"),
     "sandbox": ("start", "stop", "status"),
     "sandbox start": ("--folder", "--json"),

@@ -22,7 +22,7 @@ ground; a module knows only those below it:
                                                               findings   what verify found, for a person
     demo         a blog, a rename, a question; the guide's models
     service      the daemon's threads                         overview   how it is doing
-    plan         what apply would do, and what that costs
+    plan         what apply would do, and what that costs     explain    why a document is as it is
     apply        definitions → indices, triggers, generations
     relay        outbox → topic                               worker     topic → documents: the main loop
     watch        tables and triggers → documents that halt
@@ -50,5 +50,6 @@ ground; a module knows only those below it:
     schema       migrations                                   postgres   connections
     telemetry    log events                                   settings   config/syncer.yaml and the environment
     model        what stages hand to one another              errors     the tree of errors
+    wording      numbers, times and long values, as said
     sandbox      real servers to try it on
 """

@@ -39,6 +39,8 @@ from syncer import (
     topic,
 )
 from syncer.errors import ConfigError, DefinitionError, DocumentError
+from syncer.explain import explanation, page as explain_page
+from syncer.explain.events import Limits
 from syncer.filling import Filling
 from syncer.index import Index
 from syncer.indices import Indices
@@ -346,6 +348,41 @@ def verify(
         for report in reports:
             findings.show_verify(out, report)
     if not all(report.holds for report in reports):
+        raise typer.Exit(1)
+
+
+@app.command("explain")
+def explain_document(
+    document: Annotated[str, typer.Argument(help="Which document.")],
+    id_: Annotated[str, typer.Argument(metavar="ID", help="Which of its instances: its _id.")],
+    *,
+    values: Annotated[bool, typer.Option("--values", help="Show what fields hold, not only their names.")] = False,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="How long to look into the outbox and the topic, at most.")
+    ] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Why is this document as it is? Both sides, its versions, its changes, and what a refresh would do.
+
+    Shows whether it equals its SELECT; what Elasticsearch holds, with its version
+    and when that was drawn; the changes that touch it, in the outbox, in the topic,
+    and the last that are done; why it is parked or halted; and what would be written
+    now. Changes nothing. Exit code 0 only if it equals its SELECT.
+
+    --json has document, id, at, is_equal, indices, coming, done, events, searched,
+    lost and kafka; each of indices has verdict, says, hint, postgres, elasticsearch,
+    refresh and dead_letter.
+    """
+    with open_parts("explain") as parts:
+        _one_document(parts.connection, document)
+        chosen = [one for one in store.documents(parts.connection) if one.name == document]
+        limits = Limits(seconds=seconds)
+        seen = explanation.read(parts.connection, parts.index, parts.settings.kafka, chosen, id_, limits=limits)
+    if as_json:
+        typer.echo(json.dumps(seen.as_json(values=values), indent=2, default=str, ensure_ascii=False))
+    else:
+        explain_page.show(out, seen, values=values)
+    if not seen.is_equal:
         raise typer.Exit(1)
 
 

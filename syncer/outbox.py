@@ -7,7 +7,7 @@ transaction held open for hours keeps from being vacuumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import psycopg
 from psycopg import sql
@@ -16,17 +16,27 @@ from syncer.postgres import Connection, stream, value
 
 SEGMENTS = 8
 
-_CHANGES = """
-SELECT c.aggregate || ':' || coalesce(o.new ->> c.aggregate_column, o.old ->> c.aggregate_column, ''),
-       json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'relation', o.relation,
-                         'operation', o.operation, 'old', o.old, 'new', o.new)
-FROM syncer.outbox AS o LEFT JOIN syncer.capture AS c USING (relation)
-WHERE {unseen}
+_CHANGE = """
+json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'relation', o.relation,
+                  'operation', o.operation, 'old', o.old, 'new', o.new)
 """
+_CHANGES = f"""
+SELECT c.aggregate || ':' || coalesce(o.new ->> c.aggregate_column, o.old ->> c.aggregate_column, ''), {_CHANGE}
+FROM syncer.outbox AS o LEFT JOIN syncer.capture AS c USING (relation)
+WHERE {{unseen}}
+"""  # noqa: S608 - a constant of ours
+_OLDEST = f"""
+SELECT {_CHANGE} FROM syncer.outbox AS o WHERE {{unseen}} AND o.relation = ANY ($1) ORDER BY o.id LIMIT $2
+"""  # noqa: S608 - a constant of ours
 _WAITING = """
 SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(o.changed_at)), 0)::float8
 FROM syncer.outbox AS o
-WHERE {unseen}
+WHERE {unseen} AND ($1::text[] IS NULL OR o.relation = ANY ($1))
+"""
+# One of another cluster means nothing here: the relay will publish all that there is.
+_SAVED_CURSOR = """
+SELECT coalesce((SELECT c.snapshot::text
+                 FROM syncer.relay_cursor AS c JOIN pg_control_system() AS s USING (system_identifier)), '1:1:')
 """
 _BY_INDEX = "SET LOCAL enable_seqscan = off"
 _RENEW = "UPDATE syncer.outbox SET xid = pg_current_xact_id()"
@@ -51,6 +61,17 @@ def changes(connection: Connection, cursor: str, *, page: int) -> Iterator[list[
         yield [(key, change) for key, change in rows]
 
 
+def saved_cursor(connection: Connection) -> str:
+    """Where the relay would begin: what it has not seen is not published, or not known to be."""
+    return str(value(connection, _SAVED_CURSOR))
+
+
+def oldest(connection: Connection, cursor: str, relations: Collection[str], *, limit: int) -> list[bytes]:
+    """The changes of these tables that the cursor has not seen, as JSON: those that were captured first."""
+    query = sql.SQL(_OLDEST).format(unseen=_unseen(cursor))
+    return [change for (change,) in connection.execute(query, (list(relations), limit))]
+
+
 def _unseen(cursor: str) -> sql.Composed:
     """What had not begun when the cursor was taken, or was in progress then."""
     _, xmax, in_progress = cursor.split(":")
@@ -59,9 +80,10 @@ def _unseen(cursor: str) -> sql.Composed:
     )
 
 
-def waiting(connection: Connection, cursor: str) -> tuple[int, float]:
-    """How many changes the cursor has not seen, and the age of the oldest in seconds."""
-    row = connection.execute(sql.SQL(_WAITING).format(unseen=_unseen(cursor))).fetchone()
+def waiting(connection: Connection, cursor: str, relations: Collection[str] | None = None) -> tuple[int, float]:
+    """How many changes the cursor has not seen, and the age of the oldest in seconds; of these tables, if any."""
+    query = sql.SQL(_WAITING).format(unseen=_unseen(cursor))
+    row = connection.execute(query, (None if relations is None else list(relations),)).fetchone()
     assert row is not None  # noqa: S101 - an aggregate returns a row
     return row[0], row[1]
 

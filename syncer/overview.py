@@ -22,7 +22,6 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND (l.classid::bigint << 32 | l.objid::bigint) = $1
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
-_CURSOR = "SELECT coalesce((SELECT snapshot::text FROM syncer.relay_cursor), '1:1:')"
 _EPOCH = "SELECT epoch FROM syncer.incarnation"
 _DEAD_LETTERS = "SELECT index_name, count(*) FROM syncer.dead_letter GROUP BY index_name"
 
@@ -113,8 +112,7 @@ def read(connection: Connection, index: Index, kafka: KafkaSettings) -> Overview
     Raises:
         SyncerError, psycopg.Error, elasticsearch.ApiError: One of them does not answer.
     """
-    cursor = str(value(connection, _CURSOR))
-    waiting, lag_seconds = outbox.waiting(connection, cursor)
+    waiting, lag_seconds = outbox.waiting(connection, outbox.saved_cursor(connection))
     dead_letters: dict[str, int] = dict(connection.execute(_DEAD_LETTERS).fetchall())
     in_force = store.documents(connection)
     return Overview(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -70,6 +71,7 @@ SELECT error, count(*) OVER (PARTITION BY split_part(error, ':', 1)), id FROM sy
 WHERE index_name = $1 ORDER BY 2 DESC, id LIMIT 1
 """
 _ERRORS = "SELECT id, error FROM syncer.dead_letter WHERE index_name = $1 AND id = ANY ($2)"
+_DEAD_LETTER = "SELECT version, error, parked_at FROM syncer.dead_letter WHERE index_name = $1 AND id = $2"
 _CLEAR = """
 DELETE FROM syncer.dead_letter AS l
 USING unnest($2::text[]) AS written (id)
@@ -111,6 +113,21 @@ class Document:
     def index_name(self) -> str:
         """The physical index, which is what tells two rows of one document apart."""
         return self.target.index_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A document that could not be written.
+
+    Args:
+        version: The version that it was to be written with.
+        error: What the server said.
+        parked_at: When.
+    """
+
+    version: int
+    error: str
+    parked_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +314,12 @@ def worst_dead_letter(connection: Connection, index_name: str) -> tuple[str, str
 def dead_letters(connection: Connection, index_name: str, ids: Sequence[str]) -> dict[str, str]:
     """What was said of those of the documents that are parked."""
     return dict(connection.execute(_ERRORS, (index_name, list(ids))).fetchall())
+
+
+def dead_letter(connection: Connection, index_name: str, id_: str) -> DeadLetter | None:
+    """What is known of one document that could not be written; None if it could."""
+    row = connection.execute(_DEAD_LETTER, (index_name, id_)).fetchone()
+    return DeadLetter(version=row[0], error=row[1], parked_at=row[2]) if row else None
 
 
 def clear_dead_letters(connection: Connection, index_name: str, ids: Sequence[str], version: int) -> None:

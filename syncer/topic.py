@@ -9,7 +9,7 @@ offsets that are out of range are an error, never skipped.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +37,7 @@ _ADMIN_SECONDS = 10
 _DELIVERY_SECONDS = 30
 _POLL_EVERY = 1000
 _COMMIT_AGAIN_SECONDS = 1.0
+_LOOK_RECORDS = 1000
 
 
 def _common(settings: KafkaSettings) -> dict[str, Any]:
@@ -106,11 +107,13 @@ class PartitionLag:
 
     Args:
         partition: Which.
+        begin: The oldest offset that is still there.
         committed: The next offset to be handled.
         end: The next offset to be written.
     """
 
     partition: int
+    begin: int
     committed: int
     end: int
 
@@ -135,7 +138,8 @@ def lag(settings: KafkaSettings) -> list[PartitionLag]:
     begins = _offsets(admin, places, OffsetSpec.earliest())
     committed = _committed(admin, settings.group, places)
     return [
-        PartitionLag(partition=one, committed=committed.get(one, begins[one]), end=ends[one]) for one in sorted(ends)
+        PartitionLag(partition=one, begin=begins[one], committed=committed.get(one, begins[one]), end=ends[one])
+        for one in sorted(ends)
     ]
 
 
@@ -157,6 +161,81 @@ def _committed(admin: AdminClient, group: str, places: list[TopicPartition]) -> 
     )
     found = asked[group].result().topic_partitions or []
     return {place.partition: place.offset for place in found if place.offset >= 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Records of one partition that lie together: from ``begin`` to before ``end``."""
+
+    partition: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One record, and where it is."""
+
+    partition: int
+    offset: int
+    value: bytes
+
+
+def look(settings: KafkaSettings, spans: Sequence[Span], *, seconds: float) -> Generator[list[Record]]:
+    """What is in the topic, for who wants to know: joins no group, commits nothing, and takes nothing from anybody.
+
+    Args:
+        settings: Where, and which topic.
+        spans: What to read; of what is no longer there, nothing comes.
+        seconds: How long it may take; what has not come then is left out.
+
+    Yields:
+        Records in the order of each partition.
+
+    Raises:
+        KafkaException: Kafka refuses.
+    """
+    ends = {one.partition: one.end for one in spans if one.begin < one.end}
+    if not ends:
+        return
+    deadline = time.monotonic() + seconds
+    consumer = Consumer(
+        {
+            "group.id": settings.group,  # the one that we may name; it is not joined
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "queued.max.messages.kbytes": 16384,
+            **_common(settings),
+        },
+        logger=telemetry.library_logger(),
+    )
+    try:
+        consumer.assign(
+            [TopicPartition(settings.topic, one.partition, one.begin) for one in spans if one.begin < one.end]
+        )
+        while ends and (left := deadline - time.monotonic()) > 0:
+            messages = consumer.consume(1, left)
+            messages += consumer.consume(_LOOK_RECORDS - 1, 0)
+            yield [one for message in messages if (one := _looked_at(message, ends)) is not None]
+    finally:
+        consumer.close()
+
+
+def _looked_at(message: Message, ends: dict[int, int]) -> Record | None:
+    """A record before the end of its partition's span; a partition that has come to it is taken out of ``ends``."""
+    partition, offset, error = message.partition() or 0, message.offset() or 0, message.error()
+    if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's local codes are spelled so
+        raise KafkaException(error)
+    end = ends.get(partition, 0)
+    if error is not None or offset >= end - 1:
+        ends.pop(partition, None)
+    return (
+        Record(partition=partition, offset=offset, value=message.value() or b"")
+        if error is None and offset < end
+        else None
+    )
 
 
 class ChangeProducer:

@@ -11,11 +11,16 @@ writer connection skips more than that with `skip_unflushed`, by plain ``nextval
 the epoch grows: `enter_incarnation` compares what
 Postgres remembers with where it runs, and takes an epoch greater than any that Postgres or Elasticsearch
 has seen.
+
+A version carries no time. When one was drawn is known from notes that `DrawLog` takes, which draw nothing.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -24,10 +29,8 @@ from syncer.postgres import Connection
 
 _SEQUENCE_LOGGED_AHEAD = 32  # SEQ_LOG_VALS in Postgres' sequence.c
 
-_SKIP = f"""
-SELECT count(nextval('syncer.version'))
-FROM generate_series(0, {_SEQUENCE_LOGGED_AHEAD} * current_setting('max_connections')::int)
-"""  # noqa: S608 - a constant of ours
+_UNFLUSHED = f"{_SEQUENCE_LOGGED_AHEAD} * current_setting('max_connections')::int"
+_SKIP = f"SELECT count(nextval('syncer.version')) FROM generate_series(0, {_UNFLUSHED})"  # noqa: S608 - a constant of ours
 
 # The walfile's name begins with the timeline that is written now; the control file lags behind a promotion.
 _CURRENT = """
@@ -46,6 +49,52 @@ _HANDED_OUT = f"""
 SELECT coalesce(pg_sequence_last_value('syncer.version'), 0)
        + {_SEQUENCE_LOGGED_AHEAD} * current_setting('max_connections')::int
 """
+# Only where the epoch belongs to the database as it runs: a restored one may draw lesser numbers until it has its own.
+_LOOK = f"""
+SELECT i.epoch << {EPOCH_SHIFT} | s.last_value, statement_timestamp(), clock_timestamp()
+FROM syncer.incarnation AS i, syncer.version AS s
+WHERE s.is_called AND i.epoch > 0 AND (i.system_identifier, i.timeline, i.sequence) = ({_CURRENT})
+"""  # noqa: S608 - constants of ours
+_NOTE = """
+INSERT INTO syncer.version_time (version, greater_after, drawn_before)
+SELECT $1, $2, $3
+WHERE coalesce((SELECT version < $1 AND drawn_before <= $3 - $4::interval
+                FROM syncer.version_time ORDER BY version DESC LIMIT 1), true)
+ON CONFLICT DO NOTHING
+"""
+_STILL_LAST = "UPDATE syncer.version_time SET greater_after = $2 WHERE version = $1 AND greater_after < $2"
+# One note stays of each minute once it is older than an hour, of each hour after a week, of each 30 days after a year:
+# that is some 20,000, and one a month.
+_THIN = f"""
+WITH aged AS (
+    SELECT version, drawn_before, now() - drawn_before AS age FROM syncer.version_time
+), placed AS (
+    SELECT version, row_number() OVER (
+        PARTITION BY version >> {EPOCH_SHIFT}, width, date_bin(width, drawn_before, 'epoch') ORDER BY version
+    ) AS place
+    FROM aged, LATERAL (SELECT CASE WHEN age > '365 days' THEN '30 days' WHEN age > '7 days' THEN '1 hour'
+                                    ELSE '1 minute' END::interval AS width) AS w
+    WHERE age > '1 hour'
+)
+DELETE FROM syncer.version_time WHERE version IN (
+    SELECT t.version FROM syncer.version_time AS t JOIN placed USING (version) WHERE place > 1
+    FOR UPDATE OF t SKIP LOCKED
+)
+"""  # noqa: S608 - a constant of ours
+_THIN_SECONDS = 600
+_DRAWN_BETWEEN = f"""
+SELECT (SELECT greater_after FROM syncer.version_time WHERE version < $1 ORDER BY version DESC LIMIT 1),
+       (SELECT drawn_before FROM syncer.version_time
+        WHERE version >= $1 AND version >> {EPOCH_SHIFT} = $1::bigint >> {EPOCH_SHIFT} ORDER BY version LIMIT 1)
+"""  # noqa: S608 - a constant of ours
+_DRAWN = f"""
+SELECT i.installation, i.epoch, CASE WHEN s.is_called THEN s.last_value ELSE 0 END,
+       (i.system_identifier, i.timeline, i.sequence) = ({_CURRENT})
+FROM syncer.incarnation AS i, syncer.version AS s
+"""  # noqa: S608 - a constant of ours
+_NEXT_WRITER = f"""
+SELECT i.epoch << {EPOCH_SHIFT} | s.last_value + {_UNFLUSHED} FROM syncer.incarnation AS i, syncer.version AS s
+"""  # noqa: S608 - constants of ours
 _DRAW = f"SELECT epoch << {EPOCH_SHIFT} | nextval('syncer.version') FROM syncer.incarnation"  # noqa: S608
 
 
@@ -119,6 +168,87 @@ def ceiling(connection: Connection, record: EpochRecord) -> int:
         (handed_out,) = _row(connection, _HANDED_OUT)
     highest: int = (epoch << EPOCH_SHIFT) + handed_out
     return highest
+
+
+def split(version: int) -> tuple[int, int]:
+    """A version's epoch, and its number in the sequence."""
+    return version >> EPOCH_SHIFT, version & ((1 << EPOCH_SHIFT) - 1)
+
+
+class Origin(StrEnum):
+    """Who made a version."""
+
+    DRAWN = "drawn"
+    """Drawn in the epoch that is in force."""
+    EARLIER = "earlier"
+    """Drawn in an earlier epoch, before a failover or a restore."""
+    LOST = "lost"
+    """Drawn in a life that the database has lost to a restore; the next writer enters a greater epoch."""
+    FOREIGN = "foreign"
+    """Not drawn by syncer: somebody else made it up."""
+
+
+def origin(connection: Connection, record: EpochRecord, version: int) -> Origin:
+    """Who made a version that was found in Elasticsearch before this call.
+
+    A lesser version than one that was drawn may have been made up too: that cannot be told.
+    """
+    epoch, number = split(version)
+    installation, epoch_now, last_number, is_entered = _row(connection, _DRAWN)
+    if epoch == 0:
+        return Origin.FOREIGN  # every writer enters an epoch before it draws
+    if epoch < epoch_now:
+        return Origin.EARLIER
+    if epoch == epoch_now and number <= last_number:
+        return Origin.DRAWN
+    is_of_a_lost_life = epoch > epoch_now or not is_entered
+    return Origin.LOST if is_of_a_lost_life and epoch <= record.read_epoch(installation) else Origin.FOREIGN
+
+
+def is_surpassed(connection: Connection, version: int) -> bool:
+    """Whether a writer that begins now draws a greater version than this one."""
+    least_drawn: int = _row(connection, _NEXT_WRITER)[0]
+    return version < least_drawn
+
+
+class DrawLog:
+    """Notes, now and then, which version was the last one drawn, so that versions can be dated.
+
+    Draws and skips nothing; costs a look at the sequence each time, and writes only if versions were drawn since.
+    Any number of processes may note: the table stays as small as with one.
+
+    Args:
+        apart: How much time is between two notes, at least.
+    """
+
+    def __init__(self, *, apart: timedelta = timedelta(seconds=9)) -> None:
+        self._apart = apart
+        self._last: tuple[int, datetime] | None = None
+        self._thinned_at: float | None = None
+
+    def note(self, connection: Connection) -> None:
+        """Look once, and note what was seen if that is news."""
+        row = connection.execute(_LOOK).fetchone()
+        if row is None:
+            self._last = None
+            return
+        version, began_at, ended_at = row
+        if self._last is not None and self._last[0] != version:
+            connection.execute(_STILL_LAST, self._last)
+        self._last = version, began_at
+        connection.execute(_NOTE, (version, began_at, ended_at, self._apart))
+        if self._thinned_at is None or time.monotonic() - self._thinned_at > _THIN_SECONDS:
+            connection.execute(_THIN)
+            self._thinned_at = time.monotonic()
+
+
+def drawn_between(connection: Connection, version: int) -> tuple[datetime | None, datetime | None]:
+    """After and before which time a version was drawn, if it was, by the clock of the database; None if unknown.
+
+    A crash of the database may blur this: numbers of its last moment may seem to have been drawn after it.
+    """
+    after, before = connection.execute(_DRAWN_BETWEEN, (version,)).fetchone() or (None, None)
+    return after, before
 
 
 def _row(connection: Connection, query: str) -> tuple[Any, ...]:

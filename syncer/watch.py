@@ -3,7 +3,7 @@
 Guarantee: a table that is replaced, renamed away or without its triggers, and a column or a view that changes, halts
 the documents that read it within one turn, even if no change ever comes of it. A table that was
 written anew, and partitions that come or go with their rows, become a change within one turn. Every daemon watches;
-halting twice is halting once, and a table is noted by one.
+halting twice is halting once, and a table is noted by one. Each turn also notes the last version that was drawn.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from syncer.policy import Action, at_work_for, decide
 from syncer.postgres import Connection
 from syncer.reading import require_shape, uncaptured
 from syncer.store import Document
+from syncer.version import DrawLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class Watch:
         self._seconds = seconds
         self._name = name
         self._connection: Connection | None = None
+        self._draws = DrawLog()
 
     def run(self, stop: Stop) -> None:
         """Look after the documents until told to stop."""
@@ -67,6 +69,7 @@ class Watch:
         """Note partitions, and halt each document that goes on though what it relies on has changed."""
         if self._connection is None:
             self._connection = self._connect()
+        self._draws.note(self._connection)
         noted = capture.note_files(self._connection)
         if noted:
             structlog.get_logger().info(telemetry.FILES_NOTED, relations=noted)

@@ -15,10 +15,7 @@ from syncer.plan.caution import Kind, Warned
 from syncer.plan.cost import Cost
 from syncer.plan.estimate import Outcome
 from syncer.plan.forecast import DocumentForecast, Finding, Forecast, TableForecast
-
-_LONG_TEXT = 200
-_LONG_LIST = 5
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+from syncer.wording import amount, duration, shortened
 
 _OUTCOMES = {
     Outcome.NEW: ("green", "new index"),
@@ -83,25 +80,13 @@ def _fill(one: DocumentForecast) -> str:
     """How many documents are written, and how long that takes."""
     if one.documents is None:
         return " too many documents to count in time"
-    counted = f" {_number(one.documents, 'document')}"
+    counted = f" {amount(one.documents, 'document')}"
     if one.outcome is Outcome.NOTHING:
         return counted
     if one.fill_seconds is None:
         return counted
     verb = "to fill" if one.outcome in (Outcome.NEW, Outcome.REINDEX) else "to write them once more"
     return f"{counted}, {duration(one.fill_seconds)} {verb} (measured on {one.sampled:,})"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    for unit, name in ((_DAY, "day"), (_HOUR, "h"), (_MINUTE, "min")):
-        if seconds >= 1.5 * unit:
-            return f"about {seconds / unit:.0f} {name}{'s' if name == 'day' else ''}"
-    return f"about {seconds:.0f} s" if seconds >= 1 else "less than a second"
-
-
-def _number(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 # What it reads
@@ -114,13 +99,13 @@ def _show_tables(console: Console, one: DocumentForecast) -> None:
     for table in one.tables:
         owned = "" if table.is_owned or table.capture == "unchanged" else ", [red]this role does not own it[/]"
         console.print(
-            f"  [cyan]{escape(table.relation)}[/]  {_number(table.rows, 'row')}, triggers {table.capture}{owned}"
+            f"  [cyan]{escape(table.relation)}[/]  {amount(table.rows, 'row')}, triggers {table.capture}{owned}"
         )
         _show_part(console, "watched", ", ".join(table.watched) or "no column, only that a row is there")
         for number, finding in enumerate(table.finding):
             _show_part(console, "" if number else "finds", _way(table, finding))
     if one.compose is not None and one.sampled:
-        composed = _number(one.sampled, "document")
+        composed = amount(one.sampled, "document")
         console.print(f"  composing {composed}: {_cost(one.compose, '')}", soft_wrap=True)
 
 
@@ -138,8 +123,8 @@ def _way(table: TableForecast, finding: Finding) -> str:
         return query + said
     if not finding.changed_rows:
         return f"{query}{said}\n(the table has no row to try it on)"
-    documents = _number(round(finding.cost.rows), "document")
-    changed = _number(finding.changed_rows, "changed row")
+    documents = amount(round(finding.cost.rows), "document")
+    changed = amount(finding.changed_rows, "changed row")
     return f"{query}{said}\n{_cost(finding.cost, f'{changed} → {documents}, ')}"
 
 
@@ -158,7 +143,7 @@ def _show_missing(console: Console, seen: Forecast) -> None:
     console.print("\n[bold yellow]Missing indexes[/]: without them, a change or a document reads a whole table")
     for missing in seen.missing_indexes:
         console.print(f"  {escape(missing.statement)}", soft_wrap=True, end="")
-        console.print(f"  [dim]-- {_number(missing.rows, 'row')}", soft_wrap=True)
+        console.print(f"  [dim]-- {amount(missing.rows, 'row')}", soft_wrap=True)
 
 
 def show_warnings(console: Console, document: str, warnings: tuple[Warned, ...]) -> None:
@@ -182,7 +167,7 @@ def show_warnings(console: Console, document: str, warnings: tuple[Warned, ...])
 def _counted(warnings: tuple[Warned, ...]) -> str:
     notes = sum(one.is_note for one in warnings)
     numbers = ((len(warnings) - notes, "warning"), (notes, "note"))
-    return ", ".join(_number(number, noun) for number, noun in numbers if number)
+    return ", ".join(amount(many, noun) for many, noun in numbers if many)
 
 
 def _said(one: Warned) -> Text:
@@ -205,15 +190,4 @@ def _show_sample(console: Console, one: DocumentForecast) -> None:
     if one.sample is None:
         return
     console.print(f"\n[bold]{escape(one.name)}: one of the documents, {escape(str(one.sample['id']))}[/]")
-    console.print(JSON.from_data(_shortened(one.sample["source"]), ensure_ascii=False), soft_wrap=True)
-
-
-def _shortened(value: object) -> object:
-    if isinstance(value, str) and len(value) > _LONG_TEXT:
-        return f"{value[:_LONG_TEXT]}… ({len(value):,} characters)"
-    if isinstance(value, list):
-        rest = [f"… {len(value) - _LONG_LIST:,} more"] if len(value) > _LONG_LIST else []
-        return [_shortened(one) for one in value[:_LONG_LIST]] + rest
-    if isinstance(value, dict):
-        return {name: _shortened(one) for name, one in value.items()}
-    return value
+    console.print(JSON.from_data(shortened(one.sample["source"]), ensure_ascii=False), soft_wrap=True)

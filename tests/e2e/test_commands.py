@@ -339,7 +339,7 @@ def test_a_daemon_leaves_when_it_is_told_to(world: World, signal_name: str) -> N
 # Help
 
 HELP: dict[str, tuple[str, ...]] = {
-    "": ("migrate", "plan", "apply", "backfill", "run", "status", "verify", "demo", "sandbox", "--debug"),
+    "": ("migrate", "plan", "apply", "backfill", "run", "status", "verify", "explain", "demo", "sandbox", "--debug"),
     "migrate": (),
     "plan": ("document", "--strict", "--json", "Exit code"),
     "apply": ("--yes", "--timeout"),
@@ -347,6 +347,7 @@ HELP: dict[str, tuple[str, ...]] = {
     "run": ("--only", "relay", "workers", "SIGTERM"),
     "status": ("--json", "Exit code"),
     "verify": ("--json", "--repair", "--sample", "--settle", "--values", "document", "Exit code"),
+    "explain": ("document", "ID", "--values", "--seconds", "--json", "Exit code"),
     "demo": ("--keep", "--posts"),
     "sandbox": ("start", "stop", "status"),
     "sandbox start": ("--folder", "--json"),

@@ -1,0 +1,33 @@
+"""How numbers, times and long values are said."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncer.wording import duration, shortened
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.2, "less than a second"),
+        (1.4, "about 1 s"),
+        (89, "about 89 s"),
+        (180, "about 3 min"),
+        (5300, "about 88 min"),
+        (7200, "about 2 h"),
+        (259_200, "about 3 days"),
+    ],
+)
+def test_a_duration_is_said_as_a_person_says_it(seconds: float, said: str) -> None:
+    """In the unit that has two digits at most, and never as zero."""
+    assert duration(seconds) == said
+
+
+def test_long_values_are_cut_and_say_so() -> None:
+    """A long text and a long list show their beginning and how much there is; what is short is left alone."""
+    shown = shortened({"text": "x" * 300, "list": list(range(9)), "nested": [{"text": "short"}]})
+    assert isinstance(shown, dict)
+    assert shown["text"].endswith("… (300 characters)")
+    assert shown["list"] == [0, 1, 2, 3, 4, "… 4 more"]
+    assert shown["nested"] == [{"text": "short"}]

@@ -155,8 +155,13 @@ def _require_done(job: Job, document: Document | None) -> None:
         return
     if document is not None and document.halted is not None:
         what, _, hint = document.halted.partition("\n")
+        if document.role is Role.BUILDING:
+            hint = f"{hint}\nTo begin anew: syncer backfill {document.name} --rebuild. To give it up: --abandon"
         raise DocumentError(
-            f"{document.name} is halted: {what}", hint=hint, document=document.name, generation=document.generation
+            f"{document.index_name} is halted: {what}",
+            hint=hint,
+            document=document.name,
+            generation=document.generation,
         )
     what, _, hint = (job.error or "").partition("\n")
     raise JobError(f"Job {job.id} was {job.state}: {what}", hint=hint)

@@ -205,6 +205,10 @@ class Holdings:
             with self.view(target, shard=shard) as view:
                 yield from view.walk(page=page, until=number)
 
+    def is_well(self, alias: str) -> bool:
+        """Whether every shard behind an alias has its primary."""
+        return str(self._client.cluster.health(index=alias, timeout="1s").body["status"]) != "red"
+
     def count(self, target: Target) -> int:
         """How many documents a search of this target finds."""
         return int(self._client.count(index=target.index_name).body["count"])

@@ -179,12 +179,14 @@ def show_job(console: Console, job: Job) -> None:
 def show_rolled_back(console: Console, serving: Document, *, before: Document) -> None:
     """What is searched after a rollback."""
     console.print(f"{escape(serving.index)} is searched in {serving.index_name} again")
-    console.print(
-        f"{before.index_name} is kept up to date; to go back to it: the same command again.\n"
-        f"The config folder may still have the definition of {before.index_name}: see what apply would do, with\n"
-        "syncer plan",
-        style="dim",
-    )
+    console.print(f"{before.index_name} is kept up to date; to go back to it: the same command again", style="dim")
+    if (serving.dependencies, serving.index_body) != (before.dependencies, before.index_body):
+        console.print(
+            "Its definition is another one. If the config folder has the one that was rolled back, take that back too: "
+            "`syncer apply` would build an index for it again",
+            style="yellow",
+            soft_wrap=True,
+        )
 
 
 def show_left(console: Console, document: Document, job_id: int) -> None:

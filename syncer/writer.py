@@ -7,6 +7,9 @@ is parked and its siblings go on; anything that is tried again is composed again
 
 A batch whose draw is too old is composed again instead of being written, since Elasticsearch forgets the version
 of a deleted document after ``index.gc_deletes``.
+
+Whoever writes an index that is being built, or on standby, writes the one that serves too. So an index that no search
+needs is not waited for as long as it takes: it halts, and the other goes on.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 
+import elasticsearch
 import structlog
 
 from syncer import store, telemetry, version
@@ -25,11 +29,16 @@ from syncer.errors import DocumentError
 from syncer.index import Index, Rejection
 from syncer.indices import GC_DELETES_SECONDS
 from syncer.lifecycle import persist
+from syncer.model import Role
 from syncer.policy import Action, Backoff, at_work_for, decide, decide_item, explain_refusal
 from syncer.postgres import Connection
 from syncer.store import Document
 
 DRAW_AGE_SECONDS_MAX = GC_DELETES_SECONDS / 4
+PATIENCE_SECONDS = 60.0
+"""How long an index that no search needs may be unwell before it halts, while the one that serves is well."""
+
+_BLOCKED = "cluster_block_exception"
 
 
 @dataclass(slots=True)
@@ -96,6 +105,7 @@ class Writer:
         self._name = name
         self._connection: Connection | None = None
         self._composer: Composer | None = None
+        self._unwell_since: dict[str, float] = {}
         self._log = structlog.get_logger()
 
     def write(self, index_name: str, ids: Sequence[str], *, everywhere: bool = False) -> WriteReport:
@@ -161,8 +171,12 @@ class Writer:
         if document is None:
             return
         began = time.monotonic()
-        with at_work_for(document.name, document.generation):
-            outcome = self._index.write(document.target, attempt.batch.compositions)
+        try:
+            with at_work_for(document.name, document.generation):
+                outcome = self._index.write(document.target, attempt.batch.compositions)
+        except elasticsearch.ApiError as error:
+            self._require_needed(document, f"{error.status_code} {error.message}", is_blocked=_BLOCKED in str(error))
+            raise
         report.indexed += outcome.indexed
         report.deleted += outcome.deleted
         report.superseded += outcome.superseded
@@ -180,6 +194,11 @@ class Writer:
         if document is None:
             return []
         again, parked = _sorted_out(document, attempt.rejections)
+        if again:
+            worst = next(iter(again.values()))
+            self._require_needed(document, f"{worst.kind}: {worst.reason}", is_blocked=worst.kind == _BLOCKED)
+        else:
+            self._unwell_since.pop(document.index_name, None)
         self._park(document, batch.version, parked)
         attempt.report.parked += len(parked)
         attempt.report.documents -= len(again)
@@ -187,6 +206,20 @@ class Writer:
             written = [one.id for one in batch.compositions if one.id not in parked and one.id not in again]
             store.clear_dead_letters(self._connected(), document.index_name, written, batch.version)
         return list(again)
+
+    def _require_needed(self, document: Document, reason: str, *, is_blocked: bool) -> None:
+        """Go on trying only as long as it may be worth it.
+
+        Raises:
+            DocumentError: No search needs the index, and it is unwell for too long, or takes nothing.
+        """
+        if document.role is Role.SERVING:
+            return
+        now = time.monotonic()
+        since = self._unwell_since.setdefault(document.index_name, now)
+        is_over = now - since > PATIENCE_SECONDS and self._index.holdings.is_well(document.index)
+        if is_over or is_blocked:
+            raise _unwell(document, reason)
 
     def _attempt(self, index_name: str, ids: list[str], *, everywhere: bool) -> tuple[WriteReport, list[str]]:
         """Compose and write once; with the ids that Elasticsearch asks to try again."""
@@ -258,6 +291,15 @@ def _sorted_out(
             case Action.HALT_DOCUMENT:
                 raise _refused(document, rejection)
     return again, parked
+
+
+def _unwell(document: Document, reason: str) -> DocumentError:
+    return DocumentError(
+        f"{document.index_name} ({document.role}) takes no documents: {reason}",
+        hint="Is its disk full, or a node away? What is searched is not concerned.",
+        document=document.name,
+        generation=document.generation,
+    )
 
 
 def _refused(document: Document, rejection: Rejection) -> DocumentError:

@@ -422,8 +422,7 @@ def _with_index(connection: Connection, indices: Indices, step: Step, tell: Call
     document = step.document
     if step.change is Change.INDEX_GONE and indices.restore_aliases(document.target, document.index):
         tell(f"aliases of {document.index_name} are back")
-        return document
-    if step.change in (Change.NEW, Change.INDEX_GONE, Change.REBUILD):
+    elif step.change in (Change.NEW, Change.INDEX_GONE, Change.REBUILD):
         make = indices.build if step.change is Change.REBUILD else indices.create
         target = make(
             document=document.name,

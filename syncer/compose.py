@@ -158,21 +158,23 @@ class Composer:
     ) -> tuple[Composition, ...]:
         require_shape(self._connection, document)
         require_capture(self._connection, document)
-        rows = _rows(self._connection, document, ids)
-        found = dict(rows)
+        rows = _fetched(self._connection, document, ids)
+        found = {
+            id_: Composition(
+                id=id_, version=drawn, source=one_line(source), routing=absent if routing is None else routing
+            )
+            for id_, source, routing in rows
+        }
         if len(found) != len(rows):
-            raise _twice(document, next(id_ for id_, times in Counter(id_ for id_, _ in rows).items() if times > 1))
-        return tuple(_composition(one, drawn, found.get(one), absent) for one in dict.fromkeys(ids))
+            raise _twice(document, next(id_ for id_, times in Counter(row[0] for row in rows).items() if times > 1))
+        return tuple(
+            found.get(one) or Composition(id=one, version=drawn, source=None, routing=absent)
+            for one in dict.fromkeys(ids)
+        )
 
     def _is_in_force(self, document: Document) -> bool:
         state = store.state(self._connection, document.index_name)
         return state is not None and state.generation == document.generation
-
-
-def _composition(id_: str, drawn: int, row: Row | None, absent: str | None) -> Composition:
-    if row is None:
-        return Composition(id=id_, version=drawn, source=None, routing=absent)
-    return Composition(id=id_, version=drawn, source=row.source, routing=absent if row.routing is None else row.routing)
 
 
 def count(connection: Connection, document: Document) -> int:
@@ -288,13 +290,13 @@ def statement(document: Document) -> sql.Composed:
 def current(connection: Connection, document: Document, ids: Sequence[str]) -> dict[str, Row]:
     """These documents as the SELECT returns them now, without a version: to compare, never to write."""
     with reading(connection, document):
-        return dict(_rows(connection, document, ids))
+        rows = _fetched(connection, document, ids)
+    return {id_: Row(source=one_line(source), routing=routing) for id_, source, routing in rows}
 
 
-def _rows(connection: Connection, document: Document, ids: Sequence[str]) -> list[tuple[str, Row]]:
-    """What the SELECT returns of these ids."""
-    rows = connection.execute(_statement(_COMPOSE, document), (castable(document, ids),), prepare=True)
-    return [(id_, Row(source=one_line(source), routing=routing)) for id_, source, routing in rows]
+def _fetched(connection: Connection, document: Document, ids: Sequence[str]) -> list[tuple[str, bytes, str | None]]:
+    """What the SELECT returns of these ids: each id, its fields, its routing."""
+    return connection.execute(_statement(_COMPOSE, document), (castable(document, ids),), prepare=True).fetchall()
 
 
 def one_line(source: bytes) -> bytes:

@@ -345,11 +345,14 @@ class World:
 
     def held(self, document: str = "blogpost") -> dict[str, dict[str, Any]]:
         """Every document that a search finds, with its routing if it has one; a second copy is one of its own."""
-        alias = self.alias_of(document)
+        return self.held_in(self.alias_of(document))
+
+    def held_in(self, index: str) -> dict[str, dict[str, Any]]:
+        """The same, of any index or alias."""
         found: dict[str, dict[str, Any]] = {}
         with self.elasticsearch() as client:
-            client.indices.refresh(index=alias)
-            for hit in scan(client, index=alias, size=2000):
+            client.indices.refresh(index=index)
+            for hit in scan(client, index=index, size=2000):
                 routing = hit.get("_routing")
                 name = f"{hit['_id']}, again under {routing}" if hit["_id"] in found else hit["_id"]
                 found[name] = hit["_source"] | _routing(routing)

@@ -1,0 +1,311 @@
+"""A new index takes the place of the one that serves, whatever happens meanwhile; searches never see half of one."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from syncer.model import Role
+from tests.faults.writers import SEED, fill, writing
+from tests.harness import World, wait_until
+
+KEPT = 300
+"""So many posts exist throughout; random writers leave these ids alone, but for their authors' names."""
+
+
+@pytest.fixture
+def blog(world: World) -> World:
+    """A blog with some posts that stay, and a daemon that keeps up."""
+    fill(world)
+    world.sql(
+        "INSERT INTO posts (id, user_id, title, body) SELECT 1000000 + g, (SELECT min(id) FROM users), 'kept', 'kept'"
+        " FROM generate_series(1, %s) AS g",
+        KEPT,
+    )
+    return world
+
+
+def roles(world: World) -> dict[str, str]:
+    """What each of the document's indices is for."""
+    return dict(world.sql("SELECT role, index_name FROM syncer.document WHERE name = 'blogpost'"))
+
+
+def physical(world: World) -> set[str]:
+    """The document's indices in Elasticsearch."""
+    with world.elasticsearch() as client:
+        return set(client.indices.get(index=f"{world.alias}-0*").body)
+
+
+def require_equal(world: World, index_name: str) -> None:
+    """That index has exactly what the SELECT says."""
+    expected = world.expected()
+    wait_until(
+        lambda: world.held_in(index_name) == world.expected(),
+        what=f"{index_name} equals the SELECT",
+        detail=lambda: f"{len(expected)} expected, {len(world.held_in(index_name))} held",
+    )
+
+
+@contextmanager
+def searching(world: World) -> Iterator[None]:
+    """Search through the alias all the while: what was there throughout is found once, each time."""
+    stop = threading.Event()
+    failures: list[str] = []
+
+    def search() -> None:
+        with world.elasticsearch() as client:
+            while not stop.is_set():
+                try:
+                    answer = client.search(
+                        index=world.alias, query={"match": {"title": "kept"}}, size=0, track_total_hits=True
+                    )
+                    number = answer["hits"]["total"]["value"]
+                except Exception as error:  # noqa: BLE001 - told to the test below
+                    failures.append(repr(error))
+                    return
+                if number != KEPT:
+                    failures.append(f"{number} of {KEPT} found")
+                    return
+
+    threads = [threading.Thread(target=search) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+def is_searchable(world: World) -> bool:
+    """Whether searches find all that stays."""
+    with world.elasticsearch() as client:
+        client.indices.refresh(index=world.alias)
+        return int(client.count(index=world.alias, query={"match": {"title": "kept"}})["count"]) == KEPT
+
+
+def begin(world: World, *arguments: str) -> subprocess.Popen[bytes]:
+    """``syncer backfill blogpost`` in a process of its own."""
+    log = (world.folder / "backfill.log").open("ab")
+    return subprocess.Popen(
+        [sys.executable, "-m", "syncer", "backfill", "blogpost", *arguments],
+        env=world.environment,
+        stdout=log,
+        stderr=log,
+    )
+
+
+def require_done(world: World, process: subprocess.Popen[bytes]) -> None:
+    """It ends, and well."""
+    assert process.wait(120) == 0, (world.folder / "backfill.log").read_text()
+
+
+def test_a_rebuild_under_writers_and_kills_ends_equal_and_was_searchable_throughout(blog: World) -> None:
+    """Daemons are killed and started, the command is killed and run again; searches find all that stays, once."""
+    dice = random.Random(SEED)
+    for _ in range(2):
+        blog.daemon()
+    wait_until(lambda: is_searchable(blog), what="all that stays is found")
+    before = blog.index_of()
+    with searching(blog), writing(blog):
+        for _ in range(4):
+            process = begin(blog, "--rebuild", "--rate", "150")
+            time.sleep(dice.uniform(0.8, 3))
+            process.kill()
+            process.wait()
+            victim = dice.choice([one for one in blog.daemons if one.process.poll() is None])
+            victim.kill()
+            blog.daemon()
+        require_done(blog, begin(blog, "--rebuild"))
+    now = roles(blog)
+    assert now[Role.STANDBY] == before
+    assert now[Role.SERVING] != before
+    blog.wait_until_level(seconds=120)
+    require_equal(blog, now[Role.STANDBY])
+    assert blog.syncer("verify", "blogpost").returncode == 0
+
+
+# A command that dies at a step
+
+
+STEPS: dict[str, tuple[str, str]] = {
+    "the index is built and not yet in force": ("syncer.apply", "store.put_document"),
+    "it is in force and not yet filled": ("syncer.filling", "Filling.follow"),
+    "it is filled and not yet settled": ("syncer.rebuild", "settle"),
+    "it is settled and not yet verified": ("syncer.filling", "verify"),
+    "it is verified and the alias not yet moved": ("syncer.rebuild", "Indices.swap"),
+    "the alias is moved and the roles are not": ("syncer.rebuild", "store.assign"),
+}
+"""After which step: in which module, before which call."""
+
+DIE = """
+import os, signal, sys, importlib
+module = importlib.import_module(sys.argv[1])
+*path, name = sys.argv[2].split(".")
+owner = module
+for one in path:
+    owner = getattr(owner, one)
+setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+sys.argv[1:] = ["backfill", "blogpost", "--rebuild"]
+from syncer.cli import main
+main()
+"""
+
+
+def die_before(world: World, step: str) -> None:
+    """A rebuild that is killed with SIGKILL at a step."""
+    ended = subprocess.run(
+        [sys.executable, "-c", DIE, *STEPS[step]], env=world.environment, capture_output=True, check=False, timeout=120
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_rebuild_that_died_at_a_step_goes_on(blog: World, step: str) -> None:
+    """The same command once more ends it; nothing of what it had left is there afterwards."""
+    blog.backfill()
+    before = blog.index_of()
+    die_before(blog, step)
+    assert is_searchable(blog)
+    blog.sql("UPDATE posts SET title = 'changed meanwhile' WHERE id < 10")
+    with blog.relay() as relay, blog.index() as index, blog.worker(index) as worker:
+        require_done(blog, begin(blog, "--rebuild"))
+        blog.drain(relay, worker)
+    now = roles(blog)
+    assert now.keys() == {Role.SERVING, Role.STANDBY}
+    assert now[Role.STANDBY] == before
+    assert physical(blog) == set(now.values())
+    assert blog.syncer("backfill", "blogpost", "--drop-old").returncode == 0
+    assert physical(blog) == {now[Role.SERVING]}
+    assert is_searchable(blog)
+
+
+@pytest.mark.parametrize("step", list(STEPS)[1:])
+def test_a_rebuild_that_died_at_a_step_can_be_given_up(blog: World, step: str) -> None:
+    """What was searched before is searched still, and nothing else is left."""
+    blog.backfill()
+    before = blog.index_of()
+    die_before(blog, step)
+    given_up = blog.syncer("backfill", "blogpost", "--abandon")
+    assert given_up.returncode == 0, given_up.stderr
+    assert roles(blog) == {Role.SERVING: before}
+    assert physical(blog) == {before}
+    assert is_searchable(blog)
+
+
+# Rollback
+
+
+def test_the_index_before_is_kept_up_to_date_for_a_rollback(blog: World) -> None:
+    """What changes after the swap is in both; the alias goes back and forth, and the dropped one is written no more."""
+    blog.daemon()
+    before = blog.index_of()
+    require_done(blog, begin(blog, "--rebuild"))
+    blog.sql("UPDATE users SET name = 'renamed after the swap'")
+    blog.sql("DELETE FROM posts WHERE id = 1")
+    require_equal(blog, before)
+    assert blog.syncer("backfill", "blogpost", "--rollback").returncode == 0
+    assert blog.index_of() == before
+    blog.wait_until_level()
+    assert is_searchable(blog)
+    assert blog.syncer("backfill", "blogpost", "--rollback").returncode == 0
+    assert blog.index_of() != before
+    assert blog.syncer("backfill", "blogpost", "--drop-old").returncode == 0
+    blog.sql("UPDATE users SET name = 'renamed after the drop'")
+    blog.wait_until_level()
+    assert physical(blog) == {blog.index_of()}
+
+
+def test_a_halted_standby_is_no_way_back(blog: World) -> None:
+    """Once the index before has missed changes, the alias does not go back to it; searches go on."""
+    blog.daemon()
+    before = blog.index_of()
+    require_done(blog, begin(blog, "--rebuild"))
+    with blog.elasticsearch() as client:
+        client.indices.delete(index=before)
+    blog.sql("UPDATE users SET name = 'renamed'")
+    blog.wait_until_level()
+    wait_until(
+        lambda: blog.sql("SELECT halted IS NOT NULL FROM syncer.document WHERE role = 'standby'") == [(True,)],
+        what="the standby is halted",
+    )
+    refused = blog.syncer("backfill", "blogpost", "--rollback")
+    assert refused.returncode == 1
+    assert "halted" in refused.stderr
+    assert blog.index_of() != before
+    assert blog.syncer("backfill", "blogpost", "--drop-old").returncode == 0
+    assert blog.syncer("status").returncode == 0
+
+
+# An index that takes nothing
+
+
+def block(world: World, index_name: str, *, is_blocked: bool) -> None:
+    """What Elasticsearch does to an index when the disk is full."""
+    with world.elasticsearch() as client:
+        value = True if is_blocked else None
+        client.indices.put_settings(index=index_name, settings={"index.blocks.read_only_allow_delete": value})
+
+
+def building(world: World) -> str:
+    """The new index, once it is in force."""
+    wait_until(lambda: Role.BUILDING in roles(world), what="a new index is in force")
+    return roles(world)[Role.BUILDING]
+
+
+def test_a_full_disk_in_the_middle_of_a_rebuild_leaves_the_old_index_serving_and_live(blog: World) -> None:
+    """The rebuild halts and says so; changes go on reaching what is searched; afterwards it is done by one command."""
+    blog.daemon()
+    wait_until(lambda: is_searchable(blog), what="all that stays is found")
+    before = blog.index_of()
+    with searching(blog):
+        process = begin(blog, "--rebuild", "--rate", "100")
+        new = building(blog)
+        block(blog, new, is_blocked=True)
+        assert process.wait(60) == 1
+        said = (blog.folder / "backfill.log").read_text()
+        assert f"{new} is halted" in said
+        assert "--rebuild" in said
+        blog.sql("UPDATE posts SET body = 'written while the rebuild is halted' WHERE id >= 1000000")
+        blog.wait_until_level()
+        assert blog.index_of() == before
+        require_done(blog, begin(blog, "--rebuild"))
+    assert blog.index_of() not in (before, new)
+    assert new not in physical(blog)
+    blog.wait_until_level()
+
+
+def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -> None:
+    """It says how many and such as which; with --despite-parked it serves without them."""
+    blog.backfill()
+    before = blog.index_of()
+    file = blog.document_folder / "index.json"
+    body = json.loads(file.read_text())
+    body["mappings"]["properties"]["title"] = {"type": "date"}
+    file.write_text(json.dumps(body))
+    blog.sql("UPDATE posts SET title = '2020-01-01' WHERE id NOT IN (1000001, 1000002)")
+    blog.backfill()
+    applied = blog.syncer("apply", "--yes")
+    assert applied.returncode == 1
+    assert "2 documents of blogpost could not be written" in applied.stderr
+    assert "mapper_parsing" in applied.stderr or "document_parsing" in applied.stderr
+    assert blog.index_of() == before
+    assert blog.syncer("status").returncode == 1
+    despite = blog.syncer("backfill", "blogpost", "--rebuild", "--despite-parked")
+    assert despite.returncode == 0, despite.stdout + despite.stderr
+    assert blog.index_of() != before
+    with blog.elasticsearch() as client:
+        assert client.indices.get_mapping(index=blog.alias)[blog.index_of()]["mappings"]["properties"]["title"] == {
+            "type": "date"
+        }

@@ -26,7 +26,8 @@ from syncer.model import Target
 GC_DELETES_SECONDS = 3600
 """How long our indices remember the version of a deleted document; Elasticsearch's own default is 60."""
 
-# Measured: see `Indices.build`.
+# What a load does without. A load without refreshes is 1.3 times as fast; fewer merges, a translog that is synced less
+# often and one that is flushed later gained nothing that could be measured.
 _COPIES = {"index.number_of_replicas": 0, "index.auto_expand_replicas": False}
 _PACE = {"index.refresh_interval": -1, "index.translog.durability": "async"}
 

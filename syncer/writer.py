@@ -60,8 +60,8 @@ class WriteReport:
     deleted: int = 0
     superseded: int = 0
     parked: int = 0
-    compose_seconds: float = 0
-    index_seconds: float = 0
+    compose_seconds: float = 0.0
+    index_seconds: float = 0.0
 
     def add(self, other: WriteReport) -> None:
         """Count another report in."""

@@ -97,13 +97,13 @@ def is_searchable(world: World) -> bool:
 
 def begin(world: World, *arguments: str) -> subprocess.Popen[bytes]:
     """``syncer backfill blogpost`` in a process of its own."""
-    log = (world.folder / "backfill.log").open("ab")
-    return subprocess.Popen(
-        [sys.executable, "-m", "syncer", "backfill", "blogpost", *arguments],
-        env=world.environment,
-        stdout=log,
-        stderr=log,
-    )
+    with (world.folder / "backfill.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "syncer", "backfill", "blogpost", *arguments],
+            env=world.environment,
+            stdout=log,
+            stderr=log,
+        )
 
 
 def require_done(world: World, process: subprocess.Popen[bytes]) -> None:

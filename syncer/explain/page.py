@@ -192,7 +192,7 @@ def _show_events(console: Console, seen: Explanation, title: str, events: Sequen
         "operation",
         "key",
         "change",
-        "partition:offset",
+        "place",
         *(("for",) if is_split else ()),
     ):
         table.add_column(column)
@@ -220,7 +220,7 @@ def _key(event: Event) -> str:
 def _where(event: Event) -> str:
     if event.stage is Stage.OUTBOX:
         return "outbox"
-    return f"{event.partition}:{event.offset}"
+    return f"topic {event.partition}:{event.offset}"
 
 
 def _show_extent(console: Console, seen: Explanation) -> None:

@@ -82,7 +82,8 @@ def _parts(seen: Explanation, one: Standing, answer: Answer) -> Iterator[tuple[s
     if one.dead_letter is not None:
         parked = one.dead_letter
         error = "" if answer.verdict is Verdict.PARKED else f"{parked.error}\n"
-        yield "parked", f"{error}{_when(parked.parked_at.timestamp(), seen.at)} UTC, at {_version(parked.version)}"
+        ago = age(seen.at - parked.parked_at.timestamp())
+        yield "parked", f"{error}at {_clock(parked.parked_at)} UTC, {ago} ago, with {_version(parked.version)}"
 
 
 def _row(one: Standing) -> str:
@@ -185,7 +186,15 @@ def _show_events(console: Console, seen: Explanation, title: str, events: Sequen
     names = [one.document.index_name for one, _ in seen.standings]
     is_split = any(len(one.indices) < len(names) for one in events)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for column in ("  when (UTC)", "table", "operation", "key", "change", "where", *(("for",) if is_split else ())):
+    for column in (
+        "  when (UTC)",
+        "table",
+        "operation",
+        "key",
+        "change",
+        "place",
+        *(("for",) if is_split else ()),
+    ):
         table.add_column(column)
     for one in events:
         cells = (
@@ -211,7 +220,7 @@ def _key(event: Event) -> str:
 def _where(event: Event) -> str:
     if event.stage is Stage.OUTBOX:
         return "outbox"
-    return f"partition {event.partition}, offset {event.offset:,}"
+    return f"topic {event.partition}:{event.offset}"
 
 
 def _show_extent(console: Console, seen: Explanation) -> None:
@@ -239,7 +248,10 @@ def _extent(one: Searched) -> str:
 
 
 def _when(seconds: float, at: float) -> str:
-    return f"{_clock(datetime.fromtimestamp(seconds, UTC))}, {age(at - seconds)} ago"
+    """A time, without the day if that is today."""
+    then = _clock(datetime.fromtimestamp(seconds, UTC))
+    day = _clock(datetime.fromtimestamp(at, UTC)).partition(" ")[0]
+    return f"{then.removeprefix(f'{day} ')}, {age(at - seconds)} ago"
 
 
 def _clock(time: datetime) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -388,14 +388,17 @@ def test_what_is_published_while_it_is_looked_for_is_found_once(
 ) -> None:
     """A change that moves from the outbox to the topic between the two searches is neither missed nor seen twice."""
     relay = parts.relay
-    search = events._search_topic
 
-    def published(*arguments: Any) -> None:
-        relay.run_once()
-        search(*arguments)
+    def then_published(search: Callable[..., None]) -> Callable[..., None]:
+        def run(*arguments: Any) -> None:
+            search(*arguments)
+            relay.run_once()
+
+        return run
 
     world.sql("UPDATE posts SET title = 'new' WHERE id = 2")
-    monkeypatch.setattr(events, "_search_topic", published)
+    for name in ("_search_outbox", "_search_topic"):
+        monkeypatch.setattr(events, name, then_published(getattr(events, name)))
     seen = explained(world)
     assert [one.stage for one in seen.flow.coming] == ["topic"]
     assert verdict(seen) is Verdict.BEHIND

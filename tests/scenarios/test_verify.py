@@ -229,7 +229,7 @@ def test_what_a_restore_has_lost_is_not_foreign(blog: World, client: Elasticsear
     assert found.cause is Cause.FOREIGN_AHEAD
     blog.sql("UPDATE syncer.incarnation SET timeline = timeline + 1")
     (found,) = run(blog).drifts
-    assert found.cause is None
+    assert found.cause is Cause.LOST
     assert run(blog, repair=True).holds
 
 

@@ -332,7 +332,8 @@ def verify(
     is_complete, sampled, halted, seconds, comparing_seconds, documents_per_second and
     holds; a drift has document, index_name, id, kind (missing, extra, different or
     misplaced), fields, differences (path, how, expected, held), version, routing,
-    cause (parked, foreign, foreign_ahead, foreign_delete, unfilled) and error.
+    cause (parked, foreign, foreign_ahead, foreign_delete, lost, unfilled), error,
+    drawn_after and drawn_before.
     """
     with open_parts("verify") as parts:
         chosen = (

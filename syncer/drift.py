@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from functools import partial
@@ -42,11 +43,13 @@ class Cause(StrEnum):
     PARKED = "parked"
     """It could not be written: it is a dead letter."""
     FOREIGN = "foreign"
-    """Somebody else wrote it, with a version smaller than any of syncer's."""
+    """Somebody else wrote it, with a version that the next one of syncer's surpasses."""
     FOREIGN_AHEAD = "foreign_ahead"
-    """Somebody else wrote it, with a version that syncer has not drawn yet."""
+    """Somebody else wrote it, with a version that no write of syncer's surpasses."""
     FOREIGN_DELETE = "foreign_delete"
     """Somebody else deleted it with a greater version, which Elasticsearch remembers for a while."""
+    LOST = "lost"
+    """It shows what the database has lost to a restore, or a failover."""
     UNFILLED = "unfilled"
     """The document's definition has not been filled yet."""
 
@@ -94,6 +97,8 @@ class Drift:
         routing: What leads to the copy that should not be where it is.
         cause: Why, if that is known.
         error: If it is a dead letter: what was said of it.
+        drawn_after: When that version was drawn, at the earliest; None if unknown.
+        drawn_before: The same, at the latest.
     """
 
     document: str
@@ -106,6 +111,8 @@ class Drift:
     routing: str | None = None
     cause: Cause | None = None
     error: str | None = None
+    drawn_after: datetime | None = None
+    drawn_before: datetime | None = None
 
 
 def suspects(expected: dict[str, Row], copies: Iterable[Copy]) -> set[str]:

@@ -20,6 +20,7 @@ _CAUSES = {
     Cause.PARKED: "parked: a dead letter",
     Cause.FOREIGN: "somebody else wrote it",
     Cause.FOREIGN_AHEAD: "somebody else wrote it, with a version that syncer has not drawn yet",
+    Cause.LOST: "it shows what a restore or a failover has lost",
     Cause.FOREIGN_DELETE: "somebody else deleted it, with a greater version",
     Cause.UNFILLED: "not filled yet",
 }
@@ -81,10 +82,20 @@ def _show_drifts(console: Console, drifts: Sequence[Drift], *, style: str) -> No
 
 
 def _cells(drift: Drift) -> tuple[str, ...]:
-    version = "" if drift.version is None else str(drift.version)
     how = str(drift.kind) if drift.routing in (None, drift.id) else f"{drift.kind} (routing {drift.routing})"
     why = "" if drift.cause is None else _CAUSES[drift.cause]
-    return escape(drift.id), escape(how), escape(_paths(drift)), version, why, drift.index_name
+    return escape(drift.id), escape(how), escape(_paths(drift)), _version(drift), why, drift.index_name
+
+
+def _version(drift: Drift) -> str:
+    """Which one Elasticsearch holds, and when it was drawn, as far as that is known."""
+    if drift.version is None:
+        return ""
+    after, before = (
+        None if one is None else f"{one:%Y-%m-%d %H:%M:%S}" for one in (drift.drawn_after, drift.drawn_before)
+    )
+    drawn = " and ".join(said for said in (after and f"after {after}", before and f"before {before}") if said)
+    return f"{drift.version}, drawn {drawn} UTC" if drawn else str(drift.version)
 
 
 def _paths(drift: Drift) -> str:
@@ -130,5 +141,5 @@ def _advices(report: VerifyReport) -> Iterator[str]:
             "Elasticsearch remembers a delete for index.gc_deletes, an hour here, and takes no smaller version until "
             f"then. After that: syncer verify {name} --repair"
         )
-    if numbers[None] or numbers[Cause.FOREIGN]:
+    if numbers[None] or numbers[Cause.FOREIGN] or numbers[Cause.LOST]:
         yield f"To write again what differs: syncer verify {name} --repair; or all documents: syncer backfill {name}"

@@ -41,6 +41,7 @@ from syncer.lifecycle import Stop, persist
 from syncer.postgres import Connection
 from syncer.reading import reading
 from syncer.store import Document
+from syncer.version import Origin
 from syncer.writer import Writer, WriteReport
 
 SUSPECTS_MAX = 10_000
@@ -91,7 +92,10 @@ class VerifyReport:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "documents_per_second": round(self.documents_per_second), "holds": self.holds}
+        found = {**asdict(self), "documents_per_second": round(self.documents_per_second), "holds": self.holds}
+        for one in (*found["drifts"], *found["repaired"]):
+            one |= {name: one[name] and one[name].isoformat() for name in ("drawn_after", "drawn_before")}
+        return found
 
     @property
     def documents_per_second(self) -> float:
@@ -349,21 +353,23 @@ class _Looking:
         if not drifts:
             return []
         errors = store.dead_letters(self.asking, self.document.index_name, [one.id for one in drifts])
-        ceiling = version.ceiling(self.asking, self.index)  # after their versions were read
-        return [
-            replace(one, cause=self._cause(one, ceiling=ceiling, is_parked=one.id in errors), error=errors.get(one.id))
-            for one in drifts
-        ]
+        return [self._traced(replace(one, error=errors.get(one.id))) for one in drifts]
 
-    def _cause(self, drift: Drift, *, ceiling: int, is_parked: bool) -> Cause | None:
-        held = drift.version
-        if held is not None and held > ceiling:
-            return Cause.FOREIGN_AHEAD
-        if is_parked:
-            return Cause.PARKED
-        if held is not None and held < version.FLOOR:
-            return Cause.FOREIGN
-        return None if self.document.is_filled else Cause.UNFILLED
+    def _traced(self, drift: Drift) -> Drift:
+        """With its cause, and when its version was drawn."""
+        cause = None if self.document.is_filled else Cause.UNFILLED
+        cause = cause if drift.error is None else Cause.PARKED
+        if drift.version is None:
+            return replace(drift, cause=cause)
+        match version.origin(self.asking, self.index, drift.version):
+            case Origin.FOREIGN if not version.is_surpassed(self.asking, drift.version):
+                return replace(drift, cause=Cause.FOREIGN_AHEAD)
+            case Origin.FOREIGN:
+                return replace(drift, cause=cause if drift.error is not None else Cause.FOREIGN)
+            case Origin.LOST:
+                return replace(drift, cause=Cause.LOST)
+        after, before = version.drawn_between(self.asking, drift.version)
+        return replace(drift, cause=cause, drawn_after=after, drawn_before=before)
 
 
 def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -41,14 +41,8 @@ SELECT system_identifier,
            | 'syncer.version'::regclass::oid::bigint
 FROM pg_control_system()
 """
-_READ = "SELECT installation, system_identifier, timeline, sequence, epoch FROM syncer.incarnation"
-_REMEMBERED = f"{_READ} FOR UPDATE"
+_REMEMBERED = "SELECT installation, system_identifier, timeline, sequence, epoch FROM syncer.incarnation FOR UPDATE"
 _REMEMBER = "UPDATE syncer.incarnation SET system_identifier = $1, timeline = $2, sequence = $3, epoch = $4"
-# After a crash, until somebody draws, the sequence may be behind what was handed out.
-_HANDED_OUT = f"""
-SELECT coalesce(pg_sequence_last_value('syncer.version'), 0)
-       + {_SEQUENCE_LOGGED_AHEAD} * current_setting('max_connections')::int
-"""
 # Only where the epoch belongs to the database as it runs: a restored one may draw lesser numbers until it has its own.
 _LOOK = f"""
 SELECT i.epoch << {EPOCH_SHIFT} | s.last_value, statement_timestamp(), clock_timestamp()
@@ -96,10 +90,6 @@ _NEXT_WRITER = f"""
 SELECT i.epoch << {EPOCH_SHIFT} | s.last_value + {_UNFLUSHED} FROM syncer.incarnation AS i, syncer.version AS s
 """  # noqa: S608 - constants of ours
 _DRAW = f"SELECT epoch << {EPOCH_SHIFT} | nextval('syncer.version') FROM syncer.incarnation"  # noqa: S608
-
-
-FLOOR = 1 << EPOCH_SHIFT
-"""No version that syncer hands out is smaller: the first epoch is 1."""
 
 
 class EpochRecord(Protocol):
@@ -157,17 +147,6 @@ def draw(connection: Connection) -> int:
     """Draw one version. Only a snapshot taken after this call may be written with it."""
     version: int = _row(connection, _DRAW)[0]
     return version
-
-
-def ceiling(connection: Connection, record: EpochRecord) -> int:
-    """No version that syncer has handed out, in any life of this database, is greater; none is drawn for it."""
-    installation, *remembered, epoch = _row(connection, _READ)
-    if tuple(remembered) != _row(connection, _CURRENT):  # nobody has entered this life yet: what was lost is unknown
-        epoch, handed_out = max(epoch, record.read_epoch(installation)) + 1, -1
-    else:
-        (handed_out,) = _row(connection, _HANDED_OUT)
-    highest: int = (epoch << EPOCH_SHIFT) + handed_out
-    return highest
 
 
 def split(version: int) -> tuple[int, int]:

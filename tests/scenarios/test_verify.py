@@ -14,7 +14,7 @@ from syncer.drift import Cause, Kind
 from syncer.errors import DocumentError
 from syncer.verify import VerifyReport, verify
 from tests.harness import World
-from tests.routed import document
+from tests.routed import document, put, put_shards
 
 USERS = "INSERT INTO users (id, name, email) SELECT g, 'name ' || g, '' FROM generate_series(0, 5) AS g"
 POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, g % 6, 'title', '' FROM generate_series(0, 59) AS g"
@@ -86,10 +86,8 @@ def _comment(source: dict[str, Any]) -> dict[str, Any]:
     return source | {"comments": [first, second | {"comment": "other"}]}
 
 
-def _stale(client: Elasticsearch, world: World, old: dict[str, Any]) -> None:
-    world.sql("ALTER TABLE posts DISABLE TRIGGER ALL; UPDATE posts SET title = 'new' WHERE id = 7")
-    world.sql("ALTER TABLE posts ENABLE TRIGGER ALL")
-    _overwrite(client, world, old, version(client, world) + 1)
+def _stale(_: Elasticsearch, world: World, __: dict[str, Any]) -> None:
+    world.sql("UPDATE posts SET title = 'new' WHERE id = 7")  # and nobody relays it
 
 
 def _internal(client: Elasticsearch, world: World, _: dict[str, Any]) -> None:
@@ -104,11 +102,11 @@ PLANTED: dict[str, tuple[str, Kind, Cause | None, tuple[str, ...], bool, Plant]]
     ),
     "stale": ("7", Kind.DIFFERENT, None, ("title",), True, _stale),
     "one_nested_field": (
-        "7", Kind.DIFFERENT, None, ("comments[1].comment",), True,
+        "7", Kind.DIFFERENT, Cause.FOREIGN, ("comments[1].comment",), True,
         lambda c, w, s: c.index(index=w.alias, id="7", document=_comment(s)),
     ),
     "routing": (
-        "7", Kind.MISPLACED, None, (), True,
+        "7", Kind.MISPLACED, Cause.FOREIGN, (), True,
         lambda c, w, s: (c.delete(index=w.alias, id="7"), c.index(index=w.alias, id="7", routing="x", document=s)),
     ),
     "huge_version": (
@@ -201,6 +199,36 @@ def test_an_id_that_comes_twice_is_refused(blog: World) -> None:
     blog.sql("INSERT INTO comments (id, post_id, name, comment) VALUES (100, 1, 'again', '')")
     with pytest.raises(DocumentError, match="more than once"):
         run(blog)
+
+
+def test_copies_on_every_shard_are_found_and_removed(empty_world: World) -> None:
+    """Where somebody else put copies of one that is there, and of one that is not, whatever led to them."""
+    put_shards(empty_world, 3)
+    empty_world.set_up()
+    empty_world.sql(USERS)
+    empty_world.sql(POSTS)
+    fill(empty_world)
+    with empty_world.elasticsearch() as client:
+        found = source(client, empty_world)
+        for routing in map(str, range(10)):
+            put(client, empty_world, "7", routing, found)
+            put(client, empty_world, "99", routing, found)
+    report = run(empty_world, repair=True)
+    assert {one.id: one.kind for one in report.repaired} == {"7": Kind.MISPLACED, "99": Kind.EXTRA}
+    assert report.holds
+    assert empty_world.differences() == []
+
+
+def test_what_a_restore_has_lost_is_not_foreign(blog: World, client: Elasticsearch) -> None:
+    """Between a restore and the first writer after it, versions of the life before are greater than any drawn."""
+    lost = version(client, blog) + (1 << 40)
+    _overwrite(client, blog, source(client, blog) | {"title": "lost"}, lost)
+    (found,) = run(blog).drifts
+    assert found.cause is Cause.FOREIGN_AHEAD
+    blog.sql("UPDATE syncer.incarnation SET timeline = timeline + 1")
+    (found,) = run(blog).drifts
+    assert found.cause is Cause.LOST
+    assert run(blog, repair=True).holds
 
 
 # Beside live traffic

@@ -19,6 +19,7 @@ To read the code, begin with `syncer.worker`, the main loop, and go outward. Fro
 ground; a module knows only those below it:
 
     cli          the commands; puts the parts together        terminal   what they show to a person
+    job_commands  the commands of jobs
     demo         a blog, a rename, a question; the guide's models
     service      the daemon's threads                         overview   how it is doing
     plan         what apply would do, and what that costs

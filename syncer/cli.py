@@ -23,6 +23,7 @@ from syncer import (
     compose,
     definition,
     index as elastic,
+    job_commands,
     overview,
     postgres,
     schema,
@@ -57,6 +58,7 @@ sandbox_app = typer.Typer(
     help="Real Postgres, Kafka and Elasticsearch on this machine, to try things on.", no_args_is_help=True
 )
 app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(job_commands.app, name="jobs")
 
 out = terminal.console(sys.stdout)
 err = terminal.console(sys.stderr)

@@ -5,7 +5,8 @@ CREATE TABLE syncer.job (
     id                bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     kind              text        NOT NULL,
     document          text        NOT NULL,
-    index_name        text        NOT NULL REFERENCES syncer.document ON DELETE CASCADE,
+    -- Deferred, so that who makes a job of many ids keeps no generation from coming while he reads them.
+    index_name        text        NOT NULL REFERENCES syncer.document ON DELETE CASCADE DEFERRABLE INITIALLY DEFERRED,
     generation        bigint      NOT NULL,
     state             text        NOT NULL DEFAULT 'new',
     is_paused         boolean     NOT NULL DEFAULT false,

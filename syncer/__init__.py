@@ -3,6 +3,7 @@
     applications ──commit──▶ Postgres tables ──trigger, same transaction──▶ syncer.outbox
     syncer.outbox ──relay──▶ Kafka topic of changes ──workers──▶ which documents? ──▶ compose in one snapshot
                                                                               └──▶ bulk write, external version
+    a backfill, a rebuild, a TRUNCATE ──▶ syncer.job, pages of ids ──refreshers──▶ compose, bulk write likewise
 
 The database does all concurrency control. Elasticsearch holds a replica that is never edited in place, only
 overwritten by newer whole documents. The promises:
@@ -18,27 +19,28 @@ What makes them true is the version rule, in `syncer.writer`: draw a version, th
 To read the code, begin with `syncer.worker`, the main loop, and go outward. From the top of the house to its
 ground; a module knows only those below it:
 
-    cli          the commands; puts the parts together        terminal   what they show to a person
-                                                              findings   what verify found, for a person
+    cli          the commands; puts the parts together        job_commands   those of jobs
     demo         a blog, a rename, a question; the guide's models
+    plan         what apply would do, and what that costs     explain    why one document is as it is
+    filling      jobs, followed on the screen                 terminal, findings   what commands show to a person
+    parts        what a command works with
     service      the daemon's threads                         overview   how it is doing
-    plan         what apply would do, and what that costs     explain    why a document is as it is
+    rebuild      a new index beside the one that serves, until it takes its place
     apply        definitions → indices, triggers, generations
     relay        outbox → topic                               worker     topic → documents: the main loop
+    refresher    pages of jobs → documents: the other lane    backfill   a job, followed to its end
     watch        tables and triggers → documents that halt
-    verify       documents against their SELECT               refresh    all documents of a definition, again
-    listing      which documents a job writes: pages           job_pages  taken by lanes, finished, given back
+    verify       documents against their SELECT; repair       drift      how two documents differ
+    listing      which documents a job writes: pages          job_pages  taken by lanes, finished, given back
     writer       ids → written documents: the version rule
-    drift        how a document differs from its SELECT
     affected     changes → ids                                compose    ids → documents, in one snapshot
     halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are
-    trial        an index.json, tried on an empty index
-    jobs         made, paused, ended                          condition  a part of a document
-    job          work on many documents
+    trial        what Elasticsearch makes of an index.json    jobs       made, paused, ended
+    condition    a part of a document                         job        work on many documents
     outbox       what the triggers wrote                      capture    which tables have triggers
     trigger      their SQL: a changed row → the outbox
     store        what syncer remembers in Postgres            version    epoch and sequence
-    topic        Kafka                                        index      documents in Elasticsearch
+    topic        Kafka                                        index      documents → Elasticsearch
     indices      physical indices and their aliases           holdings   what Elasticsearch holds
     dependency   what a document depends on                   definition a document's folder
     route        from changed rows to ids, as SQL
@@ -46,10 +48,9 @@ ground; a module knows only those below it:
     probe        what a query reads, asked of Postgres        shape      the columns and views that it relies on
     capturable   of which relations triggers see every change
     lifecycle    stop, wait, try again                        policy     error → what to do about it
-    shards       which shard a routing leads to
+    shards       which shard a routing leads to               wording    numbers and times, as a person says them
     schema       migrations                                   postgres   connections
     telemetry    log events                                   settings   config/syncer.yaml and the environment
     model        what stages hand to one another              errors     the tree of errors
-    wording      numbers, times and long values, as said
     sandbox      real servers to try it on
 """

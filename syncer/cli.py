@@ -25,6 +25,7 @@ from syncer import (
     definition,
     findings,
     index as elastic,
+    job_commands,
     jobs,
     listing,
     overview,
@@ -64,6 +65,7 @@ sandbox_app = typer.Typer(
     help="Real Postgres, Kafka and Elasticsearch on this machine, to try things on.", no_args_is_help=True
 )
 app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(job_commands.app, name="jobs")
 
 out = terminal.console(sys.stdout)
 err = terminal.console(sys.stderr)

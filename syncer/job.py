@@ -177,7 +177,8 @@ class Job:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "documents_left": self.documents_left, "eta_seconds": self.eta_seconds}
+        plain = {name: one.isoformat() if isinstance(one, datetime) else one for name, one in asdict(self).items()}
+        return {**plain, "documents_left": self.documents_left, "eta_seconds": self.eta_seconds}
 
 
 def find(connection: Connection, job_id: int) -> Job:

@@ -25,7 +25,6 @@ from syncer.store import Document
 
 _TRY_LOCK = "SELECT pg_try_advisory_lock($1::bigint | ($2::bigint & 4294967295))"
 _UNLOCK = "SELECT pg_advisory_unlock($1::bigint | ($2::bigint & 4294967295))"
-_KEEP_INDEX = "SELECT generation FROM syncer.document WHERE index_name = $1 FOR KEY SHARE"
 # Committed before the listing's snapshot, so that who finds the job still new knows that the snapshot comes after.
 _BEGIN = """
 UPDATE syncer.job SET state = 'listing', started_at = coalesce(started_at, clock_timestamp())
@@ -84,14 +83,15 @@ def create_listed(
     """
     assert not kind.is_whole  # noqa: S101 - what a whole job writes is listed by `list_pages`
     with connection.transaction():
-        if connection.execute(_KEEP_INDEX, (document.index_name,)).fetchone() is None:
-            return None
         job_id = jobs.insert(connection, document, kind, document.generation, rate=rate)
         pages, documents = _put_pages(connection, job_id, ids, size=_size(page, rate))
         # Only now, so that nobody waits for the ids to come. A generation that came meanwhile has not cancelled it.
         generation = jobs.lock_document(connection, document.index_name)
+        if generation is None:
+            raise psycopg.Rollback
         connection.execute(_GIVEN, (job_id, pages, documents, generation))
         return find(connection, job_id)
+    return None
 
 
 def list_pages(

@@ -1,0 +1,173 @@
+"""The commands ``syncer jobs …``, and what they show: what is being written in the background, and how far it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from syncer import job, job_pages, jobs, postgres, schema, settings, terminal
+from syncer.job import Job, JobState
+from syncer.postgres import Connection
+
+_FINISHED_SHOWN_MAX = 10
+_MINUTE, _HOUR = 60, 3600
+_STYLES = {JobState.DONE: "green", JobState.FAILED: "red", JobState.CANCELLED: "dim"}
+
+app = typer.Typer(help="What is being written in the background: backfills, fills, repairs.", no_args_is_help=True)
+
+JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's number, as `syncer jobs list` shows it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+@app.command("list")
+def list_(*, as_json: AsJson = False) -> None:
+    """Jobs that are not finished, and the last ones that are."""
+    with _connect() as connection:
+        seen, lanes = job.recent(connection), job_pages.lanes_alive(connection)
+    if as_json:
+        typer.echo(json.dumps([one.as_json() for one in seen], indent=2))
+    else:
+        show_jobs(terminal.console(sys.stdout), seen, lanes=lanes)
+
+
+@app.command()
+def show(job_id: JobId, *, as_json: AsJson = False) -> None:
+    """All that is known of a job."""
+    with _connect() as connection:
+        seen = job.find(connection, job_id)
+    if as_json:
+        typer.echo(json.dumps(seen.as_json(), indent=2))
+    else:
+        show_job(terminal.console(sys.stdout), seen)
+
+
+@app.command()
+def pause(job_id: JobId) -> None:
+    """Write no more pages of a job until it is resumed; those in hand are finished."""
+    with _connect() as connection:
+        paused = jobs.pause(connection, job_id)
+    typer.echo(f"Job {paused.id} is paused. To go on: syncer jobs resume {paused.id}")
+
+
+@app.command()
+def resume(job_id: JobId) -> None:
+    """Go on with a job that is paused, from where it is."""
+    with _connect() as connection:
+        resumed, lanes = jobs.resume(connection, job_id), job_pages.lanes_alive(connection)
+    typer.echo(f"Job {resumed.id} goes on." if lanes else f"Job {resumed.id} goes on once `syncer run` is running.")
+
+
+@app.command()
+def cancel(job_id: JobId) -> None:
+    """End a job: what it has not written is left out, what it has written stays.
+
+    A document whose fill or refresh is cancelled counts as not filled, since some of it may be stale,
+    until `syncer apply` or `syncer backfill` has written all of it.
+    """
+    with _connect() as connection:
+        cancelled = jobs.cancel(connection, job_id)
+    left = "" if cancelled.documents_left is None else f", {cancelled.documents_left:,} were left out"
+    typer.echo(f"Job {cancelled.id} is cancelled: {cancelled.documents_done:,} documents were written{left}.")
+    if cancelled.kind.is_owed:
+        typer.echo(f"{cancelled.document} counts as not filled until: syncer backfill {cancelled.document}")
+
+
+def _connect() -> Connection:
+    connection = postgres.connect(settings.load().postgres, name="jobs")
+    schema.require_current(connection)
+    return connection
+
+
+def show_jobs(console: Console, seen: list[Job], *, lanes: int) -> None:
+    """Those that are not finished, and some of those that are, as a table."""
+    unfinished = [one for one in seen if not one.state.is_finished]
+    finished = [one for one in seen if one.state.is_finished]
+    if not seen:
+        console.print("There are no jobs.")
+        return
+    names = ("id", "kind", "document", "state", "done", "rate", "left", "started", "error")
+    table = Table(*names, box=None, pad_edge=False, header_style="bold")
+    for one in unfinished + finished[:_FINISHED_SHOWN_MAX]:
+        table.add_row(*_cells(one))
+    console.print(table)
+    if len(finished) > _FINISHED_SHOWN_MAX:
+        console.print(f"… and {len(finished) - _FINISHED_SHOWN_MAX:,} more that are finished; --json lists them all")
+    if unfinished and not lanes:
+        console.print("[yellow]Nobody works on them: is `syncer run` running?")
+
+
+def _cells(one: Job) -> tuple[str, ...]:
+    return (
+        str(one.id),
+        one.kind,
+        escape(one.document),
+        _state(one),
+        _done(one),
+        _rate(one),
+        "" if one.eta_seconds is None else _duration(one.eta_seconds),
+        "" if one.started_at is None else f"{one.started_at:%Y-%m-%d %H:%M:%S}",
+        escape((one.error or "").partition("\n")[0]),
+    )
+
+
+def _state(one: Job) -> str:
+    if one.state.is_finished:
+        return f"[{_STYLES[one.state]}]{one.state}"
+    if one.is_paused:
+        return "[yellow]paused"
+    return "[red]waits: the document is halted" if one.is_halted else one.state
+
+
+def _done(one: Job) -> str:
+    if one.documents_total is None:
+        return ""
+    share = one.documents_done / one.documents_total if one.documents_total else 1
+    return f"{one.documents_done:,} of {one.documents_total:,} ({share:.0%})"
+
+
+def _rate(one: Job) -> str:
+    said = [] if one.documents_per_second is None else [f"{one.documents_per_second:,.0f}/s"]
+    if one.rate is not None:
+        said.append(f"at most {one.rate:,.10g}/s")
+    return ", ".join(said)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < _MINUTE:
+        return f"{seconds:.0f} s"
+    if seconds < _HOUR:
+        return f"{seconds // _MINUTE:.0f} min {seconds % _MINUTE:.0f} s"
+    return f"{seconds // _HOUR:.0f} h {seconds % _HOUR // _MINUTE:.0f} min"
+
+
+def show_job(console: Console, one: Job) -> None:
+    """One job, line by line."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, said in _lines(one).items():
+        if said:
+            table.add_row(f"[bold]{name}", said)
+    console.print(table)
+
+
+def _lines(one: Job) -> dict[str, str]:
+    moments = {"made": one.created_at, "started": one.started_at, "finished": one.finished_at}
+    return {
+        "job": f"{one.id}: {one.kind} of {escape(one.document)}",
+        "index": f"{escape(one.index_name)}, generation {one.generation}",
+        "where": escape(one.where or ""),
+        "state": _state(one),
+        "done": _done(one),
+        "of these": f"{one.indexed:,} written, {one.deleted:,} deleted, {one.superseded:,} already newer, "
+        f"{one.parked:,} parked",
+        "rate": _rate(one),
+        "left": "" if one.eta_seconds is None else _duration(one.eta_seconds),
+        "spent": f"{_duration(one.compose_seconds)} in Postgres, {_duration(one.index_seconds)} in Elasticsearch",
+        **{name: "" if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC" for name, at in moments.items()},
+        "error": escape(one.error or ""),
+    }

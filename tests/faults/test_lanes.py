@@ -1,0 +1,358 @@
+"""Pages of jobs in many hands at once: each is counted once, whoever dies, stalls, pauses or cancels meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from operator import ge
+
+import pytest
+
+from syncer import job_pages, jobs, listing, store
+from syncer.job import Job, JobKind, JobState, find
+from syncer.postgres import Connection
+from tests.harness import World, wait_until
+from tests.lane import Lane, LaneProcess, wait_until_gone, written
+
+POSTS = """
+INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
+INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, {}) AS g
+"""
+LANES = 6
+
+
+@pytest.fixture
+def connection(world: World) -> Iterator[Connection]:
+    """For the test's own looks and steps."""
+    with world.connect() as made:
+        yield made
+
+
+def listed(world: World, connection: Connection, *, pages: int = 300, rate: float | None = None) -> Job:
+    """A backfill of so many pages of ten posts, listed."""
+    world.sql(POSTS.format(pages * 10))
+    return backfill(connection, rate=rate)
+
+
+def backfill(connection: Connection, *, rate: float | None = None) -> Job:
+    """A backfill of all posts in pages of ten, listed."""
+    [document] = store.documents(connection)
+    job = jobs.create(connection, document, JobKind.BACKFILL, rate=rate)
+    assert job is not None
+    assert listing.list_pages(connection, job, document, page=10)
+    return find(connection, job.id)
+
+
+def rows(world: World, job: Job) -> tuple[int, int, int]:
+    """What the job says of its pages left and documents left, and the pages that are there."""
+    [(pages, documents, there)] = world.sql(
+        "SELECT pages_left, documents_total - documents_done, (SELECT count(*) FROM syncer.job_page WHERE job = id) "
+        "FROM syncer.job WHERE id = %s",
+        job.id,
+    )
+    return pages, documents, there
+
+
+@contextmanager
+def lanes(world: World, number: int = LANES, *, pages_max: int = 1) -> Iterator[list[Lane]]:
+    """So many, with connections of their own."""
+    connections = [world.connect(f"lane-{one}") for one in range(number)]
+    try:
+        yield [Lane(one, pages_max=pages_max) for one in connections]
+    finally:
+        for one in connections:
+            one.close()
+
+
+def together(work: list[Callable[[], None]]) -> None:
+    """Do all of it at the same time; fail if any of it does."""
+    begin = threading.Barrier(len(work))
+
+    def start(one: Callable[[], None]) -> None:
+        begin.wait(10)
+        one()
+
+    with ThreadPoolExecutor(len(work)) as threads:
+        for one in [threads.submit(start, one) for one in work]:
+            one.result()
+
+
+@pytest.mark.parametrize("pages_max", [1, 4])
+def test_many_lanes_take_each_page_once(world: World, connection: Connection, pages_max: int) -> None:
+    """Lanes in a crowd: no page in two hands, none forgotten, all counted, and what the job says is true."""
+    job = listed(world, connection)
+    with lanes(world, pages_max=pages_max) as crowd:
+        together([one.drain for one in crowd])
+        taken = Counter(page.number for lane in crowd for page in lane.taken)
+        ids = Counter(id_ for lane in crowd for page in lane.taken for id_ in page.ids)
+        assert sum(lane.counted for lane in crowd) == 300
+    assert taken == Counter(range(300))
+    assert ids == Counter(str(one) for one in range(1, 3001))
+    after = find(connection, job.id)
+    assert (after.documents_total, after.documents_done, after.indexed) == (3000, 3000, 3000)
+    assert rows(world, job) == (0, 0, 0)
+
+
+def test_a_page_that_two_have_written_is_counted_once(world: World, connection: Connection) -> None:
+    """Lanes that finish the same pages at the same time, each several times: one of them counts."""
+    job = listed(world, connection, pages=50)
+    with lanes(world, pages_max=50) as crowd:
+        pages = crowd[0].take()
+        assert len(pages) == 50
+
+        def finish(lane: Lane) -> Callable[[], None]:
+            def twice_each() -> None:
+                for page in pages * 2:
+                    lane.finish([page])
+
+            return twice_each
+
+        together([finish(one) for one in crowd])
+        assert sum(one.counted for one in crowd) == 50
+    assert find(connection, job.id).indexed == 500
+    assert rows(world, job) == (0, 0, 0)
+
+
+def test_pages_of_killed_lanes_are_done_by_others(world: World, connection: Connection) -> None:
+    """SIGKILL while pages are in hand, again and again: what is left is given back at once, and counted once."""
+    job = listed(world, connection, pages=3000)
+    for _ in range(3):
+        processes = [LaneProcess(world, "--holding"), LaneProcess(world), LaneProcess(world)]
+        assert [one.line() for one in processes] == ["entered"] * 3
+        for one in processes:
+            one.line()
+        for one in processes:
+            one.kill()
+    wait_until_gone(connection, 0)
+    assert job_pages.reclaim(connection) >= 3
+    assert job_pages.reclaim(connection) == 0
+    with lanes(world, 2) as crowd:
+        together([one.drain for one in crowd])
+    after = find(connection, job.id)
+    assert (after.documents_done, after.indexed) == (30000, 30000)
+    assert rows(world, job) == (0, 0, 0)
+
+
+def test_pages_of_lanes_that_live_are_left_to_them(world: World, connection: Connection) -> None:
+    """Who reclaims takes nothing from a lane that is alive and has not had its page for long."""
+    listed(world, connection, pages=3)
+    with lanes(world, 2) as (first, second):
+        held = first.take()
+        assert job_pages.reclaim(connection) == 0
+        second.drain()
+        assert job_pages.lanes_alive(connection) == 2
+        assert [page.number for page in held + second.taken] == [0, 1, 2]
+        assert first.finish(held) == 1
+
+
+def test_a_page_of_a_stalled_lane_is_given_to_another(world: World, connection: Connection) -> None:
+    """SIGSTOP with a page in hand: after a while another lane does it; whoever wakes up late counts nothing."""
+    job = listed(world, connection, pages=2)
+    stalled = LaneProcess(world, "--holding")
+    try:
+        assert stalled.line() == "entered"
+        assert stalled.line() == "0"
+        stalled.process.send_signal(signal.SIGSTOP)
+        assert job_pages.reclaim(connection) == 0
+        assert job_pages.reclaim(connection, stalled_seconds=0) == 1
+        with lanes(world, 1) as [lane]:
+            lane.drain()
+            assert {id_ for page in lane.taken for id_ in page.ids} == {str(one) for one in range(1, 21)}
+        stalled.process.send_signal(signal.SIGCONT)
+        stalled.tell()
+        assert stalled.line() == "0"
+    finally:
+        stalled.kill()
+    assert find(connection, job.id).indexed == 20
+    assert rows(world, job) == (0, 0, 0)
+
+
+def test_a_page_that_is_kept_is_not_given_away(world: World, connection: Connection) -> None:
+    """A lane that says that it is still at work, however long, keeps its page; one that does not, loses it."""
+    listed(world, connection, pages=2)
+    with lanes(world, 1, pages_max=2) as [lane]:
+        kept, lost = lane.take()
+        world.sql("UPDATE syncer.job_page SET taken_at = taken_at - interval '5 min'")
+        job_pages.keep(lane.connection, lane.number, [kept])
+        assert job_pages.reclaim(connection) == 1
+        assert lane.finish([kept, lost]) == 1
+
+
+def test_reclaiming_from_many_sides_gives_each_page_back_once(world: World, connection: Connection) -> None:
+    """All lanes reclaim and take at once: what a dead lane had is taken once more, by one of them."""
+    job = listed(world, connection, pages=60)
+    with world.connect() as dying:
+        assert len(Lane(dying, pages_max=40).take()) == 40
+    wait_until_gone(connection, 0)
+    with lanes(world) as crowd:
+
+        def work(lane: Lane) -> Callable[[], None]:
+            def turn() -> bool:
+                job_pages.reclaim(lane.connection)
+                lane.turn()
+                return rows(world, job)[0] == 0
+
+            return lambda: wait_until(turn, what="all pages are done")
+
+        together([work(one) for one in crowd])
+        ids = Counter(id_ for lane in crowd for page in lane.taken for id_ in page.ids)
+    assert ids == Counter(str(one) for one in range(1, 601))
+    assert find(connection, job.id).indexed == 600
+
+
+def test_a_page_that_is_released_is_taken_again(world: World, connection: Connection) -> None:
+    """A lane that leaves gives its page back, and can then no longer finish it."""
+    job = listed(world, connection, pages=2)
+    with lanes(world, 2) as (leaving, staying):
+        [page] = leaving.take()
+        job_pages.release(leaving.connection, leaving.number, [page])
+        job_pages.release(leaving.connection, leaving.number, [page])
+        assert leaving.finish([page]) == 0
+        staying.drain()
+        assert {id_ for one in staying.taken for id_ in one.ids} == {str(one) for one in range(1, 21)}
+    assert find(connection, job.id).indexed == 20
+
+
+def test_a_pause_stops_all_lanes_at_once(world: World, connection: Connection) -> None:
+    """From the commit of the pause on no page is taken; what is in hand is finished; then it goes on."""
+    job = listed(world, connection, pages=3000)
+    turns = [0] * LANES
+    stop = threading.Event()
+    with lanes(world) as crowd:
+
+        def work(number: int) -> Callable[[], None]:
+            def run() -> None:
+                while not stop.is_set():
+                    crowd[number].turn()
+                    turns[number] += 1
+
+            return run
+
+        def pages_next() -> int:
+            [(number,)] = world.sql("SELECT pages_next FROM syncer.job")
+            return int(number)
+
+        def watch() -> None:
+            try:
+                wait_until(lambda: find(connection, job.id).documents_done > 100, what="lanes are at work")
+                jobs.pause(connection, job.id)
+                at_pause = pages_next()
+                enough = [one + 20 for one in turns]
+                wait_until(lambda: all(map(ge, turns, enough)), what="each lane has asked twenty times more")
+                assert pages_next() == at_pause < 3000
+                assert rows(world, job)[0] == 3000 - at_pause
+            finally:
+                stop.set()
+
+        together([watch, *(work(one) for one in range(LANES))])
+        assert find(connection, job.id).documents_per_second is None
+        jobs.resume(connection, job.id)
+        together([one.drain for one in crowd])
+    assert find(connection, job.id).indexed == 30000
+
+
+def test_a_cancelled_job_counts_nothing_more(world: World, connection: Connection) -> None:
+    """Cancelled under lanes at work: none of them fails, no page is left, and what is written later does not count."""
+    job = listed(world, connection, pages=1000)
+    with lanes(world) as crowd:
+        held = crowd[0].take()
+
+        def cancel() -> None:
+            wait_until(lambda: find(connection, job.id).documents_done > 100, what="lanes are at work")
+            jobs.cancel(connection, job.id)
+
+        together([cancel, *(one.drain for one in crowd[1:])])
+        after = find(connection, job.id)
+        assert crowd[0].finish(held) == 0
+        assert sum(one.counted for one in crowd) * 10 == after.documents_done < 10000
+    assert after.state is JobState.CANCELLED
+    assert find(connection, job.id).documents_done == after.documents_done
+    assert rows(world, job)[2] == 0
+
+
+def test_an_index_that_is_dropped_under_lanes_takes_its_jobs_along(world: World, connection: Connection) -> None:
+    """A document that is put out of force while its pages are taken: lanes go on, with nothing to do."""
+    listed(world, connection, pages=1000)
+    [document] = store.documents(connection)
+    with lanes(world) as crowd:
+        held = crowd[0].take()
+
+        def drop() -> None:
+            wait_until(lambda: sum(one.counted for one in crowd) > 10, what="lanes are at work")
+            store.drop_document(connection, document)
+
+        together([drop, *(one.drain for one in crowd[1:])])
+        assert crowd[0].finish(held) == 0
+    assert world.sql("SELECT count(*) FROM syncer.job_page") == [(0,)]
+
+
+def test_a_small_job_does_not_wait_for_a_great_one(world: World, connection: Connection) -> None:
+    """Jobs are served in turn: five pages beside three hundred are through after ten."""
+    listed(world, connection)
+    [document] = store.documents(connection)
+    small = listing.create_listed(connection, document, JobKind.REPAIR, (str(one) for one in range(1, 51)), page=10)
+    assert small is not None
+    with lanes(world, 1) as [lane]:
+        for _ in range(10):
+            assert lane.turn()
+        assert Counter(page.job == small.id for page in lane.taken) == {True: 5, False: 5}
+        assert jobs.advance(connection, small.id).state is JobState.DONE
+
+
+def test_a_halted_document_keeps_others_going(world: World, connection: Connection) -> None:
+    """Pages of a document that is halted are left alone; its job says so."""
+    job = listed(world, connection, pages=5)
+    store.halt(connection, "blogpost", job.generation, "a test says so")
+    with lanes(world, 1) as [lane]:
+        assert not lane.turn()
+    assert find(connection, job.id).is_halted
+
+
+def test_a_rate_holds_for_all_lanes_together(world: World, connection: Connection) -> None:
+    """However many lanes, no more is taken than the rate allows in the time that passed, and nearly as much."""
+    rate, began = 1000.0, time.monotonic()
+    job = listed(world, connection, pages=1000, rate=rate)
+    began = time.monotonic()
+    with lanes(world) as crowd:
+
+        def work(lane: Lane) -> Callable[[], None]:
+            def run() -> None:
+                while time.monotonic() - began < 4:
+                    lane.turn()
+
+            return run
+
+        together([work(one) for one in crowd])
+        seconds = time.monotonic() - began
+        taken = sum(len(page.ids) for lane in crowd for page in lane.taken)
+    most = rate * (seconds + job_pages.BURST_SECONDS) + 10
+    assert 0.8 * rate * 4 <= taken <= most
+    assert find(connection, job.id).documents_done == taken
+
+
+def test_a_rate_can_be_lifted(world: World, connection: Connection) -> None:
+    """A job that waits for its rate goes on at once when it is taken away."""
+    job = listed(world, connection, pages=200, rate=0.001)
+    with lanes(world, 1) as [lane]:
+        lane.drain()
+        assert 0 < len(lane.taken) < 5
+        jobs.set_rate(connection, job.id, None)
+        lane.drain()
+    assert find(connection, job.id).indexed == 2000
+
+
+def test_what_a_lane_commits_is_consistent_whatever_is_lost(world: World, connection: Connection) -> None:
+    """A page's end and its count are one transaction: if it does not come to be, the page is still there."""
+    job = listed(world, connection, pages=5)
+    with lanes(world, 1) as [lane]:
+        [page] = lane.take()
+        with lane.connection.transaction(force_rollback=True):
+            assert job_pages.finish(lane.connection, [written(page)]) == 1
+        assert rows(world, job) == (5, 50, 5)
+        assert lane.finish([page]) == 1
+        assert rows(world, job) == (4, 40, 4)

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,16 @@ from confluent_kafka.admin import AdminClient
 from elasticsearch import Elasticsearch
 from elasticsearch.helpers import scan
 from pydantic import SecretStr
+from rich.console import Console
 
 from syncer import apply, definition, job, jobs, postgres, schema, service, store, topic
+from syncer.filling import Filling
 from syncer.index import Index
 from syncer.indices import Indices
 from syncer.job import JobKind
 from syncer.lifecycle import Stop
+from syncer.model import Role
+from syncer.parts import Parts
 from syncer.postgres import Connection
 from syncer.refresher import Refresher
 from syncer.relay import Relay
@@ -215,11 +219,19 @@ class World:
         """What ``syncer apply`` does."""
         topic.ensure_topic(self.settings.kafka)
         with self.connect() as connection, self.elasticsearch() as client:
-            index = Index(client, bulk_bytes_max=8_000_000)
-            indices = Indices(client)
-            decided = apply.plan(connection, indices, definition.load_all(self.config))
-            apply.carry_out(connection, indices, decided)
-            self.refresh(index)
+            parts = self.parts(connection, client)
+            decided = apply.plan(connection, parts.indices, definition.load_all(self.config))
+            fills = apply.carry_out(connection, parts.indices, decided)
+            self.refresh(parts.index)
+            filling = Filling(parts, out=Console(quiet=True), err=Console(quiet=True))
+            for fill in fills:
+                if fill.document.role is Role.BUILDING:
+                    filling.fill(replace(fill, job=None))
+
+    def parts(self, connection: Connection, client: Elasticsearch) -> Parts:
+        """What a command works with."""
+        index = Index(client, bulk_bytes_max=8_000_000)
+        return Parts(settings=self.settings, connection=connection, index=index, indices=Indices(client), name="test")
 
     def backfill(self, document: str = "blogpost") -> None:
         """What ``syncer backfill`` does, beside no daemon."""

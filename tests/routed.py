@@ -9,7 +9,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.index import Index
 from syncer.shards import Shards
-from syncer.store import Document, documents
+from syncer.store import Document, served
 from syncer.verify import VerifyReport, verify
 from tests.harness import World
 
@@ -59,10 +59,9 @@ def shards(world: World, index: Index) -> Shards:
 
 
 def document(world: World) -> Document:
-    """The document in force."""
+    """The document whose index is searched."""
     with world.connect() as connection:
-        (found,) = documents(connection)
-    return found
+        return served(connection)["blogpost"]
 
 
 def verified(world: World, *, settle_seconds: float = 0) -> VerifyReport:

@@ -9,7 +9,7 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from syncer.drift import Kind
-from syncer.errors import DocumentError, IndexingError
+from syncer.errors import DocumentError
 from tests.harness import World
 from tests.routed import (
     put,
@@ -185,12 +185,13 @@ def test_another_routing_leaves_nothing_behind(empty_world: World, before: str |
     assert found(empty_world) == {}
 
 
-def test_the_routing_cannot_be_dropped_in_place(routed: World) -> None:
-    """An index of several shards that was written with ``_routing`` is not written without; NULL is the way."""
+def test_the_routing_is_not_dropped_in_place(routed: World) -> None:
+    """An index of several shards that was written with ``_routing`` is not written without: a new one is."""
+    before = routed.index_of()
     put_routing(routed, None)
-    with pytest.raises(IndexingError, match="needs a new index") as refused:
-        routed.apply()
-    assert "NULL::text AS _routing" in refused.value.message
+    routed.apply()
+    assert routed.index_of() != before
+    assert routed.differences() == []
     assert found(routed) == {}
 
 

@@ -48,6 +48,19 @@ class Blog:
         command = [sys.executable, "-m", "syncer", *arguments]
         return run_process(command, self.posts, environment=self.world.environment)
 
+    def drop_standby(self) -> None:
+        """Drop what the rebuild before has left; the first has left nothing."""
+        if self.world.sql("SELECT FROM syncer.document WHERE role = 'standby'"):
+            self.syncer("backfill", "blogpost", "--drop-old")
+
+    def fill_seconds(self) -> float:
+        """From when the last fill was asked for until its index was complete, before it was settled and verified."""
+        query = """
+            SELECT extract(epoch FROM finished_at - created_at)::float8 FROM syncer.job
+            WHERE kind = 'fill' ORDER BY id DESC LIMIT 1
+        """
+        return float(self.world.sql(query)[0][0])
+
     def bare_loop(self, index: str) -> Run:
         """The bare loop, in a process of its own."""
         where = (self.world.dsn, self.world.endpoints.elasticsearch_url, index)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,11 +49,13 @@ class Contestant:
         name: As the table has it.
         run: Does the work once.
         prepare: Brings what it works on into the state that each run begins with; not timed.
+        parts: How long parts of the run just done took, by what they are called.
     """
 
     name: str
     run: Callable[[], Run]
     prepare: Callable[[], None]
+    parts: Mapping[str, Callable[[], float]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -99,6 +101,7 @@ def hold(contestants: Iterable[Contestant], *, passes: int, best_of: Mapping[str
         for one in order:
             one.prepare()
             found[one.name] = one.run()
+            found |= {name: replace(found[one.name], seconds=measure()) for name, measure in one.parts.items()}
             said = f"pass {number + 1} of {passes}: {one.name} {found[one.name].rate:,.0f} documents/s"
             print(said, file=sys.stderr, flush=True)  # noqa: T201 - it is a command
         for name, others in best_of.items():

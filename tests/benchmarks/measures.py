@@ -55,6 +55,29 @@ def _backfill(blog: Blog, passes: int) -> Contest:
     return hold(contestants, passes=passes, best_of={"ceiling": ("2 in flight", "4 in flight")})
 
 
+def _rebuild(blog: Blog, passes: int) -> Contest:
+    """Everybody writes an empty index."""
+    contestants = [
+        Contestant(
+            name="syncer rebuild",
+            run=partial(blog.syncer, "backfill", "blogpost", "--rebuild"),
+            prepare=blog.drop_standby,
+            parts={"syncer rebuild, filling": blog.fill_seconds},
+        ),
+        Contestant(
+            name="bare loop",
+            run=lambda: blog.bare_loop(f"{blog.world.alias}-bare"),
+            prepare=lambda: blog.settle(blog.index_like_it("bare")),
+        ),
+        Contestant(
+            name="ceiling",
+            run=lambda: blog.ceiling(f"{blog.world.alias}-four", 4),
+            prepare=lambda: blog.settle(blog.index_like_it("four")),
+        ),
+    ]
+    return hold(contestants, passes=passes, best_of={})
+
+
 def _verify(blog: Blog, passes: int) -> Contest:
     prepare = partial(blog.settle, blog.world.alias)
     contestants = [
@@ -69,6 +92,16 @@ MEASURES = {
         about="existing documents overwritten",
         hold=_backfill,
         ratios=(("syncer backfill", "bare loop"), ("syncer backfill", "ceiling"), ("bare loop", "ceiling")),
+    ),
+    "rebuild": Measure(
+        about="an empty index filled; with and without verification and alias",
+        hold=_rebuild,
+        ratios=(
+            ("syncer rebuild, filling", "bare loop"),
+            ("syncer rebuild", "bare loop"),
+            ("syncer rebuild, filling", "ceiling"),
+            ("bare loop", "ceiling"),
+        ),
     ),
     "verify": Measure(
         about="documents compared; the backfill overwrites them",

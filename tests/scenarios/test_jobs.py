@@ -6,7 +6,8 @@ import dataclasses
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 
 import psycopg
 import pytest
@@ -23,6 +24,7 @@ POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
 INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, 25) AS g
 """
+_WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'syncer.job_page'::regclass"
 EVERY_ID = [str(one) for one in range(1, 26)]
 
 
@@ -270,20 +272,24 @@ def test_a_job_that_is_made_in_a_transaction_comes_and_goes_with_it(connection: 
 
 def test_many_that_ask_at_once_get_one_refresh(world: World, connection: Connection) -> None:
     """Workers that meet the same truncate at the same moment make one job."""
-    document = the_document(connection)
-    begin = threading.Barrier(8)
+    document, workers, rounds = the_document(connection), 6, 20
+    begin = threading.Barrier(workers)
 
-    def ask() -> None:
-        with world.connect() as own:
+    def ask(own: Connection) -> list[int]:
+        made = []
+        for _ in range(rounds):
             begin.wait(10)
-            jobs.create(own, document, JobKind.REFRESH)
+            job = jobs.create(own, document, JobKind.REFRESH)
+            assert job is not None
+            made.append(job.id)
+            if begin.wait(10) == 0:
+                jobs.cancel(own, job.id)
+        return made
 
-    workers = [threading.Thread(target=ask) for _ in range(8)]
-    for one in workers:
-        one.start()
-    for one in workers:
-        one.join()
-    assert len(recent(connection)) == 1
+    with ExitStack() as stack, ThreadPoolExecutor(workers) as threads:
+        connections = [stack.enter_context(world.connect()) for _ in range(workers)]
+        made = [one.result() for one in [threads.submit(ask, own) for own in connections]]
+    assert [len(set(each)) for each in zip(*made, strict=True)] == [1] * rounds
 
 
 # What an end says of the document
@@ -408,13 +414,14 @@ def test_a_job_that_is_cancelled_while_it_is_listed_has_no_pages(world: World, c
 
 
 def test_a_job_that_is_paused_while_it_is_listed_is_listed(world: World, connection: Connection) -> None:
-    """A change of the job's row is no conflict for the lister."""
+    """A change of the job's row in the middle of the listing is no conflict for the lister."""
     job = create(connection, JobKind.BACKFILL)
     with world.connect() as own:
-        with altering(world):
+        with world.application() as somebody:
+            somebody.execute("LOCK TABLE syncer.job_page IN SHARE MODE")
             lister = threading.Thread(target=list_, args=(own, job))
             lister.start()
-            wait_until(lambda: find(connection, job.id).state is JobState.LISTING, what="the listing has begun")
+            wait_until(lambda: world.sql(_WAITING) == [(1,)], what="the lister has read the shape, and waits")
             jobs.pause(connection, job.id)
         lister.join()
     seen = find(connection, job.id)

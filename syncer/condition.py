@@ -49,15 +49,22 @@ def require_valid(connection: Connection, document: Document, condition: str) ->
         with connection.transaction():
             # As a prepared statement it can be no more than one, and has no parameters.
             connection.execute(matching(document, condition) + sql.SQL(_NONE), prepare=True)
+    except psycopg.errors.ProtocolViolation as error:
+        raise refused(document, "it has a parameter") from error
     except psycopg.Error as error:
         if decide(error) is Action.RETRY:
             raise
-        raise refused(document, error) from error
+        raise refused(document, words(error)) from error
 
 
-def refused(document: Document, error: psycopg.Error) -> JobError:
+def words(error: psycopg.Error) -> str:
+    """What Postgres says."""
+    return (error.diag.message_primary or str(error)).strip()
+
+
+def refused(document: Document, said: str) -> JobError:
     """The error for a condition that Postgres cannot evaluate."""
     return JobError(
-        f"Postgres does not take the condition: {(error.diag.message_primary or str(error)).strip()}",
+        f"Postgres does not take the condition: {said}",
         hint=f"It is what comes after WHERE, on columns of {document.dependencies.root}, the root of {document.name}.",
     )

@@ -107,24 +107,23 @@ SET pages_left = j.pages_left - c.pages,
 FROM counted AS c WHERE j.id = c.job
 RETURNING c.pages
 """).format(measured=sql.Literal(f"{MEASURED_SECONDS} s"))
-# It gets another number: under the one that it had, whoever had it can no longer finish it.
+# It gets another number, so that under one number a page is only ever in one lane's hands: whoever had it can no longer
+# finish it, nor give it back once more. A page that was kept since it was looked at stays.
 _GIVE_BACK = """
 WITH job AS (
     SELECT j.id, j.pages_end FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE
 ), lost AS (
     UPDATE syncer.job_page AS p SET number = job.pages_end, taken_by = NULL, taken_at = NULL
     FROM job
-    WHERE p.job = job.id AND p.number = $2 AND p.taken_by = $3 AND p.taken_at <= $4
+    WHERE p.job = job.id AND p.number = $2 AND p.taken_at <= $3
     RETURNING p.job
 )
 UPDATE syncer.job AS j SET pages_end = j.pages_end + 1 FROM lost WHERE j.id = lost.job
 """
-_KEEP = """
-UPDATE syncer.job_page SET taken_at = clock_timestamp() WHERE job = $1 AND number = $2 AND taken_by = $3
-"""
+_KEEP = "UPDATE syncer.job_page SET taken_at = clock_timestamp() WHERE job = $1 AND number = $2"
 # The pages are read in a snapshot, the locks after it: a lane that has a page in the snapshot had its lock before.
 _LOST = sql.SQL("""
-SELECT p.job, p.number, p.taken_by, p.taken_at
+SELECT p.job, p.number, p.taken_at
 FROM syncer.job AS j JOIN syncer.job_page AS p ON p.job = j.id AND p.number < j.pages_next
 WHERE p.taken_at < clock_timestamp() - make_interval(secs => $2) OR p.taken_by NOT IN ({alive})
 """).format(alive=_ALIVE)
@@ -192,16 +191,16 @@ def _finish(connection: Connection, job_id: int, rows: Sequence[tuple[Any, ...]]
     return counted[0] if counted else 0
 
 
-def release(connection: Connection, lane: int, pages: Iterable[JobPage]) -> None:
+def release(connection: Connection, pages: Iterable[JobPage]) -> None:
     """Give pages back that are not written."""
     for page in pages:
-        connection.execute(_GIVE_BACK, (page.job, page.number, lane, "infinity"))
+        connection.execute(_GIVE_BACK, (page.job, page.number, "infinity"))
 
 
-def keep(connection: Connection, lane: int, pages: Iterable[JobPage]) -> None:
+def keep(connection: Connection, pages: Iterable[JobPage]) -> None:
     """Say that pages are still in hand: to be called while servers are away, more often than `STALLED_SECONDS`."""
     for page in pages:
-        connection.execute(_KEEP, (page.job, page.number, lane))
+        connection.execute(_KEEP, (page.job, page.number))
 
 
 def reclaim(connection: Connection, *, stalled_seconds: float = STALLED_SECONDS) -> int:

@@ -160,7 +160,7 @@ def _put_all(connection: Connection, job: Job, document: Document, size: int) ->
     except psycopg.Error as error:
         if job.where is None or decide(error) is Action.RETRY:
             raise
-        raise condition.refused(document, error) from error
+        raise condition.refused(document, condition.words(error)) from error
     assert row is not None  # noqa: S101 - an aggregate returns a row
     return row[0], row[1]
 

@@ -1,7 +1,7 @@
 """A lane that writes nothing: what the protocol of `syncer.job_pages` says, without Elasticsearch. Also as a process.
 
 As a process it prints a line each time it takes, empty if there was nothing; with ``--holding`` it finishes what it has
-taken only once it is told to, by a line on standard input.
+taken only once it is told to, by a line on standard input. With ``--listing`` it lists the only job, and leaves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from syncer import job_pages, settings
+from syncer import job_pages, listing, settings, store
+from syncer.job import due
 from syncer.job_pages import JobPage
 from syncer.postgres import Connection, connect
 from syncer.writer import WriteReport
@@ -99,8 +100,13 @@ def wait_until_gone(connection: Connection, alive: int) -> None:
 
 
 def main() -> None:
-    """Take pages and finish them, for ever or, with ``--holding``, once."""
-    lane = Lane(connect(settings.load().postgres, name="lane"))
+    """What the arguments say: see above."""
+    connection = connect(settings.load().postgres, name="lane")
+    if "--listing" in sys.argv:
+        [document], [job] = store.documents(connection), due(connection)
+        listing.list_pages(connection, job, document, page=10)
+        return
+    lane = Lane(connection)
     is_holding = "--holding" in sys.argv
     print("entered", flush=True)  # noqa: T201 - the test reads it
     while True:

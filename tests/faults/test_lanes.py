@@ -15,7 +15,7 @@ import pytest
 
 from syncer import job_pages, jobs, listing, store
 from syncer.job import Job, JobKind, JobState, find
-from syncer.postgres import Connection
+from syncer.postgres import AdvisoryLock, Connection
 from tests.harness import World, wait_until
 from tests.lane import Lane, LaneProcess, wait_until_gone, written
 
@@ -178,8 +178,12 @@ def test_a_page_that_is_kept_is_not_given_away(world: World, connection: Connect
     with lanes(world, 1, pages_max=2) as [lane]:
         kept, lost = lane.take()
         world.sql("UPDATE syncer.job_page SET taken_at = taken_at - interval '5 min'")
-        job_pages.keep(lane.connection, lane.number, [kept])
-        assert job_pages.reclaim(connection) == 1
+        seen = connection.execute(job_pages._LOST, (AdvisoryLock.LANES, 60)).fetchall()
+        assert len(seen) == 2
+        job_pages.keep(lane.connection, [kept])
+        for one in seen:  # as if it had been kept in the middle of reclaiming
+            connection.execute(job_pages._GIVE_BACK, one)
+        assert job_pages.reclaim(connection) == 0
         assert lane.finish([kept, lost]) == 1
 
 
@@ -210,8 +214,8 @@ def test_a_page_that_is_released_is_taken_again(world: World, connection: Connec
     job = listed(world, connection, pages=2)
     with lanes(world, 2) as (leaving, staying):
         [page] = leaving.take()
-        job_pages.release(leaving.connection, leaving.number, [page])
-        job_pages.release(leaving.connection, leaving.number, [page])
+        job_pages.release(leaving.connection, [page])
+        job_pages.release(leaving.connection, [page])
         assert leaving.finish([page]) == 0
         staying.drain()
         assert {id_ for one in staying.taken for id_ in one.ids} == {str(one) for one in range(1, 21)}

@@ -156,7 +156,7 @@ class Refresher:
         self._writer.close()
         if self._connection is not None:
             with suppress(psycopg.Error):  # if they are not given back now, they are when our session is gone
-                job_pages.release(self._connection, self._lane, [hand.page for hand in self._hands])
+                job_pages.release(self._connection, [hand.page for hand in self._hands])
             self._connection.close()
         self._connection = None
         self._hands.clear()
@@ -280,7 +280,7 @@ class Refresher:
         now = time.monotonic()
         if self._hands and now - self._kept_at >= _KEEP_SECONDS:
             self._kept_at = now
-            job_pages.keep(self._connected(), self._lane, [hand.page for hand in self._hands])
+            job_pages.keep(self._connected(), [hand.page for hand in self._hands])
 
     def _pause(self, seconds: float) -> None:
         """Wait for a server, while saying that our pages are still in hand."""

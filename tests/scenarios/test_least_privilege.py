@@ -17,7 +17,7 @@ def grants() -> str:
 
 
 def test_the_daemon_runs_with_the_grants_of_the_readme(world: World) -> None:
-    """Relay, workers and verify do all they do as a role that owns nothing."""
+    """Relay, workers, refresher and commands do all they do as a role that owns nothing."""
     role = f"worker_{world.name}"
     world.sql(f"CREATE ROLE {role} LOGIN")
     world.sql(grants().replace(" TO worker;", f" TO {role};"))
@@ -28,9 +28,18 @@ def test_the_daemon_runs_with_the_grants_of_the_readme(world: World) -> None:
         world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'title', 'body')")
         world.wait_until_level()
         daemon.wait_for("relay.outbox_trimmed")
-        assert world.syncer("verify", environment=as_role).returncode == 0
-        assert world.syncer("backfill", "blogpost", environment=as_role).returncode == 0
-        assert world.syncer("status", environment=as_role).returncode == 0
+        for command in (
+            ("verify", "--repair"),
+            ("backfill", "blogpost"),
+            ("backfill", "blogpost", "--rebuild"),
+            ("backfill", "blogpost", "--rollback"),
+            ("backfill", "blogpost", "--drop-old"),
+            ("jobs", "list"),
+            ("explain", "blogpost", "2"),
+            ("status",),
+        ):
+            done = world.syncer(*command, environment=as_role)
+            assert done.returncode == 0, (command, done.stdout, done.stderr)
         assert daemon.stop() == 0
     finally:
         world.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")

@@ -19,10 +19,11 @@ What makes them true is the version rule, in `syncer.writer`: draw a version, th
 To read the code, begin with `syncer.worker`, the main loop, and go outward. From the top of the house to its
 ground; a module knows only those below it:
 
-    cli          the commands; puts the parts together        job_commands   those of jobs
+    cli          the commands; puts the parts together        job_commands, sandbox_commands   some of them
     demo         a blog, a rename, a question; the guide's models
     plan         what apply would do, and what that costs     explain    why one document is as it is
-    filling      jobs, followed on the screen                 terminal, findings   what commands show to a person
+    filling      jobs, followed on the screen                 comparing  documents, likewise
+    terminal, findings   what commands show to a person
     parts        what a command works with
     service      the daemon's threads                         overview   how it is doing
     rebuild      a new index beside the one that serves, until it takes its place

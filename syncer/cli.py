@@ -6,14 +6,11 @@ if what was asked for holds. An error is one sentence and a hint; ``--debug`` ad
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import signal
 import sys
 from collections.abc import Mapping
-from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
@@ -21,9 +18,9 @@ from rich.markup import escape
 
 from syncer import (
     apply as applying,
-    compose,
     definition,
     findings,
+    halting,
     index as elastic,
     job_commands,
     jobs,
@@ -31,6 +28,7 @@ from syncer import (
     overview,
     postgres,
     rebuild as rebuilding,
+    sandbox_commands,
     schema,
     service,
     settings,
@@ -39,7 +37,8 @@ from syncer import (
     terminal,
     topic,
 )
-from syncer.errors import ConfigError, DefinitionError, DocumentError
+from syncer.comparing import compared
+from syncer.errors import ConfigError, DefinitionError
 from syncer.explain import explanation, page as explain_page
 from syncer.explain.events import Limits
 from syncer.filling import Filling
@@ -50,10 +49,8 @@ from syncer.lifecycle import Stop, Stopping
 from syncer.parts import Parts, open_parts
 from syncer.plan import caution, forecast, page
 from syncer.policy import explain
-from syncer.postgres import Connection
-from syncer.sandbox import ConsoleReporter, Sandbox
 from syncer.store import Document
-from syncer.verify import SETTLE_SECONDS, VerifyReport, verify as verify_document
+from syncer.verify import SETTLE_SECONDS
 
 app = typer.Typer(
     help="Keeps Elasticsearch documents equal to what one SELECT says about Postgres.",
@@ -61,19 +58,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-sandbox_app = typer.Typer(
-    help="Real Postgres, Kafka and Elasticsearch on this machine, to try things on.", no_args_is_help=True
-)
-app.add_typer(sandbox_app, name="sandbox")
+app.add_typer(sandbox_commands.app, name="sandbox")
 app.add_typer(job_commands.app, name="jobs")
 
 out = terminal.console(sys.stdout)
 err = terminal.console(sys.stderr)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
-Folder = Annotated[
-    Path | None, typer.Option("--folder", help="Where the sandbox lives. Each folder is a sandbox of its own.")
-]
 
 
 def _print_version(wanted: bool) -> None:
@@ -145,7 +136,7 @@ def plan(
     index), documents, fill_seconds, sampled, compose, tables, warnings and sample.
     """
     loaded = settings.load()
-    telemetry.configure(loaded.log)
+    telemetry.configure(loaded.log, is_command=True)
     with postgres.connect(loaded.postgres, name="plan") as connection:
         client = elastic.connect(loaded.elasticsearch)
         index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
@@ -226,7 +217,7 @@ def backfill(
         "--rate", wanted=rate is not None, among={"a backfill or --rebuild": rebuild or not any(steps.values())}
     )
     with open_parts("backfill") as parts:
-        chosen = _one_document(parts.connection, document)
+        chosen = parts.document(document)
         filling = Filling(parts, out=out, err=err, despite_parked=despite_parked)
         if abandon:
             dropped = rebuilding.abandon(parts.connection, parts.indices, document)
@@ -243,7 +234,7 @@ def backfill(
                 jobs.set_rate(parts.connection, fill.job, rate)
             filling.fill(fill)
         else:
-            _require_going(chosen)
+            halting.require_going(chosen)
             filling.follow(chosen, _job(parts, chosen, where=where, ids=ids, rate=rate).id)
 
 
@@ -338,13 +329,13 @@ def verify(
     drawn_after and drawn_before.
     """
     with open_parts("verify") as parts:
-        chosen = (
-            [_one_document(parts.connection, document)] if document else list(store.served(parts.connection).values())
-        )
+        chosen = [parts.document(document)] if document else list(store.served(parts.connection).values())
         if not chosen:
             raise DefinitionError("No document is in force", hint="Run: syncer apply")
-        asked = _Asked(settle_seconds=settle, sample=sample, values=values, repair=repair)
-        reports = [_verify(parts, one, asked) for one in chosen]
+        reports = [
+            compared(parts, one, err=err, settle_seconds=settle, sample=sample, values=values, repair=repair)
+            for one in chosen
+        ]
     if as_json:
         typer.echo(json.dumps([one.as_json() for one in reports], indent=2))
     else:
@@ -377,7 +368,7 @@ def explain_document(
     refresh and dead_letter.
     """
     with open_parts("explain") as parts:
-        _one_document(parts.connection, document)
+        parts.document(document)
         chosen = [one for one in store.documents(parts.connection) if one.name == document]
         limits = Limits(seconds=seconds)
         seen = explanation.read(parts.connection, parts.index, parts.settings.kafka, chosen, id_, limits=limits)
@@ -413,88 +404,3 @@ def demo(
     holds = play_models(out, models, keep=keep) if models else play(out, keep=keep, posts=posts or 5000)
     if not holds:
         raise typer.Exit(1)
-
-
-# The sandbox
-
-
-@sandbox_app.command("start")
-def sandbox_start(*, folder: Folder = None, as_json: AsJson = False) -> None:
-    """Start the servers, and print the three settings: eval "$(syncer sandbox start)"."""
-    environment = Sandbox(folder, report=ConsoleReporter(err)).start().environment()
-    if as_json:
-        typer.echo(json.dumps(environment))
-    else:
-        for name, value in environment.items():
-            typer.echo(f"export {name}={value}")
-
-
-@sandbox_app.command("stop")
-def sandbox_stop(*, folder: Folder = None) -> None:
-    """Stop the servers. Their data stays."""
-    Sandbox(folder, report=ConsoleReporter(err)).stop()
-
-
-@sandbox_app.command("status")
-def sandbox_status(*, folder: Folder = None, as_json: AsJson = False) -> None:
-    """Which servers run, and where. Exit code 0 only if all do."""
-    seen = Sandbox(folder).status()
-    if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(seen), indent=2, default=str))
-    else:
-        terminal.show_sandbox(out, seen)
-    if seen.endpoints is None:
-        raise typer.Exit(1)
-
-
-# What the commands share
-
-
-def _one_document(connection: Connection, name: str) -> Document:
-    documents = store.served(connection)
-    if name not in documents:
-        known = ", ".join(documents) or "none; run: syncer apply"
-        raise DefinitionError(f"No document {name} is in force", hint=f"In force: {known}")
-    return documents[name]
-
-
-def _require_going(document: Document) -> None:
-    if document.halted is not None:
-        what, _, hint = document.halted.partition("\n")
-        raise DocumentError(
-            f"{document.name} is halted: {what}", hint=hint, document=document.name, generation=document.generation
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """How to verify."""
-
-    settle_seconds: float
-    sample: int | None
-    values: bool
-    repair: bool
-
-
-def _verify(parts: Parts, document: Document, asked: _Asked) -> VerifyReport:
-    halted = partial(VerifyReport, document=document.name, index_name=document.index_name)
-    if document.halted is not None:
-        return halted(halted=document.halted)
-    writer = parts.writer()
-    try:
-        expected = asked.sample or compose.count(parts.connection, document)
-        with terminal.progress(err, f"comparing {document.name}", expected) as advance:
-            return verify_document(
-                parts.connect,
-                document,
-                index=parts.index,
-                settle_seconds=asked.settle_seconds,
-                sample=asked.sample,
-                values=asked.values,
-                repair=writer if asked.repair else None,
-                progress=advance,
-            )
-    except DocumentError as error:
-        return halted(halted=f"{error.message}\n{error.hint}")
-    finally:
-        writer.close()

@@ -7,16 +7,17 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.markup import escape
 
-from syncer import compose, findings, rebuild, store, terminal
+from syncer import findings, halting, rebuild, store, terminal
 from syncer.apply import Fill
 from syncer.backfill import Follower
-from syncer.errors import DocumentError, IndexingError, JobError, SyncerError
+from syncer.comparing import compared
+from syncer.errors import IndexingError, JobError, SyncerError
 from syncer.job import Job, JobState
 from syncer.lifecycle import Stop
 from syncer.model import Role
 from syncer.parts import Parts
 from syncer.store import Document
-from syncer.verify import VerifyReport, verify
+from syncer.verify import VerifyReport
 
 
 class Filling:
@@ -103,7 +104,7 @@ class Filling:
         parts = self._parts
         with terminal.doing(self._err, f"settling {building.index_name}"):
             rebuild.settle(parts.connection, parts.indices, building, seconds_max=rebuild.SETTLE_SECONDS_MAX)
-        report = self._verified(building)
+        report = compared(parts, building, err=self._err, repair=True)
         findings.show_verify(self._out, report)
         if not report.holds:
             self._require_acceptable(building, report)
@@ -114,16 +115,6 @@ class Filling:
             f"Once it is not needed any more: syncer backfill {serving.name} --drop-old",
             style="dim",
         )
-
-    def _verified(self, building: Document) -> VerifyReport:
-        parts = self._parts
-        writer = parts.writer()
-        try:
-            expected = compose.count(parts.connection, building)
-            with terminal.progress(self._err, f"comparing {building.index_name}", expected) as advance:
-                return verify(parts.connect, building, index=parts.index, repair=writer, progress=advance)
-        finally:
-            writer.close()
 
     def _require_acceptable(self, building: Document, report: VerifyReport) -> None:
         """Refuse an index that differs, unless in no more than what the one that serves lacks too, or was accepted."""
@@ -153,16 +144,8 @@ def _require_done(job: Job, document: Document | None) -> None:
     """
     if job.state is JobState.DONE:
         return
-    if document is not None and document.halted is not None:
-        what, _, hint = document.halted.partition("\n")
-        if document.role is Role.BUILDING:
-            hint = f"{hint}\nTo begin anew: syncer backfill {document.name} --rebuild. To give it up: --abandon"
-        raise DocumentError(
-            f"{document.index_name} is halted: {what}",
-            hint=hint,
-            document=document.name,
-            generation=document.generation,
-        )
+    if document is not None:
+        halting.require_going(document)
     what, _, hint = (job.error or "").partition("\n")
     raise JobError(f"Job {job.id} was {job.state}: {what}", hint=hint)
 

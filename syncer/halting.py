@@ -19,7 +19,27 @@ import structlog
 
 from syncer import store, telemetry
 from syncer.errors import DocumentError
+from syncer.model import Role
 from syncer.postgres import Connection
+from syncer.store import Document
+
+
+def require_going(document: Document) -> None:
+    """Refuse to work on a document that is halted.
+
+    Raises:
+        DocumentError: With what happened, and what to do.
+    """
+    if document.halted is not None:
+        what, _, hint = document.halted.partition("\n")
+        if document.role is Role.BUILDING:
+            hint = f"{hint}\nTo begin anew: syncer backfill {document.name} --rebuild. To give it up: --abandon"
+        raise DocumentError(
+            f"{document.index_name} is halted: {what}",
+            hint=hint,
+            document=document.name,
+            generation=document.generation,
+        )
 
 
 def halt(connection: Connection, error: DocumentError) -> bool:

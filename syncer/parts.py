@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from syncer import index as elastic, postgres, schema, service, settings, telemetry
+from syncer import index as elastic, postgres, schema, service, settings, store, telemetry
+from syncer.errors import DefinitionError
 from syncer.index import Index
 from syncer.indices import Indices
 from syncer.lifecycle import Stop
 from syncer.postgres import Connection
 from syncer.refresher import Refresher
 from syncer.settings import Settings
+from syncer.store import Document
 from syncer.writer import Writer
 
 
@@ -45,6 +47,18 @@ class Parts:
         """Another connection to Postgres."""
         return postgres.connect(self.settings.postgres, name=self.name)
 
+    def document(self, name: str) -> Document:
+        """The document of that name, in the index that searches find.
+
+        Raises:
+            DefinitionError: There is none.
+        """
+        documents = store.served(self.connection)
+        if name not in documents:
+            known = ", ".join(documents) or "none; run: syncer apply"
+            raise DefinitionError(f"No document {name} is in force", hint=f"In force: {known}")
+        return documents[name]
+
     def writer(self) -> Writer:
         """A writer with a connection of its own; to be closed."""
         return Writer(connect=self.connect, index=self.index, pause=Stop().pause, name=self.name)
@@ -62,7 +76,7 @@ def open_parts(name: str) -> Parts:
         psycopg.Error, elasticsearch.ApiError, elasticsearch.TransportError: A server does not answer.
     """
     loaded = settings.load()
-    telemetry.configure(loaded.log)
+    telemetry.configure(loaded.log, is_command=True)
     connection = postgres.connect(loaded.postgres, name=name)
     schema.require_current(connection)
     client = elastic.connect(loaded.elasticsearch)

@@ -18,9 +18,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from syncer import apply, store
+from syncer import apply, halting, store
 from syncer.apply import Change, Fill, Step
-from syncer.errors import DefinitionError, DocumentError, IndexingError
+from syncer.errors import DefinitionError, IndexingError
 from syncer.indices import Indices
 from syncer.model import Role
 from syncer.postgres import Connection
@@ -42,7 +42,7 @@ def begin(connection: Connection, indices: Indices, name: str, *, tell: Callable
     if building is not None and building.halted is None:
         step = Step(document=building, change=Change.BUILDING, before=served)
     else:
-        _require_going(served)
+        halting.require_going(served)
         document = apply.anew(building or served, in_force.generations[name] + 1)
         step = Step(document=document, change=Change.REBUILD, before=served)
     decided = apply.assemble(connection, [step], in_force)
@@ -156,20 +156,9 @@ def _require_standby(rows: dict[Role, Document], name: str) -> Document:
     return standby
 
 
-def _require_going(document: Document) -> None:
-    if document.halted is not None:
-        what, _, hint = document.halted.partition("\n")
-        raise DocumentError(
-            f"{document.index_name} is halted: {what}",
-            hint=hint,
-            document=document.name,
-            generation=document.generation,
-        )
-
-
 def _require_current(document: Document) -> None:
     """Refuse to let an index serve that may lack something."""
-    _require_going(document)
+    halting.require_going(document)
     if not document.is_filled:
         raise DefinitionError(
             f"{document.index_name} has not been filled", hint=f"To fill it and go on: {_command(document.name)}"

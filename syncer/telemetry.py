@@ -46,8 +46,13 @@ INCARNATION_ENTERED: Final = "incarnation.entered"
 TOPIC_TROUBLED: Final = "topic.troubled"
 
 
-def configure(settings: LogSettings) -> None:
-    """Send structlog's events, and librdkafka's, to standard error."""
+def configure(settings: LogSettings, *, is_command: bool = False) -> None:
+    """Send structlog's events, and librdkafka's, to standard error; a command says most of it itself.
+
+    Args:
+        settings: What is logged, and how.
+        is_command: Whether somebody waits for the end of it.
+    """
     console = settings.format == "console" or (settings.format == "auto" and sys.stderr.isatty())
     renderer: Any = (
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
@@ -55,6 +60,8 @@ def configure(settings: LogSettings) -> None:
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
     level = logging.getLevelNamesMapping()[settings.level.upper()]
+    if is_command and level == logging.INFO:
+        level = logging.WARNING
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

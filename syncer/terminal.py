@@ -18,7 +18,6 @@ from syncer.apply import Change, Plan
 from syncer.errors import SyncerError
 from syncer.job import Job, JobState
 from syncer.overview import DocumentOverview, Overview
-from syncer.sandbox import Status
 from syncer.store import Document
 
 _PIPE_COLUMNS = 400
@@ -69,6 +68,7 @@ def _plain_progress(console: Console, label: str, total: int) -> Callable[[int],
 
 
 def table(*columns: str) -> Table:
+    """A table without lines."""
     """A table without lines."""
     return Table(*columns, box=None, pad_edge=False, header_style="bold")
 
@@ -239,12 +239,3 @@ def _filled(document: DocumentOverview) -> str:
     if document.halted is not None:
         return "[red]halted: see below"
     return "[green]yes" if document.is_filled else "[red]no: run syncer apply"
-
-
-def show_sandbox(console: Console, seen: Status) -> None:
-    """Which servers run, and where."""
-    servers = table("server", "state", "process", "address", "log")
-    for one in seen.servers:
-        state = "[green]running" if one.running else "[red]stopped"
-        servers.add_row(one.name, state, str(one.pid or ""), one.address or "", str(one.log_file))
-    console.print(servers)

@@ -1,0 +1,57 @@
+"""Comparing: a document with its SELECT, in view of whoever asked for it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rich.console import Console
+
+from syncer import compose, terminal
+from syncer.errors import DocumentError
+from syncer.parts import Parts
+from syncer.store import Document
+from syncer.verify import SETTLE_SECONDS, VerifyReport, verify
+
+
+def compared(
+    parts: Parts,
+    document: Document,
+    *,
+    err: Console,
+    settle_seconds: float = SETTLE_SECONDS,
+    sample: int | None = None,
+    values: bool = False,
+    repair: bool = False,
+) -> VerifyReport:
+    """Verify one document in one index; one that is halted, or has to be, says so in the report.
+
+    Args:
+        parts: The servers.
+        document: Which.
+        err: Where to show how far it is.
+        settle_seconds: As `verify` takes it, like the following.
+        sample: How many, chosen at random; None for all.
+        values: Whether to report the values that differ.
+        repair: Whether to write again what differs.
+    """
+    halted = partial(VerifyReport, document=document.name, index_name=document.index_name)
+    if document.halted is not None:
+        return halted(halted=document.halted)
+    writer = parts.writer()
+    try:
+        expected = sample or compose.count(parts.connection, document)
+        with terminal.progress(err, f"comparing {document.index_name}", expected) as advance:
+            return verify(
+                parts.connect,
+                document,
+                index=parts.index,
+                settle_seconds=settle_seconds,
+                sample=sample,
+                values=values,
+                repair=writer if repair else None,
+                progress=advance,
+            )
+    except DocumentError as error:
+        return halted(halted=f"{error.message}\n{error.hint}")
+    finally:
+        writer.close()

@@ -44,7 +44,7 @@ ground; a module knows only those below it:
     topic        Kafka                                        index      documents → Elasticsearch
     indices      physical indices and their aliases           holdings   what Elasticsearch holds
     dependency   what a document depends on                   definition a document's folder
-    route        from changed rows to ids, as SQL
+    route        from changed rows to ids, as SQL             uses       what was found out, and is kept
     derivation   from a SELECT, which documents a row touches graph      its tables, conditions, paths
     probe        what a query reads, asked of Postgres        shape      the columns and views that it relies on
     capturable   of which relations triggers see every change

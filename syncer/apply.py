@@ -18,9 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from syncer import capture, compose, dependency, jobs, store, trial
+from syncer import capturable, capture, compose, jobs, store, trial
 from syncer.definition import Definition
-from syncer.dependency import Dependencies
 from syncer.errors import ConfigError, DefinitionError
 from syncer.indices import Indices
 from syncer.job import JobKind
@@ -28,6 +27,7 @@ from syncer.model import Role, Target
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.store import Document
 from syncer.trigger import Capture
+from syncer.uses import Dependencies
 
 
 class Change(StrEnum):
@@ -188,6 +188,8 @@ def step(connection: Connection, indices: Indices, definition: Definition, in_fo
         ComposeError: Its SELECT returns an id more than once.
         IndexingError: Elasticsearch refuses its index.json, whatever the index.
     """
+    from syncer import dependency  # noqa: PLC0415 - it parses SQL, which few commands need, and takes long to load
+
     before, lost = in_force.documents.get(definition.name), in_force.lost
     generation = in_force.generations.get(definition.name, 0) + 1
     after = Document(
@@ -279,7 +281,7 @@ def _captures(connection: Connection, documents: Iterable[Document]) -> Iterable
         for relation in document.dependencies.tables:
             readers.setdefault(relation, []).append(document.dependencies)
     for relation, found in sorted(readers.items()):
-        key = dependency.primary_key(connection, relation)
+        key = capturable.primary_key(connection, relation)
         routing = frozenset().union(*(one.tables[relation].routing for one in found))
         watched = frozenset().union(*(one.tables[relation].watched for one in found))
         aggregate, column = _aggregate(connection, relation, key, found)

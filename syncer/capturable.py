@@ -31,6 +31,20 @@ _KINDS = {
     "f": ("a foreign table", f"Its rows change on another server. {_NO_TRIGGER} Copy them into a table of this one."),
     "S": ("a sequence", f"{_NO_TRIGGER} Select from the table that it numbers."),
 }
+_KEY = """
+SELECT array(SELECT a.attname::text
+             FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (number, place)
+             JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number
+             WHERE k.place <= i.indnkeyatts ORDER BY k.place)
+FROM pg_index AS i
+WHERE i.indrelid = to_regclass($1)
+  AND (i.indisprimary OR i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+                     AND NOT EXISTS (SELECT FROM pg_attribute AS a
+                                     WHERE a.attrelid = i.indrelid AND NOT a.attnotnull
+                                       AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])))
+ORDER BY i.indisprimary DESC, i.indisreplident DESC, i.indnkeyatts, i.indexrelid
+LIMIT 1
+"""
 
 
 def require_capturable(connection: Connection, oid: int, file: str) -> None:
@@ -84,3 +98,19 @@ def _of_itself(relation: str, schema: str, kind: str, persistence: str) -> tuple
 
 def _refused(file: str, relation: str, what: str, hint: str) -> DefinitionError:
     return DefinitionError(f"{file} reads {relation}, which is {what}", hint=hint)
+
+
+def primary_key(connection: Connection, relation: str) -> tuple[str, ...]:
+    """The primary key's columns, in its order; or those of a unique index that does its work.
+
+    Raises:
+        DefinitionError: There is neither.
+    """
+    row = connection.execute(_KEY, (relation,)).fetchone()
+    if row is None:
+        raise DefinitionError(
+            f"{relation} has no primary key",
+            hint=f"Its changed rows cannot be told apart. Add one: ALTER TABLE {relation} ADD PRIMARY KEY (…)\n"
+            "A unique index will do as well, if its columns are NOT NULL and it is neither partial nor deferrable.",
+        )
+    return tuple(row[0])

@@ -47,7 +47,6 @@ from syncer.indices import Indices
 from syncer.job import Job, JobKind
 from syncer.lifecycle import Stop, Stopping
 from syncer.parts import Parts, open_parts
-from syncer.plan import caution, forecast, page
 from syncer.policy import explain
 from syncer.store import Document
 from syncer.verify import SETTLE_SECONDS
@@ -135,6 +134,8 @@ def plan(
     (new, in_place, reindex, triggers, fill or nothing), reason (why it needs a new
     index), documents, fill_seconds, sampled, compose, tables, warnings and sample.
     """
+    from syncer.plan import forecast, page  # noqa: PLC0415 - it parses SQL, which takes long to load
+
     loaded = settings.load()
     telemetry.configure(loaded.log, is_command=True)
     with postgres.connect(loaded.postgres, name="plan") as connection:
@@ -156,6 +157,8 @@ def apply(
     timeout: Annotated[float, typer.Option(help="Seconds to go on asking for the lock of a table in use.")] = 60,
 ) -> None:
     """Put the definitions of the config folder in force: indices, triggers, and a first fill."""
+    from syncer.plan import caution, page  # noqa: PLC0415 - as above
+
     with open_parts("apply") as parts:
         decided = applying.plan(parts.connection, parts.indices, definition.load_all(settings.config_folder()))
         terminal.show_plan(out, decided)

@@ -8,80 +8,23 @@ refused until it says it itself, in ``affects/<table>.sql``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from syncer import shape
+from syncer.capturable import primary_key
 from syncer.definition import Definition
 from syncer.errors import DefinitionError
 from syncer.graph import Node
 from syncer.postgres import Connection
 from syncer.probe import Probe, Read, TableName, place_of, probe, table_name, tables, unnamed_column
-from syncer.route import ROWS_MARK, Lookup, Routes
+from syncer.route import ROWS_MARK, Routes
 from syncer.shape import Shape
+from syncer.uses import Dependencies, Field, TableUse
 
 _ROWS = "%(rows)s"
 
 # Columns that say what and where a document is.
 _NO_FIELDS = frozenset({"_id", "_routing"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """A column of the SELECT that becomes a field of the document."""
-
-    name: str
-    type: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableUse:
-    """How one document uses one table.
-
-    Args:
-        relation: ``schema.table``, quoted where SQL needs it.
-        watched: The columns that the SELECT reads.
-        routing: The columns that say which documents a row belongs to; the key among them.
-        id_columns: Columns whose value is the id of a document that the row touches.
-        affected: Queries over the changed rows, ``$1::jsonb``, that return the ids of the others.
-        is_derived: Whether that was derived from the SELECT, rather than said by the definition.
-    """
-
-    relation: str
-    watched: frozenset[str]
-    routing: frozenset[str]
-    id_columns: tuple[str, ...]
-    affected: tuple[str, ...]
-    is_derived: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dependencies:
-    """What a document's SELECT reads and returns.
-
-    Args:
-        canonical_select: The SELECT as Postgres understood it.
-        id_type: The type of ``_id``.
-        fields: Every column but ``_id`` and ``_routing``, in order.
-        has_routing: Whether there is a column ``_routing``.
-        root: The table whose row a document is; None if ``_id`` is not a unique column of one.
-        root_key: The column of the root that ``_id`` is.
-        tables: How each table is used, by relation.
-        views: The views that are read, by way of which some of the tables are.
-        lookups: What should be indexed.
-        shapes: What the catalogue said of each relation and column that is named, when it was asked.
-    """
-
-    canonical_select: str
-    id_type: str
-    fields: tuple[Field, ...]
-    root: str | None
-    root_key: str | None
-    tables: dict[str, TableUse]
-    views: tuple[str, ...]
-    lookups: tuple[Lookup, ...]
-    shapes: dict[str, Shape]
-    has_routing: bool = False
 
 
 def analyse(connection: Connection, definition: Definition) -> Dependencies:
@@ -255,38 +198,6 @@ class _Analysis:
 
 # The primary key, or what does its work: an index of columns that are never null, which no two rows ever share, not
 # even for the length of a statement. The one that replication was told to use comes before others, then the shortest.
-_KEY = """
-SELECT array(SELECT a.attname::text
-             FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (number, place)
-             JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number
-             WHERE k.place <= i.indnkeyatts ORDER BY k.place)
-FROM pg_index AS i
-WHERE i.indrelid = to_regclass($1)
-  AND (i.indisprimary OR i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
-                     AND NOT EXISTS (SELECT FROM pg_attribute AS a
-                                     WHERE a.attrelid = i.indrelid AND NOT a.attnotnull
-                                       AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])))
-ORDER BY i.indisprimary DESC, i.indisreplident DESC, i.indnkeyatts, i.indexrelid
-LIMIT 1
-"""
-
-
-def primary_key(connection: Connection, relation: str) -> tuple[str, ...]:
-    """The primary key's columns, in its order; or those of a unique index that does its work.
-
-    Raises:
-        DefinitionError: There is neither.
-    """
-    row = connection.execute(_KEY, (relation,)).fetchone()
-    if row is None:
-        raise DefinitionError(
-            f"{relation} has no primary key",
-            hint=f"Its changed rows cannot be told apart. Add one: ALTER TABLE {relation} ADD PRIMARY KEY (…)\n"
-            "A unique index will do as well, if its columns are NOT NULL and it is neither partial nor deferrable.",
-        )
-    return tuple(row[0])
-
-
 def _affects(connection: Connection, definition: Definition, relation: str) -> tuple[str, str | None]:
     """The file and the text of the affects query for a table, if the definition has one."""
     for name, query in definition.affects.items():

@@ -18,22 +18,10 @@ from syncer.errors import DefinitionError
 from syncer.graph import PLAIN_TYPES, Graph, Hop, Node, Path, numbers, of_one_row
 from syncer.postgres import Connection
 from syncer.probe import Probe
+from syncer.uses import Lookup
 
 ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
 """Stands for the changed rows until a query is run; deparsing gives it back letter by letter."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lookup:
-    """An equality by which composing, or finding what a change touches, reaches into a table.
-
-    Args:
-        relation: Which table.
-        columns: What is compared, each a column or an expression as SQL has it. An index should lead with them.
-    """
-
-    relation: str
-    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,10 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from syncer.dependency import Dependencies, Field, TableUse
 from syncer.model import Role, Target
 from syncer.postgres import Connection, value
-from syncer.route import Lookup
 from syncer.shape import Shape
+from syncer.uses import Dependencies, Field, Lookup, TableUse
 
 _GENERATIONS = "SELECT index_name, generation, role, halted IS NOT NULL FROM syncer.document"
 _DOCUMENTS = """

@@ -17,12 +17,12 @@ from typing import Any
 
 import psycopg
 
-from syncer import capture, dependency, schema
+from syncer import capturable, capture, dependency, schema
 from syncer.definition import Definition
-from syncer.dependency import Dependencies
 from syncer.model import Change, Operation
 from syncer.postgres import Connection
 from syncer.trigger import Capture
+from syncer.uses import Dependencies
 
 Contents = Mapping[str, Sequence[str]]
 """For each id, the rows that the SELECT returns for it, as text."""
@@ -92,7 +92,7 @@ class Judge:
         schema.migrate(self.connection)
         for (relation,) in self.connection.execute(_TABLES).fetchall():
             every = frozenset(row[0] for row in self.connection.execute(_COLUMNS, (relation,)))
-            key = dependency.primary_key(self.connection, relation)
+            key = capturable.primary_key(self.connection, relation)
             captured = Capture(
                 relation=relation, key=key, watched=every, routing=every, aggregate=relation, aggregate_column=key[0]
             )

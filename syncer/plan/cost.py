@@ -16,7 +16,7 @@ from psycopg import errors as pg, sql
 from sqlglot import exp
 
 from syncer.postgres import Connection, bounded, value
-from syncer.route import Lookup
+from syncer.uses import Lookup
 
 SAMPLE_ROWS = 20
 """How many rows of a table are taken for changed ones."""

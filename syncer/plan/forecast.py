@@ -20,7 +20,6 @@ from syncer import apply, compose, definition, schema, store
 from syncer.apply import Standing, Step
 from syncer.compose import Row
 from syncer.definition import Definition
-from syncer.dependency import TableUse
 from syncer.errors import DefinitionError, SyncerError
 from syncer.index import Index
 from syncer.indices import Indices
@@ -32,6 +31,7 @@ from syncer.policy import explain
 from syncer.postgres import Connection, value
 from syncer.store import Document
 from syncer.trigger import Capture
+from syncer.uses import TableUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

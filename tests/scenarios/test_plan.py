@@ -23,7 +23,7 @@ from syncer.plan import caution, cost, estimate, forecast
 from syncer.plan.caution import Kind
 from syncer.plan.estimate import Outcome, Trial
 from syncer.plan.forecast import DocumentForecast, Forecast
-from syncer.route import Lookup
+from syncer.uses import Lookup
 from tests.harness import BLOG_SCHEMA, REPOSITORY, World, wait_until
 
 POSTS = """

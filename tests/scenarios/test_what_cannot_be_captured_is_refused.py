@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from syncer import capture, definition, dependency
+from syncer import capturable, capture, definition, dependency
 from syncer.errors import DefinitionError
 from tests.capturing import define, install, plan, written
 from tests.harness import World
@@ -109,10 +109,10 @@ def test_a_unique_index_does_the_work_of_a_primary_key(
     empty_world.sql(f"CREATE TABLE things ({columns}); {then}")
     with empty_world.connect() as connection:
         if key is not None:
-            assert dependency.primary_key(connection, "public.things") == key
+            assert capturable.primary_key(connection, "public.things") == key
         else:
             with pytest.raises(DefinitionError, match="has no primary key") as refused:
-                dependency.primary_key(connection, "public.things")
+                capturable.primary_key(connection, "public.things")
             assert "unique index" in refused.value.hint
 
 

@@ -10,6 +10,7 @@ import elasticsearch
 
 from syncer import outbox, store, topic
 from syncer.index import Index
+from syncer.job import Job, unfinished
 from syncer.model import Role, Target
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.settings import KafkaSettings
@@ -82,6 +83,7 @@ class Overview:
         topic_waiting: Published changes that no worker has done.
         epoch: The epoch of versions.
         documents: Every document in force.
+        jobs: The jobs that are not finished, oldest first.
     """
 
     leader: Leader | None
@@ -91,6 +93,7 @@ class Overview:
     topic_waiting: int
     epoch: int
     documents: tuple[DocumentOverview, ...]
+    jobs: tuple[Job, ...]
 
     @property
     def is_well(self) -> bool:
@@ -103,7 +106,7 @@ class Overview:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "is_well": self.is_well}
+        return {**asdict(self), "jobs": [one.as_json() for one in self.jobs], "is_well": self.is_well}
 
 
 def read(connection: Connection, index: Index, kafka: KafkaSettings) -> Overview:
@@ -127,6 +130,7 @@ def read(connection: Connection, index: Index, kafka: KafkaSettings) -> Overview
             for document in in_force
             if document.role is Role.SERVING
         ),
+        jobs=tuple(unfinished(connection)),
     )
 
 

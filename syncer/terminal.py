@@ -224,6 +224,10 @@ def show_overview(console: Console, seen: Overview) -> None:
             "\n".join("[red]gone or closed" if number is None else f"{number:,}" for number in one.targets.values()),
         )
     console.print(documents if seen.documents else "No document is in force. Run: syncer apply")
+    for job in seen.jobs:
+        total = "?" if job.documents_total is None else f"{job.documents_total:,}"
+        said = f"job {job.id}, {job.kind} of {job.index_name}: {job.documents_done:,} of {total}"
+        console.print(f"\n{said}, {pace(job)}".removesuffix(", "))
     for one in seen.documents:
         if one.halted is not None:
             console.print(f"\n[bold red]{one.name} is halted:[/] {escape(one.halted)}")

@@ -86,6 +86,7 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
         "epoch",
         "documents",
         "is_well",
+        "jobs",
     }
     assert idle["leader"] is None
     assert idle["is_well"] is False

@@ -442,23 +442,25 @@ def test_an_id_that_comes_twice_is_explained_and_can_be_mended(empty_world: Worl
 # A second apply
 
 
-def test_a_mapping_that_cannot_change_in_place_is_refused(world: World) -> None:
-    """A field that changes its type is refused; what was in force stays, and documents still follow."""
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"title": { "type": "text" }', '"title": { "type": "keyword" }', ("title", "text", "keyword")),
+        ('"number_of_shards": 1', '"number_of_shards": 2', ("number_of_shards",)),
+    ],
+)
+def test_what_cannot_change_in_place_gets_a_new_index(world: World, old: str, new: str, said: tuple[str, ...]) -> None:
+    """A field's type and a setting that an index keeps for life: apply says why, and builds a new index."""
+    before = world.index_of()
     mapping = world.document_folder / "index.json"
-    mapping.write_text(mapping.read_text().replace('"title": { "type": "text" }', '"title": { "type": "keyword" }'))
-    explained(command(world, "apply", "--yes"), "blogpost", "title", "text", "keyword", "new index")
-    assert world.sql("SELECT generation, filled_at IS NOT NULL FROM syncer.document") == [(1, True)]
+    mapping.write_text(mapping.read_text().replace(old, new))
     world.sql(BLOG)
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
-        world.drain(relay, worker)
-
-
-def test_a_setting_that_cannot_change_in_place_is_refused(world: World) -> None:
-    """A setting that an index keeps for life is refused, not ignored; what was in force stays."""
-    mapping = world.document_folder / "index.json"
-    mapping.write_text(mapping.read_text().replace('"number_of_shards": 1', '"number_of_shards": 2'))
-    explained(command(world, "apply", "--yes"), "blogpost", "number_of_shards", "new index")
-    assert world.sql("SELECT generation FROM syncer.document") == [(1,)]
+    done = command(world, "apply", "--yes")
+    assert done.returncode == 0, done.stderr
+    for word in (*said, "needs a new index", "is searched in", "--rollback"):
+        assert word in done.stdout
+    assert world.index_of() != before
+    assert world.differences() == []
 
 
 def test_a_setting_that_can_change_in_place_does(world: World) -> None:

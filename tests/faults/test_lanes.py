@@ -238,7 +238,7 @@ def test_a_pause_stops_all_lanes_at_once(world: World, connection: Connection) -
             return run
 
         def pages_next() -> int:
-            [(number,)] = world.sql("SELECT pages_next FROM syncer.job")
+            [(number,)] = world.sql("SELECT pages_next FROM syncer.job WHERE id = %s", job.id)
             return int(number)
 
         def watch() -> None:

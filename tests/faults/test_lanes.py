@@ -28,7 +28,8 @@ LANES = 6
 
 @pytest.fixture
 def connection(world: World) -> Iterator[Connection]:
-    """For the test's own looks and steps."""
+    """For the test's own looks and steps; there is no job yet."""
+    world.sql("DELETE FROM syncer.job")
     with world.connect() as made:
         yield made
 

@@ -30,8 +30,9 @@ EVERY_ID = [str(one) for one in range(1, 26)]
 
 @pytest.fixture
 def connection(world: World) -> Iterator[Connection]:
-    """To a blog of 25 posts."""
+    """To a blog of 25 posts, and no job yet."""
     world.sql(POSTS)
+    world.sql("DELETE FROM syncer.job")
     with world.connect() as made:
         yield made
 

@@ -17,6 +17,7 @@ from syncer.drift import Drift, compare
 from syncer.errors import DocumentError, SyncerError
 from syncer.holdings import Copy as Stored
 from syncer.index import Index
+from syncer.job import Job, unfinished
 from syncer.model import Place
 from syncer.policy import Action, at_work_for, decide
 from syncer.postgres import Connection
@@ -90,12 +91,14 @@ class Standing:
         look: Both sides.
         copies: What Elasticsearch holds.
         dead_letter: If it is parked: why.
+        jobs: The jobs that are writing this index, and may yet come to the document.
     """
 
     document: Document
     look: Look
     copies: tuple[Copy, ...]
     dead_letter: DeadLetter | None
+    jobs: tuple[Job, ...]
 
     @property
     def fields(self) -> dict[str, tuple[Any, Any]]:
@@ -153,6 +156,7 @@ def standing(connection: Connection, index: Index, document: Document, id_: str,
         look=seen,
         copies=tuple(_copy(connection, index, one) for one in seen.copies),
         dead_letter=store.dead_letter(connection, document.index_name, id_),
+        jobs=tuple(unfinished(connection, document.index_name)),
     )
 
 

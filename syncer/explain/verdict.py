@@ -24,7 +24,7 @@ class Verdict(StrEnum):
     ABSENT = "absent"
     """Neither side has it."""
     BEHIND = "behind"
-    """It differs, and a change that touches it is on its way."""
+    """It differs, and a change that touches it is on its way, or a job that may write it."""
     UNFILLED = "unfilled"
     """It differs, and its index has not been filled yet."""
     PARKED = "parked"
@@ -149,6 +149,8 @@ _HOW = {
 def _different(standing: Standing, flow: Flow, how: str) -> Answer:
     """The verdict on what differs though nothing that touches it was found on its way."""
     document = standing.document
+    if standing.jobs:
+        return _being_written(standing, how)
     if not document.is_filled:
         refill = "apply" if document.role is Role.SERVING else f"backfill {document.name} --rebuild"
         return Answer(
@@ -169,6 +171,19 @@ def _different(standing: Standing, flow: Flow, how: str) -> Answer:
             "What is written without a version, over syncer's own, looks like this."
         )
     return Answer(verdict=Verdict.DRIFTED, says=f"{how}, and nothing is on its way.", hint=hint)
+
+
+def _being_written(standing: Standing, how: str) -> Answer:
+    """The verdict on what a job may yet come to."""
+    job = standing.jobs[0]
+    which = "all documents" if job.kind.is_whole else "some documents"
+    total = "an unknown number" if job.documents_total is None else f"{job.documents_total:,}"
+    paused = ", but is paused" if job.is_paused else ""
+    return Answer(
+        verdict=Verdict.BEHIND,
+        says=f"{how}; job {job.id} ({job.kind}) is writing {which}{paused}: {job.documents_done:,} of {total} done.",
+        hint=f"To follow it: syncer jobs show {job.id}",
+    )
 
 
 def _unsure(flow: Flow, index_name: str) -> str | None:

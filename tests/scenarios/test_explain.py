@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from syncer import outbox, store, topic
+from syncer import jobs, outbox, store, topic
 from syncer.affected import AffectedReader
 from syncer.errors import DefinitionError
 from syncer.explain import events, explanation
 from syncer.explain.events import Flow, Limits, Stage
 from syncer.explain.explanation import Explanation
 from syncer.explain.verdict import Verdict
+from syncer.job import JobKind
 from syncer.model import Change
 from syncer.relay import Relay
 from syncer.topic import ChangeProducer
@@ -319,6 +320,26 @@ def test_a_document_that_was_not_filled(world: World) -> None:
     seen = explained(world)
     assert verdict(seen) is Verdict.UNFILLED
     assert "syncer apply" in seen.standings[0][1].hint
+
+
+@level
+def test_a_job_that_may_yet_write_it_is_named(world: World) -> None:
+    """What differs while a backfill is under way, or is paused, is not called drift; nor is what it will delete."""
+    with world.elasticsearch() as client:
+        client.delete(index=world.alias, id="2")
+        put(client, world, "77", None, {"title": "nobody wrote this"})
+    with world.connect() as connection, world.index() as index:
+        made = jobs.create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL)
+        assert made is not None
+        jobs.pause(connection, made.id)
+        for id_ in ("2", "77"):
+            seen = explained(world, id_)
+            assert verdict(seen) is Verdict.BEHIND
+            assert f"job {made.id} (backfill) is writing all documents, but is paused" in says(seen)
+        jobs.resume(connection, made.id)
+        world.refresh(index)
+    assert explained(world).is_equal
+    assert verdict(explained(world, "77")) is Verdict.ABSENT
 
 
 def test_a_copy_on_another_shard_is_in_the_wrong_place(empty_world: World) -> None:
@@ -629,7 +650,7 @@ def test_json_has_the_documented_keys(world: World, parts: Parts) -> None:
         (one,) = said["indices"]
         assert one.keys() == {
             "index", "role", "generation", "is_filled", "halted", "verdict", "says", "hint", "postgres",
-            "elasticsearch", "unreadable", "refresh", "dead_letter",
+            "elasticsearch", "unreadable", "refresh", "dead_letter", "jobs",
         }  # fmt: skip
         for event in said["events"]:
             assert event.keys() == {

@@ -136,7 +136,7 @@ class Composer:
                     state = store.state(self._connection, index_name)
                     if state is None or state.is_halted:
                         break  # what skips it here is made good by the fill of the next generation: `syncer.halting`
-                    if state.generation == document.generation:
+                    if (state.generation, state.role) == (document.generation, document.role):
                         absent = "" if everywhere or document.dependencies.has_routing else None
                         compositions = self._compositions(document, ids, drawn, absent)
                         return Batch(

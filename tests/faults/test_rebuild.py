@@ -14,6 +14,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from syncer import rebuild
+from syncer.errors import DocumentError
 from syncer.model import Role
 from tests.faults.writers import SEED, fill, writing
 from tests.harness import World, wait_until
@@ -309,3 +311,23 @@ def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -
         assert client.indices.get_mapping(index=blog.alias)[blog.index_of()]["mappings"]["properties"]["title"] == {
             "type": "date"
         }
+
+
+def test_who_wrote_the_new_index_knows_that_it_serves_now(blog: World) -> None:
+    """A full disk halts an index while it is being built; once searches find it, it is waited for."""
+    with blog.connect() as connection, blog.indices() as indices, blog.index() as index, blog.writer(index) as writer:
+        new = rebuild.begin(connection, indices, "blogpost", tell=lambda _: None).document
+        blog.refresh(index)
+        block(blog, new.index_name, is_blocked=True)
+        attempt = writer.compose(new.index_name, ["1000001"])
+        writer.send(attempt)
+        with pytest.raises(DocumentError, match="building"):
+            writer.settle(attempt)
+        block(blog, new.index_name, is_blocked=False)
+        rebuild.serve(connection, indices, new)
+        block(blog, new.index_name, is_blocked=True)
+        attempt = writer.compose(new.index_name, ["1000001"])
+        writer.send(attempt)
+        assert writer.settle(attempt) == ["1000001"]
+        block(blog, new.index_name, is_blocked=False)
+        assert writer.write(new.index_name, ["1000001"]).indexed == 1

@@ -30,7 +30,7 @@ SELECT name, generation, definition, index_name, write_alias, role, filled_at IS
 FROM syncer.document ORDER BY name, role <> 'serving', index_name
 """
 _STATE = """
-SELECT d.generation, d.halted IS NOT NULL,
+SELECT d.generation, d.halted IS NOT NULL, d.listings,
        EXISTS (SELECT FROM syncer.dead_letter AS l WHERE l.index_name = d.index_name)
 FROM syncer.document AS d
 WHERE d.index_name = $1
@@ -137,11 +137,13 @@ class DocumentState:
     Args:
         generation: The generation in force.
         is_halted: Whether it is to be skipped until the next generation: see `syncer.halting`.
+        listings: How often somebody has begun to list its ids for a job.
         has_dead_letters: Whether any of its documents is parked.
     """
 
     generation: int
     is_halted: bool
+    listings: int
     has_dead_letters: bool
 
 
@@ -291,8 +293,10 @@ def state(connection: Connection, index_name: str) -> DocumentState | None:
     row = connection.execute(_STATE, (index_name,)).fetchone()
     if row is None:
         return None
-    generation, is_halted, has_dead_letters = row
-    return DocumentState(generation=generation, is_halted=is_halted, has_dead_letters=has_dead_letters)
+    generation, is_halted, listings, has_dead_letters = row
+    return DocumentState(
+        generation=generation, is_halted=is_halted, listings=listings, has_dead_letters=has_dead_letters
+    )
 
 
 def installation(connection: Connection) -> str:

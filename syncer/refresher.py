@@ -98,6 +98,21 @@ class _Hand:
         return self.is_composed and not self.open
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Flight:
+    """A slice that is being sent.
+
+    Args:
+        hand: Of which page.
+        attempt: What was composed.
+        size: How many bytes that are.
+    """
+
+    hand: _Hand
+    attempt: Attempt
+    size: int
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Postponed:
     """A step of a job that is to be tried again.
@@ -151,7 +166,7 @@ class Refresher:
         self._connection: Connection | None = None
         self._lane = 0
         self._hands: list[_Hand] = []
-        self._flights: dict[Future[None], tuple[_Hand, Attempt]] = {}
+        self._flights: dict[Future[None], _Flight] = {}
         self._document_bytes: dict[str, float] = {}
         self._postponed: dict[int, _Postponed] = {}
         self._kept_at = self._looked_at = 0.0
@@ -223,7 +238,7 @@ class Refresher:
                 self._finish(report)
                 is_over = self._is_step_due()
                 waiting.extend(() if is_over else self._take())
-            if waiting and len(self._flights) < self._in_flight_max:
+            if waiting and self._has_room():
                 self._launch(waiting[0])
                 if waiting[0].is_composed:
                     waiting.popleft()
@@ -253,8 +268,15 @@ class Refresher:
                 raise
             self._write_slowly(hand, ids)
         else:
-            self._weigh(page.index_name, attempt)
-            self._flights[self._pool.submit(self._writer.send, attempt)] = (hand, attempt)
+            size = self._weigh(page.index_name, attempt)
+            self._flights[self._pool.submit(self._writer.send, attempt)] = _Flight(
+                hand=hand, attempt=attempt, size=size
+            )
+
+    def _has_room(self) -> bool:
+        """Whether another request may fly: of large documents two at once keep Elasticsearch busy."""
+        flights = self._flights.values()
+        return len(flights) < self._in_flight_max and sum(one.size for one in flights) < 2 * self._batch_bytes_max
 
     def _step_documents(self, index_name: str) -> int:
         """How many documents to compose together: by what they weighed so far."""
@@ -262,23 +284,26 @@ class Refresher:
         fitting = _UNKNOWN_DOCUMENTS if weight is None else int(self._batch_bytes_max / weight)
         return max(1, min(self._batch_documents_max, fitting))
 
-    def _weigh(self, index_name: str, attempt: Attempt) -> None:
+    def _weigh(self, index_name: str, attempt: Attempt) -> int:
+        """Remember how large documents are; how many bytes these are together."""
         sizes = [len(one.source) for one in attempt.batch.compositions if one.source is not None]
         if sizes:
             now = sum(sizes) / len(sizes)
             mean = self._document_bytes.get(index_name, now)
             # Quick to grow, slow to shrink.
             self._document_bytes[index_name] = max(now, mean + (now - mean) / _MEAN_OVER)
+        return sum(sizes)
 
     def _land(self) -> None:
         """Wait for a request, and settle those that have been answered."""
         landed, _ = wait(self._flights, timeout=_KEEP_SECONDS, return_when=FIRST_COMPLETED)
         self._keep()
-        for flight in landed:
-            hand, attempt = self._flights.pop(flight)
+        for answer in landed:
+            flight = self._flights.pop(answer)
+            hand, attempt = flight.hand, flight.attempt
             ids = [one.id for one in attempt.batch.compositions]
             try:
-                flight.result()
+                answer.result()
                 again = self._writer.settle(attempt)
             except Exception as error:
                 if decide(error) is Action.HALT:

@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import psycopg
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer import job_pages, jobs, refresher as lane, store
+from syncer import job_pages, jobs, listing, refresher as lane, store
 from syncer.errors import IndexingError
 from syncer.holdings import Holdings, View
 from syncer.index import BulkOutcome, Index
@@ -76,7 +77,7 @@ def running(made: Refresher) -> Iterator[Stop]:
 
 
 @contextmanager
-def late_writer(world: World, index: HeldIndex) -> Iterator[None]:
+def late_writer(world: World, index: HeldIndex) -> Iterator[threading.Thread]:
     """Somebody has read post 2 when the block begins, and writes it when it ends."""
 
     def write() -> None:
@@ -86,7 +87,7 @@ def late_writer(world: World, index: HeldIndex) -> Iterator[None]:
     thread = threading.Thread(target=write)
     thread.start()
     assert index.is_held.wait(30)
-    yield
+    yield thread
     index.release.set()
     thread.join(30)
 
@@ -153,21 +154,17 @@ def test_a_writer_who_writes_between_the_listing_and_the_sweep_does_not_either(
     world.sql(POSTS.format(3))
     with world.elasticsearch() as client, world.index() as index:
         held = HeldIndex(client)
-        sweep = lane.listing.sweep
-        with late_writer(world, held):
+        sweep = listing.sweep
+        with late_writer(world, held) as writing:
 
-            def release_first(*arguments: object, **options: object) -> bool:
+            def release_first(*arguments: Any, **options: Any) -> bool:
                 held.release.set()
-                wait_until(lambda: client.exists(index=world.index_of(), id="2").body or swept, what="it is written")
-                return bool(sweep(*arguments, **options))  # type: ignore[arg-type]
+                writing.join(30)
+                return sweep(*arguments, **options)
 
-            swept: list[None] = []
-            monkeypatch.setattr(lane.listing, "sweep", release_first)
-            swept_later = threading.Timer(3, lambda: swept.append(None))
-            swept_later.start()
+            monkeypatch.setattr(listing, "sweep", release_first)
             remove(world)
             world.refresh(index)
-            swept_later.cancel()
         assert world.differences() == []
     assert unfinished(connection) == []
 
@@ -269,15 +266,14 @@ def test_a_job_that_goes_away_before_its_step_ends_no_lane(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An index is put out of force with its jobs, just when a lane has found that one of them is through."""
-    due = lane.due
+    advance = jobs.advance
 
-    def drop_first(asking: Connection) -> list[Job]:
-        found = due(asking)
-        if found and found[0].state is JobState.SWEPT:
+    def drop_first(asking: Connection, job_id: int) -> Job:
+        if find(asking, job_id).state is JobState.SWEPT:
             store.drop_document(connection, the_document(connection))
-        return found
+        return advance(asking, job_id)
 
-    monkeypatch.setattr(lane, "due", drop_first)
+    monkeypatch.setattr(jobs, "advance", drop_first)
     create(connection, JobKind.BACKFILL)
     with world.index() as index, running(Refresher(connect=world.connect, index=index)):
         wait_until(lambda: not store.documents(connection), what="the document is put out of force")

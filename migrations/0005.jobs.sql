@@ -43,6 +43,9 @@ COMMENT ON COLUMN syncer.job.fills IS
 COMMENT ON COLUMN syncer.job.sequence_numbers IS
     'The greatest _seq_no of each shard before the first document was written: see the sweep in syncer/listing.py.';
 
+-- So that who has written knows whether somebody began to list all documents since he read them: see syncer/writer.py.
+ALTER TABLE syncer.document ADD COLUMN listings bigint NOT NULL DEFAULT 0;
+
 -- The ids that are yet to be written. A row goes away with the page's progress, in one transaction.
 CREATE TABLE syncer.job_page (
     job         bigint  NOT NULL REFERENCES syncer.job ON DELETE CASCADE,

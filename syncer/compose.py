@@ -79,6 +79,7 @@ class Batch:
         drawn_at: When it was drawn, by `clock`.
         document: The definition that the snapshot has in force; None if it has none, or a halted one.
         has_dead_letters: Whether the snapshot knows of parked documents.
+        listings: How often it knows that somebody has begun to list all documents.
     """
 
     compositions: tuple[Composition, ...]
@@ -86,6 +87,7 @@ class Batch:
     drawn_at: float
     document: Document | None = None
     has_dead_letters: bool = False
+    listings: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +147,7 @@ class Composer:
                             drawn_at=drawn_at,
                             document=document,
                             has_dead_letters=state.has_dead_letters,
+                            listings=state.listings,
                         )
             except DocumentError:
                 # What failed may have been a definition that is no longer in force.

@@ -7,6 +7,7 @@
     ├── TopicError         Kafka: unreachable, topic missing, offsets lost
     ├── ComposeError       a document's SELECT failed on the data
     ├── IndexingError      Elasticsearch: unreachable, unsupported, refused the index or the request
+    │   └── UnavailableError   it cannot answer as yet: to be tried again
     ├── DocumentError      one document cannot go on: what it reads has changed, its index is gone
     ├── JobError           a job cannot be made as asked, or is not there
     └── SandboxError       an embedded server could not be fetched, started or stopped
@@ -52,6 +53,10 @@ class ComposeError(SyncerError):
 
 class IndexingError(SyncerError):
     """Elasticsearch is unreachable, unsupported, or refused an index or a request."""
+
+
+class UnavailableError(IndexingError):
+    """Elasticsearch cannot answer as yet, or no longer, since a shard or a node was away."""
 
 
 class DocumentError(SyncerError):

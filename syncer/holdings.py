@@ -11,20 +11,23 @@ parse them. Only what stands around it is decoded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+import elasticsearch
 import msgspec
 from elastic_transport import Serializer
 from elasticsearch import Elasticsearch
 
-from syncer.errors import IndexingError
+from syncer.errors import IndexingError, UnavailableError
 from syncer.model import ID_BYTES_MAX, Place, Target
 from syncer.shards import Shards
 
 _KEEP_ALIVE = "20m"
 _PLACES_MAX = 1000
+_LOST = "search_context_missing_exception"
+_AGAIN = "Wait until the health of the index is green or yellow, and do the same again."
 _IN_ORDER = [{"_shard_doc": "asc"}]
 
 _SHARDS_FIELDS = "metadata.indices.*.routing_num_shards,metadata.indices.*.settings.index.number_of_shards"
@@ -162,20 +165,23 @@ class Holdings:
     @contextmanager
     def view(self, target: Target, *, shard: int | None = None) -> Iterator[View]:
         """All that a target, or one shard of it, holds as of now, as it will stay while the view is open."""
-        self._client.indices.refresh(index=target.index_name)
+        refreshed = self._client.indices.refresh(index=target.index_name).body
+        if refreshed["_shards"]["failed"]:
+            raise UnavailableError(f"Not every shard of {target.index_name} could be refreshed", hint=_AGAIN)
         preference = None if shard is None else f"_shards:{shard}"
         opened = self._client.open_point_in_time(index=target.index_name, keep_alive=_KEEP_ALIVE, preference=preference)
         point: str = opened.body["id"]
         try:
             yield View(self, point)
         finally:
-            self._client.close_point_in_time(id=point)
+            with suppress(elasticsearch.ApiError, elasticsearch.TransportError):  # it ends by itself
+                self._client.close_point_in_time(id=point)
 
     def sequence_numbers(self, target: Target) -> dict[int, int]:
         """The last sequence number of each shard as of now: every write that comes later gets a greater one.
 
         Raises:
-            IndexingError: A shard cannot be asked, since its primary is not there.
+            UnavailableError: A shard cannot be asked, since its primary is not there.
         """
         stats = self._client.indices.stats(
             index=target.index_name, level="shards", metric="docs", filter_path=_SEQUENCE_FIELDS
@@ -188,9 +194,9 @@ class Holdings:
             if any(copy["routing"]["primary"] and "seq_no" in copy for copy in copies)
         }
         if len(found) != self.shards(target).number:
-            raise IndexingError(
+            raise UnavailableError(
                 f"Not every shard of {target.index_name} has its primary",
-                hint="Wait until the health of the index is green or yellow, and do the same again.",
+                hint=_AGAIN,
             )
         return found
 
@@ -217,13 +223,18 @@ class Holdings:
         """One search in an open view.
 
         Raises:
-            IndexingError: It was cut short.
+            UnavailableError: It was cut short, or the view is lost.
         """
         # What a shard that is away has is neither missing nor one too few.
         path = "/_search?allow_partial_search_results=false"
-        answer = self._ask(_ANSWER, path, {**request, "pit": {"id": point, "keep_alive": _KEEP_ALIVE}})
+        try:
+            answer = self._ask(_ANSWER, path, {**request, "pit": {"id": point, "keep_alive": _KEEP_ALIVE}})
+        except elasticsearch.NotFoundError as error:
+            if _LOST not in str(error.body):
+                raise
+            raise UnavailableError("A view of an index was lost", hint="Was a node restarted? Do it again.") from error
         if answer.timed_out:
-            raise IndexingError("Elasticsearch cut a search short", hint="Is search.default_search_timeout set?")
+            raise UnavailableError("Elasticsearch cut a search short", hint="Is search.default_search_timeout set?")
         return answer.hits
 
     def _ask(self, decoder: msgspec.json.Decoder[_Decoded], path: str, request: Mapping[str, Any]) -> _Decoded:

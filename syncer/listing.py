@@ -7,7 +7,7 @@ TABLE, captured, and of the shape that the definition was applied to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 
@@ -20,15 +20,21 @@ from syncer.errors import JobError
 from syncer.job import Job, JobKind, find
 from syncer.policy import Action, decide
 from syncer.postgres import AdvisoryLock, Connection, value
-from syncer.reading import noting
+from syncer.reading import STAGE_LOCK_SECONDS, noting
 from syncer.store import Document
 
 _TRY_LOCK = "SELECT pg_try_advisory_lock($1::bigint | ($2::bigint & 4294967295))"
 _UNLOCK = "SELECT pg_advisory_unlock($1::bigint | ($2::bigint & 4294967295))"
 # Committed before the listing's snapshot, so that who finds the job still new knows that the snapshot comes after.
+# Whoever has read before this and writes after it finds that out, and reads again: see `syncer.writer`.
 _BEGIN = """
-UPDATE syncer.job SET state = 'listing', started_at = coalesce(started_at, clock_timestamp())
-WHERE id = $1 AND state IN ('new', 'listing')
+WITH document AS (
+    UPDATE syncer.document SET listings = listings + 1
+    WHERE index_name = (SELECT index_name FROM syncer.job WHERE id = $1 AND state IN ('new', 'listing'))
+    RETURNING index_name
+)
+UPDATE syncer.job AS j SET state = 'listing', started_at = coalesce(j.started_at, clock_timestamp())
+FROM document WHERE j.id = $1 AND j.state IN ('new', 'listing') AND j.index_name = document.index_name
 """
 _LIST = """
 WITH page AS (
@@ -100,7 +106,7 @@ def list_pages(
     document: Document,
     *,
     page: int,
-    sequence_numbers: Mapping[int, int] | None = None,
+    sequence_numbers: Callable[[], Mapping[int, int]] | None = None,
 ) -> bool:
     """List the ids of a job that is NEW or LISTING, on the server, in one statement.
 
@@ -111,8 +117,7 @@ def list_pages(
         job: Which.
         document: The definition in force for its index.
         page: How many ids a page has at most; one of a job with a rate has no more than a second's.
-        sequence_numbers: The greatest ``_seq_no`` of each shard of the index, read before this; remembered for the
-            sweep.
+        sequence_numbers: Asks for the greatest ``_seq_no`` of each shard of the index; remembered for the sweep.
 
     Returns:
         Whether that is done. If not: somebody else is at it, or the job is no longer to be listed, or its condition
@@ -128,7 +133,9 @@ def list_pages(
         if connection.execute(_BEGIN, (job.id,)).rowcount == 0:
             return False
         try:
-            return _list(connection, job, document, _size(page, job.rate), sequence_numbers)
+            # After it is known that we list, and before the first page: see `sweep`.
+            numbers = None if sequence_numbers is None else sequence_numbers()
+            return _list(connection, job, document, _size(page, job.rate), numbers)
         except JobError as error:
             jobs.fail(connection, job.id, f"{error.message}\n{error.hint}")
             return False
@@ -139,7 +146,7 @@ def _list(
 ) -> bool:
     numbers = None if sequence_numbers is None else Jsonb({str(shard): one for shard, one in sequence_numbers.items()})
     is_listed = False
-    with noting(connection, document):
+    with noting(connection, document, lock_seconds=STAGE_LOCK_SECONDS):
         row = _put_all(connection, job, document, size)
         is_listed = connection.execute(_LISTED, (job.id, *row, numbers)).rowcount == 1
         if not is_listed:  # cancelled meanwhile
@@ -167,6 +174,11 @@ def _put_all(connection: Connection, job: Job, document: Document, size: int) ->
 
 def sweep(connection: Connection, job: Job, strays: Iterable[str], *, page: int) -> bool:
     """Make pages of ids that only Elasticsearch has, for a job that is WRITTEN: it is SWEPT then, with all of them.
+
+    Why only what nobody has touched since the sequence numbers were read can be a stray: they were read after it was
+    known that this job is being listed. A copy with a greater number was written after that, by somebody who either
+    read after that too, so that what has removed the document since has a change that names it; or finds out once he
+    has written, and reads again: see `syncer.writer`.
 
     Args:
         connection: Postgres; in no transaction. It is in one while the strays come.

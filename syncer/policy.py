@@ -19,6 +19,7 @@ Where an error was met decides with it. What a document's own SQL and its own in
                            400, 404 and all else: HALT_DOCUMENT       all else: HALT
       one item of a bulk   400, 413: PARK
                            closed index, 403, 404: HALT_DOCUMENT
+    UnavailableError       RETRY                                      RETRY
     Kafka                                                             topic, offsets, rights: HALT; all else: RETRY
     ComposeError, IndexingError
                            HALT_DOCUMENT                              HALT
@@ -48,6 +49,7 @@ from syncer.errors import (
     SourceError,
     SyncerError,
     TopicError,
+    UnavailableError,
 )
 
 
@@ -108,6 +110,8 @@ def decide(error: BaseException) -> Action:
     """What to do about an error that a stage met."""
     if isinstance(error, DocumentError):
         return Action.HALT_DOCUMENT
+    if isinstance(error, UnavailableError):
+        return Action.RETRY
     if isinstance(error, psycopg.Error):
         return next((action for kind, action in _POSTGRES if isinstance(error, kind)), Action.HALT)
     if isinstance(error, elasticsearch.ApiError | elasticsearch.TransportError):

@@ -36,6 +36,10 @@ _SESSION = {
     "row_security": "off",
     # A statement that waited for a row goes on with what the row is then.
     "default_transaction_isolation": "read\\ committed",
+    # And so does the server: until then it would hold our locks, which say that we live.
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "4",
     # What we ask is short, however dear the planner holds it: compiling it would take longer than running it.
     "jit": "off",
 }
@@ -154,13 +158,13 @@ def snapshot(connection: Connection, *, lock: Sequence[str] = (), lock_seconds: 
 
 
 @contextmanager
-def holding(connection: Connection, *, lock: Sequence[str]) -> Iterator[None]:
+def holding(connection: Connection, *, lock: Sequence[str], lock_seconds: float) -> Iterator[None]:
     """A transaction that may write, and in which nobody alters these relations from before its first snapshot on.
 
     Each of its statements sees a snapshot of its own, so that a row that somebody else has changed meanwhile is
-    no conflict. Waits for the locks as long as it takes, giving all of them up in between.
+    no conflict. The locks are as those of `snapshot`.
     """
-    with _begun(connection, _STATEMENTS, lock, 0):
+    with _begun(connection, _STATEMENTS, lock, lock_seconds):
         yield
 
 

@@ -70,15 +70,16 @@ def following(connection: Connection, document: Document, *, lock_seconds: float
 
 
 @contextmanager
-def noting(connection: Connection, document: Document) -> Iterator[None]:
+def noting(connection: Connection, document: Document, *, lock_seconds: float) -> Iterator[None]:
     """A transaction that may write down what the next statement reads: see `syncer.postgres.holding`.
 
     Raises:
         DocumentError: The document is to halt.
+        psycopg.errors.LockNotAvailable: The wait was too long.
     """
     with (
         at_work_for(document.name, document.generation),
-        holding(connection, lock=shape.lockable(document.dependencies.shapes)),
+        holding(connection, lock=shape.lockable(document.dependencies.shapes), lock_seconds=lock_seconds),
     ):
         require_shape(connection, document)
         require_capture(connection, document)

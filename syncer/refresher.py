@@ -5,38 +5,48 @@ batch is composed, those before it are being written, since Elasticsearch orders
 they come. Whatever does not go smoothly is left to `Writer.write`, which tries again, parks and halts.
 
 Guarantees: a page is counted as done only when each of its documents has been written, found superseded, or parked, or
-its document is halted; what a lane has in hand when it dies is given to another one; how much is in memory does
-not depend on how large a job is, a page, or a document, as long as one fits into a bulk request.
+its document is halted; what a lane has in hand when it dies is given to another one, and what it has when it is told
+to stop is given back at once; however long Postgres takes for a page, it stays in hand; no job waits for another one to
+be through, nor for one that is in trouble; how much is in memory does not depend on how large a job is, a page, or a
+document, as long as one fits into a bulk request.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 import psycopg
 import structlog
 
 from syncer import compose, halting, job_pages, jobs, listing, store, telemetry
-from syncer.errors import DocumentError
+from syncer.errors import DocumentError, JobError
 from syncer.index import Index
 from syncer.job import Job, JobState, due
 from syncer.job_pages import JobPage
 from syncer.lifecycle import Stop, Stopping, persist
 from syncer.model import Place
-from syncer.policy import Action, at_work_for, decide
+from syncer.policy import Action, Backoff, at_work_for, decide, explain
 from syncer.postgres import Connection
+from syncer.reading import STAGE_LOCK_SECONDS, reading
 from syncer.store import Document
 from syncer.writer import Attempt, Writer, WriteReport
 
 _KEEP_SECONDS = job_pages.STALLED_SECONDS / 4
-_RECLAIM_SECONDS = 1.0
-_DOCUMENT_BYTES = 2048.0
+_LOOK_SECONDS = 1.0
+_OTHERS_SECONDS = 2.0
+"""When to look again after a job that somebody else is at."""
+_UNKNOWN_DOCUMENTS = 50
+"""How many documents are composed together as long as nobody knows how large they are."""
 _MEAN_OVER = 8
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)
@@ -67,17 +77,55 @@ class _Hand:
 
     Args:
         page: Which.
-        slices: What of it has not been composed yet.
-        open: How many of its slices are not done.
-        is_begun: Whether any slice has been composed.
+        begun: How many of its ids have been composed, or are being.
+        open: How many slices of those are not done.
         report: What has become of the slices that are done.
     """
 
     page: JobPage
-    slices: deque[list[str]]
-    open: int
-    is_begun: bool = False
+    begun: int = 0
+    open: int = 0
     report: WriteReport = field(default_factory=WriteReport)
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether nothing of it is left to compose."""
+        return self.begun >= len(self.page.ids)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it is."""
+        return self.is_composed and not self.open
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Flight:
+    """A slice that is being sent.
+
+    Args:
+        hand: Of which page.
+        attempt: What was composed.
+        size: How many bytes that are.
+    """
+
+    hand: _Hand
+    attempt: Attempt
+    size: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Postponed:
+    """A step of a job that is to be tried again.
+
+    Args:
+        at: When, by the monotonic clock.
+        said: What was logged about it last.
+        backoff: How long to wait each time.
+    """
+
+    at: float = 0.0
+    said: str = ""
+    backoff: Backoff = field(default_factory=Backoff)
 
 
 class Refresher:
@@ -113,13 +161,15 @@ class Refresher:
         self._idle_seconds = idle_seconds
         self._stop = Stop()
         self._writer = Writer(connect=connect, index=index, pause=self._pause, name=name)
-        self._pool = ThreadPoolExecutor(in_flight_max, thread_name_prefix=f"{name}-bulk")
+        # Those in flight, and one that is composed.
+        self._pool = ThreadPoolExecutor(in_flight_max + 1, thread_name_prefix=f"{name}-work")
         self._connection: Connection | None = None
         self._lane = 0
         self._hands: list[_Hand] = []
-        self._flights: dict[Future[None], tuple[_Hand, Attempt]] = {}
+        self._flights: dict[Future[None], _Flight] = {}
         self._document_bytes: dict[str, float] = {}
-        self._kept_at = self._reclaimed_at = 0.0
+        self._postponed: dict[int, _Postponed] = {}
+        self._kept_at = self._looked_at = 0.0
         self._log = structlog.get_logger().bind(lane=name)
 
     def run(self, stop: Stop) -> None:
@@ -136,10 +186,10 @@ class Refresher:
             self.close()
 
     def run_once(self) -> RefresherReport:
-        """Write all pages that there are, or until told to stop; then take the jobs further that wait for it.
+        """Write pages until there are none, or a job waits to be taken further; then take those further that do.
 
         Raises:
-            Stopping: It was told to stop while a server was away.
+            Stopping: It was told to stop while a server was away, or in the middle of a step.
             Exception: What the policy says to RETRY or to HALT for. After `close` it may be done again.
         """
         report = RefresherReport()
@@ -180,70 +230,80 @@ class Refresher:
     def _write_pages(self, report: RefresherReport) -> None:
         """Keep composing while there is room for another request in flight."""
         waiting: deque[_Hand] = deque()
+        is_over = False
         while True:
-            if not waiting and not self._stop.is_requested:
+            if self._stop.is_requested:
+                waiting.clear()  # `close` gives them back
+            elif not waiting and not is_over:
                 self._finish(report)
-                waiting.extend(self._take())
-            if waiting and len(self._flights) < self._in_flight_max:
-                hand = waiting[0]
-                if not self._launch(hand):
+                is_over = self._is_step_due()
+                waiting.extend(() if is_over else self._take())
+            if waiting and self._has_room():
+                self._launch(waiting[0])
+                if waiting[0].is_composed:
                     waiting.popleft()
             elif self._flights:
                 self._land()
             else:
                 break
-            if self._stop.is_requested:
-                waiting = deque(hand for hand in waiting if hand.is_begun)  # `close` gives the others back
         self._finish(report)
 
     def _take(self) -> Iterable[_Hand]:
         connection = self._connected()
         for page in job_pages.take(connection, self._lane, pages_max=self._in_flight_max):
-            slices = self._sliced(page)
-            hand = _Hand(page=page, slices=slices, open=len(slices))
+            hand = _Hand(page=page)
             self._hands.append(hand)
             yield hand
 
-    def _sliced(self, page: JobPage) -> deque[list[str]]:
-        """A page in parts that are composed together: by what its documents weighed so far."""
-        weight = self._document_bytes.get(page.index_name, _DOCUMENT_BYTES)
-        step = max(1, min(self._batch_documents_max, int(self._batch_bytes_max / weight)))
-        return deque(page.ids[at : at + step] for at in range(0, len(page.ids), step))
-
-    def _launch(self, hand: _Hand) -> bool:
-        """Compose the next slice of a page, and let it fly; False if the page has no other."""
-        if not hand.slices:
-            return False
-        ids, page = hand.slices.popleft(), hand.page
-        hand.is_begun = True
+    def _launch(self, hand: _Hand) -> None:
+        """Compose the next slice of a page, and let it fly."""
+        page = hand.page
+        ids = page.ids[hand.begun : hand.begun + self._step_documents(page.index_name)]
+        hand.begun += len(ids)
+        hand.open += 1
         try:
-            attempt = self._writer.compose(page.index_name, ids, everywhere=page.everywhere)
+            attempt = self._meanwhile(partial(self._writer.compose, page.index_name, ids, everywhere=page.everywhere))
         except Exception as error:
             if decide(error) is Action.HALT:
                 raise
             self._write_slowly(hand, ids)
         else:
-            self._weigh(page.index_name, attempt)
-            self._flights[self._pool.submit(self._writer.send, attempt)] = (hand, attempt)
-        return bool(hand.slices)
+            size = self._weigh(page.index_name, attempt)
+            self._flights[self._pool.submit(self._writer.send, attempt)] = _Flight(
+                hand=hand, attempt=attempt, size=size
+            )
 
-    def _weigh(self, index_name: str, attempt: Attempt) -> None:
+    def _has_room(self) -> bool:
+        """Whether another request may fly: of large documents two at once keep Elasticsearch busy."""
+        flights = self._flights.values()
+        return len(flights) < self._in_flight_max and sum(one.size for one in flights) < 2 * self._batch_bytes_max
+
+    def _step_documents(self, index_name: str) -> int:
+        """How many documents to compose together: by what they weighed so far."""
+        weight = self._document_bytes.get(index_name)
+        fitting = _UNKNOWN_DOCUMENTS if weight is None else int(self._batch_bytes_max / weight)
+        return max(1, min(self._batch_documents_max, fitting))
+
+    def _weigh(self, index_name: str, attempt: Attempt) -> int:
+        """Remember how large documents are; how many bytes these are together."""
         sizes = [len(one.source) for one in attempt.batch.compositions if one.source is not None]
         if sizes:
-            mean = self._document_bytes.get(index_name, _DOCUMENT_BYTES)
-            # Quick to grow, slow to shrink.
             now = sum(sizes) / len(sizes)
+            mean = self._document_bytes.get(index_name, now)
+            # Quick to grow, slow to shrink.
             self._document_bytes[index_name] = max(now, mean + (now - mean) / _MEAN_OVER)
+        return sum(sizes)
 
     def _land(self) -> None:
         """Wait for a request, and settle those that have been answered."""
         landed, _ = wait(self._flights, timeout=_KEEP_SECONDS, return_when=FIRST_COMPLETED)
         self._keep()
-        for flight in landed:
-            hand, attempt = self._flights.pop(flight)
+        for answer in landed:
+            flight = self._flights.pop(answer)
+            hand, attempt = flight.hand, flight.attempt
             ids = [one.id for one in attempt.batch.compositions]
             try:
-                flight.result()
+                answer.result()
                 again = self._writer.settle(attempt)
             except Exception as error:
                 if decide(error) is Action.HALT:
@@ -260,18 +320,27 @@ class Refresher:
         """Write a slice that did not go smoothly: with patience, or to find out what is at fault."""
         page = hand.page
         try:
-            hand.report.add(self._writer.write(page.index_name, ids, everywhere=page.everywhere))
+            write = partial(self._writer.write, page.index_name, ids, everywhere=page.everywhere)
+            hand.report.add(self._meanwhile(write))
         except DocumentError as error:
             # What is skipped from here on is made good by the fill of the next generation: `syncer.halting`.
             halting.halt(self._connected(), error)
         hand.open -= 1
 
+    def _meanwhile(self, work: Callable[[], _Result]) -> _Result:
+        """Do something that may take long, while saying that our pages are still in hand."""
+        done = self._pool.submit(work)
+        while wait([done], timeout=_KEEP_SECONDS).not_done:
+            with suppress(psycopg.Error):  # Postgres may be what is away; then another lane may have them
+                self._keep()
+        return done.result()
+
     def _finish(self, report: RefresherReport) -> None:
-        done = [hand for hand in self._hands if not hand.open]
+        done = [hand for hand in self._hands if hand.is_done]
         if not done:
             return
         job_pages.finish(self._connected(), [(hand.page, hand.report) for hand in done])
-        self._hands = [hand for hand in self._hands if hand.open]
+        self._hands = [hand for hand in self._hands if not hand.is_done]
         for hand in done:
             report.pages += 1
             report.written.add(hand.report)
@@ -283,41 +352,71 @@ class Refresher:
             job_pages.keep(self._connected(), [hand.page for hand in self._hands])
 
     def _pause(self, seconds: float) -> None:
-        """Wait for a server, while saying that our pages are still in hand."""
-        self._stop.pause(min(seconds, _KEEP_SECONDS))
-        with suppress(psycopg.Error):  # Postgres may be what is away; then another lane may have them
-            self._keep()
+        self._stop.pause(seconds)
 
     # Steps
 
+    def _is_step_due(self) -> bool:
+        """Whether a job is to be taken further before more pages are; looks at it from time to time."""
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_SECONDS:
+            return False
+        self._looked_at = now
+        job_pages.reclaim(self._connected())
+        return bool(self._due())
+
+    def _due(self) -> list[Job]:
+        waiting = due(self._connected())
+        ids = {job.id for job in waiting}
+        self._postponed = {id_: one for id_, one in self._postponed.items() if id_ in ids}
+        now = time.monotonic()
+        return [job for job in waiting if job.id not in self._postponed or self._postponed[job.id].at <= now]
+
     def _take_steps(self, report: RefresherReport) -> None:
         connection = self._connected()
-        now = time.monotonic()
-        if now - self._reclaimed_at >= _RECLAIM_SECONDS:
-            self._reclaimed_at = now
-            job_pages.reclaim(connection)
-        waiting = due(connection)
+        waiting = self._due()
         documents = {one.index_name: one for one in store.documents(connection)} if waiting else {}
         for job in waiting:
             document = documents.get(job.index_name)
             if document is None:  # put out of force just now
                 continue
             try:
-                if self._step(connection, job, document):
-                    report.steps += 1
+                is_further = self._step(connection, job, document)
             except DocumentError as error:
                 halting.halt(connection, error)
+            except JobError:  # it went away with its index
+                continue
+            except Exception as error:
+                if decide(error) is not Action.RETRY or connection.closed:
+                    raise
+                self._postpone(job, error)
+            else:
+                report.steps += is_further
+                self._postponed.pop(job.id, None)
+                if not is_further:
+                    self._postponed[job.id] = _Postponed(at=time.monotonic() + _OTHERS_SECONDS)
+
+    def _postpone(self, job: Job, error: Exception) -> None:
+        """Leave a job that is in trouble for a while, so that others need not wait for it."""
+        postponed = self._postponed.setdefault(job.id, _Postponed())
+        said = explain(error)
+        message = said.message if said else repr(error)
+        if message != postponed.said:
+            self._log.warning(telemetry.STAGE_RETRIED, stage=self._name, job=job.id, error=message)
+            postponed.said = message
+        postponed.at = time.monotonic() + postponed.backoff.next_seconds()
 
     def _step(self, connection: Connection, job: Job, document: Document) -> bool:
         """Take one job further; whether it is.
 
         Raises:
             DocumentError: The document is to halt.
+            JobError: There is no such job any more.
+            Stopping: It was told to stop; the step is to be taken again.
+            Exception: To be tried again.
         """
         if job.state in (JobState.NEW, JobState.LISTING):
-            with at_work_for(document.name, document.generation):
-                # Before the first draw: what is touched later has a greater number.
-                numbers = self._index.holdings.sequence_numbers(document.target) if job.kind.is_whole else None
+            numbers = partial(self._sequence_numbers, document) if job.kind.is_whole else None
             return listing.list_pages(
                 connection, job, document, page=self._batch_documents_max, sequence_numbers=numbers
             )
@@ -331,11 +430,18 @@ class Refresher:
             )
         return after.state is not job.state
 
+    def _sequence_numbers(self, document: Document) -> Mapping[int, int]:
+        with at_work_for(document.name, document.generation):
+            return self._index.holdings.sequence_numbers(document.target)
+
     def _strays(self, document: Document, numbers: dict[int, int]) -> Iterable[str]:
         """What only Elasticsearch has, among what nobody has touched since the job began."""
         with self._connect() as asking:
             for places in self._untouched(document, numbers):
-                present = compose.existing(asking, document, [one.id for one in places])
+                if self._stop.is_requested:
+                    raise Stopping
+                with reading(asking, document, lock_seconds=STAGE_LOCK_SECONDS):
+                    present = compose.existing_here(asking, document, [one.id for one in places])
                 yield from (one.id for one in places if one not in present)
 
     def _untouched(self, document: Document, numbers: dict[int, int]) -> Iterable[list[Place]]:

@@ -29,7 +29,7 @@ SELECT name, generation, definition, index_name, write_alias, role, filled_at IS
 FROM syncer.document ORDER BY name, role <> 'serving', index_name
 """
 _STATE = """
-SELECT d.generation, d.role, d.halted IS NOT NULL,
+SELECT d.generation, d.role, d.halted IS NOT NULL, d.listings,
        EXISTS (SELECT FROM syncer.dead_letter AS l WHERE l.index_name = d.index_name)
 FROM syncer.document AS d
 WHERE d.index_name = $1
@@ -137,12 +137,14 @@ class DocumentState:
         generation: The generation in force.
         role: What its index is for.
         is_halted: Whether it is to be skipped until the next generation: see `syncer.halting`.
+        listings: How often somebody has begun to list its ids for a job.
         has_dead_letters: Whether any of its documents is parked.
     """
 
     generation: int
     role: Role
     is_halted: bool
+    listings: int
     has_dead_letters: bool
 
 
@@ -292,8 +294,14 @@ def state(connection: Connection, index_name: str) -> DocumentState | None:
     row = connection.execute(_STATE, (index_name,)).fetchone()
     if row is None:
         return None
-    generation, role, is_halted, has_dead_letters = row
-    return DocumentState(generation=generation, role=Role(role), is_halted=is_halted, has_dead_letters=has_dead_letters)
+    generation, role, is_halted, listings, has_dead_letters = row
+    return DocumentState(
+        generation=generation,
+        role=Role(role),
+        is_halted=is_halted,
+        listings=listings,
+        has_dead_letters=has_dead_letters,
+    )
 
 
 def installation(connection: Connection) -> str:

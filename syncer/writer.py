@@ -5,6 +5,11 @@ whole with that version, and delete with it what the snapshot does not have. `sy
 `syncer.index` the last. Here they are put together, with what happens when something fails: a document at fault
 is parked and its siblings go on; anything that is tried again is composed again, with a new draw.
 
+A change that removes documents is not always one that names them: after a TRUNCATE, or a new definition, a job lists
+all documents that there are, and removes copies of others that were there before it was listed. A writer who has read
+such a document before, and writes it only after, would leave it there for good. So whoever has written asks whether
+somebody has begun to list since he read; then he does it all again.
+
 A batch whose draw is too old is composed again instead of being written, since Elasticsearch forgets the version
 of a deleted document after ``index.gc_deletes``.
 
@@ -129,6 +134,12 @@ class Writer:
             try:
                 attempt = partial(self._attempt, index_name, group, everywhere=everywhere)
                 done, again = persist(attempt, pause=self._pause, stage=self._name)
+            except DocumentError as error:
+                outdated = partial(self._is_outdated, index_name, error)
+                if not persist(outdated, pause=self._pause, stage=self._name):
+                    raise
+                groups.append(group)
+                continue
             except Exception as error:
                 if decide(error) is not Action.PARK:
                     raise
@@ -184,7 +195,9 @@ class Writer:
         attempt.rejections.extend(outcome.rejections)
 
     def settle(self, attempt: Attempt) -> list[str]:
-        """Park what is at fault and clear what is mended; returns the ids that Elasticsearch asks to try again.
+        """Park what is at fault and clear what is mended; returns the ids that are to be tried again.
+
+        Those that Elasticsearch asks to; and all of them, if all documents were listed since these were read.
 
         Raises:
             DocumentError: The document is to halt.
@@ -193,6 +206,9 @@ class Writer:
         document, batch = attempt.batch.document, attempt.batch
         if document is None:
             return []
+        if self._is_late(batch, document):
+            attempt.report.documents = attempt.report.indexed = attempt.report.deleted = attempt.report.superseded = 0
+            return [one.id for one in batch.compositions]
         again, parked = _sorted_out(document, attempt.rejections)
         if again:
             worst = next(iter(again.values()))
@@ -206,6 +222,16 @@ class Writer:
             written = [one.id for one in batch.compositions if one.id not in parked and one.id not in again]
             store.clear_dead_letters(self._connected(), document.index_name, written, batch.version)
         return list(again)
+
+    def _is_late(self, batch: Batch, document: Document) -> bool:
+        """Whether a job has begun to list since these were read: not knowing of them, it may not know them for strays.
+
+        If not, what was written was written before the job asks for sequence numbers: see `syncer.listing`.
+        """
+        if all(one.source is None for one in batch.compositions):
+            return False
+        state = store.state(self._connected(), document.index_name)
+        return state is not None and state.listings != batch.listings
 
     def _require_needed(self, document: Document, reason: str, *, is_blocked: bool) -> None:
         """Go on trying only as long as it may be worth it.
@@ -231,6 +257,16 @@ class Writer:
             if decide(error) is Action.RETRY:
                 self.close()
             raise
+
+    def _is_outdated(self, index_name: str, error: DocumentError) -> bool:
+        """Whether it was a generation that is no longer in force that could not go on."""
+        try:
+            state = store.state(self._connected(), index_name)
+        except Exception as failure:
+            if decide(failure) is Action.RETRY:
+                self.close()
+            raise
+        return state is None or state.generation != error.generation
 
     def _opened(self) -> Composer:
         if self._connection is None or self._composer is None:

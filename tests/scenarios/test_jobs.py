@@ -102,7 +102,9 @@ def test_a_whole_job_goes_through_all_its_states(world: World, connection: Conne
     job = create(connection, JobKind.BACKFILL)
     assert (job.state, job.documents_total, job.eta_seconds) == (JobState.NEW, None, None)
     assert [one.id for one in due(connection)] == [job.id]
-    assert listing.list_pages(connection, job, the_document(connection), page=10, sequence_numbers={0: 41, 1: 7})
+    assert listing.list_pages(
+        connection, job, the_document(connection), page=10, sequence_numbers=lambda: {0: 41, 1: 7}
+    )
     listed = find(connection, job.id)
     assert (listed.state, listed.documents_total) == (JobState.LISTED, 25)
     assert listed.sequence_numbers == {0: 41, 1: 7}

@@ -1,0 +1,385 @@
+"""A backfill beside live traffic: whoever dies, refuses or is busy, each document is written, and counted once."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import elasticsearch
+import psycopg
+import pytest
+from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
+from elasticsearch import Elasticsearch
+
+from syncer import jobs, rebuild, store, writer
+from syncer.index import BulkOutcome, Index, Rejection
+from syncer.job import Job, JobKind, JobState, find, unfinished
+from syncer.model import Composition, Role, Target
+from syncer.postgres import Connection
+from syncer.refresher import Refresher
+from tests.faults.test_write_lane import create, running
+from tests.faults.writers import SEED, fill, writing
+from tests.harness import World, wait_until
+from tests.routed import put_routing, put_shards
+
+POSTS = """
+INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
+INSERT INTO posts (id, user_id, title, body) SELECT 1000000 + g, 1, 'title', 'body' FROM generate_series(1, {}) AS g
+"""
+
+
+@pytest.fixture
+def connection(world: World) -> Iterator[Connection]:
+    """For the test's own looks and steps."""
+    with world.connect() as made:
+        yield made
+
+
+def done(connection: Connection, job: Job) -> int:
+    """How many documents of it are done."""
+    return find(connection, job.id).documents_done
+
+
+def wait_done(connection: Connection, job: Job, *, seconds: float = 60) -> Job:
+    """The job once it is done."""
+    wait_until(lambda: find(connection, job.id).state.is_finished, what="the job is finished", seconds=seconds)
+    after = find(connection, job.id)
+    assert after.state is JobState.DONE, after
+    return after
+
+
+def require_counted(job: Job) -> None:
+    """Each document that was listed counts once, as one thing."""
+    assert job.documents_done == job.documents_total
+    assert job.indexed + job.deleted + job.superseded + job.parked == job.documents_done
+
+
+def versions(world: World) -> dict[str, int]:
+    """With which version each document was written last."""
+    with world.elasticsearch() as client:
+        client.indices.refresh(index=world.alias)
+        hits = elasticsearch.helpers.scan(client, index=world.alias, query={"version": True, "_source": False})
+        return {hit["_id"]: hit["_version"] for hit in hits}
+
+
+# Dying
+
+
+def begin(world: World, *arguments: str) -> subprocess.Popen[bytes]:
+    """``syncer backfill blogpost`` in a process of its own."""
+    with (world.folder / "backfill.log").open("ab") as log:
+        command = [sys.executable, "-m", "syncer", "backfill", "blogpost", *arguments]
+        return subprocess.Popen(command, env=world.environment, stdout=log, stderr=log)
+
+
+def test_a_command_that_was_killed_goes_on_from_where_it_was(world: World, connection: Connection) -> None:
+    """SIGKILL, twice, without a daemon: what is done stays done and is not written again; at the end all is counted."""
+    world.sql(POSTS.format(6000))
+    kept: list[tuple[int, dict[str, int]]] = []
+    job: Job | None = None
+    at_least = 0
+    for _ in range(2):
+        process = begin(world, "--rate", "2000")
+        wait_until(lambda: bool(unfinished(connection)), what="there is a job")
+        [found] = unfinished(connection)
+        assert job is None or found.id == job.id
+        job = found
+
+        def has_gone_on(one: Job = found, before: int = at_least) -> bool:
+            now = done(connection, one)
+            assert now >= before
+            return now >= before + 1000
+
+        wait_until(has_gone_on, what="some of it is done")
+        process.kill()
+        process.wait()
+        at_least = done(connection, job)
+        kept.append((at_least, versions(world)))
+    assert begin(world).wait(60) == 0, (world.folder / "backfill.log").read_text()
+    assert job is not None
+    after = wait_done(connection, job)
+    require_counted(after)
+    assert after.indexed == 6000
+    last = versions(world)
+    for number, before in kept:
+        assert sum(last[id_] == version for id_, version in before.items()) >= number
+    assert world.differences() == []
+
+
+def test_daemons_that_die_and_leave_in_the_middle_lose_nothing_and_count_once(
+    world: World, connection: Connection
+) -> None:
+    """Two daemons write a job under random writers; one gets SIGKILL, one SIGTERM; the third does the rest."""
+    fill(world)
+    world.sql(POSTS.format(6000))
+    first, second = world.daemon(), world.daemon()
+    with writing(world, writers=3):
+        job = jobs.create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL, rate=1500)
+        assert job is not None
+        wait_until(lambda: done(connection, job) > 1000, what="some of it is done")
+        first.kill()
+        before = done(connection, job)
+        wait_until(lambda: done(connection, job) > before + 1000, what="the other goes on")
+        began = time.monotonic()
+        assert second.stop() == 0
+        assert time.monotonic() - began < 10
+        third = world.daemon()
+        jobs.set_rate(connection, job.id, None)
+        require_counted(wait_done(connection, job))
+    world.wait_until_level()
+    assert third.stop() == 0
+
+
+# What only Elasticsearch has
+
+
+def plant(world: World, client: Elasticsearch) -> None:
+    """Copies that no SELECT returns: of no post, of posts on a shard that is not theirs, of posts that may come."""
+    source = {"title": "planted", "comments": [{"name": "n", "comment": "c"}, {"name": "m", "comment": "d"}]}
+    for number in range(40):
+        client.index(index=world.alias, id=str(2_000_000 + number), document=source)
+        client.index(index=world.alias, id=str(3_000_000 + number), routing=f"r{number}", document=source)
+        client.index(index=world.alias, id=str(number), routing=f"r{number}", document=source)
+        client.index(index=world.alias, id=f"x{number}", document=source)
+
+
+@pytest.mark.parametrize("routing", [None, "p.user_id"], ids=["unrouted", "routed"])
+def test_strays_go_away_beside_live_traffic(empty_world: World, routing: str | None) -> None:
+    """On three shards, with nested documents: what is planted is gone, what writers do meanwhile ends right."""
+    world = empty_world
+    put_shards(world, 3)
+    file = world.document_folder / "index.json"
+    body = json.loads(file.read_text())
+    body["mappings"]["properties"]["comments"]["type"] = "nested"
+    file.write_text(json.dumps(body))
+    put_routing(world, routing)
+    world.set_up()
+    fill(world)
+    world.sql(POSTS.format(500))
+    with world.elasticsearch() as client, world.connect() as connection:
+        plant(world, client)
+        world.daemon()
+        with writing(world, writers=3):
+            job = jobs.create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL, rate=300)
+            assert job is not None
+            after = wait_done(connection, job)
+        require_counted(after)
+        assert after.deleted >= 120
+    world.wait_until_level()
+
+
+# TRUNCATE
+
+
+def test_truncates_in_a_row_are_one_job(world: World, connection: Connection) -> None:
+    """As long as nobody has begun with the first one's; what it does covers both."""
+    world.sql(POSTS.format(20))
+    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+        world.drain(relay, worker)
+        for _ in range(2):
+            world.sql("TRUNCATE comments")
+            relay.run_once()
+            wait_until(lambda: bool(worker.run_once().changes), what="the worker has it")
+        [job] = unfinished(connection)
+        assert (job.kind, job.state) == (JobKind.REFRESH, JobState.NEW)
+        world.drain(relay, worker)
+
+
+def test_tables_that_are_truncated_under_writers_end_equal(world: World, connection: Connection) -> None:
+    """One that posts are joined to, then the posts themselves, while everybody writes and a backfill is listed."""
+    fill(world)
+    world.sql(POSTS.format(2000))
+    world.daemon()
+    with writing(world, writers=3):
+        job = jobs.create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL, rate=1000)
+        assert job is not None
+        wait_until(lambda: find(connection, job.id).state is JobState.LISTED, what="the backfill is listed")
+        for table in ("comments", "posts, comments", "comments", "posts, comments"):
+            with_retries(world, f"TRUNCATE {table}")
+            time.sleep(random.Random(SEED).uniform(0.2, 0.8))
+    wait_until(lambda: not unfinished(connection), what="all jobs are done")
+    world.wait_until_level()
+
+
+def with_retries(world: World, query: str) -> None:
+    """An application that tries again when it was what a deadlock ended."""
+    while True:
+        try:
+            world.sql(query)
+        except psycopg.errors.DeadlockDetected:
+            continue
+        return
+
+
+# Documents that are at fault
+
+
+def test_a_poisoned_row_and_a_refused_document_keep_no_other_waiting(empty_world: World) -> None:
+    """Both are parked and counted, the rest is written; they are cleared once they are mended."""
+    world = empty_world
+    folder = world.document_folder
+    file = folder / "select.sql"
+    file.write_text(file.read_text().replace("p.title,", "p.title || (1 / (p.views - 13))::text AS title,"))
+    body = json.loads((folder / "index.json").read_text())
+    body["mappings"]["properties"]["title"] = {"type": "keyword"}
+    (folder / "index.json").write_text(json.dumps(body))
+    world.set_up()
+    world.sql(POSTS.format(1500))
+    world.sql("UPDATE posts SET views = 13 WHERE id = 1000700")
+    world.sql("UPDATE posts SET title = repeat('x', 40000) WHERE id = 1000900")
+    with world.connect() as connection, world.index() as index:
+        job = create(connection, JobKind.BACKFILL)
+        world.refresh(index)
+        after = wait_done(connection, job)
+        require_counted(after)
+        assert (after.indexed, after.parked) == (1498, 2)
+        assert set(dead(world)) == {"1000700", "1000900"}
+        world.sql("UPDATE posts SET views = 0, title = 'mended' WHERE id IN (1000700, 1000900)")
+        job = create(connection, JobKind.BACKFILL)
+        world.refresh(index)
+        assert wait_done(connection, job).parked == 0
+    assert dead(world) == []
+    assert world.differences() == []
+
+
+def dead(world: World) -> list[str]:
+    """The ids of the documents that are parked."""
+    return [row[0] for row in world.sql("SELECT id FROM syncer.dead_letter ORDER BY id")]
+
+
+# Memory
+
+PEAK = """
+import sys
+from syncer.cli import main
+sys.argv[1:] = ["backfill", "blogpost"]
+try:
+    main()
+finally:
+    [peak] = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    print("peak", int(peak) // 1024)
+"""
+
+
+def test_memory_does_not_grow_with_the_size_of_documents(empty_world: World) -> None:
+    """3,000 documents of 200 kB, in pages of 1,000: the command stays below 200 MB."""
+    world = empty_world
+    file = world.document_folder / "index.json"
+    body = json.loads(file.read_text())
+    body["mappings"]["properties"]["body"] = {"type": "keyword", "index": False, "doc_values": False}
+    file.write_text(json.dumps(body))
+    world.set_up()
+    world.sql(POSTS.format(3000))
+    world.sql("UPDATE posts SET body = repeat('lorem ipsum ', 17000)")
+    ended = subprocess.run(
+        [sys.executable, "-c", PEAK], env=world.environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    [peak] = [int(line.split()[1]) for line in ended.stdout.splitlines() if line.startswith("peak")]
+    assert peak < 200
+    with world.connect() as connection:
+        [job] = connection.execute("SELECT documents_done, indexed FROM syncer.job WHERE kind = 'backfill'").fetchall()
+    assert job == (3000, 3000)
+
+
+# An Elasticsearch that is busy
+
+
+class BusyIndex(Index):
+    """Says that it has too much to do: to whole requests, or to some documents, of which it writes the rest."""
+
+    def __init__(self, client: Elasticsearch, *, refuse: Callable[[Target], bool], dice: random.Random) -> None:
+        super().__init__(client, bulk_bytes_max=8_000_000)
+        self._refuse = refuse
+        self._dice = dice
+        self.refused = 0
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Refuse all, some, or nothing."""
+        if not self._refuse(target):
+            return super().write(target, compositions)
+        self.refused += 1
+        if self._dice.random() < 0.5:
+            raise too_many_requests()
+        refused = [one for one in compositions if self._dice.random() < 0.3]
+        outcome = super().write(target, [one for one in compositions if one not in refused])
+        kind, reason = "es_rejected_execution_exception", "rejected execution of coordinating operation"
+        outcome.rejections += [Rejection(composition=one, status=429, kind=kind, reason=reason) for one in refused]
+        return outcome
+
+
+def too_many_requests() -> elasticsearch.ApiError:
+    """As the client raises it."""
+    node = NodeConfig("http", "127.0.0.1", 9200)
+    meta = ApiResponseMeta(429, "1.1", HttpHeaders(), 0.1, node)
+    return elasticsearch.ApiError("es_rejected_execution_exception", meta, {"error": {"reason": "rejected"}})
+
+
+def test_what_a_busy_elasticsearch_refuses_is_tried_again(world: World, connection: Connection) -> None:
+    """Whole requests and single documents are answered 429 half of the time: nothing is lost or counted twice."""
+    world.sql(POSTS.format(5000))
+    dice = random.Random(SEED)
+    job = create(connection, JobKind.BACKFILL)
+    with world.elasticsearch() as client:
+        index = BusyIndex(client, refuse=lambda _: dice.random() < 0.5, dice=dice)
+        with running(Refresher(connect=world.connect, index=index, batch_documents_max=200)):
+            after = wait_done(connection, job)
+    assert index.refused > 5
+    require_counted(after)
+    assert (after.indexed + after.superseded, after.parked) == (5000, 0)
+    assert world.differences() == []
+
+
+@contextmanager
+def another_role(world: World, connection: Connection, role: Role) -> Iterator[str]:
+    """An index of the blog that is being built, or stands by; its name."""
+    with world.elasticsearch() as client:
+        parts = world.parts(connection, client)
+        rebuild.begin(connection, parts.indices, "blogpost", tell=lambda _: None)
+        if role is Role.STANDBY:
+            world.refresh(parts.index)
+            [building] = [one for one in store.documents(connection) if one.role is Role.BUILDING]
+            rebuild.serve(connection, parts.indices, building)
+    yield next(one.index_name for one in store.documents(connection) if one.role is role)
+
+
+@pytest.mark.parametrize("role", [Role.BUILDING, Role.STANDBY])
+def test_an_index_that_no_search_needs_is_not_waited_for_for_ever(
+    world: World, connection: Connection, role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers 429 and nothing else: it halts after a while, the one that serves is filled and live."""
+    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 1.0)
+    world.sql(POSTS.format(300))
+    with another_role(world, connection, role) as unwell, world.elasticsearch() as client:
+
+        def is_halted() -> bool:
+            return any(one.halted for one in store.documents(connection) if one.index_name == unwell)
+
+        for one in store.documents(connection):
+            jobs.create(connection, one, JobKind.BACKFILL)
+        index = BusyIndex(client, refuse=lambda target: target.index_name == unwell, dice=NEVER)
+        began = time.monotonic()
+        with running(Refresher(connect=world.connect, index=index)):
+            wait_until(is_halted, what=f"the {role} index is halted")
+            assert time.monotonic() - began > 1
+            served = store.served(connection)["blogpost"].index_name
+            wait_until(lambda: not unfinished(connection, served), what="what serves is filled")
+        assert store.served(connection)["blogpost"].halted is None
+        assert index.refused > 2
+    assert world.differences() == []
+
+
+class _Never(random.Random):
+    """Dice that always fall so that whole requests are refused."""
+
+    def random(self) -> float:
+        """No luck."""
+        return 0.0
+
+
+NEVER = _Never()

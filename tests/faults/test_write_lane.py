@@ -130,14 +130,21 @@ class CutShort(HeldIndex):
         return outcome
 
 
-@pytest.mark.parametrize("made", [HeldIndex, CutShort])
-@pytest.mark.parametrize("remove", [truncate, narrow, halt_and_mend])
+# One who fails after a TRUNCATE fails under the generation that is in force, and halts it.
+@pytest.mark.parametrize(
+    ("remove", "made"),
+    [
+        (truncate, HeldIndex),
+        (narrow, HeldIndex),
+        (narrow, CutShort),
+        (halt_and_mend, HeldIndex),
+        (halt_and_mend, CutShort),
+    ],
+)
 def test_a_writer_who_is_late_does_not_bring_back_what_no_change_names(
     world: World, remove: Callable[[World], None], made: type[HeldIndex]
 ) -> None:
     """What it read is gone by a job that had nothing to delete yet; it writes after the sweep, and takes it back."""
-    if (remove, made) == (truncate, CutShort):
-        pytest.skip("the same generation is still in force, and halts")
     world.sql(POSTS.format(3))
     with world.elasticsearch() as client, world.index() as index:
         with late_writer(world, made(client)):

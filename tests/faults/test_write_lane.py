@@ -224,17 +224,20 @@ def test_an_index_without_its_primary_keeps_its_job_waiting_and_no_other(world: 
     two_documents(world)
     world.sql(POSTS.format(10))
     name = world.index_of()
-    require = "index.routing.allocation.require._name"
+    allocation = "index.routing.allocation.enable"
     with world.index() as index, world.elasticsearch() as client:
         waiting = create(connection, JobKind.BACKFILL)
         other = create(connection, JobKind.BACKFILL, "user")
-        client.indices.put_settings(index=name, settings={require: "nobody"})
-        client.indices.close(index=name)
-        client.indices.open(index=name, wait_for_active_shards=0)
+        client.indices.put_settings(index=name, settings={allocation: "none"})
+        [node] = client.nodes.info()["nodes"]
+        cancel = {"index": name, "shard": 0, "node": node, "allow_primary": True}
+        client.cluster.reroute(commands=[{"cancel": cancel}], metric="none")
+        wait_until(lambda: not index.holdings.is_well(name), what="the primary is away")
         with running(Refresher(connect=world.connect, index=index)):
             wait_until(lambda: find(connection, other.id).state is JobState.DONE, what="the other one is done")
+            assert not index.holdings.is_well(name)
             assert not find(connection, waiting.id).is_halted
-            client.indices.put_settings(index=name, settings={require: None})
+            client.indices.put_settings(index=name, settings={allocation: None})
             wait_until(lambda: find(connection, waiting.id).state is JobState.DONE, what="the job is done")
     assert world.differences() == []
 

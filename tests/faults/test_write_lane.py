@@ -13,7 +13,7 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from syncer import job_pages, jobs, listing, refresher as lane, store
-from syncer.errors import IndexingError
+from syncer.errors import IndexingError, UnavailableError
 from syncer.holdings import Holdings, View
 from syncer.index import BulkOutcome, Index
 from syncer.job import Job, JobKind, JobState, find, unfinished
@@ -244,6 +244,29 @@ def test_an_index_without_its_primary_keeps_its_job_waiting_and_no_other(world: 
             client.indices.put_settings(index=name, settings={require: None})
             wait_until(lambda: find(connection, waiting.id).state is JobState.DONE, what="the job is done")
     assert world.differences() == []
+
+
+def test_a_job_in_trouble_keeps_no_other_waiting(
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the older one's index cannot be asked: the younger one is done, and then the older one too."""
+    two_documents(world)
+    world.sql(POSTS.format(10))
+    name, asked, is_well = world.index_of(), Holdings.sequence_numbers, threading.Event()
+
+    def ask(self: Holdings, target: Target) -> dict[int, int]:
+        if target.index_name == name and not is_well.is_set():
+            raise UnavailableError("a shard is away")
+        return asked(self, target)
+
+    monkeypatch.setattr(Holdings, "sequence_numbers", ask)
+    waiting = create(connection, JobKind.BACKFILL)
+    other = create(connection, JobKind.BACKFILL, "user")
+    with world.index() as index, running(Refresher(connect=world.connect, index=index)):
+        wait_until(lambda: find(connection, other.id).state is JobState.DONE, what="the other one is done", seconds=20)
+        assert find(connection, waiting.id).state is JobState.LISTING
+        is_well.set()
+        wait_until(lambda: find(connection, waiting.id).state is JobState.DONE, what="the job is done")
 
 
 def test_a_view_that_is_lost_while_strays_are_looked_for_is_opened_again(

@@ -15,7 +15,7 @@ from psycopg import errors as pg
 from structlog.testing import capture_logs
 
 from syncer import errors, policy
-from syncer.errors import DocumentError, SyncerError
+from syncer.errors import DocumentError, SyncerError, UnavailableError
 from syncer.lifecycle import Stop, Stopping, persist
 from syncer.policy import Action, Backoff, at_work_for, decide, decide_item, explain
 
@@ -163,7 +163,7 @@ def test_what_kafka_raises(name: str, action: Action) -> None:
 OURS = [
     one
     for one in vars(errors).values()
-    if isinstance(one, type) and issubclass(one, SyncerError) and one is not DocumentError
+    if isinstance(one, type) and issubclass(one, SyncerError) and one not in (DocumentError, UnavailableError)
 ]
 
 
@@ -186,6 +186,7 @@ IN_WORK: dict[str, tuple[Exception, Action]] = {
     "privilege": (pg.InsufficientPrivilege("permission denied for table posts"), Action.HALT_DOCUMENT),
     "twice": (errors.ComposeError("an id more than once"), Action.HALT_DOCUMENT),
     "answer": (errors.IndexingError("Elasticsearch answered 3 items"), Action.HALT_DOCUMENT),
+    "shard": (UnavailableError("not every shard"), Action.RETRY),
     "bad_request": (api_error(400), Action.HALT_DOCUMENT),
     "index": (api_error(404), Action.HALT_DOCUMENT),
     "overloaded": (api_error(429), Action.RETRY),

@@ -47,7 +47,13 @@ _ONE = sql.SQL("j.id = $1")
 _OF_INDEX = UNFINISHED + sql.SQL(" AND (j.index_name = $1 OR $1 IS NULL) ORDER BY j.id")
 _LOCKED_OF_INDEX = UNFINISHED + sql.SQL(" AND j.index_name = $1 ORDER BY j.id FOR NO KEY UPDATE OF j")
 _FINISHED = sql.SQL("NOT (") + UNFINISHED + sql.SQL(") ORDER BY j.finished_at DESC, j.id DESC")
+# A load that truncates one table after the other makes two refreshes, not one for each table: the second one waits to
+# begin, and is joined by all others, until the first one is through.
 _DUE = UNFINISHED + sql.SQL("""
+ AND NOT (j.kind = 'refresh' AND j.state = 'new' AND EXISTS (
+     SELECT FROM syncer.job AS o
+     WHERE o.index_name = j.index_name AND o.kind = 'refresh' AND o.id < j.id AND NOT o.is_paused
+       AND o.state NOT IN ('done', 'failed', 'cancelled')))
  AND NOT j.is_paused AND d.halted IS NULL AND d.generation = j.generation
  AND (j.state IN ('new', 'listing', 'written') OR j.pages_left = 0)
 ORDER BY j.id

@@ -204,6 +204,20 @@ def test_two_truncates_cost_one_refresh(connection: Connection) -> None:
     assert create(connection, JobKind.REFRESH).id != first.id
 
 
+def test_a_load_that_truncates_table_after_table_makes_two_refreshes(world: World, connection: Connection) -> None:
+    """The second waits until the first is through, so that all the others can join it; a paused one holds up nobody."""
+    first = list_(connection, create(connection, JobKind.REFRESH))
+    second = create(connection, JobKind.REFRESH)
+    assert second.id != first.id
+    assert {create(connection, JobKind.REFRESH).id for _ in range(3)} == {second.id}
+    assert second.id not in {one.id for one in due(connection)}
+    jobs.pause(connection, first.id)
+    assert second.id in {one.id for one in due(connection)}
+    jobs.resume(connection, first.id)
+    assert finish(world, connection, first).state is JobState.DONE
+    assert [one.id for one in due(connection)] == [second.id]
+
+
 def test_a_refresh_does_not_join_a_listing_that_has_begun(world: World, connection: Connection) -> None:
     """What a truncate brings back is not in a listing whose snapshot is older: another refresh is made."""
     first = create(connection, JobKind.REFRESH)

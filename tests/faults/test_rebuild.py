@@ -145,7 +145,7 @@ STEPS: dict[str, tuple[str, str]] = {
     "the index is built and not yet in force": ("syncer.apply", "store.put_document"),
     "it is in force and not yet filled": ("syncer.filling", "Filling.follow"),
     "it is filled and not yet settled": ("syncer.rebuild", "settle"),
-    "it is settled and not yet verified": ("syncer.filling", "verify"),
+    "it is settled and not yet verified": ("syncer.comparing", "verify"),
     "it is verified and the alias not yet moved": ("syncer.rebuild", "Indices.swap"),
     "the alias is moved and the roles are not": ("syncer.rebuild", "store.assign"),
 }

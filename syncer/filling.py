@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import elasticsearch
 from rich.console import Console
 from rich.markup import escape
 
@@ -11,13 +12,14 @@ from syncer import findings, halting, rebuild, store, terminal
 from syncer.apply import Fill
 from syncer.backfill import Follower
 from syncer.comparing import compared
-from syncer.errors import IndexingError, JobError, SyncerError
-from syncer.job import Job, JobState
+from syncer.errors import DefinitionError, IndexingError, JobError, SyncerError
+from syncer.job import Job, JobState, find
 from syncer.lifecycle import Stop
 from syncer.model import Role
 from syncer.parts import Parts
 from syncer.store import Document
 from syncer.verify import VerifyReport
+from syncer.wording import amount, shortened
 
 
 class Filling:
@@ -60,11 +62,10 @@ class Filling:
         Raises:
             SyncerError: It is halted, or was not written whole, or the new index is not equal to the SELECT.
         """
-        is_new = fill.document.role is Role.BUILDING
-        if fill.job is not None:
-            self.follow(fill.document, fill.job, is_part=is_new)
-        if is_new:
-            self._serve(fill.document)
+        if fill.document.role is Role.BUILDING:
+            self._build(fill)
+        elif fill.job is not None:
+            self.follow(fill.document, fill.job)
 
     def follow(self, document: Document, job_id: int, *, is_part: bool = False) -> None:
         """Follow a job until it is done.
@@ -80,12 +81,15 @@ class Filling:
             IndexingError: Documents were parked.
         """
         parts = self._parts
+        job = find(parts.connection, job_id)
+        if job.documents_done:
+            terminal.show_taken_up(self._err, job)
         follower = Follower(connect=parts.connect, refresh=parts.refresher, stop=Stop())
         try:
             with terminal.job_progress(self._err, f"writing {document.index_name}") as show:
                 job = follower.follow(job_id, show)
         except KeyboardInterrupt:
-            terminal.show_left(self._err, document, job_id)
+            terminal.show_left(self._err, job, is_building=document.role is Role.BUILDING)
             raise
         finally:
             follower.close()
@@ -98,9 +102,38 @@ class Filling:
         rows = store.documents(self._parts.connection)
         return next((one for one in rows if one.index_name == document.index_name), None)
 
+    def _standby(self, name: str) -> Document | None:
+        rows = store.documents(self._parts.connection)
+        return next((one for one in rows if one.name == name and one.role is Role.STANDBY), None)
+
     # A new index
 
+    def _build(self, fill: Fill) -> None:
+        """Fill a new index and let it serve, unless another command lets it serve, or gives it up, meanwhile."""
+        building = fill.document
+        try:
+            if fill.job is not None:
+                self.follow(building, fill.job, is_part=True)
+            self._serve(building)
+        except (SyncerError, elasticsearch.ApiError) as error:
+            row = self._row(building)
+            if row is None or row.generation != building.generation:
+                raise DefinitionError(
+                    f"{building.index_name} is being built no more",
+                    hint="Somebody has given it up, or applied another definition. See: syncer status",
+                ) from error
+            if row.role is not Role.SERVING:
+                raise
+            self._out.print(f"{escape(row.index)} is searched in {row.index_name} now: another command has seen to it")
+
     def _serve(self, building: Document) -> None:
+        try:
+            self._complete(building)
+        except KeyboardInterrupt:
+            terminal.show_unserved(self._err, building)
+            raise
+
+    def _complete(self, building: Document) -> None:
         parts = self._parts
         with terminal.doing(self._err, f"settling {building.index_name}"):
             rebuild.settle(parts.connection, parts.indices, building, seconds_max=rebuild.SETTLE_SECONDS_MAX)
@@ -108,8 +141,11 @@ class Filling:
         findings.show_verify(self._out, report)
         if not report.holds:
             self._require_acceptable(building, report)
+        older = self._standby(building.name)
         serving = rebuild.serve(parts.connection, parts.indices, self._row(building) or building)
         self._out.print(f"{escape(serving.index)} is searched in {serving.index_name} now")
+        if older is not None:
+            self._out.print(f"{older.index_name}, kept for a rollback until now, is dropped")
         self._out.print(
             f"The index before is kept up to date. Back to it: syncer backfill {serving.name} --rollback\n"
             f"Once it is not needed any more: syncer backfill {serving.name} --drop-old",
@@ -147,12 +183,14 @@ def _require_done(job: Job, document: Document | None) -> None:
     if document is not None:
         halting.require_going(document)
     what, _, hint = (job.error or "").partition("\n")
-    raise JobError(f"Job {job.id} was {job.state}: {what}", hint=hint)
+    raise JobError(
+        f"Job {job.id} {'was cancelled' if job.state is JobState.CANCELLED else 'failed'}: {what}", hint=hint
+    )
 
 
 def _parked(parts: Parts, document: Document, number: int) -> IndexingError:
     worst = store.worst_dead_letter(parts.connection, document.index_name)
-    said = f", such as {worst[0]}: {worst[1]}" if worst else ""
+    said = f", such as {shortened(worst[0])}: {terminal.brief(worst[1])}" if worst else ""
     if document.role is Role.BUILDING:
         hint = (
             f"{document.index_name} does not serve; what was searched before is searched still.\n"
@@ -164,4 +202,4 @@ def _parked(parts: Parts, document: Document, number: int) -> IndexingError:
             "The table syncer.dead_letter has what was said of each. Mend the data, the SELECT or index.json, "
             f"then: syncer apply, or syncer backfill {document.name}"
         )
-    return IndexingError(f"{number:,} documents of {document.name} could not be written{said}", hint=hint)
+    return IndexingError(f"{amount(number, 'document')} of {document.name} could not be written{said}", hint=hint)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from syncer.drift import Cause, Drift
-from syncer.terminal import table
+from syncer.terminal import brief, table
 from syncer.verify import VerifyReport
 
 _DRIFTS_SHOWN_MAX = 20
@@ -125,7 +125,8 @@ def _advices(report: VerifyReport) -> Iterator[str]:
         yield f"{name} has not been filled yet. Run: syncer apply"
     if numbers[Cause.PARKED]:
         one = next(one for one in report.drifts if one.cause is Cause.PARKED)
-        yield f"Some are parked, such as {one.id}: {one.error}\nMend the data, select.sql or index.json: syncer apply"
+        said = brief(one.error or "")
+        yield f"Some are parked, such as {one.id}: {said}\nMend the data, select.sql or index.json: syncer apply"
     if numbers[Cause.FOREIGN] or numbers[Cause.FOREIGN_AHEAD] or numbers[Cause.FOREIGN_DELETE]:
         yield (
             f"Somebody else writes to {report.index_name}: there are versions that syncer never drew. Find out who it "

@@ -132,18 +132,19 @@ def _done(one: Job) -> str:
 
 
 def _rate(one: Job) -> str:
-    said = [] if one.documents_per_second is None else [f"{one.documents_per_second:,.0f}/s"]
+    said = [] if one.documents_per_second is None else [f"{terminal.rate(one.documents_per_second)}/s"]
     if one.rate is not None:
         said.append(f"at most {one.rate:,.10g}/s")
     return ", ".join(said)
 
 
 def _duration(seconds: float) -> str:
+    seconds = round(seconds)
     if seconds < _MINUTE:
-        return f"{seconds:.0f} s"
+        return f"{seconds} s"
     if seconds < _HOUR:
-        return f"{seconds // _MINUTE:.0f} min {seconds % _MINUTE:.0f} s"
-    return f"{seconds // _HOUR:.0f} h {seconds % _HOUR // _MINUTE:.0f} min"
+        return f"{seconds // _MINUTE} min {seconds % _MINUTE} s"
+    return f"{seconds // _HOUR} h {seconds % _HOUR // _MINUTE} min"
 
 
 def show_job(console: Console, one: Job) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,17 +13,30 @@ from typing import TextIO
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
+from rich.text import Text
 
 from syncer.apply import Change, Plan
 from syncer.errors import SyncerError
-from syncer.job import Job, JobState
+from syncer.job import Job, JobKind, JobState
 from syncer.overview import DocumentOverview, Overview
 from syncer.store import Document
+from syncer.wording import shortened
 
 _PIPE_COLUMNS = 400
 _PLAIN_LINE_SECONDS = 5
+_SLOW = 10  # documents per second, below which a decimal says something
+_PREVIEW = re.compile(r"\s*Preview of field's value: '.*'(?=:|$)", re.DOTALL)
 
 
 def show_error(console: Console, error: SyncerError) -> None:
@@ -68,7 +83,6 @@ def _plain_progress(console: Console, label: str, total: int) -> Callable[[int],
 
 
 def table(*columns: str) -> Table:
-    """A table without lines."""
     """A table without lines."""
     return Table(*columns, box=None, pad_edge=False, header_style="bold")
 
@@ -121,20 +135,27 @@ def job_progress(console: Console, label: str) -> Iterator[Callable[[Job], None]
         yield _plain_job_progress(console, label)
         return
     columns = (
-        TextColumn("{task.description}"),
+        _Label(),
         BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[pace]}"),
+        TextColumn("{task.fields[done]}"),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[pace]}"),
     )
     with Progress(*columns, console=console, transient=True) as shown:
-        task: TaskID = shown.add_task(label, total=None, pace="")
+        task: TaskID = shown.add_task(label, total=None, done="", pace="")
 
         def show(job: Job) -> None:
-            total = job.documents_total
-            shown.update(task, completed=job.documents_done, total=total, pace=pace(job))
+            done, total = job.documents_done, job.documents_total
+            shown.update(task, completed=done, total=total, done=f"{done:,}/{_total(job)}", pace=pace(job))
 
         yield show
+
+
+class _Label(ProgressColumn):
+    """What is being done; where it is narrow it is cut, and not the numbers."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
 
 
 def _plain_job_progress(console: Console, label: str) -> Callable[[Job], None]:
@@ -144,10 +165,13 @@ def _plain_job_progress(console: Console, label: str) -> Callable[[Job], None]:
         nonlocal said_at
         if time.monotonic() - said_at >= _PLAIN_LINE_SECONDS:
             said_at = time.monotonic()
-            total = "?" if job.documents_total is None else f"{job.documents_total:,}"
-            console.print(f"{label}: {job.documents_done:,} of {total}, {pace(job)}")
+            console.print(f"{label}: {job.documents_done:,} of {_total(job)}, {pace(job)}".removesuffix(", "))
 
     return show
+
+
+def _total(job: Job) -> str:
+    return "?" if job.documents_total is None else f"{job.documents_total:,}"
 
 
 def pace(job: Job) -> str:
@@ -158,10 +182,18 @@ def pace(job: Job) -> str:
         return "finding ids"
     if job.state is JobState.WRITTEN:
         return "looking for what only Elasticsearch has"
+    if job.documents_left == 0:
+        return "finishing"
     if job.documents_per_second is None:
         return ""
     left = "" if job.eta_seconds is None else f", {_duration(job.eta_seconds)} left"
-    return f"{job.documents_per_second:,.0f} documents/s{left}"
+    return f"{rate(job.documents_per_second)} documents/s{left}"
+
+
+def rate(documents_per_second: float) -> str:
+    """A rate, also one that is almost nothing."""
+    decimals = 1 if 0 < documents_per_second < _SLOW else 0
+    return f"{documents_per_second:,.{decimals}f}"
 
 
 def _duration(seconds: float) -> str:
@@ -189,12 +221,54 @@ def show_rolled_back(console: Console, serving: Document, *, before: Document) -
         )
 
 
-def show_left(console: Console, document: Document, job_id: int) -> None:
+def show_taken_up(console: Console, job: Job) -> None:
+    """What was done before, of a job that is gone on with."""
+    since = job.started_at or job.created_at
+    console.print(
+        f"Going on with job {job.id}, begun {since:%Y-%m-%d %H:%M:%S} UTC: "
+        f"{job.documents_done:,} of {_total(job)} are written already",
+        soft_wrap=True,
+    )
+
+
+def show_left(console: Console, job: Job, *, is_building: bool) -> None:
     """What goes on, or waits, after somebody has stopped to look."""
     console.print(
-        f"\nJob {job_id} is left as it is, and goes on wherever `syncer run` runs.\n"
-        f"To take it up again: syncer backfill {document.name}; to end it: syncer jobs cancel {job_id}"
+        f"\nJob {job.id} is left as it is, and goes on wherever `syncer run` runs.\n"
+        f"{_way_back(job, is_building=is_building)}; to end it: syncer jobs cancel {job.id}",
+        markup=False,
+        soft_wrap=True,
     )
+
+
+def show_unserved(console: Console, building: Document) -> None:
+    """What waits, after somebody has stopped to look at a new index that is filled."""
+    console.print(
+        f"\n{building.index_name} is filled, and does not serve yet.\n"
+        f"To go on: syncer backfill {building.name} --rebuild; to give it up: --abandon",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _way_back(job: Job, *, is_building: bool) -> str:
+    """How to follow a job again; the same command with other ids would be another job."""
+    limit = "" if job.rate is None else f" --rate {job.rate:.10g}"
+    command = f"To take it up again: syncer backfill {job.document}"
+    if is_building:
+        return f"{command} --rebuild{limit}"
+    if job.kind is JobKind.FILL:
+        return "To take it up again: syncer apply"
+    if job.kind is JobKind.BACKFILL:
+        return f"{command}{limit}"
+    if job.where is not None:
+        return f"{command} --where {shlex.quote(job.where)}{limit}"
+    return f"How far it is: syncer jobs show {job.id}"
+
+
+def brief(error: str) -> str:
+    """What was said of a document that could not be written, without the value that Elasticsearch quotes."""
+    return str(shortened(_PREVIEW.sub("", error)))
 
 
 def show_overview(console: Console, seen: Overview) -> None:
@@ -225,8 +299,7 @@ def show_overview(console: Console, seen: Overview) -> None:
         )
     console.print(documents if seen.documents else "No document is in force. Run: syncer apply")
     for job in seen.jobs:
-        total = "?" if job.documents_total is None else f"{job.documents_total:,}"
-        said = f"job {job.id}, {job.kind} of {job.index_name}: {job.documents_done:,} of {total}"
+        said = f"job {job.id}, {job.kind} of {job.index_name}: {job.documents_done:,} of {_total(job)}"
         console.print(f"\n{said}, {pace(job)}".removesuffix(", "))
     for one in seen.documents:
         if one.halted is not None:

@@ -1,0 +1,99 @@
+"""What commands show while they follow a job."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from syncer import terminal
+from syncer.job import Job, JobKind, JobState
+from syncer.job_commands import _duration
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+JOB = Job(
+    id=7,
+    kind=JobKind.BACKFILL,
+    document="blogpost",
+    index_name="blogpost-000001",
+    generation=1,
+    state=JobState.LISTED,
+    is_paused=False,
+    is_halted=False,
+    where=None,
+    rate=None,
+    fills=True,
+    sequence_numbers=None,
+    documents_total=200_000,
+    documents_done=104_000,
+    indexed=0,
+    deleted=0,
+    superseded=0,
+    parked=0,
+    compose_seconds=0,
+    index_seconds=0,
+    documents_per_second=12_345,
+    created_at=NOW,
+    started_at=NOW,
+    finished_at=None,
+    error=None,
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_building", "said"),
+    [
+        ({}, False, "syncer backfill blogpost;"),
+        ({"rate": 500.0}, False, "syncer backfill blogpost --rate 500;"),
+        (
+            {"kind": JobKind.PART, "where": "title = 'a b'"},
+            False,
+            """syncer backfill blogpost --where 'title = '"'"'a b'"'"'';""",
+        ),
+        ({"kind": JobKind.PART}, False, "syncer jobs show 7;"),
+        ({"kind": JobKind.FILL}, False, "syncer apply;"),
+        ({"kind": JobKind.FILL}, True, "syncer backfill blogpost --rebuild;"),
+    ],
+)
+def test_who_interrupts_is_told_the_command_that_goes_on(
+    changed: dict[str, Any], *, is_building: bool, said: str
+) -> None:
+    """It follows the same job again, and not another one that would do more, or less."""
+    out = io.StringIO()
+    terminal.show_left(Console(file=out, width=80), dataclasses.replace(JOB, **changed), is_building=is_building)
+    assert said in out.getvalue()
+
+
+def test_on_a_narrow_terminal_the_numbers_are_whole() -> None:
+    """What is cut is the label."""
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True)
+    with terminal.job_progress(console, f"writing {'long-' * 8}blogpost-000001") as show:
+        show(JOB)
+    assert "104,000/200,000" in out.getvalue()
+    assert "12,345 documents/s" in out.getvalue()
+
+
+@pytest.mark.parametrize(("changed", "said"), [({"documents_per_second": 0.5}, "0.5"), ({}, "12,345")])
+def test_a_slow_rate_is_not_none(changed: dict[str, Any], said: str) -> None:
+    """Half a document per second is neither 0 nor 1."""
+    assert terminal.pace(dataclasses.replace(JOB, **changed)).startswith(f"{said} documents/s")
+
+
+def test_seconds_are_no_full_minute() -> None:
+    """What is rounded up is carried over."""
+    assert (_duration(59.7), _duration(359.6), _duration(3599.9)) == ("1 min 0 s", "6 min 0 s", "1 h 0 min")
+
+
+def test_a_value_that_elasticsearch_quotes_is_not_shown() -> None:
+    """Only --values shows values; and no reason fills the screen."""
+    reason = (
+        "failed to parse field [title] of type [keyword]. Preview of field's value: 'it's: secret': " + "long " * 99
+    )
+    assert "secret" not in terminal.brief(reason)
+    assert len(terminal.brief(reason)) < 300
+    assert terminal.brief("refused. Preview of field's value: 'secret'") == "refused."

@@ -11,7 +11,7 @@ CREATE TABLE syncer.job (
     state             text        NOT NULL DEFAULT 'new',
     is_paused         boolean     NOT NULL DEFAULT false,
     condition         text,
-    rate              float8      CHECK (rate > 0),
+    rate              float8      CHECK (rate > 0 AND rate < 'infinity'),
     fills             boolean     NOT NULL,
     error             text,
     sequence_numbers  jsonb,

@@ -7,11 +7,12 @@ if what was asked for holds. An error is one sentence and a hint; ``--debug`` ad
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
-from typing import Annotated, TextIO
+from typing import Annotated, BinaryIO
 
 import typer
 from rich.markup import escape
@@ -46,6 +47,7 @@ from syncer.index import Index
 from syncer.indices import Indices
 from syncer.job import Job, JobKind
 from syncer.lifecycle import Stop, Stopping
+from syncer.model import ID_BYTES_MAX, Role
 from syncer.parts import Parts, open_parts
 from syncer.policy import explain
 from syncer.store import Document
@@ -190,7 +192,8 @@ def backfill(
         str | None, typer.Option(help="Only those whose row in the root table meets this SQL condition.")
     ] = None,
     ids: Annotated[
-        typer.FileText | None, typer.Option(help="Only these ids, one on each line of a file; - for standard input.")
+        typer.FileBinaryRead | None,
+        typer.Option(help="Only these ids, one on each line of a file; - for standard input."),
     ] = None,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Write a new index; searches find it once it is complete.")
@@ -215,6 +218,10 @@ def backfill(
     steps = {"--rebuild": rebuild, "--abandon": abandon, "--rollback": rollback, "--drop-old": drop_old}
     parts_of = {"--where": where is not None, "--ids": ids is not None}
     _require_one({**steps, **parts_of})
+    if rate is not None and not math.isfinite(rate):
+        raise ConfigError(
+            f"--rate takes a number of documents per second, not {rate}", hint="Leave it out for no limit."
+        )
     _require_with("--despite-parked", wanted=despite_parked, among={"--rebuild": rebuild})
     _require_with(
         "--rate", wanted=rate is not None, among={"a backfill or --rebuild": rebuild or not any(steps.values())}
@@ -241,20 +248,44 @@ def backfill(
             filling.follow(chosen, _job(parts, chosen, where=where, ids=ids, rate=rate).id)
 
 
-def _job(parts: Parts, document: Document, *, where: str | None, ids: TextIO | None, rate: float | None) -> Job:
+def _job(parts: Parts, document: Document, *, where: str | None, ids: BinaryIO | None, rate: float | None) -> Job:
     """A job for what was asked; one that was interrupted is taken up again."""
     if ids is None:
         kind = JobKind.BACKFILL if where is None else JobKind.PART
         job = jobs.create(parts.connection, document, kind, where=where, rate=rate, resumes=True)
     else:
-        given = (stripped for line in ids if (stripped := line.strip()))
         page = parts.settings.worker.batch_documents_max
-        job = listing.create_listed(parts.connection, document, JobKind.PART, given, page=page, rate=rate)
+        job = listing.create_listed(parts.connection, document, JobKind.PART, _ids(ids), page=page, rate=rate)
     if job is None:
         raise DefinitionError(
             f"{document.index_name} is no longer in force", hint="Somebody has changed it. Try again."
         )
     return job
+
+
+def _ids(lines: BinaryIO) -> Iterator[str]:
+    """The ids on the lines of a file, one on each; empty lines are left out.
+
+    Raises:
+        ConfigError: A line cannot be an id.
+    """
+    for number, line in enumerate(lines, start=1):
+        try:
+            id_ = line.decode().strip()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"Line {number} of --ids is not UTF-8", hint="Is it the right file?") from error
+        if "\0" in id_ or len(id_.encode()) > ID_BYTES_MAX:
+            raise ConfigError(
+                f"Line {number} of --ids is no id: an id has 1 to {ID_BYTES_MAX} bytes, and none is zero",
+                hint="Is it the right file? It has one id on each line. Nothing was written.",
+            )
+        if id_:
+            yield id_
+
+
+def _is_kept(document: Document) -> bool:
+    """Whether an index is to equal its SELECT: one that is being built is not to yet; one that halted is given up."""
+    return document.role is Role.SERVING or (document.is_filled and document.halted is None)
 
 
 def _require_one(options: Mapping[str, bool]) -> None:
@@ -332,7 +363,9 @@ def verify(
     drawn_after and drawn_before.
     """
     with open_parts("verify") as parts:
-        chosen = [parts.document(document)] if document else list(store.served(parts.connection).values())
+        if document is not None:
+            parts.document(document)
+        chosen = [one for one in store.documents(parts.connection) if document in (None, one.name) and _is_kept(one)]
         if not chosen:
             raise DefinitionError("No document is in force", hint="Run: syncer apply")
         reports = [

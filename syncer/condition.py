@@ -16,6 +16,8 @@ from syncer.store import Document
 # The condition stands on lines of its own, so that a comment at its end hides nothing of ours.
 _MATCHING = "SELECT {key} AS _id FROM {root} WHERE (\n{condition}\n)"
 _NONE = " LIMIT 0"
+# So it is one expression, or Postgres does not take it. Not used for the work, since no index would be.
+_CHECK = "SELECT CASE WHEN (\n{condition}\n) THEN true END FROM {root} LIMIT 0"
 
 
 def matching(document: Document, condition: str) -> sql.Composed:
@@ -48,7 +50,13 @@ def require_valid(connection: Connection, document: Document, condition: str) ->
     try:
         with connection.transaction():
             # As a prepared statement it can be no more than one, and has no parameters.
-            connection.execute(matching(document, condition) + sql.SQL(_NONE), prepare=True)
+            asked = matching(document, condition)
+            check = sql.SQL(_CHECK).format(
+                root=sql.SQL(document.dependencies.root or ""),  # quoted by Postgres
+                condition=sql.SQL(condition),  # written by who runs syncer
+            )
+            connection.execute(check, prepare=True)
+            connection.execute(asked + sql.SQL(_NONE), prepare=True)
     except psycopg.errors.ProtocolViolation as error:
         raise refused(document, "it has a parameter") from error
     except psycopg.Error as error:

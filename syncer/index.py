@@ -285,6 +285,9 @@ def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
     """Whether Elasticsearch takes the id; it would refuse the whole request for one that it does not."""
     if 1 <= len(composition.id.encode()) <= ID_BYTES_MAX:
         return True
+    if composition.source is None:  # it has none of that id
+        outcome.deleted += 1
+        return False
     reason = f"an id has 1 to {ID_BYTES_MAX} bytes"
     outcome.rejections.append(Rejection(composition=composition, status=_BAD_REQUEST, kind="invalid_id", reason=reason))
     return False

@@ -82,7 +82,7 @@ def create(
         where: For PART: a condition on the columns of the document's root.
         rate: Documents per second at most.
         resumes: Whether an unfinished job of the same kind and condition is taken up again instead: no longer
-            paused, and with this rate.
+            paused, and with this rate, if one is given.
 
     Returns:
         The job; None if the document's index is no longer in force.
@@ -100,8 +100,8 @@ def create(
         others = locked_unfinished(connection, document.index_name)
         standing = [one for one in others if one.generation == generation]
         if resumes and (same := _same(standing, kind, where)):
-            resume(connection, same.id)
-            return set_rate(connection, same.id, rate)
+            resumed = resume(connection, same.id)
+            return resumed if rate is None else set_rate(connection, same.id, rate)
         if kind.is_whole and (new := _still_new(standing, kind, rate)):
             return new
         if kind is JobKind.FILL:

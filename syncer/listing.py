@@ -230,4 +230,4 @@ def _put_pages(
 
 def _size(page: int, rate: float | None) -> int:
     """A slow job is written evenly, not a thousand documents at once and then none for minutes."""
-    return page if rate is None else max(1, min(page, int(rate)))
+    return page if rate is None else max(1, int(min(page, rate)))

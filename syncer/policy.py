@@ -73,6 +73,7 @@ _POSTGRES: tuple[tuple[type[psycopg.Error], Action], ...] = (
     (pg.TransactionTimeout, Action.RETRY),
     (pg.ReadOnlySqlTransaction, Action.RETRY),  # a standby that is about to be promoted
     (pg.RaiseException, Action.PARK),
+    (pg.ProgramLimitExceeded, Action.PARK),  # a value that is too large for what is done with it
     (psycopg.DataError, Action.PARK),
     (psycopg.IntegrityError, Action.PARK),
     (psycopg.OperationalError, Action.RETRY),

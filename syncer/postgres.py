@@ -32,6 +32,9 @@ _SESSION = {
     "client_encoding": "UTF8",
     "synchronous_commit": "on",
     "idle_in_transaction_session_timeout": "0",
+    # What is short for an application may not be for a listing, or a comparison, of everything.
+    "statement_timeout": "0",
+    "lock_timeout": "0",
     # A policy that hides rows from us raises an error. Obeyed, it would delete their documents.
     "row_security": "off",
     # A statement that waited for a row goes on with what the row is then.

@@ -386,15 +386,31 @@ class Refresher:
                 halting.halt(connection, error)
             except JobError:  # it went away with its index
                 continue
-            except Exception as error:
-                if decide(error) is not Action.RETRY or connection.closed:
-                    raise
-                self._postpone(job, error)
+            except Stopping:
+                raise
+            except Exception as error:  # noqa: BLE001 - told apart there
+                self._suffer(connection, job, error)
             else:
                 report.steps += is_further
                 self._postponed.pop(job.id, None)
                 if not is_further:
                     self._postponed[job.id] = _Postponed(at=time.monotonic() + _OTHERS_SECONDS)
+
+    def _suffer(self, connection: Connection, job: Job, error: Exception) -> None:
+        """Let no job be in the way of others: what it asks of a server may be what the server cannot do.
+
+        Raises:
+            Exception: The set-up is at fault, or the connection is gone; then the others go first the next time.
+        """
+        if decide(error) is Action.RETRY:
+            self._postpone(job, error)
+            if connection.closed:
+                raise error
+        elif explain(error) is None:
+            self._log.error(telemetry.STAGE_FAILED, stage=self._name, job=job.id, error=repr(error), exc_info=error)
+            jobs.fail(connection, job.id, f"An error that nobody foresaw: {error!r}\nPlease report it.")
+        else:
+            raise error
 
     def _postpone(self, job: Job, error: Exception) -> None:
         """Leave a job that is in trouble for a while, so that others need not wait for it."""

@@ -14,14 +14,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from syncer.model import Role, Target
+from syncer.model import ID_BYTES_MAX, Role, Target
 from syncer.postgres import Connection, value
 from syncer.shape import Shape
 from syncer.uses import Dependencies, Field, Lookup, TableUse
+
+_ERROR_CHARACTERS_MAX = 500
+_LONG_ID_CHARACTERS = 80
 
 _GENERATIONS = "SELECT index_name, generation, role, halted IS NOT NULL FROM syncer.document"
 _DOCUMENTS = """
@@ -310,8 +314,19 @@ def installation(connection: Connection) -> str:
 
 
 def park(connection: Connection, index_name: str, id_: str, version: int, error: str) -> None:
-    """Record that a document could not be written with this version; a newer record stays."""
-    connection.execute(_PARK, (index_name, id_, version, error))
+    """Record that a document could not be written with this version; a newer record stays.
+
+    An id that is longer than any that Elasticsearch takes is recorded by its beginning and its digest. What was said
+    is cut: it may quote the whole value that was refused.
+    """
+    connection.execute(_PARK, (index_name, _recorded(id_), version, error[:_ERROR_CHARACTERS_MAX]))
+
+
+def _recorded(id_: str) -> str:
+    """An id as a dead letter has it: an index of Postgres holds no text of any length."""
+    if len(id_.encode()) <= ID_BYTES_MAX:
+        return id_
+    return f"{id_[:_LONG_ID_CHARACTERS]}… ({sha256(id_.encode()).hexdigest()})"
 
 
 def worst_dead_letter(connection: Connection, index_name: str) -> tuple[str, str] | None:
@@ -333,4 +348,4 @@ def dead_letter(connection: Connection, index_name: str, id_: str) -> DeadLetter
 
 def clear_dead_letters(connection: Connection, index_name: str, ids: Sequence[str], version: int) -> None:
     """Forget what was parked of these documents before this version was written."""
-    connection.execute(_CLEAR, (index_name, list(ids), version))
+    connection.execute(_CLEAR, (index_name, [_recorded(one) for one in ids], version))

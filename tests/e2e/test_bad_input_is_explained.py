@@ -439,6 +439,45 @@ def test_an_id_that_comes_twice_is_explained_and_can_be_mended(empty_world: Worl
     assert empty_world.differences() == []
 
 
+# What a backfill is asked for
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "says"),
+    [
+        (("--rate", "inf"), b"", ("--rate", "inf")),
+        (("--rate", "nan"), b"", ("--rate",)),
+        (("--ids", "-"), b"1\n\xff\n", ("Line 2", "UTF-8")),
+        (("--ids", "-"), b"1\n2\x003\n", ("Line 2", "id")),
+        (("--ids", "-"), b"1\n" + 600 * b"x" + b"\n", ("Line 2", "512 bytes")),
+        (("--where", "1=1) UNION SELECT 5 WHERE (true"), b"", ("condition", "syntax error")),
+        (("--rebuild", "--rollback"), b"", ("cannot be had together",)),
+        (("--despite-parked",), b"", ("--rebuild",)),
+    ],
+)
+def test_a_backfill_of_nonsense_is_refused(
+    world: World, options: tuple[str, ...], given: bytes, says: tuple[str, ...]
+) -> None:
+    """Nothing is made of it, and it says which word was wrong."""
+    file = world.folder / "given"
+    file.write_bytes(given)
+    with file.open("rb") as stdin:
+        ended = subprocess.run(
+            [sys.executable, "-m", "syncer", "backfill", "blogpost", *options],
+            env={**world.environment, "COLUMNS": "160"},
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert ended.returncode in (1, 2)
+    assert "Traceback" not in ended.stderr
+    for word in says:
+        assert word in ended.stderr
+    assert world.sql("SELECT FROM syncer.job WHERE kind <> 'fill'") == []
+
+
 # A second apply
 
 

@@ -373,3 +373,37 @@ def test_a_page_is_given_back_at_once_when_a_lane_is_told_to_stop(world: World, 
     after = find(connection, job.id)
     assert (after.documents_done, after.indexed) == (400, 400)
     assert world.differences() == []
+
+
+def test_a_job_whose_step_breaks_the_connection_keeps_no_other_waiting(world: World) -> None:
+    """What the older one asks for ends the session each time; the other one goes first then."""
+    world.sql(POSTS.format(3))
+    suicide = "(SELECT count(*) FROM pg_terminate_backend(pg_backend_pid())) = 1"
+    with world.connect() as connection, world.index() as index:
+        first = jobs.create(connection, the_document(connection), JobKind.PART, where=suicide)
+        second = create(connection, JobKind.BACKFILL)
+        assert first is not None
+        with world.refresher(index) as refresher, running(refresher):
+            wait_until(lambda: find(connection, second.id).state is JobState.DONE, what="the other one is done")
+        assert not find(connection, first.id).state.is_finished
+
+
+def test_an_error_that_nobody_foresaw_in_a_step_fails_the_job_and_no_lane(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what happened; the next job is done."""
+
+    def fail(*_: Any, **__: Any) -> bool:
+        raise OverflowError("nobody foresaw it")
+
+    with world.connect() as connection, world.index() as index, world.refresher(index) as refresher:
+        first = create(connection, JobKind.BACKFILL)
+        with monkeypatch.context() as patch:
+            patch.setattr(listing, "list_pages", fail)
+            refresher.run_once()
+        failed = find(connection, first.id)
+        assert failed.state is JobState.FAILED
+        assert "nobody foresaw it" in (failed.error or "")
+        second = create(connection, JobKind.BACKFILL)
+        with running(refresher):
+            wait_until(lambda: find(connection, second.id).state is JobState.DONE, what="the next one is done")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.harness import World, wait_until
+from tests.harness import BLOG_SCHEMA, World, wait_until
 
 USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')"
 POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, 20) AS g"
@@ -59,3 +59,37 @@ def test_a_row_that_makes_the_select_raise(empty_world: World) -> None:
         empty_world.sql("UPDATE posts SET views = 14 WHERE id = 5")
         empty_world.drain(relay, worker)
     assert dead_letters(empty_world) == []
+
+
+def test_an_id_of_any_length_is_parked_and_holds_up_nobody(empty_world: World) -> None:
+    """Elasticsearch takes none of more than 512 bytes, and an index of Postgres none of 3,000: it has a digest."""
+    world = empty_world
+    world.sql(BLOG_SCHEMA.read_text())
+    folder = world.document_folder
+    folder.joinpath("select.sql").write_text("SELECT u.email || u.id::text AS _id, u.name FROM users AS u")
+    folder.joinpath("index.json").write_text('{"mappings": {"properties": {"name": {"type": "text"}}}}')
+    world.migrate()
+    world.apply()
+    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+        world.sql("INSERT INTO users (id, name, email) SELECT g, 'name', 'mail' || g FROM generate_series(1, 3) AS g")
+        # Of random characters, since what repeats itself is compressed.
+        long = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 120) AS g)"
+        world.sql(f"UPDATE users SET email = {long} WHERE id = 2")
+
+        def turn() -> bool:
+            relay.run_once()
+            worker.run_once()
+            return len(world.held()) == 2 and len(dead_letters(world)) == 1
+
+        wait_until(turn, what="the others are written, and it is parked")
+        [(id_, error)] = dead_letters(world)
+        assert len(id_) < 200
+        assert "512 bytes" in error
+        world.sql("UPDATE users SET email = 'short' WHERE id = 2")
+
+        def turn_again() -> bool:
+            relay.run_once()
+            worker.run_once()
+            return len(world.held()) == 3 and dead_letters(world) == []
+
+        wait_until(turn_again, what="it is written under its new id, and no longer parked")

@@ -56,6 +56,7 @@ POSTGRES = {
     pg.OutOfMemory: Action.RETRY,
     pg.IdleInTransactionSessionTimeout: Action.RETRY,
     pg.RaiseException: Action.PARK,
+    pg.ProgramLimitExceeded: Action.PARK,
     pg.DivisionByZero: Action.PARK,
     pg.InvalidTextRepresentation: Action.PARK,
     pg.NumericValueOutOfRange: Action.PARK,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -37,6 +37,16 @@ _ADMIN_SECONDS = 10
 _DELIVERY_SECONDS = 30
 _POLL_EVERY = 1000
 _COMMIT_AGAIN_SECONDS = 1.0
+_COORDINATOR_SECONDS = 0.2
+_NO_COORDINATOR = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
+
+_Result = TypeVar("_Result")
 _LOOK_RECORDS = 1000
 
 
@@ -146,8 +156,24 @@ def lag(settings: KafkaSettings) -> list[PartitionLag]:
 def members(settings: KafkaSettings) -> int:
     """How many workers are in the consumer group."""
     admin = _admin(settings)  # answers only as long as it lives
-    asked = admin.describe_consumer_groups([settings.group], request_timeout=_ADMIN_SECONDS)
-    return len(asked[settings.group].result(timeout=2 * _ADMIN_SECONDS).members)
+
+    def ask() -> int:
+        asked = admin.describe_consumer_groups([settings.group], request_timeout=_ADMIN_SECONDS)
+        return len(asked[settings.group].result(timeout=2 * _ADMIN_SECONDS).members)
+
+    return _of_group(ask)
+
+
+def _of_group(ask: Callable[[], _Result]) -> _Result:
+    """Ask about the consumer group; one that was never joined has no coordinator until the broker has made one."""
+    deadline = time.monotonic() + _ADMIN_SECONDS
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_COORDINATOR or time.monotonic() >= deadline:
+                raise
+        time.sleep(_COORDINATOR_SECONDS)
 
 
 def _offsets(admin: AdminClient, places: list[TopicPartition], spec: OffsetSpec) -> dict[int, int]:
@@ -156,11 +182,14 @@ def _offsets(admin: AdminClient, places: list[TopicPartition], spec: OffsetSpec)
 
 
 def _committed(admin: AdminClient, group: str, places: list[TopicPartition]) -> dict[int, int]:
-    asked = admin.list_consumer_group_offsets(
-        [ConsumerGroupTopicPartitions(group, places)], request_timeout=_ADMIN_SECONDS
-    )
-    found = asked[group].result().topic_partitions or []
-    return {place.partition: place.offset for place in found if place.offset >= 0}
+    def ask() -> dict[int, int]:
+        asked = admin.list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group, places)], request_timeout=_ADMIN_SECONDS
+        )
+        found = asked[group].result().topic_partitions or []
+        return {place.partition: place.offset for place in found if place.offset >= 0}
+
+    return _of_group(ask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

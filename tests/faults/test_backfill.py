@@ -84,7 +84,7 @@ def test_a_command_that_was_killed_goes_on_from_where_it_was(world: World, conne
     job: Job | None = None
     at_least = 0
     for _ in range(2):
-        process = begin(world, "--rate", "2000")
+        process = begin(world, "--rate", "600")
         wait_until(lambda: bool(unfinished(connection)), what="there is a job")
         [found] = unfinished(connection)
         assert job is None or found.id == job.id
@@ -93,14 +93,14 @@ def test_a_command_that_was_killed_goes_on_from_where_it_was(world: World, conne
         def has_gone_on(one: Job = found, before: int = at_least) -> bool:
             now = done(connection, one)
             assert now >= before
-            return now >= before + 1000
+            return now >= before + 600
 
         wait_until(has_gone_on, what="some of it is done")
         process.kill()
         process.wait()
         at_least = done(connection, job)
         kept.append((at_least, versions(world)))
-    assert begin(world).wait(60) == 0, (world.folder / "backfill.log").read_text()
+    assert begin(world, "--rate", "100000").wait(60) == 0, (world.folder / "backfill.log").read_text()
     assert job is not None
     after = wait_done(connection, job)
     require_counted(after)

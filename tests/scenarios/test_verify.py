@@ -39,6 +39,11 @@ def fill(world: World) -> None:
     """What ``syncer backfill`` does."""
     world.backfill()
     world.sql("UPDATE syncer.document SET filled_at = now()")
+    # What somebody writes over the last version drawn can be told from syncer's own.
+    with world.index() as index, world.writer(index) as writer:
+        writer.write(world.index_of(), ["7"])
+    with world.elasticsearch() as client:
+        client.indices.refresh(index=world.alias)
 
 
 def run(

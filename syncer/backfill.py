@@ -17,7 +17,7 @@ from syncer.policy import Action, decide
 from syncer.postgres import Connection
 from syncer.refresher import Refresher
 
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.05
 
 
 class Follower:

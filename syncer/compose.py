@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -24,7 +24,7 @@ from psycopg import sql
 from syncer import store, version
 from syncer.errors import ComposeError, DocumentError
 from syncer.model import Composition, Place
-from syncer.postgres import Connection, copied, stream_unlocked, value
+from syncer.postgres import Connection, copied, value
 from syncer.reading import STAGE_LOCK_SECONDS, locked, reading, require_capture, require_shape
 from syncer.store import Catalogue, Document
 
@@ -34,7 +34,6 @@ FROM ({select}) AS d
 """
 _COMPOSE = _DOCUMENTS + "WHERE d._id = ANY ($1::text[]::{id_type}[])"
 _EXISTING = "SELECT d._id::text, {routing} FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
-_ALL_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL"
 _COUNT = "SELECT count(*) FROM ({select}) AS d WHERE d._id IS NOT NULL"
 _DUPLICATE = """
 SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL GROUP BY d._id HAVING count(*) > 1 LIMIT 1
@@ -221,13 +220,6 @@ def castable(document: Document, ids: Sequence[str]) -> list[str]:
     """Those of the ids that can be ids of this document at all: somebody else may have written others."""
     is_valid = _IS_ID.get(document.dependencies.id_type)
     return list(ids) if is_valid is None else [one for one in ids if is_valid(one)]
-
-
-def all_ids(connection: Connection, document: Document, *, page: int) -> Iterator[list[str]]:
-    """Every id that the SELECT returns, in pages, in no order, never whole in memory."""
-    query = _statement(_ALL_IDS, document)
-    for rows in stream_unlocked(connection, query, within=reading(connection, document), page=page):
-        yield [row[0] for row in rows]
 
 
 def everything(connection: Connection, document: Document, *, page: int, bytes_max: int) -> Generator[dict[str, Row]]:

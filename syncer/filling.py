@@ -102,10 +102,6 @@ class Filling:
         rows = store.documents(self._parts.connection)
         return next((one for one in rows if one.index_name == document.index_name), None)
 
-    def _standby(self, name: str) -> Document | None:
-        rows = store.documents(self._parts.connection)
-        return next((one for one in rows if one.name == name and one.role is Role.STANDBY), None)
-
     # A new index
 
     def _build(self, fill: Fill) -> None:
@@ -141,7 +137,7 @@ class Filling:
         findings.show_verify(self._out, report)
         if not report.holds:
             self._require_acceptable(building, report)
-        older = self._standby(building.name)
+        older = store.by_role(parts.connection, building.name).get(Role.STANDBY)
         serving = rebuild.serve(parts.connection, parts.indices, self._row(building) or building)
         self._out.print(f"{escape(serving.index)} is searched in {serving.index_name} now")
         if older is not None:

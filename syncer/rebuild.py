@@ -77,7 +77,7 @@ def serve(connection: Connection, indices: Indices, building: Document) -> Docum
         DefinitionError: It is not being built any more, or was not filled.
     """
     with apply.alone(connection):
-        now = _rows(connection, building.name)
+        now = store.by_role(connection, building.name)
         found = now.get(Role.BUILDING)
         if found is None or found.generation != building.generation:
             raise DefinitionError(
@@ -106,7 +106,7 @@ def roll_back(connection: Connection, indices: Indices, name: str) -> Document:
         DocumentError: It is halted, and no longer current.
     """
     with apply.alone(connection):
-        now = _rows(connection, name)
+        now = store.by_role(connection, name)
         standby = _require_standby(now, name)
         _require_current(standby)
         indices.swap(standby.index, standby.target)
@@ -123,7 +123,7 @@ def drop_standby(connection: Connection, indices: Indices, name: str) -> Documen
         DefinitionError: No index is on standby.
     """
     with apply.alone(connection):
-        standby = _require_standby(_rows(connection, name), name)
+        standby = _require_standby(store.by_role(connection, name), name)
         apply.withdraw(connection, indices, standby)
     return standby
 
@@ -135,15 +135,11 @@ def abandon(connection: Connection, indices: Indices, name: str) -> Document:
         DefinitionError: None is being built.
     """
     with apply.alone(connection):
-        building = _rows(connection, name).get(Role.BUILDING)
+        building = store.by_role(connection, name).get(Role.BUILDING)
         if building is None:
             raise DefinitionError(f"No index of {name} is being built", hint=f"To build one: {_command(name)}")
         apply.withdraw(connection, indices, building)
     return building
-
-
-def _rows(connection: Connection, name: str) -> dict[Role, Document]:
-    return {one.role: one for one in store.documents(connection) if one.name == name}
 
 
 def _require_standby(rows: dict[Role, Document], name: str) -> Document:

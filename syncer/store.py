@@ -201,6 +201,11 @@ def served(connection: Connection) -> dict[str, Document]:
     return {one.name: one for one in documents(connection) if one.role is Role.SERVING}
 
 
+def by_role(connection: Connection, name: str) -> dict[Role, Document]:
+    """The rows of one document, by what their index is for."""
+    return {one.role: one for one in documents(connection) if one.name == name}
+
+
 def _document(
     name: str,
     generation: int,

@@ -206,7 +206,6 @@ def test_a_job_that_is_taken_for_another_one_reads_the_sequence_numbers_after_th
 
 def two_documents(world: World) -> World:
     """The blog's posts, and its users as documents of their own."""
-    world.sql("SELECT 1")
     world.use("blogpost", "user")
     world.apply()
     return world

@@ -3,7 +3,7 @@
     applications ──commit──▶ Postgres tables ──trigger, same transaction──▶ syncer.outbox
     syncer.outbox ──relay──▶ Kafka topic of changes ──workers──▶ which documents? ──▶ compose in one snapshot
                                                                               └──▶ bulk write, external version
-    a backfill, a rebuild, a TRUNCATE ──▶ syncer.job, pages of ids ──refreshers──▶ compose, bulk write likewise
+    many documents, a backfill, a TRUNCATE ──▶ syncer.job, pages of ids ──refreshers──▶ compose, bulk write likewise
 
 The database does all concurrency control. Elasticsearch holds a replica that is never edited in place, only
 overwritten by newer whole documents. The promises:
@@ -19,10 +19,13 @@ What makes them true is the version rule, in `syncer.writer`: draw a version, th
 To read the code, begin with `syncer.worker`, the main loop, and go outward. From the top of the house to its
 ground; a module knows only those below it:
 
-    cli          the commands; puts the parts together        job_commands, sandbox_commands   some of them
+    cli          the commands; puts the parts together        …_commands                        some of them
+    doctor       whether all is so that the promises hold
+    letter_page  what a dead letter shows to a person         trying     whether its document could be written now
     demo         a blog, a rename, a question; the guide's models
     plan         what apply would do, and what that costs     explain    why one document is as it is
     filling      jobs, followed on the screen                 comparing  documents, likewise
+    locks        for who writes to Elasticsearch alone; the sync path does not use them
     terminal, findings   what commands show to a person
     parts        what a command works with
     service      the daemon's threads                         overview   how it is doing
@@ -33,15 +36,24 @@ ground; a module knows only those below it:
     watch        tables and triggers → documents that halt
     verify       documents against their SELECT; repair       drift      how two documents differ
     listing      which documents a job writes: pages          job_pages  taken by lanes, finished, given back
+    pipeline     composing while others are written           pace       how many at once
     writer       ids → written documents: the version rule
-    affected     changes → ids                                compose    ids → documents, in one snapshot
+    owing        which jobs may yet come to a document
+    affected     changes → ids, if they are few               compose    ids → documents, in one snapshot
     halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are
-    trial        what Elasticsearch makes of an index.json    jobs       made, paused, ended
-    condition    a part of a document                         job        work on many documents
+    trial        what Elasticsearch makes of an index.json    incarnation  after a failover, a restore: refreshes
+    loss         records that Kafka has lost                  leftover   indices that somebody who died has left
+    jobs         made, paused, ended
+    condition    a part of a document                         replica    documents read beside the primary
+    job          work on many documents
     outbox       what the triggers wrote                      capture    which tables have triggers
     trigger      their SQL: a changed row → the outbox
+    doorbell     … and wakes the relay, if it sleeps
     store        what syncer remembers in Postgres            version    epoch and sequence
-    topic        Kafka                                        index      documents → Elasticsearch
+    dead_letters documents that could not be written          fault      why: which field, what type of value
+    unreadable   records that are no changes
+    transport    changes into Kafka and out of it             topic      what Kafka says of them
+    index        documents → Elasticsearch
     indices      physical indices and their aliases           holdings   what Elasticsearch holds
     dependency   what a document depends on                   definition a document's folder
     route        from changed rows to ids, as SQL             uses       what was found out, and is kept
@@ -50,7 +62,9 @@ ground; a module knows only those below it:
     capturable   of which relations triggers see every change
     lifecycle    stop, wait, try again                        policy     error → what to do about it
     shards       which shard a routing leads to               wording    numbers and times, as a person says them
+    threads      work beside a stage
     schema       migrations                                   postgres   connections
+    repeated     said once, and then counted
     telemetry    log events                                   settings   config/syncer.yaml and the environment
     model        what stages hand to one another              errors     the tree of errors
     sandbox      real servers to try it on

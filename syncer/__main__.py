@@ -1,6 +1,16 @@
 """``python -m syncer`` is the command ``syncer``."""
 
-from syncer.cli import main
+import sys
+
+
+def main() -> None:
+    """Entry point: loading the commands takes a while, in which somebody may have thought better of it."""
+    try:
+        from syncer import cli  # noqa: PLC0415 - see above
+    except KeyboardInterrupt:
+        sys.exit(130)
+    cli.main()
+
 
 if __name__ == "__main__":
     main()

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
-from syncer import capturable, capture, compose, jobs, store, trial
+from syncer import capturable, capture, compose, jobs, leftover, store, trial
 from syncer.definition import Definition
-from syncer.errors import ConfigError, DefinitionError
+from syncer.errors import ConfigError, DefinitionError, IndexingError
 from syncer.indices import Indices
 from syncer.job import JobKind
 from syncer.model import Role, Target
@@ -81,6 +82,7 @@ class Plan:
         released: Tables that no document reads any more.
         forgotten: Documents in force that the config folder no longer has; they are left as they are.
         abandoned: Those whose new index is no longer wanted as it is being built.
+        leftovers: Indices that somebody who died has left behind.
     """
 
     steps: tuple[Step, ...]
@@ -88,12 +90,13 @@ class Plan:
     released: tuple[str, ...]
     forgotten: tuple[str, ...]
     abandoned: tuple[Document, ...] = ()
+    leftovers: tuple[Target, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
         unchanged = all(step.change is Change.UNCHANGED for step in self.steps)
-        return unchanged and not self.captures and not self.released and not self.abandoned
+        return unchanged and not (self.captures or self.released or self.abandoned or self.leftovers)
 
 
 def plan(connection: Connection, indices: Indices, definitions: Iterable[Definition]) -> Plan:
@@ -119,6 +122,7 @@ class Standing:
         generations: The last generation of every document that was ever in force.
         captured: The tables that are captured, by relation.
         lost: Those of them whose triggers are gone.
+        leftovers: Indices that somebody who died has left behind.
     """
 
     documents: dict[str, Document] = field(default_factory=dict)
@@ -126,6 +130,7 @@ class Standing:
     generations: dict[str, int] = field(default_factory=dict)
     captured: dict[str, Capture] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
+    leftovers: tuple[Target, ...] = ()
 
     def building(self, name: str) -> Document | None:
         """The document's new index, if one is being built."""
@@ -141,6 +146,7 @@ def standing(connection: Connection) -> Standing:
         generations=store.generations(connection),
         captured=captured,
         lost=frozenset(relation for relation in captured if not capture.is_installed(connection, relation)),
+        leftovers=leftover.find(connection),
     )
 
 
@@ -169,6 +175,7 @@ def assemble(connection: Connection, steps: Iterable[Step], in_force: Standing) 
         released=tuple(sorted(captured.keys() - wanted.keys())),
         forgotten=tuple(sorted(forgotten)),
         abandoned=abandoned,
+        leftovers=in_force.leftovers,
     )
 
 
@@ -212,7 +219,11 @@ def step(connection: Connection, indices: Indices, definition: Definition, in_fo
             f"{after.name}: the index cannot be changed from {before.index} to {after.index}",
             hint="Make a new document folder for the new index, and remove this one once it is filled.",
         )
-    is_there = indices.exists(before.target)
+    is_there = indices.exists(before.target, searched_as=before.index)
+    building = in_force.building(after.name)
+    if not is_there and building is not None:
+        # Whoever was to let it serve may have died once he had moved the alias.
+        is_there = indices.exists(building.target, searched_as=before.index)
     reason = _COPIES_LEFT if _leaves_copies(indices, before, after) else None
     if reason is None and is_there and is_changed:
         reason = trial.obstacle(connection, indices, after, before.target)
@@ -344,6 +355,7 @@ def carry_out(
     """
     with alone(connection):
         indices.prepare()
+        _clear_away(connection, indices, decided.leftovers, tell)
         steps = [
             dataclasses.replace(step, document=_with_index(connection, indices, step, tell))
             if step.is_new_generation
@@ -385,8 +397,28 @@ def withdraw(connection: Connection, indices: Indices, document: Document) -> No
     if indices.searched(document.index) == [document.index_name]:
         # Whoever was about to let it serve did not come to say so.
         indices.swap(document.index, served.target)
-    store.drop_document(connection, document)  # from here on nobody writes it
-    indices.drop(document.target)
+    put_out_of_force(connection, document)
+    leftover.drop(connection, indices, document.target)
+
+
+def put_out_of_force(connection: Connection, document: Document) -> None:
+    """From here on nobody writes its index, which is to be dropped."""
+    with connection.transaction():
+        store.drop_document(connection, document)
+        leftover.note(connection, document.target)
+
+
+def _clear_away(
+    connection: Connection, indices: Indices, leftovers: Iterable[Target], tell: Callable[[str], None]
+) -> None:
+    """Drop what somebody who died has left behind; what is searched stays."""
+    for target in leftovers:
+        try:
+            leftover.drop(connection, indices, target)
+        except IndexingError as error:
+            tell(error.message)
+        else:
+            tell(f"index {target.index_name}, left behind by a command that did not come to its end, is dropped")
 
 
 @contextmanager
@@ -409,9 +441,10 @@ def alone(connection: Connection) -> Iterator[None]:
 def _put_in_force(connection: Connection, step: Step) -> Fill:
     document = step.document
     if step.change is Change.INDEX_GONE and step.before is not None and step.before.target != document.target:
-        store.drop_document(connection, step.before)
+        put_out_of_force(connection, step.before)
     if step.is_new_generation:
         store.put_document(connection, document)
+        leftover.forget(connection, document.target)
     if step.change is Change.BUILDING and document.is_filled:
         return Fill(document=document, job=None)
     job = jobs.create(connection, document, JobKind.FILL, resumes=not step.is_new_generation)
@@ -432,6 +465,7 @@ def _with_index(connection: Connection, indices: Indices, step: Step, tell: Call
             body=document.index_body,
             generation=document.generation,
             installation=store.installation(connection),
+            announce=partial(leftover.note, connection),
         )
         later = ", once it is complete" if step.change is Change.REBUILD else ""
         tell(f"index {target.index_name}, searched as {document.index}{later}")

@@ -1,12 +1,15 @@
 """Backfill: a job, followed by whoever asked for it until it is finished.
 
-The lanes of all daemons write it together; as long as there is none, it is written here. Guarantees: whoever follows
+The lanes of all daemons write it together; as long as there is none, or none of them gets on with it, it is written
+here. Guarantees: whoever follows
 may die at any point, and the job goes on where there is a daemon, or from where it was when it is followed again.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -18,6 +21,8 @@ from syncer.postgres import Connection
 from syncer.refresher import Refresher
 
 _LOOK_SECONDS = 0.05
+_ALIVE_SECONDS = 1.0
+"""How often to ask whether there is a lane."""
 
 
 class Follower:
@@ -35,6 +40,8 @@ class Follower:
         self._stop = stop
         self._connection: Connection | None = None
         self._lane: _Lane | None = None
+        self._seen: tuple[object, ...] = ()
+        self._moved_at = self._asked_at = -math.inf
 
     def follow(self, job_id: int, progress: Callable[[Job], None] = lambda _: None) -> Job:
         """Return once the job is finished, or its document is halted.
@@ -69,14 +76,29 @@ class Follower:
         try:
             if self._connection is None:
                 self._connection = self._connect()
-            if self._lane is None and not job_pages.lanes_alive(self._connection):
-                self._lane = _Lane(self._refresh())
-            return find(self._connection, job_id)
+            job = find(self._connection, job_id)
+            is_left_alone = self._lane is None and self._is_left_alone(self._connection, job)
         except Exception as error:
             if decide(error) is Action.RETRY and self._connection is not None:
                 self._connection.close()
                 self._connection = None
             raise
+        if is_left_alone:
+            self._lane = _Lane(self._refresh())
+        return job
+
+    def _is_left_alone(self, connection: Connection, job: Job) -> bool:
+        """Whether nobody writes it: no lane is alive, or those that are have not moved it for long, as if stopped."""
+        now = time.monotonic()
+        seen = (job.id, job.state, job.is_paused, job.documents_done)
+        if seen != self._seen:
+            self._seen, self._moved_at = seen, now
+        if now - self._moved_at > job_pages.STALLED_SECONDS:
+            return True
+        if now - self._asked_at < _ALIVE_SECONDS:
+            return False
+        self._asked_at = now
+        return not job_pages.lanes_alive(connection)
 
 
 class _Lane:

@@ -19,7 +19,7 @@ from dataclasses import replace
 import psycopg
 from psycopg import sql
 
-from syncer import trigger
+from syncer import doorbell, trigger
 from syncer.errors import SourceError
 from syncer.postgres import Connection, value
 from syncer.trigger import Capture
@@ -294,6 +294,7 @@ def _note(connection: Connection, relation: str) -> bool:
             return False
         connection.execute(_REMEMBER, (relation, present))
         connection.execute(_WRITE_TRUNCATED, (relation,))
+        connection.execute(doorbell.RING)
     return True
 
 

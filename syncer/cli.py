@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Annotated, BinaryIO
@@ -25,10 +27,14 @@ from syncer import (
     index as elastic,
     job_commands,
     jobs,
+    letter_commands,
     listing,
+    lock_commands,
+    loss,
     overview,
     postgres,
     rebuild as rebuilding,
+    replica,
     sandbox_commands,
     schema,
     service,
@@ -39,13 +45,13 @@ from syncer import (
     topic,
 )
 from syncer.comparing import compared
-from syncer.errors import ConfigError, DefinitionError
+from syncer.errors import ConfigError, DefinitionError, HangingError
 from syncer.explain import explanation, page as explain_page
 from syncer.explain.events import Limits
 from syncer.filling import Filling
 from syncer.index import Index
 from syncer.indices import Indices
-from syncer.job import Job, JobKind
+from syncer.job import Job, JobKind, unfinished
 from syncer.lifecycle import Stop, Stopping
 from syncer.model import ID_BYTES_MAX, Role
 from syncer.parts import Parts, open_parts
@@ -61,6 +67,8 @@ app = typer.Typer(
 )
 app.add_typer(sandbox_commands.app, name="sandbox")
 app.add_typer(job_commands.app, name="jobs")
+app.add_typer(letter_commands.app, name="dead-letters")
+app.add_typer(lock_commands.app, name="locks")
 
 out = terminal.console(sys.stdout)
 err = terminal.console(sys.stderr)
@@ -100,6 +108,8 @@ def main() -> None:
         if said is None or _Debug.is_on:
             raise
         terminal.show_error(err, said)
+        if isinstance(error, HangingError):
+            os._exit(1)  # an ordinary exit waits for the threads that do not end
         sys.exit(1)
 
 
@@ -308,19 +318,36 @@ def _tell(line: str) -> None:
 
 @app.command()
 def run(*, only: Annotated[str | None, typer.Option(help="relay or workers: run only that part.")] = None) -> None:
-    """Run the daemon until SIGTERM or Ctrl-C; the batch in hand is finished first."""
+    """Run the daemon until SIGTERM or Ctrl-C; the batch in hand is finished first.
+
+    A second signal ends it at once: nothing is lost, the next daemon does again what was in hand.
+    """
     if only not in (None, "relay", "workers"):
         raise ConfigError(f"--only takes relay or workers, not {only}", hint="Leave it out to run both.")
     loaded = settings.load()
     telemetry.configure(loaded.log)
     with postgres.connect(loaded.postgres, name="run") as connection:
         schema.require_current(connection)
-    topic.require_topic(loaded.kafka)
+        replica.require(loaded.postgres, connection)
+        loss.require_topic(connection, loaded.kafka)
     stages = service.stages(loaded, relay=only != "workers", workers=only != "relay")
     stop = Stop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.request())
+    _stop_on_signals(stop)
     service.run(stages, stop)
+
+
+def _stop_on_signals(stop: Stop) -> None:
+    numbers: list[int] = []
+
+    def heed(number: int, _: object) -> None:
+        numbers.append(number)
+        if len(numbers) > 1:
+            os._exit(128 + number)
+        # Not here: what was interrupted may hold the very lock that this needs.
+        threading.Thread(target=stop.request).start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, heed)
 
 
 @app.command()
@@ -355,8 +382,8 @@ def verify(
     Says of each document that differs which fields do, since which version, and why if
     that is known: it is parked, not filled yet, or somebody else wrote it.
 
-    --json is a list with document, index_name, documents, drifts, repaired, moving,
-    is_complete, sampled, halted, seconds, comparing_seconds, documents_per_second and
+    --json is a list with document, index_name, documents, drifts, repaired, moving, owed,
+    owed_by, is_complete, sampled, halted, seconds, comparing_seconds, documents_per_second and
     holds; a drift has document, index_name, id, kind (missing, extra, different or
     misplaced), fields, differences (path, how, expected, held), version, routing,
     cause (parked, foreign, foreign_ahead, foreign_delete, lost, unfilled), error,
@@ -372,11 +399,12 @@ def verify(
             compared(parts, one, err=err, settle_seconds=settle, sample=sample, values=values, repair=repair)
             for one in chosen
         ]
+        owed = unfinished(parts.connection)
     if as_json:
         typer.echo(json.dumps([one.as_json() for one in reports], indent=2))
     else:
         for report in reports:
-            findings.show_verify(out, report)
+            findings.show_verify(out, report, owed)
     if not all(report.holds for report in reports):
         raise typer.Exit(1)
 
@@ -413,6 +441,38 @@ def explain_document(
     else:
         explain_page.show(out, seen, values=values)
     if not seen.is_equal:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    *,
+    show_all: Annotated[bool, typer.Option("--all", help="Show what is well too, each check in a line.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 for what is to be considered, or cannot be seen, too.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Every setting, privilege and condition that a promise rests on, looked at, with the mend.
+
+    Changes nothing, takes a few seconds, and goes on with the others if a server is
+    away. What it cannot look at, for want of a privilege, it says. Exit code 0 only
+    if nothing is wrong.
+
+    --json has is_well, wrong, consider, unseen, well, servers, seconds and findings; a
+    finding has id, severity, claim, found, why, promises and mend, which has how (sql,
+    shell or advice), text and note.
+    """
+    from syncer.doctor import examination, page  # noqa: PLC0415 - it needs what few commands need
+
+    loaded = settings.load()
+    telemetry.configure(loaded.log, is_command=True)
+    seen = examination.examine(loaded, settings.config_folder())
+    if as_json:
+        typer.echo(json.dumps(seen.as_json(), indent=2))
+    else:
+        page.show(out, seen, all_checks=show_all)
+    if not seen.is_well(strict=strict):
         raise typer.Exit(1)
 
 

@@ -16,17 +16,24 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
+import psycopg
 from psycopg import sql
 
-from syncer import store, version
+from syncer import fault, store, version
 from syncer.errors import ComposeError, DocumentError
+from syncer.fault import Fault
 from syncer.model import Composition, Place
+from syncer.policy import Action, decide
 from syncer.postgres import Connection, copied, value
 from syncer.reading import STAGE_LOCK_SECONDS, locked, reading, require_capture, require_shape
-from syncer.store import Catalogue, Document
+from syncer.replica import Replica
+from syncer.store import Catalogue, Document, DocumentState
+
+_Read = TypeVar("_Read")
 
 _DOCUMENTS = """
 SELECT d._id::text, (SELECT row_to_json(fields) FROM (SELECT {fields}) AS fields), {routing}
@@ -40,6 +47,7 @@ SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL GROUP BY d._id H
 """
 _ROUTING = sql.SQL("coalesce(d._routing::text, '')")
 _NO_ROUTING = sql.SQL("NULL::text")
+_FAULTS = "SELECT id, state, message, column_name, constraint_name, type_name FROM syncer.faults($1, $2::text[], $3)"
 _EVERYTHING = _DOCUMENTS + "WHERE d._id IS NOT NULL"
 
 _SOME_IDS = """
@@ -58,6 +66,10 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 def _is_integer(bits: int) -> Callable[[str], bool]:
     limit = 1 << (bits - 1)
     return lambda text: _INTEGER.fullmatch(text) is not None and -limit <= int(text) < limit
+
+
+def _is_text(text: str) -> bool:
+    return "\0" not in text  # which Postgres has in no text
 
 
 _IS_ID: dict[str, Callable[[str], bool]] = {
@@ -79,6 +91,7 @@ class Batch:
         document: The definition that the snapshot has in force; None if it has none, or a halted one.
         has_dead_letters: Whether the snapshot knows of parked documents.
         listings: How often it knows that somebody has begun to list all documents.
+        read_at: When it was taken, by the clock of the server.
     """
 
     compositions: tuple[Composition, ...]
@@ -87,6 +100,24 @@ class Batch:
     document: Document | None = None
     has_dead_letters: bool = False
     listings: int = 0
+    read_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Which of some documents the SELECT raises for.
+
+    Args:
+        version: Drawn before that was asked.
+        document: As `Batch` has it.
+        faults: By id, what is at fault.
+        untried: Those that there was no time for.
+    """
+
+    version: int
+    document: Document | None = None
+    faults: Mapping[str, Fault] = field(default_factory=dict)
+    untried: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +139,17 @@ def clock() -> float:
 
 
 class Composer:
-    """Reads documents, on a connection that nobody else uses: the draw must be its own transaction."""
+    """Reads documents, on connections that nobody else uses: the draw must be its own transaction.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    Args:
+        connection: To the primary.
+        replica: Where to read instead, if not there.
+    """
+
+    def __init__(self, connection: Connection, *, replica: Replica | None = None) -> None:
+        self._primary = connection
+        self._replica = replica
+        self._connection = connection if replica is None else replica.connection
         self._catalogue = Catalogue()
 
     def compose(self, index_name: str, ids: Sequence[str], *, everywhere: bool = False) -> Batch:
@@ -128,32 +166,77 @@ class Composer:
         Raises:
             DocumentError: The document is to halt: its SELECT no longer fits, or returns an id more than once.
             psycopg.Error: The SELECT failed on some row, or the connection did.
+            ReplicaError: The replica is behind for too long, or no replica.
         """
         drawn_at = clock()
-        drawn = version.draw(self._connection)  # version rule: before the snapshot, in its own transaction
+        drawn = self._draw()  # version rule: before the snapshot, in its own transaction
+
+        def read(document: Document, state: DocumentState) -> Batch:
+            absent = "" if everywhere or document.dependencies.has_routing else None
+            return Batch(
+                compositions=self._compositions(document, ids, drawn, absent),
+                version=drawn,
+                drawn_at=drawn_at,
+                document=document,
+                has_dead_letters=state.has_dead_letters,
+                listings=state.listings,
+                read_at=state.server_seconds,
+            )
+
+        return self._read(index_name, drawn, read) or Batch(compositions=(), version=drawn, drawn_at=drawn_at)
+
+    def faults(self, index_name: str, ids: Sequence[str], *, seconds: float) -> Findings:
+        """Draw a version, then find out in one snapshot for which of these documents the SELECT raises.
+
+        They are tried in groups, and those of a group that fails one by one, all on the server: at worst that asks for
+        each of them a little more than once.
+
+        Args:
+            index_name: The index that they are for.
+            ids: Which.
+            seconds: After how long to try no more; one at least is tried.
+
+        Raises:
+            DocumentError: The document is to halt.
+            psycopg.Error: What no row is to blame for.
+            ReplicaError: As `compose`.
+        """
+        drawn = self._draw()  # before the snapshot: what is written with a greater version is newer than the fault
+
+        def read(document: Document, _: DocumentState) -> Findings:
+            require_shape(self._connection, document)
+            query = statement(document).as_string(self._connection)
+            rows = self._connection.execute(_FAULTS, (query, castable(document, ids), seconds)).fetchall()
+            return Findings(
+                version=drawn,
+                document=document,
+                faults={row[0]: _fault(*row[1:]) for row in rows if row[1] is not None},
+                untried=tuple(row[0] for row in rows if row[1] is None),
+            )
+
+        return self._read(index_name, drawn, read) or Findings(version=drawn)
+
+    def _read(self, index_name: str, drawn: int, read: Callable[[Document, DocumentState], _Read]) -> _Read | None:
+        """Read in one snapshot in which a definition is in force, and known; None if none is, or it is halted."""
         while (document := self._catalogue.last(self._connection, index_name)) is not None:
             try:
                 with locked(self._connection, document, parks=True, lock_seconds=STAGE_LOCK_SECONDS):
+                    if self._replica is not None:
+                        self._replica.require_draw(drawn)
                     state = store.state(self._connection, index_name)
                     if state is None or state.is_halted:
                         break  # what skips it here is made good by the fill of the next generation: `syncer.halting`
                     if (state.generation, state.role) == (document.generation, document.role):
-                        absent = "" if everywhere or document.dependencies.has_routing else None
-                        compositions = self._compositions(document, ids, drawn, absent)
-                        return Batch(
-                            compositions=compositions,
-                            version=drawn,
-                            drawn_at=drawn_at,
-                            document=document,
-                            has_dead_letters=state.has_dead_letters,
-                            listings=state.listings,
-                        )
+                        return read(document, state)
             except DocumentError:
                 # What failed may have been a definition that is no longer in force.
                 if self._is_in_force(document):
                     raise
             self._catalogue.forget()
-        return Batch(compositions=(), version=drawn, drawn_at=drawn_at)
+        return None
+
+    def _draw(self) -> int:
+        return version.draw(self._primary) if self._replica is None else self._replica.draw(self._primary)
 
     def _compositions(
         self, document: Document, ids: Sequence[str], drawn: int, absent: str | None
@@ -177,6 +260,28 @@ class Composer:
     def _is_in_force(self, document: Document) -> bool:
         state = store.state(self._connection, document.index_name)
         return state is not None and state.generation == document.generation
+
+
+def _fault(state: str, message: str, column: str, constraint: str, type_name: str) -> Fault:
+    """What Postgres has against a row.
+
+    Raises:
+        psycopg.Error: It is no fault of the row.
+    """
+    kind = _error_class(state)
+    if decide(kind(message)) is not Action.PARK:
+        raise kind(message)
+    return fault.of_row(kind.__name__, message, column=column, constraint=constraint, type_name=type_name)
+
+
+def _error_class(state: str) -> type[psycopg.Error]:
+    try:
+        return psycopg.errors.lookup(state)
+    except KeyError:  # a state that somebody's function has made up
+        return _OF_CLASS.get(state[:2], psycopg.DatabaseError)
+
+
+_OF_CLASS: dict[str, type[psycopg.Error]] = {"22": psycopg.DataError, "23": psycopg.IntegrityError}
 
 
 def count(connection: Connection, document: Document) -> int:
@@ -218,8 +323,8 @@ def existing_here(connection: Connection, document: Document, ids: Sequence[str]
 
 def castable(document: Document, ids: Sequence[str]) -> list[str]:
     """Those of the ids that can be ids of this document at all: somebody else may have written others."""
-    is_valid = _IS_ID.get(document.dependencies.id_type)
-    return list(ids) if is_valid is None else [one for one in ids if is_valid(one)]
+    is_valid = _IS_ID.get(document.dependencies.id_type, _is_text)
+    return [one for one in ids if is_valid(one)]
 
 
 def everything(connection: Connection, document: Document, *, page: int, bytes_max: int) -> Generator[dict[str, Row]]:

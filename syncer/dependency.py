@@ -239,7 +239,7 @@ def _analyse_affects(
 
 def _ids(query: str, id_type: str) -> str:
     # The query comes first, so that an error's place in it can be told.
-    return f"WITH affected AS (\n{query}\n) SELECT DISTINCT affected._id::{id_type}::text FROM affected"  # noqa: S608
+    return f"WITH affected AS (\n{query}\n) SELECT affected._id::{id_type}::text FROM affected"  # noqa: S608
 
 
 def _require_affects_used(definition: Definition, connection: Connection, relations: Sequence[str]) -> None:

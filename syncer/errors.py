@@ -4,17 +4,27 @@
     ├── ConfigError        a setting or a config folder is wrong
     ├── DefinitionError    a document's folder is wrong: its SELECT, its mapping, its options
     ├── SourceError        Postgres: unreachable, unsupported, without the schema, without a privilege
-    ├── TopicError         Kafka: unreachable, topic missing, offsets lost
+    │   ├── ReplicaError       a replica does not show yet what it must: to be tried again
+    │   └── RestoringError     the database is being restored: to be tried again
+    ├── TopicError         Kafka: unreachable, topic missing
+    │   └── LossError          records are gone: to be made up for by who met it, see `syncer.loss`
     ├── ComposeError       a document's SELECT failed on the data
     ├── IndexingError      Elasticsearch: unreachable, unsupported, refused the index or the request
     │   └── UnavailableError   it cannot answer as yet: to be tried again
     ├── DocumentError      one document cannot go on: what it reads has changed, its index is gone
+    ├── HangingError       a stage does not end, though it was told to
     ├── JobError           a job cannot be made as asked, or is not there
+    ├── LockError          a lock in Elasticsearch cannot be had as asked, or a change not be made under it
+    │   ├── LockTimeoutError   somebody else holds it for too long
+    │   └── LockLostError      it was taken away from us: nothing is changed under it any more
     └── SandboxError       an embedded server could not be fetched, started or stopped
 
 An error says what happened and to what (its message) and what to do about it (its hint).
 The command line prints both and no traceback; ``--debug`` adds the traceback.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 
 class SyncerError(Exception):
@@ -43,8 +53,30 @@ class SourceError(SyncerError):
     """Postgres is unreachable, unsupported, without the schema or without a privilege."""
 
 
+class ReplicaError(SourceError):
+    """A replica of Postgres does not show, as yet or no longer, what is to be read."""
+
+
+class RestoringError(SourceError):
+    """Postgres has no syncer schema as yet, or not all of it, as while a dump is being restored."""
+
+
 class TopicError(SyncerError):
-    """Kafka is unreachable, a topic is missing, or offsets are lost."""
+    """Kafka is unreachable, or a topic is missing."""
+
+
+class LossError(TopicError):
+    """Records are gone from the topic before they were handled.
+
+    Args:
+        message: What happened.
+        hint: What to do about it.
+        losses: What is gone from each partition, as `syncer.topic` says it.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", losses: Sequence[Any] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.losses = losses
 
 
 class ComposeError(SyncerError):
@@ -56,7 +88,17 @@ class IndexingError(SyncerError):
 
 
 class UnavailableError(IndexingError):
-    """Elasticsearch cannot answer as yet, or no longer, since a shard or a node was away."""
+    """Elasticsearch cannot answer as yet, or no longer, since a shard or a node was away.
+
+    Args:
+        message: What happened, to what.
+        hint: What to do about it.
+        kind: Which trouble, the same however often it is met.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", kind: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
 
 
 class DocumentError(SyncerError):
@@ -79,6 +121,22 @@ class DocumentError(SyncerError):
 
 class JobError(SyncerError):
     """A job cannot be made as it is asked for, or is not there, or is finished."""
+
+
+class HangingError(SyncerError):
+    """A stage has not ended in time after it was told to: a server keeps it waiting."""
+
+
+class LockError(SyncerError):
+    """A lock in Elasticsearch cannot be had as it is asked for, or a change cannot be made under it."""
+
+
+class LockTimeoutError(LockError):
+    """Somebody else has held the lock for longer than one wanted to wait."""
+
+
+class LockLostError(LockError):
+    """The lock is no longer ours: whoever took us for dead has finished our change, or has rolled it back."""
 
 
 class SandboxError(SyncerError):

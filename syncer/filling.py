@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import elasticsearch
 from rich.console import Console
 from rich.markup import escape
 
-from syncer import findings, halting, rebuild, store, terminal
+from syncer import dead_letters, findings, halting, rebuild, store, terminal
 from syncer.apply import Fill
 from syncer.backfill import Follower
 from syncer.comparing import compared
@@ -67,13 +68,14 @@ class Filling:
         elif fill.job is not None:
             self.follow(fill.document, fill.job)
 
-    def follow(self, document: Document, job_id: int, *, is_part: bool = False) -> None:
+    def follow(self, document: Document, job_id: int, *, is_part: bool = False, is_owed: bool = False) -> None:
         """Follow a job until it is done.
 
         Args:
             document: Which it writes.
             job_id: The job's id.
             is_part: Whether parked documents are left to who goes on.
+            is_owed: Whether it is not waited for while it is paused.
 
         Raises:
             DocumentError: The document is halted.
@@ -87,7 +89,7 @@ class Filling:
         follower = Follower(connect=parts.connect, refresh=parts.refresher, stop=Stop())
         try:
             with terminal.job_progress(self._err, f"writing {document.index_name}") as show:
-                job = follower.follow(job_id, show)
+                job = follower.follow(job_id, partial(_show_going, show) if is_owed else show)
         except KeyboardInterrupt:
             terminal.show_left(self._err, job, is_building=document.role is Role.BUILDING)
             raise
@@ -133,10 +135,12 @@ class Filling:
         parts = self._parts
         with terminal.doing(self._err, f"settling {building.index_name}"):
             rebuild.settle(parts.connection, parts.indices, building, seconds_max=rebuild.SETTLE_SECONDS_MAX)
+        self._wait_for_owed(building)  # so that it is compared, too
         report = compared(parts, building, err=self._err, repair=True)
         findings.show_verify(self._out, report)
         if not report.holds:
             self._require_acceptable(building, report)
+        self._wait_for_owed(building)
         older = store.by_role(parts.connection, building.name).get(Role.STANDBY)
         serving = rebuild.serve(parts.connection, parts.indices, self._row(building) or building)
         self._out.print(f"{escape(serving.index)} is searched in {serving.index_name} now")
@@ -148,13 +152,26 @@ class Filling:
             style="dim",
         )
 
+    def _wait_for_owed(self, building: Document) -> None:
+        """Wait for the jobs that a new index lacks, of those that are there now; not for those that come meanwhile.
+
+        Raises:
+            DocumentError: The document is halted.
+            JobError: One is paused, was cancelled, or failed.
+        """
+        for _ in range(2):  # see `rebuild.owed`
+            ids = {one.id for one in rebuild.owed(self._parts.connection, building)}
+            while left := [one for one in rebuild.owed(self._parts.connection, building) if one.id in ids]:
+                self._out.print(f"{building.index_name} waits for job {left[0].id} ({escape(left[0].reason)})")
+                self.follow(building, left[0].id, is_part=True, is_owed=True)
+
     def _require_acceptable(self, building: Document, report: VerifyReport) -> None:
         """Refuse an index that differs, unless in no more than what the one that serves lacks too, or was accepted."""
         ids = [drift.id for drift in report.drifts]
         connection = self._parts.connection
-        parked = set(store.dead_letters(connection, building.index_name, ids))
+        parked = set(dead_letters.errors(connection, building.index_name, ids))
         served = store.served(connection)[building.name]
-        lacking = set(store.dead_letters(connection, served.index_name, ids))
+        lacking = set(dead_letters.errors(connection, served.index_name, ids))
         accepted = parked if self._despite_parked else parked & lacking
         if report.is_complete and report.halted is None and accepted >= set(ids):
             return
@@ -165,6 +182,11 @@ class Filling:
             hint="What was searched before is searched still. "
             f"To go on: syncer backfill {building.name} --rebuild; to give it up: --abandon",
         )
+
+
+def _show_going(show: Callable[[Job], None], job: Job) -> None:
+    rebuild.require_not_paused(job)
+    show(job)
 
 
 def _require_done(job: Job, document: Document | None) -> None:
@@ -185,7 +207,7 @@ def _require_done(job: Job, document: Document | None) -> None:
 
 
 def _parked(parts: Parts, document: Document, number: int) -> IndexingError:
-    worst = store.worst_dead_letter(parts.connection, document.index_name)
+    worst = dead_letters.worst(parts.connection, document.index_name)
     said = f", such as {shortened(worst[0])}: {terminal.brief(worst[1])}" if worst else ""
     if document.role is Role.BUILDING:
         hint = (
@@ -195,7 +217,7 @@ def _parked(parts: Parts, document: Document, number: int) -> IndexingError:
         )
     else:
         hint = (
-            "The table syncer.dead_letter has what was said of each. Mend the data, the SELECT or index.json, "
-            f"then: syncer apply, or syncer backfill {document.name}"
+            f"What was said of each: syncer dead-letters list {document.name}\n"
+            "Mended data is written by itself. If the SELECT or index.json is mended: syncer apply"
         )
     return IndexingError(f"{amount(number, 'document')} of {document.name} could not be written{said}", hint=hint)

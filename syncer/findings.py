@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from syncer.drift import Cause, Drift
+from syncer.job import Job
 from syncer.terminal import brief, table
 from syncer.verify import VerifyReport
 
@@ -26,13 +27,19 @@ _CAUSES = {
 }
 
 
-def show_verify(console: Console, report: VerifyReport) -> None:
-    """What a verification found, and what to do if something differs."""
+def show_verify(console: Console, report: VerifyReport, owed: Sequence[Job] = ()) -> None:
+    """What a verification found, and what to do if something differs.
+
+    Args:
+        console: Where to show it.
+        report: What was found.
+        owed: The jobs that were not finished when it ended.
+    """
     if report.halted is not None:
         console.print(f"[bold red]{report.document} is halted:[/] {escape(report.halted)}")
         return
     console.print(_verdict(report), soft_wrap=True)
-    for said in _remarks(report):
+    for said in _remarks(report, owed):
         console.print(said, soft_wrap=True)
     _show_drifts(console, report.repaired, style="dim")
     _show_drifts(console, report.drifts, style="")
@@ -44,6 +51,8 @@ def _verdict(report: VerifyReport) -> str:
     took = f"({report.seconds:.1f} s, {report.documents_per_second:,.0f} documents/s)"
     sampled = "" if report.sampled is None else " of a sample"
     if report.holds:
+        if report.owed:
+            return f"[green]{report.document}: nothing has drifted[/], of {report.documents:,} compared{sampled} {took}"
         equal = _counted(report.documents, "equals its", "equal their", sampled)
         return f"[green]{report.document}: {equal} SELECT[/] {took}"
     at_least = "" if report.is_complete else "at least "
@@ -51,7 +60,7 @@ def _verdict(report: VerifyReport) -> str:
     return f"[bold red]{report.document}: {at_least}{differ}[/], of {report.documents:,} compared{sampled} {took}"
 
 
-def _remarks(report: VerifyReport) -> Iterator[str]:
+def _remarks(report: VerifyReport, owed: Sequence[Job]) -> Iterator[str]:
     if report.sampled is not None:
         yield (
             f"[yellow]Only a sample was compared[/]: {report.sampled:,} documents that Postgres has, and as many that "
@@ -59,6 +68,13 @@ def _remarks(report: VerifyReport) -> Iterator[str]:
         )
     if report.repaired:
         yield f"[yellow]{_counted(len(report.repaired), 'differed and is', 'differed and are')} equal now[/]: repaired"
+    if report.owed:
+        jobs = f"job{'s' * (len(report.owed_by) > 1)} {', '.join(map(str, report.owed_by))}"
+        on_the_way = _counted(report.owed, "is", "are")
+        yield f"[yellow]{on_the_way} on the way[/]: {jobs} will write what differs. To follow: syncer jobs list"
+        for job in owed:
+            if job.is_paused and job.id in report.owed_by:
+                yield f"[yellow]Job {job.id} ({escape(job.reason)}) is paused[/]; to go on: syncer jobs resume {job.id}"
     if report.moving:
         some = ", ".join(report.moving[:_MOVING_SHOWN_MAX]) + (" …" if len(report.moving) > _MOVING_SHOWN_MAX else "")
         written = _counted(len(report.moving), "was", "were")

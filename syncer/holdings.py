@@ -10,6 +10,7 @@ parse them. Only what stands around it is decoded.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -28,6 +29,7 @@ _KEEP_ALIVE = "20m"
 _PLACES_MAX = 1000
 _LOST = "search_context_missing_exception"
 _AGAIN = "Wait until the health of the index is green or yellow, and do the same again."
+_NO_SHARD = ("no_shard_available_action_exception", "illegal_index_shard_state_exception")
 _IN_ORDER = [{"_shard_doc": "asc"}]
 
 _SHARDS_FIELDS = "metadata.indices.*.routing_num_shards,metadata.indices.*.settings.index.number_of_shards"
@@ -108,7 +110,12 @@ class _Decoding(Serializer):
 
     def loads(self, data: bytes) -> Any:
         decoder = _decoder.get()
-        return self._inner.loads(data) if decoder is None or data.startswith(b'{"error"') else decoder.decode(data)
+        if decoder is None or data.startswith(b'{"error"'):
+            return self._inner.loads(data)
+        try:
+            return decoder.decode(data)
+        except msgspec.DecodeError as error:
+            raise elasticsearch.SerializationError(f"It is no answer of Elasticsearch's: {error}") from error
 
     def dumps(self, data: Any) -> bytes:
         return self._inner.dumps(data)
@@ -142,6 +149,7 @@ class Holdings:
         """The copies that a target holds of these documents, on whatever shard; realtime.
 
         Raises:
+            UnavailableError: The shard of one of them is away.
             IndexingError: Elasticsearch could not say of one of them.
         """
         addresses = self.shards(target).addresses
@@ -157,7 +165,10 @@ class Holdings:
         docs = [{"_id": id_, "routing": routing} for id_, routing in places]
         for one in self._ask(_DOCUMENTS, f"/{target.index_name}/_mget", {"docs": docs}).docs:
             if one.error is not None:
-                reason = one.error.get("reason", one.error.get("type"))
+                kind = str(one.error.get("type"))
+                reason = one.error.get("reason", kind)
+                if kind in _NO_SHARD:
+                    raise UnavailableError(f"A shard of {target.index_name} is away: {reason}", hint=_AGAIN, kind=kind)
                 raise IndexingError(f"Elasticsearch cannot read document {one.id}: {reason}")
             if one.found:
                 yield one
@@ -214,6 +225,25 @@ class Holdings:
     def is_well(self, alias: str) -> bool:
         """Whether every shard behind an alias has its primary."""
         return str(self._client.cluster.health(index=alias, timeout="1s").body["status"]) != "red"
+
+    def objection(self, target: Target, id_: str, source: bytes) -> tuple[str, str] | None:
+        """What an index has against a document, found out without writing it: the name of the error and its sentence.
+
+        Raises:
+            elasticsearch.ApiError, elasticsearch.TransportError: That is not said: by a server before 8.15, for one.
+        """
+        place = f'"_index":{json.dumps(target.index_name)},"_id":{json.dumps(id_)}'.encode()
+        response = self._client.perform_request(
+            "POST",
+            "/_ingest/_simulate",
+            headers=_JSON,
+            body=b'{"docs":[{%b,"_source":%b}]}' % (place, source),
+        )
+        error = response.body["docs"][0].get("doc", response.body["docs"][0]).get("error")
+        if error is None:
+            return None
+        cause = error.get("caused_by", {}).get("reason", "")
+        return error["type"], ": ".join(part for part in (error.get("reason", ""), cause) if part)
 
     def count(self, target: Target) -> int:
         """How many documents a search of this target finds."""

@@ -22,9 +22,12 @@ from elasticsearch import Elasticsearch
 from syncer.definition import flat_settings
 from syncer.errors import IndexingError
 from syncer.model import Target
+from syncer.policy import reason
 
 GC_DELETES_SECONDS = 3600
 """How long our indices remember the version of a deleted document; Elasticsearch's own default is 60."""
+
+_REMEMBERS = {"index.gc_deletes": f"{GC_DELETES_SECONDS}s"}
 
 # What a load does without. A load without refreshes is 1.3 times as fast; fewer merges, a translog that is synced less
 # often and one that is flushed later gained nothing that could be measured.
@@ -65,9 +68,10 @@ class Indices:
     def __init__(self, client: Elasticsearch) -> None:
         self._client = client
 
-    def exists(self, target: Target) -> bool:
-        """Whether the physical index is there, with the alias that writes name."""
-        return bool(self._client.indices.exists_alias(index=target.index_name, name=target.write_alias))
+    def exists(self, target: Target, *, searched_as: str | None = None) -> bool:
+        """Whether the physical index is there, with the alias that writes name, and the one that searches use."""
+        names = [target.write_alias] if searched_as is None else [target.write_alias, searched_as]
+        return bool(self._client.indices.exists_alias(index=target.index_name, name=names))
 
     def has_other_shards(self, target: Target) -> bool:
         """Whether the physical index is there, with more than one shard."""
@@ -87,7 +91,14 @@ class Indices:
         )
 
     def create(
-        self, *, document: str, alias: str, body: Mapping[str, Any], generation: int, installation: str
+        self,
+        *,
+        document: str,
+        alias: str,
+        body: Mapping[str, Any],
+        generation: int,
+        installation: str,
+        announce: Callable[[Target], object] = lambda _: None,
     ) -> Target:
         """Create a physical index, its write alias and the search alias, in one call.
 
@@ -103,6 +114,7 @@ class Indices:
                 self.change(document=document, target=target, body=body)
                 return target
             self._client.indices.delete(index=target.index_name)
+        announce(target)
         self._create(document, target, body, meta=_meta(document, installation), searched_as=alias)
         return target
 
@@ -118,7 +130,7 @@ class Indices:
         """Create an index as index.json wants it; one that is somebody's remembers deletes for long enough."""
         settings, mappings = flat_settings(body.get("settings", {})), dict(body.get("mappings", {}))
         if meta is not None:
-            settings["index.gc_deletes"] = f"{GC_DELETES_SECONDS}s"
+            settings |= _REMEMBERS
             mappings["_meta"] = {**mappings.get("_meta", {}), "syncer": meta}
         aliases: dict[str, dict[str, Any]] = {target.write_alias: {"is_hidden": True}}
         if searched_as is not None:
@@ -129,16 +141,16 @@ class Indices:
             raise _refused(document, error) from error
 
     def restore_aliases(self, target: Target, alias: str) -> bool:
-        """Give an index its aliases back; False if the index itself is gone."""
+        """Give an index its aliases back; False if the index itself is gone.
+
+        Raises:
+            IndexingError: The alias is an index now, or somebody else's.
+        """
         if not self._client.indices.exists(index=target.index_name):
             return False
-        add = {"index": target.index_name}
-        self._client.indices.update_aliases(
-            actions=[
-                {"add": {**add, "alias": target.write_alias, "is_hidden": True}},
-                {"add": {**add, "alias": alias}},
-            ]
-        )
+        add = {"index": target.index_name, "alias": target.write_alias, "is_hidden": True}
+        self._client.indices.update_aliases(actions=[{"add": add}])
+        self.swap(alias, target)
         return True
 
     def change(self, *, document: str, target: Target, body: Mapping[str, Any]) -> None:
@@ -160,25 +172,33 @@ class Indices:
     def try_change(self, target: Target, body: Mapping[str, Any]) -> str | None:
         """The same, with what Elasticsearch says if it refuses."""
         mappings = {key: value for key, value in body.get("mappings", {}).items() if key != "_meta"}
-        settings = self._changed_settings(target, body.get("settings", {}))
+        wanted = {**flat_settings(body.get("settings", {})), **_REMEMBERS}
+        settings = self._changed_settings(target, wanted)
         try:
             if settings:
                 self._client.indices.put_settings(index=target.index_name, settings=settings)
             self._client.indices.put_mapping(index=target.index_name, body=mappings)
         except elasticsearch.BadRequestError as error:
-            return _reason(error)
+            return reason(error)
         return None
 
     # An index that is built beside the one that serves
 
     def build(
-        self, *, document: str, alias: str, body: Mapping[str, Any], generation: int, installation: str
+        self,
+        *,
+        document: str,
+        alias: str,
+        body: Mapping[str, Any],
+        generation: int,
+        installation: str,
+        announce: Callable[[Target], object] = lambda _: None,
     ) -> Target:
         """Create a physical index with its write alias only, and with settings that suit a load.
 
         To be called before the index is put in force: one of this generation that an interrupted call has left, and
         nothing was ever written to, is made anew. Any other that has its name stays as it is, and this one gets
-        another name.
+        another name. ``announce`` is told of it before it is there, as it is by `create`.
 
         Raises:
             IndexingError: Elasticsearch refuses the settings or the mapping.
@@ -188,6 +208,7 @@ class Indices:
             self.drop(target)
         elif self._client.indices.exists(index=target.index_name):
             target = _target(f"{target.index_name}-{uuid4().hex[:8]}")
+        announce(target)
         self._create(document, target, body, meta=meta)
         load = {**_COPIES, **_PACE}
         found = self._settings(target)
@@ -412,16 +433,6 @@ def _as_elasticsearch_says(value: Any) -> Any:
 
 def _refused(document: str, error: elasticsearch.ApiError) -> IndexingError:
     return IndexingError(
-        f"Elasticsearch refuses the index.json of {document}: {_reason(error)}",
+        f"Elasticsearch refuses the index.json of {document}: {reason(error)}",
         hint="Settings and mappings are passed on as they stand in index.json.",
     )
-
-
-def _reason(error: elasticsearch.ApiError) -> str:
-    if not isinstance(error.body, dict):
-        return error.message
-    detail = error.body.get("error", {})
-    root = (detail.get("root_cause") or [detail])[0]
-    reason = str(root.get("reason", error.message))
-    cause = detail.get("caused_by", {}).get("reason")
-    return f"{reason}: {cause}" if cause and cause not in reason else reason

@@ -5,7 +5,7 @@ A job goes through these states:
     new ──▶ listing ──▶ listed ──▶ written ──▶ swept ──▶ done
                            └──── of a part ────────────────▲         and, from any: failed, cancelled
 
-    new       nobody has begun to list its ids (one whose ids were given begins as listed)
+    new       nobody has begun to list its ids (one whose ids were given begins as listed); a fan-out takes up others
     listing   somebody has; if he dies, the next one begins again
     listed    its pages are there, and are written
     written   all of them are written; now what only Elasticsearch has is looked for: the sweep
@@ -24,6 +24,7 @@ from psycopg import sql
 
 from syncer.errors import JobError
 from syncer.postgres import Connection
+from syncer.wording import amount
 
 MEASURED_SECONDS = 5
 """Over how many seconds the rate of a job is measured."""
@@ -32,7 +33,8 @@ UNFINISHED = sql.SQL("j.state NOT IN ('done', 'failed', 'cancelled')")
 """A condition on ``syncer.job AS j``."""
 _JOBS = """
 SELECT j.id, j.kind, j.document, j.index_name, j.generation, j.state, j.is_paused, d.halted IS NOT NULL,
-       j.condition, j.rate, j.fills, j.sequence_numbers, j.documents_total, j.documents_done,
+       j.condition, (SELECT jsonb_object_agg(c.key, jsonb_array_length(c.value)) FROM jsonb_each(j.cause) AS c),
+       j.rate, j.fills, j.sequence_numbers, j.documents_total, j.documents_done, j.left_out,
        j.indexed, j.deleted, j.superseded, j.parked, j.compose_seconds, j.index_seconds,
        CASE WHEN j.state NOT IN ('listed', 'swept') OR j.is_paused OR d.halted IS NOT NULL THEN NULL
             WHEN j.measured_rate IS NULL OR clock_timestamp() - j.measured_at > {measured}
@@ -45,10 +47,11 @@ WHERE {which}
 """
 _ONE = sql.SQL("j.id = $1")
 _OF_INDEX = UNFINISHED + sql.SQL(" AND (j.index_name = $1 OR $1 IS NULL) ORDER BY j.id")
+_LOCKED_NEW_OF_INDEX = sql.SQL("j.state = 'new' AND j.index_name = $1 ORDER BY j.id FOR NO KEY UPDATE OF j")
 _LOCKED_OF_INDEX = UNFINISHED + sql.SQL(" AND j.index_name = $1 ORDER BY j.id FOR NO KEY UPDATE OF j")
 _FINISHED = sql.SQL("NOT (") + UNFINISHED + sql.SQL(") ORDER BY j.finished_at DESC, j.id DESC")
 # A load that truncates one table after the other makes two refreshes, not one for each table: the second one waits to
-# begin, and is joined by all others, until the first one is through.
+# begin, and is joined by all others, until the first one is through. Fan-outs come first: listing one takes least long.
 _DUE = UNFINISHED + sql.SQL("""
  AND NOT (j.kind = 'refresh' AND j.state = 'new' AND EXISTS (
      SELECT FROM syncer.job AS o
@@ -56,7 +59,7 @@ _DUE = UNFINISHED + sql.SQL("""
        AND o.state NOT IN ('done', 'failed', 'cancelled')))
  AND NOT j.is_paused AND d.halted IS NULL AND d.generation = j.generation
  AND (j.state IN ('new', 'listing', 'written') OR j.pages_left = 0)
-ORDER BY j.id
+ORDER BY j.kind <> 'fan-out', j.id
 """)
 
 
@@ -68,7 +71,9 @@ class JobKind(StrEnum):
     FILL = "fill"
     """The whole document, since it was put in force."""
     REFRESH = "refresh"
-    """The whole document, since a table of it was truncated."""
+    """The whole document, since a table of it was truncated, or changes of it may be lost: see `syncer.loss`."""
+    FAN_OUT = "fan-out"
+    """The documents that a change leads to, since they are many."""
     PART = "part"
     """Some documents, by a condition or by their ids, since somebody asked for it."""
     REPAIR = "repair"
@@ -82,15 +87,19 @@ class JobKind(StrEnum):
     @property
     def is_owed(self) -> bool:
         """Whether documents may be stale until it is done."""
-        return self in (JobKind.FILL, JobKind.REFRESH)
+        return self in OWED
 
     def covers(self, other: JobKind) -> bool:
-        """Whether a new job of this kind does all that one of the other kind would."""
+        """Whether a new job of this kind does all that one of the other kind would, and is owed if that is."""
+        if other is JobKind.FAN_OUT:
+            return self.is_owed
         return self.is_whole and other.is_whole and _WHOLE.index(self) >= _WHOLE.index(other)
 
 
 _WHOLE = (JobKind.BACKFILL, JobKind.REFRESH, JobKind.FILL)
 """Each does what those before it do."""
+OWED = (JobKind.FILL, JobKind.REFRESH, JobKind.FAN_OUT)
+"""Until they are done documents may be stale."""
 
 
 class JobState(StrEnum):
@@ -125,11 +134,13 @@ class Job:
         is_paused: Whether no page of it is taken.
         is_halted: Whether the document is halted, so that it waits.
         where: The condition on the root's columns that selects its part, if that is how it was asked for.
+        cause: Of a fan-out: how many changed rows, by table, lead to its documents.
         rate: Documents per second that it may write at most, over all lanes; None for as many as it can.
         fills: Whether its end makes the document filled.
         sequence_numbers: The greatest ``_seq_no`` of each shard before the first document was written.
         documents_total: How many documents it has to write; None until they are listed. The sweep adds to it.
         documents_done: How many of them are done.
+        left_out: Of a fan-out: how many further documents it leaves to other jobs, which had them listed already.
         indexed: Written.
         deleted: Deleted, or known to be absent.
         superseded: Not written since something at least as new was there.
@@ -152,11 +163,13 @@ class Job:
     is_paused: bool
     is_halted: bool
     where: str | None
+    cause: dict[str, int] | None
     rate: float | None
     fills: bool
     sequence_numbers: dict[int, int] | None
     documents_total: int | None
     documents_done: int
+    left_out: int
     indexed: int
     deleted: int
     superseded: int
@@ -168,6 +181,12 @@ class Job:
     started_at: datetime | None
     finished_at: datetime | None
     error: str | None
+
+    @property
+    def reason(self) -> str:
+        """Its kind, and what caused it: which tables, and how many changed rows; never what is in them."""
+        caused = [f"{relation}, {amount(rows, 'row')}" for relation, rows in sorted((self.cause or {}).items())]
+        return f"{self.kind}: {', '.join(caused)}" if caused else self.kind
 
     @property
     def documents_left(self) -> int | None:
@@ -217,8 +236,13 @@ def locked_unfinished(connection: Connection, index_name: str) -> list[Job]:
     return _read(connection, _LOCKED_OF_INDEX, index_name)
 
 
+def locked_new(connection: Connection, index_name: str) -> list[Job]:
+    """Those of one index that nobody has begun to list; nobody does until the caller's transaction ends."""
+    return _read(connection, _LOCKED_NEW_OF_INDEX, index_name)
+
+
 def due(connection: Connection) -> list[Job]:
-    """Those that wait for a step other than writing a page, oldest first.
+    """Those that wait for a step other than writing a page: fan-outs first, then the oldest.
 
     What is to be done with each: NEW and LISTING: `listing.list_pages`. WRITTEN: `listing.sweep`. LISTED and SWEPT:
     `jobs.advance`. Not in it: jobs that are paused, or whose document is halted.

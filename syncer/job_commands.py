@@ -9,17 +9,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from syncer import job, job_pages, jobs, postgres, schema, settings, terminal
-from syncer.job import Job, JobState
+from syncer.job import Job, JobKind, JobState
 from syncer.postgres import Connection
 
 _FINISHED_SHOWN_MAX = 10
-_MINUTE, _HOUR = 60, 3600
+_FAN_OUTS_SHOWN_MAX = 3
+"""So that they, who come often, leave room for others."""
 _STYLES = {JobState.DONE: "green", JobState.FAILED: "red", JobState.CANCELLED: "dim"}
 
-app = typer.Typer(help="What is being written in the background: backfills, fills, repairs.", no_args_is_help=True)
+app = typer.Typer(
+    help="What is being written in the background: backfills, fills, fan-outs, repairs.", no_args_is_help=True
+)
 
 JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's number, as `syncer jobs list` shows it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
@@ -67,15 +70,29 @@ def resume(job_id: JobId) -> None:
 def cancel(job_id: JobId) -> None:
     """End a job: what it has not written is left out, what it has written stays.
 
-    A document whose fill or refresh is cancelled counts as not filled, since some of it may be stale,
-    until `syncer apply` or `syncer backfill` has written all of it.
+    A cancelled backfill, part or repair leaves the rest as it was. What a cancelled fill, refresh or fan-out leaves out
+    may be stale: the document counts as not filled until `syncer apply` or `syncer backfill` has written all of it.
     """
     with _connect() as connection:
         cancelled = jobs.cancel(connection, job_id)
     left = "" if cancelled.documents_left is None else f", {cancelled.documents_left:,} were left out"
     typer.echo(f"Job {cancelled.id} is cancelled: {cancelled.documents_done:,} documents were written{left}.")
+    typer.echo(_CANCELLED[cancelled.kind].format(document=cancelled.document))
     if cancelled.kind.is_owed:
-        typer.echo(f"{cancelled.document} counts as not filled until: syncer backfill {cancelled.document}")
+        typer.echo(
+            f"{cancelled.document} counts as not filled until all of it is written: "
+            f"syncer backfill {cancelled.document}"
+        )
+
+
+_CANCELLED = {
+    JobKind.BACKFILL: "What was left out is as it was: live changes go on being followed.",
+    JobKind.PART: "What was left out is as it was: live changes go on being followed.",
+    JobKind.REPAIR: "What was left out differs as it did: live changes go on being followed.",
+    JobKind.FILL: "What was left out may be missing, or as an older definition has made it.",
+    JobKind.REFRESH: "What was left out may be stale: a table was truncated, or written anew.",
+    JobKind.FAN_OUT: "What was left out may be stale: it does not show the change that caused the job.",
+}
 
 
 def _connect() -> Connection:
@@ -92,25 +109,27 @@ def show_jobs(console: Console, seen: list[Job], *, lanes: int) -> None:
         console.print("There are no jobs.")
         return
     names = ("id", "kind", "document", "state", "done", "rate", "left", "started", "error")
-    table = Table(*names, box=None, pad_edge=False, header_style="bold")
-    for one in unfinished + finished[:_FINISHED_SHOWN_MAX]:
-        table.add_row(*_cells(one))
+    table = Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False, header_style="bold")
+    last_fan_outs = [one for one in finished if one.kind is JobKind.FAN_OUT][:_FAN_OUTS_SHOWN_MAX]
+    shown = [one for one in finished if one.kind is not JobKind.FAN_OUT or one in last_fan_outs][:_FINISHED_SHOWN_MAX]
+    for one in unfinished + shown:
+        table.add_row(*_cells(one, is_worked_on=lanes > 0))
     console.print(table)
-    if len(finished) > _FINISHED_SHOWN_MAX:
-        console.print(f"… and {len(finished) - _FINISHED_SHOWN_MAX:,} more that are finished; --json lists them all")
+    if len(finished) > len(shown):
+        console.print(f"… and {len(finished) - len(shown):,} more, finished; --json lists them all")
     if unfinished and not lanes:
         console.print("[yellow]Nobody works on them: is `syncer run` running?")
 
 
-def _cells(one: Job) -> tuple[str, ...]:
+def _cells(one: Job, *, is_worked_on: bool) -> tuple[str, ...]:
     return (
         str(one.id),
-        one.kind,
+        escape(one.reason),
         escape(one.document),
         _state(one),
         _done(one),
         _rate(one),
-        "" if one.eta_seconds is None else _duration(one.eta_seconds),
+        "" if one.eta_seconds is None or not is_worked_on else terminal.duration(one.eta_seconds),
         "" if one.started_at is None else f"{one.started_at:%Y-%m-%d %H:%M:%S}",
         escape((one.error or "").partition("\n")[0]),
     )
@@ -138,15 +157,6 @@ def _rate(one: Job) -> str:
     return ", ".join(said)
 
 
-def _duration(seconds: float) -> str:
-    seconds = round(seconds)
-    if seconds < _MINUTE:
-        return f"{seconds} s"
-    if seconds < _HOUR:
-        return f"{seconds // _MINUTE} min {seconds % _MINUTE} s"
-    return f"{seconds // _HOUR} h {seconds % _HOUR // _MINUTE} min"
-
-
 def show_job(console: Console, one: Job) -> None:
     """One job, line by line."""
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -160,15 +170,18 @@ def _lines(one: Job) -> dict[str, str]:
     moments = {"made": one.created_at, "started": one.started_at, "finished": one.finished_at}
     return {
         "job": f"{one.id}: {one.kind} of {escape(one.document)}",
+        "cause": escape(one.reason) if one.cause else "",
         "index": f"{escape(one.index_name)}, generation {one.generation}",
         "where": escape(one.where or ""),
         "state": _state(one),
         "done": _done(one),
+        "left out": f"{one.left_out:,} that other jobs had listed already, and write instead" if one.left_out else "",
         "of these": f"{one.indexed:,} written, {one.deleted:,} deleted, {one.superseded:,} already newer, "
         f"{one.parked:,} parked",
         "rate": _rate(one),
-        "left": "" if one.eta_seconds is None else _duration(one.eta_seconds),
-        "spent": f"{_duration(one.compose_seconds)} in Postgres, {_duration(one.index_seconds)} in Elasticsearch",
+        "left": "" if one.eta_seconds is None else terminal.duration(one.eta_seconds),
+        "spent": f"{terminal.duration(one.compose_seconds)} in Postgres, "
+        f"{terminal.duration(one.index_seconds)} in Elasticsearch, all that ran at once added up",
         **{name: "" if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC" for name, at in moments.items()},
         "error": escape(one.error or ""),
     }

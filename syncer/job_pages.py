@@ -22,7 +22,7 @@ from syncer.job import MEASURED_SECONDS
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.writer import WriteReport
 
-STALLED_SECONDS = 60.0
+STALLED_SECONDS = 20.0
 """How long a page may be in hand before another lane may have it, unless the lane says `keep`."""
 BURST_SECONDS = 1.0
 """How much of its rate a job that was slower may make up for at once."""
@@ -197,10 +197,13 @@ def release(connection: Connection, pages: Iterable[JobPage]) -> None:
         connection.execute(_GIVE_BACK, (page.job, page.number, "infinity"))
 
 
-def keep(connection: Connection, pages: Iterable[JobPage]) -> None:
-    """Say that pages are still in hand: to be called while servers are away, more often than `STALLED_SECONDS`."""
-    for page in pages:
-        connection.execute(_KEEP, (page.job, page.number))
+def keep(connection: Connection, pages: Iterable[JobPage]) -> list[JobPage]:
+    """Say that pages are still in hand: to be called while servers are away, more often than `STALLED_SECONDS`.
+
+    Returns:
+        Those that are not: their job was cancelled, or another lane was given them.
+    """
+    return [page for page in pages if not connection.execute(_KEEP, (page.job, page.number)).rowcount]
 
 
 def reclaim(connection: Connection, *, stalled_seconds: float = STALLED_SECONDS) -> int:

@@ -9,18 +9,26 @@ index; whoever locks several rows locks the document's first, then jobs, then pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
 from syncer import condition, store
 from syncer.errors import JobError
-from syncer.job import UNFINISHED, Job, JobKind, JobState, find, locked_unfinished
+from syncer.job import UNFINISHED, Job, JobKind, JobState, find, locked_new, locked_unfinished
 from syncer.postgres import Connection
 from syncer.store import Document
 
 FINISHED_KEPT_MAX = 100
+"""How many finished jobs of each kind are remembered."""
 FINISHED_KEPT_DAYS = 30
+CAUSE_IMAGES_MAX = 1000
+"""A fan-out that is caused by so many changed rows takes up no more."""
 
 # Whoever locks a document and jobs of it does so in this order.
 _LOCK_DOCUMENT = """
@@ -30,8 +38,18 @@ _LOCK_DOCUMENT_OF = """
 SELECT FROM syncer.document WHERE index_name = (SELECT index_name FROM syncer.job WHERE id = $1) FOR NO KEY UPDATE
 """
 _CREATE = """
-INSERT INTO syncer.job (kind, document, index_name, generation, condition, rate, fills)
-VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING id
+INSERT INTO syncer.job (kind, document, index_name, generation, condition, rate, fills, cause)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8) RETURNING id
+"""
+_JOIN = """
+UPDATE syncer.job SET cause = (
+    SELECT jsonb_object_agg(relation, images) FROM (
+        SELECT relation, jsonb_agg(DISTINCT image) AS images
+        FROM (SELECT * FROM jsonb_each(cause) UNION ALL SELECT * FROM jsonb_each($2)) AS part (relation, images)
+             CROSS JOIN jsonb_array_elements(part.images) AS image
+        GROUP BY relation
+    ) AS merged
+) WHERE id = $1
 """
 _IS_THROUGH = """
 SELECT j.state IN ('listed', 'swept') AND j.pages_left = 0
@@ -48,8 +66,10 @@ DELETE FROM syncer.job WHERE id IN (
     SELECT j.id FROM syncer.job AS j
     WHERE NOT ({unfinished})
       AND (j.finished_at < clock_timestamp() - make_interval(days => $2)
-           OR j.id NOT IN (SELECT j.id FROM syncer.job AS j WHERE NOT ({unfinished})
-                           ORDER BY j.finished_at DESC, j.id DESC LIMIT $1))
+           OR j.id NOT IN (SELECT o.id FROM (
+                  SELECT j.id, row_number() OVER (PARTITION BY j.kind ORDER BY j.finished_at DESC, j.id DESC) AS place
+                  FROM syncer.job AS j WHERE NOT ({unfinished})) AS o
+                  WHERE o.place <= $1))
     FOR UPDATE SKIP LOCKED)
 """
 _PAUSE = "is_paused = true"
@@ -113,6 +133,47 @@ def create(
         return find(connection, made)
 
 
+def create_fan_out(connection: Connection, document: Document, cause: Mapping[str, Sequence[Any]]) -> Job | None:
+    """Make a job of the documents that changed rows lead to, which takes no longer the more documents that are.
+
+    One that nobody has begun to list takes the cause up, or does all of it anyhow (a fill, a refresh): whoever lists it
+    does so later, hence sees the changes, and so does whoever writes what he has listed.
+
+    Args:
+        connection: Postgres.
+        document: Which, as it was read after the changes were received.
+        cause: By table, the images of the changed rows, each once.
+
+    Returns:
+        The job, once it is there for good; None if that generation is no longer in force: then the changes, being older
+        than the generation that is, are seen by whoever fills that.
+    """
+    with connection.transaction():
+        if lock_document(connection, document.index_name) != document.generation:
+            return None
+        standing = [one for one in locked_new(connection, document.index_name) if one.generation == document.generation]
+        new = _still_new(standing, JobKind.FAN_OUT, None)
+        if new is None:
+            return find(connection, insert(connection, document, JobKind.FAN_OUT, document.generation, cause=cause))
+        if new.kind is JobKind.FAN_OUT:
+            connection.execute(_JOIN, (new.id, _stored(cause)))
+        return find(connection, new.id)
+
+
+def widen(connection: Connection, document: Document, job_id: int, error: str) -> Job | None:
+    """Put a refresh of the whole document in the place of a fan-out: nobody can say which documents it leads to.
+
+    Returns:
+        The refresh, which is listed after this, hence sees what caused the fan-out; None if the index is no longer in
+        force.
+    """
+    with connection.transaction():
+        made = create(connection, document, JobKind.REFRESH)
+        if made is not None:
+            _end(connection, job_id, JobState.CANCELLED, f"Job {made.id} takes its place: {error}")
+        return made
+
+
 def _same(jobs: Sequence[Job], kind: JobKind, where: str | None) -> Job | None:
     """One that is asked for again."""
     return next((one for one in jobs if (one.kind, one.where, one.fills) == (kind, where, kind.is_whole)), None)
@@ -126,8 +187,9 @@ def _still_new(jobs: Sequence[Job], kind: JobKind, rate: float | None) -> Job | 
             for one in jobs
             if one.state is JobState.NEW
             and one.kind.covers(kind)
-            and one.fills
+            and one.fills is one.kind.is_whole
             and not one.is_paused
+            and sum((one.cause or {}).values()) < CAUSE_IMAGES_MAX
             and one.rate in (None, rate)
         ),
         None,
@@ -148,12 +210,19 @@ def insert(
     *,
     where: str | None = None,
     rate: float | None = None,
+    cause: Mapping[str, Sequence[Any]] | None = None,
 ) -> int:
     """A job as such: for `create` and for who lists its ids at once. Its id."""
-    values = (kind, document.name, document.index_name, generation, where, rate, kind.is_whole)
+    reasons = (where, rate, kind.is_whole, None if cause is None else _stored(cause))
+    values = (kind, document.name, document.index_name, generation, *reasons)
     row = connection.execute(_CREATE, values).fetchone()
     assert row is not None  # noqa: S101 - an INSERT returns a row
     return int(row[0])
+
+
+def _stored(cause: Mapping[str, Sequence[Any]]) -> Jsonb:
+    """A cause as it is kept: a number that no float holds is a string, as in `model.Change`; Postgres casts either."""
+    return Jsonb(cause, dumps=partial(json.dumps, default=str))
 
 
 def advance(connection: Connection, job_id: int) -> Job:
@@ -179,9 +248,10 @@ def advance(connection: Connection, job_id: int) -> Job:
 
 
 def fail(connection: Connection, job_id: int, error: str) -> None:
-    """End a job that cannot be done; nothing happens if it is finished already."""
-    with connection.transaction():
-        _end(connection, job_id, JobState.FAILED, error)
+    """End a job that cannot be done, with what `cancel` says of that; nothing happens if it is finished, or gone."""
+    with suppress(JobError), connection.transaction():
+        connection.execute(_LOCK_DOCUMENT_OF, (job_id,))
+        _give_up(connection, find(connection, job_id), JobState.FAILED, error)
 
 
 def pause(connection: Connection, job_id: int) -> Job:
@@ -223,8 +293,8 @@ def _change(connection: Connection, change: str, job_id: int, *values: object) -
 def cancel(connection: Connection, job_id: int, reason: str = "by hand") -> Job:
     """End a job: pages that are not yet written are dropped, what is written stays.
 
-    If documents may be stale without it (FILL, REFRESH), the document counts as not filled from then on, until
-    `syncer apply` or `syncer backfill` has written all of it.
+    If documents may be stale without it (FILL, REFRESH, FAN_OUT), the document counts as not filled from then on, until
+    `syncer apply` or `syncer backfill` has written all of it. That holds for what other fan-outs have left to it, too.
 
     Raises:
         JobError: There is no such job, or it is finished.
@@ -232,11 +302,17 @@ def cancel(connection: Connection, job_id: int, reason: str = "by hand") -> Job:
     with connection.transaction():
         connection.execute(_LOCK_DOCUMENT_OF, (job_id,))
         job = find(connection, job_id)
-        if not _end(connection, job_id, JobState.CANCELLED, reason):
+        if not _give_up(connection, job, JobState.CANCELLED, reason):
             raise _finished(job)
-        if job.kind.is_owed:
-            mark_unfilled(connection, [job.index_name])
     return find(connection, job_id)
+
+
+def _give_up(connection: Connection, job: Job, state: JobState, reason: str) -> bool:
+    """Whether it was not finished already."""
+    is_ended = _end(connection, job.id, state, reason)
+    if is_ended and job.kind.is_owed:
+        mark_unfilled(connection, [job.index_name])
+    return is_ended
 
 
 def _end(connection: Connection, job_id: int, state: JobState, error: str | None) -> bool:

@@ -6,6 +6,7 @@ A stage is an object with ``run(stop)``, which loops until it is told to stop, a
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,14 @@ from typing import Protocol, TypeVar
 import structlog
 
 from syncer import telemetry
-from syncer.policy import Action, Backoff, decide, explain
+from syncer.policy import Action, Backoff, decide, explain, kind
+
+GRACE_SECONDS = 10.0
+"""How long what is in hand may take once a stage is told to stop: a server that hangs is not waited for."""
+TELL_SECONDS = 60.0
+"""How often to tell of trouble that stays."""
+_BRIEF_SECONDS = 5.0
+"""Trouble of a kind that was told of just now is told of again if it lasts longer than that."""
 
 _Result = TypeVar("_Result")
 
@@ -23,20 +31,40 @@ class Stopping(Exception):  # noqa: N818 - not an error: the way out of a wait
     """The stage is to end now; what is not acknowledged will be done again by the next one."""
 
 
+class Abandoned(Exception):  # noqa: N818 - likewise
+    """Nobody needs any more what is being tried again and again."""
+
+
 class Stop:
     """Tells stages to end. Safe to share between threads and to call from a signal handler."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._calls: list[Callable[[], None]] = []
+        self._requested_at = math.inf
+
+    def call(self, wake: Callable[[], None]) -> None:
+        """Call this when the stage is to end: for who waits for something else too."""
+        self._calls.append(wake)
+        if self.is_requested:
+            wake()
 
     def request(self) -> None:
         """Ask every stage to finish what it has in hand and end."""
+        self._requested_at = min(self._requested_at, time.monotonic())
         self._event.set()
+        for wake in self._calls:
+            wake()
 
     @property
     def is_requested(self) -> bool:
         """Whether to end."""
         return self._event.is_set()
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether what was in hand has had the time to be finished, and is to be given up: it will be done again."""
+        return time.monotonic() - self._requested_at > GRACE_SECONDS
 
     def wait(self, seconds: float) -> bool:
         """Wait; True if the stage is to end."""
@@ -59,38 +87,85 @@ class Stage(Protocol):
         """Loop until ``stop`` is requested. An error that comes out of here ends the daemon."""
 
 
-def persist(action: Callable[[], _Result], *, pause: Callable[[float], None], stage: str) -> _Result:
-    """Do something until it succeeds or its error is not one to retry.
+class Trouble:
+    """A stage's trouble as its log tells it: once, then now and then how long it has lasted, then that it is over.
 
-    The same trouble is logged once, and once more when it is over.
+    What differs from one attempt to the next is told once too: it is the same as long as `syncer.policy.kind` is.
+    Trouble that comes and goes is told as rarely as trouble that stays. Not for sharing between threads that are
+    in trouble at once.
+
+    Args:
+        stage: Whose it is.
+        clock: In seconds.
+    """
+
+    def __init__(self, stage: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stage = stage
+        self._clock = clock
+        self._began: float | None = None
+        self._attempts = 0
+        self._told_at: dict[str, float] = {}
+        self._told: set[str] = set()
+
+    def met(self, error: Exception) -> None:
+        """An attempt has failed, and is made again."""
+        what = kind(error)
+        now = self._clock()
+        if self._began is None:
+            self._began = now
+        self._attempts += 1
+        lasts = now - self._began
+        is_due = now - self._told_at.get(what, -math.inf) >= TELL_SECONDS
+        if not is_due and (what in self._told or lasts < _BRIEF_SECONDS):
+            return
+        self._told_at[what] = now
+        self._told.add(what)
+        said = explain(error)
+        log = structlog.get_logger().bind(**{"hint": said.hint} if said and said.hint else {})
+        log.warning(
+            telemetry.STAGE_RETRIED,
+            stage=self._stage,
+            error=said.message if said else repr(error),
+            attempts=self._attempts,
+            outage_seconds=round(lasts, 3),
+        )
+
+    def over(self) -> None:
+        """An attempt has succeeded."""
+        if self._began is None:
+            return
+        if self._told:
+            outage = round(self._clock() - self._began, 3)
+            log = structlog.get_logger()
+            log.info(telemetry.STAGE_RECOVERED, stage=self._stage, attempts=self._attempts, outage_seconds=outage)
+        self._began, self._attempts = None, 0
+        self._told.clear()
+
+
+def persist(
+    action: Callable[[], _Result], *, pause: Callable[[float], None], stage: str, trouble: Trouble | None = None
+) -> _Result:
+    """Do something until it succeeds or its error is not one to retry.
 
     Args:
         action: What to do; it must be harmless to do it again.
         pause: How to wait; may raise `Stopping`.
         stage: Whose trouble it is, for the log.
+        trouble: Of who does such things again and again: so that it is told of as one.
 
     Raises:
         Exception: What ``action`` raised, if the policy says PARK or HALT.
     """
-    log = structlog.get_logger()
+    trouble = trouble or Trouble(stage)
     backoff = Backoff()
-    began = time.monotonic()
-    last, attempts = "", 0
     while True:
         try:
             result = action()
         except Exception as error:
             if decide(error) is not Action.RETRY:
                 raise
-            attempts += 1
-            said = explain(error)
-            message = said.message if said else repr(error)
-            if message != last:
-                log.warning(telemetry.STAGE_RETRIED, stage=stage, error=message, attempts=attempts)
-                last = message
+            trouble.met(error)
             pause(backoff.next_seconds())
         else:
-            if attempts:
-                outage = round(time.monotonic() - began, 3)
-                log.info(telemetry.STAGE_RECOVERED, stage=stage, attempts=attempts, outage_seconds=outage)
+            trouble.over()
             return result

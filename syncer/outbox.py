@@ -8,23 +8,38 @@ transaction held open for hours keeps from being vacuumed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import psycopg
 from psycopg import sql
 
-from syncer.postgres import Connection, stream, value
+from syncer.postgres import Connection, copied, snapshot, value
 
 SEGMENTS = 8
 
+Row = tuple[bytes, bytes]
+"""A change as it is published: Kafka key and JSON."""
+
+# What had not begun when the cursor was taken, or was in progress then.
+_UNSEEN = "(o.xid >= {}::xid8 OR o.xid = ANY ({}::xid8[]))"
 _CHANGE = """
 json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'relation', o.relation,
                   'operation', o.operation, 'old', o.old, 'new', o.new)
 """
 _CHANGES = f"""
-SELECT c.aggregate || ':' || coalesce(o.new ->> c.aggregate_column, o.old ->> c.aggregate_column, ''), {_CHANGE}
+SELECT coalesce(c.aggregate || ':' || coalesce(o.new ->> c.aggregate_column, o.old ->> c.aggregate_column, ''), '')
+         AS key,
+       {_CHANGE} AS change
 FROM syncer.outbox AS o LEFT JOIN syncer.capture AS c USING (relation)
 WHERE {{unseen}}
 """  # noqa: S608 - a constant of ours
+# One statement is one snapshot, and one round trip.
+_NEW = f"""
+SELECT s.snapshot, o.key, o.change
+FROM (SELECT pg_current_snapshot()::text AS snapshot) AS s
+LEFT JOIN LATERAL ({_CHANGES.format(unseen=_UNSEEN.format("$1", "$2"))} LIMIT $3) AS o ON true
+"""  # noqa: S608 - a constant of ours
+_CURRENT_SNAPSHOT = "SELECT pg_current_snapshot()::text"
 _OLDEST = f"""
 SELECT {_CHANGE} FROM syncer.outbox AS o WHERE {{unseen}} AND o.relation = ANY ($1) ORDER BY o.id LIMIT $2
 """  # noqa: S608 - a constant of ours
@@ -33,12 +48,16 @@ SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(o.changed_a
 FROM syncer.outbox AS o
 WHERE {unseen} AND ($1::text[] IS NULL OR o.relation = ANY ($1))
 """
-# One of another cluster means nothing here: the relay will publish all that there is.
+# A cursor is true where all that will be written gets ids from behind its end: not in another cluster, nor where a dump
+# of this one was restored that had come further. The ids of transactions that it saw going on do not come again.
 _SAVED_CURSOR = """
-SELECT coalesce((SELECT c.snapshot::text
-                 FROM syncer.relay_cursor AS c JOIN pg_control_system() AS s USING (system_identifier)), '1:1:')
+SELECT snapshot::text, system_identifier = (SELECT system_identifier FROM pg_control_system())
+                       AND pg_snapshot_xmax(snapshot) <= pg_snapshot_xmax(pg_current_snapshot())
+FROM syncer.relay_cursor
 """
-_BY_INDEX = "SET LOCAL enable_seqscan = off"
+_NOTHING_SEEN = "1:1:"
+# A segment that was never analysed looks smaller than it is; and what finds one row finds many.
+_BY_INDEX = "SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan"
 _RENEW = "UPDATE syncer.outbox SET xid = pg_current_xact_id()"
 
 _CURRENT_SEGMENT = "SELECT last_value FROM syncer.outbox_segment"
@@ -49,21 +68,42 @@ _IS_SEEN = "SELECT NOT EXISTS (SELECT FROM {segment} AS o WHERE {unseen})"
 _TRUNCATE = "TRUNCATE {segment}"
 
 
-def changes(connection: Connection, cursor: str, *, page: int) -> Iterator[list[tuple[str | None, bytes]]]:
-    """The changes that the caller's snapshot sees and the cursor did not: Kafka key and JSON, in pages.
-
-    To be called in the transaction of that snapshot.
-    """
-    # A segment that was never analysed looks smaller than it is.
+def prepare(connection: Connection) -> None:
+    """Have every query on this connection find its rows by index."""
     connection.execute(_BY_INDEX)
-    query = sql.SQL(_CHANGES).format(unseen=_unseen(cursor))
-    for rows in stream(connection, query, page=page):
-        yield [(key, change) for key, change in rows]
+
+
+def new(connection: Connection, cursor: str, *, rows_max: int) -> tuple[str, list[Row]] | None:
+    """The changes that the cursor has not seen, and the snapshot that sees them: the next cursor.
+
+    Returns:
+        None if there are more than that; `all_new` has them all.
+    """
+    rows = connection.execute(_NEW, (*_bounds(cursor), rows_max + 1), prepare=True).fetchall()
+    if len(rows) > rows_max:
+        return None
+    return rows[0][0], [(key.encode(), change) for _, key, change in rows if change is not None]
+
+
+@contextmanager
+def all_new(connection: Connection, cursor: str) -> Iterator[tuple[str, Iterator[Row]]]:
+    """The same however many there are, as Postgres finds them: never whole in memory."""
+    with snapshot(connection):
+        seen = str(value(connection, _CURRENT_SNAPSHOT))
+        rows = copied(connection, sql.SQL(_CHANGES).format(unseen=_unseen(cursor)))
+        yield seen, ((key or b"", change or b"") for key, change in rows)
 
 
 def saved_cursor(connection: Connection) -> str:
     """Where the relay would begin: what it has not seen is not published, or not known to be."""
-    return str(value(connection, _SAVED_CURSOR))
+    saved, is_true = read_cursor(connection) or (_NOTHING_SEEN, True)
+    return saved if is_true else _NOTHING_SEEN
+
+
+def read_cursor(connection: Connection) -> tuple[str, bool] | None:
+    """The cursor that was saved, if any, and whether it is true here."""
+    row = connection.execute(_SAVED_CURSOR).fetchone()
+    return None if row is None else (row[0], row[1])
 
 
 def oldest(connection: Connection, cursor: str, relations: Collection[str], *, limit: int) -> list[bytes]:
@@ -73,11 +113,13 @@ def oldest(connection: Connection, cursor: str, relations: Collection[str], *, l
 
 
 def _unseen(cursor: str) -> sql.Composed:
-    """What had not begun when the cursor was taken, or was in progress then."""
+    return sql.SQL(_UNSEEN).format(*(sql.Literal(one) for one in _bounds(cursor)))
+
+
+def _bounds(cursor: str) -> tuple[str, str]:
+    """From where on nothing had begun, and what was in progress before."""
     _, xmax, in_progress = cursor.split(":")
-    return sql.SQL("(o.xid >= {}::xid8 OR o.xid = ANY ({}::xid8[]))").format(
-        sql.Literal(xmax), sql.Literal(f"{{{in_progress}}}")
-    )
+    return xmax, f"{{{in_progress}}}"
 
 
 def waiting(connection: Connection, cursor: str, relations: Collection[str] | None = None) -> tuple[int, float]:

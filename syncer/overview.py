@@ -8,7 +8,7 @@ from typing import Any
 
 import elasticsearch
 
-from syncer import outbox, store, topic
+from syncer import dead_letters, outbox, store, topic, unreadable
 from syncer.index import Index
 from syncer.job import Job, unfinished
 from syncer.model import Role, Target
@@ -24,7 +24,6 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 _EPOCH = "SELECT epoch FROM syncer.incarnation"
-_DEAD_LETTERS = "SELECT index_name, count(*) FROM syncer.dead_letter GROUP BY index_name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +55,7 @@ class DocumentOverview:
         halted: If it is halted: what happened, and what to do.
         targets: How many documents each physical index holds, as of its last refresh; None if it does not say.
         roles: What each physical index is for.
-        dead_letters: How many documents are parked.
+        dead_letters: How many documents are parked, but for those that only an index on standby lacks.
         troubles: Why an index that is being built, or on standby, is halted.
     """
 
@@ -84,6 +83,7 @@ class Overview:
         epoch: The epoch of versions.
         documents: Every document in force.
         jobs: The jobs that are not finished, oldest first.
+        unreadable_records: How many records of the topic were no changes, and nobody has decided on.
     """
 
     leader: Leader | None
@@ -94,14 +94,25 @@ class Overview:
     epoch: int
     documents: tuple[DocumentOverview, ...]
     jobs: tuple[Job, ...]
+    unreadable_records: int
 
     @property
     def is_well(self) -> bool:
-        """Whether a relay leads, workers work, every document is filled and has its index, and none is parked."""
+        """Whether all goes on, and nothing is stale for good.
+
+        A relay leads, workers work, every document is filled and has its index, none is parked, nothing that was read
+        from the topic is left to be decided on, and no job that documents wait for is paused.
+        """
         works = self.leader is not None and self.workers > 0
-        return works and all(
-            one.is_filled and not one.dead_letters and not one.troubles and None not in one.targets.values()
-            for one in self.documents
+        waits = any(one.is_paused and one.kind.is_owed for one in self.jobs)
+        return (
+            works
+            and not waits
+            and not self.unreadable_records
+            and all(
+                one.is_filled and not one.dead_letters and not one.troubles and None not in one.targets.values()
+                for one in self.documents
+            )
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -116,27 +127,26 @@ def read(connection: Connection, index: Index, kafka: KafkaSettings) -> Overview
         SyncerError, psycopg.Error, elasticsearch.ApiError: One of them does not answer.
     """
     waiting, lag_seconds = outbox.waiting(connection, outbox.saved_cursor(connection))
-    dead_letters: dict[str, int] = dict(connection.execute(_DEAD_LETTERS).fetchall())
+    parked = dead_letters.counts(connection)
     in_force = store.documents(connection)
     return Overview(
-        leader=_leader(connection),
+        leader=leader(connection),
         outbox_waiting=waiting,
         outbox_lag_seconds=lag_seconds,
         workers=topic.members(kafka),
         topic_waiting=sum(one.records for one in topic.lag(kafka)),
         epoch=int(str(value(connection, _EPOCH))),
         documents=tuple(
-            _document(document, [one for one in in_force if one.name == document.name], index, dead_letters)
+            _document(document, [one for one in in_force if one.name == document.name], index, parked)
             for document in in_force
             if document.role is Role.SERVING
         ),
         jobs=tuple(unfinished(connection)),
+        unreadable_records=unreadable.total(connection),
     )
 
 
-def _document(
-    served: Document, rows: Sequence[Document], index: Index, dead_letters: Mapping[str, int]
-) -> DocumentOverview:
+def _document(served: Document, rows: Sequence[Document], index: Index, parked: Mapping[str, int]) -> DocumentOverview:
     return DocumentOverview(
         name=served.name,
         index=served.index,
@@ -145,7 +155,7 @@ def _document(
         halted=served.halted,
         targets={one.index_name: _count(index, one.target) for one in rows},
         roles={one.index_name: one.role for one in rows},
-        dead_letters=sum(dead_letters.get(one.index_name, 0) for one in rows),
+        dead_letters=sum(parked.get(one.index_name, 0) for one in rows if one.role is not Role.STANDBY),
         troubles={one.index_name: one.halted for one in rows if one is not served and one.halted is not None},
     )
 
@@ -158,7 +168,8 @@ def _count(index: Index, target: Target) -> int | None:
         return None
 
 
-def _leader(connection: Connection) -> Leader | None:
+def leader(connection: Connection) -> Leader | None:
+    """The relay that leads; None if none does."""
     row = connection.execute(_LEADER, (int(AdvisoryLock.RELAY),)).fetchone()
     if row is None:
         return None

@@ -15,18 +15,23 @@ Where an error was met decides with it. What a document's own SQL and its own in
                            column, table, type, privilege, row-level  schema syncer, privilege: HALT
                            security, all else: HALT_DOCUMENT
     Elasticsearch          away, 408, 429, 5xx: RETRY                 the same: RETRY
-                           login, or a request that is not allowed at all (401, 403): HALT
+                           login or privilege (401, 403), not Elasticsearch's answer at all: RETRY
                            400, 404 and all else: HALT_DOCUMENT       all else: HALT
-      one item of a bulk   400, 413: PARK
+      one item of a bulk   400, 413: PARK; 408, 429, 5xx: RETRY
                            closed index, 403, 404: HALT_DOCUMENT
-    UnavailableError       RETRY                                      RETRY
-    Kafka                                                             topic, offsets, rights: HALT; all else: RETRY
+    UnavailableError, ReplicaError, RestoringError
+                           RETRY                                      RETRY
+    Kafka                                                             rights, settings: HALT; all else: RETRY
     ComposeError, IndexingError
                            HALT_DOCUMENT                              HALT
     other errors of ours   HALT                                       HALT
     what nobody foresaw    HALT                                       HALT
 
-The same module says an error to a person: what happened, and the hint.
+Of Elasticsearch that is what a stage at work meets. It was Elasticsearch and knew the login when the stage began, for
+`syncer.index.connect` asks, and whoever cannot begin says so and ends. So a login that is refused, or a page of HTML,
+is something that somebody has changed since, and may change back: nothing is lost by waiting for it.
+
+The same module says an error to a person: what happened, and the hint. ``docs/errors.md`` is the table, error by error.
 """
 
 from __future__ import annotations
@@ -46,6 +51,8 @@ from syncer.errors import (
     ComposeError,
     DocumentError,
     IndexingError,
+    ReplicaError,
+    RestoringError,
     SourceError,
     SyncerError,
     TopicError,
@@ -72,37 +79,50 @@ _POSTGRES: tuple[tuple[type[psycopg.Error], Action], ...] = (
     (pg.IdleInTransactionSessionTimeout, Action.RETRY),
     (pg.TransactionTimeout, Action.RETRY),
     (pg.ReadOnlySqlTransaction, Action.RETRY),  # a standby that is about to be promoted
+    (pg.SnapshotTooOld, Action.RETRY),
+    # What a function that the SELECT calls makes of one row.
     (pg.RaiseException, Action.PARK),
-    (pg.ProgramLimitExceeded, Action.PARK),  # a value that is too large for what is done with it
+    (pg.PlpgsqlError, Action.PARK),
+    (pg.NoDataFound, Action.PARK),
+    (pg.TooManyRows, Action.PARK),
+    (pg.AssertFailure, Action.PARK),
+    (pg.CaseNotFound, Action.PARK),
+    (pg.CardinalityViolation, Action.PARK),
+    (pg.SqlRoutineException, Action.PARK),
+    (pg.ExternalRoutineException, Action.PARK),
+    (pg.ExternalRoutineInvocationException, Action.PARK),
+    # A value that is too large, or too deep, for what is done with it.
+    (pg.ProgramLimitExceeded, Action.PARK),
+    (pg.StatementTooComplex, Action.PARK),
+    (pg.TooManyColumns, Action.HALT),
+    (pg.TooManyArguments, Action.HALT),
     (psycopg.DataError, Action.PARK),
     (psycopg.IntegrityError, Action.PARK),
     (psycopg.OperationalError, Action.RETRY),
     (psycopg.InterfaceError, Action.RETRY),
 )
 
-_RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+_RETRIED_ITEMS = frozenset({408, 429, 500, 502, 503, 504})
+_RETRIED_STATUSES = _RETRIED_ITEMS | {401, 403}
 _PARKED_STATUSES = frozenset({400, 413})
+_PRODUCT = "x-elastic-product"
+CLUSTER_BLOCK = "cluster_block_exception"
 _CLOSED = "index_closed_exception"  # with status 400, and no fault of a document
 
 # What can be one document's own fault, if it was met in that document's work.
 _OF_DOCUMENT = (psycopg.Error, elasticsearch.ApiError, ComposeError, IndexingError)
-_OF_NOBODY = (
-    elasticsearch.UnsupportedProductError,
-    elasticsearch.AuthenticationException,
-    elasticsearch.AuthorizationException,
-)
 
+_TOO_LARGE_FOR_KAFKA = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+# Not among them: a topic or offsets that are gone. Whoever begins anew finds that out, and mends it: see `syncer.loss`.
 _HALTED_KAFKA = frozenset(
     {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - librdkafka's local codes are spelled so
-        KafkaError._AUTHENTICATION,  # noqa: SLF001
-        KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
+        KafkaError._AUTHENTICATION,  # noqa: SLF001 - librdkafka's local codes are spelled so
         KafkaError._INVALID_ARG,  # noqa: SLF001
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         KafkaError.SASL_AUTHENTICATION_FAILED,
+        *_TOO_LARGE_FOR_KAFKA,
     }
 )
 
@@ -111,10 +131,10 @@ def decide(error: BaseException) -> Action:
     """What to do about an error that a stage met."""
     if isinstance(error, DocumentError):
         return Action.HALT_DOCUMENT
-    if isinstance(error, UnavailableError):
+    if isinstance(error, UnavailableError | ReplicaError | RestoringError):
         return Action.RETRY
     if isinstance(error, psycopg.Error):
-        return next((action for kind, action in _POSTGRES if isinstance(error, kind)), Action.HALT)
+        return _decide_postgres(error)
     if isinstance(error, elasticsearch.ApiError | elasticsearch.TransportError):
         return _decide_elasticsearch(error)
     if isinstance(error, KafkaException):
@@ -122,12 +142,26 @@ def decide(error: BaseException) -> Action:
     return Action.HALT
 
 
+def _decide_postgres(error: psycopg.Error) -> Action:
+    state = error.diag.sqlstate
+    if state is not None and type(error).sqlstate is None:
+        return Action.PARK  # no SQLSTATE of Postgres' own: a function has raised it for a row
+    return next((action for kind, action in _POSTGRES if isinstance(error, kind)), Action.HALT)
+
+
 def _decide_elasticsearch(error: elasticsearch.ApiError | elasticsearch.TransportError) -> Action:
-    if isinstance(error, elasticsearch.UnsupportedProductError):
-        return Action.HALT
-    if isinstance(error, elasticsearch.TransportError):
+    if isinstance(error, elasticsearch.TransportError) or is_by_another(error):
         return Action.RETRY
     return Action.RETRY if error.status_code in _RETRIED_STATUSES else Action.HALT
+
+
+def is_by_another(error: elasticsearch.ApiError) -> bool:
+    """Whether it was something on the way that answered, and not Elasticsearch: a load balancer, a proxy."""
+    if isinstance(error, elasticsearch.UnsupportedProductError):
+        return True
+    # Some of Elasticsearch's own refusals lack the header; they have its form.
+    is_of_its_form = isinstance(error.body, dict) and isinstance(error.body.get("error"), dict)
+    return not is_of_its_form and _PRODUCT not in error.meta.headers
 
 
 def decide_item(status: int, kind: str) -> Action:
@@ -137,7 +171,7 @@ def decide_item(status: int, kind: str) -> Action:
         status: The item's HTTP status.
         kind: Elasticsearch's name of the error.
     """
-    if status in _RETRIED_STATUSES:
+    if status in _RETRIED_ITEMS:
         return Action.RETRY
     return Action.PARK if status in _PARKED_STATUSES and kind != _CLOSED else Action.HALT_DOCUMENT
 
@@ -159,10 +193,16 @@ def at_work_for(document: str, generation: int, *, parks: bool = False) -> Itera
         yield
     except _OF_DOCUMENT as error:
         action = decide(error)
-        if action is Action.RETRY or isinstance(error, _OF_NOBODY) or (parks and action is Action.PARK):
+        if action is Action.RETRY or (parks and action is Action.PARK):
             raise
         said = _explain_in_work(error, document)
         raise DocumentError(said.message, hint=said.hint, document=document, generation=generation) from error
+
+
+def is_of_data(error: DocumentError) -> bool:
+    """Whether it was SQL that failed on the data that it met, not on the tables or the definition."""
+    cause = error.__cause__
+    return isinstance(cause, psycopg.Error) and decide(cause) is Action.PARK
 
 
 @dataclass(slots=True)
@@ -175,7 +215,7 @@ class Backoff:
     """
 
     first_seconds: float = 0.1
-    longest_seconds: float = 15
+    longest_seconds: float = 5
     _attempts: int = 0
 
     def next_seconds(self) -> float:
@@ -184,9 +224,16 @@ class Backoff:
         self._attempts += 1
         return limit * random.uniform(0.5, 1)  # noqa: S311 - jitter, not a secret
 
-    def reset(self) -> None:
-        """Begin again with the first pause."""
-        self._attempts = 0
+
+def kind(error: BaseException) -> str:
+    """What an error is, without what differs from one time to the next: numbers, nodes, times."""
+    if isinstance(error, psycopg.Error):
+        return f"{type(error).__name__} {error.sqlstate}"
+    if isinstance(error, elasticsearch.ApiError):
+        return f"{error.status_code} {error.message if _PRODUCT in error.meta.headers else type(error).__name__}"
+    if isinstance(error, KafkaException):
+        return str(error.args[0].name())
+    return f"{type(error).__name__} {getattr(error, 'kind', '')}"
 
 
 def explain(error: BaseException) -> SyncerError | None:
@@ -207,16 +254,16 @@ def _explain_in_work(error: Exception, document: str) -> SyncerError:
     if isinstance(error, psycopg.Error):
         return _explain_select(error, document)
     if isinstance(error, elasticsearch.ApiError):
-        return explain_refusal(document, _reason(error))
+        return explain_refusal(document, reason(error))
     said = explain(error)
     assert said is not None  # noqa: S101 - each of those errors has words
     return said
 
 
-def explain_refusal(document: str, reason: str) -> IndexingError:
+def explain_refusal(document: str, said: str) -> IndexingError:
     """An index that takes no documents, in words."""
     return IndexingError(
-        f"The index of {document} is gone or refuses: {reason}",
+        f"The index of {document} is gone or refuses: {said}",
         hint="If it was deleted, `syncer apply` makes it again. If it is closed, open it; if it is blocked\n"
         "(index.blocks.*), lift the block; if the role lacks a privilege, grant it. Then run: syncer apply",
     )
@@ -250,12 +297,12 @@ def _explain_postgres(error: psycopg.Error) -> SyncerError:
     if isinstance(error, psycopg.OperationalError) and error.sqlstate is None and "FATAL:" in message:
         return SourceError(
             f"Postgres refuses the connection: {message.partition('FATAL:')[2].strip()}",
-            hint="Check the user, the password and the database of SYNCER_POSTGRES_DSN.",
+            hint="Check the user, the password and the database of SYNCER_POSTGRES_DSN (or SYNCER_POSTGRES_READ_DSN).",
         )
     if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
         return SourceError(
             f"Postgres cannot be reached: {message}",
-            hint="Check SYNCER_POSTGRES_DSN, and that the server is up.",
+            hint="Check SYNCER_POSTGRES_DSN (or SYNCER_POSTGRES_READ_DSN), and that the server is up.",
         )
     if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn):
         return ComposeError(
@@ -265,49 +312,107 @@ def _explain_postgres(error: psycopg.Error) -> SyncerError:
 
 
 def _explain_elasticsearch(error: elasticsearch.ApiError | elasticsearch.TransportError) -> SyncerError:
-    if isinstance(error, elasticsearch.UnsupportedProductError):
-        return IndexingError(
-            "The server at elasticsearch.url is not Elasticsearch",
-            hint="OpenSearch and other relatives are not supported. Check SYNCER_ELASTICSEARCH_URL.",
-        )
     if isinstance(error, elasticsearch.TransportError):
         return IndexingError(
             f"Elasticsearch cannot be reached: {error.message}",
             hint="Check SYNCER_ELASTICSEARCH_URL (http or https), and that the server is up.",
         )
-    if isinstance(error, elasticsearch.AuthenticationException | elasticsearch.AuthorizationException):
+    if is_by_another(error):
+        return _explain_another(error)
+    said = reason(error)
+    if CLUSTER_BLOCK in str(error.body):
         return IndexingError(
-            f"Elasticsearch refuses the login or a privilege: {_reason(error)}",
-            hint="Set SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME and _PASSWORD, of a role that may manage and write "
-            "the indices of the documents and syncer-state.",
+            f"Elasticsearch is blocked: {said}",
+            hint="It has no master yet, or its settings cluster.blocks.* forbid writes: take them back.",
         )
     if isinstance(error, elasticsearch.NotFoundError):
         return IndexingError(
-            f"An index of syncer's is gone: {_reason(error)}",
+            f"An index of syncer's is gone: {said}",
             hint="Was it deleted by hand? `syncer verify` says what is missing, `syncer apply` makes it again.",
         )
-    return IndexingError(f"Elasticsearch answers {error.status_code}: {_reason(error)}")
+    return _explain_login(error, said)
 
 
-def _reason(error: elasticsearch.ApiError) -> str:
-    if isinstance(error.body, dict) and isinstance(error.body.get("error"), dict):
-        return str(error.body["error"].get("reason", error.message))
-    return str(error.message)
+def _explain_login(error: elasticsearch.ApiError, said: str) -> SyncerError:
+    """What Elasticsearch does not let syncer do, in words."""
+    if isinstance(error, elasticsearch.AuthenticationException):
+        return IndexingError(
+            f"Elasticsearch refuses the login: {said}",
+            hint="Was the API key revoked, or the password changed? Set SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME\n"
+            "and _PASSWORD, and start syncer again with it. Nothing is lost meanwhile.",
+        )
+    if isinstance(error, elasticsearch.AuthorizationException):
+        return IndexingError(
+            f"Elasticsearch refuses a privilege: {said}",
+            hint="The role of SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME, needs to manage and write the indices of\n"
+            "the documents and syncer-state. Once it may, a daemon goes on by itself.",
+        )
+    return IndexingError(f"Elasticsearch answers {error.status_code}: {said}")
+
+
+def _explain_another(error: elasticsearch.ApiError) -> SyncerError:
+    """What something on the way to Elasticsearch says, in words."""
+    if isinstance(error, elasticsearch.UnsupportedProductError):
+        return IndexingError(
+            "What answers at elasticsearch.url is not Elasticsearch",
+            hint="Is it a load balancer's page? OpenSearch and other relatives are not supported.\n"
+            "Check SYNCER_ELASTICSEARCH_URL.",
+        )
+    return IndexingError(
+        f"Not Elasticsearch, but something before it answers {error.status_code}",
+        hint="A load balancer or a proxy: is Elasticsearch up behind it? Check SYNCER_ELASTICSEARCH_URL.",
+    )
+
+
+def reason(error: elasticsearch.ApiError) -> str:
+    """What Elasticsearch says of an error: of its root, and of its cause if that says more."""
+    detail = error.body.get("error") if isinstance(error.body, dict) else None
+    if not isinstance(detail, dict):
+        return str(error.message)
+    root = (detail.get("root_cause") or [detail])[0]
+    said = str(root.get("reason", error.message))
+    cause = detail.get("caused_by", {}).get("reason")
+    return f"{said}: {cause}" if cause and cause not in said else said
+
+
+_SAID_OF_KAFKA: tuple[tuple[frozenset[int], str, str], ...] = (
+    (
+        frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}),  # noqa: SLF001
+        "Kafka has no such topic: {}",
+        "A daemon makes it again, if it was there before; else run: syncer apply",
+    ),
+    (
+        frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT}),  # noqa: SLF001
+        "Kafka cannot be reached: {}",
+        "Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up.",
+    ),
+    (
+        frozenset({KafkaError._AUTO_OFFSET_RESET}),  # noqa: SLF001
+        "Changes are gone from the topic before they were read: {}",
+        "The daemon writes every document again. Was the topic's retention too short? Then raise retention.ms.",
+    ),
+    (
+        _TOO_LARGE_FOR_KAFKA,
+        "Kafka takes not even a short record: {}",
+        "Raise max.message.bytes of the topic, or message.max.bytes of the broker, to 10000 at least.",
+    ),
+    (
+        frozenset({KafkaError._MSG_TIMED_OUT}),  # noqa: SLF001
+        "Kafka does not acknowledge records: it is away, or too few replicas are in sync ({})",
+        "Check that all brokers are up: min.insync.replicas of them must have what is written to each partition.",
+    ),
+    (
+        frozenset({KafkaError._INVALID_ARG}),  # noqa: SLF001
+        "Kafka's client says: {}",
+        "Check kafka.properties: librdkafka's own names and values.",
+    ),
+)
 
 
 def _explain_kafka(error: KafkaError) -> SyncerError:
-    if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):  # noqa: SLF001
-        return TopicError(f"Kafka has no such topic: {error.str()}", hint="Run: syncer apply, which creates it.")
-    if error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
-        return TopicError(
-            f"Changes are gone from the topic before they were read: {error.str()}",
-            hint="The topic's retention was too short for the time that syncer was down. Raise retention.ms,\n"
-            "reset the consumer group's offsets to the earliest, and run `syncer backfill` for each document.",
-        )
-    if error.code() == KafkaError._INVALID_ARG:  # noqa: SLF001
-        return TopicError(
-            f"Kafka's client says: {error.str()}", hint="Check kafka.properties: librdkafka's own names and values."
-        )
+    for codes, message, hint in _SAID_OF_KAFKA:
+        if error.code() in codes:
+            return TopicError(message.format(error.str()), hint=hint)
     return TopicError(
         f"Kafka says: {error.str()}", hint="Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up."
     )

@@ -8,7 +8,7 @@ error; ``json`` columns arrive as the bytes that Postgres wrote; placeholders ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -31,7 +31,7 @@ _SESSION = {
     "extra_float_digits": "1",
     "client_encoding": "UTF8",
     "synchronous_commit": "on",
-    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
     # What is short for an application may not be for a listing, or a comparison, of everything.
     "statement_timeout": "0",
     "lock_timeout": "0",
@@ -47,6 +47,9 @@ _SESSION = {
     "jit": "off",
 }
 
+# The same, of settings that older servers do not know: by the version that brought them.
+_SESSION_SINCE = {170000: "SET transaction_timeout = 0"}
+
 
 class AdvisoryLock(IntEnum):
     """Keys of the advisory locks that syncer takes; the first half spells "sync".
@@ -58,6 +61,7 @@ class AdvisoryLock(IntEnum):
     RELAY = 0x73796E63_00000002
     APPLY = 0x73796E63_00000003
     PLAN = 0x73796E63_00000007
+    DOORBELL = 0x73796E63_00000008
     LANES = 0x73796E6C_00000000
     JOBS = 0x73796E6A_00000000
 
@@ -72,17 +76,20 @@ class _BytesLoader(Loader):
         return bytes(data)
 
 
-def connect(settings: PostgresSettings, *, name: str) -> Connection:
+def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 0) -> Connection:
     """Open a connection for one stage.
 
     Args:
         settings: Where to, and as whom.
         name: The stage; ``pg_stat_activity`` shows it as ``syncer NAME``.
+        idle_seconds_max: How long it may do nothing in the middle of a transaction; then the server ends it, so that a
+            process that is stopped does not keep others waiting for its locks. 0 for as long as it likes.
 
     Raises:
         psycopg.OperationalError: The server cannot be reached or refuses the login.
         SourceError: The server is older than Postgres 14.
     """
+    session = {**_SESSION, "idle_in_transaction_session_timeout": f"{idle_seconds_max * 1000:.0f}"}
     connection: Connection = psycopg.connect(
         settings.dsn.get_secret_value(),
         autocommit=True,
@@ -93,13 +100,16 @@ def connect(settings: PostgresSettings, *, name: str) -> Connection:
         keepalives_idle=10,
         keepalives_interval=5,
         keepalives_count=4,
-        options=" ".join(f"-c {key}={value}" for key, value in _SESSION.items()),
+        options=" ".join(f"-c {key}={value}" for key, value in session.items()),
     )
     try:
         require_supported(connection.info.server_version)
     except SourceError:
         connection.close()
         raise
+    for since, setting in _SESSION_SINCE.items():
+        if connection.info.server_version >= since:
+            connection.execute(setting)
     connection.adapters.register_loader("json", _BytesLoader)
     return connection
 
@@ -119,6 +129,24 @@ def require_supported(server_version: int) -> None:
             f"Postgres {major} is not supported",
             hint=f"syncer needs Postgres {OLDEST_SUPPORTED_VERSION} or newer. Upgrade the server.",
         )
+
+
+# Taken together: what was inserted into the log by now is on disk when the answer comes.
+_KEEP = """
+SELECT CASE WHEN pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()
+            THEN pg_logical_emit_message(true, 'syncer', '') END
+"""
+
+
+def keep(connection: Connection) -> None:
+    """Return once all that has ever been visible on this connection is on the server's disk.
+
+    A commit with ``synchronous_commit = off`` is visible before, and a crash takes it back.
+
+    Raises:
+        psycopg.OperationalError: The server is gone, and may come back without what was visible.
+    """
+    connection.execute(_KEEP)
 
 
 def value(connection: Connection, query: str | sql.Composed, parameters: Sequence[object] = ()) -> object:
@@ -206,18 +234,6 @@ def bounded(connection: Connection, *, seconds: float) -> Iterator[None]:
         yield
 
 
-def stream(
-    connection: Connection, query: sql.Composable, parameters: Sequence[object] = (), *, page: int
-) -> Iterator[list[tuple[Any, ...]]]:
-    """The rows of a query in pages, through a cursor on the server: never whole in memory.
-
-    The connection is taken, and so are the locks of the query, until the iterator is exhausted or closed.
-    """
-    with connection.transaction():
-        connection.execute(sql.SQL("DECLARE syncer_page NO SCROLL CURSOR FOR ") + query, parameters)
-        yield from _fetch(connection, page)
-
-
 def copied(connection: Connection, query: sql.Composable) -> Iterator[tuple[bytes | None, ...]]:
     """The rows of a query as it finds them, never whole in memory; for columns that are text or ``json``.
 
@@ -230,38 +246,3 @@ def copied(connection: Connection, query: sql.Composable) -> Iterator[tuple[byte
     command = sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(query)
     with connection.cursor() as cursor, cursor.copy(command) as copy:
         yield from copy.rows()
-
-
-def stream_unlocked(
-    connection: Connection,
-    query: sql.Composable,
-    parameters: Sequence[object] = (),
-    *,
-    within: AbstractContextManager[None],
-    page: int,
-) -> Iterator[list[tuple[Any, ...]]]:
-    """The same, with the answer kept on the server, so that no lock and no snapshot outlives ``within``.
-
-    For who composes on another connection between two pages: a lock held meanwhile would be waited for by an
-    ALTER TABLE, for which the composer would wait, and Postgres cannot see that we wait for the composer.
-
-    Args:
-        connection: Taken until the iterator is exhausted or closed.
-        query: What to ask.
-        parameters: Of the query.
-        within: The transaction to ask it in.
-        page: How many rows at once.
-    """
-    with within:
-        connection.execute(sql.SQL("DECLARE syncer_page NO SCROLL CURSOR WITH HOLD FOR ") + query, parameters)
-    try:
-        yield from _fetch(connection, page)
-    finally:
-        if not connection.closed:
-            connection.execute("CLOSE syncer_page")
-
-
-def _fetch(connection: Connection, page: int) -> Iterator[list[tuple[Any, ...]]]:
-    fetch = sql.SQL("FETCH {} FROM syncer_page").format(sql.Literal(page))
-    while rows := connection.execute(fetch).fetchall():
-        yield rows

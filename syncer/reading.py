@@ -44,27 +44,31 @@ def locked(
 
 
 @contextmanager
-def reading(connection: Connection, document: Document, *, lock_seconds: float = 0) -> Iterator[None]:
+def reading(
+    connection: Connection, document: Document, *, parks: bool = False, lock_seconds: float = 0
+) -> Iterator[None]:
     """The snapshot, compared with what the definition was applied to.
 
     Raises:
         DocumentError: The document is to halt.
         psycopg.errors.LockNotAvailable: The wait was too long.
     """
-    with locked(connection, document, lock_seconds=lock_seconds):
+    with locked(connection, document, parks=parks, lock_seconds=lock_seconds):
         require_shape(connection, document)
         yield
 
 
 @contextmanager
-def following(connection: Connection, document: Document, *, lock_seconds: float) -> Iterator[None]:
+def following(
+    connection: Connection, document: Document, *, parks: bool = False, lock_seconds: float
+) -> Iterator[None]:
     """The same, for who follows changes: all of the tables are captured.
 
     Raises:
         DocumentError: The document is to halt.
         psycopg.errors.LockNotAvailable: The wait was too long.
     """
-    with reading(connection, document, lock_seconds=lock_seconds):
+    with reading(connection, document, parks=parks, lock_seconds=lock_seconds):
         require_capture(connection, document)
         yield
 

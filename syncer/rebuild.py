@@ -1,12 +1,18 @@
 """Rebuild: a new index beside the one that serves, until it takes its place. Searches never see a gap or half an index.
 
-    build ──▶ in force ──▶ filled ──▶ settled ──▶ verified ──▶ alias moved ──▶ serving         (the one before: standby)
+    build ──▶ in force ──▶ filled ──▶ settled ──▶ verified ──▶ nothing owed ──▶ alias moved ──▶ serving
+                                                                                             (the one before: standby)
 
 While it is being built, the new index is a document of its own to all who write: it has a row in force, with its own
 generation and definition, and is followed, halted, filled and verified like any other. So what makes it complete is
 what makes any document complete that is put in force beside live traffic: see `syncer.apply`. Only then does the alias
 move, in one call. The index before goes on being followed, so that `roll_back` can move the alias back, until
 `drop_standby`.
+
+*Nothing owed*: a fan-out may be through in the index that serves, and wait for its turn in the new one; then a search
+would find an older name after the move than before. So the jobs that may leave it stale and that are there when it is
+verified are waited for: see `owed`. Those that come later are not, or it might never serve: what they have yet to
+write is as old as that wait, at most, and follows.
 
 Each step finds out where the last one has left off, so that whoever dies at any point is followed by whoever runs
 the same command again; or it is given up, with `abandon`. A search that is answered between the alias's move and the
@@ -18,10 +24,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from syncer import apply, halting, store
+from syncer import apply, halting, leftover, store
 from syncer.apply import Change, Fill, Step
-from syncer.errors import DefinitionError, IndexingError
+from syncer.errors import DefinitionError, IndexingError, JobError
 from syncer.indices import Indices
+from syncer.job import Job, unfinished
 from syncer.model import Role
 from syncer.postgres import Connection
 from syncer.store import Document
@@ -66,8 +73,34 @@ def settle(connection: Connection, indices: Indices, building: Document, *, seco
         )
 
 
+def owed(connection: Connection, building: Document) -> list[Job]:
+    """The jobs, oldest first, until which the new index may be stale: what was committed before them may be missing.
+
+    To be waited for twice. What a fan-out has left out is in a page of another job, which may be younger, but was there
+    before the fan-out was listed: so it is in what this returns once the fan-out is done; and what such a job has left
+    out itself is none of what it has pages of.
+    """
+    return [one for one in unfinished(connection, building.index_name) if one.kind.is_owed]
+
+
+def require_not_paused(job: Job) -> None:
+    """Refuse to wait for what nobody does.
+
+    Raises:
+        JobError: It is paused.
+    """
+    if job.is_paused:
+        raise JobError(
+            f"{job.index_name} is not searched before job {job.id} ({job.reason}) is done, which is paused",
+            hint=f"What was searched before is searched still. Run: syncer jobs resume {job.id}; "
+            f"then, to go on: {_command(job.document)}",
+        )
+
+
 def serve(connection: Connection, indices: Indices, building: Document) -> Document:
-    """Let searches find a complete index, and keep the one before for a rollback; drop the one before that.
+    """Let searches find a complete index to which nothing is owed, and keep the one before for a rollback.
+
+    The one before that is dropped.
 
     Returns:
         The document whose index serves now.
@@ -87,11 +120,11 @@ def serve(connection: Connection, indices: Indices, building: Document) -> Docum
         indices.swap(found.index, found.target)
         with connection.transaction():
             if Role.STANDBY in now:
-                store.drop_document(connection, now[Role.STANDBY])
+                apply.put_out_of_force(connection, now[Role.STANDBY])
             store.assign(connection, now[Role.SERVING], Role.STANDBY)
             store.assign(connection, found, Role.SERVING)
         if Role.STANDBY in now:
-            indices.drop(now[Role.STANDBY].target)
+            leftover.drop(connection, indices, now[Role.STANDBY].target)
     return dataclasses.replace(found, role=Role.SERVING)
 
 

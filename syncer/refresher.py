@@ -1,52 +1,48 @@
-"""Refresher: the lane that writes pages of jobs. Pages → compose → several bulk requests in flight → progress.
+"""Refresher: the lane that writes pages of jobs. Pages → pipeline → progress.
 
-Live changes have lanes of their own, the workers, so that a job of any size keeps none waiting in a queue. While one
-batch is composed, those before it are being written, since Elasticsearch orders them by their versions, not by when
-they come. Whatever does not go smoothly is left to `Writer.write`, which tries again, parks and halts.
+Live changes have lanes of their own, the workers, so that a job of any size keeps none waiting in a queue; and
+this lane makes way for them, see `syncer.pace`.
 
-Guarantees: a page is counted as done only when each of its documents has been written, found superseded, or parked, or
-its document is halted; what a lane has in hand when it dies is given to another one, and what it has when it is told
-to stop is given back at once; however long Postgres takes for a page, it stays in hand; no job waits for another one to
-be through, nor for one that is in trouble; how much is in memory does not depend on how large a job is, a page, or a
-document, as long as one fits into a bulk request.
+Guarantees: a page is counted as done only when its `Task` is; what a lane has in hand when it dies is given to another
+one, and what it has when it is told to stop is given back at once; however long Postgres takes for a page, it stays in
+hand; what is tried again and again is given up once nobody needs it; no job waits for another one to be through, nor
+for one that is in trouble.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 import psycopg
 import structlog
 
-from syncer import compose, halting, job_pages, jobs, listing, store, telemetry
+from syncer import compose, halting, incarnation, job_pages, jobs, listing, store, telemetry, version
 from syncer.errors import DocumentError, JobError
 from syncer.index import Index
 from syncer.job import Job, JobState, due
 from syncer.job_pages import JobPage
-from syncer.lifecycle import Stop, Stopping, persist
+from syncer.lifecycle import Abandoned, Stop, Stopping, Trouble, persist
 from syncer.model import Place
+from syncer.pace import LiveTraffic
+from syncer.pipeline import Pipeline, Task
 from syncer.policy import Action, Backoff, at_work_for, decide, explain
 from syncer.postgres import Connection
 from syncer.reading import STAGE_LOCK_SECONDS, reading
+from syncer.replica import Replica
 from syncer.store import Document
-from syncer.writer import Attempt, Writer, WriteReport
+from syncer.writer import Writer, WriteReport
 
 _KEEP_SECONDS = job_pages.STALLED_SECONDS / 4
 _LOOK_SECONDS = 1.0
+_VERSION_SECONDS = 10.0
+"""How often to keep a version where a restore of the database cannot take it back."""
 _OTHERS_SECONDS = 2.0
 """When to look again after a job that somebody else is at."""
-_UNKNOWN_DOCUMENTS = 50
-"""How many documents are composed together as long as nobody knows how large they are."""
-_MEAN_OVER = 8
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)
@@ -72,45 +68,16 @@ class RefresherReport:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Hand:
+class _Hand(Task):
     """A page in hand.
 
     Args:
         page: Which.
-        begun: How many of its ids have been composed, or are being.
-        open: How many slices of those are not done.
-        report: What has become of the slices that are done.
+        is_lost: Whether it is ours no more: its job was cancelled, or another lane was given it.
     """
 
     page: JobPage
-    begun: int = 0
-    open: int = 0
-    report: WriteReport = field(default_factory=WriteReport)
-
-    @property
-    def is_composed(self) -> bool:
-        """Whether nothing of it is left to compose."""
-        return self.begun >= len(self.page.ids)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all of it is."""
-        return self.is_composed and not self.open
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Flight:
-    """A slice that is being sent.
-
-    Args:
-        hand: Of which page.
-        attempt: What was composed.
-        size: How many bytes that are.
-    """
-
-    hand: _Hand
-    attempt: Attempt
-    size: int
+    is_lost: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -133,57 +100,76 @@ class Refresher:
 
     Args:
         connect: Opens a connection to Postgres.
+        connect_replica: Opens the replica to read documents on, if not there.
         index: Elasticsearch.
         name: For the log, and for ``pg_stat_activity``.
         in_flight_max: How many bulk requests are on their way at once.
         batch_documents_max: How many documents are composed together.
         batch_bytes_max: How large together they may be, as far as that is known beforehand.
         idle_seconds: How long to rest when there was nothing to do.
+        traffic: Live changes of this process, to make way for.
     """
 
     def __init__(
         self,
         *,
         connect: Callable[[], Connection],
+        connect_replica: Callable[[], Replica] | None = None,
         index: Index,
         name: str = "refresher",
         in_flight_max: int = 4,
         batch_documents_max: int = 1000,
         batch_bytes_max: int = 8 * 1024 * 1024,
         idle_seconds: float = 0.5,
+        traffic: LiveTraffic | None = None,
     ) -> None:
         self._connect = connect
         self._index = index
         self._name = name
-        self._in_flight_max = in_flight_max
-        self._batch_documents_max = batch_documents_max
-        self._batch_bytes_max = batch_bytes_max
+        self._page_documents = batch_documents_max
         self._idle_seconds = idle_seconds
         self._stop = Stop()
-        self._writer = Writer(connect=connect, index=index, pause=self._pause, name=name)
-        # Those in flight, and one that is composed.
-        self._pool = ThreadPoolExecutor(in_flight_max + 1, thread_name_prefix=f"{name}-work")
+        self._woken = threading.Event()
+        self._writer = Writer(
+            connect=connect, connect_replica=connect_replica, index=index, pause=self._pause, name=name
+        )
+        self._pipeline = Pipeline(
+            writer=self._writer,
+            halt=self._halt,
+            keep=self._keep,
+            heed=self._heed,
+            name=name,
+            in_flight_max=in_flight_max,
+            batch_documents_max=batch_documents_max,
+            batch_bytes_max=batch_bytes_max,
+            traffic=traffic,
+        )
         self._connection: Connection | None = None
         self._lane = 0
         self._hands: list[_Hand] = []
-        self._flights: dict[Future[None], _Flight] = {}
-        self._document_bytes: dict[str, float] = {}
         self._postponed: dict[int, _Postponed] = {}
-        self._kept_at = self._looked_at = 0.0
+        self._kept_at = self._looked_at = self._version_kept_at = 0.0
+        self._trouble = Trouble(name)
         self._log = structlog.get_logger().bind(lane=name)
 
     def run(self, stop: Stop) -> None:
         """Write pages until told to stop; what is in flight is finished first."""
         self._stop = stop
+        stop.call(self._woken.set)
         try:
             while not stop.is_requested:
-                report = persist(self._attempt, pause=stop.pause, stage=self._name)
+                report = persist(self._attempt, pause=stop.pause, stage=self._name, trouble=self._trouble)
                 if report.is_idle:
-                    stop.wait(self._idle_seconds)
+                    self._woken.wait(self._idle_seconds)
+                    self._woken.clear()
         except Stopping:
             pass
         finally:
             self.close()
+
+    def wake(self) -> None:
+        """Say that a job was made, so that nobody waits for it to be noticed. Safe to call from any thread."""
+        self._woken.set()
 
     def run_once(self) -> RefresherReport:
         """Write pages until there are none, or a job waits to be taken further; then take those further that do.
@@ -195,26 +181,32 @@ class Refresher:
         report = RefresherReport()
         began = time.monotonic()
         self._write_pages(report)
+        self._writer.tell()
         if not self._stop.is_requested:
             self._take_steps(report)
+        self._keep_version()
         report.seconds = time.monotonic() - began
         return report
 
     def close(self) -> None:
         """Give back what is in hand, and let go of the servers; the next turn begins afresh."""
-        wait(self._flights)
-        self._writer.close()
+        is_through = self._pipeline.drop(seconds=0 if self._stop.is_overdue else None)
+        if is_through:
+            self._writer.close()
+        else:
+            self._log.warning(telemetry.STAGE_GAVE_UP, stage=self._name)
         if self._connection is not None:
             with suppress(psycopg.Error):  # if they are not given back now, they are when our session is gone
                 job_pages.release(self._connection, [hand.page for hand in self._hands])
             self._connection.close()
         self._connection = None
         self._hands.clear()
-        self._flights.clear()
 
     def _attempt(self) -> RefresherReport:
         try:
             return self.run_once()
+        except Stopping:
+            raise
         except Exception:
             self.close()
             raise
@@ -222,137 +214,84 @@ class Refresher:
     def _connected(self) -> Connection:
         if self._connection is None:
             self._connection = self._connect()
+            # Also while nobody writes: a new life of the database has to make good for what the last one has lost.
+            incarnation.enter(self._connection, self._index)
             self._lane = job_pages.enter(self._connection)
         return self._connection
 
     # Pages
 
     def _write_pages(self, report: RefresherReport) -> None:
-        """Keep composing while there is room for another request in flight."""
-        waiting: deque[_Hand] = deque()
-        is_over = False
-        while True:
-            if self._stop.is_requested:
-                waiting.clear()  # `close` gives them back
-            elif not waiting and not is_over:
+        """Write pages until there are none, or it is told to stop; then what is left in hand is given back."""
+        with suppress(Stopping):
+            while not self._stop.is_requested and not self._is_step_due():
+                pages = self._take()
+                for hand in pages:
+                    page = hand.page
+                    self._pipeline.write(hand, page.index_name, page.ids, everywhere=page.everywhere)
+                    hand.is_given = True
                 self._finish(report)
-                is_over = self._is_step_due()
-                waiting.extend(() if is_over else self._take())
-            if waiting and self._has_room():
-                self._launch(waiting[0])
-                if waiting[0].is_composed:
-                    waiting.popleft()
-            elif self._flights:
-                self._land()
-            else:
-                break
+                if not pages:
+                    if self._pipeline.is_empty:
+                        break
+                    self._pipeline.land()
+        while not self._pipeline.is_empty:
+            self._pipeline.land()
         self._finish(report)
 
-    def _take(self) -> Iterable[_Hand]:
-        connection = self._connected()
-        for page in job_pages.take(connection, self._lane, pages_max=self._in_flight_max):
-            hand = _Hand(page=page)
-            self._hands.append(hand)
-            yield hand
-
-    def _launch(self, hand: _Hand) -> None:
-        """Compose the next slice of a page, and let it fly."""
-        page = hand.page
-        ids = page.ids[hand.begun : hand.begun + self._step_documents(page.index_name)]
-        hand.begun += len(ids)
-        hand.open += 1
-        try:
-            attempt = self._meanwhile(partial(self._writer.compose, page.index_name, ids, everywhere=page.everywhere))
-        except Exception as error:
-            if decide(error) is Action.HALT:
-                raise
-            self._write_slowly(hand, ids)
-        else:
-            size = self._weigh(page.index_name, attempt)
-            self._flights[self._pool.submit(self._writer.send, attempt)] = _Flight(
-                hand=hand, attempt=attempt, size=size
-            )
-
-    def _has_room(self) -> bool:
-        """Whether another request may fly: of large documents two at once keep Elasticsearch busy."""
-        flights = self._flights.values()
-        return len(flights) < self._in_flight_max and sum(one.size for one in flights) < 2 * self._batch_bytes_max
-
-    def _step_documents(self, index_name: str) -> int:
-        """How many documents to compose together: by what they weighed so far."""
-        weight = self._document_bytes.get(index_name)
-        fitting = _UNKNOWN_DOCUMENTS if weight is None else int(self._batch_bytes_max / weight)
-        return max(1, min(self._batch_documents_max, fitting))
-
-    def _weigh(self, index_name: str, attempt: Attempt) -> int:
-        """Remember how large documents are; how many bytes these are together."""
-        sizes = [len(one.source) for one in attempt.batch.compositions if one.source is not None]
-        if sizes:
-            now = sum(sizes) / len(sizes)
-            mean = self._document_bytes.get(index_name, now)
-            # Quick to grow, slow to shrink.
-            self._document_bytes[index_name] = max(now, mean + (now - mean) / _MEAN_OVER)
-        return sum(sizes)
-
-    def _land(self) -> None:
-        """Wait for a request, and settle those that have been answered."""
-        landed, _ = wait(self._flights, timeout=_KEEP_SECONDS, return_when=FIRST_COMPLETED)
-        self._keep()
-        for answer in landed:
-            flight = self._flights.pop(answer)
-            hand, attempt = flight.hand, flight.attempt
-            ids = [one.id for one in attempt.batch.compositions]
-            try:
-                answer.result()
-                again = self._writer.settle(attempt)
-            except Exception as error:
-                if decide(error) is Action.HALT:
-                    raise
-                self._write_slowly(hand, ids)
-            else:
-                hand.report.add(attempt.report)
-                if again:
-                    self._write_slowly(hand, again)
-                else:
-                    hand.open -= 1
-
-    def _write_slowly(self, hand: _Hand, ids: list[str]) -> None:
-        """Write a slice that did not go smoothly: with patience, or to find out what is at fault."""
-        page = hand.page
-        try:
-            write = partial(self._writer.write, page.index_name, ids, everywhere=page.everywhere)
-            hand.report.add(self._meanwhile(write))
-        except DocumentError as error:
-            # What is skipped from here on is made good by the fill of the next generation: `syncer.halting`.
-            halting.halt(self._connected(), error)
-        hand.open -= 1
-
-    def _meanwhile(self, work: Callable[[], _Result]) -> _Result:
-        """Do something that may take long, while saying that our pages are still in hand."""
-        done = self._pool.submit(work)
-        while wait([done], timeout=_KEEP_SECONDS).not_done:
-            with suppress(psycopg.Error):  # Postgres may be what is away; then another lane may have them
-                self._keep()
-        return done.result()
+    def _take(self) -> list[_Hand]:
+        """Take no more than there is room for: what is not taken may yet serve another change, see `syncer.listing`."""
+        pages_max = max(1, self._pipeline.documents_max // self._page_documents)
+        pages = job_pages.take(self._connected(), self._lane, pages_max=pages_max)
+        taken = [_Hand(page=page) for page in pages]
+        self._hands += taken
+        return taken
 
     def _finish(self, report: RefresherReport) -> None:
         done = [hand for hand in self._hands if hand.is_done]
         if not done:
             return
         job_pages.finish(self._connected(), [(hand.page, hand.report) for hand in done])
+        self._trouble.over()
         self._hands = [hand for hand in self._hands if not hand.is_done]
         for hand in done:
             report.pages += 1
             report.written.add(hand.report)
 
+    def _halt(self, error: DocumentError) -> None:
+        halting.halt(self._connected(), error)
+
     def _keep(self) -> None:
+        """Say that our pages are still in hand, as long as that can be said.
+
+        Raises:
+            Stopping: They have had their time.
+        """
+        if self._stop.is_overdue:
+            raise Stopping
         now = time.monotonic()
         if self._hands and now - self._kept_at >= _KEEP_SECONDS:
             self._kept_at = now
-            job_pages.keep(self._connected(), [hand.page for hand in self._hands])
+            with suppress(psycopg.Error):  # Postgres may be what is away; then another lane may have them
+                lost = job_pages.keep(self._connected(), [hand.page for hand in self._hands])
+                for hand in self._hands:
+                    hand.is_lost = hand.page in lost
+
+    def _heed(self) -> None:
+        if self._stop.is_requested:
+            raise Stopping
 
     def _pause(self, seconds: float) -> None:
         self._stop.pause(seconds)
+        task = self._pipeline.patient_with
+        if isinstance(task, _Hand) and task.is_lost:
+            raise Abandoned
+
+    def _keep_version(self) -> None:
+        now = time.monotonic()
+        if now - self._version_kept_at >= _VERSION_SECONDS:
+            version.keep_noted(self._connected(), self._index)
+            self._version_kept_at = now
 
     # Steps
 
@@ -433,18 +372,30 @@ class Refresher:
         """
         if job.state in (JobState.NEW, JobState.LISTING):
             numbers = partial(self._sequence_numbers, document) if job.kind.is_whole else None
-            return listing.list_pages(
-                connection, job, document, page=self._batch_documents_max, sequence_numbers=numbers
-            )
+            return listing.list_pages(connection, job, document, page=self._page_documents, sequence_numbers=numbers)
         if job.state is JobState.WRITTEN:
             strays = self._strays(document, job.sequence_numbers or {})
-            return listing.sweep(connection, job, strays, page=self._batch_documents_max)
+            return listing.sweep(connection, job, strays, page=self._page_documents)
         after = jobs.advance(connection, job.id)
         if after.state is JobState.DONE:
-            self._log.info(
-                telemetry.JOB_FINISHED, job=job.id, kind=job.kind, document=job.document, documents=after.documents_done
-            )
+            self._tell(after)
         return after.state is not job.state
+
+    def _tell(self, job: Job) -> None:
+        self._log.info(
+            telemetry.JOB_FINISHED,
+            job=job.id,
+            kind=job.kind,
+            document=job.document,
+            cause=job.cause,
+            documents=job.documents_done,
+            indexed=job.indexed,
+            deleted=job.deleted,
+            superseded=job.superseded,
+            parked=job.parked,
+            left_out=job.left_out,
+            seconds=round(((job.finished_at or job.created_at) - job.created_at).total_seconds(), 3),
+        )
 
     def _sequence_numbers(self, document: Document) -> Mapping[int, int]:
         with at_work_for(document.name, document.generation):
@@ -462,4 +413,4 @@ class Refresher:
 
     def _untouched(self, document: Document, numbers: dict[int, int]) -> Iterable[list[Place]]:
         with at_work_for(document.name, document.generation):
-            yield from self._index.holdings.untouched_since(document.target, numbers, page=self._batch_documents_max)
+            yield from self._index.holdings.untouched_since(document.target, numbers, page=self._page_documents)

@@ -4,10 +4,19 @@ The cursor is a ``pg_snapshot``, never an id or a time, since ids and times beco
 PgQ). New changes are those that the current snapshot sees and the saved one did not: no gap, and neither a
 stall nor a rescan behind a transaction that stays open for hours.
 
+It lies in the database that it speaks of, and goes back with it. After a failover or a restore of files it is one of a
+time that the database still has: a commit that it saw is in the log before the cursor is, so that whoever has the one
+has the other, and ids that are given anew to other transactions are all behind its end.
+
 Guarantees: a change that is committed is published at least once; the cursor is saved only after every record has
 been acknowledged, so a relay that dies in between publishes again, which the version rule makes harmless.
+What Kafka has acknowledged and lost all the same is noticed and made up for: see `syncer.loss`.
 One relay leads, by an advisory lock that belongs to the very connection that saves the cursor: a leader whose
-connection is gone can save nothing.
+connection is gone can save nothing. One that asks nothing of Postgres for long, as if its process were stopped, is
+deposed by those who stand by: they end its connection.
+
+While changes come, and for a moment after, the relay looks for more by itself. Then it sleeps until a writer rings
+(`syncer.doorbell`). Where it may not sleep, it goes on looking, less often.
 """
 
 from __future__ import annotations
@@ -15,26 +24,50 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
+from confluent_kafka import KafkaError, KafkaException
+from psycopg.types.json import Jsonb
 
-from syncer import outbox, telemetry
-from syncer.lifecycle import Stop, Stopping, persist
-from syncer.postgres import AdvisoryLock, Connection, snapshot, value
-from syncer.topic import ChangeProducer
+from syncer import doorbell, loss, outbox, telemetry
+from syncer.lifecycle import Stop, Stopping, Trouble, persist
+from syncer.postgres import AdvisoryLock, Connection, value
+from syncer.settings import RelaySettings
+from syncer.transport import ChangeProducer
 
 STANDBY_SECONDS = 1.0
+_LOOK_SECONDS = 10.0
+"""How often the topic is looked at: what Kafka has lost without a word is noticed then."""
+LEASE_SECONDS = 60.0
+"""How long a leader may ask nothing of Postgres; twice as long as it may have to wait for Kafka."""
+_IDLE_PER_REST = 10
+
+_Result = TypeVar("_Result")
 
 _LEAD = f"SELECT pg_try_advisory_lock({AdvisoryLock.RELAY:d})"
 
+_DEPOSE = f"""
+SELECT pg_terminate_backend(a.pid)
+FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+  AND (l.classid::bigint << 32 | l.objid::bigint) = {AdvisoryLock.RELAY:d}
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND a.state = 'idle' AND a.state_change < clock_timestamp() - make_interval(secs => $1)
+"""  # noqa: S608 - a constant of ours
+
 _SYSTEM = "SELECT system_identifier FROM pg_control_system()"
-_CURSOR = "SELECT system_identifier, snapshot::text FROM syncer.relay_cursor"
+_ENDS = "SELECT ends FROM syncer.relay_cursor WHERE topic = $1"
+# The ends are saved with the cursor: what it counts as published is never more than what they cover.
 _SAVE = """
-INSERT INTO syncer.relay_cursor (system_identifier, snapshot) VALUES ($1, $2::pg_snapshot)
+INSERT INTO syncer.relay_cursor (system_identifier, snapshot, topic, ends) VALUES ($1, $2::pg_snapshot, $3, $4)
 ON CONFLICT (only_row) DO UPDATE
-SET system_identifier = excluded.system_identifier, snapshot = excluded.snapshot, saved_at = now()
+SET system_identifier = excluded.system_identifier, snapshot = excluded.snapshot, topic = excluded.topic,
+    ends = excluded.ends, saved_at = now()
 """
-_CURRENT_SNAPSHOT = "SELECT pg_current_snapshot()::text"
+# A save that a crash of the server takes back is one of a cursor that was true: what it had seen is published again. So
+# it need not wait for the disk, and neither need the giving back of rows, which the cursor that allows it precedes.
+_LAZILY = "SET synchronous_commit = off"
 _BEFORE_NOW = "SELECT format('%1$s:%1$s:', pg_snapshot_xmin(pg_current_snapshot()))"
 
 
@@ -61,9 +94,7 @@ class Relay:
     Args:
         connect: Opens a connection to Postgres.
         produce: Opens a producer.
-        fetch_rows: How many rows are in memory at once.
-        poll_seconds: How long to rest when there was nothing.
-        trim_seconds: How often to give published rows back.
+        settings: How often it looks, and how much it takes at once.
     """
 
     def __init__(
@@ -71,32 +102,32 @@ class Relay:
         *,
         connect: Callable[[], Connection],
         produce: Callable[[], ChangeProducer],
-        fetch_rows: int = 2000,
-        poll_seconds: float = 0.02,
-        trim_seconds: float = 10,
+        settings: RelaySettings | None = None,
     ) -> None:
         self._connect = connect
         self._produce = produce
-        self._fetch_rows = fetch_rows
-        self._poll_seconds = poll_seconds
-        self._trim_seconds = trim_seconds
+        self._settings = settings or RelaySettings()
         self._connection: Connection | None = None
         self._producer: ChangeProducer | None = None
         self._system_identifier = 0
         self._cursor: str | None = None
-        self._stood_by = False
-        self._trimmed_at = time.monotonic()
+        self._topic_id = ""
+        self._stood_by = self._has_led = False
+        self._trouble = Trouble("relay")
+        self._looked_at = self._trimmed_at = self._changed_at = time.monotonic()
         self._log = structlog.get_logger()
 
     def run(self, stop: Stop) -> None:
         """Relay until told to stop."""
         try:
             while not stop.is_requested:
-                report = persist(self._attempt, pause=stop.pause, stage="relay")
+                report = self._persist(self.run_once, stop)
                 if not report.is_leader:
                     stop.wait(STANDBY_SECONDS)
                 elif not report.published:
-                    stop.wait(self._poll_seconds)
+                    self._persist(lambda: self._rest(stop), stop)
+                elif 1 < report.published < self._settings.fetch_rows:
+                    stop.wait(self._settings.gather_seconds)  # a turn for many costs what one for two does
         except Stopping:
             pass
         finally:
@@ -111,8 +142,11 @@ class Relay:
         connection = self._lead()
         if connection is None:
             return RelayReport(is_leader=False)
-        report = self._publish(connection)
-        if time.monotonic() - self._trimmed_at >= self._trim_seconds:
+        report = self._publish(connection, self._looked_after(connection))
+        now = time.monotonic()
+        if report.published:
+            self._changed_at = now
+        if now - self._trimmed_at >= self._settings.trim_seconds:
             self.trim()
         return report
 
@@ -124,12 +158,34 @@ class Relay:
             self._producer.close()
         self._connection = self._producer = self._cursor = None
 
-    def _attempt(self) -> RelayReport:
-        try:
-            return self.run_once()
-        except Exception:
-            self.close()
-            raise
+    def _persist(self, action: Callable[[], _Result], stop: Stop) -> _Result:
+        def attempt() -> _Result:
+            try:
+                return action()
+            except Exception:
+                self.close()
+                raise
+
+        return persist(attempt, pause=stop.pause, stage="relay", trouble=self._trouble)
+
+    # Resting
+
+    def _rest(self, stop: Stop) -> None:
+        """Rest, having found nothing: until it rings, or for a moment, which is the longer the longer nothing came."""
+        idle = time.monotonic() - self._changed_at
+        if idle < self._settings.awake_seconds or not self._sleep(stop):
+            stop.wait(min(max(self._settings.busy_poll_seconds, idle / _IDLE_PER_REST), self._settings.poll_seconds))
+
+    def _sleep(self, stop: Stop) -> bool:
+        """Sleep until it rings, or for as long as that is safe; False if there is somebody who would not ring."""
+        connection = self._lead()
+        if connection is None or not doorbell.lie_down(connection):
+            return False
+        # Whoever wrote before we lay down has not rung.
+        if not self.run_once().published:
+            doorbell.wait(connection, seconds=self._settings.safety_poll_seconds, is_over=lambda: stop.is_requested)
+        doorbell.get_up(connection)
+        return True
 
     # Leading
 
@@ -142,18 +198,25 @@ class Relay:
             if not self._stood_by:
                 self._log.info(telemetry.RELAY_STOOD_BY)
             self._stood_by = True
+            if self._connection.execute(_DEPOSE, (LEASE_SECONDS,)).fetchall():
+                self._log.warning(telemetry.RELAY_DEPOSED, idle_seconds=LEASE_SECONDS)
             return None
-        self._stood_by = False
-        self._system_identifier = int(str(value(self._connection, _SYSTEM)))
-        self._cursor = self._begin(self._connection)
-        self._log.info(telemetry.RELAY_LED, cursor=self._cursor)
-        return self._connection
+        connection = self._connection
+        connection.execute(_LAZILY)
+        outbox.prepare(connection)
+        doorbell.listen(connection)
+        self._system_identifier = int(str(value(connection, _SYSTEM)))
+        self._cursor = self._begin(connection)
+        if self._stood_by or not self._has_led:  # else it tries again, which is said once
+            self._log.info(telemetry.RELAY_LED, cursor=self._cursor)
+        self._stood_by, self._has_led = False, True
+        return connection
 
     def _begin(self, connection: Connection) -> str:
-        """The saved cursor, if it is this cluster's own."""
-        saved = connection.execute(_CURSOR).fetchone()
-        if saved is not None and saved[0] == self._system_identifier:
-            return str(saved[1])
+        """The saved cursor, if it is true here."""
+        saved = outbox.read_cursor(connection)
+        if saved is not None and saved[1]:
+            return saved[0]
         adopted, cursor = self._adopt(connection)
         if saved is not None:
             self._log.warning(telemetry.RELAY_ADOPTED, changes=adopted)
@@ -167,34 +230,71 @@ class Relay:
         with connection.transaction():
             cursor = str(value(connection, _BEFORE_NOW))
             adopted = outbox.renew(connection)
-            connection.execute(_SAVE, (self._system_identifier, cursor))
+            connection.execute(_SAVE, (self._system_identifier, cursor, None, Jsonb({})))
         return adopted, cursor
+
+    # Looking after the topic
+
+    def _looked_after(self, connection: Connection) -> ChangeProducer:
+        """A producer for the topic as it is; what is found to be lost is made up for, before anything is saved."""
+        now = time.monotonic()
+        if self._producer is None:
+            self._producer, self._topic_id = self._produce(), ""
+        elif now - self._looked_at < _LOOK_SECONDS:
+            return self._producer
+        self._looked_at = now
+        producer = self._producer
+        id_ = loss.examine(connection, producer.settings, producer.observer)
+        if id_ != self._topic_id:
+            if self._topic_id:
+                raise _another_topic()
+            producer.ends, self._topic_id = self._saved_ends(connection, id_), id_
+        fallen_back = loss.fallen_back(producer.ends, producer.observer.extents(producer.ends))
+        if fallen_back:
+            loss.make_up(connection, fallen_back)
+            producer.ends |= {one.partition: one.end for one in fallen_back}
+            assert self._cursor is not None  # noqa: S101 - whoever leads has one
+            self._save(connection, self._cursor, producer.ends)
+        return producer
+
+    def _saved_ends(self, connection: Connection, topic_id: str) -> dict[int, int]:
+        row = connection.execute(_ENDS, (topic_id,)).fetchone()
+        return {int(partition): end for partition, end in row[0].items()} if row else {}
+
+    def _make_up(self, connection: Connection, producer: ChangeProducer) -> None:
+        """Make up for what later acknowledgements have shown to be gone."""
+        if loss.examine(connection, producer.settings, producer.observer) != self._topic_id:
+            raise _another_topic()
+        loss.make_up(connection, producer.losses)
+        producer.losses = []
 
     # Publishing
 
-    def _publish(self, connection: Connection) -> RelayReport:
+    def _publish(self, connection: Connection, producer: ChangeProducer) -> RelayReport:
         began = time.monotonic()
-        if self._producer is None:
-            self._producer = self._produce()
         assert self._cursor is not None  # noqa: S101 - whoever leads has one
-        published = 0
-        with snapshot(connection):
-            seen = str(value(connection, _CURRENT_SNAPSHOT))
-            for rows in outbox.changes(connection, self._cursor, page=self._fetch_rows):
-                for key, change in rows:
-                    self._producer.produce((key or "").encode(), change)
-                published += len(rows)
+        published, seen = self._produce_new(connection, self._cursor, producer)
         if published:
-            self._producer.flush()
-            self._save(connection, seen)
+            producer.flush()
+            if producer.losses:
+                self._make_up(connection, producer)
+            self._save(connection, seen, producer.ends)
         self._cursor = seen  # unsaved if nothing was new: then there is nothing between the two
         report = RelayReport(is_leader=True, published=published, cursor=seen, seconds=time.monotonic() - began)
         if published:
             self._log.info(telemetry.RELAY_PUBLISHED, changes=published, seconds=round(report.seconds, 4), cursor=seen)
         return report
 
-    def _save(self, connection: Connection, cursor: str) -> None:
-        connection.execute(_SAVE, (self._system_identifier, cursor))
+    def _produce_new(self, connection: Connection, cursor: str, producer: ChangeProducer) -> tuple[int, str]:
+        few = outbox.new(connection, cursor, rows_max=self._settings.fetch_rows)
+        if few is not None:
+            seen, rows = few
+            return producer.produce(rows), seen
+        with outbox.all_new(connection, cursor) as (seen, many):
+            return producer.produce(many), seen
+
+    def _save(self, connection: Connection, cursor: str, ends: dict[int, int]) -> None:
+        connection.execute(_SAVE, (self._system_identifier, cursor, self._topic_id, Jsonb(ends)))
 
     def trim(self) -> int:
         """Give published rows back; how many segments were emptied."""
@@ -207,3 +307,8 @@ class Relay:
         if trimmed:
             self._log.debug(telemetry.RELAY_TRIMMED, segments=trimmed)
         return trimmed
+
+
+def _another_topic() -> KafkaException:
+    """What was published into the other one is made up for; what is not saved is published again, once all is new."""
+    return KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_ID))

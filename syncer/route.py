@@ -149,7 +149,7 @@ class Routes:
         )
         # Names of relations come from Postgres, conditions from what it deparsed.
         query = (
-            f"SELECT DISTINCT ({id_.sql(dialect='postgres')})::{self._id_type}::text AS _id\n"
+            f"SELECT ({id_.sql(dialect='postgres')})::{self._id_type}::text AS _id\n"
             f"FROM {rows} AS n{node.number}{joins}"
         )
         self._require_runs(query)

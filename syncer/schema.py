@@ -1,8 +1,8 @@
 """The ``syncer`` schema in Postgres: made by numbered migrations, all in one transaction.
 
 Owns which migrations exist (``migrations/``), which are applied, and the rule that a program never works
-with a schema that it does not know. Bookkeeping is yoyo's; the lock is Postgres's own, so that a migration
-that was killed leaves none behind.
+with a schema that it does not know, nor a daemon with one that a restore has not finished. Bookkeeping is yoyo's; the
+lock is Postgres's own, so that a migration that was killed leaves none behind.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from yoyo.backends.core.postgresql import PostgresqlPsycopgBackend
 from yoyo.connections import parse_uri
 from yoyo.migrations import MigrationList, default_migration_table
 
-from syncer import shipped
-from syncer.errors import SourceError
+from syncer import postgres, shipped
+from syncer.errors import RestoringError, SourceError
 from syncer.postgres import AdvisoryLock, Connection, value
+from syncer.settings import PostgresSettings
 
 _CREATE_SCHEMA = "CREATE SCHEMA IF NOT EXISTS syncer"
 _LOCK = "SELECT pg_advisory_lock($1)"
 _UNLOCK = "SELECT pg_advisory_unlock($1)"
 _APPLIED = "SELECT migration_id FROM syncer._yoyo_migration ORDER BY applied_at_utc, migration_id"
+
+# What a restore of a dump does last is to fill materialized views: see the migration that makes this one.
+_IS_WHOLE = """
+SELECT coalesce((SELECT relispopulated FROM pg_class WHERE oid = to_regclass('syncer.restored')), false)
+"""
 
 
 class _Backend(PostgresqlPsycopgBackend):  # type: ignore[misc]  # yoyo has no types
@@ -74,6 +80,33 @@ def _apply_missing(backend: _Backend) -> list[str]:
             migration.process_steps(backend, "apply")
             backend.mark_one(migration, log=False)
     return [migration.id for migration in missing]
+
+
+def connected(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 0) -> Connection:
+    """Open a connection for one stage of a daemon, as `syncer.postgres.connect`, to a database that is whole.
+
+    A daemon may be running while a dump is restored. What it would read then looks like rows that have been deleted;
+    what it would write would be in the way.
+
+    Raises:
+        RestoringError: It is not whole, or not yet.
+        psycopg.OperationalError, SourceError: As there.
+    """
+    connection = postgres.connect(settings, name=name, idle_seconds_max=idle_seconds_max)
+    try:
+        _require_whole(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _require_whole(connection: Connection) -> None:
+    if not value(connection, _IS_WHOLE):
+        raise RestoringError(
+            "The database has no syncer schema, or not all of it: it is waited for",
+            hint="Is a dump being restored? Then all goes on by itself. If not, run: syncer migrate",
+        )
 
 
 def exists(connection: Connection) -> bool:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from syncer import postgres, telemetry
-from syncer.errors import SyncerError
+from syncer import replica, schema, telemetry
+from syncer.errors import HangingError, SyncerError
 from syncer.index import Index, connect
 from syncer.lifecycle import Stage, Stop
+from syncer.pace import LiveTraffic
 from syncer.policy import explain
+from syncer.postgres import Connection
 from syncer.refresher import Refresher
 from syncer.relay import Relay
 from syncer.settings import Settings
-from syncer.topic import ChangeConsumer, ChangeProducer
+from syncer.transport import ChangeConsumer, ChangeProducer
 from syncer.watch import Watch
 from syncer.worker import Worker
 
+IDLE_SECONDS = 120.0
+"""How long a stage may do nothing in a transaction: longer than it waits for any answer of another server."""
+STOP_SECONDS = 25.0
+"""How long stages may take to end. A server that hangs answers nobody; what is in hand is done again by others."""
 _WATCH_SECONDS = 0.5
 
 
@@ -31,50 +38,69 @@ def stages(settings: Settings, *, relay: bool = True, workers: bool = True) -> d
         elasticsearch.ApiError, elasticsearch.TransportError: It does not answer.
     """
     made: dict[str, Stage] = {
-        "watch": Watch(
-            connect=lambda: postgres.connect(settings.postgres, name="watch"), seconds=settings.watch.seconds
-        )
+        "watch": Watch(connect=lambda: _connect(settings, "watch"), seconds=settings.watch.seconds)
     }
     if relay:
         made["relay"] = Relay(
-            connect=lambda: postgres.connect(settings.postgres, name="relay"),
+            connect=lambda: _connect(settings, "relay"),
             produce=lambda: ChangeProducer(settings.kafka),
-            fetch_rows=settings.relay.fetch_rows,
-            poll_seconds=settings.relay.poll_seconds,
-            trim_seconds=settings.relay.trim_seconds,
+            settings=settings.relay,
         )
     if workers:
         index = Index(connect(settings.elasticsearch), bulk_bytes_max=settings.worker.bulk_bytes_max)
+        traffic = LiveTraffic(late_seconds=settings.refresher.live_late_seconds)
+        lane = refresher(settings, index, name="refresher", traffic=traffic)
         for number in range(1, settings.worker.threads + 1):
-            made[f"worker-{number}"] = worker(settings, index, name=f"worker-{number}")
-        made["refresher"] = refresher(settings, index, name="refresher")
+            name = f"worker-{number}"
+            made[name] = worker(settings, index, name=name, traffic=traffic, on_job=lane.wake)
+        made["refresher"] = lane
     return made
 
 
-def worker(settings: Settings, index: Index, *, name: str) -> Worker:
+def worker(
+    settings: Settings,
+    index: Index,
+    *,
+    name: str,
+    traffic: LiveTraffic | None = None,
+    on_job: Callable[[], None] = lambda: None,
+) -> Worker:
     """A worker as the settings say."""
     return Worker(
-        connect=lambda: postgres.connect(settings.postgres, name=name),
+        connect=lambda: _connect(settings, name),
+        connect_replica=replica.opener(settings.postgres, name=name),
         consume=lambda on_change: ChangeConsumer(settings.kafka, on_change=on_change),
         index=index,
         name=name,
         batch_changes_max=settings.worker.batch_changes_max,
         batch_documents_max=settings.worker.batch_documents_max,
+        batch_bytes_max=settings.worker.bulk_bytes_max,
         batch_wait_seconds=settings.worker.batch_wait_seconds,
+        gather_seconds=settings.worker.gather_seconds,
+        in_flight_max=settings.worker.in_flight_max,
+        traffic=traffic,
+        on_job=on_job,
+        fan_out_documents_max=settings.worker.fan_out_documents_max,
     )
 
 
-def refresher(settings: Settings, index: Index, *, name: str) -> Refresher:
+def refresher(settings: Settings, index: Index, *, name: str, traffic: LiveTraffic | None = None) -> Refresher:
     """A lane for jobs, as the settings say."""
     return Refresher(
-        connect=lambda: postgres.connect(settings.postgres, name=name),
+        connect=lambda: _connect(settings, name),
+        connect_replica=replica.opener(settings.postgres, name=name),
         index=index,
         name=name,
         in_flight_max=settings.refresher.in_flight_max,
         batch_documents_max=settings.worker.batch_documents_max,
         batch_bytes_max=settings.worker.bulk_bytes_max,
         idle_seconds=settings.refresher.idle_seconds,
+        traffic=traffic,
     )
+
+
+def _connect(settings: Settings, name: str) -> Connection:
+    return schema.connected(settings.postgres, name=name, idle_seconds_max=IDLE_SECONDS)
 
 
 def run(made: Mapping[str, Stage], stop: Stop) -> None:
@@ -82,6 +108,7 @@ def run(made: Mapping[str, Stage], stop: Stop) -> None:
 
     Raises:
         BaseException: What the first stage to fail raised; the others have finished what they had in hand.
+        HangingError: A stage did not end in time; its thread is still there.
     """
     log = structlog.get_logger()
     failures: list[BaseException] = []
@@ -112,8 +139,20 @@ def run(made: Mapping[str, Stage], stop: Stop) -> None:
         if ended and not stop.is_requested:
             failures.append(SyncerError(f"The stage {ended[0]} has ended without a word", hint="Please report it."))
             stop.request()
-    for thread in threads:
-        thread.join()
-    log.info(telemetry.DAEMON_STOPPED, failed=bool(failures))
+    hanging = _join(threads)
+    log.info(telemetry.DAEMON_STOPPED, failed=bool(failures), hanging=hanging)
+    if hanging:
+        raise HangingError(
+            f"{' and '.join(hanging)} did not end within {STOP_SECONDS:.0f} s",
+            hint="Does a server hang? Nothing is lost: what was in hand is done again by the next daemon.",
+        ) from (failures[0] if failures else None)
     if failures:
         raise failures[0]
+
+
+def _join(threads: Sequence[threading.Thread]) -> list[str]:
+    """Wait until they have ended; the names of those that have not, in time."""
+    deadline = time.monotonic() + STOP_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread.name for thread in threads if thread.is_alive()]

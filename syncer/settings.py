@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import yaml
 from psycopg import ProgrammingError
@@ -18,6 +18,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -49,13 +50,20 @@ class PostgresSettings(_Section):
 
     dsn: SecretStr
     """Anything that libpq takes: a URI, or ``key=value`` pairs; TLS options go in here."""
+    read_dsn: SecretStr | None = None
+    """A streaming replica of it, on which documents are read; without one, that is done where the truth lives."""
     connect_timeout_seconds: PositiveInt = 10
 
-    @field_validator("dsn")
+    @field_validator("read_dsn", mode="before")
     @classmethod
-    def _is_connection_string(cls, dsn: SecretStr) -> SecretStr:
+    def _is_none_if_empty(cls, dsn: object) -> object:
+        return dsn or None
+
+    @field_validator("dsn", "read_dsn")
+    @classmethod
+    def _is_connection_string(cls, dsn: SecretStr | None) -> SecretStr | None:
         try:
-            conninfo_to_dict(dsn.get_secret_value())
+            conninfo_to_dict(dsn.get_secret_value() if dsn else "")
         except ProgrammingError:
             # What libpq says may quote a part of the password.
             raise ValueError("not a connection string, as in postgresql://user:password@host:5432/database") from None
@@ -89,10 +97,18 @@ class ElasticsearchSettings(_Section):
 class RelaySettings(_Section):
     """From the outbox to the topic."""
 
+    busy_poll_seconds: PositiveFloat = 0.004
+    """How long the relay rests while changes come."""
+    gather_seconds: NonNegativeFloat = 0.01
+    """How long it rests while they come in numbers, so that many go together."""
+    awake_seconds: PositiveFloat = 0.01
+    """How long after the last change it may sleep until a writer wakes it: so often, at most, does a writer NOTIFY."""
     poll_seconds: PositiveFloat = 0.02
-    """How long the relay rests when it found nothing."""
+    """How long it rests, at most, when it may not sleep: max_prepared_transactions is not 0, or somebody is writing."""
+    safety_poll_seconds: PositiveFloat = 1.0
+    """How often it looks while it sleeps, for what no writer rang for: a net, of which nothing is expected."""
     fetch_rows: PositiveInt = 2000
-    """How many rows of the outbox are in memory at once."""
+    """How many rows of the outbox are fetched at once; more than that are streamed."""
     trim_seconds: PositiveFloat = 10
     """How often published rows are given back."""
 
@@ -105,6 +121,12 @@ class WorkerSettings(_Section):
     batch_wait_seconds: PositiveFloat = 0.02
     batch_documents_max: PositiveInt = 1000
     bulk_bytes_max: PositiveInt = 8 * 1024 * 1024
+    gather_seconds: NonNegativeFloat = 0.01
+    """How long after a batch of several changes the next is received, so that it has many rather than few."""
+    in_flight_max: PositiveInt = 4
+    """How many bulk requests each thread has on their way at once."""
+    fan_out_documents_max: PositiveInt = 1000
+    """A change that touches more documents than that becomes a job."""
 
 
 class RefresherSettings(_Section):
@@ -114,6 +136,8 @@ class RefresherSettings(_Section):
     """How many bulk requests are on their way at once."""
     idle_seconds: PositiveFloat = 0.5
     """How long to rest when no job had anything to do."""
+    live_late_seconds: PositiveFloat = 0.1
+    """How long a batch of live changes may take before jobs make way for it."""
 
 
 class WatchSettings(_Section):
@@ -131,21 +155,10 @@ class LogSettings(_Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-class Settings(BaseSettings):
-    """Everything that can be set. Construct it with `load`."""
-
+class _FromFileAndEnvironment(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="SYNCER_", env_nested_delimiter="_", env_nested_max_split=1, extra="forbid", frozen=True
     )
-
-    postgres: PostgresSettings
-    kafka: KafkaSettings
-    elasticsearch: ElasticsearchSettings
-    relay: RelaySettings = RelaySettings()
-    worker: WorkerSettings = WorkerSettings()
-    refresher: RefresherSettings = RefresherSettings()
-    watch: WatchSettings = WatchSettings()
-    log: LogSettings = LogSettings()
 
     @classmethod
     def settings_customise_sources(
@@ -164,6 +177,31 @@ class Settings(BaseSettings):
         )
 
 
+_Settings = TypeVar("_Settings", bound=_FromFileAndEnvironment)
+
+
+class Settings(_FromFileAndEnvironment):
+    """Everything that can be set. Construct it with `load`."""
+
+    postgres: PostgresSettings
+    kafka: KafkaSettings
+    elasticsearch: ElasticsearchSettings
+    relay: RelaySettings = RelaySettings()
+    worker: WorkerSettings = WorkerSettings()
+    refresher: RefresherSettings = RefresherSettings()
+    watch: WatchSettings = WatchSettings()
+    log: LogSettings = LogSettings()
+
+
+class SearchSettings(_FromFileAndEnvironment):
+    """What a command needs that talks to Elasticsearch alone. Construct it with `load_search`."""
+
+    model_config = SettingsConfigDict(extra="ignore")
+
+    elasticsearch: ElasticsearchSettings
+    log: LogSettings = LogSettings()
+
+
 def config_folder() -> Path:
     """The config folder: ``SYNCER_CONFIG``, or ``config`` below the working directory."""
     return Path(os.environ.get("SYNCER_CONFIG") or _DEFAULT_CONFIG_FOLDER)
@@ -175,9 +213,22 @@ def load() -> Settings:
     Raises:
         ConfigError: The file is not YAML, or a setting is missing, unknown or of the wrong kind.
     """
+    return _load(Settings)
+
+
+def load_search() -> SearchSettings:
+    """Read and validate what concerns Elasticsearch alone.
+
+    Raises:
+        ConfigError: As `load`.
+    """
+    return _load(SearchSettings)
+
+
+def _load(kind: type[_Settings]) -> _Settings:
     file = config_folder() / _FILE_NAME
     try:
-        return Settings()  # type: ignore[call-arg]  # the sources fill it
+        return kind()
     except yaml.YAMLError as error:
         raise ConfigError(f"{file} is not valid YAML: {error}", hint=_FILE_HINT) from error
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What syncer remembers of its documents, in Postgres: definitions, generations, targets, dead letters.
+"""What syncer remembers of its documents, in Postgres: definitions, generations, targets.
 
 A definition is stored with what was found out about it when it was applied, so that no daemon needs a config
 folder and all daemons agree. Reading it and a document's rows in one snapshot is what makes a change of
@@ -13,19 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
-from hashlib import sha256
 from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from syncer.model import ID_BYTES_MAX, Role, Target
+from syncer.model import Role, Target
 from syncer.postgres import Connection, value
 from syncer.shape import Shape
 from syncer.uses import Dependencies, Field, Lookup, TableUse
-
-_ERROR_CHARACTERS_MAX = 500
-_LONG_ID_CHARACTERS = 80
 
 _GENERATIONS = "SELECT index_name, generation, role, halted IS NOT NULL FROM syncer.document"
 _DOCUMENTS = """
@@ -33,7 +28,7 @@ SELECT name, generation, definition, index_name, write_alias, role, filled_at IS
 FROM syncer.document ORDER BY name, role <> 'serving', index_name
 """
 _STATE = """
-SELECT d.generation, d.role, d.halted IS NOT NULL, d.listings,
+SELECT d.generation, d.role, d.halted IS NOT NULL, d.listings, extract(epoch FROM clock_timestamp())::float8,
        EXISTS (SELECT FROM syncer.dead_letter AS l WHERE l.index_name = d.index_name)
 FROM syncer.document AS d
 WHERE d.index_name = $1
@@ -62,24 +57,6 @@ UPDATE syncer.document SET halted = $3, halted_at = now(), filled_at = NULL
 WHERE name = $1 AND generation = $2 AND halted IS NULL
 """
 _INSTALLATION = "SELECT installation::text FROM syncer.incarnation"
-_PARK = """
-INSERT INTO syncer.dead_letter (document, index_name, id, version, error)
-SELECT name, index_name, $2, $3, $4 FROM syncer.document WHERE index_name = $1 FOR KEY SHARE
-ON CONFLICT (index_name, id) DO UPDATE
-SET version = excluded.version, error = excluded.error, parked_at = now()
-WHERE dead_letter.version <= excluded.version
-"""
-_DEAD_LETTERS = """
-SELECT error, count(*) OVER (PARTITION BY split_part(error, ':', 1)), id FROM syncer.dead_letter
-WHERE index_name = $1 ORDER BY 2 DESC, id LIMIT 1
-"""
-_ERRORS = "SELECT id, error FROM syncer.dead_letter WHERE index_name = $1 AND id = ANY ($2)"
-_DEAD_LETTER = "SELECT version, error, parked_at FROM syncer.dead_letter WHERE index_name = $1 AND id = $2"
-_CLEAR = """
-DELETE FROM syncer.dead_letter AS l
-USING unnest($2::text[]) AS written (id)
-WHERE l.index_name = $1 AND l.id = written.id AND l.version < $3
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,21 +96,6 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
-    """A document that could not be written.
-
-    Args:
-        version: The version that it was to be written with.
-        error: What the server said.
-        parked_at: When.
-    """
-
-    version: int
-    error: str
-    parked_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentState:
     """What a snapshot says about a document besides its rows.
 
@@ -142,6 +104,7 @@ class DocumentState:
         role: What its index is for.
         is_halted: Whether it is to be skipped until the next generation: see `syncer.halting`.
         listings: How often somebody has begun to list its ids for a job.
+        server_seconds: When that was, by the clock of the server.
         has_dead_letters: Whether any of its documents is parked.
     """
 
@@ -149,6 +112,7 @@ class DocumentState:
     role: Role
     is_halted: bool
     listings: int
+    server_seconds: float
     has_dead_letters: bool
 
 
@@ -303,12 +267,13 @@ def state(connection: Connection, index_name: str) -> DocumentState | None:
     row = connection.execute(_STATE, (index_name,)).fetchone()
     if row is None:
         return None
-    generation, role, is_halted, listings, has_dead_letters = row
+    generation, role, is_halted, listings, server_seconds, has_dead_letters = row
     return DocumentState(
         generation=generation,
         role=Role(role),
         is_halted=is_halted,
         listings=listings,
+        server_seconds=server_seconds,
         has_dead_letters=has_dead_letters,
     )
 
@@ -316,41 +281,3 @@ def state(connection: Connection, index_name: str) -> DocumentState | None:
 def installation(connection: Connection) -> str:
     """What tells this database's indices from those of another one."""
     return str(value(connection, _INSTALLATION))
-
-
-def park(connection: Connection, index_name: str, id_: str, version: int, error: str) -> None:
-    """Record that a document could not be written with this version; a newer record stays.
-
-    An id that is longer than any that Elasticsearch takes is recorded by its beginning and its digest. What was said
-    is cut: it may quote the whole value that was refused.
-    """
-    connection.execute(_PARK, (index_name, _recorded(id_), version, error[:_ERROR_CHARACTERS_MAX]))
-
-
-def _recorded(id_: str) -> str:
-    """An id as a dead letter has it: an index of Postgres holds no text of any length."""
-    if len(id_.encode()) <= ID_BYTES_MAX:
-        return id_
-    return f"{id_[:_LONG_ID_CHARACTERS]}… ({sha256(id_.encode()).hexdigest()})"
-
-
-def worst_dead_letter(connection: Connection, index_name: str) -> tuple[str, str] | None:
-    """The id and the error of a dead letter of the most frequent kind."""
-    row = connection.execute(_DEAD_LETTERS, (index_name,)).fetchone()
-    return (row[2], row[0]) if row else None
-
-
-def dead_letters(connection: Connection, index_name: str, ids: Sequence[str]) -> dict[str, str]:
-    """What was said of those of the documents that are parked."""
-    return dict(connection.execute(_ERRORS, (index_name, list(ids))).fetchall())
-
-
-def dead_letter(connection: Connection, index_name: str, id_: str) -> DeadLetter | None:
-    """What is known of one document that could not be written; None if it could."""
-    row = connection.execute(_DEAD_LETTER, (index_name, id_)).fetchone()
-    return DeadLetter(version=row[0], error=row[1], parked_at=row[2]) if row else None
-
-
-def clear_dead_letters(connection: Connection, index_name: str, ids: Sequence[str], version: int) -> None:
-    """Forget what was parked of these documents before this version was written."""
-    connection.execute(_CLEAR, (index_name, [_recorded(one) for one in ids], version))

@@ -8,7 +8,6 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TextIO
 
 from rich.console import Console
@@ -31,10 +30,11 @@ from syncer.errors import SyncerError
 from syncer.job import Job, JobKind, JobState
 from syncer.overview import DocumentOverview, Overview
 from syncer.store import Document
-from syncer.wording import shortened
+from syncer.wording import amount, shortened
 
 _PIPE_COLUMNS = 400
 _PLAIN_LINE_SECONDS = 5
+_MINUTE, _HOUR = 60, 3600
 _SLOW = 10  # documents per second, below which a decimal says something
 _PREVIEW = re.compile(r"\s*Preview of field's value: '.*'(?=:|$)", re.DOTALL)
 
@@ -107,6 +107,10 @@ def show_plan(console: Console, plan: Plan) -> None:
             console.print(f"[red]{step.document.name} is halted:[/] {escape(step.halted)}")
     for one in plan.abandoned:
         console.print(f"{escape(one.index_name)} will be built no more, and dropped: it is not what is wanted now")
+    for target in plan.leftovers:
+        console.print(
+            f"{target.index_name} was left behind by a command that did not come to its end: it will be dropped"
+        )
     for name in plan.forgotten:
         console.print(f"[yellow]{escape(name)} is in force and has no folder: it is left as it is")
     for relation in plan.released:
@@ -186,7 +190,7 @@ def pace(job: Job) -> str:
         return "finishing"
     if job.documents_per_second is None:
         return ""
-    left = "" if job.eta_seconds is None else f", {_duration(job.eta_seconds)} left"
+    left = "" if job.eta_seconds is None else f", {duration(job.eta_seconds)} left"
     return f"{rate(job.documents_per_second)} documents/s{left}"
 
 
@@ -196,8 +200,14 @@ def rate(documents_per_second: float) -> str:
     return f"{documents_per_second:,.{decimals}f}"
 
 
-def _duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
+def duration(seconds: float) -> str:
+    """Seconds, to the second or to the minute."""
+    seconds = round(seconds)
+    if seconds < _MINUTE:
+        return f"{seconds} s"
+    if seconds < _HOUR:
+        return f"{seconds // _MINUTE} min {seconds % _MINUTE} s"
+    return f"{seconds // _HOUR} h {seconds % _HOUR // _MINUTE} min"
 
 
 def show_job(console: Console, job: Job) -> None:
@@ -299,17 +309,18 @@ def show_overview(console: Console, seen: Overview) -> None:
         )
     console.print(documents if seen.documents else "No document is in force. Run: syncer apply")
     for job in seen.jobs:
-        said = f"job {job.id}, {job.kind} of {job.index_name}: {job.documents_done:,} of {_total(job)}"
-        console.print(f"\n{said}, {pace(job)}".removesuffix(", "))
+        said = f"job {job.id} ({job.reason}) of {job.index_name}: {job.documents_done:,} of {_total(job)}"
+        console.print(escape(f"\n{said}, {pace(job)}".removesuffix(", ")))
     for one in seen.documents:
         if one.halted is not None:
             console.print(f"\n[bold red]{one.name} is halted:[/] {escape(one.halted)}")
         for index_name, said in one.troubles.items():
             console.print(f"\n[bold red]{index_name} ({one.roles[index_name]}) is halted:[/] {escape(said)}")
-    if any(one.dead_letters for one in seen.documents):
-        console.print(
-            "\nWhat was said of each dead letter: SELECT document, id, error FROM syncer.dead_letter", style="dim"
-        )
+    if seen.unreadable_records:
+        said = amount(seen.unreadable_records, "record")
+        console.print(f"\n[red]{said} of the topic cannot be read as changes[/]: does somebody else write to it?")
+    if seen.unreadable_records or any(one.dead_letters for one in seen.documents):
+        console.print("\nWhat could not be written or read, why, and what to do: syncer dead-letters list", style="dim")
 
 
 def _filled(document: DocumentOverview) -> str:

@@ -1,28 +1,24 @@
-"""Kafka: the topic of changes, its producer, its consumer, its offsets.
+"""Topic: what Kafka says of the topic of changes: whether it is there, who reads it and how far, what is in it.
 
-A record's key is the change's aggregate, so that changes of one document mostly share a partition and
-coalesce. Nothing rests on their order: that is what versions are for. Guarantees: a producer's `flush` returns
-only when every record is acknowledged by all in-sync replicas; an offset is committed only when `commit` is told so;
-offsets that are out of range are an error, never skipped.
+How changes get in and out: `syncer.transport`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from confluent_kafka import (
-    OFFSET_BEGINNING,
-    OFFSET_INVALID,
     Consumer,
     ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     Message,
-    Producer,
+    TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient
@@ -33,10 +29,11 @@ from syncer import telemetry
 from syncer.errors import TopicError
 from syncer.settings import KafkaSettings
 
-_ADMIN_SECONDS = 10
-_DELIVERY_SECONDS = 30
-_POLL_EVERY = 1000
-_COMMIT_AGAIN_SECONDS = 1.0
+ANSWER_SECONDS = 10
+"""How long Kafka may take to answer a question."""
+NO_SUCH_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID})  # noqa: SLF001
+"""What Kafka, or its client, says of a topic that is not there; librdkafka's local codes are spelled so."""
+_AS_IN_ADDRESSES = str.maketrans({"+": "-", "/": "_", "=": None})
 _COORDINATOR_SECONDS = 0.2
 _NO_COORDINATOR = frozenset(
     {
@@ -50,8 +47,17 @@ _Result = TypeVar("_Result")
 _LOOK_RECORDS = 1000
 
 
-def _common(settings: KafkaSettings) -> dict[str, Any]:
-    return {"bootstrap.servers": settings.bootstrap_servers, "client.id": "syncer", **settings.properties}
+def common(settings: KafkaSettings) -> dict[str, Any]:
+    """What every client of ours is set to."""
+    return {
+        "bootstrap.servers": settings.bootstrap_servers,
+        "client.id": "syncer",
+        # How soon partitions that were added are noticed; five minutes, if nobody says so.
+        "topic.metadata.refresh.interval.ms": 10_000,
+        # How soon a broker that is back is noticed; up to ten seconds, if nobody says so.
+        "reconnect.backoff.max.ms": 1000,
+        **settings.properties,
+    }
 
 
 def ensure_topic(settings: KafkaSettings) -> bool:
@@ -66,7 +72,7 @@ def ensure_topic(settings: KafkaSettings) -> bool:
         return False
     new = NewTopic(settings.topic, num_partitions=settings.partitions, replication_factor=settings.replication_factor)
     try:
-        admin.create_topics([new], request_timeout=_ADMIN_SECONDS)[settings.topic].result()
+        admin.create_topics([new], request_timeout=ANSWER_SECONDS)[settings.topic].result()
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
@@ -83,32 +89,118 @@ def exists(settings: KafkaSettings) -> bool:
     return settings.topic in _topics(_admin(settings))
 
 
-def require_topic(settings: KafkaSettings) -> None:
-    """Refuse to begin without the topic.
-
-    Raises:
-        TopicError: Kafka does not answer, or has no such topic.
-    """
-    if not exists(settings):
-        raise _missing(settings)
-
-
-def _missing(settings: KafkaSettings) -> TopicError:
+def missing(settings: KafkaSettings) -> TopicError:
+    """What to say of a topic that is not there, and never was."""
     return TopicError(f"Kafka has no topic {settings.topic}", hint="Run: syncer apply, which creates it.")
 
 
 def _admin(settings: KafkaSettings) -> AdminClient:
-    return AdminClient(_common(settings), logger=telemetry.library_logger())
+    return AdminClient(common(settings), logger=telemetry.library_logger())
 
 
 def _topics(admin: AdminClient) -> dict[str, Any]:
     try:
-        return dict(admin.list_topics(timeout=_ADMIN_SECONDS).topics)
+        return dict(admin.list_topics(timeout=ANSWER_SECONDS).topics)
     except KafkaException as error:
         raise TopicError(
             f"Kafka cannot be reached: {error.args[0].str()}",
             hint="Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up.",
         ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """What a partition has.
+
+    Args:
+        begin: The oldest offset that is still there.
+        end: The next offset to be written.
+    """
+
+    begin: int
+    end: int
+
+
+class Observer:
+    """Asks Kafka about the topic, over connections that are kept. Safe to share between threads.
+
+    A topic's *id* is given to it when it is made: another topic of the same name, or in another cluster, has
+    another one. Brokers before Kafka 2.8 give the same to all.
+    """
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._admin = _admin(settings)
+
+    def id(self) -> str | None:
+        """The topic's id, as Kafka's own tools show it; None if there is no such topic.
+
+        Raises:
+            KafkaException: Kafka does not answer, or refuses.
+        """
+        return _id(self._asked_for_id())
+
+    def soon_id(self) -> Future[Any]:
+        """The same, for who does not wait: `id_of` says what has come of it."""
+        return self._asked_for_id()
+
+    def extents(self, partitions: Collection[int] | None = None) -> dict[int, Extent]:
+        """What these partitions have, or all.
+
+        Raises:
+            KafkaException: Kafka does not answer, has no such topic, or refuses.
+        """
+        if partitions is None:
+            partitions = [one.id for one in self._asked_for_id().result().partitions]
+        if not partitions:
+            return {}
+        places = [TopicPartition(self._settings.topic, one) for one in sorted(partitions)]
+        return _extents(self._admin, places)
+
+    def _asked_for_id(self) -> Future[Any]:
+        name = self._settings.topic
+        asked: Future[Any] = self._admin.describe_topics(TopicCollection([name]), request_timeout=ANSWER_SECONDS)[name]
+        return asked
+
+
+def id_of(asked: Future[Any]) -> str | None:
+    """What a question for the topic's id has come to: None if there is no answer yet, or none that says it."""
+    with suppress(KafkaException):
+        return _id(asked) if asked.done() else None
+    return None
+
+
+def _id(asked: Future[Any]) -> str | None:
+    try:
+        return str(asked.result().topic_id).translate(_AS_IN_ADDRESSES)
+    except KafkaException as error:
+        if error.args[0].code() in NO_SUCH_TOPIC:
+            return None
+        raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Records of one partition that are gone, though nobody may have handled them.
+
+    Args:
+        partition: Which.
+        cause: What happened.
+        position: The next offset that was to be handled, or written; None if it is not known.
+        begin: The oldest offset that is still there.
+        end: The next offset to be written.
+    """
+
+    partition: int
+    cause: str
+    position: int | None
+    begin: int
+    end: int
+
+    @property
+    def next_offset(self) -> int:
+        """Where to go on: at the oldest record; behind the last one, if it is not known which were handled."""
+        return self.end if self.position is not None and self.position > self.begin else self.begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,14 +234,13 @@ def lag(settings: KafkaSettings) -> list[PartitionLag]:
     admin = _admin(settings)
     found = _topics(admin).get(settings.topic)
     if found is None:
-        raise _missing(settings)
+        raise missing(settings)
     places = [TopicPartition(settings.topic, one) for one in sorted(found.partitions)]
-    ends = _offsets(admin, places, OffsetSpec.latest())
-    begins = _offsets(admin, places, OffsetSpec.earliest())
+    extents = _extents(admin, places)
     committed = _committed(admin, settings.group, places)
     return [
-        PartitionLag(partition=one, begin=begins[one], committed=committed.get(one, begins[one]), end=ends[one])
-        for one in sorted(ends)
+        PartitionLag(partition=one, begin=has.begin, committed=committed.get(one, has.begin), end=has.end)
+        for one, has in sorted(extents.items())
     ]
 
 
@@ -158,15 +249,15 @@ def members(settings: KafkaSettings) -> int:
     admin = _admin(settings)  # answers only as long as it lives
 
     def ask() -> int:
-        asked = admin.describe_consumer_groups([settings.group], request_timeout=_ADMIN_SECONDS)
-        return len(asked[settings.group].result(timeout=2 * _ADMIN_SECONDS).members)
+        asked = admin.describe_consumer_groups([settings.group], request_timeout=ANSWER_SECONDS)
+        return len(asked[settings.group].result(timeout=2 * ANSWER_SECONDS).members)
 
     return _of_group(ask)
 
 
 def _of_group(ask: Callable[[], _Result]) -> _Result:
     """Ask about the consumer group; one that was never joined has no coordinator until the broker has made one."""
-    deadline = time.monotonic() + _ADMIN_SECONDS
+    deadline = time.monotonic() + ANSWER_SECONDS
     while True:
         try:
             return ask()
@@ -176,15 +267,22 @@ def _of_group(ask: Callable[[], _Result]) -> _Result:
         time.sleep(_COORDINATOR_SECONDS)
 
 
-def _offsets(admin: AdminClient, places: list[TopicPartition], spec: OffsetSpec) -> dict[int, int]:
-    asked = admin.list_offsets(dict.fromkeys(places, spec), request_timeout=_ADMIN_SECONDS)
-    return {place.partition: answer.result().offset for place, answer in asked.items()}
+def _extents(admin: AdminClient, places: list[TopicPartition]) -> dict[int, Extent]:
+    """What each of them has; both questions are asked at once."""
+    begins, ends = (
+        admin.list_offsets(dict.fromkeys(places, spec), request_timeout=ANSWER_SECONDS)
+        for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
+    )
+    return {
+        place.partition: Extent(begin=begins[place].result().offset, end=ends[place].result().offset)
+        for place in places
+    }
 
 
 def _committed(admin: AdminClient, group: str, places: list[TopicPartition]) -> dict[int, int]:
     def ask() -> dict[int, int]:
         asked = admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, places)], request_timeout=_ADMIN_SECONDS
+            [ConsumerGroupTopicPartitions(group, places)], request_timeout=ANSWER_SECONDS
         )
         found = asked[group].result().topic_partitions or []
         return {place.partition: place.offset for place in found if place.offset >= 0}
@@ -236,7 +334,7 @@ def look(settings: KafkaSettings, spans: Sequence[Span], *, seconds: float) -> G
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             "queued.max.messages.kbytes": 16384,
-            **_common(settings),
+            **common(settings),
         },
         logger=telemetry.library_logger(),
     )
@@ -265,211 +363,3 @@ def _looked_at(message: Message, ends: dict[int, int]) -> Record | None:
         if error is None and offset < end
         else None
     )
-
-
-class ChangeProducer:
-    """Publishes changes. Not for sharing between threads; after an error, make a new one."""
-
-    def __init__(self, settings: KafkaSettings) -> None:
-        self._topic = settings.topic
-        self._error: KafkaError | None = None
-        self._unpolled = 0
-        self._producer = Producer(
-            {
-                "enable.idempotence": True,
-                "compression.type": "lz4",
-                "linger.ms": 2,
-                "message.timeout.ms": _DELIVERY_SECONDS * 1000,
-                **_common(settings),
-            },
-            logger=telemetry.library_logger(),
-        )
-
-    def produce(self, key: bytes, value: bytes) -> None:
-        """Queue one record; waits while the queue is full.
-
-        Raises:
-            KafkaException: A record before this one was not accepted.
-        """
-        while True:
-            try:
-                self._producer.produce(self._topic, value=value, key=key, on_delivery=self._delivered)
-            except BufferError:
-                self._producer.poll(0.1)
-                self._raise_error()
-            else:
-                break
-        self._unpolled += 1
-        if self._unpolled >= _POLL_EVERY:
-            self._unpolled = 0
-            self._producer.poll(0)
-            self._raise_error()
-
-    def flush(self) -> None:
-        """Return when every queued record is acknowledged.
-
-        Raises:
-            KafkaException: One was not.
-        """
-        self._producer.flush()  # bounded: each record is given up after _DELIVERY_SECONDS
-        self._raise_error()
-
-    def close(self) -> None:
-        """Drop what is queued and end."""
-        self._producer.purge()
-        self._producer.flush(1)
-
-    def _delivered(self, error: KafkaError | None, _: Message) -> None:
-        if error is not None and self._error is None:
-            self._error = error
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise KafkaException(self._error)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
-    """Records that were received together.
-
-    Args:
-        values: Their values, in the order of each partition.
-        next_offsets: By partition, the offset to commit once all of them are done.
-    """
-
-    values: tuple[bytes, ...]
-    next_offsets: dict[int, int]
-
-
-class ChangeConsumer:
-    """A member of the workers' consumer group. Not for sharing between threads."""
-
-    def __init__(self, settings: KafkaSettings, *, on_change: Callable[[str, list[int]], None]) -> None:
-        """Join the group.
-
-        Args:
-            settings: Where, which topic, which group.
-            on_change: Told of partitions that come (``worker.partitions_assigned``) and go.
-        """
-        self._topic = settings.topic
-        self._on_change = on_change
-        # Offsets of what is done and not yet known to be committed: a commit may fail in a rebalance.
-        self._done: dict[int, int] = {}
-        self._committed_at = time.monotonic()
-        self._failure: KafkaException | None = None
-        self._is_closing = False
-        self._consumer = Consumer(
-            {
-                "group.id": settings.group,
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "on_commit": self._committed,
-                "partition.assignment.strategy": "cooperative-sticky",
-                # Out of range is a loss, and a loss is an error. A partition never read begins at its beginning,
-                # which on_assign sees to.
-                "auto.offset.reset": "error",
-                # librdkafka's own thread keeps the session alive: only a dead process lets it lapse.
-                "session.timeout.ms": 10_000,
-                "fetch.wait.max.ms": 100,
-                "fetch.queue.backoff.ms": 5,
-                "queued.max.messages.kbytes": 16384,
-                **_common(settings),
-            },
-            logger=telemetry.library_logger(),
-        )
-        self._consumer.subscribe([self._topic], on_assign=self._assign, on_revoke=self._revoke)
-
-    def receive(self, *, records_max: int, wait_seconds: float) -> Received | None:
-        """Wait for records, and take what has come; None if nothing has.
-
-        Raises:
-            KafkaException: The topic is gone, or the offsets are, or partitions could not be taken. After that
-                what was received is gone too: only a new consumer gets it again.
-        """
-        if self._done and time.monotonic() - self._committed_at > _COMMIT_AGAIN_SECONDS:
-            self._commit()
-        messages = self._consumer.consume(1, wait_seconds)
-        self._raise_failure()
-        if not messages:
-            return None
-        messages += self._consumer.consume(records_max - 1, 0) if records_max > 1 else []
-        self._raise_failure()
-        values, next_offsets = [], {}
-        for message in messages:
-            error = message.error()
-            if error is not None:
-                raise KafkaException(error)
-            values.append(message.value() or b"")
-            next_offsets[message.partition() or 0] = (message.offset() or 0) + 1
-        return Received(values=tuple(values), next_offsets=next_offsets)
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def commit(self, received: Received) -> None:
-        """Say that these records, and all before them, are done.
-
-        A commit that fails is tried again while the partition is ours. If it is lost all the same, whoever has
-        the partition next does the records again, which is harmless.
-        """
-        self._done |= received.next_offsets
-        self._commit()
-
-    def _commit(self) -> None:
-        self._committed_at = time.monotonic()
-        self._consumer.commit(offsets=self._places(self._done), asynchronous=True)
-
-    def _committed(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
-        for place in places:
-            if error is None and place.error is None and self._done.get(place.partition) == place.offset:
-                del self._done[place.partition]
-
-    def _places(self, offsets: Mapping[int, int]) -> list[TopicPartition]:
-        return [TopicPartition(self._topic, partition, offset) for partition, offset in offsets.items()]
-
-    def keep_alive(self) -> None:
-        """Stay in the group while a batch takes long: fetches nothing."""
-        assigned = self._consumer.assignment()
-        self._consumer.pause(assigned)
-        message = self._consumer.poll(0)
-        if message is not None:
-            # Of a partition that came with this very poll: it is to be received again.
-            self._consumer.seek(TopicPartition(self._topic, message.partition() or 0, message.offset() or 0))
-        self._consumer.resume([one for one in self._consumer.assignment() if one in assigned])
-
-    def close(self) -> None:
-        """Wait for commits in flight and leave the group."""
-        self._is_closing = True
-        self._consumer.close()
-
-    # Callbacks of librdkafka. An error must not leave them: it would come out as one that no except clause catches.
-
-    def _assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        try:
-            # Who is closing reads nothing more, and librdkafka answers nothing more.
-            places = partitions if self._is_closing else self._beginnings(consumer, partitions)
-            consumer.incremental_assign(places)
-        except KafkaException as error:
-            self._failure = error
-        self._on_change(telemetry.WORKER_ASSIGNED, [place.partition for place in partitions])
-
-    def _beginnings(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Where to begin: behind what is committed, or at the beginning of a partition that was never read."""
-        places = consumer.committed(partitions, timeout=_ADMIN_SECONDS)
-        for place in places:
-            if place.offset == OFFSET_INVALID:
-                place.offset = OFFSET_BEGINNING
-        return places
-
-    def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        leaving = {one.partition: self._done.pop(one.partition) for one in partitions if one.partition in self._done}
-        if leaving:
-            # What is not committed is done again by whoever has the partition next.
-            with suppress(KafkaException):
-                consumer.commit(offsets=self._places(leaving), asynchronous=False)
-        try:
-            consumer.incremental_unassign(partitions)
-        except KafkaException as error:
-            self._failure = error
-        self._on_change(telemetry.WORKER_REVOKED, [place.partition for place in partitions])

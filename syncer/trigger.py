@@ -22,6 +22,8 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
+from syncer import doorbell
+
 _IDENTIFIER_BYTES_MAX = 63
 _PAIRS_MAX = 50
 
@@ -40,6 +42,9 @@ _SETTINGS = "SET DateStyle = 'ISO' SET IntervalStyle = 'iso_8601' SET extra_floa
 # One statement a kind of change.
 _STATEMENT_BODY = """
 #variable_conflict use_column
+<<trigger>>
+DECLARE
+    segment bigint := {segment};
 BEGIN
     IF TG_OP = 'UPDATE' THEN
         INSERT INTO syncer.outbox (segment, relation, operation, old, new)
@@ -52,27 +57,27 @@ BEGIN
         {deleted};
     ELSE
         INSERT INTO syncer.outbox (segment, relation, operation)
-        SELECT s.last_value, {relation}, 'T' FROM syncer.outbox_segment AS s;
+        VALUES (trigger.segment, {relation}, 'T');
     END IF;
+    {ring}
     RETURN NULL;
 END
 """
-# The segment comes last, where the names of the rows before it cannot be found in it.
 _ONE_SIDED = """
-SELECT s.last_value, {relation}, {operation}::"char", c.image
-FROM {gone}, LATERAL (SELECT {image} AS image FROM {rows}) AS c, syncer.outbox_segment AS s
+SELECT trigger.segment, {relation}, {operation}::"char", c.image
+FROM {gone}, LATERAL (SELECT {image} AS image FROM {rows}) AS c
 """
 # A row without its counterpart has changed its key: a delete or an insert. Keys are compared as text, which every
 # type has, and rows byte by byte (*<> on records): equality is not identity (1.0 and 1.00), and some types have none.
 _TWO_SIDED = """
-SELECT s.last_value, {relation}, c.operation, c.old, c.new
+SELECT {segment}, {relation}, c.operation, c.old, c.new
 FROM {gone}, LATERAL (
     SELECT CASE WHEN n.here IS NULL THEN 'D' WHEN o.here IS NULL THEN 'I' ELSE 'U' END::"char" AS operation,
            CASE WHEN o.here THEN {old_image} END AS old, CASE WHEN n.here THEN {new_image} END AS new
     FROM {old_rows} FULL JOIN {new_rows} ON {same_key}
     WHERE o.here IS NULL OR n.here IS NULL OR {is_gone}
        OR ROW({old_compared})::record OPERATOR(pg_catalog.*<>) ROW({new_compared})::record
-) AS c, syncer.outbox_segment AS s
+) AS c
 """
 # The alias is one that no column has.
 _ROWS = '(SELECT true AS here, "syncer row" AS whole, {columns} FROM {table} AS "syncer row") AS {alias}'
@@ -87,6 +92,7 @@ DECLARE
     old_image jsonb;
     new_image jsonb;
     operation "char" := left(TG_OP, 1);
+    segment bigint := {segment};
 BEGIN
     IF TG_LEVEL = 'ROW' THEN
         IF OLD OPERATOR(pg_catalog.*=) NEW THEN
@@ -107,17 +113,20 @@ BEGIN
             new_image := CASE WHEN new_image IS NOT NULL THEN {new_routing} END;
         END IF;
         IF operation = 'U' AND {old_key} <> {new_key} THEN
-            INSERT INTO syncer.outbox (segment, relation, operation, old)
-            SELECT s.last_value, {relation}, 'D', old_image FROM syncer.outbox_segment AS s;
+            INSERT INTO syncer.outbox (segment, relation, operation, old) VALUES (segment, {relation}, 'D', old_image);
             operation := 'I';
             old_image := NULL;
         END IF;
     END IF;
     INSERT INTO syncer.outbox (segment, relation, operation, old, new)
-    SELECT s.last_value, {relation}, operation, old_image, new_image FROM syncer.outbox_segment AS s;
+    VALUES (segment, {relation}, operation, old_image, new_image);
+    {ring}
     RETURN NULL;
 END
 """
+
+# Null is a sequence that nobody has moved yet. Asked once a statement, and as a function: a table costs more to read.
+_SEGMENT = "coalesce(pg_sequence_last_value('syncer.outbox_segment'), 0)"
 
 _STATEMENT_TRIGGER = {
     "syncer_insert": "AFTER INSERT ON {table} REFERENCING NEW TABLE AS new_rows",
@@ -236,7 +245,9 @@ def statement_body(capture: Capture) -> sql.Composed:
     """The body of the function of an ordinary table."""
     return sql.SQL(_STATEMENT_BODY).format(
         relation=sql.Literal(capture.relation),
-        updated=_two_sided(capture, sql.SQL("old_rows"), sql.SQL("new_rows")),
+        segment=sql.SQL(_SEGMENT),
+        ring=sql.SQL(doorbell.RING_IN_TRIGGER),
+        updated=_two_sided(capture, sql.SQL("trigger.segment"), sql.SQL("old_rows"), sql.SQL("new_rows")),
         inserted=_one_sided(capture, "I", "new_rows"),
         deleted=_one_sided(capture, "D", "old_rows"),
     )
@@ -245,7 +256,7 @@ def statement_body(capture: Capture) -> sql.Composed:
 def check_statement(capture: Capture) -> sql.Composed:
     """The most demanding statement of an ordinary table's function, over the table itself."""
     table = sql.SQL(capture.relation)  # quoted by Postgres itself
-    return sql.SQL("EXPLAIN ") + _two_sided(capture, table, table)
+    return sql.SQL("EXPLAIN ") + _two_sided(capture, sql.SQL("0"), table, table)
 
 
 def row_body(capture: Capture, *, is_exact: bool) -> sql.Composed:
@@ -257,6 +268,8 @@ def row_body(capture: Capture, *, is_exact: bool) -> sql.Composed:
     """
     return sql.SQL(_ROW_BODY).format(
         relation=sql.Literal(capture.relation),
+        segment=sql.SQL(_SEGMENT),
+        ring=sql.SQL(doorbell.RING_IN_TRIGGER),
         is_exact=sql.SQL("true" if is_exact else "false"),
         compared=_array(capture.compared),
         routing=_array(capture.routing),
@@ -280,9 +293,12 @@ def _one_sided(capture: Capture, operation: str, table: str) -> sql.Composed:
     )
 
 
-def _two_sided(capture: Capture, old_table: sql.Composable, new_table: sql.Composable) -> sql.Composed:
+def _two_sided(
+    capture: Capture, segment: sql.Composable, old_table: sql.Composable, new_table: sql.Composable
+) -> sql.Composed:
     places = _places(capture)
     return sql.SQL(_TWO_SIDED).format(
+        segment=segment,
         relation=sql.Literal(capture.relation),
         gone=_gone(places),
         old_image=_image("o", capture, places),

@@ -40,7 +40,7 @@ class TableUse:
         watched: The columns that the SELECT reads.
         routing: The columns that say which documents a row belongs to; the key among them.
         id_columns: Columns whose value is the id of a document that the row touches.
-        affected: Queries over the changed rows, ``$1::jsonb``, that return the ids of the others.
+        affected: Queries over the changed rows, ``$1::jsonb``, that return the ids of the others, maybe several times.
         is_derived: Whether that was derived from the SELECT, rather than said by the definition.
     """
 

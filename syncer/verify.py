@@ -14,6 +14,11 @@ looked at again, as both sides are now: a read by id is realtime. It is drift if
 allowed, while what Elasticsearch has of it stays as it is. If that changes, somebody is at work on it and the time
 begins anew; one that changes all the while and never is equal when we look is called *moving*, not drift.
 
+*Owed is not drift* either: what a fan-out, a refresh or a fill has yet to write differs for as long as that waits for
+its turn, or is paused. Which jobs come to a suspect is asked once it has differed for the time allowed, and then it is
+looked at for the last time, in this order: see `syncer.owing`. What is owed is counted, and left to the jobs: it is
+neither reported nor repaired. Nor does it take the room of other suspects, however much it is.
+
 *Repair* writes what drifted through the version rule like everybody else, so it is safe beside live traffic, and to do
 again after a crash; then it compares again. A round holds a bounded number of suspects. If there are more, there is
 another round, as long as most of what it met was in flight, or mended. No lock is held while anything is
@@ -32,12 +37,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from syncer import compose, drift, store, version
+from syncer import compose, dead_letters, drift, version
 from syncer.compose import Row
 from syncer.drift import Cause, Drift, Kind
 from syncer.holdings import View
 from syncer.index import Index
 from syncer.lifecycle import Stop, persist
+from syncer.owing import Owed, Pending
 from syncer.postgres import Connection
 from syncer.reading import reading
 from syncer.store import Document
@@ -66,6 +72,8 @@ class VerifyReport:
         drifts: Those that stayed different, and were not repaired.
         repaired: Those that stayed different, and are equal after they were written again.
         moving: Those that were being written all the while, and never equal when they were looked at.
+        owed: How many differ that a job has yet to write, which is no drift: nothing is known of them until then.
+        owed_by: Which jobs.
         is_complete: False if so many differed that it stopped counting.
         sampled: If only some were compared: how many were chosen from either side.
         halted: If the document is halted, or would have to be: what happened, and what to do. Nothing was compared.
@@ -79,6 +87,8 @@ class VerifyReport:
     drifts: list[Drift] = field(default_factory=list)
     repaired: list[Drift] = field(default_factory=list)
     moving: list[str] = field(default_factory=list)
+    owed: int = 0
+    owed_by: list[int] = field(default_factory=list)
     is_complete: bool = True
     sampled: int | None = None
     halted: str | None = None
@@ -87,7 +97,7 @@ class VerifyReport:
 
     @property
     def holds(self) -> bool:
-        """Whether every document that was compared equals its SELECT, now."""
+        """Whether every document that was compared equals its SELECT, now, or is on its way to it."""
         return not self.drifts and self.is_complete and self.halted is None
 
     def as_json(self) -> dict[str, Any]:
@@ -137,14 +147,24 @@ def verify(
     began = time.monotonic()
     with connect() as streaming, connect() as asking:
         looking = _Looking(
-            document=document, index=index, asking=asking, settle_seconds=settle_seconds, values=values, pause=pause
+            document=document,
+            index=index,
+            asking=asking,
+            owed=Owed(document=document, asking=asking),
+            settle_seconds=settle_seconds,
+            values=values,
+            pause=pause,
         )
-        passing = _Pass(document=document, index=index, streaming=streaming, page=page, progress=progress)
+        passing = _Pass(
+            document=document, index=index, streaming=streaming, page=page, progress=progress, owed=looking.owed
+        )
         for _ in range(ROUNDS_MAX):
+            looking.owed.forget()
             suspects = _chosen(passing, sample, report) if sample is not None else _compared(passing, report)
             report.drifts, report.moving = looking.settled(suspects)
             if repair is not None and report.drifts:
                 _mend(repair, looking, report)
+            report.owed, report.owed_by = looking.owed.documents, sorted(looking.owed.jobs)
             if report.is_complete or len(report.drifts) > SUSPECTS_MAX // 2:
                 break
     report.seconds = time.monotonic() - began
@@ -180,7 +200,7 @@ def _mend(writer: Writer, looking: _Looking, report: VerifyReport) -> None:
         left = [_outdone(one) for one in left]
     report.drifts = left
     report.moving = [*report.moving, *moving]
-    again = {one.id for one in left}.union(moving)
+    again = {one.id for one in left}.union(moving, looking.left)
     report.repaired += [one for id_, one in drifted.items() if id_ not in again]
 
 
@@ -200,6 +220,7 @@ class _Pass:
         streaming: Taken while it lasts.
         page: How many documents are compared at once.
         progress: Told how many have been compared so far.
+        owed: Asked once there is no room for more suspects.
         documents: How many were compared.
     """
 
@@ -208,6 +229,7 @@ class _Pass:
     streaming: Connection
     page: int
     progress: Callable[[int], None]
+    owed: Owed
     documents: int = 0
 
     def run(self) -> set[str]:
@@ -222,6 +244,8 @@ class _Pass:
                     found += copies
                     self.documents += documents
                     self.progress(self.documents)
+                    if len(suspects) >= SUSPECTS_MAX:
+                        suspects -= self.owed.among(suspects)
                     if len(suspects) >= SUSPECTS_MAX:
                         return suspects
             return suspects | self._extras(view, view.count() - found, room=SUSPECTS_MAX - len(suspects))
@@ -265,6 +289,8 @@ class _Pass:
             strays = [one for one in ids if one not in present]
             extras.update(strays)
             number -= len(strays)
+            if len(extras) >= room:
+                extras -= self.owed.among(extras, are_strays=True)
             if number <= 0 or len(extras) >= room:
                 break
         return extras
@@ -298,27 +324,31 @@ class _Looking:
         document: Which definition.
         index: Elasticsearch.
         asking: For what Postgres says.
+        owed: Which jobs may yet come to the documents.
         settle_seconds: How long a document may stay different.
         values: Whether to show the values that differ.
         pause: How to wait between two looks.
+        left: Those of the last look that were left to a job.
     """
 
     document: Document
     index: Index
     asking: Connection
+    owed: Owed
     settle_seconds: float
     values: bool
     pause: Callable[[float], None]
+    left: set[str] = field(default_factory=set)
 
     def settled(self, ids: Iterable[str]) -> tuple[list[Drift], list[str]]:
         """What has drifted, and what is moving."""
+        self.left.clear()
         drifts: list[Drift] = []
         suspects = self._look({}, list(ids))
         give_up_at = time.monotonic() + _MOVING_FACTOR * self.settle_seconds
         while suspects:
             ripe_at = time.monotonic() - self.settle_seconds
-            drifts += [one.drift for one in suspects.values() if one.since <= ripe_at]
-            suspects = {id_: one for id_, one in suspects.items() if one.since > ripe_at}
+            drifts += self._ripe(suspects, ripe_at)
             if not suspects or time.monotonic() > give_up_at:
                 break
             self.pause(_LOOK_AGAIN_SECONDS)
@@ -327,6 +357,31 @@ class _Looking:
         foreign = [one for one in restless if one.cause in (Cause.FOREIGN, Cause.FOREIGN_AHEAD)]
         moving = [one.id for one in restless if one not in foreign]
         return sorted(self._explained(drifts) + foreign, key=lambda one: one.id), sorted(moving)
+
+    def _ripe(self, suspects: dict[str, _Suspect], ripe_at: float) -> list[Drift]:
+        """Take away those that have differed since then: the drifts among them, the others being owed, or equal now."""
+        ids = [id_ for id_, one in suspects.items() if one.since <= ripe_at]
+        coming = self.owed.coming(ids)
+        last = self._look(suspects, ids)
+        for id_ in ids:
+            del suspects[id_]
+        suspects |= {id_: one for id_, one in last.items() if one.since > ripe_at}
+        drifts = [one.drift for one in last.values() if one.since <= ripe_at]
+        return [one for one in drifts if not self._is_owed(one, coming.get(one.id, ()))]
+
+    def _is_owed(self, drift: Drift, coming: Sequence[Pending]) -> bool:
+        """Whether it is left to a job: not what no write of a job replaces."""
+        is_stray = drift.kind in (Kind.EXTRA, Kind.MISPLACED)
+        is_owed = bool(coming) and not self._is_ahead(drift) and self.owed.owe(coming, is_stray=is_stray)
+        self.left.update([drift.id] if is_owed else [])
+        return is_owed
+
+    def _is_ahead(self, drift: Drift) -> bool:
+        """Whether somebody else wrote it with a version that no write of syncer's surpasses."""
+        number = drift.version
+        if number is None or version.is_surpassed(self.asking, number):
+            return False
+        return version.origin(self.asking, self.index, number) is Origin.FOREIGN
 
     def _look(self, before: dict[str, _Suspect], ids: Sequence[str]) -> dict[str, _Suspect]:
         """Those that still differ."""
@@ -352,7 +407,7 @@ class _Looking:
         """The same, with what is known of why."""
         if not drifts:
             return []
-        errors = store.dead_letters(self.asking, self.document.index_name, [one.id for one in drifts])
+        errors = dead_letters.errors(self.asking, self.document.index_name, [one.id for one in drifts])
         return [self._traced(replace(one, error=errors.get(one.id))) for one in drifts]
 
     def _traced(self, drift: Drift) -> Drift:
@@ -361,9 +416,9 @@ class _Looking:
         cause = cause if drift.error is None else Cause.PARKED
         if drift.version is None:
             return replace(drift, cause=cause)
+        if self._is_ahead(drift):
+            return replace(drift, cause=Cause.FOREIGN_AHEAD)
         match version.origin(self.asking, self.index, drift.version):
-            case Origin.FOREIGN if not version.is_surpassed(self.asking, drift.version):
-                return replace(drift, cause=Cause.FOREIGN_AHEAD)
             case Origin.FOREIGN:
                 return replace(drift, cause=cause if drift.error is not None else Cause.FOREIGN)
             case Origin.LOST:

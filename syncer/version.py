@@ -10,7 +10,8 @@ writer connection skips more than that with `skip_unflushed`, by plain ``nextval
 *Across incarnations* (system identifier, timeline, and the catalogue's ids of the database and the sequence)
 the epoch grows: `enter_incarnation` compares what
 Postgres remembers with where it runs, and takes an epoch greater than any that Postgres or Elasticsearch
-has seen.
+has seen. It does so too if the sequence is behind what was noted, or the epoch behind the record: then the database
+was set back in a way that the server does not know of. What to do then: `syncer.incarnation`.
 
 A version carries no time. When one was drawn is known from notes that `DrawLog` takes, which draw nothing.
 """
@@ -18,6 +19,7 @@ A version carries no time. When one was drawn is known from notes that `DrawLog`
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -41,7 +43,18 @@ SELECT system_identifier,
            | 'syncer.version'::regclass::oid::bigint
 FROM pg_control_system()
 """
-_REMEMBERED = "SELECT installation, system_identifier, timeline, sequence, epoch FROM syncer.incarnation FOR UPDATE"
+_REMEMBERED_ONLY = "SELECT installation, system_identifier, timeline, sequence, epoch FROM syncer.incarnation"
+_REMEMBERED = f"{_REMEMBERED_ONLY} FOR UPDATE"
+# A note is on disk, and so is the sequence as it was then: no crash can take a number back that was noted.
+_NOTED = "SELECT coalesce(max(version), 0) FROM syncer.version_time"
+_IS_OF_THIS_LIFE = f"""
+SELECT $1::bigint <= i.epoch << {EPOCH_SHIFT} | s.last_value FROM syncer.incarnation AS i, syncer.version AS s
+"""  # noqa: S608 - a constant of ours
+# Nobody is in it any more; who draws meanwhile is no worse off than before.
+_LEAVE = f"""
+UPDATE syncer.incarnation SET timeline = 0
+WHERE timeline <> 0 AND $1::bigint > epoch << {EPOCH_SHIFT} | (SELECT last_value FROM syncer.version)
+"""  # noqa: S608 - a constant of ours
 _REMEMBER = "UPDATE syncer.incarnation SET system_identifier = $1, timeline = $2, sequence = $3, epoch = $4"
 # Only where the epoch belongs to the database as it runs: a restored one may draw lesser numbers until it has its own.
 _LOOK = f"""
@@ -89,17 +102,34 @@ FROM syncer.incarnation AS i, syncer.version AS s
 _NEXT_WRITER = f"""
 SELECT i.epoch << {EPOCH_SHIFT} | s.last_value + {_UNFLUSHED} FROM syncer.incarnation AS i, syncer.version AS s
 """  # noqa: S608 - constants of ours
+# A WITH that is materialized comes before what reads it: the mark is written after the draw, and its commit flushes it.
+_DRAW_WITH_MARK = f"""
+WITH drawn AS MATERIALIZED (
+    SELECT epoch << {EPOCH_SHIFT} | nextval('syncer.version') AS version FROM syncer.incarnation
+)
+SELECT version, pg_logical_emit_message(true, 'syncer', '')::text FROM drawn
+"""  # noqa: S608 - a constant of ours
+_KNOWS = f"""
+SELECT i.epoch = $1::bigint >> {EPOCH_SHIFT} AND i.epoch << {EPOCH_SHIFT} | s.last_value >= $1::bigint
+FROM syncer.incarnation AS i, syncer.version AS s
+"""  # noqa: S608 - a constant of ours
 _DRAW = f"SELECT epoch << {EPOCH_SHIFT} | nextval('syncer.version') FROM syncer.incarnation"  # noqa: S608
 
 
 class EpochRecord(Protocol):
-    """The epoch that is kept outside Postgres, so that no restore of Postgres can take it back."""
+    """What is kept outside Postgres, so that no restore of Postgres can take it back."""
 
     def read_epoch(self, installation: UUID) -> int:
         """The greatest epoch that was written; 0 if none was."""
 
     def write_epoch(self, installation: UUID, epoch: int) -> None:
         """Return when the epoch is durably kept."""
+
+    def read_drawn(self, installation: UUID) -> int:
+        """The greatest version that was kept as drawn; 0 if none was."""
+
+    def write_drawn(self, installation: UUID, version: int) -> None:
+        """Keep a version that was drawn, if no greater one is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +140,8 @@ class Incarnation:
         system_identifier: Given to a cluster at initdb; a dump restored elsewhere gets another one.
         timeline: Grows with each promotion and each point-in-time recovery.
         epoch: The epoch in force.
-        has_changed: Whether this call found that the database is no longer the one that it was.
+        has_changed: Whether this call found that the database is no longer the one that it was, or that documents
+            may have been written before there was one.
     """
 
     system_identifier: int
@@ -127,15 +158,40 @@ def enter_incarnation(connection: Connection, record: EpochRecord) -> Incarnatio
     with connection.transaction():
         installation, system_identifier, timeline, sequence, epoch = _row(connection, _REMEMBERED)
         current = _row(connection, _CURRENT)
-        is_same = (system_identifier, timeline, sequence) == current
-        had_one = epoch > 0
+        recorded = record.read_epoch(installation)
+        had_one = epoch > 0 or recorded > 0
+        known = max(record.read_drawn(installation), _row(connection, _NOTED)[0])
+        is_same = (system_identifier, timeline, sequence) == current and recorded <= epoch
+        is_same = is_same and is_of_this_life(connection, known)
         if not is_same:
-            epoch = max(epoch, record.read_epoch(installation)) + 1
+            epoch = max(epoch, recorded) + 1
             record.write_epoch(installation, epoch)
             connection.execute(_REMEMBER, (*current, epoch))
     return Incarnation(
         system_identifier=current[0], timeline=current[1], epoch=epoch, has_changed=had_one and not is_same
     )
+
+
+def is_of_this_life(connection: Connection, version: int) -> bool:
+    """Whether a version that was found in Elasticsearch before this call may have been drawn in the life that this is.
+
+    If not, what is drawn now may be less than what was drawn before.
+    """
+    is_less: bool = _row(connection, _IS_OF_THIS_LIFE, (version,))[0]
+    return is_less
+
+
+def leave_incarnation(connection: Connection, record: EpochRecord, version: int) -> bool:
+    """Have whoever enters next take a greater epoch, because of a version that was found and not drawn in this life.
+
+    Returns:
+        Whether that helps: not if nobody has ever entered an epoch as great, so that it is none of ours.
+    """
+    installation, _, _, _, epoch = _row(connection, _REMEMBERED_ONLY)
+    if split(version)[0] > max(epoch, record.read_epoch(installation)):
+        return False
+    connection.execute(_LEAVE, (version,))
+    return True
 
 
 def skip_unflushed(connection: Connection) -> None:
@@ -149,9 +205,26 @@ def draw(connection: Connection) -> int:
     return version
 
 
+def draw_with_mark(connection: Connection) -> tuple[int, str]:
+    """Draw one version; with a place in the WAL that is behind every commit that was visible then, and is flushed."""
+    drawn, mark = _row(connection, _DRAW_WITH_MARK)
+    return drawn, mark
+
+
+def knows(connection: Connection, version: int) -> bool:
+    """Whether a server, which may be a replica, is of the epoch of this version and has replayed its draw."""
+    is_known: bool = connection.execute(_KNOWS, (version,)).fetchone() == (True,)
+    return is_known
+
+
 def split(version: int) -> tuple[int, int]:
     """A version's epoch, and its number in the sequence."""
     return version >> EPOCH_SHIFT, version & ((1 << EPOCH_SHIFT) - 1)
+
+
+def is_entered(connection: Connection) -> bool:
+    """Whether the epoch in force belongs to the database as it runs; if not, the next writer enters another."""
+    return bool(_row(connection, _DRAWN)[3])
 
 
 class Origin(StrEnum):
@@ -188,6 +261,15 @@ def is_surpassed(connection: Connection, version: int) -> bool:
     """Whether a writer that begins now draws a greater version than this one."""
     least_drawn: int = _row(connection, _NEXT_WRITER)[0]
     return version < least_drawn
+
+
+def keep_noted(connection: Connection, record: EpochRecord) -> None:
+    """Keep the last version that `DrawLog` has noted where no restore can take it back.
+
+    So whoever enters finds out that the database was set back, also if all that it remembers was set back with it.
+    """
+    installation = _row(connection, _REMEMBERED_ONLY)[0]
+    record.write_drawn(installation, _row(connection, _NOTED)[0])
 
 
 class DrawLog:
@@ -230,7 +312,7 @@ def drawn_between(connection: Connection, version: int) -> tuple[datetime | None
     return after, before
 
 
-def _row(connection: Connection, query: str) -> tuple[Any, ...]:
-    row = connection.execute(query).fetchone()
+def _row(connection: Connection, query: str, parameters: Sequence[object] = ()) -> tuple[Any, ...]:
+    row = connection.execute(query, parameters).fetchone()
     assert row is not None  # noqa: S101 - each of these tables has exactly one row
     return row

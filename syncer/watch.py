@@ -15,7 +15,7 @@ import structlog
 
 from syncer import capture, halting, store, telemetry
 from syncer.errors import DocumentError
-from syncer.lifecycle import Stop, Stopping, persist
+from syncer.lifecycle import Stop, Stopping, Trouble, persist
 from syncer.policy import Action, at_work_for, decide
 from syncer.postgres import Connection
 from syncer.reading import require_shape, uncaptured
@@ -53,12 +53,13 @@ class Watch:
         self._name = name
         self._connection: Connection | None = None
         self._draws = DrawLog()
+        self._trouble = Trouble(name)
 
     def run(self, stop: Stop) -> None:
         """Look after the documents until told to stop."""
         try:
             while not stop.is_requested:
-                persist(self._attempt, pause=stop.pause, stage=self._name)
+                persist(self._attempt, pause=stop.pause, stage=self._name, trouble=self._trouble)
                 stop.wait(self._seconds)
         except Stopping:
             pass

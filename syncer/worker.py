@@ -1,34 +1,54 @@
-"""Worker: the main loop. Topic → affected documents → compose → index → offsets.
+"""Worker: the main loop. Topic → affected documents → pipeline → offsets.
+
+While one batch of changes is written, the next one is received and composed; offsets are committed in the order in
+which batches came.
 
 Guarantees: an offset is committed only when every document that its change touches has been written, found
-superseded, or parked, or left to a job, or its definition is halted. Whatever happens before that is done again by
-whoever has the partition then, which the version rule makes harmless.
+superseded, or parked, or left to a job, or its definition is halted; and when what is no change is kept as such: see
+`syncer.unreadable`. Whatever happens before that is done again by whoever has the partition then, which the version
+rule makes harmless.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
 
 import structlog
 
-from syncer import halting, jobs, telemetry
-from syncer.affected import AffectedReader
-from syncer.errors import DocumentError, TopicError
+from syncer import halting, jobs, loss, telemetry, unreadable
+from syncer.affected import Affected, AffectedReader, FanOut
+from syncer.errors import DocumentError, LossError
 from syncer.index import Index
 from syncer.job import JobKind
-from syncer.lifecycle import Stop, Stopping, persist
+from syncer.lifecycle import Stop, Stopping, Trouble, persist
 from syncer.model import Change
+from syncer.pace import LiveTraffic
+from syncer.pipeline import Pipeline, Task
 from syncer.policy import Action, decide
 from syncer.postgres import Connection
+from syncer.repeated import Repeated
+from syncer.replica import Replica
 from syncer.store import Document
-from syncer.topic import ChangeConsumer, Received
+from syncer.transport import ChangeConsumer, Received
+from syncer.unreadable import Record
 from syncer.writer import Writer, WriteReport
 
-_LONGEST_PAUSE_SECONDS = 5
+_KEEP_ALIVE_SECONDS = 5
 _LONG_BATCH_SECONDS = 10
+_CHANGES_IN_HAND = 10_000
+"""From how many changes on no more are received; batches that touch nothing wait for those before them too."""
+_FEW_DOCUMENTS = 100
+"""Fewer than that are written so soon that what comes meanwhile had better wait, and go together."""
+_FEW_SECONDS = 0.01
+"""How long it waits for them."""
+_GLANCE_SECONDS = 0.002
+"""How long to wait for changes while requests are on their way: an answer may come meanwhile."""
 
 
 @dataclass(slots=True)
@@ -38,14 +58,27 @@ class WorkerReport:
     Args:
         changes: How many changes were received.
         written: What became of the documents that they touch.
-        lag_seconds: The age of the oldest of those changes once it was done.
-        seconds: How long it took, from receipt to the last write.
     """
 
     changes: int = 0
     written: WriteReport = field(default_factory=WriteReport)
-    lag_seconds: float = 0
-    seconds: float = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Batch(Task):
+    """Changes that were received together.
+
+    Args:
+        received: As the topic gave them.
+        changes: The same, parsed.
+        begun_at: When, by the monotonic clock.
+        life: The writer's, when they were handed over.
+    """
+
+    received: Received
+    changes: list[Change]
+    begun_at: float
+    life: int
 
 
 class Worker:
@@ -53,87 +86,153 @@ class Worker:
 
     Args:
         connect: Opens a connection to Postgres.
+        connect_replica: Opens the replica to read documents on, if not there.
         consume: Joins the group; is given whom to tell of partitions that come and go.
         index: Elasticsearch.
         name: For the log, and for ``pg_stat_activity``.
         batch_changes_max: How many changes are handled together.
-        batch_documents_max: How many documents are in memory at once.
+        batch_documents_max: How many documents are composed together.
+        batch_bytes_max: How large together they may be, as far as that is known beforehand.
         batch_wait_seconds: How long to wait for changes.
+        gather_seconds: How long after a batch of several changes the next one is received at the earliest.
+        in_flight_max: How many bulk requests are on their way at once.
+        traffic: To be told how long batches take.
+        on_job: Called when a job was made.
+        fan_out_documents_max: More documents than that of one change become a job.
     """
 
     def __init__(
         self,
         *,
         connect: Callable[[], Connection],
+        connect_replica: Callable[[], Replica] | None = None,
         consume: Callable[[Callable[[str, list[int]], None]], ChangeConsumer],
         index: Index,
         name: str = "worker",
         batch_changes_max: int = 2000,
         batch_documents_max: int = 1000,
+        batch_bytes_max: int = 8 * 1024 * 1024,
         batch_wait_seconds: float = 0.02,
+        gather_seconds: float = 0.01,
+        in_flight_max: int = 4,
+        traffic: LiveTraffic | None = None,
+        on_job: Callable[[], None] = lambda: None,
+        fan_out_documents_max: int = 1000,
     ) -> None:
         self._connect = connect
         self._consume = consume
-        self._index = index
         self._name = name
         self._batch_changes_max = batch_changes_max
         self._batch_documents_max = batch_documents_max
         self._batch_wait_seconds = batch_wait_seconds
+        self._gather_seconds = gather_seconds
+        self._traffic = traffic
+        self._on_job = on_job
+        self._fan_out_documents_max = fan_out_documents_max
         self._stop = Stop()
-        self._breathed_at = 0.0
-        self._reader_connection: Connection | None = None
+        self._kept_at = self._gathers_until = 0.0
+        self._batches: deque[_Batch] = deque()
+        self._connection: Connection | None = None
         self._affected: AffectedReader | None = None
         self._consumer: ChangeConsumer | None = None
-        self._writer = Writer(connect=connect, index=index, pause=self._pause, name=name)
+        self._writer = Writer(
+            connect=connect, connect_replica=connect_replica, index=index, pause=self._pause, name=name
+        )
+        self._pipeline = Pipeline(
+            writer=self._writer,
+            halt=self._halt,
+            keep=self._keep,
+            heed=self._heed,
+            name=name,
+            in_flight_max=in_flight_max,
+            batch_documents_max=batch_documents_max,
+            batch_bytes_max=batch_bytes_max,
+        )
+        self._unread: Repeated[bool, Record] = Repeated(self._tell_unread)
+        self._unplaced: Repeated[tuple[str, str], str] = Repeated(self._tell_unplaced)
+        self._trouble = Trouble(name)
         self._log = structlog.get_logger().bind(worker=name)
 
     def run(self, stop: Stop) -> None:
-        """Handle changes until told to stop; the batch in hand is finished first."""
+        """Handle changes until told to stop; what is in hand is finished first."""
         self._stop = stop
         try:
             while not stop.is_requested:
-                persist(self._attempt, pause=self._pause, stage=self._name)
+                persist(self._attempt, pause=self._pause, stage=self._name, trouble=self._trouble)
         except Stopping:
             pass
         finally:
             self.close()
 
     def run_once(self) -> WorkerReport:
-        """Handle the changes that have come, if any has within the wait.
+        """Handle the changes that have come, and those that come meanwhile, until all in hand are done.
 
         Raises:
-            Stopping: It was told to stop while a server was away; nothing was committed.
-            Exception: What the policy says to HALT for; nothing was committed.
+            Stopping: It was told to stop while a server was away; what is not done was not committed.
+            Exception: What the policy says to HALT for; likewise.
         """
-        received = self._joined().receive(records_max=self._batch_changes_max, wait_seconds=self._batch_wait_seconds)
-        if received is None:
-            return WorkerReport()
-        began = time.monotonic()
-        changes = [self._parse(value) for value in received.values]
-        written = persist(lambda: self._handle(changes), pause=self._pause, stage=self._name)
-        self._joined().commit(received)
-        report = WorkerReport(
-            changes=len(changes),
-            written=written,
-            lag_seconds=time.time() - min(change.changed_at for change in changes),
-            seconds=time.monotonic() - began,
-        )
-        self._tell(report, received)
+        report = WorkerReport()
+        self._receive(self._batch_wait_seconds)
+        while self._batches:
+            if self._has_room and not self._stop.is_requested:
+                # A few documents are soon written; what comes meanwhile is one request then, not several.
+                are_few = self._pipeline.documents < _FEW_DOCUMENTS
+                self._pipeline.land(seconds=_FEW_SECONDS if are_few else 0)
+                self._receive(_GLANCE_SECONDS)
+            else:
+                self._pipeline.land()
+            self._commit(report)
         return report
 
     def close(self) -> None:
-        """Leave the group and let go of the servers."""
+        """Leave the group and let go of the servers; what is in hand is left to whoever has the partitions next."""
+        is_through = self._pipeline.drop(seconds=0 if self._stop.is_overdue else None)
+        self._batches.clear()
         self._leave()
-        self._writer.close()
-        self._close_reader()
+        if is_through:
+            self._writer.close()
+        else:
+            self._log.warning(telemetry.STAGE_GAVE_UP, stage=self._name)
+        self._disconnect()
+        self._unread.flush()
+        self._unplaced.flush()
 
     def _attempt(self) -> WorkerReport:
         try:
             return self.run_once()
-        except Exception:
-            # Records that were received and not handled come again only to one who joins anew.
-            self._leave()
+        except Stopping:
             raise
+        except LossError as error:
+            self._drop()
+            self._go_on_behind(error)
+            return WorkerReport()
+        except Exception:
+            self._drop()
+            self._leave()
+            self._disconnect()
+            raise
+
+    def _drop(self) -> None:
+        """Drop what is in hand: records that were received and not handled come again only to one who joins anew."""
+        self._pipeline.drop()
+        self._batches.clear()
+
+    def _go_on_behind(self, error: LossError) -> None:
+        """Have what is lost written again; only once that is certain does anybody go on behind it."""
+
+        def make_up() -> None:
+            try:
+                loss.make_up(self._connected(), error.losses)
+            except Exception:
+                self._disconnect()
+                raise
+
+        persist(make_up, pause=self._pause, stage=self._name)
+        self._on_job()
+        try:
+            self._joined().move(error.losses)
+        finally:
+            self._leave()
 
     def _leave(self) -> None:
         if self._consumer is not None:
@@ -143,106 +242,211 @@ class Worker:
     def _joined(self) -> ChangeConsumer:
         if self._consumer is None:
             self._consumer = self._consume(self._partitions_changed)
+            loss.examine(self._connected(), self._consumer.settings, self._consumer.observer)
         return self._consumer
 
-    def _parse(self, value: bytes) -> Change:
-        try:
-            return Change.parse(value)
-        except ValueError as error:
-            raise TopicError(
-                f"A record in the topic is not a change: {error}",
-                hint="Does something else write to this topic? Set SYNCER_KAFKA_TOPIC to one that is syncer's alone.",
-            ) from error
+    # Batches
 
-    def _handle(self, changes: list[Change]) -> WriteReport:
-        """Write every document that the changes touch; one that cannot go on halts, and its siblings go on."""
-        began = time.monotonic()
-        total = WriteReport()
+    @property
+    def _has_room(self) -> bool:
+        return self._pipeline.has_room and sum(len(one.changes) for one in self._batches) < _CHANGES_IN_HAND
+
+    def _receive(self, wait_seconds: float) -> None:
+        """Take the changes that have come, and hand what they touch to the pipeline."""
+        self._stop.wait(max(0.0, self._gathers_until - time.monotonic()))
+        received = self._joined().receive(records_max=self._batch_changes_max, wait_seconds=wait_seconds)
+        self._writer.tell()
+        self._unread.tell()
+        self._unplaced.tell()
+        if received is None:
+            return
+        changes = self._parse(received)
+        batch = _Batch(received=received, changes=changes, begun_at=time.monotonic(), life=self._writer.life)
+        self._batches.append(batch)
+        if 1 < len(changes) < _FEW_DOCUMENTS:
+            self._gathers_until = batch.begun_at + self._gather_seconds
+        self._give(batch)
+
+    def _give(self, batch: _Batch) -> None:
+        persist(lambda: self._hand_over(batch), pause=self._pause, stage=self._name)
+        batch.is_given = True
+
+    def _parse(self, received: Received) -> list[Change]:
+        """The changes among these records; what is none is kept, before anything that is behind it is committed."""
+        try:
+            return [Change.parse(value) for value in received.values]
+        except ValueError:
+            changes, records = _sorted_out(received)
+        only_counted = persist(partial(self._keep_unread, records), pause=self._pause, stage=self._name)
+        for number, is_kept in ((len(records) - only_counted, True), (only_counted, False)):
+            if number:
+                self._unread.note(is_kept, records[-1], number)
+        return changes
+
+    def _keep_unread(self, records: list[Record]) -> int:
+        """Keep records that are no changes; how many are only counted."""
+        try:
+            return unreadable.park(self._connected(), self._joined().topic, records)
+        except Exception as error:
+            if decide(error) is Action.RETRY:
+                self._disconnect()
+            raise
+
+    def _hand_over(self, batch: _Batch) -> None:
+        """Hand over every document that the changes touch; a definition that cannot go on halts, the others go on."""
         try:
             for document in self._reader().documents():
                 try:
-                    self._follow(document, changes, total, began)
+                    self._follow(document, batch)
                 except DocumentError as error:
-                    halting.halt(self._connected(), error)  # before the offsets of what it skips are committed
+                    self._halt(error)
         except Exception as error:
             if decide(error) is Action.RETRY:
-                self._close_reader()
+                self._disconnect()
             raise
-        return total
 
-    def _follow(self, document: Document, changes: list[Change], total: WriteReport, began: float) -> None:
-        """Write what the changes touch of one definition.
+    def _follow(self, document: Document, batch: _Batch) -> None:
+        """Hand over what the changes touch of one definition.
 
         Raises:
             DocumentError: It is to halt.
         """
-        with closing(self._reader().read(document, changes)) as pages:
+        with closing(self._reader().read(document, batch.changes)) as pages:
             for affected in pages:
-                self._breathe(began)
-                if affected.ids is None:
-                    self._refresh(document)
+                if isinstance(affected, FanOut) or affected.ids is None:
+                    self._refresh(document, affected)
                 else:
-                    total.add(self._writer.write(document.index_name, affected.ids))
+                    self._pipeline.write(batch, document.index_name, affected.ids)
 
-    def _breathe(self, began: float) -> None:
-        """Between two pages of a batch that takes long: stay in the group, and heed a request to stop.
+    def _refresh(self, document: Document, affected: Affected | FanOut) -> None:
+        """Leave documents of a definition, or all, to the refreshers; once the job is there, they are in good hands."""
+        if isinstance(affected, FanOut):
+            job = jobs.create_fan_out(self._connected(), document, affected.cause)
+        else:
+            if affected.failed is not None:
+                self._unplaced.note((document.name, affected.failed), document.index_name)
+            job = jobs.create(self._connected(), document, JobKind.REFRESH)
+        if job is not None:
+            self._log.info(telemetry.JOB_CREATED, job=job.id, kind=job.kind, document=document.name, cause=job.cause)
+            self._on_job()
+
+    def _commit(self, report: WorkerReport) -> None:
+        """Commit the offsets of what is done, as far as all before it is.
+
+        A crash of Postgres takes commits back that were not on disk as yet, and the changes that tell of them. What
+        shows them is made good by whoever does again what made him read them.
+        """
+        done = list(takewhile(lambda one: one.is_done, self._batches))
+        if done:
+            self._writer.keep()
+        for batch in done:
+            if batch.life != self._writer.life:
+                batch.life, batch.is_given = self._writer.life, False
+                self._give(batch)
+                return
+            self._batches.popleft()
+            self._joined().commit(batch.received)
+            self._trouble.over()
+            if self._traffic is not None:
+                self._traffic.note(begun_at=batch.begun_at)
+            report.changes += len(batch.changes)
+            report.written.add(batch.report)
+            self._tell(batch)
+
+    # While it takes long
+
+    def _keep(self) -> None:
+        """Stay in the group, so that a server's outage is not taken for ours.
 
         Raises:
-            Stopping: The batch is left to whoever has the partition next.
+            Stopping: What is in hand has had its time.
         """
+        if self._stop.is_overdue:
+            raise Stopping
         now = time.monotonic()
-        if now - began > _LONG_BATCH_SECONDS:
-            if self._stop.is_requested:
-                raise Stopping
-            if now - self._breathed_at > _LONGEST_PAUSE_SECONDS and self._consumer is not None:
-                self._consumer.keep_alive()
-                self._breathed_at = now
+        if self._consumer is not None and now - self._kept_at > _KEEP_ALIVE_SECONDS:
+            self._consumer.keep_alive()
+            self._kept_at = now
 
-    def _refresh(self, document: Document) -> None:
-        """Leave all documents of a definition to the refreshers; once the job is there, it is done."""
-        job = jobs.create(self._connected(), document, JobKind.REFRESH)
-        if job is not None:
-            self._log.info(telemetry.JOB_CREATED, job=job.id, kind=job.kind, document=document.name)
+    def _heed(self) -> None:
+        """Heed a request to stop, if what is in hand takes long.
+
+        Raises:
+            Stopping: It is left to whoever has the partition next.
+        """
+        self._keep()
+        is_long = time.monotonic() - self._batches[0].begun_at > _LONG_BATCH_SECONDS
+        if self._stop.is_requested and is_long:
+            raise Stopping
+
+    def _pause(self, seconds: float) -> None:
+        self._stop.pause(seconds)
+
+    def _halt(self, error: DocumentError) -> None:
+        """Halt a document, before the offsets of what it skips are committed."""
+        halting.halt(self._connected(), error)
+
+    # Postgres
 
     def _reader(self) -> AffectedReader:
         if self._affected is None:
-            self._affected = AffectedReader(self._connected(), page=self._batch_documents_max)
+            self._affected = AffectedReader(
+                self._connected(),
+                page=self._batch_documents_max,
+                fan_out_documents_max=self._fan_out_documents_max,
+            )
         return self._affected
 
     def _connected(self) -> Connection:
-        if self._reader_connection is None:
-            self._reader_connection = self._connect()
-        return self._reader_connection
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
 
-    def _close_reader(self) -> None:
-        if self._reader_connection is not None:
-            self._reader_connection.close()
-        self._reader_connection = self._affected = None
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._affected = None
 
-    def _pause(self, seconds: float) -> None:
-        """Wait while staying in the group, so that a server's outage is not taken for ours."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            self._stop.pause(min(left, _LONGEST_PAUSE_SECONDS))
-            if self._consumer is not None:
-                self._consumer.keep_alive()
+    # Saying so
 
     def _partitions_changed(self, event: str, partitions: list[int]) -> None:
-        self._log.info(event, partitions=partitions)
+        self._log.info(event, partitions=sorted(partitions))
 
-    def _tell(self, report: WorkerReport, received: Received) -> None:
-        written = report.written
+    def _tell_unread(self, is_kept: bool, number: int, last: Record) -> None:
+        self._log.error(
+            telemetry.RECORDS_PARKED, records=number, are_kept=is_kept, partition=last.partition, offset=last.offset
+        )
+
+    def _tell_unplaced(self, what: tuple[str, str], number: int, index_name: str) -> None:
+        document, kind = what
+        self._log.error(telemetry.CHANGES_UNPLACED, document=document, kind=kind, index=index_name, batches=number)
+
+    def _tell(self, batch: _Batch) -> None:
+        written = batch.report
+        oldest = min((change.changed_at for change in batch.changes), default=None)
         self._log.info(
             telemetry.WORKER_INDEXED,
-            changes=report.changes,
+            changes=len(batch.changes),
             documents=written.documents,
             indexed=written.indexed,
             deleted=written.deleted,
             superseded=written.superseded,
             parked=written.parked,
-            partitions=sorted(received.next_offsets),
-            seconds=round(report.seconds, 4),
+            partitions=sorted(batch.received.next_offsets),
+            seconds=round(time.monotonic() - batch.begun_at, 4),
             compose_seconds=round(written.compose_seconds, 4),
             index_seconds=round(written.index_seconds, 4),
-            lag_seconds=round(report.lag_seconds, 4),
+            lag_seconds=None if oldest is None else round(time.time() - oldest, 4),
         )
+
+
+def _sorted_out(received: Received) -> tuple[list[Change], list[Record]]:
+    """The changes among these records, and the others."""
+    changes: list[Change] = []
+    records: list[Record] = []
+    for value, key, (partition, offset) in zip(received.values, received.keys, received.places, strict=True):
+        try:
+            changes.append(Change.parse(value))
+        except ValueError as error:
+            records.append(Record(partition=partition, offset=offset, key=key, value=value, error=str(error)))
+    return changes, records

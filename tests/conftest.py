@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,45 @@ from pathlib import Path
 import pytest
 
 from syncer.sandbox import Endpoints, Sandbox
-from tests.harness import World
+from tests.harness import World, made, postgres_with
+from tests.without import without_rules
 
 KEPT_SANDBOX = "SYNCER_TEST_SANDBOX"
 """Names the folder of a sandbox that is to be used, and to be left running, for quick runs while developing."""
+_SHARED = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What is asked of a run."""
+    parser.addoption(
+        "--without-rules",
+        action="store_true",
+        help="run each test that names rules of syncer's once without each of them: it is to fail",
+    )
+    parser.addoption("--soak-seconds", type=float, default=3600, help="how long the soak goes on (-m soak)")
+    parser.addoption("--soak-seed", type=int, help="what its dice begin with; printed by the soak that went before")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the tests without rules in the place of the tests."""
+    if config.getoption("--without-rules"):
+        items[:] = without_rules(items)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Without rules, each test has a process of its own: let all of them use one sandbox."""
+    if session.config.getoption("--without-rules") and KEPT_SANDBOX not in os.environ:
+        folder = session.config.stash[_SHARED] = tempfile.mkdtemp(prefix="syncer-tests-")
+        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
+        os.environ[KEPT_SANDBOX] = str(Path(folder) / "servers")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Stop the sandbox that they shared."""
+    folder = session.config.stash.get(_SHARED, None)
+    if folder is not None:
+        Sandbox(Path(os.environ.pop(KEPT_SANDBOX))).stop()
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
@@ -41,12 +77,8 @@ def endpoints(sandbox: Sandbox) -> Endpoints:
 @pytest.fixture
 def empty_world(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> Iterator[World]:
     """A world with nothing in its database."""
-    world = World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path)
-    world.make()
-    try:
+    with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path)) as world:
         yield world
-    finally:
-        world.unmake()
 
 
 @pytest.fixture
@@ -54,3 +86,18 @@ def world(empty_world: World) -> World:
     """A world with the blog's tables, the syncer schema and the blogpost document in force."""
     empty_world.set_up()
     return empty_world
+
+
+@pytest.fixture(scope="session")
+def two_phases(endpoints: Endpoints) -> Iterator[Endpoints]:
+    """A Postgres in which transactions can be prepared, for two-phase commits; in most they cannot."""
+    with postgres_with(endpoints, {"max_prepared_transactions": "10"}) as others:
+        yield others
+
+
+@pytest.fixture
+def two_phase_world(sandbox: Sandbox, two_phases: Endpoints, tmp_path: Path) -> Iterator[World]:
+    """A world as any other, on that Postgres."""
+    with made(World(sandbox=sandbox, endpoints=two_phases, folder=tmp_path)) as world:
+        world.set_up()
+        yield world

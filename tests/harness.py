@@ -12,9 +12,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,21 +34,23 @@ from syncer.filling import Filling
 from syncer.index import Index
 from syncer.indices import Indices
 from syncer.job import JobKind
-from syncer.lifecycle import Stop
+from syncer.lifecycle import Stage, Stop
 from syncer.model import Role
 from syncer.parts import Parts
 from syncer.postgres import Connection
 from syncer.refresher import Refresher
 from syncer.relay import Relay
 from syncer.sandbox import Endpoints, Sandbox
+from syncer.sandbox.postgres import PostgresServer
 from syncer.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings
-from syncer.topic import ChangeProducer
+from syncer.transport import ChangeProducer
 from syncer.worker import Worker
 from syncer.writer import Writer
+from tests.without import DEADLINE
 
 REPOSITORY = Path(__file__).parent.parent
 BLOG_SCHEMA = REPOSITORY / "syncer" / "demo" / "blog.sql"
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = float(os.environ.get(DEADLINE, "60"))
 _LOOK_SECONDS = 0.05
 
 
@@ -62,6 +66,60 @@ def wait_until(
 
 def _routing(value: Any) -> dict[str, str]:
     return {} if value in (None, "") else {"_routing": str(value)}
+
+
+@contextmanager
+def postgres_with(endpoints: Endpoints, settings: Mapping[str, str]) -> Iterator[Endpoints]:
+    """A Postgres of its own with other settings, beside the same Kafka and Elasticsearch."""
+    with postgres_server(settings) as server:
+        yield replace(endpoints, postgres_dsn=server.address)
+
+
+@contextmanager
+def postgres_server(settings: Mapping[str, str]) -> Iterator[PostgresServer]:
+    """A Postgres of its own with other settings."""
+    with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
+        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
+        server = Sandbox(Path(folder) / "servers").postgres
+        server.settings |= settings
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@contextmanager
+def made(world: World) -> Iterator[World]:
+    """A world with nothing in its database, for as long as it is needed."""
+    world.make()
+    try:
+        yield world
+    finally:
+        world.unmake()
+
+
+@contextmanager
+def running(made: Stage, *, seconds: float = 30) -> Iterator[Stop]:
+    """A stage at work in a thread of its own until the block ends; what ends it fails the test, as does a late end."""
+    stop = Stop()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            made.run(stop)
+        except BaseException as error:  # noqa: BLE001 - told to the test below
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop.request()
+        thread.join(seconds)
+    assert not thread.is_alive(), "it does not end"
+    assert not failures, failures
 
 
 @dataclass
@@ -318,12 +376,14 @@ class World:
         finally:
             made.close()
 
-    def daemon(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Daemon:
-        """Start ``syncer run``, and return once its stages run."""
+    def daemon(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, program: Sequence[str] = ("syncer",)
+    ) -> Daemon:
+        """Start ``syncer run``, and return once its stages run; another program may run it in its own way."""
         log_file = self.folder / f"daemon-{len(self.daemons)}.log"
         with log_file.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "syncer", "run", *arguments],
+                [sys.executable, "-m", *program, "run", *arguments],
                 env={**self.environment, **(environment or {})},
                 stderr=log,
                 stdout=log,
@@ -333,14 +393,16 @@ class World:
         daemon.wait_for("daemon.started")
         return daemon
 
-    def syncer(self, *arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a command as a person in a pipe would."""
+    def syncer(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, program: Sequence[str] = ("syncer",)
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as a person in a pipe would; another program may run it in its own way."""
         return subprocess.run(
-            [sys.executable, "-m", "syncer", *arguments],
+            [sys.executable, "-m", *program, *arguments],
             env={**self.environment, "COLUMNS": "160", **(environment or {})},
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=3 * DEADLINE_SECONDS,
             check=False,
         )
 

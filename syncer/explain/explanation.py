@@ -17,6 +17,7 @@ from syncer.explain.standing import Copy, Look, Standing, as_id, look, standing
 from syncer.explain.verdict import Answer, Verdict, judge
 from syncer.index import Index
 from syncer.model import ID_BYTES_MAX, Role
+from syncer.owing import pending
 from syncer.postgres import Connection, value
 from syncer.settings import KafkaSettings
 from syncer.store import Document
@@ -104,12 +105,17 @@ def read(
         before = [look(connection, index, one, id_) for one in documents]
         _require_id(connection, documents[0], id_, before)
         flow = events.find(connection, kafka, documents, id_, limits)
+        # After the changes, which become jobs, and before the last look, since jobs become documents.
+        jobs = [pending(connection, one, [id_], seconds=limits.seconds).get(id_, ()) for one in documents]
         after = [look(connection, index, one, id_) for one in documents]
         still = [one.drift is None or one.is_like(other) for other, one in zip(before, after, strict=True)]
         if all(still) or flow.coming:
             break
     at = float(str(value(connection, _NOW)))
-    seen = [standing(connection, index, one, id_, there) for one, there in zip(documents, after, strict=True)]
+    seen = [
+        standing(connection, index, one, id_, seen=there, jobs=coming)
+        for one, there, coming in zip(documents, after, jobs, strict=True)
+    ]
     judged = [(one, judge(one, flow, at=at, is_still=calm)) for one, calm in zip(seen, still, strict=True)]
     return Explanation(name=documents[0].name, id=id_, at=at, standings=tuple(judged), flow=flow)
 
@@ -149,7 +155,7 @@ def _standing_json(one: Standing, answer: Answer, *, values: bool) -> dict[str, 
         "is_filled": document.is_filled,
         "halted": document.halted,
         "verdict": answer.verdict,
-        "jobs": [job.id for job in one.jobs],
+        "jobs": [coming.job.id for coming in one.jobs],
         "says": answer.says,
         "hint": answer.hint,
         "postgres": _row_json(seen, values=values),

@@ -11,17 +11,18 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from syncer import compose, store, version
+from syncer import compose, dead_letters, version
 from syncer.compose import Row
+from syncer.dead_letters import DeadLetter
 from syncer.drift import Drift, compare
 from syncer.errors import DocumentError, SyncerError
 from syncer.holdings import Copy as Stored
 from syncer.index import Index
-from syncer.job import Job, unfinished
 from syncer.model import Place
+from syncer.owing import Pending
 from syncer.policy import Action, at_work_for, decide
 from syncer.postgres import Connection
-from syncer.store import DeadLetter, Document
+from syncer.store import Document
 from syncer.version import Origin
 
 _AS_ID = "SELECT $1::text::{id_type}::text"
@@ -91,14 +92,14 @@ class Standing:
         look: Both sides.
         copies: What Elasticsearch holds.
         dead_letter: If it is parked: why.
-        jobs: The jobs that are writing this index, and may yet come to the document.
+        jobs: The jobs that may yet come to the document, those that will at first.
     """
 
     document: Document
     look: Look
     copies: tuple[Copy, ...]
     dead_letter: DeadLetter | None
-    jobs: tuple[Job, ...]
+    jobs: tuple[Pending, ...]
 
     @property
     def fields(self) -> dict[str, tuple[Any, Any]]:
@@ -149,14 +150,16 @@ def _row(connection: Connection, document: Document, id_: str) -> tuple[Row | No
         return None, error, is_at_fault
 
 
-def standing(connection: Connection, index: Index, document: Document, id_: str, seen: Look) -> Standing:
+def standing(
+    connection: Connection, index: Index, document: Document, id_: str, *, seen: Look, jobs: tuple[Pending, ...]
+) -> Standing:
     """What was seen, with its versions taken apart, and what Postgres remembers of it."""
     return Standing(
         document=document,
         look=seen,
         copies=tuple(_copy(connection, index, one) for one in seen.copies),
-        dead_letter=store.dead_letter(connection, document.index_name, id_),
-        jobs=tuple(unfinished(connection, document.index_name)),
+        dead_letter=dead_letters.find(connection, document.index_name, id_),
+        jobs=jobs,
     )
 
 

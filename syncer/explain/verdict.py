@@ -175,13 +175,19 @@ def _different(standing: Standing, flow: Flow, how: str) -> Answer:
 
 def _being_written(standing: Standing, how: str) -> Answer:
     """The verdict on what a job may yet come to."""
-    job = standing.jobs[0]
-    which = "all documents" if job.kind.is_whole else "some documents"
+    coming = standing.jobs[0]
+    job = coming.job
+    if coming.is_in_hand:
+        does = "is writing it just now"
+    elif coming.is_certain:
+        does = "has yet to write it"
+    else:
+        does = f"is writing {'all' if job.kind.is_whole else 'some'} documents"
     total = "an unknown number" if job.documents_total is None else f"{job.documents_total:,}"
     paused = ", but is paused" if job.is_paused else ""
     return Answer(
         verdict=Verdict.BEHIND,
-        says=f"{how}; job {job.id} ({job.kind}) is writing {which}{paused}: {job.documents_done:,} of {total} done.",
+        says=f"{how}; job {job.id} ({job.reason}) {does}{paused}: {job.documents_done:,} of {total} done.",
         hint=f"To follow it: syncer jobs show {job.id}",
     )
 

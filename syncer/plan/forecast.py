@@ -312,7 +312,8 @@ class _Forecaster:
         rows = cost.sample(self._connection, use.relation) if use.affected else "[]"
         number = len(json.loads(rows))
         for query in use.affected:
-            costs = cost.explain(self._connection, sql.SQL(query), (rows,), seconds_max=estimate.SECONDS_MAX)
+            documents = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))
+            costs = cost.explain(self._connection, documents, (rows,), seconds_max=estimate.SECONDS_MAX)
             yield Finding(id_column=None, query=query, changed_rows=number, cost=costs)
 
 

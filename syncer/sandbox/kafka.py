@@ -51,7 +51,7 @@ JAVA_OPTIONS = (
 
 
 class KafkaServer(Server):
-    """Kafka with one node, which is its own controller."""
+    """Kafka with one node, which is its own controller; others may `join` it."""
 
     name = "Kafka"
     ports_needed = 2  # one for clients, one for the controller
@@ -60,6 +60,9 @@ class KafkaServer(Server):
     def __init__(self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter) -> None:
         super().__init__(sandbox_folder, cache, account, report=report)
         self.settings |= SETTINGS
+        # The zero makes it begin with a letter: an id that begins with a hyphen would be taken for an option.
+        self.cluster_id = base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
+        self._controller: KafkaServer | None = None
         self._settings_file = self.folder / "server.properties"
 
     @property
@@ -74,22 +77,35 @@ class KafkaServer(Server):
             with self._report.step(f"creating the log of {self.name}"):
                 self._format()
 
+    def join(self, controller: KafkaServer, *, node: int) -> None:
+        """Be one more broker of a node that has been started, which is the controller of both; before the first start.
+
+        Args:
+            controller: Which.
+            node: The number of this one; the controller's is 1.
+        """
+        self.cluster_id = controller.cluster_id
+        self.settings |= {"node.id": str(node), "process.roles": "broker"}
+        self._controller = controller
+
+    @property
+    def _controller_port(self) -> int:
+        return (self._controller or self)._ports[1]  # noqa: SLF001 - another one of the same class
+
     def _write_settings(self) -> None:
-        client_port, controller_port = self._ports
+        listeners = f"PLAINTEXT://{LOOPBACK}:{self.port}"
         own = {
-            "listeners": f"PLAINTEXT://{LOOPBACK}:{client_port},CONTROLLER://{LOOPBACK}:{controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{client_port}",
-            "controller.quorum.voters": f"1@{LOOPBACK}:{controller_port}",
+            "listeners": listeners if self._controller else f"{listeners},CONTROLLER://{LOOPBACK}:{self._ports[1]}",
+            "advertised.listeners": listeners,
+            "controller.quorum.voters": f"1@{LOOPBACK}:{self._controller_port}",
             "log.dirs": str(self.data_folder),
         }
         lines = [f"{name}={value}\n" for name, value in (self.settings | own).items()]
         self._account.write(self._settings_file, "".join(lines))
 
     def _format(self) -> None:
-        # The zero makes it begin with a letter: an id that begins with a hyphen would be taken for an option.
-        cluster_id = base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
         command = [*self._java("kafka.tools.StorageTool"), "format", "--ignore-formatted"]
-        command += ["--cluster-id", cluster_id, "--config", str(self._settings_file)]
+        command += ["--cluster-id", self.cluster_id, "--config", str(self._settings_file)]
         failure = f"{self.name} could not format its log"
         environment = self._environment()
         run(command, failure=failure, folder=self.folder, environment=environment, account=self._account)

@@ -24,7 +24,6 @@ SETTINGS = {
     "listen_addresses": LOOPBACK,
     "unix_socket_directories": "",  # a socket's path has 107 characters at most: too few for deep folders
     "max_connections": "200",
-    "max_prepared_transactions": "10",  # two-phase commits are something applications do
     "wal_level": "replica",  # what a plain installation has; nothing of syncer needs more
     "fsync": "on",  # crash tests mean something only with a database that keeps what it has committed
     "log_timezone": "UTC",

@@ -1,6 +1,7 @@
-"""``python -m tests.benchmarks backfill verify --posts 100000``: measure, print a table, keep the figures.
+"""Measure, print tables beside goals, and keep the figures if asked to.
 
-The sandbox is one of its own, unless SYNCER_TEST_SANDBOX names the folder of one that is to be used.
+With no names, everything is measured but what takes very long. The servers are a sandbox's: one of its own, or the one
+in the folder that SYNCER_TEST_SANDBOX names, which is left running.
 """
 
 from __future__ import annotations
@@ -8,89 +9,100 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 import tempfile
-from datetime import UTC, datetime
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
 from syncer.sandbox import Sandbox
-from tests.benchmarks.blog import Blog
-from tests.benchmarks.contest import Contest
+from tests.benchmarks.blog import Blogs
+from tests.benchmarks.contest import say
 from tests.benchmarks.measures import MEASURES
+from tests.benchmarks.options import Options
+from tests.benchmarks.report import SkippedError, described, keep, show
 from tests.conftest import KEPT_SANDBOX
-from tests.harness import World
 
-_RESULTS = Path(__file__).parent / "results"
-_KEPT_MAX = 20
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_WIDTH = 140
 
 
 def main() -> None:
-    """Measure what was asked for."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="+", choices=MEASURES, metavar="NAME", help=", ".join(MEASURES))
-    parser.add_argument("--posts", type=int, default=100_000)
-    parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("--keep", action="store_true", help="add the figures to tests/benchmarks/results")
+    """Measure what was asked for; exit code 0 if every goal is reached."""
+    asked = _arguments()
+    options = Options(passes=asked.passes, seconds=asked.seconds, is_profiled=asked.profile)
+    names = asked.names or [name for name, one in MEASURES.items() if not one.by_name_only]
+    console = Console(file=sys.stderr if asked.json else sys.stdout, width=_WIDTH)
+    found: dict[str, Any] = {}
+    with _sandbox() as sandbox:
+        blogs = Blogs(sandbox=sandbox, endpoints=sandbox.start(), posts=asked.posts)
+        try:
+            for name in names:
+                load = os.getloadavg()[0]  # what others do on this machine is seen in every figure
+                say(f"measuring {name}")
+                try:
+                    outcome = MEASURES[name].run(blogs, options)
+                except SkippedError as error:
+                    console.print(f"\n[bold]{name}[/bold] is left out: {error}", highlight=False)
+                    continue
+                found[name] = described(outcome, load_before=load)
+                show(name, outcome, console)
+                if asked.keep:
+                    keep(name, found[name])
+        finally:
+            blogs.close()
+    if asked.json:
+        json.dump(found, sys.stdout, indent=1)
+    missed = any(figure["reached"] is False for one in found.values() for figure in one["figures"])
+    sys.exit(1 if missed else 0)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="measures:\n"
+        + "\n".join(
+            f"  {name:<12} {one.about}{' (only if it is named)' if one.by_name_only else ''}"
+            for name, one in MEASURES.items()
+        )
+        + "\n\nexit code 0 only if every goal is reached"
+        + "\nquick, to see that all works: --posts 10000 --passes 1 --seconds 5",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to measure, in this order (below)")
+    parser.add_argument("--posts", type=int, default=100_000, help="documents of each measure (default: %(default)s)")
+    parser.add_argument("--passes", type=int, default=3, help="runs of each contestant (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=30, help="how long edits at an even pace go on (default: %(default)s)"
+    )
+    parser.add_argument("--profile", action="store_true", help="say which of the daemon's threads take its time")
+    parser.add_argument("--json", action="store_true", help="print JSON; the tables go to standard error")
+    parser.add_argument(
+        "--keep", action="store_true", help="add the figures to tests/benchmarks/results and its README"
+    )
     asked = parser.parse_args()
+    if unknown := set(asked.names) - MEASURES.keys():
+        parser.error(f"there is no measure {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
+    return asked
+
+
+@contextmanager
+def _sandbox() -> Iterator[Sandbox]:
+    if kept := os.environ.get(KEPT_SANDBOX):
+        yield Sandbox(Path(kept))
+        return
     with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
         Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        kept = os.environ.get(KEPT_SANDBOX)
-        sandbox = Sandbox(Path(kept) if kept else Path(folder) / "servers")
-        world = World(sandbox=sandbox, endpoints=sandbox.start(), folder=Path(folder))
-        blog = Blog(world=world, posts=asked.posts)
+        sandbox = Sandbox(Path(folder) / "servers")
         try:
-            blog.make()
-            for name in asked.names:
-                _measure(name, blog, asked.passes, keep=asked.keep)
+            yield sandbox
         finally:
-            world.unmake()
-            if not kept:
-                sandbox.stop()
-
-
-def _measure(name: str, blog: Blog, passes: int, *, keep: bool) -> None:
-    measure = MEASURES[name]
-    load = os.getloadavg()[0]  # what others do on this machine is seen in every figure
-    contest = measure.hold(blog, passes)
-    ratios = {f"{one} / {other}": round(contest.ratio(one, other), 3) for one, other in measure.ratios}
-    _show(f"{name}: {blog.posts:,} posts, {measure.about}, median of {passes}", contest, ratios)
-    if keep:
-        _keep(
-            name,
-            {
-                "posts": blog.posts,
-                "passes": passes,
-                "load_before": round(load, 1),
-                "ratios": ratios,
-                "runs": contest.as_json(),
-            },
-        )
-
-
-def _show(title: str, contest: Contest, ratios: dict[str, float]) -> None:
-    table = Table("", "documents/s", "peak MB", box=None)
-    for name, run in contest.as_json().items():
-        table.add_row(name, f"{run['documents_per_second']:,}", str(run["peak_megabytes"]))
-    console = Console(file=sys.stdout, width=120)
-    console.print(title)
-    console.print(table)
-    for name, ratio in ratios.items():
-        console.print(f"{name} = {ratio:.2f}")
-
-
-def _keep(name: str, found: dict[str, Any]) -> None:
-    """Add these figures to those of before."""
-    file = _RESULTS / f"{name}.json"
-    history = json.loads(file.read_text()) if file.exists() else []
-    measured_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-    history.append({"measured_at": measured_at, "cpus": os.cpu_count(), "python": platform.python_version(), **found})
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(history[-_KEPT_MAX:], indent=1) + "\n")
+            sandbox.stop()
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ WHERE d._id = ANY (%s)
 """
 
 
-def fill(dsn: str, url: str, index: str, select: str, posts: int) -> None:
-    """Write posts 1 to ``posts`` to an index."""
+def fill(dsn: str, url: str, index: str, select: str, *, first_post: int, last_post: int) -> None:
+    """Write these posts to an index."""
     connections = Connections(url, index)
 
     def send(rows: list[tuple[str, str]]) -> None:
@@ -37,8 +37,8 @@ def fill(dsn: str, url: str, index: str, select: str, posts: int) -> None:
     query = _QUERY.format(select=select)
     with psycopg.connect(dsn, autocommit=True) as postgres, ThreadPoolExecutor(IN_FLIGHT) as pool:
         in_flight: list[Future[None]] = []
-        for first in range(1, posts + 1, PAGE):
-            ids = list(range(first, min(first + PAGE, posts + 1)))
+        for first in range(first_post, last_post + 1, PAGE):
+            ids = list(range(first, min(first + PAGE, last_post + 1)))
             rows = postgres.execute(query, (ids,), prepare=True).fetchall()
             if len(in_flight) == IN_FLIGHT:
                 in_flight.pop(0).result()
@@ -48,4 +48,5 @@ def fill(dsn: str, url: str, index: str, select: str, posts: int) -> None:
 
 
 if __name__ == "__main__":
-    fill(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]).read_text(), int(sys.argv[5]))
+    _dsn, _url, _index, _select, _first, _last = sys.argv[1:]
+    fill(_dsn, _url, _index, Path(_select).read_text(), first_post=int(_first), last_post=int(_last))

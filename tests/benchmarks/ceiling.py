@@ -41,13 +41,13 @@ def prebuild(dsn: str, select: str, posts: int, file: Path) -> None:
 def fill(url: str, index: str, file: Path, in_flight: int) -> None:
     """Send all bodies."""
     connections = Connections(url, index)
-    bodies = _bodies(file)
+    waiting = bodies(file)
     turn = Lock()
 
     def send() -> None:
         while True:
             with turn:
-                body = next(bodies, None)
+                body = next(waiting, None)
             if body is None:
                 return
             connections.post(body)
@@ -57,7 +57,8 @@ def fill(url: str, index: str, file: Path, in_flight: int) -> None:
             one.result()
 
 
-def _bodies(file: Path) -> Iterator[bytes]:
+def bodies(file: Path) -> Iterator[bytes]:
+    """What `prebuild` has written, one after the other."""
     with file.open("rb") as out:
         while length := out.read(_LENGTH_BYTES):
             yield out.read(int.from_bytes(length))

@@ -1,5 +1,6 @@
 -- The blog's posts for the benchmarks: documents of about 1 kB, each with two comments and its author's name.
--- :posts is how many. The same numbers make the same posts.
+-- :posts is how many. The same numbers make the same posts. The first :large are one author's (1001), the next :middle
+-- another's (1002), and the rest is dealt out among a thousand.
 SELECT setseed(0.42);
 
 CREATE TEMPORARY TABLE word AS
@@ -16,12 +17,12 @@ CREATE UNIQUE INDEX ON sentence (id);
 ANALYZE sentence;
 
 INSERT INTO users (id, name, email)
-SELECT n, 'Author ' || n, 'author' || n || '@example.com' FROM generate_series(1, 1000) AS n;
+SELECT n, 'Author ' || n, 'author' || n || '@example.com' FROM generate_series(1, 1002) AS n;
 
 INSERT INTO posts (id, user_id, title, body, tags, created, views)
 SELECT
     n,
-    1 + n * 7919 % 1000,
+    CASE WHEN n <= :large THEN 1001 WHEN n <= :large + :middle THEN 1002 ELSE 1 + n::bigint * 7919 % 1000 END,
     'Post ' || n || ' ' || (SELECT left(text, 30) FROM sentence WHERE id = n * 31 % 5000),
     (
         SELECT string_agg(text, '. ')

@@ -1,13 +1,14 @@
-"""What can be measured: who runs, on which index, and whose ratio to whom says how fast it is."""
+"""What can be measured, in a sensible order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
-from tests.benchmarks.blog import Blog
-from tests.benchmarks.contest import Contest, Contestant, hold
+from tests.benchmarks import application, drain, fan_out, filling, growth, isolation, latency, locking, pgsync, recovery
+from tests.benchmarks.blog import Blogs
+from tests.benchmarks.options import Options
+from tests.benchmarks.report import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,97 +16,29 @@ class Measure:
     """One measure.
 
     Args:
-        about: What it does, and to an index in which state.
-        hold: Measures it in so many passes.
-        ratios: Pairs of contestants.
+        about: What it measures, in a line.
+        run: Measures it.
+        by_name_only: Whether it takes so long that it is measured only if it is named.
     """
 
     about: str
-    hold: Callable[[Blog, int], Contest]
-    ratios: tuple[tuple[str, str], ...]
-
-
-def _backfill(blog: Blog, passes: int) -> Contest:
-    filled = {name: blog.index_like_it(name) for name in ("bare", "two", "four")}
-    blog.bare_loop(filled["bare"])
-    blog.ceiling(filled["two"], 2)
-    blog.ceiling(filled["four"], 4)
-    contestants = [
-        Contestant(
-            name="syncer backfill",
-            run=partial(blog.syncer, "backfill", "blogpost"),
-            prepare=partial(blog.settle, blog.world.alias),
-        ),
-        Contestant(
-            name="bare loop",
-            run=partial(blog.bare_loop, filled["bare"]),
-            prepare=partial(blog.settle, filled["bare"]),
-        ),
-        Contestant(
-            name="2 in flight",
-            run=partial(blog.ceiling, filled["two"], 2),
-            prepare=partial(blog.settle, filled["two"]),
-        ),
-        Contestant(
-            name="4 in flight",
-            run=partial(blog.ceiling, filled["four"], 4),
-            prepare=partial(blog.settle, filled["four"]),
-        ),
-    ]
-    return hold(contestants, passes=passes, best_of={"ceiling": ("2 in flight", "4 in flight")})
-
-
-def _rebuild(blog: Blog, passes: int) -> Contest:
-    """Everybody writes an empty index."""
-    contestants = [
-        Contestant(
-            name="syncer rebuild",
-            run=partial(blog.syncer, "backfill", "blogpost", "--rebuild"),
-            prepare=blog.drop_standby,
-            parts={"syncer rebuild, filling": blog.fill_seconds},
-        ),
-        Contestant(
-            name="bare loop",
-            run=lambda: blog.bare_loop(f"{blog.world.alias}-bare"),
-            prepare=lambda: blog.settle(blog.index_like_it("bare")),
-        ),
-        Contestant(
-            name="ceiling",
-            run=lambda: blog.ceiling(f"{blog.world.alias}-four", 4),
-            prepare=lambda: blog.settle(blog.index_like_it("four")),
-        ),
-    ]
-    return hold(contestants, passes=passes, best_of={})
-
-
-def _verify(blog: Blog, passes: int) -> Contest:
-    prepare = partial(blog.settle, blog.world.alias)
-    contestants = [
-        Contestant(name=f"syncer {name}", run=partial(blog.syncer, name, "blogpost"), prepare=prepare)
-        for name in ("verify", "backfill")
-    ]
-    return hold(contestants, passes=passes, best_of={})
+    run: Callable[[Blogs, Options], Outcome]
+    by_name_only: bool = False
 
 
 MEASURES = {
-    "backfill": Measure(
-        about="existing documents overwritten",
-        hold=_backfill,
-        ratios=(("syncer backfill", "bare loop"), ("syncer backfill", "ceiling"), ("bare loop", "ceiling")),
+    "backfill": Measure(about="every document overwritten by the command", run=filling.backfill),
+    "rebuild": Measure(about="a new index filled, verified, put in place", run=filling.rebuild),
+    "verify": Measure(about="every document compared with its SELECT", run=filling.verify),
+    "drain": Measure(about="changes that wait for a daemon", run=drain.measure),
+    "fan-out": Measure(about="renames of an author, from commit to last document", run=fan_out.measure),
+    "latency": Measure(about="single edits, from commit to seen", run=latency.measure),
+    "isolation": Measure(about="single edits while an author of many posts is renamed", run=isolation.measure),
+    "application": Measure(about="what triggers and daemon cost those who write", run=application.measure),
+    "pgsync": Measure(about="the closest peer, on the same work; if it can be installed", run=pgsync.measure),
+    "locks": Measure(about="locks made of documents, and a rename under one", run=locking.measure),
+    "recovery": Measure(
+        about="an outage of each server and of the daemon, until level", run=recovery.measure, by_name_only=True
     ),
-    "rebuild": Measure(
-        about="an empty index filled; with and without verification and alias",
-        hold=_rebuild,
-        ratios=(
-            ("syncer rebuild, filling", "bare loop"),
-            ("syncer rebuild", "bare loop"),
-            ("syncer rebuild, filling", "ceiling"),
-            ("bare loop", "ceiling"),
-        ),
-    ),
-    "verify": Measure(
-        about="documents compared; the backfill overwrites them",
-        hold=_verify,
-        ratios=(("syncer verify", "syncer backfill"),),
-    ),
+    "growth": Measure(about="ten thousand posts, and a million", run=growth.measure, by_name_only=True),
 }

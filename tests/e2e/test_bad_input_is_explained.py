@@ -475,7 +475,7 @@ def test_a_backfill_of_nonsense_is_refused(
     assert "Traceback" not in ended.stderr
     for word in says:
         assert word in ended.stderr
-    assert world.sql("SELECT FROM syncer.job WHERE kind <> 'fill'") == []
+    assert world.sql("SELECT id FROM syncer.job WHERE kind <> 'fill'") == []
 
 
 # A second apply

@@ -87,6 +87,7 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
         "documents",
         "is_well",
         "jobs",
+        "unreadable_records",
     }
     assert idle["leader"] is None
     assert idle["is_well"] is False
@@ -190,8 +191,8 @@ def test_verify_names_every_kind_of_drift(drifted: World) -> None:
     said = json.loads(done(drifted, "verify", "blogpost", "--settle", "0.5", "--json", code=1))
     (report,) = said
     assert report.keys() == {
-        *("document", "index_name", "documents", "drifts", "repaired", "moving", "is_complete", "sampled", "halted"),
-        *("seconds", "comparing_seconds", "documents_per_second", "holds"),
+        *("document", "index_name", "documents", "drifts", "repaired", "moving", "owed", "owed_by", "is_complete"),
+        *("sampled", "halted", "seconds", "comparing_seconds", "documents_per_second", "holds"),
     }
     assert report["holds"] is False
     assert report["is_complete"] is True
@@ -304,6 +305,8 @@ def test_a_parked_document_is_logged_without_its_values(world: World) -> None:
     world.apply()
     daemon = world.daemon()
     world.sql(BLOG)
+    # Of those that are parked together, one is named.
+    wait_until(lambda: bool(world.sql("SELECT id FROM syncer.dead_letter WHERE id = '2'")), what="it is parked once")
     world.sql("UPDATE posts SET title = %s WHERE id = 2", WORD)
     wait_until(
         lambda: bool(world.sql("SELECT id FROM syncer.dead_letter WHERE id = '2' AND error LIKE %s", f"%{WORD}%")),

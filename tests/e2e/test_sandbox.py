@@ -67,7 +67,7 @@ def test_postgres_answers(endpoints: Endpoints) -> None:
     assert settings == {
         "fsync": ("on",),
         "wal_level": ("replica",),
-        "max_prepared_transactions": ("10",),
+        "max_prepared_transactions": ("0",),
         "listen_addresses": ("127.0.0.1",),
     }
 

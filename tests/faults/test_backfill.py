@@ -22,9 +22,20 @@ from syncer.job import Job, JobKind, JobState, find, unfinished
 from syncer.model import Composition, Role, Target
 from syncer.postgres import Connection
 from syncer.refresher import Refresher
-from tests.faults.test_write_lane import create, running
+from tests.faults.rules import (
+    BUSY_IS_RETRIED,
+    DATA_IS_PARKED,
+    NOT_NEEDED,
+    RECLAIMED,
+    REFUSED_AGAIN,
+    REFUSED_IS_PARKED,
+    SWEPT,
+    TRUNCATED,
+)
+from tests.faults.test_write_lane import create
 from tests.faults.writers import SEED, fill, writing
-from tests.harness import World, wait_until
+from tests.harness import DEADLINE_SECONDS, World, running, wait_until
+from tests.proof import Rule, faces
 from tests.routed import put_routing, put_shards
 
 POSTS = """
@@ -45,7 +56,7 @@ def done(connection: Connection, job: Job) -> int:
     return find(connection, job.id).documents_done
 
 
-def wait_done(connection: Connection, job: Job, *, seconds: float = 60) -> Job:
+def wait_done(connection: Connection, job: Job, *, seconds: float = DEADLINE_SECONDS) -> Job:
     """The job once it is done."""
     wait_until(lambda: find(connection, job.id).state.is_finished, what="the job is finished", seconds=seconds)
     after = find(connection, job.id)
@@ -77,6 +88,19 @@ def begin(world: World, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=world.environment, stdout=log, stderr=log)
 
 
+@faces(
+    "the command of a backfill is killed, twice",
+    promises=(1, 4),
+    without=(
+        RECLAIMED,
+        Rule(
+            "the same command takes its unfinished job up again",
+            module="syncer.jobs",
+            text="if resumes and (same := _same(standing, kind, where)):",
+            instead="if False and (same := None):",
+        ),
+    ),
+)
 def test_a_command_that_was_killed_goes_on_from_where_it_was(world: World, connection: Connection) -> None:
     """SIGKILL, twice, without a daemon: what is done stays done and is not written again; at the end all is counted."""
     world.sql(POSTS.format(6000))
@@ -100,7 +124,7 @@ def test_a_command_that_was_killed_goes_on_from_where_it_was(world: World, conne
         process.wait()
         at_least = done(connection, job)
         kept.append((at_least, versions(world)))
-    assert begin(world, "--rate", "100000").wait(60) == 0, (world.folder / "backfill.log").read_text()
+    assert begin(world, "--rate", "100000").wait(DEADLINE_SECONDS) == 0, (world.folder / "backfill.log").read_text()
     assert job is not None
     after = wait_done(connection, job)
     require_counted(after)
@@ -111,6 +135,7 @@ def test_a_command_that_was_killed_goes_on_from_where_it_was(world: World, conne
     assert world.differences() == []
 
 
+@faces("of two daemons one is killed and one stopped while they write a backfill", promises=(1, 4), without=RECLAIMED)
 def test_daemons_that_die_and_leave_in_the_middle_lose_nothing_and_count_once(
     world: World, connection: Connection
 ) -> None:
@@ -148,6 +173,19 @@ def plant(world: World, client: Elasticsearch) -> None:
         client.index(index=world.alias, id=f"x{number}", document=source)
 
 
+@faces(
+    "copies that no SELECT returns lie in the index, some on shards that are not theirs",
+    promises=(3, 4),
+    without=(
+        SWEPT,
+        Rule(
+            "what should not be there is deleted from every shard",
+            module="syncer.listing",
+            text="first=written[0], everywhere=True)",
+            instead="first=written[0], everywhere=False)",
+        ),
+    ),
+)
 @pytest.mark.parametrize("routing", [None, "p.user_id"], ids=["unrouted", "routed"])
 def test_strays_go_away_beside_live_traffic(empty_world: World, routing: str | None) -> None:
     """On three shards, with nested documents: what is planted is gone, what writers do meanwhile ends right."""
@@ -176,6 +214,7 @@ def test_strays_go_away_beside_live_traffic(empty_world: World, routing: str | N
 # TRUNCATE
 
 
+@faces("tables are truncated one after the other", promises=(1,), without=TRUNCATED)
 def test_truncates_in_a_row_are_one_job(world: World, connection: Connection) -> None:
     """As long as nobody has begun with the first one's; what it does covers both."""
     world.sql(POSTS.format(20))
@@ -190,6 +229,7 @@ def test_truncates_in_a_row_are_one_job(world: World, connection: Connection) ->
         world.drain(relay, worker)
 
 
+@faces("tables are truncated under writers, while a backfill is listed", promises=(1, 2, 3, 4), without=TRUNCATED)
 def test_tables_that_are_truncated_under_writers_end_equal(world: World, connection: Connection) -> None:
     """One that posts are joined to, then the posts themselves, while everybody writes and a backfill is listed."""
     fill(world)
@@ -219,6 +259,14 @@ def with_retries(world: World, query: str) -> None:
 # Documents that are at fault
 
 
+@faces(
+    "one row makes the SELECT raise, one document is refused",
+    promises=(1, 4),
+    without=(
+        DATA_IS_PARKED,
+        REFUSED_IS_PARKED,
+    ),
+)
 def test_a_poisoned_row_and_a_refused_document_keep_no_other_waiting(empty_world: World) -> None:
     """Both are parked and counted, the rest is written; they are cleared once they are mended."""
     world = empty_world
@@ -266,6 +314,16 @@ finally:
 """
 
 
+@faces(
+    "a backfill of 600 MB, in pages of 200 MB",
+    promises=(4,),
+    without=Rule(
+        "as many documents are composed together as fit into a request",
+        module="syncer.pipeline",
+        text="int(self._batch_bytes_max / weight)",
+        instead="self._batch_documents_max",
+    ),
+)
 def test_memory_does_not_grow_with_the_size_of_documents(empty_world: World) -> None:
     """3,000 documents of 200 kB, in pages of 1,000: the command stays below 200 MB."""
     world = empty_world
@@ -320,6 +378,11 @@ def too_many_requests() -> elasticsearch.ApiError:
     return elasticsearch.ApiError("es_rejected_execution_exception", meta, {"error": {"reason": "rejected"}})
 
 
+@faces(
+    "Elasticsearch answers 429 half of the time, to whole requests and to single documents",
+    promises=(1, 4),
+    without=(BUSY_IS_RETRIED, REFUSED_AGAIN),
+)
 def test_what_a_busy_elasticsearch_refuses_is_tried_again(world: World, connection: Connection) -> None:
     """Whole requests and single documents are answered 429 half of the time: nothing is lost or counted twice."""
     world.sql(POSTS.format(5000))
@@ -348,6 +411,7 @@ def another_role(world: World, connection: Connection, role: Role) -> Iterator[s
     yield next(one.index_name for one in store.documents(connection) if one.role is role)
 
 
+@faces("an index that is built, or on standby, answers 429 and nothing else", promises=(3, 4), without=NOT_NEEDED)
 @pytest.mark.parametrize("role", [Role.BUILDING, Role.STANDBY])
 def test_an_index_that_no_search_needs_is_not_waited_for_for_ever(
     world: World, connection: Connection, role: Role, monkeypatch: pytest.MonkeyPatch

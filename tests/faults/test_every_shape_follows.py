@@ -9,9 +9,11 @@ from typing import Any
 
 import psycopg
 
+from tests.faults.rules import OLD_IMAGES
 from tests.faults.shapes import SCHEMA, define, fill, move_partition, upheave, write
 from tests.faults.writers import SEED, Work, at_work
-from tests.harness import World
+from tests.harness import DEADLINE_SECONDS, World
+from tests.proof import faces
 
 STORM_SECONDS, CALM_SECONDS = 10.0, 5.0
 ENVIRONMENT = {
@@ -20,6 +22,11 @@ ENVIRONMENT = {
 }
 
 
+@faces(
+    "documents of every shape, random writers, tables swept or truncated, daemons killed",
+    promises=(1, 2, 3, 5),
+    without=OLD_IMAGES,
+)
 def test_documents_of_every_shape_follow_random_writers(empty_world: World) -> None:
     """Whatever is written, in whatever shape it is shown, and whoever is killed: all ends as the SELECTs say."""
     world = empty_world
@@ -30,7 +37,7 @@ def test_documents_of_every_shape_follow_random_writers(empty_world: World) -> N
     dice = random.Random(SEED)
     with at_work(world, [*[again_and_again(some_writes)] * 4, again_and_again(some_upheavals)]):
         kill_now_and_then(world, dice)
-    world.wait_until_level(seconds=120)
+    world.wait_until_level(seconds=2 * DEADLINE_SECONDS)
     # Who is behind composes what has long changed again, and makes good what it missed. Now nobody is.
     with at_work(world, [again_and_again(some_quiet_writes)]):
         time.sleep(CALM_SECONDS)

@@ -16,8 +16,10 @@ import pytest
 from syncer import job_pages, jobs, listing, store
 from syncer.job import Job, JobKind, JobState, find
 from syncer.postgres import AdvisoryLock, Connection
+from tests.faults.rules import COUNTED_ONCE, RECLAIMED, RENUMBERED
 from tests.harness import World, wait_until
 from tests.lane import Lane, LaneProcess, wait_until_gone, written
+from tests.proof import Rule, faces
 
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
@@ -83,6 +85,16 @@ def together(work: list[Callable[[], None]]) -> None:
             one.result()
 
 
+@faces(
+    "six lanes take pages at once",
+    promises=(4,),
+    without=Rule(
+        "whoever takes pages has locked the job",
+        module="syncer.job_pages",
+        text="LIMIT 1\n    FOR NO KEY UPDATE OF j",
+        instead="LIMIT 1",
+    ),
+)
 @pytest.mark.parametrize("pages_max", [1, 4])
 def test_many_lanes_take_each_page_once(world: World, connection: Connection, pages_max: int) -> None:
     """Lanes in a crowd: no page in two hands, none forgotten, all counted, and what the job says is true."""
@@ -99,6 +111,7 @@ def test_many_lanes_take_each_page_once(world: World, connection: Connection, pa
     assert rows(world, job) == (0, 0, 0)
 
 
+@faces("lanes finish the same pages at once", promises=(4,), without=COUNTED_ONCE)
 def test_a_page_that_two_have_written_is_counted_once(world: World, connection: Connection) -> None:
     """Lanes that finish the same pages at the same time, each several times: one of them counts."""
     job = listed(world, connection, pages=50)
@@ -119,6 +132,7 @@ def test_a_page_that_two_have_written_is_counted_once(world: World, connection: 
     assert rows(world, job) == (0, 0, 0)
 
 
+@faces("lanes are killed with pages in hand, again and again", promises=(1, 4), without=RECLAIMED)
 def test_pages_of_killed_lanes_are_done_by_others(world: World, connection: Connection) -> None:
     """SIGKILL while pages are in hand, again and again: what is left is given back at once, and counted once."""
     job = listed(world, connection, pages=3000)
@@ -139,6 +153,16 @@ def test_pages_of_killed_lanes_are_done_by_others(world: World, connection: Conn
     assert rows(world, job) == (0, 0, 0)
 
 
+@faces(
+    "a lane looks for pages of the dead while others live",
+    promises=(4,),
+    without=Rule(
+        "a page is taken from nobody who is alive and not stalled",
+        module="syncer.job_pages",
+        text="OR p.taken_by NOT IN ({alive})",
+        instead="OR true",
+    ),
+)
 def test_pages_of_lanes_that_live_are_left_to_them(world: World, connection: Connection) -> None:
     """Who reclaims takes nothing from a lane that is alive and has not had its page for long."""
     listed(world, connection, pages=3)
@@ -151,6 +175,7 @@ def test_pages_of_lanes_that_live_are_left_to_them(world: World, connection: Con
         assert first.finish(held) == 1
 
 
+@faces("a lane stands still with a page in hand, and goes on later", promises=(1, 4), without=(RENUMBERED, RECLAIMED))
 def test_a_page_of_a_stalled_lane_is_given_to_another(world: World, connection: Connection) -> None:
     """SIGSTOP with a page in hand: after a while another lane does it; whoever wakes up late counts nothing."""
     job = listed(world, connection, pages=2)
@@ -173,6 +198,16 @@ def test_a_page_of_a_stalled_lane_is_given_to_another(world: World, connection: 
     assert rows(world, job) == (0, 0, 0)
 
 
+@faces(
+    "a lane says that it is still at a page, just when that is taken for stalled",
+    promises=(4,),
+    without=Rule(
+        "a page that was kept since it was looked at stays",
+        module="syncer.job_pages",
+        text="AND p.taken_at <= $3",
+        instead="AND $3::timestamptz IS NOT NULL",
+    ),
+)
 def test_a_page_that_is_kept_is_not_given_away(world: World, connection: Connection) -> None:
     """A lane that says that it is still at work, however long, keeps its page; one that does not, loses it."""
     listed(world, connection, pages=2)
@@ -188,6 +223,7 @@ def test_a_page_that_is_kept_is_not_given_away(world: World, connection: Connect
         assert lane.finish([kept, lost]) == 1
 
 
+@faces("all lanes take over from a dead one at once", promises=(1, 4), without=RENUMBERED)
 def test_reclaiming_from_many_sides_gives_each_page_back_once(world: World, connection: Connection) -> None:
     """All lanes reclaim and take at once: what a dead lane had is taken once more, by one of them."""
     job = listed(world, connection, pages=60)
@@ -210,6 +246,33 @@ def test_reclaiming_from_many_sides_gives_each_page_back_once(world: World, conn
     assert find(connection, job.id).indexed == 600
 
 
+@faces(
+    "two pages are given back at once",
+    promises=(1, 4),
+    without=Rule(
+        "whoever gives a page back has locked the job",
+        module="syncer.job_pages",
+        text="SELECT j.id, j.pages_end FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE",
+        instead="SELECT j.id, j.pages_end FROM syncer.job AS j WHERE j.id = $1",
+    ),
+)
+def test_two_pages_that_are_given_back_at_once_get_two_numbers(world: World, connection: Connection) -> None:
+    """The second one waits until the first is committed, and goes behind it."""
+    listed(world, connection, pages=2)
+    waits = "application_name = 'syncer lane-1' AND wait_event_type = 'Lock' AND datname = current_database()"
+    query = f"SELECT 1 FROM pg_stat_activity WHERE {waits}"
+    with lanes(world, 2) as (first, second):
+        one, other = first.take() + second.take()
+        with ThreadPoolExecutor(1) as threads, first.connection.transaction():
+            job_pages.release(first.connection, [one])
+            releasing = threads.submit(job_pages.release, second.connection, [other])
+            wait_until(lambda: bool(world.sql(query)), what="the second one waits")
+        releasing.result()
+        first.drain()
+        assert [page.number for page in first.taken] == [0, 2, 3]
+
+
+@faces("a lane leaves with a page in hand", promises=(1, 4), without=RENUMBERED)
 def test_a_page_that_is_released_is_taken_again(world: World, connection: Connection) -> None:
     """A lane that leaves gives its page back, and can then no longer finish it."""
     job = listed(world, connection, pages=2)
@@ -223,6 +286,16 @@ def test_a_page_that_is_released_is_taken_again(world: World, connection: Connec
     assert find(connection, job.id).indexed == 20
 
 
+@faces(
+    "a job is paused under six lanes",
+    promises=(4,),
+    without=Rule(
+        "no page of a job that is paused is taken",
+        module="syncer.job_pages",
+        text="AND NOT j.is_paused AND d.halted IS NULL",
+        instead="AND d.halted IS NULL",
+    ),
+)
 def test_a_pause_stops_all_lanes_at_once(world: World, connection: Connection) -> None:
     """From the commit of the pause on no page is taken; what is in hand is finished; then it goes on."""
     job = listed(world, connection, pages=3000)
@@ -261,6 +334,16 @@ def test_a_pause_stops_all_lanes_at_once(world: World, connection: Connection) -
     assert find(connection, job.id).indexed == 30000
 
 
+@faces(
+    "a job is cancelled under six lanes",
+    promises=(4,),
+    without=Rule(
+        "the pages of a job go away with it",
+        module="syncer.jobs",
+        text="connection.execute(_DROP_PAGES, (job_id,))",
+        instead="pass",
+    ),
+)
 def test_a_cancelled_job_counts_nothing_more(world: World, connection: Connection) -> None:
     """Cancelled under lanes at work: none of them fails, no page is left, and what is written later does not count."""
     job = listed(world, connection, pages=1000)
@@ -280,6 +363,7 @@ def test_a_cancelled_job_counts_nothing_more(world: World, connection: Connectio
     assert rows(world, job)[2] == 0
 
 
+@faces("an index is put out of force under six lanes", promises=(4,))
 def test_an_index_that_is_dropped_under_lanes_takes_its_jobs_along(world: World, connection: Connection) -> None:
     """A document that is put out of force while its pages are taken: lanes go on, with nothing to do."""
     listed(world, connection, pages=1000)
@@ -296,6 +380,13 @@ def test_an_index_that_is_dropped_under_lanes_takes_its_jobs_along(world: World,
     assert world.sql("SELECT count(*) FROM syncer.job_page") == [(0,)]
 
 
+@faces(
+    "a small job comes while a great one is written",
+    promises=(4,),
+    without=Rule(
+        "jobs are served in turn", module="syncer.job_pages", text="ORDER BY j.served_at, j.id", instead="ORDER BY j.id"
+    ),
+)
 def test_a_small_job_does_not_wait_for_a_great_one(world: World, connection: Connection) -> None:
     """Jobs are served in turn: five pages beside three hundred are through after ten."""
     listed(world, connection)
@@ -309,6 +400,16 @@ def test_a_small_job_does_not_wait_for_a_great_one(world: World, connection: Con
         assert jobs.advance(connection, small.id).state is JobState.DONE
 
 
+@faces(
+    "a document halts with pages left",
+    promises=(4,),
+    without=Rule(
+        "no page of a document that is halted is taken",
+        module="syncer.job_pages",
+        text="AND NOT j.is_paused AND d.halted IS NULL",
+        instead="AND NOT j.is_paused",
+    ),
+)
 def test_a_halted_document_keeps_others_going(world: World, connection: Connection) -> None:
     """Pages of a document that is halted are left alone; its job says so."""
     job = listed(world, connection, pages=5)
@@ -318,6 +419,16 @@ def test_a_halted_document_keeps_others_going(world: World, connection: Connecti
     assert find(connection, job.id).is_halted
 
 
+@faces(
+    "six lanes write a job that has a rate",
+    promises=(4,),
+    without=Rule(
+        "a rate is the job's, not the lane's",
+        module="syncer.job_pages",
+        text="AND j.pages_next < j.pages_end AND j.next_at <= clock_timestamp()",
+        instead="AND j.pages_next < j.pages_end",
+    ),
+)
 def test_a_rate_holds_for_all_lanes_together(world: World, connection: Connection) -> None:
     """However many lanes, no more is taken than the rate allows in the time that passed, and nearly as much."""
     rate, began = 1000.0, time.monotonic()
@@ -340,6 +451,16 @@ def test_a_rate_holds_for_all_lanes_together(world: World, connection: Connectio
     assert find(connection, job.id).documents_done == taken
 
 
+@faces(
+    "a job that waits for its rate is let go",
+    promises=(4,),
+    without=Rule(
+        "who changes a rate lets go of what it has used up",
+        module="syncer.jobs",
+        text="\"rate = $2, next_at = '-infinity'\"",
+        instead='"rate = $2"',
+    ),
+)
 def test_a_rate_can_be_lifted(world: World, connection: Connection) -> None:
     """A job that waits for its rate goes on at once when it is taken away."""
     job = listed(world, connection, pages=200, rate=0.001)
@@ -351,6 +472,7 @@ def test_a_rate_can_be_lifted(world: World, connection: Connection) -> None:
     assert find(connection, job.id).indexed == 2000
 
 
+@faces("the last commits of a lane are lost in a crash of Postgres", promises=(1, 4), without=COUNTED_ONCE)
 def test_what_a_lane_commits_is_consistent_whatever_is_lost(world: World, connection: Connection) -> None:
     """A page's end and its count are one transaction: if it does not come to be, the page is still there."""
     job = listed(world, connection, pages=5)

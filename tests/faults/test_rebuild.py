@@ -17,8 +17,10 @@ import pytest
 from syncer import rebuild
 from syncer.errors import DocumentError
 from syncer.model import Role
+from tests.faults.rules import FOLLOWED, NOT_NEEDED
 from tests.faults.writers import SEED, fill, writing
-from tests.harness import World, wait_until
+from tests.harness import DEADLINE_SECONDS, World, wait_until
+from tests.proof import Rule, faces
 
 KEPT = 300
 """So many posts exist throughout; random writers leave these ids alone, but for their authors' names."""
@@ -110,9 +112,14 @@ def begin(world: World, *arguments: str) -> subprocess.Popen[bytes]:
 
 def require_done(world: World, process: subprocess.Popen[bytes]) -> None:
     """It ends, and well."""
-    assert process.wait(120) == 0, (world.folder / "backfill.log").read_text()
+    assert process.wait(2 * DEADLINE_SECONDS) == 0, (world.folder / "backfill.log").read_text()
 
 
+@faces(
+    "daemons and the command are killed in the middle of a rebuild, under writers and searches",
+    promises=(1, 2, 3, 4),
+    without=FOLLOWED,
+)
 def test_a_rebuild_under_writers_and_kills_ends_equal_and_was_searchable_throughout(blog: World) -> None:
     """Daemons are killed and started, the command is killed and run again; searches find all that stays, once."""
     dice = random.Random(SEED)
@@ -133,7 +140,7 @@ def test_a_rebuild_under_writers_and_kills_ends_equal_and_was_searchable_through
     now = roles(blog)
     assert now[Role.STANDBY] == before
     assert now[Role.SERVING] != before
-    blog.wait_until_level(seconds=120)
+    blog.wait_until_level(seconds=2 * DEADLINE_SECONDS)
     require_equal(blog, now[Role.STANDBY])
     assert blog.syncer("verify", "blogpost").returncode == 0
 
@@ -173,6 +180,16 @@ def die_before(world: World, step: str) -> None:
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
 
 
+@faces(
+    "the command of a rebuild is killed at each of its steps, and run again",
+    promises=(3, 4),
+    without=Rule(
+        "an index that an interrupted rebuild has left is made anew",
+        module="syncer.indices",
+        text="if meta.items() <= self._ours(target.index_name).items() and self._is_untouched(target):",
+        instead="if False:",
+    ),
+)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_rebuild_that_died_at_a_step_goes_on(blog: World, step: str) -> None:
     """The same command once more ends it; nothing of what it had left is there afterwards."""
@@ -193,6 +210,16 @@ def test_a_rebuild_that_died_at_a_step_goes_on(blog: World, step: str) -> None:
     assert is_searchable(blog)
 
 
+@faces(
+    "the command of a rebuild is killed at each of its steps, and given up",
+    promises=(3, 4),
+    without=Rule(
+        "who gives a rebuild up moves the alias back",
+        module="syncer.apply",
+        text="if indices.searched(document.index) == [document.index_name]:",
+        instead="if False:",
+    ),
+)
 @pytest.mark.parametrize("step", list(STEPS)[1:])
 def test_a_rebuild_that_died_at_a_step_can_be_given_up(blog: World, step: str) -> None:
     """What was searched before is searched still, and nothing else is left."""
@@ -209,6 +236,7 @@ def test_a_rebuild_that_died_at_a_step_can_be_given_up(blog: World, step: str) -
 # Rollback
 
 
+@faces("searches go back to the index before, and forth", promises=(2, 3), without=FOLLOWED)
 def test_the_index_before_is_kept_up_to_date_for_a_rollback(blog: World) -> None:
     """What changes after the swap is in both; the alias goes back and forth, and the dropped one is written no more."""
     blog.daemon()
@@ -229,13 +257,23 @@ def test_the_index_before_is_kept_up_to_date_for_a_rollback(blog: World) -> None
     assert physical(blog) == {blog.index_of()}
 
 
+@faces(
+    "the index before has missed changes",
+    promises=(2, 3),
+    without=Rule(
+        "no index serves that is halted or not filled",
+        module="syncer.rebuild",
+        text="_require_current(standby)",
+        instead="pass",
+    ),
+)
 def test_a_halted_standby_is_no_way_back(blog: World) -> None:
     """Once the index before has missed changes, the alias does not go back to it; searches go on."""
     blog.daemon()
     before = blog.index_of()
     require_done(blog, begin(blog, "--rebuild"))
     with blog.elasticsearch() as client:
-        client.indices.delete(index=before)
+        client.indices.put_settings(index=before, settings={"index.blocks.write": True})
     blog.sql("UPDATE users SET name = 'renamed'")
     blog.wait_until_level()
     wait_until(
@@ -266,6 +304,7 @@ def building(world: World) -> str:
     return roles(world)[Role.BUILDING]
 
 
+@faces("the disk is full for the new index in the middle of a rebuild", promises=(1, 4), without=NOT_NEEDED)
 def test_a_full_disk_in_the_middle_of_a_rebuild_leaves_the_old_index_serving_and_live(blog: World) -> None:
     """The rebuild halts and says so; changes go on reaching what is searched; afterwards it is done by one command."""
     blog.daemon()
@@ -275,7 +314,7 @@ def test_a_full_disk_in_the_middle_of_a_rebuild_leaves_the_old_index_serving_and
         process = begin(blog, "--rebuild", "--rate", "100")
         new = building(blog)
         block(blog, new, is_blocked=True)
-        assert process.wait(60) == 1
+        assert process.wait(DEADLINE_SECONDS) == 1
         said = (blog.folder / "backfill.log").read_text()
         assert f"{new} is halted" in said
         assert "--rebuild" in said
@@ -288,6 +327,16 @@ def test_a_full_disk_in_the_middle_of_a_rebuild_leaves_the_old_index_serving_and
     blog.wait_until_level()
 
 
+@faces(
+    "a new mapping refuses some documents",
+    promises=(3, 4),
+    without=Rule(
+        "no index serves that differs in more than was accepted",
+        module="syncer.filling",
+        text="if not report.holds:",
+        instead="if False:",
+    ),
+)
 def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -> None:
     """It says how many and such as which; with --despite-parked it serves without them."""
     blog.backfill()
@@ -313,6 +362,16 @@ def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -
         }
 
 
+@faces(
+    "the disk is full for an index that serves since a moment ago",
+    promises=(1,),
+    without=Rule(
+        "what an index is for is read in the snapshot of its documents",
+        module="syncer.compose",
+        text="if (state.generation, state.role) == (document.generation, document.role):",
+        instead="if state.generation == document.generation:",
+    ),
+)
 def test_who_wrote_the_new_index_knows_that_it_serves_now(blog: World) -> None:
     """A full disk halts an index while it is being built; once searches find it, it is waited for."""
     with blog.connect() as connection, blog.indices() as indices, blog.index() as index, blog.writer(index) as writer:

@@ -17,9 +17,11 @@ from syncer.index import BulkOutcome, Index
 from syncer.lifecycle import Stop
 from syncer.model import Composition, Target
 from syncer.writer import Writer
+from tests.faults.rules import ON_ALL_SHARDS
 from tests.faults.test_version_rule import HeldIndex, stalled_writer
 from tests.faults.writers import SECONDS, SEED, fill, writing
 from tests.harness import World, wait_until
+from tests.proof import Rule, faces
 from tests.routed import put_parents_and_children, put_routing, put_shards, shards, users_on_two_shards, verified
 
 ALLOCATION = "index.routing.allocation"
@@ -27,18 +29,6 @@ MOVE = "UPDATE posts SET user_id = {there} WHERE id = 2"
 BACK = "UPDATE posts SET user_id = {here} WHERE id = 2"
 DELETE = "DELETE FROM posts WHERE id = 2"
 CHANGES = {"moves": (MOVE,), "is_deleted": (DELETE,), "moves_and_is_deleted": (MOVE, DELETE), "and_back": (MOVE, BACK)}
-
-
-class NarrowIndex(Index):
-    """The rule taken out: only the document's own shard is written."""
-
-    def _elsewhere(self, target: Target, composition: Composition) -> tuple[str, ...]:
-        del target, composition
-        return ()
-
-
-class NarrowHeldIndex(HeldIndex, NarrowIndex):
-    """The same, with a connection that stalls."""
 
 
 @pytest.fixture
@@ -69,6 +59,11 @@ def race(world: World, held: HeldIndex, index: Index, changes: Sequence[str]) ->
         return resume().superseded
 
 
+@faces(
+    "a writer stalls while the document moves to another shard, or is deleted there",
+    promises=(2, 3),
+    without=ON_ALL_SHARDS,
+)
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES.keys())
 def test_a_writer_that_stalled_before_the_move_brings_nothing_back(routed: World, changes: Sequence[str]) -> None:
     """What was read under the old routing cannot come back beside what was written under the new one."""
@@ -78,16 +73,16 @@ def test_a_writer_that_stalled_before_the_move_brings_nothing_back(routed: World
     assert verified(routed).holds
 
 
-@pytest.mark.parametrize("changes", [(MOVE,), (MOVE, DELETE)], ids=["moves", "moves_and_is_deleted"])
-def test_without_the_deletes_on_the_other_shards_a_copy_comes_back(routed: World, changes: Sequence[str]) -> None:
-    """With only the document's own shard written, the same race leaves a copy where it was."""
-    with routed.elasticsearch() as client:
-        narrow = NarrowIndex(client, bulk_bytes_max=1_000_000)
-        assert race(routed, NarrowHeldIndex(client), narrow, changes) == 0
-    assert len(routed.differences()) == 1
-    assert not verified(routed).holds
-
-
+@faces(
+    "a document is written to three shards",
+    promises=(),
+    without=Rule(
+        "a document is counted once, on however many shards it is written",
+        module="syncer.index",
+        text="outcome.indexed += len(part) - deleted",
+        instead="outcome.indexed += sum(task.operations for task in part) - deleted",
+    ),
+)
 def test_a_document_that_moves_is_counted_once(routed: World) -> None:
     """However many shards are told, one document is one document in the report."""
     here, there = authors(routed)
@@ -106,7 +101,7 @@ class _Impatient(Elasticsearch):
     """A client that does not wait for a shard that is away."""
 
     def bulk(self, **options: Any) -> Any:
-        return super().bulk(**options, timeout="100ms")
+        return super().bulk(**options | {"timeout": "100ms"})
 
 
 def lose_a_shard(client: Elasticsearch, name: str) -> int:
@@ -132,6 +127,16 @@ def lose_a_shard(client: Elasticsearch, name: str) -> int:
     return states["UNASSIGNED"]
 
 
+@faces(
+    "the shard that a document leaves is away",
+    promises=(2, 3),
+    without=Rule(
+        "a document is written once every shard has answered",
+        module="syncer.index",
+        text="for one in items if not _is_done(one) and",
+        instead="for one in items[:1] if not _is_done(one) and",
+    ),
+)
 def test_a_shard_that_cannot_delete_makes_the_document_be_written_again(routed: World) -> None:
     """While a shard is away, a document that left it is not called written: a late writer could still put it there."""
     paused: list[float] = []
@@ -160,6 +165,7 @@ def test_a_shard_that_cannot_delete_makes_the_document_be_written_again(routed: 
     assert routed.differences() == []
 
 
+@faces("documents move between shards under random writers", promises=(1, 2, 3), without=ON_ALL_SHARDS)
 @pytest.mark.parametrize("shape", ["posts_under_their_author", "parents_and_children"])
 def test_documents_move_under_random_writers(empty_world: World, shape: str) -> None:
     """Two daemons, concurrent writers and a verify beside them: in the end one copy of each, in its place."""
@@ -190,10 +196,6 @@ class LateIndex(Index):
         return super().write(target, compositions)
 
 
-class NarrowLateIndex(LateIndex, NarrowIndex):
-    """The same, with the rule taken out."""
-
-
 def move_at_random(world: World, index: Index) -> list[str]:
     """Writers that stall between read and write, while applications move posts; how the two differ in the end."""
     fill(world)
@@ -218,15 +220,9 @@ def move_at_random(world: World, index: Index) -> list[str]:
     return world.differences()
 
 
+@faces("writers stall between reading and writing while documents move", promises=(2, 3), without=ON_ALL_SHARDS)
 def test_late_writers_at_random(routed: World) -> None:
     """Writers that read at one moment and write at a random later one end with one copy of each document."""
     with routed.elasticsearch() as client:
         assert move_at_random(routed, LateIndex(client, bulk_bytes_max=1_000_000)) == []
     assert verified(routed).holds
-
-
-def test_late_writers_without_the_deletes_leave_copies(routed: World) -> None:
-    """The same, with only the document's own shard written, ends with copies in places of long ago."""
-    with routed.elasticsearch() as client:
-        assert move_at_random(routed, NarrowLateIndex(client, bulk_bytes_max=1_000_000)) != []
-    assert not verified(routed).holds

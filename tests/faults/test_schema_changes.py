@@ -14,14 +14,16 @@ import psycopg
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer import shape, store
+from syncer import store
 from syncer.compose import Batch, Composer
 from syncer.errors import DocumentError
 from syncer.index import BulkOutcome, Index
 from syncer.reading import following
 from syncer.watch import Watch
+from tests.faults.rules import HALT_ENDS_ANEW, SHAPE_COMPARED, SHORT_WAITS
 from tests.faults.test_version_rule import HeldIndex
 from tests.harness import DEADLINE_SECONDS, REPOSITORY, Daemon, World, wait_until
+from tests.proof import Rule, faces
 
 BLOG = """
 INSERT INTO users (id, name, email) SELECT g, 'user ' || g, '' FROM generate_series(1, 5) AS g;
@@ -232,6 +234,11 @@ def mend(world: World, trouble: Trouble, name: str) -> None:
     select.write_text(select.read_text().replace(*trouble.select) if trouble.select[0] else select.read_text())
 
 
+@faces(
+    "columns, tables, triggers, privileges and indices change or go away under the daemon",
+    promises=(1, 3),
+    without=(SHAPE_COMPARED, HALT_ENDS_ANEW),
+)
 @pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES.keys())
 def test_the_document_halts_the_other_goes_on_and_apply_catches_up(two: World, trouble: Trouble) -> None:
     """It halts and says what to do; the other document follows its writes; after mend and apply nothing is missing."""
@@ -275,6 +282,16 @@ def require_said(world: World, trouble: Trouble) -> None:
         assert words in seen["blogpost"]["halted"]
 
 
+@faces(
+    "somebody asks for a document that is halted",
+    promises=(3,),
+    without=Rule(
+        "nobody works on a document that is halted",
+        module="syncer.halting",
+        text="if document.halted is not None:",
+        instead="if False:",
+    ),
+)
 def test_every_command_says_that_a_document_is_halted(two: World) -> None:
     """A person who asks for a halted document is told why it is halted, and what to do."""
     two.sql("ALTER TABLE posts RENAME COLUMN title TO headline")
@@ -299,6 +316,16 @@ HARMLESS = {
 }
 
 
+@faces(
+    "columns change that no document reads",
+    promises=(5,),
+    without=Rule(
+        "of a table only what the document names is compared",
+        module="syncer.shape",
+        text='["*"] if relation in whole else sorted(named)',
+        instead='["*"]',
+    ),
+)
 def test_what_no_document_reads_halts_nothing(two: World) -> None:
     """Columns that come, and columns that nobody reads, are no matter."""
     daemon = two.daemon(environment={"SYNCER_WATCH_SECONDS": "0.1"})
@@ -340,6 +367,16 @@ def compose_while_altered(world: World, monkeypatch: pytest.MonkeyPatch) -> tupl
     return batch.compositions[0].source, was_let[0]
 
 
+@faces(
+    "a table is written anew while a document is composed",
+    promises=(2, 3),
+    without=Rule(
+        "what is read is locked against ALTER TABLE from before the snapshot",
+        module="syncer.shape",
+        text="return sorted(relation for relation, shape in shapes.items() if shape.kind in _LOCKABLE)",
+        instead="return []",
+    ),
+)
 def test_a_table_cannot_be_written_anew_behind_a_snapshot(two: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A document is not taken for deleted since its table is written anew while it is composed."""
     source, was_let = compose_while_altered(two, monkeypatch)
@@ -347,14 +384,7 @@ def test_a_table_cannot_be_written_anew_behind_a_snapshot(two: World, monkeypatc
     assert not was_let
 
 
-def test_without_the_lock_the_document_is_taken_for_deleted(two: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the lock taken out, the same race finds no row, and would delete the document."""
-    monkeypatch.setattr(shape, "lockable", lambda _: [])
-    source, was_let = compose_while_altered(two, monkeypatch)
-    assert source is None
-    assert was_let
-
-
+@faces("a table is altered in the middle of a fan-out", promises=(5,))
 def test_a_table_can_be_altered_between_two_pages(two: World) -> None:
     """A fan-out holds no lock from one page to the next: an ALTER TABLE in between waits for none of it."""
     two.sql("UPDATE posts SET user_id = 1")
@@ -387,6 +417,7 @@ def test_a_table_can_be_altered_between_two_pages(two: World) -> None:
         assert not drainer.is_alive()
 
 
+@faces("a table is altered for hours", promises=(1,), without=SHORT_WAITS)
 def test_a_daemon_stops_while_a_table_is_being_altered(two: World) -> None:
     """Who waits for a table that is altered for hours tries again and again, and leaves when it is told to."""
     daemon = two.daemon()
@@ -408,6 +439,16 @@ def is_waiting(world: World) -> bool:
     return bool(number)
 
 
+@faces(
+    "an index is closed",
+    promises=(1,),
+    without=Rule(
+        "what a closed index answers is the fault of no document",
+        module="syncer.policy",
+        text=" and kind != _CLOSED",
+        instead="",
+    ),
+)
 def test_a_closed_index_parks_nothing(two: World) -> None:
     """What a closed index answers to each document is no fault of any: no dead letter, the document is to halt."""
     with two.index() as index, two.writer(index) as writer:
@@ -426,6 +467,16 @@ def generation_of(batch: Batch) -> int | None:
     return batch.document.generation if batch.document else None
 
 
+@faces(
+    "a stage fails under a definition that is no longer in force",
+    promises=(1,),
+    without=Rule(
+        "a document halts only for what failed under the definition in force",
+        module="syncer.compose",
+        text="if self._is_in_force(document):",
+        instead="if True:",
+    ),
+)
 def test_a_definition_that_is_no_longer_in_force_halts_nothing(two: World) -> None:
     """A composer that still knows the definition before looks again instead of failing under it."""
     with two.connect() as connection:
@@ -444,6 +495,16 @@ def test_a_definition_that_is_no_longer_in_force_halts_nothing(two: World) -> No
         assert generation_of(composer.compose(two.index_of(), ["2"])) == 3
 
 
+@faces(
+    "a halt comes after the apply that mended it",
+    promises=(1,),
+    without=Rule(
+        "a halt names the generation that failed",
+        module="syncer.store",
+        text="filled_at = NULL\nWHERE name = $1 AND generation = $2 AND halted IS NULL",
+        instead="filled_at = NULL\nWHERE name = $1 AND $2::bigint IS NOT NULL AND halted IS NULL",
+    ),
+)
 def test_a_late_halt_does_nothing(two: World) -> None:
     """Who failed under a generation that is no longer in force halts nothing; the first reason stays."""
     with two.connect() as connection:
@@ -457,6 +518,7 @@ def test_a_late_halt_does_nothing(two: World) -> None:
         assert all(one.halted is None and one.is_filled for one in store.documents(connection))
 
 
+@faces("a column is renamed, and has its name back", promises=(1, 3), without=HALT_ENDS_ANEW)
 def test_a_schema_change_that_is_taken_back_needs_an_apply_all_the_same(two: World) -> None:
     """A halted document stays halted, since changes were skipped; apply fills it though nothing differs."""
     two.sql("ALTER TABLE posts RENAME COLUMN title TO headline")
@@ -477,6 +539,7 @@ def test_a_schema_change_that_is_taken_back_needs_an_apply_all_the_same(two: Wor
         assert [one.generation for one in store.documents(connection)] == [2, 1]
 
 
+@faces("a view is redefined", promises=(1, 3), without=SHAPE_COMPARED)
 def test_a_view_that_is_redefined_halts_who_reads_it(two: World) -> None:
     """Its rows change without any row of a table changing: the document halts, and apply writes it all again."""
     two.sql("CREATE VIEW shown AS SELECT id, text FROM pages")
@@ -494,6 +557,7 @@ def test_a_view_that_is_redefined_halts_who_reads_it(two: World) -> None:
     assert pages_are_level(two)
 
 
+@faces("what an older syncer has stored is of another form", promises=(1, 3))
 def test_what_an_older_syncer_applied_is_halted_until_it_is_applied_again(two: World) -> None:
     """A migration that changes the form of what is stored leaves documents that say so, and that apply mends."""
     migration = (REPOSITORY / "migrations" / "0002.halted-documents.sql").read_text()
@@ -514,6 +578,16 @@ BEGIN; ALTER TABLE comments RENAME TO full_one; ALTER TABLE empty RENAME TO comm
 """
 
 
+@faces(
+    "a table is swapped in for a moment",
+    promises=(1, 3),
+    without=Rule(
+        "nothing is read from a table without triggers",
+        module="syncer.reading",
+        text="if lost := capture.uncaptured(connection, document.dependencies.tables):",
+        instead="if lost := []:",
+    ),
+)
 def test_a_table_that_was_swapped_in_for_a_moment_is_not_read(world: World) -> None:
     """Neither composed from nor followed through, even if it is gone again before anybody looks."""
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', 'john@smith.com')")

@@ -20,9 +20,11 @@ from syncer import postgres
 from syncer.postgres import Connection
 from syncer.reading import STAGE_LOCK_SECONDS
 from syncer.watch import Watch, WatchReport
+from tests.faults.rules import FILES_NOTED, SHAPE_COMPARED
 from tests.faults.test_schema_changes import is_waiting
 from tests.faults.writers import SEED, at_work
 from tests.harness import World, wait_until
+from tests.proof import Rule, faces
 
 SECONDS = 18.0
 LONGEST_MIGRATION_SECONDS = 15.0
@@ -164,6 +166,11 @@ def define(world: World) -> None:
         (folder / "index.json").write_text(json.dumps({"settings": settings, "mappings": {"dynamic": False}}))
 
 
+@faces(
+    "tables are migrated at random under writers, and apply is run too early",
+    promises=(1, 3, 5),
+    without=SHAPE_COMPARED,
+)
 def test_migrations_at_random_leave_no_wrong_document(three: World) -> None:
     """Whatever is migrated, writers never fail of it, others follow, and after mend and apply nothing is missing."""
     world, dice = three, random.Random(SEED)
@@ -308,6 +315,7 @@ def require_not_syncers(world: World, error: psycopg.Error) -> None:
         assert not [one for one in found if one[0].startswith("syncer")], f"{said}\n{found}"
 
 
+@faces("ALTER TABLE computes values anew, which no trigger sees", promises=(1, 3), without=FILES_NOTED)
 @pytest.mark.parametrize("is_partitioned", [False, True], ids=["a table", "a partitioned table"])
 def test_values_that_a_migration_computes_anew_are_followed(empty_world: World, *, is_partitioned: bool) -> None:
     """ALTER TABLE … USING fires no trigger and may leave the type as it was: documents show the new values even so."""
@@ -338,6 +346,16 @@ def test_values_that_a_migration_computes_anew_are_followed(empty_world: World, 
         assert watch.run_once() == WatchReport(documents=3, halted=(), noted=())
 
 
+@faces(
+    "a migration alters two tables that a stage reads",
+    promises=(5,),
+    without=Rule(
+        "a stage waits for a table for less than it takes Postgres to look for a deadlock",
+        module="syncer.postgres",
+        text="LOCK_SECONDS_MAX = 0.5",
+        instead="LOCK_SECONDS_MAX = 5.0",
+    ),
+)
 def test_a_long_migration_of_two_tables_is_not_the_victim_of_a_deadlock(three: World) -> None:
     """A stage that holds one table and waits for another gives up before Postgres ends the migration of both."""
     relations = ["public.comments", "public.posts"]

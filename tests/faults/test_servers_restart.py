@@ -7,9 +7,11 @@ import time
 import pytest
 
 from tests.faults.writers import fill, writing
-from tests.harness import World
+from tests.harness import DEADLINE_SECONDS, World
+from tests.proof import faces
 
 
+@faces("each of the servers is killed under load, and comes back", promises=(1, 2, 3))
 @pytest.mark.parametrize("name", ["postgres", "kafka", "elasticsearch"])
 def test_the_daemon_outlives_a_crash(world: World, name: str) -> None:
     """SIGKILL of a server under load: the daemon waits, says so once, and goes on by itself."""
@@ -19,8 +21,10 @@ def test_the_daemon_outlives_a_crash(world: World, name: str) -> None:
     server = getattr(world.sandbox, name)
     if name == "postgres":
         server.kill()
-        daemon.wait_for("stage.retried")
-        server.start()
+        try:
+            daemon.wait_for("stage.retried")
+        finally:
+            server.start()
         with writing(world):
             time.sleep(3)
     else:
@@ -29,7 +33,7 @@ def test_the_daemon_outlives_a_crash(world: World, name: str) -> None:
             time.sleep(3)
             server.start()
             time.sleep(2)
-    world.wait_until_level(seconds=120)
+    world.wait_until_level(seconds=2 * DEADLINE_SECONDS)
     assert world.syncer("verify").returncode == 0
     retried = [one for one in daemon.events() if one["event"] == "stage.retried"]
     assert len(retried) < 50

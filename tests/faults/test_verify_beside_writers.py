@@ -6,8 +6,10 @@ import time
 
 from syncer.drift import Cause, Kind
 from syncer.verify import VerifyReport, verify
+from tests.faults.rules import EXTRAS_COUNTED, LOOKED_AT_AGAIN
 from tests.faults.writers import SECONDS, fill, writing
 from tests.harness import World
+from tests.proof import faces
 from tests.routed import document, put_routing, put_shards
 
 FAR_AHEAD = 1 << 62
@@ -19,6 +21,7 @@ def run(world: World, *, repair: bool = False) -> VerifyReport:
         return verify(world.connect, document(world), index=index, page=7, repair=writer if repair else None)
 
 
+@faces("verify runs while everything changes", promises=(3, 4), without=LOOKED_AT_AGAIN)
 def test_what_is_in_flight_is_never_drift(world: World) -> None:
     """Again and again, while everything changes on both sides, nothing is reported."""
     fill(world)
@@ -34,6 +37,7 @@ def test_what_is_in_flight_is_never_drift(world: World) -> None:
     assert not report.moving
 
 
+@faces("verify runs while documents move between shards", promises=(3, 4), without=LOOKED_AT_AGAIN)
 def test_nor_where_documents_move_between_shards(empty_world: World) -> None:
     """The same with a routing that changes, so that documents leave one shard and come to another one."""
     put_shards(empty_world, 3)
@@ -50,6 +54,11 @@ def test_nor_where_documents_move_between_shards(empty_world: World) -> None:
     assert run(empty_world).holds
 
 
+@faces(
+    "documents are deleted, changed and added behind syncer's back",
+    promises=(3, 4),
+    without=EXTRAS_COUNTED,
+)
 def test_planted_drift_is_found_and_mended_beside_writers(world: World) -> None:
     """Just what was planted, with its cause; a repair mends what can be, and weakens nothing of what goes on."""
     fill(world)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +13,12 @@ from syncer import version
 from syncer.index import BulkOutcome, Index
 from syncer.model import Composition, Target
 from syncer.postgres import Connection
+from syncer.reading import require_shape
+from syncer.store import Document
 from syncer.writer import WriteReport
+from tests.faults.rules import DRAWN_FIRST, WRITTEN_WITH_THE_DRAW
 from tests.harness import DEADLINE_SECONDS, World
+from tests.proof import Rule, faces
 
 CHANGES = {
     "a newer text": "UPDATE posts SET title = 'new' WHERE id = 2",
@@ -35,24 +38,7 @@ class HeldIndex(Index):
         """Write once released."""
         self.is_held.set()
         assert self.release.wait(DEADLINE_SECONDS)
-        return super().write(target, self.at_last(compositions))
-
-    def at_last(self, compositions: Sequence[Composition]) -> Sequence[Composition]:
-        """What is written in the end: what was composed."""
-        return compositions
-
-
-class LateDrawIndex(HeldIndex):
-    """The rule taken out: the version is drawn after the read, when the document is written."""
-
-    def __init__(self, client: Elasticsearch, connection: Connection) -> None:
-        super().__init__(client)
-        self._connection = connection
-
-    def at_last(self, compositions: Sequence[Composition]) -> Sequence[Composition]:
-        """The same documents, with a version of now."""
-        drawn = version.draw(self._connection)
-        return [dataclasses.replace(one, version=drawn) for one in compositions]
+        return super().write(target, compositions)
 
 
 @contextmanager
@@ -85,6 +71,11 @@ def blog(world: World) -> World:
     return world
 
 
+@faces(
+    "a writer stalls between reading and writing, while a change is written by another",
+    promises=(1, 2, 3),
+    without=WRITTEN_WITH_THE_DRAW,
+)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_writer_that_stalls_between_read_and_write_loses(blog: World, change: str) -> None:
     """What was read before a change cannot replace what was read after it."""
@@ -96,24 +87,37 @@ def test_a_writer_that_stalls_between_read_and_write_loses(blog: World, change: 
         assert blog.differences() == []
 
 
+@faces("a change is made and written by another while a writer is reading", promises=(1, 2, 3), without=DRAWN_FIRST)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_without_the_rule_the_stalled_writer_wins(blog: World, change: str) -> None:
-    """With the draw moved after the read, the same race leaves a stale document."""
-    with (
-        blog.elasticsearch() as client,
-        blog.index() as index,
-        blog.writer(index) as prompt,
-        blog.connect() as connection,
-    ):
-        with stalled_writer(blog, LateDrawIndex(client, connection)) as resume:
+def test_a_change_that_comes_while_others_read_wins(blog: World, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose snapshot is older has drawn before, so that he loses, whoever writes last."""
+    with blog.index() as index, blog.writer(index) as late, blog.writer(index) as prompt:
+
+        def change_meanwhile(connection: Connection, document: Document) -> None:
+            monkeypatch.setattr("syncer.compose.require_shape", require_shape)
             blog.sql(change)
-            prompt.write(blog.index_of(), ["2"])
-            assert resume().superseded == 0
-        assert len(blog.differences()) == 1
+            prompt.write(document.index_name, ["2"])
+            require_shape(connection, document)
+
+        monkeypatch.setattr("syncer.compose.require_shape", change_meanwhile)
+        late.write(blog.index_of(), ["2"])
+    assert blog.differences() == []
 
 
+@faces(
+    "a writer sleeps for longer than Elasticsearch remembers a delete",
+    promises=(2, 3),
+    without=Rule(
+        "what was drawn too long ago is composed anew",
+        module="syncer.writer",
+        text="while clock() - batch.drawn_at > DRAW_AGE_SECONDS_MAX:",
+        instead="while False:",
+    ),
+)
 def test_a_draw_that_has_grown_old_is_not_written(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that slept between draw and write composes again, since tombstones are forgotten in time."""
+    with blog.index() as index, blog.writer(index) as writer:
+        writer.write(blog.index_of(), ["2"])  # so that it is not for creating it that it is written again
     moments = iter([0.0, 2000.0])  # the first draw, and the look at its age
 
     def clock() -> float:

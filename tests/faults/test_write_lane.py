@@ -12,18 +12,19 @@ import psycopg
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer import job_pages, jobs, listing, refresher as lane, store
+from syncer import job_pages, jobs, listing, pipeline, refresher as lane, store
 from syncer.errors import IndexingError, UnavailableError
 from syncer.holdings import Holdings, View
 from syncer.index import BulkOutcome, Index
 from syncer.job import Job, JobKind, JobState, find, unfinished
-from syncer.lifecycle import Stop
 from syncer.model import Composition, Target
 from syncer.postgres import Connection
 from syncer.refresher import Refresher
 from syncer.store import Document
+from tests.faults.rules import LATE_READ_AGAIN, POSTPONED, SHORT_WAITS
 from tests.faults.test_version_rule import HeldIndex
-from tests.harness import World, wait_until
+from tests.harness import World, running, wait_until
+from tests.proof import Rule, faces
 
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
@@ -48,29 +49,6 @@ def create(connection: Connection, kind: JobKind, name: str = "blogpost") -> Job
     made = jobs.create(connection, the_document(connection, name), kind)
     assert made is not None
     return made
-
-
-@contextmanager
-def running(made: Refresher) -> Iterator[Stop]:
-    """The lane at work in a thread of its own until the block ends; what ends it fails the test."""
-    stop = Stop()
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            made.run(stop)
-        except BaseException as error:  # noqa: BLE001 - told to the test below
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield stop
-    finally:
-        stop.request()
-        thread.join(30)
-    assert not thread.is_alive(), "it does not end"
-    assert not failures, failures
 
 
 # Late writers, and jobs that cannot know of what they write
@@ -131,6 +109,11 @@ class CutShort(HeldIndex):
 
 
 # One who fails after a TRUNCATE fails under the generation that is in force, and halts it.
+@faces(
+    "a writer stalls while a TRUNCATE, a narrower definition or a mended halt removes the document",
+    promises=(2, 3),
+    without=LATE_READ_AGAIN,
+)
 @pytest.mark.parametrize(
     ("remove", "made"),
     [
@@ -153,6 +136,7 @@ def test_a_writer_who_is_late_does_not_bring_back_what_no_change_names(
         assert world.differences() == []
 
 
+@faces("a writer stalls until just before the sweep", promises=(2, 3), without=LATE_READ_AGAIN)
 @pytest.mark.parametrize("remove", [truncate, narrow])
 def test_a_writer_who_writes_between_the_listing_and_the_sweep_does_not_either(
     world: World, connection: Connection, remove: Callable[[World], None], monkeypatch: pytest.MonkeyPatch
@@ -176,6 +160,18 @@ def test_a_writer_who_writes_between_the_listing_and_the_sweep_does_not_either(
     assert unfinished(connection) == []
 
 
+@faces(
+    "a TRUNCATE joins a job just when that is about to be listed",
+    promises=(1, 3),
+    without=Rule(
+        "what was there before is asked for once the listing has begun",
+        module="syncer.listing",
+        text="if connection.execute(_BEGIN_WHOLE if",
+        instead="asked = sequence_numbers and sequence_numbers()\n"
+        "        sequence_numbers = lambda: asked\n"
+        "        if connection.execute(_BEGIN_WHOLE if",
+    ),
+)
 def test_a_job_that_is_taken_for_another_one_reads_the_sequence_numbers_after_that(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +207,16 @@ def two_documents(world: World) -> World:
     return world
 
 
+@faces(
+    "a small job is made while a great one is written",
+    promises=(4,),
+    without=Rule(
+        "a lane looks for jobs to be listed while it writes",
+        module="syncer.refresher",
+        text="return bool(self._due())",
+        instead="return False",
+    ),
+)
 def test_a_small_job_does_not_wait_until_a_great_one_is_through(world: World, connection: Connection) -> None:
     """One lane: a job that is made while another one of many pages is written is listed, written, swept, ended."""
     two_documents(world)
@@ -225,6 +231,7 @@ def test_a_small_job_does_not_wait_until_a_great_one_is_through(world: World, co
             assert find(connection, great.id).state is JobState.LISTED
 
 
+@faces("a node is away when a job is to be listed", promises=(1, 4), without=POSTPONED)
 def test_an_index_without_its_primary_keeps_its_job_waiting_and_no_other(world: World, connection: Connection) -> None:
     """A node is away when a job is to be listed: nothing halts, others go on, and so does this one afterwards."""
     two_documents(world)
@@ -234,17 +241,28 @@ def test_an_index_without_its_primary_keeps_its_job_waiting_and_no_other(world: 
     with world.index() as index, world.elasticsearch() as client:
         waiting = create(connection, JobKind.BACKFILL)
         other = create(connection, JobKind.BACKFILL, "user")
-        client.indices.put_settings(index=name, settings={require: "nobody"})
-        client.indices.close(index=name)
-        client.indices.open(index=name, wait_for_active_shards=0)
+        (made,) = client.indices.get(index=name, expand_wildcards="all").body.values()
+        client.indices.delete(
+            index=name
+        )  # a shard that was there before would be put where it was, whatever is required
+        nowhere = {"index.number_of_replicas": 0, require: "nobody"}
+        client.indices.create(
+            index=name,
+            settings=nowhere,
+            mappings=made["mappings"],
+            aliases=made["aliases"],
+            wait_for_active_shards=0,
+        )
         with running(Refresher(connect=world.connect, index=index)):
             wait_until(lambda: find(connection, other.id).state is JobState.DONE, what="the other one is done")
+            assert find(connection, waiting.id).state is JobState.LISTING
             assert not find(connection, waiting.id).is_halted
             client.indices.put_settings(index=name, settings={require: None})
             wait_until(lambda: find(connection, waiting.id).state is JobState.DONE, what="the job is done")
     assert world.differences() == []
 
 
+@faces("an index cannot be asked for a while", promises=(4,), without=POSTPONED)
 def test_a_job_in_trouble_keeps_no_other_waiting(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +286,16 @@ def test_a_job_in_trouble_keeps_no_other_waiting(
         wait_until(lambda: find(connection, waiting.id).state is JobState.DONE, what="the job is done")
 
 
+@faces(
+    "Elasticsearch forgets a view in the middle of a sweep",
+    promises=(3, 4),
+    without=Rule(
+        "a view that is lost is opened again",
+        module="syncer.holdings",
+        text="if _LOST not in str(error.body):",
+        instead="if True:",
+    ),
+)
 def test_a_view_that_is_lost_while_strays_are_looked_for_is_opened_again(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +319,16 @@ def test_a_view_that_is_lost_while_strays_are_looked_for_is_opened_again(
     assert world.differences() == []
 
 
+@faces(
+    "an index is put out of force while a lane takes its job further",
+    promises=(4,),
+    without=Rule(
+        "a job that is gone is passed over",
+        module="syncer.refresher",
+        text="except JobError:  # it went away",
+        instead="except ZeroDivisionError:  # it went away",
+    ),
+)
 def test_a_job_that_goes_away_before_its_step_ends_no_lane(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +350,7 @@ def test_a_job_that_goes_away_before_its_step_ends_no_lane(
 # Waiting
 
 
+@faces("a table is altered while a job is to be listed", promises=(4,), without=SHORT_WAITS)
 def test_a_lane_that_waits_for_a_table_stops_when_it_is_told_to(world: World, connection: Connection) -> None:
     """Somebody alters a table for as long as he likes, while a job is to be listed."""
     world.sql(POSTS.format(3))
@@ -335,6 +374,16 @@ CREATE FUNCTION slowly(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
 """
 
 
+@faces(
+    "Postgres takes longer for a page than a lane may stall",
+    promises=(4,),
+    without=Rule(
+        "a lane says that it is still at its pages",
+        module="syncer.refresher",
+        text="job_pages.keep(self._connected(), [hand.page for hand in self._hands])",
+        instead="set()",
+    ),
+)
 def test_a_page_stays_in_hand_however_long_postgres_takes_for_it(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,16 +394,31 @@ def test_a_page_stays_in_hand_however_long_postgres_takes_for_it(
     world.sql(SLOWLY)
     world.apply()
     monkeypatch.setattr(lane, "_KEEP_SECONDS", 0.2)
+    monkeypatch.setattr(pipeline, "KEEP_SECONDS", 0.2)
     job = create(connection, JobKind.BACKFILL)
     reclaimed = 0
     with world.index() as index, running(Refresher(connect=world.connect, index=index)):
-        while find(connection, job.id).state is not JobState.DONE:
+
+        def is_done() -> bool:
+            nonlocal reclaimed
             reclaimed += job_pages.reclaim(connection, stalled_seconds=1.5)
-            time.sleep(0.05)
+            return find(connection, job.id).state is JobState.DONE
+
+        wait_until(is_done, what="the job is done")
     assert reclaimed == 0
     assert find(connection, job.id).indexed == 6
 
 
+@faces(
+    "a lane is stopped in the middle of a page",
+    promises=(4,),
+    without=Rule(
+        "who stops gives back what is in hand",
+        module="syncer.refresher",
+        text="job_pages.release(self._connection, [hand.page for hand in self._hands])",
+        instead="pass",
+    ),
+)
 def test_a_page_is_given_back_at_once_when_a_lane_is_told_to_stop(world: World, connection: Connection) -> None:
     """Its slices that fly are finished, no other is begun; the page is there for the next one, and counted once."""
     world.sql(POSTS.format(400))
@@ -374,6 +438,7 @@ def test_a_page_is_given_back_at_once_when_a_lane_is_told_to_stop(world: World, 
     assert world.differences() == []
 
 
+@faces("a job's condition ends the session, each time", promises=(4,), without=POSTPONED)
 def test_a_job_whose_step_breaks_the_connection_keeps_no_other_waiting(world: World) -> None:
     """What the older one asks for ends the session each time; the other one goes first then."""
     world.sql(POSTS.format(3))
@@ -387,6 +452,16 @@ def test_a_job_whose_step_breaks_the_connection_keeps_no_other_waiting(world: Wo
         assert not find(connection, first.id).state.is_finished
 
 
+@faces(
+    "a step of a job fails for a reason that nobody foresaw",
+    promises=(4,),
+    without=Rule(
+        "an error that nobody foresaw fails its job only",
+        module="syncer.refresher",
+        text="elif explain(error) is None:",
+        instead="elif False:",
+    ),
+)
 def test_an_error_that_nobody_foresaw_in_a_step_fails_the_job_and_no_lane(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,9 +51,9 @@ def fill(world: World) -> None:
 
 
 @contextmanager
-def writing(world: World, *, writers: int = 4, seed: int = SEED) -> Iterator[None]:
-    """Writers at work until the block ends; each is a connection of its own."""
-    with at_work(world, [write_until] * writers, seed=seed):
+def writing(world: World, *, writers: int = 4, seed: int = SEED, outlive: bool = False) -> Iterator[None]:
+    """Writers at work until the block ends; each is a connection of its own, and another one if they outlive that."""
+    with at_work(world, [write_until] * writers, seed=seed, outlive=outlive):
         yield
 
 
@@ -62,16 +62,29 @@ Work = Callable[[threading.Event, psycopg.Connection[Any], random.Random], objec
 
 
 @contextmanager
-def at_work(world: World, works: Sequence[Work], *, seed: int = SEED) -> Iterator[None]:
-    """All of them at work until the block ends; what one of them raises fails the test."""
+def at_work(world: World, works: Sequence[Work], *, seed: int = SEED, outlive: bool = False) -> Iterator[None]:
+    """All of them at work until the block ends; what one of them raises fails the test.
+
+    Args:
+        world: Where.
+        works: What each of them does.
+        seed: Of their dice.
+        outlive: Whether they connect anew when their connection is gone, as applications do.
+    """
     print(f"SYNCER_TEST_SEED={seed}")  # noqa: T201 - pytest shows it when the test fails
     stop = threading.Event()
     failures: list[BaseException] = []
 
     def run(work: Work, dice: random.Random) -> None:
         try:
-            with world.application() as connection:
-                work(stop, connection, dice)
+            while not stop.is_set():
+                try:
+                    with world.application() as connection:
+                        work(stop, connection, dice)
+                except psycopg.OperationalError:
+                    if not outlive:
+                        raise
+                    stop.wait(0.05)
         except BaseException as error:  # noqa: BLE001 - told to the test below
             failures.append(error)
 
@@ -90,13 +103,20 @@ def at_work(world: World, works: Sequence[Work], *, seed: int = SEED) -> Iterato
 
 
 def write_until(stop: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:
-    """Transactions of one to five statements, with pauses inside, of which a fifth roll back."""
+    """Transactions, one after the other."""
     while not stop.is_set():
         try:
-            with connection.transaction(force_rollback=dice.random() < 0.2):
-                for _ in range(dice.randint(1, 5)):
-                    connection.execute(*dice.choice(_STATEMENTS)(dice))
-                    stop.wait(dice.choice((0, 0, 0.002, 0.03)))
+            transact(stop, connection, dice)
         except (psycopg.errors.IntegrityError, psycopg.errors.OperationalError):
+            if connection.closed:
+                raise
             # A key that is taken, a row that is gone, a deadlock: an application goes on with the next thing.
             continue
+
+
+def transact(stop: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:
+    """A transaction of one to five statements, with pauses inside; a fifth of them roll back."""
+    with connection.transaction(force_rollback=dice.random() < 0.2):
+        for _ in range(dice.randint(1, 5)):
+            connection.execute(*dice.choice(_STATEMENTS)(dice))
+            stop.wait(dice.choice((0, 0, 0.002, 0.03)))

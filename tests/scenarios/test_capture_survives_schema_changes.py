@@ -14,7 +14,9 @@ import pytest
 
 from syncer import capture, trigger
 from tests.capturing import Change, capture_only, define, forget, install, plan, written
+from tests.faults.rules import GONE_IS_NULL
 from tests.harness import World
+from tests.proof import faces
 
 ORDINARY = "CREATE TABLE things (id int PRIMARY KEY, place int, name text, note text, views int)"
 # The partition that is written has its columns in another order than its parent.
@@ -97,6 +99,7 @@ MIGRATIONS = {
 }
 
 
+@faces("columns are renamed, dropped and given other types under open sessions", promises=(1, 5), without=GONE_IS_NULL)
 @pytest.mark.parametrize("migration", MIGRATIONS.values(), ids=MIGRATIONS.keys())
 def test_writes_go_on_and_are_captured_after_a_migration(things: World, migration: str) -> None:
     """In a session that wrote before and in a new one; each changed row leaves its key and its place."""
@@ -117,6 +120,7 @@ def test_writes_go_on_and_are_captured_after_a_migration(things: World, migratio
                 assert (RELATION, "T", None, None) in written(things)
 
 
+@faces("a watched column goes away", promises=(1, 5), without=GONE_IS_NULL)
 def test_where_a_watched_column_is_gone_every_update_is_a_change(things: World) -> None:
     """What the column has become cannot be told, so nothing is left out; after apply, what is not watched is again."""
     with session(things) as application:
@@ -162,6 +166,7 @@ def old_value(name: str) -> int:
     return {"ident": 1, "spot": 5}[name]
 
 
+@faces("the primary key is dropped", promises=(1, 5), without=GONE_IS_NULL)
 def test_a_dropped_key_fails_no_write(things: World) -> None:
     """A table that has lost its primary key column is written on, and each row leaves something."""
     with session(things) as application:
@@ -226,6 +231,7 @@ def test_a_transaction_whose_snapshot_is_older_than_the_migration_goes_on(things
     assert written(things) == [updated(1)]
 
 
+@faces("columns go and come back in any order", promises=(5,), without=GONE_IS_NULL)
 def test_every_sequence_of_migrations_leaves_the_table_writable(things: World) -> None:
     """Columns go and come back in any order, in one session."""
     with session(things) as application:

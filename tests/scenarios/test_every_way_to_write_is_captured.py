@@ -11,6 +11,7 @@ from syncer.model import Change
 from tests import capturing
 from tests.capturing import capture_only, define, forget, install, written
 from tests.harness import World
+from tests.proof import Rule, faces
 
 FAMILY = """
 CREATE TABLE parents (id int PRIMARY KEY, code int UNIQUE, name text);
@@ -103,6 +104,10 @@ WAYS: dict[str, tuple[str, list[capturing.Change]]] = {
         ),
         [child("I", 77)],
     ),
+    "session_that_replicates": (
+        "SET session_replication_role = replica; UPDATE children SET name = 'r' WHERE id = 1",
+        [child("U", 1)],
+    ),
     "cursor": (
         (
             "DECLARE c CURSOR FOR SELECT * FROM children WHERE id = 2; FETCH c; "
@@ -113,6 +118,16 @@ WAYS: dict[str, tuple[str, list[capturing.Change]]] = {
 }
 
 
+@faces(
+    "rows are changed in every way that Postgres has, replication included",
+    promises=(1, 5),
+    without=Rule(
+        "triggers fire for sessions that replicate, too",
+        module="syncer.trigger",
+        text="ENABLE ALWAYS TRIGGER",
+        instead="ENABLE TRIGGER",
+    ),
+)
 @pytest.mark.parametrize(("way", "expected"), WAYS.values(), ids=WAYS.keys())
 def test_each_way_leaves_what_it_did(family: World, way: str, expected: list[capturing.Change]) -> None:
     """Each changed row is in the outbox, whatever has changed it."""
@@ -133,6 +148,7 @@ def test_copy_is_captured(family: World, kind: str) -> None:
     assert written(family) == [child("I", 50), child("I", 51)]
 
 
+@faces("row-level security hides rows from who writes them", promises=(1, 5))
 @pytest.mark.parametrize("force", ["ENABLE ROW LEVEL SECURITY", "FORCE ROW LEVEL SECURITY"])
 @pytest.mark.parametrize("partitioned", ["", "PARTITION BY RANGE (id)"])
 def test_row_level_security_hides_nothing_from_the_outbox(empty_world: World, force: str, partitioned: str) -> None:

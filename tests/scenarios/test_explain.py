@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from syncer import jobs, outbox, store, topic
-from syncer.affected import AffectedReader
+from syncer import jobs, listing, outbox, store, topic
+from syncer.affected import Affected, AffectedReader
 from syncer.errors import DefinitionError
 from syncer.explain import events, explanation
 from syncer.explain.events import Flow, Limits, Stage
@@ -22,9 +22,10 @@ from syncer.explain.verdict import Verdict
 from syncer.job import JobKind
 from syncer.model import Change
 from syncer.relay import Relay
-from syncer.topic import ChangeProducer
+from syncer.transport import ChangeProducer
 from syncer.worker import Worker
 from tests.harness import World, wait_until
+from tests.lane import Lane
 from tests.routed import put, put_routing, put_shards, shards, users_on_two_shards
 
 BLOG = """
@@ -342,6 +343,31 @@ def test_a_job_that_may_yet_write_it_is_named(world: World) -> None:
     assert verdict(explained(world, "77")) is Verdict.ABSENT
 
 
+@level
+def test_a_fan_out_that_leads_to_it_is_named(world: World) -> None:
+    """While it is not listed, while a page has it, and while a lane has that page; another one is not."""
+    world.sql("UPDATE users SET name = 'renamed' WHERE id = 1")
+    world.sql("TRUNCATE syncer.outbox")
+    with world.connect() as connection, world.index() as index, world.connect() as own:
+        document = store.served(connection)["blogpost"]
+        other = jobs.create_fan_out(connection, document, {"public.users": [{"id": 3}]})
+        assert other is not None
+        listing.list_pages(connection, other, document, page=10)
+        assert verdict(explained(world)) is Verdict.DRIFTED
+        made = jobs.create_fan_out(connection, document, {"public.users": [{"id": 1}]})
+        assert made is not None
+        who = f"job {made.id} (fan-out: public.users, 1 row)"
+        assert f"{who} has yet to write it: 0 of an unknown number done" in says(explained(world))
+        jobs.cancel(connection, other.id)
+        listing.list_pages(connection, made, document, page=10)
+        assert f"{who} has yet to write it: 0 of" in says(explained(world))
+        Lane(own).take()
+        assert f"{who} is writing it just now: 0 of" in says(explained(world))
+        own.close()
+        world.refresh(index)
+    assert explained(world).is_equal
+
+
 def test_a_copy_on_another_shard_is_in_the_wrong_place(empty_world: World) -> None:
     """Both copies are shown, each with its routing, and a refresh would remove the one."""
     world = empty_world
@@ -497,7 +523,7 @@ def test_one_document_is_asked_for_as_workers_ask_for_all(empty_world: World) ->
         ids = ["2", "4", "5", "77", "post-2", "post-4", "post-5", "comment-1", "comment-2"]
         for document in store.documents(connection):
             for some in [*([one] for one in changes), changes[:7], changes[7:-1], changes]:
-                named = [one.ids for one in reader.read(document, some)]
+                named = [one.ids for one in reader.read(document, some) if isinstance(one, Affected)]
                 for id_ in ids:
                     is_named = any(page is None or id_ in page for page in named)
                     assert reader.touches(document, some, id_) == is_named, (document.name, some, id_)
@@ -562,7 +588,7 @@ def test_without_kafka_the_rest_is_shown(world: World) -> None:
 def test_a_record_that_is_no_change_is_named(world: World) -> None:
     """What no worker goes past is said, with its place; the rest is still shown."""
     with closing(ChangeProducer(world.settings.kafka)) as producer:
-        producer.produce(b"", b"hello")
+        producer.produce([(b"", b"hello")])
         producer.flush()
     seen = explained(world)
     assert seen.flow.trouble is not None

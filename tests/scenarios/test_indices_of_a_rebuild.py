@@ -21,6 +21,7 @@ from syncer.indices import Indices
 from syncer.model import Composition, Place, Target
 from syncer.store import Document
 from tests.harness import World, wait_until
+from tests.proof import Rule, faces
 
 MAPPINGS: dict[str, Any] = {
     "dynamic": "strict",
@@ -30,7 +31,7 @@ MAPPINGS: dict[str, Any] = {
         "more": {"type": "nested", "properties": {"word": {"type": "keyword"}}},
     },
 }
-OURS = {"document": "blogpost", "installation": "one"}
+OURS: dict[str, Any] = {"document": "blogpost", "installation": "one"}
 _OF_ITS_OWN = ("index.uuid", "index.creation_date", "index.provided_name")
 
 
@@ -268,6 +269,7 @@ def test_an_index_json_that_elasticsearch_refuses_builds_nothing(room: Room) -> 
 # Searched
 
 
+@faces("searches go on while the alias moves", promises=(2, 4))
 def test_searches_see_one_index_whole_through_every_swap(room: Room) -> None:
     """Never an error, never nothing, never both."""
     documents, swaps = 20, 150
@@ -333,6 +335,7 @@ def test_an_alias_of_somebody_else_is_not_moved(room: Room) -> None:
         room.indices.swap(room.alias, built)
 
 
+@faces("a new index is deleted by hand before it serves", promises=(3,))
 def test_no_alias_moves_to_an_index_that_is_gone(room: Room) -> None:
     """What was searched before is searched still."""
     served, built = room.create(1), room.build(2)
@@ -536,6 +539,16 @@ def test_numbers_that_are_read_under_writes_part_them_rightly(room: Room) -> Non
         assert earlier <= found
 
 
+@faces(
+    "a shard is away when a job asks what was there",
+    promises=(3, 4),
+    without=Rule(
+        "a shard that cannot be asked is an error",
+        module="syncer.holdings",
+        text="if len(found) != self.shards(target).number:",
+        instead="if False:",
+    ),
+)
 def test_a_shard_without_its_primary_is_not_taken_for_one_without_documents(room: Room) -> None:
     """Then nothing is known, and that is said; and a build takes nothing away."""
     target = Target.of(room.alias, 1)

@@ -17,8 +17,10 @@ from syncer.errors import DocumentError, JobError
 from syncer.job import Job, JobKind, JobState, due, find, recent, unfinished
 from syncer.postgres import Connection
 from syncer.store import Document
+from tests.faults.rules import OWED_UNFILLED, SHAPE_COMPARED
 from tests.harness import World, wait_until
 from tests.lane import Lane, LaneProcess
+from tests.proof import Rule, faces
 
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
@@ -218,16 +220,25 @@ def test_a_load_that_truncates_table_after_table_makes_two_refreshes(world: Worl
     assert [one.id for one in due(connection)] == [second.id]
 
 
+@faces(
+    "a TRUNCATE comes while a refresh is being listed",
+    promises=(1, 3),
+    without=Rule(
+        "a job takes up others until somebody has begun to list it",
+        module="syncer.jobs",
+        text="if one.state is JobState.NEW",
+        instead="if True",
+    ),
+)
 def test_a_refresh_does_not_join_a_listing_that_has_begun(world: World, connection: Connection) -> None:
     """What a truncate brings back is not in a listing whose snapshot is older: another refresh is made."""
     first = create(connection, JobKind.REFRESH)
-    with world.connect() as own:
+    with world.connect() as own, ThreadPoolExecutor(1) as threads:
         with altering(world):
-            lister = threading.Thread(target=list_, args=(own, first))
-            lister.start()
+            lister = threads.submit(list_, own, first)
             wait_until(lambda: find(connection, first.id).state is JobState.LISTING, what="the listing has begun")
             assert create(connection, JobKind.REFRESH).id != first.id
-        lister.join()
+        lister.result()
     assert find(connection, first.id).state is JobState.LISTED
 
 
@@ -288,6 +299,16 @@ def test_a_job_that_is_made_in_a_transaction_comes_and_goes_with_it(connection: 
     assert the_document(connection).is_filled
 
 
+@faces(
+    "many workers meet a TRUNCATE at once",
+    promises=(4,),
+    without=Rule(
+        "whoever makes a job has locked the document",
+        module="syncer.jobs",
+        text="WHERE index_name = $1 FOR NO KEY UPDATE",
+        instead="WHERE index_name = $1",
+    ),
+)
 def test_many_that_ask_at_once_get_one_refresh(world: World, connection: Connection) -> None:
     """Workers that meet the same truncate at the same moment make one job."""
     document, workers, rounds = the_document(connection), 6, 20
@@ -313,6 +334,7 @@ def test_many_that_ask_at_once_get_one_refresh(world: World, connection: Connect
 # What an end says of the document
 
 
+@faces("a refresh is cancelled", promises=(3,), without=OWED_UNFILLED)
 def test_a_refresh_that_is_cancelled_leaves_the_document_unfilled(world: World, connection: Connection) -> None:
     """Documents may be stale without it: no backfill that was there already makes up for it, the next one does."""
     backfill = list_(connection, create(connection, JobKind.BACKFILL))
@@ -332,6 +354,16 @@ def test_a_backfill_that_is_cancelled_changes_nothing(connection: Connection) ->
     assert the_document(connection).is_filled
 
 
+@faces(
+    "a document halts while the last page of its fill is written",
+    promises=(3,),
+    without=Rule(
+        "who is halted is not filled",
+        module="syncer.store",
+        text="SET filled_at = now() WHERE name = $1 AND generation = $2 AND halted IS NULL",
+        instead="SET filled_at = now() WHERE name = $1 AND generation = $2",
+    ),
+)
 def test_a_halted_document_is_not_filled_by_a_job(world: World, connection: Connection) -> None:
     """A halt that comes while the last page is written wins."""
     job = list_(connection, create(connection, JobKind.BACKFILL))
@@ -373,6 +405,16 @@ def test_finished_jobs_are_forgotten_in_the_end(world: World, connection: Connec
 # Listing
 
 
+@faces(
+    "two lanes list a job at once",
+    promises=(4,),
+    without=Rule(
+        "one lists at a time",
+        module="syncer.listing",
+        text="if not value(connection, _TRY_LOCK, which):",
+        instead="if False:",
+    ),
+)
 def test_one_lister_at_a_time(world: World, connection: Connection) -> None:
     """Of two that list the same job at once one does, and every id is there once."""
     job = create(connection, JobKind.BACKFILL)
@@ -383,14 +425,13 @@ def test_one_lister_at_a_time(world: World, connection: Connection) -> None:
         with world.connect() as own:
             listed.append(listing.list_pages(own, job, document, page=10))
 
-    with altering(world):
-        listers = [threading.Thread(target=list_once) for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        with altering(world):
+            listers = [threads.submit(list_once) for _ in range(4)]
+            wait_until(lambda: len(listed) == 3, what="three have seen that they are not alone")
+            assert listed == [False] * 3
         for one in listers:
-            one.start()
-        wait_until(lambda: len(listed) == 3, what="three have seen that they are not alone")
-        assert listed == [False] * 3
-    for one in listers:
-        one.join()
+            one.result()
     assert sorted(listed) == [False, False, False, True]
     assert not listing.list_pages(connection, job, document, page=10)
     assert sorted(drain(world), key=int) == EVERY_ID
@@ -410,6 +451,16 @@ def test_a_killed_lister_leaves_it_to_the_next(world: World, connection: Connect
     assert sorted(drain(world), key=int) == EVERY_ID
 
 
+@faces(
+    "a job is cancelled while it is listed",
+    promises=(4,),
+    without=Rule(
+        "whoever lists finds out that the job was cancelled",
+        module="syncer.listing",
+        text="if not is_listed:",
+        instead="if False:",
+    ),
+)
 def test_a_job_that_is_cancelled_while_it_is_listed_has_no_pages(world: World, connection: Connection) -> None:
     """The lister finds out when it is done, and takes its pages back."""
     job = create(connection, JobKind.BACKFILL)
@@ -431,21 +482,31 @@ def test_a_job_that_is_cancelled_while_it_is_listed_has_no_pages(world: World, c
     assert world.sql("SELECT count(*) FROM syncer.job_page") == [(0,)]
 
 
+@faces(
+    "a job is paused while it is listed",
+    promises=(4,),
+    without=Rule(
+        "each statement of a listing sees its own snapshot",
+        module="syncer.postgres",
+        text="LEVEL READ COMMITTED",
+        instead="LEVEL REPEATABLE READ",
+    ),
+)
 def test_a_job_that_is_paused_while_it_is_listed_is_listed(world: World, connection: Connection) -> None:
     """A change of the job's row in the middle of the listing is no conflict for the lister."""
     job = create(connection, JobKind.BACKFILL)
-    with world.connect() as own:
+    with world.connect() as own, ThreadPoolExecutor(1) as threads:
         with world.application() as somebody:
             somebody.execute("LOCK TABLE syncer.job_page IN SHARE MODE")
-            lister = threading.Thread(target=list_, args=(own, job))
-            lister.start()
+            lister = threads.submit(list_, own, job)
             wait_until(lambda: world.sql(_WAITING) == [(1,)], what="the lister has read the shape, and waits")
             jobs.pause(connection, job.id)
-        lister.join()
+        lister.result()
     seen = find(connection, job.id)
     assert (seen.state, seen.is_paused, seen.documents_total) == (JobState.LISTED, True, 25)
 
 
+@faces("a column goes away before a job is listed", promises=(3,), without=SHAPE_COMPARED)
 def test_a_table_that_has_changed_is_not_listed(world: World, connection: Connection) -> None:
     """What the definition was applied to must still be there: else the document is to halt, and the job waits."""
     job = create(connection, JobKind.BACKFILL)

@@ -10,13 +10,14 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
-from psycopg import sql
 
-from syncer import outbox
 from syncer.model import Change
 from syncer.relay import Relay
-from syncer.topic import ChangeProducer
+from syncer.settings import RelaySettings
+from syncer.transport import ChangeProducer
+from tests.faults.rules import CURSOR_IS_A_SNAPSHOT, ONE_LEADER, SAVED_LAST
 from tests.harness import World, wait_until
+from tests.proof import Rule, faces
 
 Application = psycopg.Connection[tuple[Any, ...]]
 
@@ -97,8 +98,6 @@ def outbox_count(world: World) -> int:
 
 # Order
 
-RULES_TAKEN_OUT = {"only_what_began_later": 1, "everything_from_the_oldest_open_on": 0}
-
 
 def commit_out_of_order(world: World, relay: Relay) -> list[int]:
     """The older transaction commits after the younger one was published."""
@@ -112,24 +111,26 @@ def commit_out_of_order(world: World, relay: Relay) -> list[int]:
     return published(world)
 
 
+@faces(
+    "an older transaction commits after a younger one was published",
+    promises=(1,),
+    without=(
+        CURSOR_IS_A_SNAPSHOT,
+        Rule(
+            "what was finished when the cursor was taken is not looked for again",
+            module="syncer.outbox",
+            text='_, xmax, in_progress = cursor.split(":")',
+            instead='xmax, _, in_progress = cursor.split(":")',
+        ),
+    ),
+)
 def test_an_older_transaction_that_commits_later_is_published(world: World) -> None:
     """Commits that come out of the order of their ids all arrive, each exactly once."""
     with world.relay() as relay:
         assert commit_out_of_order(world, relay) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("bound", RULES_TAKEN_OUT.values(), ids=RULES_TAKEN_OUT.keys())
-def test_a_lesser_cursor_would_lose_or_repeat(world: World, monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
-    """The rule is seen: a cursor that is one number loses the older transaction, or publishes others again."""
-
-    def from_one_number_on(cursor: str) -> sql.Composed:
-        return sql.SQL("o.xid >= {}::xid8").format(sql.Literal(cursor.split(":")[bound]))
-
-    monkeypatch.setattr(outbox, "_unseen", from_one_number_on)
-    with world.relay() as relay:
-        assert commit_out_of_order(world, relay) != [1, 2, 3]
-
-
+@faces("a transaction stays open for hours", promises=(1,), without=CURSOR_IS_A_SNAPSHOT)
 def test_a_transaction_open_for_hours_neither_stalls_nor_causes_rescans(world: World) -> None:
     """Behind a transaction that stays open, each turn publishes what is new, and nothing twice."""
     with world.relay() as relay, transaction(world, 1) as long:
@@ -142,8 +143,10 @@ def test_a_transaction_open_for_hours_neither_stalls_nor_causes_rescans(world: W
     assert published(world) == list(range(1, 22))
 
 
-def test_prepared_transactions_arrive_once_they_are_committed(world: World) -> None:
+@faces("a transaction is prepared, and committed later", promises=(1,), without=CURSOR_IS_A_SNAPSHOT)
+def test_prepared_transactions_arrive_once_they_are_committed(two_phase_world: World) -> None:
     """A two-phase commit is published after its second phase, and never if it is rolled back."""
+    world = two_phase_world
     with world.relay() as relay:
         for id_, end in ((1, "COMMIT"), (2, "ROLLBACK")):
             with transaction(world, id_) as application:
@@ -159,6 +162,7 @@ def test_prepared_transactions_arrive_once_they_are_committed(world: World) -> N
     assert published(world) == [1, 11, 12]
 
 
+@faces("savepoints are released and rolled back", promises=(1,), without=CURSOR_IS_A_SNAPSHOT)
 def test_rows_of_savepoints_belong_to_their_transaction(world: World) -> None:
     """What a released savepoint wrote arrives with its transaction; what was rolled back never does."""
     with world.relay() as relay:
@@ -178,7 +182,7 @@ def test_more_rows_than_one_page_arrive_whole(world: World) -> None:
     """A backlog is read in pages, and every page is published."""
     insert_many(world, 25)
     produce = lambda: ChangeProducer(world.settings.kafka)  # noqa: E731 - as the harness does
-    with closing(Relay(connect=world.connect, produce=produce, fetch_rows=10)) as relay:
+    with closing(Relay(connect=world.connect, produce=produce, settings=RelaySettings(fetch_rows=10))) as relay:
         assert relay.run_once().published == 25
     assert published(world) == list(range(1, 26))
 
@@ -221,6 +225,7 @@ def _drop(producer: ChangeProducer) -> None:
     producer._producer.flush()
 
 
+@faces("the relay dies between publish and save", promises=(1,), without=SAVED_LAST)
 def test_a_relay_that_dies_between_publish_and_save_publishes_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +247,7 @@ def _die(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+@faces("Kafka acknowledges nothing", promises=(1,), without=SAVED_LAST)
 @pytest.mark.parametrize(
     ("first", "expected"), [(_flush, [1, 2, 2, 3]), (_drop, [1, 2, 3])], ids=["acknowledged_too_late", "never_sent"]
 )
@@ -282,6 +288,7 @@ def terminate(world: World, name: str) -> None:
     wait_until(lambda: not world.sql(f"SELECT pid {found}", f"syncer {name}"), what="the backend is gone")
 
 
+@faces("the connection of the relay that leads is cut", promises=(1,), without=ONE_LEADER)
 def test_one_relay_leads_and_another_takes_over(world: World) -> None:
     """Of two relays one publishes; when its connection is gone the other does, and goes on where it was."""
     with named(world, "relay-1") as first, named(world, "relay-2") as second:
@@ -325,6 +332,18 @@ def take_over_between_publish_and_save(world: World, stack: ExitStack) -> tuple[
     return saved[0], cursor(world)
 
 
+@faces(
+    "the relay that leads is cut off while it publishes",
+    promises=(1,),
+    without=Rule(
+        "the cursor is saved by the connection that has the lock",
+        module="syncer.relay",
+        text="def _save(self, connection: Connection, cursor: str, ends: dict[int, int]) -> None:\n",
+        instead="def _save(self, connection: Connection, cursor: str, ends: dict[int, int]) -> None:\n"
+        "        connection.close()\n"
+        "        connection = self._connection = self._connect()\n",
+    ),
+)
 def test_a_leader_whose_connection_is_gone_saves_nothing(world: World) -> None:
     """A relay that was cut off while it published cannot move the cursor of the one that leads now."""
     with ExitStack() as stack:
@@ -365,19 +384,23 @@ def trim_before_publishing(world: World, relay: Relay) -> list[int]:
     return published(world)
 
 
+@faces(
+    "the outbox is trimmed before its rows are published",
+    promises=(1,),
+    without=Rule(
+        "a segment is emptied once the cursor has seen all of it",
+        module="syncer.outbox",
+        text="if not value(connection, query):",
+        instead="if False:",
+    ),
+)
 def test_rows_that_are_not_published_are_never_given_back(world: World) -> None:
     """However often the relay trims, a segment with one unpublished row stays whole."""
     with world.relay() as relay:
         assert trim_before_publishing(world, relay) == list(range(1, 9))
 
 
-def test_without_the_look_at_the_cursor_rows_would_be_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule is seen: a trimming that does not ask what is published loses changes."""
-    monkeypatch.setattr(outbox, "_IS_SEEN", "SELECT true")
-    with world.relay() as relay:
-        assert trim_before_publishing(world, relay) != list(range(1, 9))
-
-
+@faces("the outbox is trimmed while a transaction writes it", promises=(1,))
 def test_a_segment_of_an_open_transaction_is_left_and_found_later(world: World) -> None:
     """Trimming goes round the segment that a transaction still writes, without waiting; its rows arrive."""
     with world.relay() as relay:
@@ -397,6 +420,7 @@ def test_a_segment_of_an_open_transaction_is_left_and_found_later(world: World) 
     assert published(world) == list(range(1, 16))
 
 
+@faces("a transaction writes into a segment that was emptied since it began", promises=(1,))
 def test_a_transaction_that_began_before_the_trimming_loses_nothing(world: World) -> None:
     """What a repeatable read transaction writes after its snapshot's segment was emptied is published."""
     begin = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM users"
@@ -419,6 +443,7 @@ def test_a_transaction_that_began_before_the_trimming_loses_nothing(world: World
     assert published(world) == [1, 2, 3]
 
 
+@faces("a segment is emptied just when a writer has chosen it", promises=(1,))
 def test_a_writer_with_an_old_segment_number_loses_nothing(world: World) -> None:
     """A row that goes, late, into a segment that was emptied in between is published, and given back later."""
     with world.relay() as relay:
@@ -469,32 +494,57 @@ def vacuum(world: World) -> None:
         connection.execute("VACUUM syncer.outbox_0")
 
 
+@faces(
+    "a transaction stays open while the outbox is full",
+    promises=(5,),
+    without=Rule(
+        "rows of the outbox go away by TRUNCATE",
+        module="syncer.outbox",
+        text='_TRUNCATE = "TRUNCATE {segment}"',
+        instead='_TRUNCATE = "DELETE FROM {segment}"',
+    ),
+)
 def test_a_long_transaction_does_not_keep_the_outbox_from_shrinking(world: World) -> None:
     """Beside a transaction that stays open, published rows give their space back at once."""
     with world.relay() as relay:
         assert size_after_trimming(world, relay) < 0.2
 
 
-def test_deleted_rows_would_keep_their_space(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule is seen: rows that go by DELETE stay until the long transaction ends."""
-    monkeypatch.setattr(outbox, "_TRUNCATE", "DELETE FROM {segment}")
-    with world.relay() as relay:
-        assert size_after_trimming(world, relay) > 0.8
-
-
 # Where to begin
 
 
+@faces("the relay starts for the first time beside a transaction that has written", promises=(1,))
 def test_a_first_start_publishes_what_is_there(world: World) -> None:
     """Without a saved cursor every row of the outbox is new, and also those that are not committed yet."""
     insert(world, 1)
     with transaction(world, 2) as open_:
+        insert(world, 3)
         with world.relay() as relay:
-            assert relay.run_once().published == 1
+            assert relay.run_once().published == 2
         with world.relay() as relay:
             assert relay.run_once().published == 0
             open_.execute("COMMIT")
             assert relay.run_once().published == 1
+    assert published(world) == [1, 2, 3]
+
+
+@faces(
+    "the relay starts for the first time just before a transaction that has written commits",
+    promises=(1,),
+    without=Rule(
+        "who has no cursor begins with what was open",
+        module="syncer.relay",
+        text="pg_snapshot_xmin(pg_current_snapshot())",
+        instead="pg_snapshot_xmax(pg_current_snapshot())",
+    ),
+)
+def test_what_is_committed_between_a_first_start_and_the_first_look_is_published(world: World) -> None:
+    """Where it begins is before whatever was open then, though nothing is published yet."""
+    with world.relay() as relay, transaction(world, 1) as open_:
+        insert(world, 2)
+        relay.trim()
+        open_.execute("COMMIT")
+        assert relay.run_once().published == 2
     assert published(world) == [1, 2]
 
 
@@ -504,6 +554,16 @@ UPDATE syncer.outbox SET xid = {xid}::text::xid8
 """
 
 
+@faces(
+    "the database was restored from a dump of another cluster",
+    promises=(1,),
+    without=Rule(
+        "a cursor of another cluster is not trusted",
+        module="syncer.outbox",
+        text="system_identifier = (SELECT system_identifier FROM pg_control_system())",
+        instead="true",
+    ),
+)
 @pytest.mark.parametrize(
     ("saved", "xid"),
     [("snapshot", "xid"), ("'900000000:900000000:'", "899999999"), ("'5:5:'", "4"), ("'5:5:'", "900000000")],
@@ -529,15 +589,21 @@ def test_a_cursor_of_another_cluster_is_not_trusted(world: World, saved: str, xi
     assert published(world) == [1, 1, 2, 2, 3, 4, 5, 6]
 
 
-def test_trusting_such_a_cursor_would_lose_changes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule is seen: by the cursor of a cluster that was further ahead, nothing here is ever new."""
+@faces(
+    "a dump is restored into the cluster that it is of, or was, and which has come less far since",
+    promises=(1,),
+    without=Rule(
+        "a cursor that is ahead of the server is not trusted",
+        module="syncer.outbox",
+        text="AND pg_snapshot_xmax(snapshot) <= pg_snapshot_xmax(pg_current_snapshot())",
+        instead="",
+    ),
+)
+def test_a_cursor_from_the_future_is_not_trusted(world: World) -> None:
+    """Nothing would ever be new to it, though the cluster is of the same name."""
     with world.relay() as relay:
         relay.run_once()
     world.sql("UPDATE syncer.relay_cursor SET snapshot = '900000000:900000000:'")
     insert(world, 1)
-    with world.relay() as relay:
-        assert relay.run_once().published == 0
-    monkeypatch.undo()
-    world.sql("UPDATE syncer.relay_cursor SET system_identifier = system_identifier + 1")
     with world.relay() as relay:
         assert relay.run_once().published == 1

@@ -13,7 +13,9 @@ from syncer import verify as verifying
 from syncer.drift import Cause, Kind
 from syncer.errors import DocumentError
 from syncer.verify import VerifyReport, verify
+from tests.faults.rules import EXTRAS_COUNTED, LOOKED_AT_AGAIN
 from tests.harness import World
+from tests.proof import Rule, faces
 from tests.routed import document, put, put_shards
 
 USERS = "INSERT INTO users (id, name, email) SELECT g, 'name ' || g, '' FROM generate_series(0, 5) AS g"
@@ -172,6 +174,7 @@ def test_what_has_not_been_filled_is_said(blog: World, client: Elasticsearch) ->
     assert found.cause is Cause.UNFILLED
 
 
+@faces("one document is missing, and another one is too many", promises=(3,), without=EXTRAS_COUNTED)
 def test_a_missing_and_an_extra_one_do_not_cancel_out(blog: World, client: Elasticsearch) -> None:
     """The totals agree, and both are found; so are two copies of one where another one is missing."""
     client.delete(index=blog.alias, id="7")
@@ -191,6 +194,16 @@ def test_no_extra_hides_in_whatever_order(blog: World, client: Elasticsearch) ->
     assert blog.differences() == []
 
 
+@faces(
+    "a join multiplies a document",
+    promises=(3,),
+    without=Rule(
+        "verify asks first whether ids are unique",
+        module="syncer.compose",
+        text="    require_unique(connection, document)\n    rows: dict",
+        instead="    rows: dict",
+    ),
+)
 def test_an_id_that_comes_twice_is_refused(blog: World) -> None:
     """Counting rests on ids that are unique; a SELECT whose join multiplies its rows is not called equal."""
     blog.sql("DELETE FROM comments WHERE id >= 60")
@@ -206,6 +219,16 @@ def test_an_id_that_comes_twice_is_refused(blog: World) -> None:
         run(blog)
 
 
+@faces(
+    "copies lie on every shard",
+    promises=(3,),
+    without=Rule(
+        "a repair deletes what should not be there from every shard",
+        module="syncer.verify",
+        text="total.add(writer.write(report.index_name, part, everywhere=everywhere))",
+        instead="total.add(writer.write(report.index_name, part))",
+    ),
+)
 def test_copies_on_every_shard_are_found_and_removed(empty_world: World) -> None:
     """Where somebody else put copies of one that is there, and of one that is not, whatever led to them."""
     put_shards(empty_world, 3)
@@ -224,6 +247,16 @@ def test_copies_on_every_shard_are_found_and_removed(empty_world: World) -> None
     assert empty_world.differences() == []
 
 
+@faces(
+    "Postgres was restored, and no writer has begun since",
+    promises=(2, 3),
+    without=Rule(
+        "versions of a life that was lost are known",
+        module="syncer.version",
+        text="is_of_a_lost_life = epoch > epoch_now or not is_entered",
+        instead="is_of_a_lost_life = False",
+    ),
+)
 def test_what_a_restore_has_lost_is_not_foreign(blog: World, client: Elasticsearch) -> None:
     """Between a restore and the first writer after it, versions of the life before are greater than any drawn."""
     lost = version(client, blog) + (1 << 40)
@@ -239,6 +272,7 @@ def test_what_a_restore_has_lost_is_not_foreign(blog: World, client: Elasticsear
 # Beside live traffic
 
 
+@faces("documents change on both sides while they are compared", promises=(3, 4))
 def test_what_changes_meanwhile_is_not_drift(blog: World, client: Elasticsearch) -> None:
     """Documents written, added and deleted on both sides while the pages go by: the views do not move."""
     seen: list[int] = []
@@ -256,6 +290,7 @@ def test_what_changes_meanwhile_is_not_drift(blog: World, client: Elasticsearch)
     assert (report.drifts, report.documents) == ([], 60)
 
 
+@faces("a document lags while verify compares", promises=(3, 4), without=LOOKED_AT_AGAIN)
 def test_what_is_in_flight_is_not_drift(blog: World) -> None:
     """A document that lags is looked at again, until it has come."""
     blog.sql("UPDATE posts SET title = 'new' WHERE id < 30; DELETE FROM posts WHERE id > 50")

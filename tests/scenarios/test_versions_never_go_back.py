@@ -19,7 +19,9 @@ from syncer.errors import IndexingError
 from syncer.index import Index
 from syncer.model import EPOCH_SHIFT
 from syncer.postgres import Connection
+from tests.faults.rules import EPOCH_RECORDED
 from tests.harness import World
+from tests.proof import Rule, faces
 
 SEQUENCE = "SELECT last_value FROM syncer.version"
 INSTALLATION = "SELECT installation FROM syncer.incarnation"
@@ -75,6 +77,7 @@ def draw_in_turns(world: World) -> list[int]:
         return [version.draw(order.choice(connections)) for _ in range(DRAWS)]
 
 
+@faces("many connections draw in turns", promises=(2,))
 def test_draws_of_many_connections_grow_in_the_order_in_which_they_were_made(database: World) -> None:
     """A draw that begins after another has ended is greater, whoever made them."""
     drawn = draw_in_turns(database)
@@ -88,6 +91,7 @@ def test_a_sequence_with_a_cache_would_break_the_order(database: World) -> None:
     assert drawn != sorted(set(drawn))
 
 
+@faces("many connections draw at once", promises=(2,))
 def test_draws_of_many_threads_at_once_keep_the_order_of_time(database: World, index: Index) -> None:
     """Of draws that overlap none is handed out twice, and one that ended before another began is the lesser."""
     enter(database, index)
@@ -116,6 +120,16 @@ def _timed_draw(connection: Connection) -> tuple[int, int, int]:
     return began, time.monotonic_ns(), drawn
 
 
+@faces(
+    "Postgres crashes with numbers handed out that are not on disk",
+    promises=(2,),
+    without=Rule(
+        "a new writer skips what a crash may have taken back",
+        module="syncer.version",
+        text="connection.execute(_SKIP)",
+        instead="pass",
+    ),
+)
 def test_a_new_writer_skips_whatever_a_crash_may_have_taken_back(database: World) -> None:
     """It steps over more numbers than all connections together can have drawn and not yet on disk."""
     ahead = 32 * int(database.sql("SHOW max_connections")[0][0])
@@ -137,6 +151,19 @@ CHANGES = {
 }
 
 
+@faces(
+    "Postgres fails over, or is restored to an earlier state",
+    promises=(2,),
+    without=(
+        EPOCH_RECORDED,
+        Rule(
+            "another incarnation of the database has an epoch of its own",
+            module="syncer.version",
+            text="is_same = (system_identifier, timeline, sequence) == current",
+            instead="is_same = epoch > 0",
+        ),
+    ),
+)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_another_incarnation_draws_greater_versions(database: World, index: Index, change: str) -> None:
     """After failover or restore, each version is greater than each one before, though Postgres was set back."""
@@ -156,6 +183,16 @@ def test_another_incarnation_draws_greater_versions(database: World, index: Inde
     assert again.epoch == 4
 
 
+@faces(
+    "Elasticsearch is set up anew before a failover",
+    promises=(2,),
+    without=Rule(
+        "an epoch that only Postgres remembers counts too",
+        module="syncer.version",
+        text="max(epoch, recorded) + 1",
+        instead="recorded + 1",
+    ),
+)
 def test_an_epoch_that_only_postgres_remembers_counts_too(database: World, index: Index) -> None:
     """When Elasticsearch was set up anew and has no record, Postgres's own epoch is exceeded."""
     enter(database, index)
@@ -167,26 +204,6 @@ def test_an_epoch_that_only_postgres_remembers_counts_too(database: World, index
     assert draw(database) > before
 
 
-def test_without_the_record_a_restored_database_would_go_back(database: World, index: Index) -> None:
-    """The rule is seen: from Postgres alone, an epoch that was set back is entered a second time."""
-
-    class Forgetful:
-        def read_epoch(self, _: UUID) -> int:
-            return 0
-
-        def write_epoch(self, _: UUID, __: int) -> None:
-            pass
-
-    enter(database, index)
-    database.sql(OTHER_TIMELINE)
-    enter(database, index)
-    before = draw(database)
-    database.sql(CHANGES["restore_of_an_older_epoch"])
-    with database.connect() as connection:
-        version.enter_incarnation(connection, Forgetful())
-    assert draw(database) < before
-
-
 def test_the_first_epoch_is_no_change_of_incarnation(database: World, index: Index) -> None:
     """A new installation enters epoch 1 in silence; the version has the epoch in its upper bits."""
     entered = enter(database, index)
@@ -195,6 +212,16 @@ def test_the_first_epoch_is_no_change_of_incarnation(database: World, index: Ind
     assert draw(database) >> EPOCH_SHIFT == 1
 
 
+@faces(
+    "many writers find a failover at once",
+    promises=(2,),
+    without=Rule(
+        "one at a time enters an epoch",
+        module="syncer.version",
+        text='_REMEMBERED = f"{_REMEMBERED_ONLY} FOR UPDATE"',
+        instead="_REMEMBERED = _REMEMBERED_ONLY",
+    ),
+)
 def test_writers_that_find_the_change_together_enter_one_epoch(database: World, index: Index) -> None:
     """Of many writers that notice a failover at the same time one bumps the epoch, and all draw with it."""
     enter(database, index)
@@ -204,6 +231,51 @@ def test_writers_that_find_the_change_together_enter_one_epoch(database: World, 
     assert {one.epoch for one in entered} == {2}
     assert [one.has_changed for one in entered].count(True) == 1
     assert draw(database) >> EPOCH_SHIFT == 2
+
+
+SET_BACK = {
+    "behind_a_note": (),
+    "behind_what_elasticsearch_keeps": ("TRUNCATE syncer.version_time",),
+    "behind_the_record": ("TRUNCATE syncer.version_time", "UPDATE syncer.incarnation SET epoch = epoch - 1"),
+}
+
+
+@pytest.mark.parametrize("also", SET_BACK.values(), ids=SET_BACK.keys())
+@faces(
+    "the database's files are put back, or its sequence is, while nobody is connected",
+    promises=(2,),
+    without=(
+        Rule(
+            "a sequence that is behind a version that was noted tells of another life",
+            module="syncer.version",
+            text="is_same = is_same and is_of_this_life(connection, known)",
+            instead="",
+        ),
+        Rule(
+            "an epoch that is behind the record tells of another life",
+            module="syncer.version",
+            text="== current and recorded <= epoch",
+            instead="== current",
+        ),
+    ),
+)
+def test_a_life_that_was_set_back_is_found_out(
+    database: World, index: Index, also: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
+    """The server is the same to all that it says of itself; what was kept elsewhere is ahead of it."""
+    enter(database, index)
+    database.sql(OTHER_TIMELINE)
+    enter(database, index)
+    with database.connect() as connection:
+        before = version.draw(connection)
+        version.DrawLog().note(connection)
+        if "behind_the_record" not in request.node.name:
+            version.keep_noted(connection, index)
+    assert not enter(database, index).has_changed
+    for one in ("SELECT setval('syncer.version', 1)", *also):
+        database.sql(one)
+    assert enter(database, index).has_changed
+    assert draw(database) > before
 
 
 class _Crashes:
@@ -223,7 +295,14 @@ class _Crashes:
         self._index.write_epoch(installation, epoch)
         raise ConnectionAbortedError
 
+    def read_drawn(self, installation: UUID) -> int:
+        return self._index.read_drawn(installation)
 
+    def write_drawn(self, installation: UUID, version: int) -> None:
+        self._index.write_drawn(installation, version)
+
+
+@faces("a writer dies between the two places where an epoch is kept", promises=(2,), without=EPOCH_RECORDED)
 def test_a_crash_between_the_record_and_postgres_costs_a_number_and_no_order(database: World, index: Index) -> None:
     """The record is ahead of Postgres then; whoever enters next goes beyond both."""
     enter(database, index)
@@ -239,6 +318,16 @@ def test_a_crash_between_the_record_and_postgres_costs_a_number_and_no_order(dat
     assert draw(database) > before
 
 
+@faces(
+    "a daemon that was suspended writes an epoch that is over",
+    promises=(2,),
+    without=Rule(
+        "the record of the epoch never goes back",
+        module="syncer.index",
+        text='version=epoch,\n                version_type="external_gte",\n',
+        instead="",
+    ),
+)
 def test_the_record_never_goes_back(database: World, index: Index) -> None:
     """A daemon that was suspended while others entered later epochs cannot write its own over theirs."""
     own = installation(database)
@@ -249,6 +338,16 @@ def test_the_record_never_goes_back(database: World, index: Index) -> None:
     assert index.read_epoch(own) == 5
 
 
+@faces(
+    "yesterday's dump is restored into the same cluster",
+    promises=(2,),
+    without=Rule(
+        "a sequence that was made anew is another incarnation",
+        module="syncer.version",
+        text="is_same = (system_identifier, timeline, sequence) == current",
+        instead="is_same = (system_identifier, timeline) == current[:2]",
+    ),
+)
 def test_a_dump_restored_into_the_same_cluster_is_another_incarnation(database: World, index: Index) -> None:
     """Yesterday's dump, restored under the old name in the same cluster, does not draw yesterday's versions again."""
     enter(database, index)

@@ -81,6 +81,7 @@ def test_the_environment_alone_will_do(config: Path, monkeypatch: pytest.MonkeyP
 
 
 VARIABLES: dict[str, tuple[str, Callable[[Settings], bool]]] = {
+    "SYNCER_POSTGRES_READ_DSN": ("host=b", lambda one: one.postgres.read_dsn == SecretStr("host=b")),
     "SYNCER_POSTGRES_CONNECT_TIMEOUT_SECONDS": ("3", lambda one: one.postgres.connect_timeout_seconds == 3),
     "SYNCER_KAFKA_REPLICATION_FACTOR": ("3", lambda one: one.kafka.replication_factor == 3),
     "SYNCER_KAFKA_PROPERTIES": ('{"acks": "all"}', lambda one: one.kafka.properties["acks"] == "all"),
@@ -100,6 +101,13 @@ def test_every_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch, name: s
     value, holds = VARIABLES[name]
     monkeypatch.setenv(name, value)
     assert holds(settings.load())
+
+
+@pytest.mark.usefixtures("config")
+def test_an_empty_replica_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is passed on though nobody has set it does not mean libpq's defaults."""
+    monkeypatch.setenv("SYNCER_POSTGRES_READ_DSN", "")
+    assert settings.load().postgres.read_dsn is None
 
 
 WRONG = {
@@ -164,6 +172,7 @@ def test_the_config_folder_has_a_default(monkeypatch: pytest.MonkeyPatch) -> Non
 
 SECRETS = {
     "SYNCER_POSTGRES_DSN": f"postgresql://syncer:{SECRET}@db/blog",
+    "SYNCER_POSTGRES_READ_DSN": f"postgresql://syncer:{SECRET}@replica/blog",
     "SYNCER_ELASTICSEARCH_PASSWORD": SECRET,
     "SYNCER_ELASTICSEARCH_API_KEY": SECRET,
     "SYNCER_ELASTICSEARCH_URL": f"http://elastic:{SECRET}@search:9200",

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from syncer import terminal
 from syncer.job import Job, JobKind, JobState
-from syncer.job_commands import _duration
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 JOB = Job(
@@ -25,11 +24,13 @@ JOB = Job(
     is_paused=False,
     is_halted=False,
     where=None,
+    cause=None,
     rate=None,
     fills=True,
     sequence_numbers=None,
     documents_total=200_000,
     documents_done=104_000,
+    left_out=0,
     indexed=0,
     deleted=0,
     superseded=0,
@@ -86,7 +87,7 @@ def test_a_slow_rate_is_not_none(changed: dict[str, Any], said: str) -> None:
 
 def test_seconds_are_no_full_minute() -> None:
     """What is rounded up is carried over."""
-    assert (_duration(59.7), _duration(359.6), _duration(3599.9)) == ("1 min 0 s", "6 min 0 s", "1 h 0 min")
+    assert tuple(map(terminal.duration, (59.7, 359.6, 3599.9))) == ("1 min 0 s", "6 min 0 s", "1 h 0 min")
 
 
 def test_a_value_that_elasticsearch_quotes_is_not_shown() -> None:

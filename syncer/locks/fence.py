@@ -1,0 +1,147 @@
+"""Fence: writing documents with a term as their external version, so that who comes late changes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elasticsearch import Elasticsearch, NotFoundError
+
+from syncer.errors import LockError, UnavailableError
+from syncer.locks.change import Change, Planned
+from syncer.policy import Action, decide_item
+
+GC_DELETES_SECONDS = 3600
+"""For how long Elasticsearch must remember the version of a document that was deleted."""
+_CREATED = 201
+_NOT_FOUND = 404
+_CONFLICT = 409
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What became of documents that were to be written.
+
+    Args:
+        refusal: What was said of the first that was not; the others are.
+        made: Those that were not there before.
+    """
+
+    refusal: LockError | None = None
+    made: Sequence[Change] = ()
+
+
+class Fence:
+    """Writes documents under a term.
+
+    Args:
+        client: Elasticsearch.
+    """
+
+    def __init__(self, client: Elasticsearch) -> None:
+        self._client = client
+        self._remembering: set[str] = set()
+
+    def plan(self, changes: Sequence[Change]) -> list[Planned]:
+        """The changes, with what is there now, as a read right after a write sees it.
+
+        Raises:
+            LockError: A document cannot be read, or one may have to be deleted where that is forgotten too soon.
+        """
+        if not changes:
+            return []
+        asked = [_place(one) for one in changes]
+        found = self._client.mget(docs=asked).body["docs"]
+        planned = []
+        for change, document in zip(changes, found, strict=True):
+            if "error" in document and document["error"].get("type") != "index_not_found_exception":
+                raise LockError(f"{change.index}/{change.id} cannot be read: {document['error'].get('reason')}")
+            before = Change(index=change.index, id=change.id, source=document.get("_source"), routing=change.routing)
+            planned.append(Planned(after=change, before=before))
+            if change.source is None or before.source is None:
+                self._require_memory(change.index)
+        return planned
+
+    def write(self, changes: Sequence[Change], *, term: int) -> Written:
+        """Write documents in a term; doing it again changes nothing.
+
+        Raises:
+            UnavailableError: Elasticsearch asks to try again. Some may have been written.
+        """
+        if not changes:
+            return Written()
+        answer = self._client.bulk(operations=list(_operations(changes, term)))
+        items = [next(iter(item.values())) for item in answer.body["items"]]
+        if any(_is_busy(item) for item in items):
+            raise UnavailableError("Elasticsearch does not take all documents as yet")
+        answered = list(zip(changes, items, strict=True))
+        refusals = (_refusal(change, item) for change, item in answered)
+        return Written(
+            refusal=next((one for one in refusals if one is not None), None),
+            made=[change for change, item in answered if item["status"] == _CREATED],
+        )
+
+    def take_back(self, made: Sequence[Change], *, term: int) -> None:
+        """Delete documents that were made in a term, unless they have been written in a later one since."""
+        self.write([replace(one, source=None) for one in made], term=term)
+
+    def _require_memory(self, index: str) -> None:
+        """Refuse to delete where a late write could bring the document back.
+
+        Raises:
+            LockError: With the setting that is to be made.
+        """
+        if index in self._remembering:
+            return
+        try:
+            found = self._client.indices.get_settings(index=index, flat_settings=True, include_defaults=True).body
+        except NotFoundError:
+            return
+        for name, settings in found.items():
+            said = {**settings.get("defaults", {}), **settings["settings"]}.get("index.gc_deletes", "60s")
+            if _seconds(said) < GC_DELETES_SECONDS:
+                raise LockError(
+                    f"{name} forgets deleted documents after {said}, so that a late write could bring one back",
+                    hint=f'Run: PUT {name}/_settings {{"index.gc_deletes": "1h"}}',
+                )
+        self._remembering.add(index)
+
+
+def _is_busy(item: Mapping[str, Any]) -> bool:
+    return "error" in item and decide_item(item["status"], item["error"]["type"]) is Action.RETRY
+
+
+def _refusal(change: Change, item: Mapping[str, Any]) -> LockError | None:
+    """Why a document was not written; None if it was, or if it is not there to be deleted."""
+    error = item.get("error")
+    if error is None or item["status"] == _NOT_FOUND:
+        return None
+    if item["status"] == _CONFLICT:
+        return LockError(
+            f"{change.index}/{change.id} has a version that is later than any of this lock's holders",
+            hint="Somebody writes it without a lock, or with versions of his own: all must use Held.write.",
+        )
+    return LockError(f"{change.index}/{change.id} is refused: {error['type']}: {error['reason']}")
+
+
+def _seconds(said: str) -> float:
+    number, unit = re.fullmatch(r"(-?[0-9.]+)([a-z]*)", said).groups()  # type: ignore[union-attr]  # Elasticsearch's own
+    return float(number) * _UNITS.get(unit, 0)
+
+
+def _place(change: Change) -> dict[str, str]:
+    place = {"_index": change.index, "_id": change.id}
+    return place | ({"routing": change.routing} if change.routing is not None else {})
+
+
+def _operations(changes: Iterable[Change], term: int) -> Iterator[dict[str, Any]]:
+    for one in changes:
+        how = _place(one) | {"version": term, "version_type": "external_gte"}
+        if one.source is None:
+            yield {"delete": how}
+        else:
+            yield {"index": how}
+            yield one.source

@@ -1,0 +1,441 @@
+"""Transport: changes into the topic and out of it: producer, consumer, offsets.
+
+A record's key is the change's aggregate, so that changes of one document mostly share a partition and
+coalesce. Nothing rests on their order: that is what versions are for. Guarantees: a producer's `flush` returns
+only when every record is acknowledged by all in-sync replicas; an offset is committed only when `commit` is told so;
+records that are gone before they were handled are an error (`LossError`), never skipped.
+
+An offset is committed with the id of the topic that it is of, so that it is not taken for one of another topic of the
+same name; and with the leader's epoch, by which librdkafka finds out that what was before it has been written anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+
+from syncer import telemetry
+from syncer.errors import LossError
+from syncer.model import Change
+from syncer.settings import KafkaSettings
+from syncer.topic import ANSWER_SECONDS, Extent, Loss, Observer, common, id_of
+
+_DELIVERY_SECONDS = 30
+_POLL_EVERY = 1000
+_COMMIT_AGAIN_SECONDS = 1.0
+_LOOK_SECONDS = 10.0
+
+_GONE = "Records are gone from the topic before they were handled"
+# What can happen to records.
+_EXPIRED = "records went out of the topic before they were handled"
+_TRUNCATED = "the partition was written anew, or cut, behind what was handled"
+_UNKNOWN = "how far the workers were is forgotten, and records went out of the topic"
+_OTHER = "what was handled is in another topic of the same name"
+_OVERTAKEN = "records that were acknowledged are gone, and others are in their place"
+
+
+class ChangeProducer:
+    """Publishes changes. Not for sharing between threads; after an error, make a new one.
+
+    A record that is larger than Kafka takes is replaced by a small one that says only that much: something has happened
+    to that table, and every document that reads it is to be written again.
+    """
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.settings = settings
+        self.observer = Observer(settings)
+        self.ends: dict[int, int] = {}
+        """By partition, the offset behind the last record that was acknowledged; to begin with, what is known of it."""
+        self.losses: list[Loss] = []
+        """Where records that had been acknowledged before are gone, as later acknowledgements show."""
+        self._topic = settings.topic
+        self._error: KafkaError | None = None
+        self._too_large: list[tuple[bytes, bytes]] = []
+        self._producer = Producer(
+            {
+                "enable.idempotence": True,
+                "compression.type": "lz4",
+                "linger.ms": 2,  # while records are queued; a flush waits for no more of them
+                "queue.buffering.max.messages": 20_000,
+                "socket.nagle.disable": True,
+                "on_delivery": self._delivered,
+                "message.timeout.ms": _DELIVERY_SECONDS * 1000,
+                # How long a topic may be unknown; a topic that is made again is soon known.
+                "topic.metadata.propagation.max.ms": 5000,
+                **common(settings),
+            },
+            logger=telemetry.library_logger(),
+        )
+
+    def produce(self, records: Iterable[tuple[bytes, bytes]]) -> int:
+        """Queue records, each a key and a value; waits while the queue is full.
+
+        Returns:
+            How many they were.
+
+        Raises:
+            KafkaException: A record was not accepted.
+        """
+        count = 0
+        for count, (key, value) in enumerate(records, 1):
+            try:
+                self._producer.produce(self._topic, value, key)
+            except BufferError:
+                self._produce_late(key, value)
+            except KafkaException as error:
+                self._refused(error.args[0], key, value)
+            if not count % _POLL_EVERY:
+                self._producer.poll(0)
+                self._raise_error()
+                if len(self._too_large) >= _POLL_EVERY:
+                    self._publish_alone()
+        return count
+
+    def _produce_late(self, key: bytes, value: bytes) -> None:
+        while True:
+            self._producer.poll(0.1)
+            self._raise_error()
+            with suppress(BufferError):
+                return self._producer.produce(self._topic, value, key)
+
+    def flush(self) -> None:
+        """Return when every queued record is acknowledged.
+
+        Raises:
+            KafkaException: One was not.
+        """
+        self._producer.flush()  # bounded: each record is given up after _DELIVERY_SECONDS
+        self._raise_error()
+        if self._too_large:
+            self._publish_alone()
+
+    def _publish_alone(self) -> None:
+        """Publish one by one what was too large: a batch of records may be, though none of them is.
+
+        Raises:
+            KafkaException: One was not acknowledged.
+        """
+        refused, self._too_large = self._too_large, []
+        for key, value in refused:
+            try:
+                self._producer.produce(self._topic, value, key)
+            except KafkaException as error:
+                self._refused(error.args[0], key, value)
+            self._producer.flush()
+        self._raise_error()
+        if self._too_large:
+            self._publish_short()
+
+    def _publish_short(self) -> None:
+        """Publish what stands for records that are too large: one for each table.
+
+        Raises:
+            KafkaException: Not even that is taken.
+        """
+        refused, self._too_large = self._too_large, []
+        short = {change.relation: change.without_images() for change in (Change.parse(value) for _, value in refused)}
+        structlog.get_logger().warning(
+            telemetry.RELAY_SHORTENED,
+            changes=len(refused),
+            bytes_largest=max(len(value) for _, value in refused),
+            relations=sorted(short),
+        )
+        for value in short.values():
+            self._producer.produce(self._topic, value, b"")
+        self._producer.flush()
+        if self._too_large:
+            raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
+        self._raise_error()
+
+    def close(self) -> None:
+        """Drop what is queued and end."""
+        self._producer.purge()
+        self._producer.flush(1)
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._refused(error, message.key() or b"", message.value() or b"")
+            return
+        offset, partition = message.offset(), message.partition()
+        if offset is None or partition is None or offset < 0:  # of one that was sent twice it is not said
+            return
+        end = self.ends.get(partition, 0)
+        if offset < end:
+            lost = Loss(partition=partition, cause=_OVERTAKEN, position=end, begin=offset, end=offset)
+            self.losses.append(lost)
+        self.ends[partition] = offset + 1
+
+    def _refused(self, error: KafkaError, key: bytes, value: bytes) -> None:
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._too_large.append((key, value))
+        elif self._error is None:
+            self._error = error
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise KafkaException(self._error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """Records that were received together.
+
+    Args:
+        values: Their values, in the order of each partition.
+        next_offsets: By partition, the offset to commit once all of them are done.
+        keys: Their keys.
+        places: The partition and the offset of each.
+        epochs: By partition, the epoch of the leader that the last of them was written under, if that is known.
+    """
+
+    values: tuple[bytes, ...]
+    next_offsets: dict[int, int]
+    epochs: dict[int, int] = field(default_factory=dict)
+    keys: tuple[bytes | None, ...] = ()
+    places: tuple[tuple[int, int], ...] = ()
+
+
+class ChangeConsumer:
+    """A member of the workers' consumer group. Not for sharing between threads."""
+
+    def __init__(self, settings: KafkaSettings, *, on_change: Callable[[str, list[int]], None]) -> None:
+        """Join the group.
+
+        Args:
+            settings: Where, which topic, which group.
+            on_change: Told of partitions that come (``worker.partitions_assigned``) and go.
+        """
+        self.settings = settings
+        self.observer = Observer(settings)
+        self.topic = self._topic = settings.topic
+        self._on_change = on_change
+        # Offsets of what is done and not yet known to be committed: a commit may fail in a rebalance.
+        self._done: dict[int, int] = {}
+        self._epochs: dict[int, int] = {}
+        self._id = ""
+        self._asked_for_id: Future[Any] | None = None
+        self._asked_at = self._committed_at = time.monotonic()
+        self._failure: KafkaException | LossError | None = None
+        self._is_closing = False
+        self._consumer = Consumer(
+            {
+                "group.id": settings.group,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "on_commit": self._committed,
+                "partition.assignment.strategy": "cooperative-sticky",
+                # Out of range is a loss, and a loss is an error, as is a position whose past was written anew. A
+                # partition never read begins at its beginning, which on_assign sees to.
+                "auto.offset.reset": "error",
+                # librdkafka's own thread keeps the session alive: only a dead process lets it lapse.
+                "session.timeout.ms": 10_000,
+                # At a heartbeat a member is told that others have come or gone.
+                "heartbeat.interval.ms": 500,
+                "fetch.wait.max.ms": 100,
+                "fetch.queue.backoff.ms": 5,
+                "queued.max.messages.kbytes": 4096,
+                **common(settings),
+            },
+            logger=telemetry.library_logger(),
+        )
+        self._consumer.subscribe([self._topic], on_assign=self._assign, on_revoke=self._revoke)
+
+    def receive(self, *, records_max: int, wait_seconds: float) -> Received | None:
+        """Wait for records, and take what has come; None if nothing has.
+
+        Raises:
+            LossError: Records are gone. Once they are made up for, `move`; then only a new consumer goes on.
+            KafkaException: The topic is gone, or partitions could not be taken. After that what was received is gone
+                too: only a new consumer gets it again.
+        """
+        if self._done and time.monotonic() - self._committed_at > _COMMIT_AGAIN_SECONDS:
+            self._commit()
+        self._look_after_topic()
+        messages = self._consumer.consume(1, wait_seconds)
+        self._raise_failure()
+        if not messages:
+            return None
+        messages += self._consumer.consume(records_max - 1, 0) if records_max > 1 else []
+        self._raise_failure()
+        values, keys, places, next_offsets, epochs = [], [], [], {}, {}
+        for message in messages:
+            error = message.error()
+            partition, offset, epoch = message.partition() or 0, message.offset() or 0, message.leader_epoch()
+            if error is not None:
+                raise self._lost(error, partition, offset)
+            values.append(message.value() or b"")
+            keys.append(message.key())
+            places.append((partition, offset))
+            next_offsets[partition] = offset + 1
+            if epoch is not None:
+                epochs[partition] = epoch
+        return Received(
+            values=tuple(values),
+            keys=tuple(keys),
+            places=tuple(places),
+            next_offsets=next_offsets,
+            epochs=epochs,
+        )
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _lost(self, error: KafkaError, partition: int, position: int) -> LossError | KafkaException:
+        """What an error means that came instead of records."""
+        if error.code() != KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - librdkafka's local codes are spelled so
+            return KafkaException(error)
+        extent = self.observer.extents([partition])[partition]
+        cause = _TRUNCATED if position >= extent.begin else _EXPIRED
+        loss = Loss(partition=partition, cause=cause, position=position, begin=extent.begin, end=extent.end)
+        return LossError(_GONE, losses=[loss])
+
+    def _look_after_topic(self) -> None:
+        """See from time to time whether this is still the topic that was joined; waits for no answer.
+
+        Raises:
+            KafkaException: It is another one: what was read, and is to be read, is in neither of them.
+        """
+        if self._asked_for_id is None and time.monotonic() - self._asked_at > _LOOK_SECONDS:
+            self._asked_for_id, self._asked_at = self.observer.soon_id(), time.monotonic()
+        if self._asked_for_id is None or not self._asked_for_id.done():
+            return
+        id_, self._asked_for_id = id_of(self._asked_for_id), None
+        if id_ is not None and self._id not in ("", id_):
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_ID))
+
+    def move(self, losses: Sequence[Loss]) -> None:
+        """Go on behind what is lost, now that it is made up for.
+
+        Raises:
+            KafkaException: The partitions are ours no more; whoever has them will notice the same.
+        """
+        offsets = {one.partition: one.next_offset for one in losses}
+        self._epochs = {}
+        self._consumer.commit(offsets=self._places(offsets), asynchronous=False)
+
+    def commit(self, received: Received) -> None:
+        """Say that these records, and all before them, are done.
+
+        A commit that fails is tried again while the partition is ours. If it is lost all the same, whoever has
+        the partition next does the records again, which is harmless. Of a partition that was lost meanwhile nothing is
+        said: whoever has it now may be further.
+        """
+        ours = {place.partition for place in self._consumer.assignment()}
+        self._done |= {partition: offset for partition, offset in received.next_offsets.items() if partition in ours}
+        self._epochs |= received.epochs
+        self._commit()
+
+    def _commit(self) -> None:
+        self._committed_at = time.monotonic()
+        if not self._done:
+            return
+        self._consumer.commit(offsets=self._places(self._done), asynchronous=True)
+
+    def _committed(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
+        for place in places:
+            if error is None and place.error is None and self._done.get(place.partition) == place.offset:
+                del self._done[place.partition]
+
+    def _places(self, offsets: Mapping[int, int]) -> list[TopicPartition]:
+        return [
+            TopicPartition(self._topic, one, offset, metadata=self._id, leader_epoch=self._epochs.get(one, -1))
+            for one, offset in offsets.items()
+        ]
+
+    def keep_alive(self) -> None:
+        """Stay in the group while a batch takes long: fetches nothing. What fails is raised by the next `receive`."""
+        try:
+            self._stay()
+        except KafkaException as error:
+            self._failure = error
+
+    def _stay(self) -> None:
+        assigned = self._consumer.assignment()
+        self._consumer.pause(assigned)
+        message = self._consumer.poll(0)
+        if message is not None:
+            # Of a partition that came with this very poll: it is to be received again.
+            self._consumer.seek(TopicPartition(self._topic, message.partition() or 0, message.offset() or 0))
+        self._consumer.resume([one for one in self._consumer.assignment() if one in assigned])
+
+    def close(self) -> None:
+        """Wait for commits in flight and leave the group."""
+        self._is_closing = True
+        self._consumer.close()
+
+    # Callbacks of librdkafka. An error must not leave them: it would come out as one that no except clause catches.
+
+    def _assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        try:
+            # Who is closing reads nothing more, and librdkafka answers nothing more.
+            places = partitions if self._is_closing else self._beginnings(consumer, partitions)
+            consumer.incremental_assign(places)
+        except (KafkaException, LossError) as error:
+            self._failure = error
+        self._on_change(telemetry.WORKER_ASSIGNED, [place.partition for place in partitions])
+
+    def _beginnings(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Where to begin: behind what is committed, or at the beginning of a partition that was never read.
+
+        Raises:
+            LossError: That is not there.
+            KafkaException: Kafka does not say, or the topic is another one than it was.
+        """
+        id_ = self.observer.id() or ""
+        if self._id not in ("", id_):
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_ID))
+        self._id = id_
+        places = consumer.committed(partitions, timeout=ANSWER_SECONDS)
+        extents = self.observer.extents([place.partition for place in places])
+        losses = [loss for place in places if (loss := _loss(place, extents[place.partition], id_)) is not None]
+        if losses:
+            raise LossError(_GONE, losses=losses)
+        for place in places:
+            if place.offset == OFFSET_INVALID:
+                place.offset = OFFSET_BEGINNING
+        return places
+
+    def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        leaving = {one.partition: self._done.pop(one.partition) for one in partitions if one.partition in self._done}
+        if leaving:
+            # What is not committed is done again by whoever has the partition next.
+            with suppress(KafkaException):
+                consumer.commit(offsets=self._places(leaving), asynchronous=False)
+        try:
+            consumer.incremental_unassign(partitions)
+        except KafkaException as error:
+            self._failure = error
+        self._on_change(telemetry.WORKER_REVOKED, [place.partition for place in partitions])
+
+
+def _loss(place: TopicPartition, extent: Extent, id_: str) -> Loss | None:
+    """What is lost in a partition before what is committed, if anything is."""
+    position = None if place.offset == OFFSET_INVALID else place.offset
+    if position is None:
+        cause = _UNKNOWN if extent.begin > 0 else None
+    elif place.metadata not in (None, "", id_):
+        cause, position = _OTHER, None
+    elif position < extent.begin:
+        cause = _EXPIRED
+    else:
+        cause = _TRUNCATED if position > extent.end else None
+    if cause is None:
+        return None
+    return Loss(partition=place.partition, cause=cause, position=position, begin=extent.begin, end=extent.end)

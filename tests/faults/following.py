@@ -1,0 +1,67 @@
+"""What follows the application in this very process, for tests that say when: a relay, a worker, a lane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from syncer import job, topic
+from syncer.job import JobKind
+from tests.harness import World, running, wait_until
+
+
+def admin(world: World) -> AdminClient:
+    """For what an operator does to Kafka."""
+    return AdminClient({"bootstrap.servers": world.endpoints.kafka_bootstrap_servers})
+
+
+def ends(world: World) -> dict[int, int]:
+    """By partition, the next offset to be written; nothing while a partition that was just added has no leader."""
+    try:
+        return {one.partition: one.end for one in topic.lag(world.settings.kafka)}
+    except KafkaException:
+        return {}
+
+
+def publish(world: World, *changes: str) -> None:
+    """Make changes, and relay them."""
+    with world.relay() as relay:
+        for change in changes:
+            world.sql(change)
+        assert relay.run_once().published
+
+
+@contextmanager
+def handling(world: World) -> Iterator[None]:
+    """A worker and a lane at work."""
+    with (
+        world.index() as index,
+        world.worker(index) as worker,
+        world.refresher(index) as refresher,
+        running(worker),
+        running(refresher),
+    ):
+        yield
+
+
+@contextmanager
+def following(world: World) -> Iterator[None]:
+    """The same, and a relay."""
+    with handling(world), world.relay() as relay, running(relay):
+        yield
+
+
+def handle(world: World) -> None:
+    """Let all that was changed be handled, and its offsets be committed."""
+    with following(world):
+        world.wait_until_level()
+        wait_until(lambda: not sum(one.records for one in topic.lag(world.settings.kafka)), what="all is committed")
+
+
+def refreshes(world: World) -> int:
+    """How many jobs wrote everything again."""
+    with world.connect() as connection:
+        return sum(one.kind is JobKind.REFRESH for one in job.recent(connection))

@@ -1,0 +1,220 @@
+"""What stands before a real Elasticsearch and spoils its answers: a load balancer, a bad line, a proxy.
+
+It knows HTTP, so that it can spoil the n-th bulk request and let all else pass; whether a request has reached
+Elasticsearch is part of what a fault is.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+_HOP_BY_HOP = frozenset({"connection", "content-length", "transfer-encoding", "host", "accept-encoding"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An answer, as far as it goes.
+
+    Args:
+        status: Its status.
+        body: What is sent of its body.
+        headers: Besides the length.
+        length: What it says of its length, if that is not true.
+    """
+
+    status: int
+    body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+    length: int | None = None
+
+
+Forward = Callable[[], Answer]
+"""Lets Elasticsearch answer."""
+Fault = Callable[[Forward], Answer | None]
+"""What is done to a request; none is answered with is a connection that is closed."""
+
+
+def swallowed(forward: Forward) -> None:
+    """It is applied, and the connection is cut before the answer."""
+    forward()
+
+
+def cut(forward: Forward) -> Answer:
+    """It is applied, and the connection is cut in the middle of the answer."""
+    answer = forward()
+    return Answer(
+        status=answer.status,
+        body=answer.body[: len(answer.body) // 2],
+        headers=answer.headers,
+        length=len(answer.body),
+    )
+
+
+def truncated(forward: Forward) -> Answer:
+    """It is applied, and the answer is half of itself, and says so."""
+    answer = forward()
+    return Answer(status=answer.status, body=answer.body[: len(answer.body) // 2], headers=answer.headers)
+
+
+def emptied(forward: Forward) -> Answer:
+    """It is applied, and the answer is an object with nothing in it."""
+    answer = forward()
+    return Answer(status=answer.status, body=b"{}", headers=answer.headers)
+
+
+def page(status: int) -> Fault:
+    """A load balancer answers with a page of its own; Elasticsearch hears of nothing."""
+
+    def fault(_: Forward) -> Answer:
+        body = b"<html><body>We will be back soon.</body></html>"
+        return Answer(status=status, body=body, headers={"Content-Type": "text/html"})
+
+    return fault
+
+
+def refused(status: int, kind: str) -> Fault:
+    """Elasticsearch's own refusal of a whole request, whose sentence is another one each time."""
+    numbers = iter(range(10**9))
+
+    def fault(_: Forward) -> Answer:
+        error = {"type": kind, "reason": f"would be [{next(numbers)}], which is larger than the limit"}
+        body = json.dumps({"error": {"root_cause": [error], **error}, "status": status}).encode()
+        return Answer(status=status, body=body, headers=_OWN)
+
+    return fault
+
+
+_OWN = {"Content-Type": "application/vnd.elasticsearch+json;compatible-with=8", "X-elastic-product": "Elasticsearch"}
+
+
+class Proxy:
+    """A proxy before one Elasticsearch.
+
+    Args:
+        upstream: Where that is.
+
+    Attributes:
+        bulks: How many bulk requests have come.
+        sizes: How many bytes each of them had.
+    """
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = upstream
+        self._lock = threading.Lock()
+        self._fault: Fault | None = None
+        self._left = 0
+        self.bulks = 0
+        self.sizes: list[int] = []
+        self._server = _Server(("127.0.0.1", 0), self._handler())
+
+    @property
+    def address(self) -> str:
+        """The URL."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    @contextmanager
+    def running(self) -> Iterator[Proxy]:
+        """While the block lasts."""
+        thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+            thread.join()
+
+    @contextmanager
+    def spoiling(self, fault: Fault, *, times: int = 10**9) -> Iterator[None]:
+        """Do this to the next bulk requests that come while the block lasts."""
+        with self._lock:
+            self._fault, self._left = fault, times
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._fault = None
+
+    @property
+    def is_through(self) -> bool:
+        """Whether it has been done as often as asked for."""
+        return self._left == 0
+
+    def _next_fault(self) -> Fault | None:
+        with self._lock:
+            if self._fault is None or self._left == 0:
+                return None
+            self._left -= 1
+            return self._fault
+
+    def _handle(self, handler: BaseHTTPRequestHandler) -> None:
+        body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        is_bulk = urlsplit(handler.path).path.endswith("/_bulk")
+        fault = None
+        if is_bulk:
+            self.bulks += 1
+            self.sizes.append(len(body))
+            fault = self._next_fault()
+
+        def forward() -> Answer:
+            return self._forward(handler, body)
+
+        answer = forward() if fault is None else fault(forward)
+        if answer is None or answer.length is not None:
+            handler.close_connection = True
+        if answer is not None:
+            _send(handler, answer)
+
+    def _forward(self, handler: BaseHTTPRequestHandler, body: bytes) -> Answer:
+        there = urlsplit(self._upstream)
+        connection = HTTPConnection(str(there.hostname), there.port, timeout=120)
+        try:
+            headers = {name: value for name, value in handler.headers.items() if name.lower() not in _HOP_BY_HOP}
+            connection.request(handler.command, handler.path, body=body, headers=headers)
+            response = connection.getresponse()
+            kept = {name: value for name, value in response.getheaders() if name.lower() not in _HOP_BY_HOP}
+            return Answer(status=response.status, body=response.read(), headers=kept)
+        finally:
+            connection.close()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _any(self) -> None:
+                with suppress(ConnectionError):
+                    proxy._handle(self)
+
+            do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = _any  # noqa: N815 - named by the library
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by the library
+                """Say nothing."""
+
+        return Handler
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+
+def _send(handler: BaseHTTPRequestHandler, answer: Answer) -> None:
+    handler.send_response(answer.status)
+    for name, value in answer.headers.items():
+        handler.send_header(name, value)
+    handler.send_header("Content-Length", str(len(answer.body) if answer.length is None else answer.length))
+    handler.end_headers()
+    if handler.command != "HEAD":
+        handler.wfile.write(answer.body)
+        handler.wfile.flush()

@@ -1,0 +1,115 @@
+"""Runs ``syncer`` in a process that ends, or stands still, at a named point of its own code.
+
+    python -m tests.faults.stopping_at PLAN ARGUMENTS…
+
+Syncer itself knows nothing of that: a function is wrapped before the command begins. The plan is what `Plan` says, as
+JSON; `World.daemon` and the tests write it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+MODULE = "tests.faults.stopping_at"
+REACHED = "reached"
+"""What the process says, with the point's name, when it comes there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A point in the code.
+
+    Args:
+        at: The function, as ``syncer.relay:Relay._save``.
+        when: Before it begins, or after it has returned; returning an empty list does not count.
+        turn: At the how many-th time.
+        send: The signal that the process sends to itself.
+        seconds: How long it stays there before; its other threads go on meanwhile.
+    """
+
+    at: str
+    when: Literal["before", "after"] = "before"
+    turn: int = 1
+    send: Literal["SIGKILL", "SIGSTOP", "SIGTERM"] = "SIGKILL"
+    seconds: float = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is different in this process.
+
+    Args:
+        points: Where it ends or stands still.
+        constants: Constants of modules, such as leases: ``syncer.job_pages:STALLED_SECONDS`` and its value.
+        clock_hours: By how much its wall clock is off.
+        boot_clock_stands: Whether the clock that the age of a draw is told by stands still.
+    """
+
+    points: tuple[Point, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    clock_hours: float = 0
+    boot_clock_stands: bool = False
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What to run instead of the module ``syncer``."""
+        return MODULE, json.dumps(asdict(self))
+
+
+def _carry_out(plan: Mapping[str, Any]) -> None:
+    for place, value in plan["constants"].items():
+        owner, name = _owner(place)
+        assert hasattr(owner, name), place
+        setattr(owner, name, value)
+    for point in plan["points"]:
+        _wrap(Point(**point))
+    if plan["clock_hours"]:
+        now = time.time
+        time.time = lambda: now() + plan["clock_hours"] * 3600
+    if plan["boot_clock_stands"]:
+        ask, begun = time.clock_gettime, time.clock_gettime(time.CLOCK_BOOTTIME)
+        time.clock_gettime = lambda which: begun if which == time.CLOCK_BOOTTIME else ask(which)
+
+
+def _wrap(point: Point) -> None:
+    owner, name = _owner(point.at)
+    wrapped: Callable[..., Any] = getattr(owner, name)
+    turns = itertools.count(1)
+
+    def come() -> None:
+        if next(turns) == point.turn:
+            print(f"{REACHED} {point.at}", file=sys.stderr, flush=True)  # noqa: T201 - a test waits for it
+            time.sleep(point.seconds)
+            os.kill(os.getpid(), signal.Signals[point.send])
+
+    @functools.wraps(wrapped)
+    def stopping(*arguments: Any, **named: Any) -> Any:
+        if point.when == "before":
+            come()
+        result = wrapped(*arguments, **named)
+        if point.when == "after" and result != []:
+            come()
+        return result
+
+    setattr(owner, name, stopping)
+
+
+def _owner(place: str) -> tuple[Any, str]:
+    module, _, path = place.partition(":")
+    *outer, name = path.split(".")
+    return functools.reduce(getattr, outer, importlib.import_module(module)), name
+
+
+if __name__ == "__main__":
+    _carry_out(json.loads(sys.argv.pop(1)))
+    importlib.import_module("syncer.cli").main()

@@ -1,0 +1,559 @@
+"""An Elasticsearch that refuses, lies, hangs or is changed by hand costs time, never a document."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elasticsearch import ApiError, Elasticsearch
+
+from syncer import writer
+from syncer.index import Index
+from syncer.lifecycle import Stop, Stopping
+from syncer.sandbox import Endpoints, Sandbox, silent
+from syncer.sandbox.elasticsearch import ElasticsearchServer
+from syncer.writer import WriteReport
+from tests.faults.proxy import Answer, Forward, Proxy, cut, emptied, page, refused, swallowed, truncated
+from tests.faults.writers import fill, writing
+from tests.harness import DEADLINE_SECONDS, Daemon, World, made, wait_until
+from tests.proof import Rule, faces
+
+_REQUEST_BYTES_MAX = 1024 * 1024
+_PRESSURE_BYTES_MAX = 600 * 1024
+_SETTINGS = {
+    "http.max_content_length": str(_REQUEST_BYTES_MAX) + "b",
+    "indexing_pressure.memory.limit": str(_PRESSURE_BYTES_MAX) + "b",
+    "thread_pool.write.queue_size": "2",
+    # Whoever says no name may do everything; whoever says one must be known.
+    "xpack.security.enabled": "true",
+    "xpack.security.http.ssl.enabled": "false",
+    "xpack.security.transport.ssl.enabled": "false",
+    "xpack.security.authc.anonymous.username": "anyone",
+    "xpack.security.authc.anonymous.roles": "superuser",
+}
+
+
+@pytest.fixture(scope="module")
+def server(sandbox: Sandbox, endpoints: Endpoints) -> Iterator[ElasticsearchServer]:  # noqa: ARG001 - it fills the cache
+    """A narrow Elasticsearch that no other module uses."""
+    with tempfile.TemporaryDirectory(prefix="syncer-elasticsearch-") as folder:
+        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
+        one = ElasticsearchServer(
+            Path(folder) / "server", sandbox._cache, sandbox.elasticsearch._account, report=silent
+        )
+        one.settings |= _SETTINGS | {"path.repo": f"{folder}/snapshots"}
+        one._account.own(Path(folder) / "snapshots")
+        one.start()
+        try:
+            yield one
+        finally:
+            one.stop()
+
+
+@pytest.fixture
+def narrow(sandbox: Sandbox, endpoints: Endpoints, server: ElasticsearchServer, tmp_path: Path) -> Iterator[World]:
+    """A world on that Elasticsearch, with users and posts."""
+    there = replace(endpoints, elasticsearch_url=server.address)
+    with made(World(sandbox=sandbox, endpoints=there, folder=tmp_path)) as world:
+        world.set_up()
+        fill(world)
+        yield world
+
+
+@pytest.fixture
+def proxy(server: ElasticsearchServer) -> Iterator[Proxy]:
+    """What stands before it."""
+    with Proxy(server.address).running() as one:
+        yield one
+
+
+def through(proxy: Proxy, **more: str) -> dict[str, str]:
+    """The environment of a daemon that reaches Elasticsearch through the proxy."""
+    return {"SYNCER_ELASTICSEARCH_URL": proxy.address, **more}
+
+
+def retried(daemon: Daemon) -> Counter[str]:
+    """How often a daemon has told of trouble, by stage."""
+    return Counter(one["stage"] for one in daemon.events() if one["event"] == "stage.retried")
+
+
+# On the way
+
+
+@faces(
+    "a bulk request is applied and never answered, answered in part, with half an answer or with none of its items; "
+    "a load balancer answers with pages of its own",
+    promises=(1, 2, 3),
+    without=(
+        Rule(
+            "an answer that is not whole is no answer",
+            module="syncer.index",
+            text="if len(items) != operations:",
+            instead="if False:",
+        ),
+        Rule(
+            "what something before Elasticsearch answers says nothing of an index",
+            module="syncer.policy",
+            text="if isinstance(error, elasticsearch.TransportError) or is_by_another(error):",
+            instead="if isinstance(error, elasticsearch.TransportError):",
+        ),
+    ),
+)
+def test_whatever_becomes_of_an_answer_the_request_is_made_again(narrow: World, proxy: Proxy) -> None:
+    """Nothing is lost, nothing goes back, no document halts, and the daemon goes on."""
+    daemon = narrow.daemon(environment=through(proxy))
+    narrow.wait_until_level()
+    faults = [swallowed, cut, truncated, emptied, page(200), page(302), page(404), page(502)]
+    with writing(narrow):
+        for fault in faults:
+            with proxy.spoiling(fault, times=3):
+                wait_until(lambda: proxy.is_through, what=f"{fault} is met", detail=daemon.log_file.read_text)
+    narrow.wait_until_level()
+    assert narrow.sql("SELECT count(*) FROM syncer.document WHERE halted IS NOT NULL") == [(0,)]
+    assert narrow.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
+    assert narrow.syncer("verify").returncode == 0
+    assert daemon.stop() == 0
+
+
+def hang(seconds_max: float = DEADLINE_SECONDS) -> tuple[Callable[[Forward], Answer], threading.Event, threading.Event]:
+    """A fault that keeps a request, and then lets it be applied; with whether it has one, and what lets it go on."""
+    has_one, go_on = threading.Event(), threading.Event()
+
+    def fault(forward: Forward) -> Answer:
+        has_one.set()
+        go_on.wait(seconds_max)
+        return forward()
+
+    return fault, has_one, go_on
+
+
+@faces(
+    "Elasticsearch hangs while the daemon is told to stop; what it has is applied later, after newer writes",
+    promises=(1, 2, 3),
+    without=Rule(
+        "a server that hangs is not waited for once a stage is told to stop",
+        module="syncer.lifecycle",
+        text="return time.monotonic() - self._requested_at > GRACE_SECONDS",
+        instead="return False",
+    ),
+)
+def test_a_stop_waits_for_no_hung_server(narrow: World, proxy: Proxy) -> None:
+    """It ends in reasonable time and says what it gave up; the next daemon does that, and what comes late loses."""
+    daemon = narrow.daemon(environment=through(proxy))
+    narrow.wait_until_level()
+    fault, has_one, go_on = hang()
+    with proxy.spoiling(fault):
+        narrow.sql("UPDATE posts SET title = 'hung' WHERE id = 1")
+        assert has_one.wait(DEADLINE_SECONDS)
+        before = len(daemon.events())
+        assert daemon.stop(seconds=45) == 0
+    last = daemon.events()[before:]
+    gave_up = {one["stage"] for one in last if one["event"] == "stage.gave_up"}
+    assert gave_up
+    # They have left the group, so that nobody waits until they are taken for dead.
+    assert gave_up <= {one["worker"] for one in last if one["event"] == "worker.partitions_revoked"}
+    narrow.sql("UPDATE posts SET title = 'newer' WHERE id = 1")
+    successor = narrow.daemon()
+    narrow.wait_until_level()
+    go_on.set()
+    narrow.sql("UPDATE posts SET title = 'newest' WHERE id = 2")
+    narrow.wait_until_level()
+    assert narrow.held()["1"]["title"] == "newer"
+    assert successor.stop() == 0
+
+
+# What it refuses for now
+
+
+@faces(
+    "Elasticsearch refuses whole requests with 429 and 503, in other words each time",
+    promises=(1, 3),
+    without=Rule(
+        "trouble is the same as long as its kind is",
+        module="syncer.lifecycle",
+        text="if not is_due and (what in self._told or lasts < _BRIEF_SECONDS):",
+        instead="if False:",
+    ),
+)
+def test_what_is_refused_for_now_is_told_of_once(narrow: World, proxy: Proxy) -> None:
+    """Many attempts whose words differ are one line of the log for each stage, and one when it is over."""
+    daemon = narrow.daemon(environment=through(proxy))
+    narrow.wait_until_level()
+    with writing(narrow):
+        for status, kind in ((429, "circuit_breaking_exception"), (503, "no_master")):
+            with proxy.spoiling(refused(status, kind), times=8):
+                wait_until(lambda: proxy.is_through, what="it is refused", detail=daemon.log_file.read_text)
+    narrow.wait_until_level()
+    daemon.wait_for("stage.recovered")
+    told = retried(daemon)
+    assert told
+    assert max(told.values()) <= 4, told
+    assert daemon.stop() == 0
+
+
+@contextmanager
+def broken(_: World, client: Elasticsearch) -> Iterator[None]:
+    """A breaker that lets next to nothing through, while the block lasts."""
+    client.cluster.put_settings(persistent={"network.breaker.inflight_requests.limit": "200b"})
+    try:
+        yield
+    finally:
+        wait_until(lambda: _reset(client), what="the breaker is as it was")
+
+
+def _reset(client: Elasticsearch) -> bool:
+    try:
+        client.cluster.put_settings(persistent={"network.breaker.inflight_requests.limit": None})
+    except ApiError:
+        return False
+    return True
+
+
+@contextmanager
+def blocked(world: World, client: Elasticsearch) -> Iterator[None]:
+    """What Elasticsearch does when a disk is full."""
+    name, setting = world.index_of(), "index.blocks.read_only_allow_delete"
+    client.indices.put_settings(index=name, settings={setting: True})
+    yield
+    client.indices.put_settings(index=name, settings={setting: None})
+
+
+@contextmanager
+def read_only(_: World, client: Elasticsearch) -> Iterator[None]:
+    """What somebody does by hand to a whole cluster."""
+    client.cluster.put_settings(persistent={"cluster.blocks.read_only": True})
+    yield
+    client.cluster.put_settings(persistent={"cluster.blocks.read_only": None})
+
+
+def shard_file(server: ElasticsearchServer, client: Elasticsearch, name: str) -> Path:
+    """Where Elasticsearch notes that shard 0 is corrupt."""
+    settings = client.indices.get_settings(index=name, flat_settings=True).body[name]["settings"]
+    return server.data_folder / "indices" / str(settings["index.uuid"]) / "0" / "index" / "corrupted_by_a_test"
+
+
+@contextmanager
+def red(world: World, client: Elasticsearch, server: ElasticsearchServer) -> Iterator[None]:
+    """A shard that has lost its primary while the block lasts; to be entered while nothing is written."""
+    name = world.index_of()
+    note = shard_file(server, client, name)
+    client.indices.close(index=name)
+    note.write_bytes(b"not a segment")
+    note.chmod(0o666)
+    client.indices.open(index=name, wait_for_active_shards="0")
+    wait_until(lambda: _status(client, name) == "red", what="the index is red")
+    yield
+    note.unlink()
+    command = {"index": name, "shard": 0, "node": "sandbox", "accept_data_loss": True}
+    client.cluster.reroute(commands=[{"allocate_stale_primary": command}], metric="none")
+
+
+def _status(client: Elasticsearch, name: str) -> str:
+    return str(client.cluster.health(index=f"{name}*").body["status"])
+
+
+@faces(
+    "a circuit breaker trips, a disk is full, a cluster is made read-only by hand: all of them really",
+    promises=(1, 3),
+    without=Rule(
+        "what Elasticsearch refuses for now is tried again",
+        module="syncer.policy",
+        text="_RETRIED_ITEMS = frozenset({408, 429, 500, 502, 503, 504})",
+        instead="_RETRIED_ITEMS = frozenset({408, 500, 502, 503, 504})",
+    ),
+)
+def test_what_is_refused_for_now_is_waited_out(narrow: World) -> None:
+    """Nothing is parked, nothing halts, the log says it once, and when it is lifted all is level by itself."""
+    daemon = narrow.daemon()
+    narrow.wait_until_level()
+    with narrow.elasticsearch() as client:
+        for trouble, says in (
+            (broken, "inflight_requests"),
+            (blocked, "flood-stage"),
+            (read_only, "cluster read-only"),
+        ):
+            with writing(narrow, writers=2), trouble(narrow, client):
+                wait_until(partial(is_told, daemon, says), what=says, detail=daemon.log_file.read_text)
+            narrow.wait_until_level()
+    assert max(retried(daemon).values()) <= 6, daemon.log_file.read_text()
+    assert narrow.sql("SELECT count(*) FROM syncer.document WHERE halted IS NOT NULL") == [(0,)]
+    assert narrow.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
+    assert daemon.stop() == 0
+
+
+def is_told(daemon: Daemon, words: str) -> bool:
+    """Whether a daemon has told of trouble in these words."""
+    return any(words in one["error"] for one in daemon.events() if one["event"] == "stage.retried")
+
+
+@faces(
+    "a shard has no primary, while its index is written to",
+    promises=(1, 3),
+    without=Rule(
+        "what Elasticsearch refuses for now is tried again",
+        module="syncer.policy",
+        text="_RETRIED_ITEMS = frozenset({408, 429, 500, 502, 503, 504})",
+        instead="_RETRIED_ITEMS = frozenset({408, 429, 500, 502, 504})",
+    ),
+)
+def test_a_shard_that_is_away_is_waited_for(
+    narrow: World, server: ElasticsearchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The documents of other shards are written meanwhile, and its own as soon as it is back."""
+    monkeypatch.setattr("syncer.index._WAIT_FOR_SHARD", "1s")
+    reshard(narrow)
+    with narrow.elasticsearch() as client, narrow.index() as index:
+        name = narrow.index_of()
+        ids = [str(one) for one in range(60)]
+        with narrow.writer(index) as one:
+            one.write(name, ids)
+            with red(narrow, client, server):
+                narrow.sql("UPDATE posts SET title = 'while a shard is away'")
+                attempt = one.compose(name, ids)
+                one.send(attempt)
+                again = one.settle(attempt)
+                assert 0 < len(again) < len(ids)
+                writing_on = threading.Thread(target=one.write, args=(name, again))
+                writing_on.start()
+            writing_on.join(DEADLINE_SECONDS)
+        assert not writing_on.is_alive()
+        assert narrow.differences() == []
+
+
+def reshard(world: World) -> None:
+    """Let the blog have two shards."""
+    file = world.document_folder / "index.json"
+    file.write_text(file.read_text().replace('"number_of_shards": 1', '"number_of_shards": 2'))
+    assert world.syncer("apply", "--yes").returncode == 0
+
+
+@faces("the write queue of a server is full: whole requests and single items are refused", promises=(1, 3))
+def test_a_full_queue_costs_time(narrow: World) -> None:
+    """Many lanes on a server with room for two requests: none of what it refuses is lost."""
+    environment = {"SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "20"}
+    daemon = narrow.daemon(environment=environment)
+    with writing(narrow, writers=2):
+        narrow.sql(
+            "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 't', repeat('x', 3000) "
+            "FROM generate_series(1000, 1400) AS g"
+        )
+        with narrow.elasticsearch() as client:
+            burst(client, f"other-{narrow.name}")
+    narrow.wait_until_level()
+    assert narrow.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
+    assert daemon.stop() == 0
+
+
+def burst(client: Elasticsearch, name: str) -> None:
+    """Others who fill the queue."""
+    lines: list[Any] = [one for id_ in range(100) for one in ({"index": {"_id": str(id_)}}, {"text": "x" * 1000})]
+
+    def fill_up() -> None:
+        for _ in range(5):
+            with suppress(ApiError):
+                client.bulk(index=name, operations=lines)
+
+    threads = [threading.Thread(target=fill_up) for _ in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    client.indices.delete(index=name)
+
+
+# What is too large
+
+
+@faces(
+    "documents and requests over http.max_content_length, and over what Elasticsearch holds of bulk requests at all",
+    promises=(1, 3),
+    without=(
+        Rule(
+            "a request that is too large is written in parts",
+            module="syncer.index",
+            text="if error.status_code == _TOO_LARGE:\n        return True",
+            instead="if error.status_code == _TOO_LARGE:\n        return False",
+        ),
+        Rule(
+            "a request that Elasticsearch never has room for is written in parts",
+            module="syncer.index",
+            text="return int(pressure[1]) > int(pressure[2])",
+            instead="return False",
+        ),
+    ),
+)
+def test_what_is_too_large_is_split_or_parked(narrow: World, proxy: Proxy) -> None:
+    """Requests are halved until they fit, and later ones begin so; a document that never fits is parked, with words."""
+    narrow.sql(
+        "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'one of many', repeat('x', 5000) "
+        "FROM generate_series(1000, 1999) AS g"
+    )
+    narrow.sql(
+        "INSERT INTO posts (id, user_id, title, body) VALUES (7001, 1, 'too large', repeat('x', %s))",
+        _REQUEST_BYTES_MAX + 1,
+    )
+    narrow.sql(
+        "INSERT INTO posts (id, user_id, title, body) VALUES (7002, 1, 'never room', repeat('x', %s))",
+        _PRESSURE_BYTES_MAX + 1,
+    )
+    daemon = narrow.daemon(environment=through(proxy))
+    parked = "SELECT id FROM syncer.dead_letter ORDER BY 1"
+    wait_until(
+        lambda: narrow.sql("SELECT count(*) FROM syncer.dead_letter") == [(2,)],
+        what="both are parked",
+        detail=daemon.log_file.read_text,
+    )
+    wait_until(lambda: len(narrow.differences()) == 2, what="all others are written")
+    assert [id_ for (id_,) in narrow.sql(parked)] == ["7001", "7002"]
+    shown = narrow.sql("SELECT error FROM syncer.dead_letter WHERE id = '7001'")[0][0]
+    assert "http.max_content_length" in shown
+    before = len(proxy.sizes)
+    narrow.sql("UPDATE posts SET title = 'once more' WHERE id BETWEEN 1000 AND 1999")
+    wait_until(lambda: len(narrow.differences()) == 2, what="all others are written again")
+    sizes = proxy.sizes[before:]
+    assert len([one for one in sizes if one > _REQUEST_BYTES_MAX]) <= 4, sizes  # the document itself, at most
+    assert len(sizes) < 150, sizes
+    narrow.sql("UPDATE posts SET body = 'short now' WHERE id > 7000")
+    narrow.wait_until_level()
+    assert narrow.sql(parked) == []
+    assert daemon.stop() == 0
+
+
+# The login
+
+
+@faces(
+    "the API key is revoked while the daemon runs, and a new one is set",
+    promises=(1, 3),
+    without=Rule(
+        "a login that was good is waited for",
+        module="syncer.policy",
+        text="_RETRIED_STATUSES = _RETRIED_ITEMS | {401, 403}",
+        instead="_RETRIED_STATUSES = _RETRIED_ITEMS",
+    ),
+)
+def test_a_login_that_is_revoked_says_so_and_loses_nothing(narrow: World) -> None:
+    """The daemon goes on trying and says what to do; one with the new key makes all good; none begins with the old."""
+    with narrow.elasticsearch() as client:
+        key = client.security.create_api_key(name="the first").body
+        daemon = narrow.daemon(environment={"SYNCER_ELASTICSEARCH_API_KEY": key["encoded"]})
+        narrow.wait_until_level()
+        client.security.invalidate_api_key(ids=[key["id"]])
+        narrow.sql("UPDATE posts SET title = 'while nobody may' WHERE id < 30")
+        said = daemon.wait_for("stage.retried")
+        assert "refuses the login" in said["error"]
+        assert "SYNCER_ELASTICSEARCH_API_KEY" in said["hint"]
+        assert daemon.process.poll() is None
+        assert daemon.stop() == 0
+        refused_at_start = narrow.syncer("run", environment={"SYNCER_ELASTICSEARCH_API_KEY": key["encoded"]})
+        assert refused_at_start.returncode == 1
+        assert "refuses the login" in refused_at_start.stderr
+        key = client.security.create_api_key(name="the second").body
+    daemon = narrow.daemon(environment={"SYNCER_ELASTICSEARCH_API_KEY": key["encoded"]})
+    narrow.wait_until_level()
+    assert daemon.stop() == 0
+
+
+# Defects of Elasticsearch
+
+
+@faces(
+    "Elasticsearch fails at one document each time, with an error of its own (500)",
+    promises=(1, 3),
+    without=Rule(
+        "a document at which Elasticsearch fails, with nothing else wrong, is parked in the end",
+        module="syncer.writer",
+        text="case Action.RETRY if rejection.composition.id in hopeless:",
+        instead="case Action.RETRY if False:",
+    ),
+)
+def test_a_document_at_which_elasticsearch_fails_is_no_plug(
+    narrow: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its siblings are written at once, and after a while it is parked, so that those behind it go on."""
+    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 1.0)
+
+    def failing(forward: Forward) -> Answer:
+        answer = forward()
+        body = answer.body.decode()
+        for item in ('{"index":{"status":201}}', '{"index":{"status":200}}'):
+            head, found, tail = body.partition(item)
+            if found:
+                error = '{"index":{"status":500,"error":{"type":"null_pointer_exception","reason":"a defect"}}}'
+                changed = (head + error + tail).replace('"errors":false', '"errors":true')
+                return replace(answer, body=changed.encode())
+        return answer
+
+    stop = Stop()
+    reports: list[WriteReport] = []
+    with Elasticsearch(proxy.address) as client, proxy.spoiling(failing):
+        index = Index(client, bulk_bytes_max=1_000_000)
+        one = writer.Writer(connect=narrow.connect, index=index, pause=stop.pause, name="test")
+        thread = threading.Thread(target=write_into, args=(reports, one, narrow.index_of()))
+        thread.start()
+        thread.join(DEADLINE_SECONDS)
+        stop.request()
+        thread.join(DEADLINE_SECONDS)
+        one.close()
+    [report] = reports
+    assert report.parked == 1
+    assert report.indexed + report.superseded >= 2
+    assert len(narrow.sql("SELECT error FROM syncer.dead_letter WHERE error LIKE 'null_pointer_exception%'")) == 1
+
+
+def write_into(reports: list[WriteReport], one: writer.Writer, name: str) -> None:
+    """Write three posts, unless told to stop."""
+    with suppress(Stopping):
+        reports.append(one.write(name, ["1", "2", "3"]))
+
+
+# Tombstones
+
+
+# Snapshots
+
+
+@faces(
+    "Elasticsearch is restored from a snapshot that is older than Postgres, its epoch's record with it", promises=(2, 3)
+)
+def test_an_older_snapshot_is_found_and_made_good(narrow: World) -> None:
+    """Verify says what differs; a repair writes all of it with greater versions, and a delete is made again."""
+    narrow.backfill()
+    names = f"{narrow.index_of()},syncer-state"
+    with narrow.elasticsearch() as client:
+        settings = {"location": f"{narrow.name}"}
+        client.snapshot.create_repository(name=narrow.name, repository={"type": "fs", "settings": settings})
+        client.snapshot.create(
+            repository=narrow.name,
+            snapshot="older",
+            indices=names,
+            include_global_state=False,
+            wait_for_completion=True,
+        )
+        narrow.sql("UPDATE posts SET title = 'newer' WHERE id < 30; DELETE FROM posts WHERE id > 50")
+        narrow.backfill()
+        assert narrow.differences() == []
+        client.indices.delete(index=narrow.index_of())
+        client.indices.delete(index="syncer-state")
+        client.snapshot.restore(
+            repository=narrow.name,
+            snapshot="older",
+            indices=names,
+            include_global_state=False,
+            wait_for_completion=True,
+        )
+        client.snapshot.delete_repository(name=narrow.name)
+    assert narrow.syncer("verify").returncode == 1
+    daemon = narrow.daemon()
+    narrow.syncer("verify", "--repair")
+    narrow.wait_until_level()
+    assert narrow.syncer("verify").returncode == 0
+    assert daemon.stop() == 0

@@ -1,0 +1,86 @@
+"""Transactions that stay open keep nothing waiting, and nothing from being given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psycopg
+
+from tests.faults.writers import fill
+from tests.harness import Daemon, World, wait_until
+from tests.proof import Rule, faces
+
+ROUNDS, POSTS = 250, 120
+ROW_BYTES_MIN = 100
+"""What a row of the outbox takes, at least."""
+
+
+@contextmanager
+def open_transactions(world: World) -> Iterator[psycopg.Connection[Any]]:
+    """One that reads, one that has done nothing, and one that has written what is captured, which is yielded."""
+    with ExitStack() as stack:
+        reading, idle, wrote = (stack.enter_context(psycopg.connect(world.dsn)) for _ in range(3))
+        reading.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        reading.execute("SELECT count(*) FROM posts")
+        idle.execute("SELECT 1")
+        wrote.execute("INSERT INTO posts (id, user_id, title, body) VALUES (1000, 1, 'late', '')")
+        yield wrote
+
+
+def published(daemon: Daemon) -> int:
+    """How many changes the daemon's relay has published."""
+    return sum(one["changes"] for one in daemon.events() if one["event"] == "relay.batch_published")
+
+
+def outbox_bytes(world: World) -> int:
+    """How large the outbox is."""
+    query = (
+        "SELECT sum(pg_relation_size(inhrelid))::bigint FROM pg_inherits WHERE inhparent = 'syncer.outbox'::regclass"
+    )
+    found: int = world.sql(query)[0][0]
+    return found
+
+
+@faces(
+    "transactions are open for the whole time: one that reads, one that is idle, one that has written",
+    promises=(1, 4),
+    without=(
+        Rule(
+            "what a cursor has seen is told by its snapshot, not by the oldest transaction that is open",
+            module="syncer.outbox",
+            text="    return xmax, f",
+            instead="    return cursor.split(':')[0], f",
+        ),
+        Rule(
+            "rows go away by TRUNCATE, which no snapshot keeps from giving room back",
+            module="syncer.outbox",
+            text='_TRUNCATE = "TRUNCATE {segment}"',
+            instead='_TRUNCATE = "DELETE FROM {segment}"',
+        ),
+    ),
+)
+def test_what_is_open_for_long_keeps_nothing_waiting(world: World) -> None:
+    """Each change is published once, and its room given back, while they are open; then theirs arrive as well."""
+    fill(world)
+    daemon = world.daemon(environment={"SYNCER_RELAY_TRIM_SECONDS": "0.1"})
+    world.wait_until_level()
+    before = published(daemon)
+    with open_transactions(world) as wrote:
+        with world.application() as connection:
+            more = "SELECT g, g %% 6, '', '' FROM generate_series(60, %s) AS g"
+            connection.execute(f"INSERT INTO posts (id, user_id, title, body) {more}", (POSTS - 1,))
+            for number in range(ROUNDS):
+                connection.execute("UPDATE posts SET title = %s WHERE id < %s", (str(number), POSTS))
+                connection.commit()
+        changes = ROUNDS * POSTS + POSTS - 60
+        wait_until(lambda: published(daemon) >= before + changes, what="all of them are published")
+        world.wait_until_level()
+        # The segment that the open transaction has written is kept, and whatever came into it.
+        wait_until(lambda: outbox_bytes(world) < changes * ROW_BYTES_MIN // 2, what="their room is given back")
+        assert published(daemon) == before + changes
+        wrote.commit()
+    world.wait_until_level()
+    assert "1000" in world.held()
+    assert daemon.stop() == 0

@@ -1,0 +1,282 @@
+"""Daemons come and go, and partitions come, while everything goes on: nothing is lost, and little is redone."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import psycopg
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from syncer import topic
+from syncer.transport import ChangeConsumer, Received
+from tests.faults.rules import ONE_LEADER
+from tests.faults.writers import SECONDS, SEED, at_work, fill, writing
+from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.proof import Rule, faces
+
+QUICK_FAILOVER = '{"session.timeout.ms": 6000}'
+BATCH = 20
+IN_HAND = 6 * BATCH
+"""What a worker has received and not committed, at most: four requests on their way, and what goes with the next."""
+KINDS = ((), (), ("--only", "relay"), ("--only", "workers"))
+
+
+def is_alive(daemon: Daemon) -> bool:
+    """Whether its process runs."""
+    return daemon.process.poll() is None
+
+
+def said(daemons: Sequence[Daemon], *events: str) -> list[tuple[Daemon, dict[str, Any]]]:
+    """What all of them have logged of these events, in the order of time."""
+    found = [(one, event) for one in daemons for event in one.events() if event["event"] in events]
+    return sorted(found, key=lambda pair: str(pair[1]["at"]))
+
+
+def moves(daemon: Daemon, event: str) -> dict[str, list[int]]:
+    """The partitions that came to each of its workers, or went from them, one after the other."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for _, one in said([daemon], event):
+        found[one["worker"]] += one["partitions"]
+    return found
+
+
+def held(daemon: Daemon) -> dict[str, set[int]]:
+    """The partitions that each of its workers has, if it lives."""
+    found: dict[str, set[int]] = {f"worker-{number}": set() for number in (1, 2)}
+    for _, event in said([daemon], "worker.partitions_assigned", "worker.partitions_revoked"):
+        if event["event"] == "worker.partitions_assigned":
+            found[event["worker"]] |= set(event["partitions"])
+        else:
+            found[event["worker"]] -= set(event["partitions"])
+    return found
+
+
+def wait_until_shared(daemons: Sequence[Daemon], shares: Sequence[int]) -> None:
+    """Return once so many partitions are with the workers, each with one of them, the largest share first."""
+
+    def are_shared() -> bool:
+        workers = [partitions for one in daemons for partitions in held(one).values()]
+        parts = [one for partitions in workers for one in partitions]
+        return sorted(map(len, workers), reverse=True) == list(shares) and len(set(parts)) == len(parts) == sum(shares)
+
+    wait_until(
+        are_shared,
+        what=f"the workers have {shares} partitions",
+        detail=lambda: str([held(one) for one in daemons]),
+    )
+
+
+def wait_until_done(world: World) -> int:
+    """Return once every record in the topic is done and committed; how many there are."""
+    world.wait_until_level(seconds=2 * DEADLINE_SECONDS)
+    wait_until(
+        lambda: all(one.records == 0 for one in topic.lag(world.settings.kafka)),
+        what="all offsets are committed",
+        detail=lambda: str(topic.lag(world.settings.kafka)),
+    )
+    return sum(one.end for one in topic.lag(world.settings.kafka))
+
+
+def require_one_leader_at_a_time(daemons: Sequence[Daemon]) -> None:
+    """From the moment that a relay leads until the next one does, nobody else publishes."""
+    leader: Daemon | None = None
+    for daemon, event in said(daemons, "relay.led", "relay.batch_published"):
+        if event["event"] == "relay.led":
+            leader = daemon
+        assert daemon is leader, f"{daemon.log_file.name} publishes while another one leads: {event}"
+
+
+@faces("daemons are added, stopped and killed at random", promises=(1, 2, 3), without=ONE_LEADER)
+def test_daemons_of_every_kind_come_and_go(world: World) -> None:
+    """Added, stopped and killed at random, whole or in parts, with fan-outs under way: they end level."""
+    world.worker_settings = {"SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER, "SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5"}
+    fill(world)
+    dice = random.Random(SEED)
+    stopped: list[Daemon] = []
+    for _ in range(2):
+        world.daemon()
+    with writing(world):
+        wait_until(lambda: len(said(world.daemons, "relay.batch_published")) > 5, what="changes are published")
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            living = [one for one in world.daemons if is_alive(one)]
+            if len(living) > 4 or (living and dice.random() < 0.5):
+                victim = dice.choice(living)
+                if dice.random() < 0.5:
+                    victim.kill()
+                else:
+                    assert victim.stop() == 0
+                    stopped.append(victim)
+            else:
+                world.daemon(*dice.choice(KINDS))
+    world.daemon()
+    wait_until_done(world)
+    assert world.syncer("verify").returncode == 0
+    assert world.sql("SELECT count(*) FROM syncer.job")[0][0] > 1
+    require_one_leader_at_a_time(world.daemons)
+    for one in stopped:
+        assert all(not partitions for partitions in held(one).values())
+
+
+@faces("the relay that leads is killed, the next one stopped", promises=(1,), without=ONE_LEADER)
+def test_another_relay_takes_over(world: World) -> None:
+    """Of three relays one leads; when it is killed, or stopped, another one does, and the third goes on waiting."""
+    fill(world)
+    world.daemon("--only", "workers")
+    relays = [world.daemon("--only", "relay") for _ in range(3)]
+
+    def leaders() -> list[Daemon]:
+        return [daemon for daemon, _ in said(relays, "relay.led")]
+
+    with writing(world):
+        wait_until(lambda: len(leaders()) == 1, what="one of them leads")
+        leaders()[-1].kill()
+        wait_until(lambda: len(leaders()) == 2, what="another one takes over")
+        assert leaders()[-1].stop() == 0
+        wait_until(lambda: len(leaders()) == 3, what="so does the last one")
+        published = len(said(relays, "relay.batch_published"))
+        wait_until(lambda: len(said(relays, "relay.batch_published")) > published, what="it publishes")
+    world.wait_until_level()
+    assert len(set(map(id, leaders()))) == 3
+    require_one_leader_at_a_time(relays)
+
+
+@faces("a daemon joins, and leaves", promises=(1,))
+def test_who_keeps_a_partition_goes_on_with_it(world: World) -> None:
+    """A daemon that joins or leaves takes nothing from a worker but the partitions that move, and each moves once."""
+    fill(world)
+    first = world.daemon()
+    wait_until_shared([first], (2, 2))
+    with writing(world):
+        second = world.daemon()
+        wait_until_shared([first, second], (1, 1, 1, 1))
+        kept = held(first)
+        revoked = moves(first, "worker.partitions_revoked")
+        assert {name: sorted(came) for name, came in moves(first, "worker.partitions_assigned").items() if came} == {
+            name: sorted(kept[name] | set(revoked[name])) for name in kept
+        }
+        assert sorted(len(gone) for gone in revoked.values()) == [1, 1]
+        assert second.stop() == 0
+        wait_until_shared([first], (2, 2))
+        assert moves(first, "worker.partitions_revoked") == revoked
+        assert all(kept[name] < partitions for name, partitions in held(first).items())
+    wait_until_done(world)
+
+
+def rewrite_all(stop: threading.Event, connection: psycopg.Connection[Any], _: random.Random) -> None:
+    """About as many changes as workers handle in small batches."""
+    while not stop.wait(1):
+        with connection.transaction():
+            connection.execute("UPDATE posts SET title = title || '.'")
+
+
+@faces("daemons join and leave under load", promises=(1,))
+def test_a_rebalance_redoes_little(world: World) -> None:
+    """With always something to do, daemons that join and leave cost no more than what was in hand."""
+    world.worker_settings = {"SYNCER_WORKER_BATCH_CHANGES_MAX": str(BATCH)}
+    fill(world)
+    world.sql("INSERT INTO posts (id, user_id, title, body) SELECT g, g % 6, 't', '' FROM generate_series(60, 1999) g")
+    first = world.daemon()
+    with at_work(world, [rewrite_all]):
+        second = world.daemon()
+        wait_until_shared([first, second], (1, 1, 1, 1))
+        assert second.stop() == 0
+        wait_until_shared([first], (2, 2))
+        third = world.daemon()
+        wait_until_shared([first, third], (1, 1, 1, 1))
+    records = wait_until_done(world)
+    revoked = said(world.daemons, "worker.partitions_revoked")
+    indexed = said(world.daemons, "worker.batch_indexed")
+    assert indexed[-1][1]["at"] > revoked[-1][1]["at"]
+    handled = sum(event["changes"] for _, event in indexed)
+    moved = sum(len(event["partitions"]) for _, event in revoked)
+    assert moved >= 6
+    assert records <= handled <= records + moved * IN_HAND
+
+
+@faces(
+    "a worker finishes records of a partition that another one has by now",
+    promises=(1,),
+    without=Rule(
+        "offsets are committed of no partition that was lost",
+        module="syncer.transport",
+        text="for partition, offset in received.next_offsets.items() if partition in ours}",
+        instead="for partition, offset in received.next_offsets.items()}",
+    ),
+)
+def test_who_has_lost_a_partition_does_not_take_it_back(world: World) -> None:
+    """A worker who finishes late commits nothing of a partition whose new owner may be further."""
+    partitions: dict[str, set[int]] = {"old": set(), "new": set()}
+
+    def told(who: str, event: str, changed: list[int]) -> None:
+        if event == "worker.partitions_assigned":
+            partitions[who] |= set(changed)
+        else:
+            partitions[who] -= set(changed)
+
+    def take(consumer: ChangeConsumer) -> dict[int, int]:
+        received = consumer.receive(records_max=100, wait_seconds=0.05)
+        return received.next_offsets if received else {}
+
+    def committed() -> dict[int, int]:
+        return {one.partition: one.committed for one in topic.lag(world.settings.kafka)}
+
+    fill(world)
+    with world.relay() as relay, ExitStack() as stack:
+        relay.run_once()
+        old = ChangeConsumer(world.settings.kafka, on_change=partial(told, "old"))
+        stack.callback(old.close)
+        early: dict[int, int] = {}
+        wait_until(lambda: early.update(take(old)) is None and len(early) == 4, what="it has some of each partition")
+        new = ChangeConsumer(world.settings.kafka, on_change=partial(told, "new"))
+        stack.callback(new.close)
+        late: dict[int, int] = {}
+        wait_until(
+            lambda: take(old) is not None and late.update(take(new)) is None and len(partitions["new"]) == 2,
+            what="the other one has taken two of them",
+        )
+        world.sql("UPDATE posts SET title = title || '.'")
+        relay.run_once()
+        ends = {one.partition: one.end for one in topic.lag(world.settings.kafka) if one.partition in partitions["new"]}
+        wait_until(lambda: late.update(take(new)) is None and late == ends, what="it is through with them")
+        new.commit(Received(values=(), next_offsets=late))
+        wait_until(lambda: take(new) == {} and late.items() <= committed().items(), what="its offsets are committed")
+        old.commit(Received(values=(), next_offsets=early))
+        kept = {partition: early[partition] for partition in partitions["old"]}
+        wait_until(lambda: take(old) is not None and kept.items() <= committed().items(), what="so are the others'")
+        assert late.items() <= committed().items()
+
+
+@faces(
+    "partitions are added to the topic",
+    promises=(1,),
+    without=Rule(
+        "a partition that was never read is read from its beginning",
+        module="syncer.transport",
+        text="place.offset = OFFSET_BEGINNING",
+        instead="place.offset = -1",
+    ),
+)
+def test_partitions_are_added_while_running(world: World) -> None:
+    """Workers take new partitions by themselves, from their beginning, and the relay fills them."""
+    fill(world)
+    daemons = [world.daemon(), world.daemon()]
+    wait_until_shared(daemons, (1, 1, 1, 1))
+    kafka = world.settings.kafka
+    with writing(world):
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        admin.create_partitions([NewPartitions(kafka.topic, 8)])[kafka.topic].result()
+        wait_until_shared(daemons, (2, 2, 2, 2))
+        wait_until(lambda: all(one.end for one in topic.lag(kafka)), what="every partition has records")
+    wait_until_done(world)
+    assert len(topic.lag(kafka)) == 8
+    assert world.syncer("verify").returncode == 0
+    assert [one.stop() for one in daemons] == [0, 0]

@@ -1,0 +1,484 @@
+"""The relay sleeps, and whoever writes wakes it: no wake-up is lost, no write fails for it, nobody notifies in vain.
+
+Everywhere here the look that a sleeping relay takes all the same is an hour away: a ring that is lost is a test that
+fails.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from syncer import capture, doorbell, outbox
+from syncer.postgres import AdvisoryLock, Connection
+from syncer.relay import Relay
+from syncer.sandbox import Endpoints, Sandbox
+from syncer.settings import RelaySettings
+from syncer.transport import ChangeProducer
+from tests import harness
+from tests.capturing import capture_only
+from tests.faults.rules import LOOKED_ONCE_MORE, RUNG
+from tests.harness import World, made, postgres_with, wait_until
+from tests.proof import Rule, faces
+
+HOUR = 3600.0
+RING_SECONDS = 5.0
+"""How soon at the latest a sleeping relay has published; a machine may be busy."""
+
+Application = psycopg.Connection[tuple[Any, ...]]
+
+HELD = """
+SELECT count(*) FROM pg_locks
+WHERE locktype = 'advisory' AND mode = %s AND classid::bigint << 32 | objid::bigint = %s
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+
+
+@pytest.fixture(scope="module")
+def short_queue(endpoints: Endpoints) -> Iterator[Endpoints]:
+    """A Postgres with a short queue of notifications."""
+    with postgres_with(endpoints, {"max_notify_queue_pages": "64"}) as others:
+        yield others
+
+
+@pytest.fixture
+def bare(sandbox: Sandbox, short_queue: Endpoints, tmp_path: Path) -> Iterator[World]:
+    """A world on that server, with nothing in its database."""
+    with made(World(sandbox=sandbox, endpoints=short_queue, folder=tmp_path)) as world:
+        yield world
+
+
+@pytest.fixture
+def blog(bare: World) -> World:
+    """The blog, with two posts."""
+    bare.set_up()
+    bare.sql("INSERT INTO users (id, name, email) VALUES (1, 'somebody', 'some@body.com')")
+    bare.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'one', ''), (2, 1, 'two', '')")
+    return bare
+
+
+def relay_of(world: World, name: str = "relay") -> Relay:
+    """A relay that sleeps as soon as it may, and does not wake by itself."""
+    return Relay(
+        connect=lambda: world.connect(name),
+        produce=lambda: ChangeProducer(world.settings.kafka),
+        settings=RelaySettings(awake_seconds=0.0001, safety_poll_seconds=HOUR),
+    )
+
+
+@contextmanager
+def running(world: World, name: str = "relay") -> Iterator[Relay]:
+    """That relay at work, in a thread."""
+    relay = relay_of(world, name)
+    with harness.running(relay, seconds=RING_SECONDS):  # a relay that sleeps heeds a stop
+        yield relay
+
+
+def held(world: World, mode: str) -> int:
+    """How many sessions hold the doorbell's lock in this mode."""
+    return int(world.sql(HELD, mode, int(AdvisoryLock.DOORBELL))[0][0])
+
+
+def is_asleep(world: World) -> bool:
+    """Whether a relay sleeps."""
+    return held(world, "ExclusiveLock") == 1
+
+
+def wait_until_asleep(world: World) -> None:
+    """Return when a relay sleeps."""
+    wait_until(lambda: is_asleep(world), what="the relay sleeps")
+
+
+def waiting(world: World) -> int:
+    """How many changes are not published."""
+    with world.connect() as connection:
+        return outbox.waiting(connection, outbox.saved_cursor(connection))[0]
+
+
+def wait_until_published(world: World) -> None:
+    """Return when everything is published, which must not take long."""
+    wait_until(lambda: waiting(world) == 0, what="all is published", seconds=RING_SECONDS)
+
+
+def write(world: World, id_: int = 1) -> None:
+    """Commit one change."""
+    world.sql("UPDATE posts SET title = title || '.' WHERE id = %s", id_)
+
+
+@contextmanager
+def transaction(world: World) -> Iterator[Application]:
+    """A transaction that has written and is open."""
+    with psycopg.connect(world.dsn, autocommit=True) as application:
+        application.execute("BEGIN")
+        application.execute("UPDATE posts SET title = 'open' WHERE id = 2")
+        yield application
+
+
+@contextmanager
+def listening(world: World) -> Iterator[Callable[[], int]]:
+    """Counts the rings since it was asked last."""
+    with psycopg.connect(world.dsn, autocommit=True) as connection:
+        connection.execute(f"LISTEN {doorbell.CHANNEL}")
+        yield lambda: len(list(connection.notifies(timeout=0.1)))
+
+
+# Nothing is lost
+
+
+@faces("changes come while the relay sleeps", promises=(1,), without=RUNG)
+def test_a_write_wakes_the_relay(blog: World) -> None:
+    """What is committed while the relay sleeps is published at once, again and again."""
+    with running(blog):
+        for _ in range(10):
+            wait_until_asleep(blog)
+            write(blog)
+            wait_until_published(blog)
+
+
+def write_at_random(world: World, seed: int, until: float) -> None:
+    """Transactions of all kinds, with pauses in which the relay falls asleep, or is about to."""
+    dice = random.Random(seed)
+    with psycopg.connect(world.dsn) as application:
+        while time.monotonic() < until:
+            application.execute(f"SELECT pg_sleep({dice.choice((0, 0.001, 0.01, 0.05)) * dice.random()})")
+            application.rollback()
+            if dice.random() < 0.2:
+                application.execute("SAVEPOINT s")
+                application.execute("UPDATE posts SET title = title || 's' WHERE id = %s", (seed,))
+                application.execute("ROLLBACK TO s")
+            for _ in range(dice.randrange(3)):
+                application.execute("UPDATE posts SET title = left(title, 9) || 'w' WHERE id = %s", (seed,))
+                application.execute(f"SELECT pg_sleep({dice.choice((0, 0.001, 0.02)) * dice.random()})")
+            (application.rollback if dice.random() < 0.1 else application.commit)()
+
+
+@faces("many write while the relay falls asleep and wakes", promises=(1,), without=RUNG)
+def test_no_wake_up_is_lost_in_a_race(blog: World) -> None:
+    """Many writers, a relay that falls asleep whenever it may: after each burst nothing is left unpublished."""
+    blog.sql("INSERT INTO posts (id, user_id, title, body) SELECT n, 1, '', '' FROM generate_series(3, 4) AS n")
+    with running(blog):
+        for burst in range(10):
+            until = time.monotonic() + 0.5
+            writers = [
+                threading.Thread(target=write_at_random, args=(blog, seed, until - burst % 3 * 0.2))
+                for seed in range(1, 5)
+            ]
+            for one in writers:
+                one.start()
+            for one in writers:
+                one.join()
+            wait_until_published(blog)
+
+
+@faces("a change comes between the relay's last look and its sleep", promises=(1,), without=LOOKED_ONCE_MORE)
+def test_who_writes_just_before_the_relay_sleeps_is_seen(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit between the relay's last look and its sleep rings for nobody; the relay looks once more."""
+    lie_down, written = doorbell.lie_down, threading.Event()
+
+    def write_and_lie_down(connection: Connection) -> bool:
+        if not written.is_set():
+            write(blog)
+            written.set()
+        return lie_down(connection)
+
+    with running(blog):
+        wait_until_asleep(blog)
+        monkeypatch.setattr(doorbell, "lie_down", write_and_lie_down)
+        write(blog)
+        assert written.wait(RING_SECONDS)
+        wait_until_published(blog)
+
+
+@faces(
+    "a transaction that wrote while the relay was awake commits much later",
+    promises=(1,),
+    without=Rule(
+        "whoever has not rung keeps the relay awake until he ends",
+        module="syncer.doorbell",
+        text="NOT pg_catalog.pg_try_advisory_xact_lock_shared({AdvisoryLock.DOORBELL:d})",
+        instead="EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock')",
+    ),
+)
+def test_who_has_not_rung_keeps_the_relay_awake(blog: World) -> None:
+    """Beside a transaction that stays open, and did not ring, changes are published as ever; its own when it ends."""
+    with transaction(blog) as long, running(blog):
+        for _ in range(3):
+            write(blog)
+            wait_until_published(blog)
+            assert not is_asleep(blog)
+        long.execute("COMMIT")
+        wait_until_published(blog)
+        wait_until_asleep(blog)
+
+
+@faces("a transaction that rang commits much later", promises=(1,), without=RUNG)
+def test_who_has_rung_may_take_as_long_as_it_likes(blog: World) -> None:
+    """A transaction that rang, and is open while the relay wakes and sleeps again, wakes it when it ends."""
+    with running(blog):
+        wait_until_asleep(blog)
+        with transaction(blog) as long:
+            write(blog)
+            wait_until_published(blog)
+            wait_until_asleep(blog)
+            long.execute("COMMIT")
+        wait_until_published(blog)
+
+
+@faces("a savepoint that rang is rolled back", promises=(1,), without=RUNG)
+def test_a_savepoint_that_is_rolled_back_takes_its_ring_along(blog: World) -> None:
+    """What is written after a ROLLBACK TO rings again; a transaction that is rolled back rings for nobody."""
+    with running(blog), listening(blog) as rings:
+        wait_until_asleep(blog)
+        with transaction(blog) as application:
+            application.execute("ROLLBACK")
+        assert rings() == 0
+        with psycopg.connect(blog.dsn) as application:
+            application.execute("SAVEPOINT s; UPDATE posts SET title = 'lost' WHERE id = 1; ROLLBACK TO s")
+            application.execute("UPDATE posts SET title = 'kept' WHERE id = 1")
+        wait_until_published(blog)
+        assert rings() == 1
+
+
+STATEMENTS = {
+    "insert": "INSERT INTO things VALUES (7, 'new')",
+    "update": "UPDATE things SET name = 'other'",
+    "new_key": "UPDATE things SET id = 8 WHERE id = 1",
+    "delete": "DELETE FROM things",
+    "truncate": "TRUNCATE things",
+}
+
+
+@faces("changes of every kind come while the relay sleeps", promises=(1,), without=RUNG)
+@pytest.mark.parametrize("statement", STATEMENTS.values(), ids=STATEMENTS.keys())
+@pytest.mark.parametrize("partitioned", [False, True], ids=["table", "partitioned"])
+def test_every_kind_of_change_rings(bare: World, statement: str, *, partitioned: bool) -> None:
+    """INSERT, UPDATE, DELETE and TRUNCATE ring, once a transaction; what changes nothing does not."""
+    tables = f"CREATE TABLE things (id int PRIMARY KEY, name text){' PARTITION BY RANGE (id)' if partitioned else ''};"
+    if partitioned:
+        tables += "CREATE TABLE leaf PARTITION OF things FOR VALUES FROM (0) TO (9);"
+    capture_only(bare, tables + "INSERT INTO things VALUES (1, 'a'), (2, 'b')", "SELECT id AS _id, name FROM things")
+    with bare.connect() as connection, listening(bare) as rings:
+        assert doorbell.lie_down(connection)
+        bare.sql("UPDATE things SET name = name")
+        assert rings() == 0
+        bare.sql(statement)
+        assert rings() == 1
+
+
+@faces(
+    "a table is written anew while the relay sleeps",
+    promises=(1,),
+    without=Rule(
+        "what the watch notes rings too",
+        module="syncer.capture",
+        text="connection.execute(doorbell.RING)",
+        instead="pass",
+    ),
+)
+def test_what_no_trigger_sees_rings_too(bare: World) -> None:
+    """A table that lies in other files is noted as a change, and the relay is woken for it."""
+    tables = "CREATE TABLE things (id int PRIMARY KEY, name text); INSERT INTO things VALUES (1, 'a')"
+    capture_only(bare, tables, "SELECT id AS _id, name FROM things")
+    with bare.connect() as connection, bare.connect() as watch, listening(bare) as rings:
+        assert doorbell.lie_down(connection)
+        bare.sql("ALTER TABLE things ALTER COLUMN name TYPE varchar USING upper(name)")
+        assert capture.note_files(watch) == ["public.things"]
+        assert rings() == 1
+
+
+# Nobody notifies in vain
+
+
+def test_nobody_rings_while_nobody_sleeps(blog: World) -> None:
+    """Without a relay, or beside one that is awake, a write takes the lock that it gives back, and does not notify."""
+    with listening(blog) as rings:
+        write(blog)
+        assert rings() == 0
+        with transaction(blog):
+            assert held(blog, "ShareLock") == 1
+        assert held(blog, "ShareLock") == 0
+        with relay_of(blog)._connect() as connection:
+            assert doorbell.lie_down(connection)
+            write(blog)
+            assert rings() == 1
+            doorbell.get_up(connection)
+            write(blog)
+            assert rings() == 0
+
+
+@faces("the relay is killed in its sleep", promises=(1, 5))
+def test_a_relay_that_is_killed_in_its_sleep_lets_nobody_ring(blog: World) -> None:
+    """SIGKILL frees the lock: writers fall silent, and the next relay publishes what they wrote."""
+    settings = {"SYNCER_RELAY_SAFETY_POLL_SECONDS": "3600"}
+    daemon = blog.daemon("--only", "relay", environment=settings)
+    wait_until_asleep(blog)
+    daemon.process.send_signal(signal.SIGKILL)
+    daemon.process.wait()
+    wait_until(lambda: not is_asleep(blog), what="the lock is free")
+    with listening(blog) as rings:
+        write(blog)
+        assert rings() == 0
+    blog.daemon("--only", "relay", environment=settings)
+    wait_until_published(blog)
+    wait_until_asleep(blog)
+    write(blog)
+    wait_until_published(blog)
+
+
+@faces("the connection of a relay that sleeps is cut", promises=(1,))
+def test_the_one_that_stands_by_takes_over_from_one_that_sleeps(blog: World) -> None:
+    """When the sleeping leader loses its connection another one leads, sleeps, and is woken."""
+    with running(blog, "relay-1"):
+        wait_until_asleep(blog)
+        with running(blog, "relay-2"):
+            query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'syncer relay-1' AND datname = %s"
+            ((pid,),) = blog.sql(query, blog.name)
+            blog.sql("SELECT pg_terminate_backend(%s)", pid)
+            write(blog)
+            wait_until_published(blog)
+            wait_until_asleep(blog)
+            write(blog)
+            wait_until_published(blog)
+
+
+# No write fails
+
+
+@faces(
+    "applications prepare transactions",
+    promises=(5,),
+    without=Rule(
+        "where transactions may be prepared nobody notifies",
+        module="syncer.doorbell",
+        text="WHEN current_setting('max_prepared_transactions') <> '0'",
+        instead="WHEN false",
+    ),
+)
+def test_prepared_transactions_are_possible_where_they_were(two_phase_world: World) -> None:
+    """Where transactions may be prepared the relay does not sleep, so that none notifies; all are published."""
+    world = two_phase_world
+    with running(world), listening(world) as rings:
+        wait_until(lambda: bool(world.sql("SELECT 1 FROM syncer.relay_cursor")), what="the relay leads")
+        with psycopg.connect(world.dsn, autocommit=True) as application:
+            application.execute("BEGIN")
+            application.execute("INSERT INTO users (id, name, email) VALUES (1, 'somebody', 'some@body.com')")
+            application.execute(f"PREPARE TRANSACTION '{world.name}'")
+        assert held(world, "ShareLock") == 1, "the writer's lock is the prepared transaction's"
+        assert held(world, "ExclusiveLock") == 0
+        with psycopg.connect(world.dsn, autocommit=True) as other:
+            other.execute(f"COMMIT PREPARED '{world.name}'")
+        wait_until_published(world)
+        assert held(world, "ShareLock") == 0
+        assert rings() == 0
+
+
+@faces(
+    "triggers are from before there was a doorbell",
+    promises=(1,),
+    without=Rule(
+        "the relay does not sleep beside triggers that do not ring",
+        module="syncer.doorbell",
+        text="WHERE position('{CHANNEL}' IN p.prosrc) = 0)",
+        instead="WHERE false)",
+    ),
+)
+def test_a_table_that_does_not_ring_keeps_the_relay_awake(blog: World) -> None:
+    """Beside triggers from before there was a doorbell the relay does not sleep; apply brings the new ones in."""
+    ((body,),) = blog.sql("SELECT prosrc FROM pg_proc WHERE proname = 'capture_public.posts'")
+    old = str(body).replace(doorbell.RING_IN_TRIGGER, "")
+    assert doorbell.CHANNEL not in old
+    blog.sql(
+        'CREATE OR REPLACE FUNCTION syncer."capture_public.posts"() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER '
+        f"SET search_path = pg_catalog, pg_temp AS $body${old}$body$"
+    )
+    with running(blog):
+        for _ in range(3):
+            write(blog)
+            wait_until_published(blog)
+            assert not is_asleep(blog)
+        blog.apply()
+        wait_until_asleep(blog)
+        write(blog)
+        wait_until_published(blog)
+
+
+def fill(world: World) -> None:
+    """Notify until that is refused."""
+    with psycopg.connect(world.dsn, autocommit=True) as application:
+        while True:
+            application.execute("SELECT pg_notify('other', n || repeat('x', 7000)) FROM generate_series(1, 4) AS n")
+
+
+@faces(
+    "the server's queue of notifications is full",
+    promises=(1, 5),
+    without=Rule(
+        "nobody notifies into a queue that is filling up",
+        module="syncer.doorbell",
+        text="AND pg_catalog.pg_notification_queue_usage() < {_QUEUE_SHARE_TO_RING}",
+        instead="",
+    ),
+)
+def test_a_queue_that_is_full_fails_no_write(blog: World) -> None:
+    """With no room for notifications in the server writes succeed, and the relay publishes them without a ring."""
+    with running(blog), psycopg.connect(blog.dsn, autocommit=True) as idle:
+        idle.execute("LISTEN other")
+        idle.execute("BEGIN; SELECT 1")  # and what is in the queue stays in it
+        wait_until_asleep(blog)
+        with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+            fill(blog)
+        for _ in range(3):
+            write(blog)
+        idle.execute("ROLLBACK")
+        wait_until(lambda: not list(blog.sql("SELECT WHERE pg_notification_queue_usage() > 0.2")), what="there is room")
+        write(blog)
+        wait_until_published(blog)
+
+
+@faces(
+    "the server's table of locks is full",
+    promises=(5,),
+    without=Rule(
+        "a writer that cannot have the doorbell's lock does without",
+        module="syncer.doorbell",
+        text="EXCEPTION WHEN out_of_memory THEN",
+        instead="EXCEPTION WHEN division_by_zero THEN",
+    ),
+)
+def test_a_table_of_locks_that_is_full_fails_no_write(blog: World) -> None:
+    """A writer that has all other locks, and cannot have the doorbell's for want of shared memory, does without."""
+    with blog.connect() as sleeper, blog.connect() as greedy, transaction(blog) as application:
+        assert not doorbell.lie_down(sleeper)
+        application.execute("ROLLBACK")
+        assert doorbell.lie_down(sleeper)
+        application.execute("BEGIN; UPDATE posts SET title = 'first'")
+        with pytest.raises(psycopg.errors.OutOfMemory):
+            greedy.execute("SELECT count(pg_advisory_lock(n)) FROM generate_series(1, 10000000) AS n")
+        application.execute("UPDATE posts SET title = 'second'")
+        greedy.execute("SELECT pg_advisory_unlock_all()")
+        application.execute("COMMIT")
+    assert waiting(blog) > 0
+
+
+# What it is for
+
+
+def test_a_relay_that_sleeps_asks_nothing(blog: World) -> None:
+    """At rest there is no query, but for the one in an hour."""
+    query = "SELECT query_start FROM pg_stat_activity WHERE application_name = 'syncer relay' AND datname = %s"
+    with running(blog):
+        wait_until_asleep(blog)
+        wait_until(lambda: blog.sql(query, blog.name) == blog.sql(query, blog.name), what="it has looked")
+        before = blog.sql(query, blog.name)
+        with listening(blog) as rings:
+            assert sum(rings() for _ in range(10)) == 0
+        assert blog.sql(query, blog.name) == before

@@ -1,0 +1,272 @@
+"""The three locks of the guide: what each keeps out, how it is waited for, taken again and given back."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+
+import pytest
+from elasticsearch import Elasticsearch
+
+from syncer.errors import LockError, LockLostError, LockTimeoutError
+from syncer.locks import Change, Held, Locks
+from syncer.locks.registry import Registry
+from syncer.sandbox import Endpoints
+from tests.harness import DEADLINE_SECONDS
+from tests.locking.files import INDEX_BODY, rename_directory, rename_file
+
+Take = Callable[[Locks], AbstractContextManager[Held]]
+SHORT = 0.2
+
+
+@pytest.fixture
+def client(endpoints: Endpoints) -> Iterator[Elasticsearch]:
+    """A plain client."""
+    with Elasticsearch(endpoints.elasticsearch_url, request_timeout=60) as made:
+        yield made
+
+
+@pytest.fixture
+def index(client: Elasticsearch) -> Iterator[str]:
+    """The guide's index of files, and one of locks; both gone afterwards."""
+    name = f"files-{random.randrange(10**9)}"
+    client.indices.create(index=name, **INDEX_BODY)
+    yield name
+    client.indices.delete(index=[name, f"{name}-locks", f"{name}-locks-intents"], ignore_unavailable=True)
+
+
+@pytest.fixture
+def owner(client: Elasticsearch, index: str) -> Iterator[Callable[[str], Locks]]:
+    """Makes owners of locks."""
+    made: list[Locks] = []
+
+    def make(name: str) -> Locks:
+        made.append(Locks(client, owner=name, index=f"{index}-locks", lease_seconds=30))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def entries(client: Elasticsearch, index: str) -> set[tuple[str, str]]:
+    """All that is held: the lock and how."""
+    return {(one.lock, one.mode) for one in Registry(client, index=f"{index}-locks").entries()}
+
+
+def everything(locks: Locks) -> AbstractContextManager[Held]:
+    """The global lock."""
+    return locks.everything(timeout=SHORT)
+
+
+def documents(*ids: str) -> Take:
+    """Locks on documents."""
+    return lambda locks: locks.documents("files", ids, timeout=SHORT)
+
+
+def tree(*paths: str) -> Take:
+    """Locks on paths."""
+    return lambda locks: locks.tree(*paths, timeout=SHORT)
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted"),
+    [
+        (everything, everything),
+        (documents("1", "2", "3"), documents("1")),
+        (documents("1", "2", "3"), documents("0", "3", "4")),
+        (tree("/clinton/projects/elasticsearch/README.txt"), tree("/clinton")),
+        (tree("/clinton"), tree("/clinton/projects/elasticsearch/README.txt")),
+        (tree("/clinton"), tree("/clinton/")),
+        (tree("/clinton"), tree("/")),
+        (tree("/a/b", "/c"), tree("/c/d")),
+        (tree("/"), tree("/a")),
+    ],
+)
+def test_one_keeps_the_other_out(
+    client: Elasticsearch, index: str, owner: Callable[[str], Locks], held: Take, wanted: Take
+) -> None:
+    """Who waits in vain is told who holds it, and leaves nothing behind; later it is his, in a greater term."""
+    first, second = owner("123"), owner("234")
+    with held(first) as before:
+        taken = entries(client, index)
+        with pytest.raises(LockTimeoutError, match="held by 123"), wanted(second):
+            pass
+        assert entries(client, index) == taken
+    with wanted(second) as after:
+        assert after.term > before.term
+    assert entries(client, index) == set()
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted"),
+    [
+        (everything, tree("/")),
+        (documents("1", "2"), documents("3")),
+        (tree("/clinton/projects/README.txt"), tree("/clinton/projects/NOTES.txt")),
+        (tree("/clinton/projects/README.txt"), tree("/clintons")),
+        (tree("/a b"), tree("/a%20b")),
+        (tree("/a"), lambda locks: locks.tree("/a", name="other", timeout=SHORT)),
+        (tree("/" + "x" * 3000), tree("/" + "x" * 3001)),
+    ],
+)
+def test_one_does_not_keep_the_other_out(owner: Callable[[str], Locks], held: Take, wanted: Take) -> None:
+    """What has nothing to do with each other is locked side by side, whatever characters are in it."""
+    with held(owner("123")), wanted(owner("234")):
+        pass
+
+
+@pytest.mark.parametrize("take", [everything, documents("1", "2"), tree("/a/b")])
+def test_who_holds_a_lock_gets_it_again(
+    client: Elasticsearch, index: str, owner: Callable[[str], Locks], take: Take
+) -> None:
+    """The owner is recognised; his lock is free when he has given it back as often as he took it."""
+    first, second = owner("123"), owner("234")
+    with take(first):
+        with take(first):
+            pass
+        with pytest.raises(LockTimeoutError), take(second):
+            pass
+    with take(second):
+        pass
+    assert entries(client, index) == set()
+
+
+def test_a_shared_lock_is_an_entry_for_each(client: Elasticsearch, index: str, owner: Callable[[str], Locks]) -> None:
+    """However many share a directory, each gives back what is his own, and nothing of it remains."""
+    first, second, third = owner("1"), owner("2"), owner("3")
+    with tree("/a/1")(first), tree("/a/2")(second):
+        with pytest.raises(LockTimeoutError), tree("/a")(third):
+            pass
+        with tree("/a/3")(third):  # who has waited in vain keeps nobody out, himself least of all
+            pass
+    with tree("/a")(third):
+        pass
+    assert entries(client, index) == set()
+
+
+def test_who_waits_to_be_alone_is_not_overtaken_for_ever(owner: Callable[[str], Locks]) -> None:
+    """While somebody waits for a directory, nobody new shares it, or those who do would never all be gone."""
+    sharing, alone, late = owner("sharing"), owner("alone"), owner("late")
+    with ThreadPoolExecutor() as pool:
+        is_alone = threading.Event()
+
+        def take() -> None:
+            with alone.tree("/a", timeout=DEADLINE_SECONDS):
+                is_alone.set()
+
+        with sharing.tree("/a/1"):
+            waiting = pool.submit(take)
+            while True:  # until the one who waits has come
+                try:
+                    with late.tree("/a/2", timeout=0):
+                        pass
+                except LockTimeoutError:
+                    break
+            assert not is_alone.is_set()
+        waiting.result()
+
+
+def test_sets_that_overlap_are_taken_without_a_circle(owner: Callable[[str], Locks]) -> None:
+    """Many owners, each of whom wants a handful of ten documents, again and again: all get through."""
+    owners = [owner(str(number)) for number in range(4)]
+
+    def work(locks: Locks) -> None:
+        for _ in range(10):
+            with locks.documents("files", map(str, random.sample(range(10), 4)), timeout=DEADLINE_SECONDS):
+                pass
+
+    with ThreadPoolExecutor(len(owners)) as pool:
+        for done in [pool.submit(work, one) for one in owners]:
+            done.result()
+
+
+@pytest.mark.parametrize(
+    ("take", "said"),
+    [
+        (lambda locks: locks.tree("a/b"), "not an absolute path"),
+        (lambda locks: locks.tree("/a/../b"), "not an absolute path"),
+        (lambda locks: locks.everything(""), "without a name"),
+        (lambda locks: locks.documents("files", map(str, range(20_000))), "too many"),
+    ],
+)
+def test_what_cannot_be_locked_is_refused(owner: Callable[[str], Locks], take: Take, said: str) -> None:
+    """With words, before anything is taken."""
+    with pytest.raises(LockError, match=said), take(owner("123")):
+        pass
+
+
+def test_a_change_that_is_refused_changes_nothing(
+    client: Elasticsearch, index: str, owner: Callable[[str], Locks]
+) -> None:
+    """One document of many does not fit the mapping: all the others are as they were."""
+    client.index(index=index, id="1", document={"name": "a", "path": "/"}, version=1, version_type="external")
+    with owner("123").everything() as held:
+        with pytest.raises(LockError, match=f"{index}/3 is refused"):
+            held.write(
+                [
+                    Change(index=index, id="1", source={"name": "b", "path": "/"}),
+                    Change(index=index, id="2", source={"name": "c", "path": "/"}),
+                    Change(index=index, id="3", source={"name": {"no": "text"}}),
+                ]
+            )
+        assert client.get(index=index, id="1")["_source"]["name"] == "a"
+        assert not client.exists(index=index, id="2")
+        assert held.write([Change(index=index, id="1", source=None)]) == 1
+    assert not client.exists(index=index, id="1")
+
+
+def test_an_index_that_forgets_deletes_is_refused(
+    client: Elasticsearch, index: str, owner: Callable[[str], Locks]
+) -> None:
+    """A late write could bring back what was deleted; the hint is what mends it."""
+    client.indices.put_settings(index=index, settings={"index.gc_deletes": "60s"})
+    with owner("123").everything() as held:
+        with pytest.raises(LockError, match="forgets") as refused:
+            held.write([Change(index=index, id="1", source=None)])
+        assert f"PUT {index}/_settings" in refused.value.hint
+
+
+def test_who_lost_his_lock_is_told_at_the_end(owner: Callable[[str], Locks]) -> None:
+    """An operator breaks a lock: whoever held it cannot think that he was alone."""
+    first, second = owner("123"), owner("234")
+    with pytest.raises(LockLostError), first.everything():
+        assert second.bury(first._lease.id)
+
+
+def test_renames_of_files_and_directories_at_once(
+    client: Elasticsearch, index: str, owner: Callable[[str], Locks]
+) -> None:
+    """The guide's question: neither the file's rename nor the directory's is lost, whoever comes first."""
+    for number in range(30):
+        client.index(
+            index=index,
+            id=str(number),
+            document={"name": f"{number}.txt", "path": f"/clinton/projects/{number % 3}"},
+            version=1,
+            version_type="external",
+        )
+    moves = [("/clinton", "/hillary"), ("/hillary", "/bill"), ("/bill", "/clinton")]
+
+    def move() -> None:
+        locks = owner("mover")
+        for source, destination in moves:
+            assert rename_directory(locks, client, index, source, destination) == 30
+
+    def rename(name: str, ids: range) -> None:
+        locks = owner(name)
+        for id_ in ids:
+            rename_file(locks, client, index, str(id_), f"{id_}.asciidoc")
+
+    with ThreadPoolExecutor() as pool:
+        done = [pool.submit(move), pool.submit(rename, "a", range(15)), pool.submit(rename, "b", range(15, 30))]
+        for one in done:
+            one.result()
+    client.indices.refresh(index=index)
+    found = {hit["_id"]: hit["_source"] for hit in client.search(index=index, size=100)["hits"]["hits"]}
+    assert found == {
+        str(number): {"name": f"{number}.asciidoc", "path": f"/clinton/projects/{number % 3}"} for number in range(30)
+    }

@@ -1,0 +1,142 @@
+"""Everything at once, for as long as one likes: whenever writers rest, every document equals its SELECT."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from syncer.demo.guide.rows import FILES
+from syncer.demo.model import SCHEMAS
+from syncer.sandbox import Sandbox
+from tests.faults import shapes
+from tests.faults.writers import fill
+from tests.harness import BLOG_SCHEMA, World, made, wait_until
+from tests.proof import faces
+from tests.soak.crowd import Crowd
+from tests.soak.disturbances import Soak, bring_back, disturbed, mend_rows
+from tests.soak.fleet import Fleet
+from tests.soak.journal import Journal
+
+SHIPPED = ("blogpost", "discussion", "post", "user", "file")
+ENVIRONMENT = {
+    "SYNCER_KAFKA_PROPERTIES": '{"session.timeout.ms": 6000}',
+    "SYNCER_WATCH_SECONDS": "1",
+    "SYNCER_RELAY_TRIM_SECONDS": "1",
+    "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "50",
+    "SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "10",
+}
+_STORM_SECONDS = (60, 180)
+_LEVEL_SECONDS = 180.0
+
+
+@pytest.fixture
+def own_world(tmp_path: Path) -> Iterator[World]:
+    """A world on servers of its own, with documents of every shape."""
+    with tempfile.TemporaryDirectory(prefix="syncer-soak-") as folder:
+        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
+        own = Sandbox(Path(folder) / "servers")
+        try:
+            with made(World(sandbox=own, endpoints=own.start(), folder=tmp_path)) as world:
+                world.worker_settings = ENVIRONMENT
+                _set_up(world)
+                yield world
+        finally:
+            own.stop()
+
+
+def _set_up(world: World) -> None:
+    world.use(*SHIPPED)
+    world.documents = (*SHIPPED, *shapes.define(world.config, world.alias_of))
+    for schema in (BLOG_SCHEMA.read_text(), SCHEMAS["filesystem"].creation, FILES, shapes.SCHEMA):
+        world.sql(schema)
+    fill(world)
+    with world.application() as connection:
+        shapes.fill(connection, random.Random(0))
+    world.migrate()
+    world.apply()
+
+
+@pytest.mark.soak
+@faces(
+    "everything at once: processes, servers, schema, definitions, poison, under random writers",
+    promises=(1, 2, 3, 4, 5),
+)
+def test_everything_at_once(own_world: World, request: pytest.FixtureRequest) -> None:
+    """Killed, stalled, restarted, changed and refused at random: no drift at any checkpoint, nor at the end."""
+    seconds = float(request.config.getoption("--soak-seconds"))
+    seed = request.config.getoption("--soak-seed") or random.SystemRandom().randrange(10**6)
+    world, dice = own_world, random.Random(seed)
+    journal = Journal(world.folder / "soak.jsonl")
+    fleet = Fleet(world, journal)
+    crowd = Crowd(world, seed=seed, find=journal.find)
+    print(f"--soak-seed {seed}, events: {journal.file}", flush=True)  # noqa: T201 - to be seen from the start
+    soak = Soak(world=world, fleet=fleet, journal=journal)
+    deadline = time.monotonic() + seconds
+    try:
+        with fleet.running(), crowd.at_work():
+            while (left := deadline - time.monotonic()) > 0 and not journal.findings:
+                with disturbed(soak, seed=f"{seed} {len(journal.level_seconds)}"):
+                    _storm(min(left, dice.uniform(*_STORM_SECONDS)), journal)
+                with crowd.resting():
+                    _check(soak)
+            with crowd.resting():
+                verified = world.syncer("verify")
+        assert not journal.findings, "\n".join(journal.findings)
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+    finally:
+        print(journal.summary(changes=crowd.transactions, seed=seed), flush=True)  # noqa: T201 - the outcome
+
+
+def _storm(seconds: float, journal: Journal) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not journal.findings:
+        time.sleep(1)
+
+
+def _check(soak: Soak) -> None:
+    """All are well again: an operator applies what is left to apply, and then all must be level by itself."""
+    world, journal = soak.world, soak.journal
+    soak.fleet.wake()
+    bring_back(world.sandbox.start)
+    mend_rows(world)
+    _apply(world)
+    began = time.monotonic()
+    journal.note("writers rest")
+    wait_until(
+        lambda: not _differences(world),
+        what="every document equals its SELECT",
+        seconds=_LEVEL_SECONDS,
+        detail=lambda: "\n".join(_differences(world)[:20]),
+    )
+    journal.level_seconds.append(time.monotonic() - began)
+    journal.note("level", after_seconds=round(journal.level_seconds[-1], 1))
+    assert world.sql("SELECT name, halted FROM syncer.document WHERE halted IS NOT NULL") == []
+    wait_until(
+        lambda: world.sql("SELECT * FROM syncer.dead_letter AS l JOIN syncer.document USING (index_name)") == [],
+        what="dead letters are cleared by themselves",
+        detail=lambda: str(world.sql("SELECT * FROM syncer.dead_letter"))[:2000],
+    )
+
+
+def _apply(world: World) -> None:
+    done = world.syncer("apply", "--yes")
+    wait_until(
+        lambda: done.returncode == 0 or _is_applied(world), what="apply", detail=lambda: done.stdout + done.stderr
+    )
+
+
+def _is_applied(world: World) -> bool:
+    return world.syncer("apply", "--yes").returncode == 0
+
+
+def _differences(world: World) -> list[str]:
+    try:
+        return world.differences()
+    except psycopg.OperationalError as error:
+        return [repr(error)]

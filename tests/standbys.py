@@ -1,0 +1,163 @@
+"""A Postgres of a test's own, streaming replicas of it, and the ways to set it back to what it was."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from syncer.sandbox import Sandbox, silent
+from syncer.sandbox.postgres import PostgresServer
+from syncer.sandbox.process import run
+from tests.harness import wait_until
+
+
+class Standbys:
+    """A primary that nobody else uses, and what follows it.
+
+    Args:
+        sandbox: Whose programs are used.
+        folder: Where the servers are; their account can look into it.
+    """
+
+    def __init__(self, sandbox: Sandbox, folder: Path) -> None:
+        self._sandbox = sandbox
+        self._folder = folder
+        self._servers: list[PostgresServer] = []
+        self.primary = self._server()
+        self.primary.start()
+
+    def _server(self, **settings: str) -> PostgresServer:
+        made = PostgresServer(
+            self._folder / str(len(self._servers)), self._sandbox._cache, self._sandbox.postgres._account, report=silent
+        )
+        made.settings |= settings
+        self._servers.append(made)
+        return made
+
+    def follow(self, **settings: str) -> PostgresServer:
+        """A running replica of the primary, with these settings."""
+        made = self._server(**settings)
+        self._back_up(made, "--write-recovery-conf")
+        made.start()
+        return made
+
+    def _back_up(self, made: PostgresServer, *options: str) -> None:
+        made._account.own(made.folder)
+        command = [str(made.bin_folder / "pg_basebackup"), "--dbname", self.primary.address]
+        command += ["--pgdata", str(made.data_folder), "--checkpoint=fast", *options]
+        run(
+            command,
+            failure="no replica",
+            folder=made.folder,
+            environment=made._environment(),
+            account=made._account,
+        )
+
+    # Ways back: each remembers the primary as it is, and returns what makes it that again, at the same address
+
+    def keep_standby(self) -> Callable[[], None]:
+        """A replica that receives no more from now on, and is promoted once the primary has crashed."""
+        standby = self.follow()
+        standby.stop()
+
+        def fail_over() -> None:
+            self.primary.kill()
+            self._replace_data(standby)
+            self.primary.start()
+            with psycopg.connect(self.primary.address, autocommit=True) as connection:
+                connection.execute("SELECT pg_promote(true, 60)")
+
+        return fail_over
+
+    def keep_backup(self) -> Callable[[], None]:
+        """A base backup, to whose end the server is recovered."""
+        backup = self._server()
+        self._back_up(backup)
+
+        def recover() -> None:
+            self.primary.stop("immediate")
+            self._replace_data(backup)
+            before = dict(self.primary.settings)
+            self.primary.settings |= {
+                "restore_command": "false",
+                "recovery_target": "immediate",
+                "recovery_target_action": "promote",
+            }
+            (self.primary.data_folder / "recovery.signal").touch()
+            self.primary._account._give(self.primary.data_folder / "recovery.signal")
+            self.primary.start()
+            self.primary.settings = before
+            wait_until(lambda: not ask(self.primary, "SELECT pg_is_in_recovery()"), what="it is recovered")
+
+        return recover
+
+    def keep_dump(self) -> Callable[[], None]:
+        """What pg_dumpall writes, which makes another cluster."""
+        dumped = self._run_for(self.primary, "pg_dumpall", f"--dbname={self.primary.address}", "--no-role-passwords")
+
+        def restore() -> None:
+            self.primary.stop()
+            other = self._server()
+            other.start()
+            self._run_for(other, "psql", "--quiet", other.address, given=dumped)
+            other.stop()
+            self._replace_data(other)
+            self.primary.start()
+
+        return restore
+
+    def keep_files(self) -> Callable[[], None]:
+        """A copy of the server's files, as of a machine or a volume, which are put back: it knows of nothing."""
+        self.primary.stop()
+        copy = self._server()
+        copy._account.own(copy.folder)
+        subprocess.run(["/bin/cp", "-a", self.primary.data_folder, copy.data_folder], check=True)
+        self.primary.start()
+
+        def put_back() -> None:
+            self.primary.stop("immediate")
+            self._replace_data(copy)
+            self.primary.start()
+
+        return put_back
+
+    def _replace_data(self, other: PostgresServer) -> None:
+        """Have the primary start with the files of another server, which does not run."""
+        shutil.rmtree(self.primary.data_folder)
+        other.data_folder.rename(self.primary.data_folder)
+
+    def _run_for(self, server: PostgresServer, program: str, *arguments: str, given: bytes = b"") -> bytes:
+        command = [str(server.bin_folder / program), *arguments]
+        done = subprocess.run(command, input=given, capture_output=True, check=True, timeout=120)
+        return done.stdout
+
+    def stop(self) -> None:
+        """End all of them."""
+        for one in reversed(self._servers):
+            one.stop("immediate")
+
+
+@contextmanager
+def standbys(sandbox: Sandbox) -> Iterator[Standbys]:
+    """A primary, for one test."""
+    with tempfile.TemporaryDirectory(prefix="syncer-standbys-") as folder:
+        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
+        made = Standbys(sandbox, Path(folder))
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+def ask(server: PostgresServer, query: str) -> Any:
+    """The first column of the first row that a server answers with."""
+    with psycopg.connect(server.address, autocommit=True) as connection:
+        row = connection.execute(query).fetchone()
+        return None if row is None else row[0]

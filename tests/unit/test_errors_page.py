@@ -1,0 +1,26 @@
+"""The page of errors says what the policy decides, of every member of it."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError
+
+from syncer import policy
+from tests import errors_page
+
+
+def test_the_page_of_errors_is_what_the_policy_decides() -> None:
+    """It is written anew from the policy, and is what stands in docs/errors.md."""
+    assert errors_page.PAGE.read_text("utf-8") == errors_page.page(), "Run: python -m tests.errors_page"
+
+
+def test_every_member_of_the_policy_is_on_the_page() -> None:
+    """Each status and code that it names, each error of Postgres' that it knows, each error of syncer's own."""
+    page = errors_page.page()
+    for status in policy._RETRIED_STATUSES | policy._RETRIED_ITEMS | policy._PARKED_STATUSES:
+        assert f"| {status} |" in page
+    for kind, _ in policy._POSTGRES:
+        assert kind.__module__ != "psycopg.errors" or not kind.sqlstate or kind.__name__ in page
+    for code in policy._HALTED_KAFKA:
+        assert f"`{KafkaError(code).name()}`" in page
+    for error in errors_page.our_errors()[1:]:
+        assert f"| {error.__name__} |" in page

@@ -1,0 +1,163 @@
+"""What a stage tells of trouble, and the threads that it does not wait for."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from syncer import lifecycle
+from syncer.errors import UnavailableError
+from syncer.index import _never_fits, _Requests
+from syncer.lifecycle import TELL_SECONDS, Stop, Trouble
+from syncer.threads import Threads
+from tests.errors_page import answered
+
+
+class Clock:
+    """A clock that goes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+def told(logs: list[Any]) -> list[tuple[str, int]]:
+    """Each line's event and attempts."""
+    return [(one["event"], one["attempts"]) for one in logs]
+
+
+def test_trouble_that_stays_is_told_once_and_then_each_minute() -> None:
+    """However often its words change; and once more when it is over, with how often and how long."""
+    clock = Clock()
+    trouble = Trouble("worker", clock=clock)
+    with capture_logs() as logs:
+        for number in range(130):
+            trouble.met(UnavailableError(f"would be [{number}]", hint="wait", kind="429 full"))
+            clock.now += 1
+        trouble.over()
+        trouble.over()
+    assert told(logs) == [
+        ("stage.retried", 1),
+        ("stage.retried", TELL_SECONDS + 1),
+        ("stage.retried", 2 * TELL_SECONDS + 1),
+        ("stage.recovered", 130),
+    ]
+    assert [one["outage_seconds"] for one in logs] == [0, 60, 120, 130]
+    assert logs[0]["hint"] == "wait"
+
+
+def test_kinds_that_alternate_are_told_once_each() -> None:
+    """Two nodes with two troubles are two lines, not one for each attempt."""
+    trouble = Trouble("worker", clock=Clock())
+    with capture_logs() as logs:
+        for _ in range(50):
+            trouble.met(UnavailableError("x", kind="429"))
+            trouble.met(UnavailableError("y", kind="503"))
+    assert told(logs) == [("stage.retried", 1), ("stage.retried", 2)]
+
+
+def test_trouble_that_comes_and_goes_is_told_as_rarely() -> None:
+    """A thousand short outages in a minute are one line and its end."""
+    clock = Clock()
+    trouble = Trouble("worker", clock=clock)
+    with capture_logs() as logs:
+        for _ in range(1000):
+            trouble.met(UnavailableError("full", kind="429"))
+            clock.now += 0.03
+            trouble.over()
+            clock.now += 0.03
+    assert told(logs) == [("stage.retried", 1), ("stage.recovered", 1)]
+
+
+def test_trouble_that_comes_back_to_stay_is_told_soon() -> None:
+    """It was told of just now and is told again, as soon as it is no moment's."""
+    clock = Clock()
+    trouble = Trouble("worker", clock=clock)
+    with capture_logs() as logs:
+        trouble.met(UnavailableError("full", kind="429"))
+        trouble.over()
+        for _ in range(10):
+            clock.now += 1
+            trouble.met(UnavailableError("full", kind="429"))
+    assert told(logs) == [("stage.retried", 1), ("stage.recovered", 1), ("stage.retried", 6)]
+
+
+def test_what_is_in_hand_has_its_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop that nobody asked for is never overdue; one that was asked for twice counts from the first time."""
+    stop = Stop()
+    assert not stop.is_overdue
+    stop.request()
+    assert not stop.is_overdue
+    monkeypatch.setattr(lifecycle, "GRACE_SECONDS", -1.0)
+    assert stop.is_overdue
+
+
+# Threads
+
+
+def test_threads_do_what_they_are_given_and_tell_what_came_of_it() -> None:
+    """No more of them than allowed are made, and an error is its asker's."""
+    threads = Threads(2, name="test")
+    answers = [threads.submit(divmod, 7, one) for one in (1, 2, 0, 3)]
+    assert [answers[at].result(10) for at in (0, 1, 3)] == [(7, 0), (3, 1), (2, 1)]
+    with pytest.raises(ZeroDivisionError):
+        answers[2].result(10)
+    assert threads.end()
+
+
+def test_a_thread_that_hangs_is_left_and_keeps_no_process() -> None:
+    """It is waited for as long as is asked for, and is a daemon."""
+    go_on = threading.Event()
+    threads = Threads(2, name="test")
+    answer = threads.submit(go_on.wait, 60)
+    assert not threads.end(seconds=0)
+    assert all(one.daemon for one in threading.enumerate() if one.name.startswith("test-"))
+    go_on.set()
+    assert answer.result(10)
+    assert threads.end()
+
+
+# How large a request may be
+
+
+def test_a_refused_size_is_halved_and_forgotten_in_time() -> None:
+    """It shrinks until requests fit, never to nothing, and grows again when whatever it was may be gone."""
+    clock = Clock()
+    requests = _Requests(8_000_000, clock=clock)
+    requests.refuse(7_900_000)
+    assert requests.bytes == 3_950_000
+    requests.refuse(60_000_000)  # one that began before
+    assert requests.bytes == 3_950_000
+    for _ in range(20):
+        requests.refuse(requests.bytes)
+    assert requests.bytes == 64 * 1024
+    clock.now += 601
+    assert requests.bytes == 8_000_000
+
+
+PRESSURE = "rejected [all_bytes={}, coordinating_operation_bytes={}, max_coordinating_bytes={}]"
+
+
+@pytest.mark.parametrize(
+    ("error", "never"),
+    [
+        (answered(413), True),
+        (answered(413, by_elasticsearch=False), True),
+        (answered(503), False),
+        (answered(429), False),
+        (answered(429, by_elasticsearch=False), False),
+        (answered(429, reason=PRESSURE.format(0, 500, 400)), True),
+        (answered(429, reason=PRESSURE.format(390, 50, 400)), False),
+        (answered(429, bytes_limit=999), True),
+        (answered(429, bytes_limit=1000), False),
+    ],
+)
+def test_what_is_too_large_is_told_from_what_has_no_room_now(error: Any, *, never: bool) -> None:
+    """Elasticsearch says the same status of both; what it says besides tells them apart."""
+    assert _never_fits(error, 1000) is never

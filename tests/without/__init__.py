@@ -1,0 +1,80 @@
+"""Running tests with a rule taken out of syncer, to see them fail.
+
+The test runs in a process of its own, in which `sitecustomize`, beside this file, changes the text of a module as it
+is imported; so it does in every process that the test starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.proof import Proof, Rule
+
+MUTATION = "SYNCER_TEST_MUTATION"
+"""What `sitecustomize` is to change: a rule as JSON."""
+DEADLINE = "SYNCER_TEST_DEADLINE_SECONDS"
+_DEADLINE_SECONDS = 20
+"""How long a test waits in vain at each place: what has a rule taken out may never come."""
+_TEST_SECONDS = 300
+
+
+class WithoutRule(pytest.Item):
+    """A test that is to fail, since it runs without a rule."""
+
+    def __init__(self, *, rule: Rule, test: str, **arguments: object) -> None:
+        super().__init__(**arguments)  # type: ignore[arg-type]  # as pytest gives them
+        self._rule = rule
+        self._test = test
+
+    def runtest(self) -> None:
+        """Run the test without the rule.
+
+        Raises:
+            AssertionError: It passed, or could not run.
+        """
+        environment = {
+            **os.environ,
+            MUTATION: json.dumps(asdict(self._rule)),
+            DEADLINE: str(_DEADLINE_SECONDS),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        }
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=short", self._test]
+        done = subprocess.run(
+            command, env=environment, cwd=self.config.rootpath, capture_output=True, timeout=_TEST_SECONDS, check=False
+        )
+        said = done.stdout.decode()
+        closing = said.strip().rpartition("\n")[2]
+        assert re.search(r"\b1 failed", closing), f"without its rule the test does not fail\n{said[-3000:]}"
+        assert "error" not in closing, f"without its rule the test cannot run\n{said[-3000:]}"
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:  # noqa: ARG002 - the signature is pytest's
+        """What went wrong, without this module's own lines."""
+        return str(excinfo.value)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """What the test is called in the report."""
+        return self.path, None, self.name
+
+
+def without_rules(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """For each test, and each rule that it names, a test that it fails without that rule."""
+    made: dict[tuple[str, str], pytest.Item] = {}
+    for item in items:
+        mark = item.get_closest_marker("faces")
+        if mark is None or item.parent is None:
+            continue
+        shown: Proof = mark.args[0]
+        test = item.nodeid.partition("[")[0]
+        for rule in shown.rules:
+            name = f"{test.rpartition('::')[2]} without: {rule.name}"
+            made[test, rule.name] = WithoutRule.from_parent(item.parent, name=name, rule=rule, test=test)
+    return list(made.values())

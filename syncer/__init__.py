@@ -29,6 +29,7 @@ ground; a module knows only those below it:
     terminal, findings   what commands show to a person
     parts        what a command works with
     service      the daemon's threads                         overview   how it is doing
+    waiting      until a transaction is indexed               passage    its way there, stage by stage
     rebuild      a new index beside the one that serves, until it takes its place
     apply        definitions → indices, triggers, generations
     relay        outbox → topic                               worker     topic → documents: the main loop
@@ -50,6 +51,7 @@ ground; a module knows only those below it:
     trigger      their SQL: a changed row → the outbox
     doorbell     … and wakes the relay, if it sleeps
     store        what syncer remembers in Postgres            version    epoch and sequence
+    commit       a transaction, by its token
     dead_letters documents that could not be written          fault      why: which field, what type of value
     unreadable   records that are no changes
     transport    changes into Kafka and out of it             topic      what Kafka says of them
@@ -69,3 +71,33 @@ ground; a module knows only those below it:
     model        what stages hand to one another              errors     the tree of errors
     sandbox      real servers to try it on
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from syncer.passage import Waited
+
+__all__ = ["wait"]
+
+
+def wait(token: str, *, timeout_seconds: float = 30, searchable: bool = False) -> Waited:
+    """Return once everything that a transaction has committed is indexed; with `syncer.waiting.Waiter`, many do faster.
+
+    The settings are those of the command ``syncer``: ``config/syncer.yaml`` and the environment.
+
+    Args:
+        token: What ``SELECT syncer.token()`` has returned in that transaction.
+        timeout_seconds: How long to wait.
+        searchable: Whether searches are to show it too, and not only reads by id.
+
+    Raises:
+        TokenError: There is nothing to wait for.
+        WaitTimeoutError: It has not come to that in time.
+        SyncerError, psycopg.Error, elasticsearch.ApiError: The set-up is wrong.
+    """
+    from syncer import settings, waiting  # noqa: PLC0415 - whoever imports a module of syncer's imports this one first
+
+    with waiting.Waiter(settings.load()) as waiter:
+        return waiter.wait(token, timeout_seconds=timeout_seconds, searchable=searchable)

@@ -43,6 +43,7 @@ from syncer import (
     telemetry,
     terminal,
     topic,
+    wait_commands,
 )
 from syncer.comparing import compared
 from syncer.errors import ConfigError, DefinitionError, HangingError
@@ -69,6 +70,7 @@ app.add_typer(sandbox_commands.app, name="sandbox")
 app.add_typer(job_commands.app, name="jobs")
 app.add_typer(letter_commands.app, name="dead-letters")
 app.add_typer(lock_commands.app, name="locks")
+app.command("wait")(wait_commands.wait)
 
 out = terminal.console(sys.stdout)
 err = terminal.console(sys.stderr)

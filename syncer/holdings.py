@@ -173,12 +173,20 @@ class Holdings:
             if one.found:
                 yield one
 
-    @contextmanager
-    def view(self, target: Target, *, shard: int | None = None) -> Iterator[View]:
-        """All that a target, or one shard of it, holds as of now, as it will stay while the view is open."""
+    def refresh(self, target: Target) -> None:
+        """Have searches find what is written by now; by itself that comes with the index's refresh interval.
+
+        Raises:
+            UnavailableError: A shard was away.
+        """
         refreshed = self._client.indices.refresh(index=target.index_name).body
         if refreshed["_shards"]["failed"]:
             raise UnavailableError(f"Not every shard of {target.index_name} could be refreshed", hint=_AGAIN)
+
+    @contextmanager
+    def view(self, target: Target, *, shard: int | None = None) -> Iterator[View]:
+        """All that a target, or one shard of it, holds as of now, as it will stay while the view is open."""
+        self.refresh(target)
         preference = None if shard is None else f"_shards:{shard}"
         opened = self._client.open_point_in_time(index=target.index_name, keep_alive=_KEEP_ALIVE, preference=preference)
         point: str = opened.body["id"]

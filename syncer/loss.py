@@ -19,7 +19,7 @@ Not noticed, and not needed: that records are gone that were handled, or that no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
@@ -32,6 +32,10 @@ from syncer.settings import KafkaSettings
 from syncer.topic import Extent, Loss, Observer
 
 _KNOWN = "SELECT name, id FROM syncer.topic"
+_STANDING = """
+SELECT t.id, coalesce(c.ends, '{}') FROM syncer.topic AS t LEFT JOIN syncer.relay_cursor AS c ON c.topic = t.id
+WHERE t.name = $1
+"""
 _LOCK = "LOCK TABLE syncer.topic IN SHARE ROW EXCLUSIVE MODE"
 _PUT = """
 INSERT INTO syncer.topic (name, id) VALUES ($1, $2)
@@ -75,6 +79,25 @@ def examine(connection: Connection, settings: KafkaSettings, observer: Observer)
 def _is_known(connection: Connection, settings: KafkaSettings) -> bool:
     known = connection.execute(_KNOWN).fetchone()
     return known is not None and known[0] == settings.topic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """The topic as it is known: what another one before it has lost is made up for by jobs that are there.
+
+    Args:
+        id: The topic's id.
+        ends: By partition, how far Kafka has acknowledged it; it falls back only once a loss is made up for.
+    """
+
+    id: str
+    ends: dict[int, int]
+
+
+def known(connection: Connection, settings: KafkaSettings) -> Known | None:
+    """The topic as it is known; None if it is not."""
+    row = connection.execute(_STANDING, (settings.topic,)).fetchone()
+    return None if row is None else Known(id=row[0], ends={int(one): end for one, end in row[1].items()})
 
 
 def _make_again(settings: KafkaSettings) -> None:

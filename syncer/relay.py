@@ -68,6 +68,8 @@ SET system_identifier = excluded.system_identifier, snapshot = excluded.snapshot
 # A save that a crash of the server takes back is one of a cursor that was true: what it had seen is published again. So
 # it need not wait for the disk, and neither need the giving back of rows, which the cursor that allows it precedes.
 _LAZILY = "SET synchronous_commit = off"
+# Whoever waits for a transaction that has written some of these rows waits for this one: see `syncer.outbox`.
+_ADOPTED = "UPDATE syncer.relay_cursor SET adopted_in = pg_current_xact_id()"
 _BEFORE_NOW = "SELECT format('%1$s:%1$s:', pg_snapshot_xmin(pg_current_snapshot()))"
 
 
@@ -231,6 +233,7 @@ class Relay:
             cursor = str(value(connection, _BEFORE_NOW))
             adopted = outbox.renew(connection)
             connection.execute(_SAVE, (self._system_identifier, cursor, None, Jsonb({})))
+            connection.execute(_ADOPTED)
         return adopted, cursor
 
     # Looking after the topic

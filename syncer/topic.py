@@ -157,6 +157,26 @@ class Observer:
         places = [TopicPartition(self._settings.topic, one) for one in sorted(partitions)]
         return _extents(self._admin, places)
 
+    def ends(self) -> dict[int, int]:
+        """By partition, the offset behind the last record that may be read.
+
+        Raises:
+            KafkaException: Kafka does not answer, has no such topic, or refuses.
+        """
+        places = [TopicPartition(self._settings.topic, one.id) for one in self._asked_for_id().result().partitions]
+        asked = self._admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), request_timeout=ANSWER_SECONDS)
+        return {place.partition: asked[place].result().offset for place in places}
+
+    def committed(self, id_: str, partitions: Collection[int]) -> dict[int, int]:
+        """How far the workers are in the topic of that id, by partition; what nobody has committed is left out.
+
+        Raises:
+            KafkaException: Kafka does not answer, or refuses.
+        """
+        places = [TopicPartition(self._settings.topic, one) for one in sorted(partitions)]
+        found = _committed(self._admin, self._settings.group, places)
+        return {place.partition: place.offset for place in found if place.metadata in (None, "", id_)}
+
     def _asked_for_id(self) -> Future[Any]:
         name = self._settings.topic
         asked: Future[Any] = self._admin.describe_topics(TopicCollection([name]), request_timeout=ANSWER_SECONDS)[name]
@@ -237,7 +257,7 @@ def lag(settings: KafkaSettings) -> list[PartitionLag]:
         raise missing(settings)
     places = [TopicPartition(settings.topic, one) for one in sorted(found.partitions)]
     extents = _extents(admin, places)
-    committed = _committed(admin, settings.group, places)
+    committed = {place.partition: place.offset for place in _committed(admin, settings.group, places)}
     return [
         PartitionLag(partition=one, begin=has.begin, committed=committed.get(one, has.begin), end=has.end)
         for one, has in sorted(extents.items())
@@ -279,13 +299,13 @@ def _extents(admin: AdminClient, places: list[TopicPartition]) -> dict[int, Exte
     }
 
 
-def _committed(admin: AdminClient, group: str, places: list[TopicPartition]) -> dict[int, int]:
-    def ask() -> dict[int, int]:
+def _committed(admin: AdminClient, group: str, places: list[TopicPartition]) -> list[TopicPartition]:
+    def ask() -> list[TopicPartition]:
         asked = admin.list_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group, places)], request_timeout=ANSWER_SECONDS
         )
         found = asked[group].result().topic_partitions or []
-        return {place.partition: place.offset for place in found if place.offset >= 0}
+        return [place for place in found if place.offset >= 0]
 
     return _of_group(ask)
 

@@ -51,7 +51,7 @@ ground; a module knows only those below it:
     doorbell     … and wakes the relay, if it sleeps
     store        what syncer remembers in Postgres            version    epoch and sequence
     dead_letters documents that could not be written          fault      why: which field, what type of value
-    unreadable   records that are no changes
+    unreadable   records that are no changes                  rewrites   what Kafka took back: offsets count no further
     transport    changes into Kafka and out of it             topic      what Kafka says of them
     index        documents → Elasticsearch
     indices      physical indices and their aliases           holdings   what Elasticsearch holds

@@ -53,7 +53,7 @@ ground; a module knows only those below it:
     store        what syncer remembers in Postgres            version    epoch and sequence
     commit       a transaction, by its token
     dead_letters documents that could not be written          fault      why: which field, what type of value
-    unreadable   records that are no changes
+    unreadable   records that are no changes                  rewrites   what Kafka took back: offsets count no further
     transport    changes into Kafka and out of it             topic      what Kafka says of them
     index        documents → Elasticsearch
     indices      physical indices and their aliases           holdings   what Elasticsearch holds

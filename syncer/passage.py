@@ -17,7 +17,7 @@ once its documents are written, superseded by what is newer (hence shows T, by t
 to a job that is there; or their definition is halted. Kafka's word for the ends is not taken where the relay has seen
 more acknowledged. Records that are lost, or the whole topic, are made up for by jobs that are there before an offset
 moves, an end is saved that has fallen back, or another topic is known: when one of these is met, the ends are asked for
-anew. Offsets count only if they are of that very topic.
+anew. Offsets count only if they are of that very topic, and as far as what they are of was not written anew.
 
 *Jobs.* So T's jobs are there when they are asked for, now. A job says before which transaction id whatever caused it
 was committed; it is T's only if T's is less. A fill may have taken up what nobody sees any more: until it is listed it
@@ -44,7 +44,7 @@ from typing import Any
 
 import psycopg
 
-from syncer import commit, dead_letters, job, loss, outbox, overview
+from syncer import commit, dead_letters, job, loss, outbox, overview, rewrites
 from syncer.affected import AffectedReader
 from syncer.commit import Token
 from syncer.dead_letters import DeadLetter
@@ -275,7 +275,9 @@ class Passage:
 
     def _left(self, goal: _Goal) -> dict[int, int]:
         """How many records have yet to be handled, by partition."""
-        at = self._observer.committed(goal.topic_id, goal.ends)
+        committed = self._observer.committed(goal.topic_id, goal.ends)
+        heeded = rewrites.read(self._connection, goal.topic_id)
+        at = {one: heeded.true_until(one, offset, mark) for one, (offset, mark) in committed.items()}
         return {one: end - at.get(one, 0) for one, end in goal.ends.items() if end > at.get(one, 0)}
 
     def _is_overtaken(self, goal: _Goal) -> bool:

@@ -167,15 +167,19 @@ class Observer:
         asked = self._admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), request_timeout=ANSWER_SECONDS)
         return {place.partition: asked[place].result().offset for place in places}
 
-    def committed(self, id_: str, partitions: Collection[int]) -> dict[int, int]:
+    def committed(self, id_: str, partitions: Collection[int]) -> dict[int, tuple[int, str]]:
         """How far the workers are in the topic of that id, by partition; what nobody has committed is left out.
+
+        Returns:
+            The offset, and with which mark it was committed: see `syncer.rewrites`.
 
         Raises:
             KafkaException: Kafka does not answer, or refuses.
         """
         places = [TopicPartition(self._settings.topic, one) for one in sorted(partitions)]
         found = _committed(self._admin, self._settings.group, places)
-        return {place.partition: place.offset for place in found if place.metadata in (None, "", id_)}
+        said = [(place, *(place.metadata or "").partition(" ")) for place in found]
+        return {place.partition: (place.offset, mark) for place, of, _, mark in said if of in ("", id_)}
 
     def _asked_for_id(self) -> Future[Any]:
         name = self._settings.topic

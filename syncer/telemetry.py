@@ -66,6 +66,16 @@ TOPIC_LOST: Final = "topic.records_lost"
 """Records are gone from the topic before they were handled, or it is another one: every document is written again."""
 TOPIC_MADE: Final = "topic.made_again"
 """The topic was gone. What was in it is lost, which is told of next."""
+WEB_LISTENING: Final = "web.listening"
+"""The status page is served: where, and whether a token is set."""
+WEB_ABSENT: Final = "web.absent"
+"""No status page is served: every port that it tries by itself is taken, as by other daemons on this machine."""
+WEB_ACTED: Final = "web.acted"
+"""Somebody who has the token has paused, resumed, cancelled, retried or discarded something."""
+WEB_REFUSED: Final = "web.refused"
+"""A request came with a wrong token, or for another host. Told once, then counted."""
+WEB_FAILED: Final = "web.request_failed"
+"""A request met an error that nobody foresaw; nothing else is affected."""
 
 _REPEAT_SECONDS = 60.0
 _REPEAT_SECONDS_MAX = 3600.0

@@ -8,13 +8,15 @@ from typing import Any
 
 import elasticsearch
 
-from syncer import dead_letters, outbox, store, topic, unreadable
+from syncer import dead_letters, outbox, store, unreadable
+from syncer.holdings import Holdings
 from syncer.index import Index
 from syncer.job import Job, unfinished
 from syncer.model import Role, Target
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.settings import KafkaSettings
 from syncer.store import Document
+from syncer.topic import Observer, PartitionLag
 
 _LEADER = """
 SELECT a.pid, a.application_name, host(a.client_addr), extract(epoch FROM now() - a.backend_start)
@@ -120,50 +122,123 @@ class Overview:
         return {**asdict(self), "jobs": [one.as_json() for one in self.jobs], "is_well": self.is_well}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What Postgres says of it.
+
+    Args:
+        leader: As in `Overview`, like the following.
+        outbox_waiting: Likewise.
+        outbox_lag_seconds: Likewise.
+        epoch: Likewise.
+        in_force: Every definition in force, of whatever index.
+        dead_letters: How many documents are parked, by index.
+        jobs: As in `Overview`.
+        unreadable_records: Likewise.
+    """
+
+    leader: Leader | None
+    outbox_waiting: int
+    outbox_lag_seconds: float
+    epoch: int
+    in_force: tuple[Document, ...]
+    dead_letters: Mapping[str, int]
+    jobs: tuple[Job, ...]
+    unreadable_records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """What Kafka says of it.
+
+    Args:
+        workers: As in `Overview`.
+        partitions: How far the workers are behind in each.
+    """
+
+    workers: int
+    partitions: tuple[PartitionLag, ...]
+
+    @property
+    def waiting(self) -> int:
+        """How many published changes no worker has done."""
+        return sum(one.records for one in self.partitions)
+
+
 def read(connection: Connection, index: Index, kafka: KafkaSettings) -> Overview:
     """Ask all three servers.
 
     Raises:
         SyncerError, psycopg.Error, elasticsearch.ApiError: One of them does not answer.
     """
+    stored, queued = ask_postgres(connection), ask_kafka(Observer(kafka))
+    return put_together(stored, queued, ask_elasticsearch(index.holdings, stored.in_force))
+
+
+def ask_postgres(connection: Connection) -> Stored:
+    """What Postgres says."""
     waiting, lag_seconds = outbox.waiting(connection, outbox.saved_cursor(connection))
-    parked = dead_letters.counts(connection)
-    in_force = store.documents(connection)
-    return Overview(
+    return Stored(
         leader=leader(connection),
         outbox_waiting=waiting,
         outbox_lag_seconds=lag_seconds,
-        workers=topic.members(kafka),
-        topic_waiting=sum(one.records for one in topic.lag(kafka)),
         epoch=int(str(value(connection, _EPOCH))),
-        documents=tuple(
-            _document(document, [one for one in in_force if one.name == document.name], index, parked)
-            for document in in_force
-            if document.role is Role.SERVING
-        ),
+        in_force=tuple(store.documents(connection)),
+        dead_letters=dead_letters.counts(connection),
         jobs=tuple(unfinished(connection)),
         unreadable_records=unreadable.total(connection),
     )
 
 
-def _document(served: Document, rows: Sequence[Document], index: Index, parked: Mapping[str, int]) -> DocumentOverview:
+def ask_kafka(observer: Observer) -> Queued:
+    """What Kafka says."""
+    return Queued(workers=observer.members(), partitions=tuple(observer.lag()))
+
+
+def ask_elasticsearch(holdings: Holdings, in_force: Sequence[Document]) -> dict[str, int | None]:
+    """How many documents each index holds; None if it is gone or closed."""
+    return {one.index_name: _count(holdings, one.target) for one in in_force}
+
+
+def put_together(stored: Stored, queued: Queued, counts: Mapping[str, int | None]) -> Overview:
+    """What the three of them say."""
+    return Overview(
+        leader=stored.leader,
+        outbox_waiting=stored.outbox_waiting,
+        outbox_lag_seconds=stored.outbox_lag_seconds,
+        workers=queued.workers,
+        topic_waiting=queued.waiting,
+        epoch=stored.epoch,
+        documents=tuple(
+            _document(document, [one for one in stored.in_force if one.name == document.name], counts, stored)
+            for document in stored.in_force
+            if document.role is Role.SERVING
+        ),
+        jobs=stored.jobs,
+        unreadable_records=stored.unreadable_records,
+    )
+
+
+def _document(
+    served: Document, rows: Sequence[Document], counts: Mapping[str, int | None], stored: Stored
+) -> DocumentOverview:
     return DocumentOverview(
         name=served.name,
         index=served.index,
         generation=served.generation,
         is_filled=served.is_filled,
         halted=served.halted,
-        targets={one.index_name: _count(index, one.target) for one in rows},
+        targets={one.index_name: counts.get(one.index_name) for one in rows},
         roles={one.index_name: one.role for one in rows},
-        dead_letters=sum(parked.get(one.index_name, 0) for one in rows if one.role is not Role.STANDBY),
+        dead_letters=sum(stored.dead_letters.get(one.index_name, 0) for one in rows if one.role is not Role.STANDBY),
         troubles={one.index_name: one.halted for one in rows if one is not served and one.halted is not None},
     )
 
 
-def _count(index: Index, target: Target) -> int | None:
+def _count(holdings: Holdings, target: Target) -> int | None:
     """How many documents a target holds; None if it is gone or closed."""
     try:
-        return index.holdings.count(target)
+        return holdings.count(target)
     except (elasticsearch.NotFoundError, elasticsearch.BadRequestError):
         return None
 

@@ -43,6 +43,9 @@ _FILE_NAME = "syncer.yaml"
 _FILE_HINT = "As in:\npostgres:\n  dsn: postgresql://user@host/database"
 
 
+Level = Literal["debug", "info", "warning", "error"]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -198,12 +201,32 @@ class WebSettings(_Section):
         return token
 
 
+class MetricsSettings(_Section):
+    """How syncer watches itself: for /metrics, the status page and the log."""
+
+    seconds: PositiveFloat = 5
+    """How often the servers are asked how far behind everything is."""
+    searchable_seconds: NonNegativeFloat = 60
+    """How often a document that was written is searched for until it is found, to measure how long that takes; 0 for
+    never. An index that nobody searches is refreshed for it."""
+    lag_seconds_max: PositiveFloat = 60
+    """How far behind documents may be before ``lag.exceeded`` is logged."""
+
+
 class LogSettings(_Section):
     """What is logged, and how."""
 
     format: Literal["auto", "json", "console"] = "auto"
     """``auto``: console on a terminal, JSON elsewhere."""
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Level = "info"
+    """How grave an event must be to be logged; at ``debug`` there is a line for each document that is written."""
+    levels: dict[str, Level] = {}
+    """The same for single events, or for all whose names begin so: ``{"worker": "warning", "document.written":
+    "debug"}``."""
+    batch_sample: PositiveInt = 1
+    """Of ``relay.batch_published`` and ``worker.batch_indexed`` one line of so many is logged."""
+    batch_slow_seconds: NonNegativeFloat = 1.0
+    """… and each of a batch that took so long, or is so far behind."""
 
 
 class _FromFileAndEnvironment(BaseSettings):
@@ -242,6 +265,7 @@ class Settings(_FromFileAndEnvironment):
     refresher: RefresherSettings = RefresherSettings()
     watch: WatchSettings = WatchSettings()
     web: WebSettings = WebSettings()
+    metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 
 

@@ -157,6 +157,37 @@ class Observer:
         places = [TopicPartition(self._settings.topic, one) for one in sorted(partitions)]
         return _extents(self._admin, places)
 
+    def lag(self) -> list[PartitionLag]:
+        """How far the consumer group is behind, by partition.
+
+        Raises:
+            TopicError: Kafka does not answer, or has no such topic.
+        """
+        found = _topics(self._admin).get(self._settings.topic)
+        if found is None:
+            raise missing(self._settings)
+        places = [TopicPartition(self._settings.topic, one) for one in sorted(found.partitions)]
+        extents = _extents(self._admin, places)
+        committed = _committed(self._admin, self._settings.group, places)
+        return [
+            PartitionLag(partition=one, begin=has.begin, committed=committed.get(one, has.begin), end=has.end)
+            for one, has in sorted(extents.items())
+        ]
+
+    def members(self) -> int:
+        """How many workers are in the consumer group.
+
+        Raises:
+            KafkaException: Kafka does not answer, or refuses.
+        """
+        group = self._settings.group
+
+        def ask() -> int:
+            asked = self._admin.describe_consumer_groups([group], request_timeout=ANSWER_SECONDS)
+            return len(asked[group].result(timeout=2 * ANSWER_SECONDS).members)
+
+        return _of_group(ask)
+
     def _asked_for_id(self) -> Future[Any]:
         name = self._settings.topic
         asked: Future[Any] = self._admin.describe_topics(TopicCollection([name]), request_timeout=ANSWER_SECONDS)[name]
@@ -226,33 +257,13 @@ class PartitionLag:
 
 
 def lag(settings: KafkaSettings) -> list[PartitionLag]:
-    """How far the consumer group is behind, by partition.
-
-    Raises:
-        TopicError: Kafka does not answer, or has no such topic.
-    """
-    admin = _admin(settings)
-    found = _topics(admin).get(settings.topic)
-    if found is None:
-        raise missing(settings)
-    places = [TopicPartition(settings.topic, one) for one in sorted(found.partitions)]
-    extents = _extents(admin, places)
-    committed = _committed(admin, settings.group, places)
-    return [
-        PartitionLag(partition=one, begin=has.begin, committed=committed.get(one, has.begin), end=has.end)
-        for one, has in sorted(extents.items())
-    ]
+    """How far the consumer group is behind, by partition: as `Observer.lag`, asked once."""
+    return Observer(settings).lag()
 
 
 def members(settings: KafkaSettings) -> int:
-    """How many workers are in the consumer group."""
-    admin = _admin(settings)  # answers only as long as it lives
-
-    def ask() -> int:
-        asked = admin.describe_consumer_groups([settings.group], request_timeout=ANSWER_SECONDS)
-        return len(asked[settings.group].result(timeout=2 * ANSWER_SECONDS).members)
-
-    return _of_group(ask)
+    """How many workers are in the consumer group: as `Observer.members`, asked once."""
+    return Observer(settings).members()
 
 
 def _of_group(ask: Callable[[], _Result]) -> _Result:

@@ -30,7 +30,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from syncer import telemetry
+from syncer import events, telemetry
 from syncer.errors import LossError
 from syncer.model import Change
 from syncer.settings import KafkaSettings
@@ -62,6 +62,8 @@ class ChangeProducer:
         self.observer = Observer(settings)
         self.ends: dict[int, int] = {}
         """By partition, the offset behind the last record that was acknowledged; to begin with, what is known of it."""
+        self.sent: dict[int, list[int]] = {}
+        """By partition, the first and the last offset that were acknowledged since this was emptied; for the log."""
         self.losses: list[Loss] = []
         """Where records that had been acknowledged before are gone, as later acknowledgements show."""
         self._topic = settings.topic
@@ -151,7 +153,7 @@ class ChangeProducer:
         refused, self._too_large = self._too_large, []
         short = {change.relation: change.without_images() for change in (Change.parse(value) for _, value in refused)}
         structlog.get_logger().warning(
-            telemetry.RELAY_SHORTENED,
+            events.RELAY_SHORTENED,
             changes=len(refused),
             bytes_largest=max(len(value) for _, value in refused),
             relations=sorted(short),
@@ -180,6 +182,7 @@ class ChangeProducer:
             lost = Loss(partition=partition, cause=_OVERTAKEN, position=end, begin=offset, end=offset)
             self.losses.append(lost)
         self.ends[partition] = offset + 1
+        self.sent.setdefault(partition, [offset, offset])[1] = offset
 
     def _refused(self, error: KafkaError, key: bytes, value: bytes) -> None:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
@@ -209,6 +212,12 @@ class Received:
     epochs: dict[int, int] = field(default_factory=dict)
     keys: tuple[bytes | None, ...] = ()
     places: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def offsets(self) -> dict[int, list[int]]:
+        """By partition, the first and the last offset."""
+        firsts = dict(reversed(self.places))
+        return {one: [firsts[one], following - 1] for one, following in sorted(self.next_offsets.items())}
 
 
 class ChangeConsumer:
@@ -389,7 +398,7 @@ class ChangeConsumer:
             consumer.incremental_assign(places)
         except (KafkaException, LossError) as error:
             self._failure = error
-        self._on_change(telemetry.WORKER_ASSIGNED, [place.partition for place in partitions])
+        self._on_change(events.WORKER_ASSIGNED, [place.partition for place in partitions])
 
     def _beginnings(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Where to begin: behind what is committed, or at the beginning of a partition that was never read.
@@ -422,7 +431,7 @@ class ChangeConsumer:
             consumer.incremental_unassign(partitions)
         except KafkaException as error:
             self._failure = error
-        self._on_change(telemetry.WORKER_REVOKED, [place.partition for place in partitions])
+        self._on_change(events.WORKER_REVOKED, [place.partition for place in partitions])
 
 
 def _loss(place: TopicPartition, extent: Extent, id_: str) -> Loss | None:

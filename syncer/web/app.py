@@ -17,7 +17,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, Reque
 from werkzeug.routing import Map, Rule
 from werkzeug.wrappers import Request, Response
 
-from syncer import telemetry
+from syncer import events
 from syncer.errors import ConfigError, DefinitionError, JobError, SyncerError
 from syncer.policy import explain
 from syncer.repeated import Repeated
@@ -127,7 +127,7 @@ class App:
     def _of_error(self, request: Request, error: Exception) -> Response:
         said = explain(error)
         if said is None:
-            structlog.get_logger().error(telemetry.WEB_FAILED, path=request.path[:200], exc_info=error)
+            structlog.get_logger().error(events.WEB_FAILED, path=request.path[:200], exc_info=error)
             return problem(500, "That met an error that nobody foresaw", "The daemon's log has it: web.request_failed")
         if isinstance(said, ForbiddenError | UnauthorizedError) and (error is said):
             self._note_refused(request, said)
@@ -188,4 +188,4 @@ def _words(request: Request) -> dict[str, Any]:
 
 
 def _tell_refused(message: str, requests: int, address: str) -> None:
-    structlog.get_logger().warning(telemetry.WEB_REFUSED, reason=message, requests=requests, address=address)
+    structlog.get_logger().warning(events.WEB_REFUSED, reason=message, requests=requests, address=address)

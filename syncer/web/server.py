@@ -17,7 +17,7 @@ import structlog
 from waitress import wasyncore
 from waitress.server import create_server
 
-from syncer import telemetry
+from syncer import events
 from syncer.errors import ConfigError
 from syncer.lifecycle import Stop
 from syncer.settings import WebSettings
@@ -65,7 +65,7 @@ class WebServer:
             max_request_header_size=_HEADER_BYTES_MAX,
             max_request_body_size=_BODY_BYTES_MAX,
         )
-        structlog.get_logger().info(telemetry.WEB_LISTENING, address=self.address, has_token=self._has_token)
+        structlog.get_logger().info(events.WEB_LISTENING, address=self.address, has_token=self._has_token)
         stop.call(server.pull_trigger)
         try:
             while not stop.is_requested:
@@ -99,7 +99,7 @@ def listen(settings: WebSettings) -> socket.socket | None:
             "no page.",
         )
     structlog.get_logger().warning(
-        telemetry.WEB_ABSENT,
+        events.WEB_ABSENT,
         host=settings.host,
         ports=f"{settings.port} to {last - 1}",
         hint="All of them are taken. To have a page: SYNCER_WEB_PORT=0",

@@ -324,6 +324,8 @@ def run(*, only: Annotated[str | None, typer.Option(help="relay or workers: run 
     """
     if only not in (None, "relay", "workers"):
         raise ConfigError(f"--only takes relay or workers, not {only}", hint="Leave it out to run both.")
+    from syncer.web import serve  # noqa: PLC0415 - what serves HTTP is needed by nobody else
+
     loaded = settings.load()
     telemetry.configure(loaded.log)
     with postgres.connect(loaded.postgres, name="run") as connection:
@@ -332,6 +334,7 @@ def run(*, only: Annotated[str | None, typer.Option(help="relay or workers: run 
         loss.require_topic(connection, loaded.kafka)
     stages = service.stages(loaded, relay=only != "workers", workers=only != "relay")
     stop = Stop()
+    serve(loaded, stages, stop)
     _stop_on_signals(stop)
     service.run(stages, stop)
 

@@ -7,10 +7,11 @@ Guarantee: there is no concern if, and only if, the overview is well.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from syncer.model import Role
-from syncer.overview import DocumentOverview, Overview
+from syncer.overview import DocumentOverview, Overview, Rates
 from syncer.wording import amount, duration
 
 _SOON_SECONDS = 1
@@ -24,11 +25,13 @@ class Concern:
         says: What; one sentence.
         do: What to do about it; may have several lines.
         about: The document that it is about; None if it is about all.
+        is_passing: Whether it goes away by itself.
     """
 
     says: str
     do: str
     about: str | None = None
+    is_passing: bool = False
 
 
 def concerns(seen: Overview) -> tuple[Concern, ...]:
@@ -53,6 +56,16 @@ def headline(seen: Overview) -> str:
         return "All is well. Nothing waits."
     oldest = f", the oldest for {duration(seen.lag_seconds)}" if seen.lag_seconds >= _SOON_SECONDS else ""
     return f"All is well. {amount(waiting, 'change')} on the way{oldest}."
+
+
+def as_json(seen: Overview, rates: Rates | None) -> dict[str, Any]:
+    """All of it as plain data: what `syncer status --json` prints, and /api/status answers."""
+    return {
+        **seen.as_json(),
+        "rates": rates and asdict(rates),
+        "headline": headline(seen),
+        "concerns": [asdict(one) for one in concerns(seen)],
+    }
 
 
 def _of_flow(seen: Overview) -> Iterator[Concern]:
@@ -98,8 +111,9 @@ def _unfilled(one: DocumentOverview, seen: Overview) -> Concern:
         until = "" if left is None else f", done in {duration(left)}"
         return Concern(
             says=f"{one.name} is being filled{until}.",
-            do="Nothing, but to wait: until then some of its documents may be missing or stale.",
+            do="Wait: until then some of its documents may be missing or stale.",
             about=one.name,
+            is_passing=True,
         )
     return Concern(
         says=f"{one.name} is not filled: documents may be missing or stale.",

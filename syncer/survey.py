@@ -7,6 +7,7 @@ such, what the others say is shown all the same, and no error of theirs ends the
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -25,7 +26,7 @@ from syncer.holdings import Holdings
 from syncer.lifecycle import Stop
 from syncer.model import Role
 from syncer.outbox import Room
-from syncer.overview import Overview, Queued, Stored
+from syncer.overview import Held, Overview, Queued, Rates, Stored
 from syncer.policy import explain, kind
 from syncer.postgres import Connection
 from syncer.searchable import Searchable
@@ -36,6 +37,9 @@ from syncer.verification import Verification
 HISTORY_SECONDS = 600.0
 """How far back the history goes."""
 _REST_PER_WORK = 10
+_LOOKED_AT_SECONDS = 1.0
+_WATCHED_SECONDS = 15.0
+_SAMPLES_MAX = 1200
 _ENDS_MAX = 500
 _STATEMENT_TIMEOUT = "SET statement_timeout = '10s'"
 _OLDEST = """
@@ -86,6 +90,7 @@ class Surveyed:
         verifications: What the last `syncer verify` of each document has found.
         overview: The last one for which every server has answered; None if there was none yet.
         overview_at: When that was, in Unix time.
+        rates: What has passed each place since the reading before, if every server has answered to both.
     """
 
     at: float
@@ -96,6 +101,7 @@ class Surveyed:
     verifications: tuple[Verification, ...]
     overview: Overview | None
     overview_at: float | None
+    rates: Rates | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +116,8 @@ class Sample:
         published_per_second: Changes, since the reading before, by all daemons.
         handled_per_second: Likewise, by all workers.
         refreshed_per_second: Documents of jobs, over the last seconds, by all refreshers.
+        captured_per_second: Changes that triggers have written to the outbox, since the reading before.
+        written_per_second: Documents that Elasticsearch has written or deleted, for whomever, likewise.
     """
 
     at: float
@@ -119,6 +127,8 @@ class Sample:
     published_per_second: float | None
     handled_per_second: float | None
     refreshed_per_second: float | None
+    captured_per_second: float | None
+    written_per_second: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +173,9 @@ class Survey:
         self._client: Elasticsearch | None = None
         self._ends = _Ends()
         self._latest: Surveyed | None = None
-        length = max(2, int(HISTORY_SECONDS / self._settings.seconds))
-        self._history: deque[Sample] = deque(maxlen=length)
+        self._watched_until = -math.inf
+        # Turns may be shorter than a second only where somebody wants them to be.
+        self._history: deque[Sample] = deque(maxlen=_SAMPLES_MAX)
         self._failures: dict[Server, str] = {}
         self._lags_since: float | None = None
         self._log = structlog.get_logger()
@@ -190,7 +201,7 @@ class Survey:
                 began = time.monotonic()
                 self.run_once()
                 took = time.monotonic() - began
-                self._rest(began + max(self._settings.seconds, _REST_PER_WORK * took))
+                self._rest(began, _REST_PER_WORK * took)
         finally:
             self.close()
 
@@ -199,15 +210,11 @@ class Survey:
         answers: list[Answer] = []
         known = self._asked(Server.POSTGRES, self._ask_postgres, answers)
         queued = self._asked(Server.KAFKA, self._ask_kafka, answers)
-        counts = self._asked(Server.ELASTICSEARCH, partial(self._ask_elasticsearch, known), answers)
+        held = self._asked(Server.ELASTICSEARCH, partial(self._ask_elasticsearch, known), answers)
         before, at = self._latest, time.time()
-        whole = (
-            overview.put_together(known.stored, queued, counts)
-            if known is not None and queued is not None and counts is not None
-            else None
-        )
         if queued is not None:
             self._ends.note(queued.partitions)
+        whole = self._whole(known, queued, held)
         lag_seconds = self._lag_seconds(known, queued)
         self._latest = Surveyed(
             at=at,
@@ -218,11 +225,19 @@ class Survey:
             verifications=() if known is None else known.verifications,
             overview=whole or (before.overview if before else None),
             overview_at=at if whole else (before.overview_at if before else None),
+            rates=overview.rates(before.overview, whole) if whole and before and before.overview else None,
         )
-        self._history.append(_sample(self._latest, before, known, queued))
-        metrics.SURVEYED.show(self._values(self._latest, known, queued, counts))
+        self._remember(_sample(self._latest, before, known, queued))
+        metrics.SURVEYED.show(self._values(self._latest, known, queued, held))
         self._judge(lag_seconds)
         return self._latest
+
+    def watch(self) -> None:
+        """Somebody looks: for a while the servers are asked every second."""
+        was_watched = self._is_watched()
+        self._watched_until = time.monotonic() + _WATCHED_SECONDS
+        if not was_watched:
+            self._woken.set()
 
     def close(self) -> None:
         """Let go of the servers; the next turn reaches them again."""
@@ -284,19 +299,38 @@ class Survey:
             self._observer = self._observe()
         return overview.ask_kafka(self._observer)
 
-    def _ask_elasticsearch(self, known: _Known | None) -> dict[str, int | None]:
+    def _ask_elasticsearch(self, known: _Known | None) -> Held:
         if self._client is None:
             self._client = self._search()
         if known is None:
             self._client.info()  # whether it answers, though nobody knows which indices there are
-            return {}
+            return Held(counts={}, written=0)
         return overview.ask_elasticsearch(Holdings(self._client), known.stored.in_force)
+
+    def _whole(self, known: _Known | None, queued: Queued | None, held: Held | None) -> Overview | None:
+        """What they say together; None if one of them says nothing."""
+        if known is None or queued is None or held is None:
+            return None
+        lag_seconds = self._ends.oldest_seconds(queued.partitions)
+        return overview.put_together(known.stored, queued, held, topic_lag_seconds=lag_seconds)
 
     # Between two readings
 
-    def _rest(self, until: float) -> None:
-        """Wait for the next turn; meanwhile look for what workers have written."""
-        while (left := until - time.monotonic()) > 0 and not self._stop.is_requested:
+    def _is_watched(self) -> bool:
+        return time.monotonic() < self._watched_until
+
+    def _remember(self, sample: Sample) -> None:
+        self._history.append(sample)
+        while self._history[0].at < sample.at - HISTORY_SECONDS:
+            self._history.popleft()
+
+    def _rest(self, began: float, least: float) -> None:
+        """Wait for the next turn, at least so long after the last one; meanwhile look for what workers have written."""
+        while not self._stop.is_requested:
+            every = min(_LOOKED_AT_SECONDS, self._settings.seconds) if self._is_watched() else self._settings.seconds
+            left = began + max(every, least) - time.monotonic()
+            if left <= 0:
+                return
             pause = self._look()
             self._woken.wait(min(left, self._settings.seconds) if pause is None else min(left, pause))
             self._woken.clear()
@@ -331,7 +365,7 @@ class Survey:
             self._log.info(events.LAG_RECOVERED, lag_seconds=round(lag_seconds, 3), seconds=round(now - since, 3))
 
     def _values(
-        self, surveyed: Surveyed, known: _Known | None, queued: Queued | None, counts: Mapping[str, int | None] | None
+        self, surveyed: Surveyed, known: _Known | None, queued: Queued | None, held: Held | None
     ) -> metrics.Values:
         now = time.time() - time.monotonic()
         beats: dict[tuple[str, ...], float] = {
@@ -351,11 +385,11 @@ class Survey:
                 metrics.TOPIC_LAG: {(): self._ends.oldest_seconds(queued.partitions)},
                 metrics.WORKERS: {(): queued.workers},
             }
-        if known is not None and counts is not None:
+        if known is not None and held is not None:
             values[metrics.INDEX_DOCUMENTS] = {
                 (one.name, one.index_name, one.role): number
                 for one in known.stored.in_force
-                if (number := counts.get(one.index_name)) is not None
+                if (number := held.counts.get(one.index_name)) is not None
             }
         if surveyed.lag_seconds is not None:
             values[metrics.LAG] = {(): surveyed.lag_seconds}
@@ -414,6 +448,8 @@ def _sample(now: Surveyed, before: Surveyed | None, known: _Known | None, queued
         published_per_second=published,
         handled_per_second=handled,
         refreshed_per_second=None if known is None else sum(rates),
+        captured_per_second=None if now.rates is None else now.rates.captured,
+        written_per_second=None if now.rates is None else now.rates.written,
     )
 
 

@@ -45,6 +45,8 @@ _NO_COORDINATOR = frozenset(
 
 _Result = TypeVar("_Result")
 _LOOK_RECORDS = 1000
+_AHEAD_BYTES = 1024 * 1024
+_FEW_BYTES = 16 * 1024
 
 
 def common(settings: KafkaSettings) -> dict[str, Any]:
@@ -319,13 +321,32 @@ class Record:
     value: bytes
 
 
-def look(settings: KafkaSettings, spans: Sequence[Span], *, seconds: float) -> Generator[list[Record]]:
+def first_waiting(settings: KafkaSettings, lags: Sequence[PartitionLag], *, seconds: float) -> list[Record]:
+    """The first record of each partition that is not handled: what has waited longest is among them.
+
+    Args:
+        settings: Where, and which topic.
+        lags: How far the workers are, as `lag` says it.
+        seconds: How long it may take; what has not come then is left out.
+
+    Raises:
+        KafkaException: Kafka refuses.
+    """
+    begins = [(one.partition, max(one.begin, one.committed)) for one in lags if one.records]
+    spans = [Span(partition=partition, begin=begin, end=begin + 1) for partition, begin in begins]
+    return [record for page in look(settings, spans, seconds=seconds, ahead_bytes=_FEW_BYTES) for record in page]
+
+
+def look(
+    settings: KafkaSettings, spans: Sequence[Span], *, seconds: float, ahead_bytes: int = _AHEAD_BYTES
+) -> Generator[list[Record]]:
     """What is in the topic, for who wants to know: joins no group, commits nothing, and takes nothing from anybody.
 
     Args:
         settings: Where, and which topic.
         spans: What to read; of what is no longer there, nothing comes.
         seconds: How long it may take; what has not come then is left out.
+        ahead_bytes: How much of a partition is fetched at once.
 
     Yields:
         Records in the order of each partition.
@@ -345,6 +366,7 @@ def look(settings: KafkaSettings, spans: Sequence[Span], *, seconds: float) -> G
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             "queued.max.messages.kbytes": 16384,
+            "fetch.message.max.bytes": ahead_bytes,
             **common(settings),
         },
         logger=telemetry.library_logger(),

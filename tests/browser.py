@@ -162,9 +162,9 @@ def browser(path: str) -> Iterator[Browser]:
     commands_in, commands_out = os.pipe()
     answers_in, answers_out = os.pipe()
     with tempfile.TemporaryDirectory(prefix="syncer-browser-", ignore_cleanup_errors=True) as profile:
+        options = [*_OPTIONS, f"--user-data-dir={profile}"]
         process = subprocess.Popen(
-            ["sh", "-c", _ON_ITS_PIPES, "sh", str(commands_in), str(answers_out), path, *_OPTIONS]
-            + [f"--user-data-dir={profile}"],
+            ["/bin/sh", "-c", _ON_ITS_PIPES, "sh", str(commands_in), str(answers_out), path, *options],
             pass_fds=(commands_in, answers_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

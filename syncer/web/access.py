@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+
+from werkzeug.datastructures import Headers
 
 from syncer.errors import SyncerError
 
@@ -66,7 +67,7 @@ class Access:
         """Whether only this machine can reach the server."""
         return _is_loopback(self.host)
 
-    def require_ours(self, headers: Mapping[str, str]) -> None:
+    def require_ours(self, headers: Headers) -> None:
         """Refuse what a browser sends for another site.
 
         Raises:
@@ -82,7 +83,7 @@ class Access:
         if headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES:
             raise ForbiddenError("This was sent by the page of another site", hint="Open the status page itself.")
 
-    def has_token(self, headers: Mapping[str, str]) -> bool:
+    def has_token(self, headers: Headers) -> bool:
         """Whether the request comes with the token.
 
         Raises:
@@ -102,15 +103,26 @@ class Access:
         Raises:
             ForbiddenError, UnauthorizedError: It may not.
         """
-        if has_token or need is Need.NOTHING:
+        if need is Need.NOTHING or (need is Need.FACTS and self.is_own):
             return
-        if self.token is None and (need is Need.ACTIONS or not self.is_own):
+        if need is Need.ROWS and self.is_own and self.token is None:
+            return
+        self.require_token(has_token=has_token)
+
+    def require_token(self, *, has_token: bool) -> None:
+        """Refuse what comes without the token.
+
+        Raises:
+            ForbiddenError, UnauthorizedError: It does.
+        """
+        if has_token:
+            return
+        if self.token is None:
             raise ForbiddenError(
-                "Without a token it is read-only" if self.is_own else "Without a token it tells others nothing of this",
+                "Without a token there is no more than this" if self.is_own else "Without a token nobody is told this",
                 hint="Set web.token, or SYNCER_WEB_TOKEN, for the daemon and start it again.",
             )
-        if self.token is not None and (need is not Need.FACTS or not self.is_own):
-            raise UnauthorizedError("That takes the token", hint="Send it as: Authorization: Bearer TOKEN")
+        raise UnauthorizedError("That takes the token", hint="Send it as: Authorization: Bearer TOKEN")
 
 
 def _name(host: str) -> str:

@@ -51,10 +51,12 @@ class Asked:
     Args:
         words: What is in the query, and in the body.
         has_token: Whether it came with the token.
+        address: Where it came from.
     """
 
     words: Mapping[str, Any]
     has_token: bool
+    address: str
 
 
 Answer = Callable[..., Any]
@@ -121,7 +123,8 @@ class App:
             return self._files.get(request, endpoint or values["name"])
         has_token = self._access.has_token(request.headers)
         self._access.require(endpoint.need, has_token=has_token)
-        said = endpoint.answer(Asked(words=_words(request), has_token=has_token), **values)
+        asked = Asked(words=_words(request), has_token=has_token, address=request.remote_addr or "")
+        said = endpoint.answer(asked, **values)
         return said if isinstance(said, Response) else as_json(said)
 
     def _of_error(self, request: Request, error: Exception) -> Response:

@@ -1,8 +1,8 @@
 """Server: a stage of the daemon that answers HTTP requests with a few threads.
 
 Guarantees: the port is taken when it is made, so that a daemon whose port somebody else has says so before it does
-anything else; it holds up no other stage, nor the end of the daemon: a request that is not answered in time then is cut.
-What a client sends is bounded, in size, in number, and in time.
+anything else; it holds up no other stage, nor the end of the daemon: what is not answered in time then is cut. What a
+client sends is bounded, in size, in number, and in time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 from waitress import wasyncore
-from waitress.server import create_server
+from waitress.server import TcpWSGIServer, create_server
 
 from syncer import events
 from syncer.errors import ConfigError
@@ -65,6 +65,7 @@ class WebServer:
             max_request_header_size=_HEADER_BYTES_MAX,
             max_request_body_size=_BODY_BYTES_MAX,
         )
+        assert isinstance(server, TcpWSGIServer)  # noqa: S101 - one socket makes one server
         structlog.get_logger().info(events.WEB_LISTENING, address=self.address, has_token=self._has_token)
         stop.call(server.pull_trigger)
         try:

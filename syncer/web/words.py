@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,7 +49,7 @@ def ids(words: Mapping[str, Any]) -> tuple[str, ...]:
     said = words.get("ids", [])
     if not isinstance(said, list) or len(said) > IDS_MAX:
         raise ConfigError(f"ids is to be a list of at most {IDS_MAX:,}")
-    if not all(isinstance(one, str) and 1 <= len(one) and "\0" not in one and _is_storable(one) for one in said):
+    if not all(isinstance(one, str) and one and "\0" not in one and _is_storable(one) for one in said):
         raise ConfigError(f"An id is a text of 1 to {ID_BYTES_MAX} bytes")
     return tuple(dict.fromkeys(said))
 
@@ -79,6 +80,21 @@ def number(words: Mapping[str, Any], name: str, *, default: int, most: int) -> i
     if int(str(said)) > most:
         raise ConfigError(f"{name} is to be a number from 0 to {most:,}")
     return int(str(said))
+
+
+def real(words: Mapping[str, Any], name: str, *, default: float) -> float:
+    """A number.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        said = float(words.get(name, default))
+    except (TypeError, ValueError):
+        said = math.nan
+    if not math.isfinite(said):
+        raise ConfigError(f"{name} is to be a number")
+    return said
 
 
 def _is_storable(said: str) -> bool:

@@ -31,7 +31,6 @@ from syncer import (
     listing,
     lock_commands,
     loss,
-    overview,
     postgres,
     rebuild as rebuilding,
     replica,
@@ -39,6 +38,7 @@ from syncer import (
     schema,
     service,
     settings,
+    status_commands,
     store,
     telemetry,
     terminal,
@@ -69,6 +69,8 @@ app.add_typer(sandbox_commands.app, name="sandbox")
 app.add_typer(job_commands.app, name="jobs")
 app.add_typer(letter_commands.app, name="dead-letters")
 app.add_typer(lock_commands.app, name="locks")
+app.command()(status_commands.status)
+app.command()(status_commands.top)
 
 out = terminal.console(sys.stdout)
 err = terminal.console(sys.stderr)
@@ -351,19 +353,6 @@ def _stop_on_signals(stop: Stop) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, heed)
-
-
-@app.command()
-def status(*, as_json: AsJson = False) -> None:
-    """How far behind, who leads, what each document holds. Exit code 0 only if all is well."""
-    with open_parts("status") as parts:
-        seen = overview.read(parts.connection, parts.index, parts.settings.kafka)
-    if as_json:
-        typer.echo(json.dumps(seen.as_json(), indent=2))
-    else:
-        terminal.show_overview(out, seen)
-    if not seen.is_well:
-        raise typer.Exit(1)
 
 
 @app.command()

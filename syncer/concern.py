@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from syncer.model import Role
@@ -15,6 +16,18 @@ from syncer.overview import DocumentOverview, Overview, Rates
 from syncer.wording import amount, duration
 
 _SOON_SECONDS = 1
+_BEHIND_SECONDS = 10
+
+
+class Mood(StrEnum):
+    """How urgent it is."""
+
+    WELL = "well"
+    """Nobody has to do anything."""
+    BUSY = "busy"
+    """Nobody has to do anything but wait."""
+    BAD = "bad"
+    """Somebody has to do something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +60,30 @@ def headline(seen: Overview) -> str:
         return found[0].says if len(found) == 1 else f"{len(found)} things are not well."
     if not seen.documents:
         return "All is well, but no document is in force. Run: syncer apply"
+    going = [said for said in (_on_the_way(seen), _at_work(seen)) if said]
+    return (
+        f"{'Behind, and at work' if mood(seen) is Mood.BUSY else 'All is well'}. {'; '.join(going) or 'Nothing waits'}."
+    )
+
+
+def _on_the_way(seen: Overview) -> str:
     waiting = seen.outbox_waiting + seen.topic_waiting
-    if seen.jobs:
-        left = [one.eta_seconds for one in seen.jobs if one.eta_seconds is not None]
-        until = f", for {duration(max(left))} yet" if left else ""
-        return f"All is well. {amount(len(seen.jobs), 'job')} at work{until}."
-    if not waiting:
-        return "All is well. Nothing waits."
     oldest = f", the oldest for {duration(seen.lag_seconds)}" if seen.lag_seconds >= _SOON_SECONDS else ""
-    return f"All is well. {amount(waiting, 'change')} on the way{oldest}."
+    return f"{amount(waiting, 'change')} on the way{oldest}" if waiting else ""
+
+
+def _at_work(seen: Overview) -> str:
+    left = [one.eta_seconds for one in seen.jobs if one.eta_seconds is not None]
+    until = f", for {duration(max(left))} yet" if left else ""
+    return f"{amount(len(seen.jobs), 'job')} at work{until}" if seen.jobs else ""
+
+
+def mood(seen: Overview) -> Mood:
+    """How urgent it is."""
+    found = concerns(seen)
+    if any(not one.is_passing for one in found):
+        return Mood.BAD
+    return Mood.BUSY if found or seen.lag_seconds >= _BEHIND_SECONDS else Mood.WELL
 
 
 def as_json(seen: Overview, rates: Rates | None) -> dict[str, Any]:
@@ -64,6 +92,7 @@ def as_json(seen: Overview, rates: Rates | None) -> dict[str, Any]:
         **seen.as_json(),
         "rates": rates and asdict(rates),
         "headline": headline(seen),
+        "mood": mood(seen),
         "concerns": [asdict(one) for one in concerns(seen)],
     }
 

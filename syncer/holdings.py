@@ -252,12 +252,10 @@ class Holdings:
 
     def writes(self, targets: Sequence[Target]) -> int:
         """How many documents were ever written to these targets, or deleted; a shard that moves begins again."""
-        stats = self._client.indices.stats(
-            index=[one.index_name for one in targets] or "-*",
-            metric="indexing",
-            ignore_unavailable=True,
-            filter_path=_WRITES_FIELDS,
-        ).body
+        if not targets:
+            return 0
+        names = [one.index_name for one in targets]
+        stats = self._client.indices.stats(index=names, metric="indexing", filter_path=_WRITES_FIELDS).body
         totals = stats.get("_all", {}).get("primaries", {}).get("indexing", {})
         return int(totals.get("index_total", 0)) + int(totals.get("delete_total", 0))
 

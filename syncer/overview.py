@@ -5,11 +5,9 @@ A reading has totals that only grow; from two of them follow the rates: see `rat
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from itertools import groupby
 from typing import Any
 
 import elasticsearch
@@ -37,12 +35,14 @@ _CAPTURED = """
 SELECT extract(epoch FROM clock_timestamp())::float8, CASE WHEN is_called THEN last_value ELSE 0 END
 FROM syncer.outbox_id_seq
 """
-# Of other roles, Postgres shows no names to who may not see them.
+# Each daemon has one watch. Of other roles, Postgres shows no names to who may not see them.
 _RUNNING = """
-SELECT host(a.client_addr), substr(a.application_name, length('syncer ') + 1), count(*), min(a.backend_start)
+SELECT host(a.client_addr), count(*) FILTER (WHERE a.application_name = 'syncer watch'),
+       count(*) FILTER (WHERE a.application_name = 'syncer relay'), bool_or(a.application_name ~ '^syncer worker-'),
+       min(a.backend_start)
 FROM pg_stat_activity AS a
-WHERE a.datname = current_database() AND a.application_name ~ '^syncer (watch|relay|refresher|worker-[0-9]+)$'
-GROUP BY 1, 2 ORDER BY 1 NULLS FIRST, 2
+WHERE a.datname = current_database() AND a.application_name ~ '^syncer (watch|relay|worker-[0-9]+)$'
+GROUP BY 1 ORDER BY 1 NULLS FIRST
 """
 _LOOK_SECONDS = 2
 
@@ -70,24 +70,23 @@ class Running:
 
     Args:
         address: Where they come from, as Postgres sees it; None on a local socket.
-        stages: How many of each there are.
+        daemons: How many they are.
+        relays: How many relays they have.
+        works: Whether they have workers.
         since: When the first of them connected.
         leads: Whether the relay that leads is among them.
     """
 
     address: str | None
-    stages: dict[str, int]
+    daemons: int
+    relays: int
+    works: bool
     since: datetime
     leads: bool
 
-    @property
-    def daemons(self) -> int:
-        """How many they are: each has one watch."""
-        return self.stages.get("watch", 0)
-
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "since": self.since.isoformat(), "daemons": self.daemons}
+        return {**asdict(self), "since": self.since.isoformat()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,10 +340,9 @@ def ask_kafka(observer: Observer) -> Queued:
 
 def ask_elasticsearch(holdings: Holdings, in_force: Sequence[Document]) -> Held:
     """What Elasticsearch says."""
-    return Held(
-        counts={one.index_name: _count(holdings, one.target) for one in in_force},
-        written=holdings.writes([one.target for one in in_force]),
-    )
+    counts = {one.index_name: _count(holdings, one.target) for one in in_force}
+    there = [one.target for one in in_force if counts[one.index_name] is not None]
+    return Held(counts=counts, written=holdings.writes(there))
 
 
 def put_together(stored: Stored, queued: Queued, held: Held, *, topic_lag_seconds: float) -> Overview:
@@ -409,12 +407,6 @@ def leader(connection: Connection) -> Leader | None:
 
 
 def _running(connection: Connection, leading: Leader | None) -> Iterator[Running]:
-    rows = connection.execute(_RUNNING).fetchall()
-    for address, ours in groupby(rows, key=lambda row: row[0]):
-        stages: Counter[str] = Counter()
-        begun: list[datetime] = []
-        for _, name, number, since in ours:
-            stages["worker" if name.startswith("worker-") else name] += number
-            begun.append(since)
-        leads = leading is not None and leading.address == address and "relay" in stages
-        yield Running(address=address, stages=dict(stages), since=min(begun), leads=leads)
+    for address, daemons, relays, works, since in connection.execute(_RUNNING).fetchall():
+        leads = leading is not None and leading.address == address and relays > 0
+        yield Running(address=address, daemons=daemons, relays=relays, works=works, since=since, leads=leads)

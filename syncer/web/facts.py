@@ -19,7 +19,7 @@ from typing import Any
 from werkzeug.wrappers import Response
 
 from syncer import concern, dead_letters, health, index as elastic, job, metrics, schema, store, unreadable
-from syncer.concern import Concern
+from syncer.concern import Concern, Mood
 from syncer.dead_letters import Selection
 from syncer.errors import DefinitionError, UnavailableError
 from syncer.explain import explanation
@@ -101,7 +101,7 @@ class Facts:
         if silent_ones:
             said["concerns"] = [asdict(one) for one in silent_ones] + said["concerns"]
             said["headline"] = silent_ones[0].says
-            said["is_well"] = False
+            said |= {"is_well": False, "mood": Mood.BAD}
         return {
             **said,
             "age_seconds": time.time() - (surveyed.overview_at or 0.0),

@@ -5,8 +5,7 @@ import { about, amount, brief, count, moment, rate } from "./words.js";
 
 export function showBanner(status) {
   say(by("headline"), status.headline);
-  const isOnlyFilling = status.concerns.length > 0 && status.concerns.every((one) => one.is_passing);
-  by("banner").className = `banner ${status.concerns.length ? (isOnlyFilling ? "busy" : "bad") : ""}`.trim();
+  by("banner").className = `banner ${status.mood}`;
   const list = by("concerns");
   show(list, status.concerns.length > 0);
   const isAlone = status.concerns.length === 1;
@@ -68,9 +67,10 @@ export function showRunning(status) {
 const cell = (label, kind = null) => el("td", { class: kind, "data-label": label });
 
 function stages(one) {
-  const { relay = 0, worker = 0, refresher = 0 } = one.stages;
-  const relays = one.leads ? ["the relay that leads"].concat(relay > 1 ? [`${amount(relay - 1, "relay")} standing by`] : [])
-    : relay ? [`${amount(relay, "relay")} standing by`] : [];
-  return [...relays, worker ? amount(worker, "worker") : null, refresher ? amount(refresher, "lane") + " for jobs" : null]
-    .filter(Boolean).join(", ");
+  const standingBy = one.relays - (one.leads ? 1 : 0);
+  return [
+    one.leads ? "the relay that leads" : null,
+    standingBy ? `${amount(standingBy, "relay")} standing by` : null,
+    one.works ? "workers" : null,
+  ].filter(Boolean).join(", ");
 }

@@ -28,7 +28,8 @@ ground; a module knows only those below it:
     locks        for who writes to Elasticsearch alone; the sync path does not use them
     terminal, findings   what commands show to a person
     parts        what a command works with
-    service      the daemon's threads                         overview   how it is doing
+    service      the daemon's threads                         health     alive, ready: whether it is
+    survey       … asked every few seconds, for who watches   overview   how it is doing
     waiting      until a transaction is indexed               passage    its way there, stage by stage
     rebuild      a new index beside the one that serves, until it takes its place
     apply        definitions → indices, triggers, generations
@@ -54,6 +55,7 @@ ground; a module knows only those below it:
     commit       a transaction, by its token
     dead_letters documents that could not be written          fault      why: which field, what type of value
     unreadable   records that are no changes                  rewrites   what Kafka took back: offsets count no further
+    verification what the last verify has found
     transport    changes into Kafka and out of it             topic      what Kafka says of them
     index        documents → Elasticsearch
     indices      physical indices and their aliases           holdings   what Elasticsearch holds
@@ -66,8 +68,10 @@ ground; a module knows only those below it:
     shards       which shard a routing leads to               wording    numbers and times, as a person says them
     threads      work beside a stage
     schema       migrations                                   postgres   connections
-    repeated     said once, and then counted
-    telemetry    log events                                   settings   config/syncer.yaml and the environment
+    telemetry    which events are logged, and how             events     what each of them means
+    metrics      what is counted and measured                 repeated   said once, and then counted
+    searchable   how long until a search finds what was written
+                                                              settings   config/syncer.yaml and the environment
     model        what stages hand to one another              errors     the tree of errors
     sandbox      real servers to try it on
 """

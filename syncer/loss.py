@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from syncer import jobs, rewrites, store, telemetry, topic
+from syncer import events, jobs, metrics, rewrites, store, topic
 from syncer.errors import TopicError
 from syncer.job import Job, JobKind
 from syncer.postgres import Connection
@@ -106,7 +106,7 @@ def known(connection: Connection, settings: KafkaSettings) -> Known | None:
 def _make_again(settings: KafkaSettings) -> None:
     try:
         if topic.ensure_topic(settings):
-            structlog.get_logger().warning(telemetry.TOPIC_MADE, topic=settings.topic)
+            structlog.get_logger().warning(events.TOPIC_MADE, topic=settings.topic)
     except KafkaException as error:
         if error.args[0].code() not in _NOT_ALLOWED:
             raise
@@ -175,6 +175,7 @@ def _refresh_all(connection: Connection) -> list[Job]:
 
 
 def _tell(made: Sequence[Job], **what: object) -> None:
+    metrics.lost()
     structlog.get_logger().error(
-        telemetry.TOPIC_LOST, **what, jobs=[one.id for one in made], documents=sorted({one.document for one in made})
+        events.TOPIC_LOST, **what, jobs=[one.id for one in made], documents=sorted({one.document for one in made})
     )

@@ -29,6 +29,7 @@ _CHANGE = """
 json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'relation', o.relation,
                   'operation', o.operation, 'old', o.old, 'new', o.new)
 """
+_ID_AT = len('{"id" : ')
 _CHANGES = f"""
 SELECT coalesce(c.aggregate || ':' || coalesce(o.new ->> c.aggregate_column, o.old ->> c.aggregate_column, ''), '')
          AS key,
@@ -77,6 +78,10 @@ FROM (SELECT o.relation FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2)
 """
 # A segment that was never analysed looks smaller than it is; and what finds one row finds many.
 _BY_INDEX = "SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan"
+_ROOM = """
+SELECT coalesce(sum(pg_total_relation_size(inhrelid)), 0), count(*) FILTER (WHERE pg_relation_size(inhrelid) > 0)
+FROM pg_inherits WHERE inhparent = 'syncer.outbox'::regclass
+"""
 _RENEW = "UPDATE syncer.outbox SET xid = pg_current_xact_id()"
 
 _CURRENT_SEGMENT = "SELECT last_value FROM syncer.outbox_segment"
@@ -162,6 +167,12 @@ def oldest(connection: Connection, cursor: str, relations: Collection[str], *, l
     return [change for (change,) in connection.execute(query, (list(relations), limit))]
 
 
+def id_of(row: Row) -> int:
+    """Which change a row is; read from the beginning of its JSON, where `_CHANGE` puts it."""
+    change = row[1]
+    return int(change[_ID_AT : change.index(b",", _ID_AT)])
+
+
 def _unseen(cursor: str) -> sql.Composed:
     return sql.SQL(_UNSEEN).format(*(sql.Literal(one) for one in _bounds(cursor)))
 
@@ -178,6 +189,26 @@ def waiting(connection: Connection, cursor: str, relations: Collection[str] | No
     row = connection.execute(query, (None if relations is None else list(relations),)).fetchone()
     assert row is not None  # noqa: S101 - an aggregate returns a row
     return row[0], row[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What the outbox takes.
+
+    Args:
+        bytes: On disk, published rows that are not yet given back included.
+        segments: How many segments have rows.
+    """
+
+    bytes: int
+    segments: int
+
+
+def room(connection: Connection) -> Room:
+    """What it takes."""
+    row = connection.execute(_ROOM).fetchone()
+    assert row is not None  # noqa: S101 - an aggregate returns a row
+    return Room(bytes=int(row[0]), segments=row[1])
 
 
 def renew(connection: Connection) -> int:

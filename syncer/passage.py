@@ -54,7 +54,7 @@ from syncer.model import Change, Role
 from syncer.postgres import Connection
 from syncer.settings import KafkaSettings
 from syncer.store import Catalogue, Document
-from syncer.topic import Observer, members
+from syncer.topic import Observer
 from syncer.wording import amount, duration
 
 PARKED_MAX = 100
@@ -289,7 +289,7 @@ class Passage:
 
     def _unhandled(self, left: dict[int, int]) -> WaitTimeoutError:
         hint = f"{amount(sum(left.values()), 'record')} in {amount(len(left), 'partition')} come first, or are its own."
-        if not members(self._kafka):
+        if not self._observer.members():
             return self._late("no worker runs, which would handle it", f"{hint} Run: syncer run", _WORKERS)
         return self._late("the workers have not handled it", f"{hint} See: syncer status", _WORKERS)
 

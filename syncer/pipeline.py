@@ -13,7 +13,7 @@ document fits into a bulk request; no more is on its way than the window allows:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +35,23 @@ _MEAN_OVER = 8
 _Result = TypeVar("_Result")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Last:
+    """A document that was written.
+
+    Args:
+        index_name: In which index.
+        id: Its id.
+        routing: What leads to its shard.
+        version: Its version.
+    """
+
+    index_name: str
+    id: str
+    routing: str
+    version: int
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Task:
     """Documents that somebody waits for as a whole.
@@ -43,11 +60,15 @@ class Task:
         is_given: Whether all of them have been handed to the pipeline.
         open: How many slices of them are on their way.
         report: What has become of those that no longer are.
+        last: One that was written last.
+        origin: What it is, for the log: the fields of each of its documents.
     """
 
     is_given: bool = False
     open: int = 0
     report: WriteReport = field(default_factory=WriteReport)
+    last: Last | None = None
+    origin: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
@@ -222,8 +243,11 @@ class Pipeline:
         return max(1, min(self._batch_documents_max, self._window.documents, fitting))
 
     def _launch(self, one: _Slice) -> None:
+        compose = partial(
+            self._writer.compose, one.index_name, one.ids, everywhere=one.everywhere, origin=one.task.origin
+        )
         try:
-            attempt = self._meanwhile(partial(self._writer.compose, one.index_name, one.ids, everywhere=one.everywhere))
+            attempt = self._meanwhile(compose)
         except Exception as error:
             if decide(error) is Action.HALT:
                 raise
@@ -259,6 +283,8 @@ class Pipeline:
         one.task.report.add(attempt.report)
         if again:
             self._write_slowly(one, again)
+        elif not attempt.rejections:
+            one.task.last = _last(one, attempt) or one.task.last
 
     def _adapt(self, flight: _Flight, *, is_refused: bool) -> None:
         if is_refused:
@@ -270,7 +296,7 @@ class Pipeline:
         """Write a slice that did not go smoothly: with patience, or to find out what is at fault."""
         self.patient_with = one.task
         try:
-            write = partial(self._writer.write, one.index_name, ids, everywhere=one.everywhere)
+            write = partial(self._writer.write, one.index_name, ids, everywhere=one.everywhere, origin=one.task.origin)
             one.task.report.add(self._meanwhile(write))
         except Abandoned:
             return
@@ -295,3 +321,16 @@ class Pipeline:
         except BaseException:
             wait([done])  # the writer is not for two threads at once
             raise
+
+
+def _last(one: _Slice, attempt: Attempt) -> Last | None:
+    """A document of a slice that was written; None if there is none, as when all are deleted."""
+    for composition in attempt.batch.compositions:
+        if composition.source is not None:
+            return Last(
+                index_name=one.index_name,
+                id=composition.id,
+                routing=composition.routing or composition.id,
+                version=composition.version,
+            )
+    return None

@@ -22,7 +22,7 @@ While changes come, and for a moment after, the relay looks for more by itself. 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 from psycopg.types.json import Jsonb
 
-from syncer import doorbell, loss, outbox, telemetry
+from syncer import doorbell, events, loss, metrics, outbox
 from syncer.lifecycle import Stop, Stopping, Trouble, persist
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.settings import RelaySettings
@@ -42,6 +42,7 @@ _LOOK_SECONDS = 10.0
 LEASE_SECONDS = 60.0
 """How long a leader may ask nothing of Postgres; twice as long as it may have to wait for Kafka."""
 _IDLE_PER_REST = 10
+_SOME = 1000
 
 _Result = TypeVar("_Result")
 
@@ -115,12 +116,14 @@ class Relay:
         self._cursor: str | None = None
         self._topic_id = ""
         self._stood_by = self._has_led = False
+        self._stop = Stop()
         self._trouble = Trouble("relay")
         self._looked_at = self._trimmed_at = self._changed_at = time.monotonic()
         self._log = structlog.get_logger()
 
     def run(self, stop: Stop) -> None:
         """Relay until told to stop."""
+        self._stop = stop
         try:
             while not stop.is_requested:
                 report = self._persist(self.run_once, stop)
@@ -148,6 +151,7 @@ class Relay:
         now = time.monotonic()
         if report.published:
             self._changed_at = now
+            metrics.published(report.published, seconds=report.seconds)
         if now - self._trimmed_at >= self._settings.trim_seconds:
             self.trim()
         return report
@@ -159,6 +163,7 @@ class Relay:
         if self._producer is not None:
             self._producer.close()
         self._connection = self._producer = self._cursor = None
+        metrics.leads(is_leader=False)
 
     def _persist(self, action: Callable[[], _Result], stop: Stop) -> _Result:
         def attempt() -> _Result:
@@ -198,10 +203,11 @@ class Relay:
             return self._connection
         if not value(self._connection, _LEAD):
             if not self._stood_by:
-                self._log.info(telemetry.RELAY_STOOD_BY)
+                self._log.info(events.RELAY_STOOD_BY)
             self._stood_by = True
+            metrics.leads(is_leader=False)
             if self._connection.execute(_DEPOSE, (LEASE_SECONDS,)).fetchall():
-                self._log.warning(telemetry.RELAY_DEPOSED, idle_seconds=LEASE_SECONDS)
+                self._log.warning(events.RELAY_DEPOSED, idle_seconds=LEASE_SECONDS)
             return None
         connection = self._connection
         connection.execute(_LAZILY)
@@ -210,8 +216,9 @@ class Relay:
         self._system_identifier = int(str(value(connection, _SYSTEM)))
         self._cursor = self._begin(connection)
         if self._stood_by or not self._has_led:  # else it tries again, which is said once
-            self._log.info(telemetry.RELAY_LED, cursor=self._cursor)
+            self._log.info(events.RELAY_LED, cursor=self._cursor)
         self._stood_by, self._has_led = False, True
+        metrics.leads(is_leader=True)
         return connection
 
     def _begin(self, connection: Connection) -> str:
@@ -221,7 +228,7 @@ class Relay:
             return saved[0]
         adopted, cursor = self._adopt(connection)
         if saved is not None:
-            self._log.warning(telemetry.RELAY_ADOPTED, changes=adopted)
+            self._log.warning(events.RELAY_ADOPTED, changes=adopted)
         return cursor
 
     def _adopt(self, connection: Connection) -> tuple[int, str]:
@@ -276,7 +283,9 @@ class Relay:
     def _publish(self, connection: Connection, producer: ChangeProducer) -> RelayReport:
         began = time.monotonic()
         assert self._cursor is not None  # noqa: S101 - whoever leads has one
-        published, seen = self._produce_new(connection, self._cursor, producer)
+        producer.sent = {}
+        ids = _Ids()
+        published, seen = self._produce_new(connection, self._cursor, producer, ids)
         if published:
             producer.flush()
             if producer.losses:
@@ -285,16 +294,23 @@ class Relay:
         self._cursor = seen  # unsaved if nothing was new: then there is nothing between the two
         report = RelayReport(is_leader=True, published=published, cursor=seen, seconds=time.monotonic() - began)
         if published:
-            self._log.info(telemetry.RELAY_PUBLISHED, changes=published, seconds=round(report.seconds, 4), cursor=seen)
+            self._log.info(
+                events.RELAY_PUBLISHED,
+                changes=published,
+                seconds=round(report.seconds, 4),
+                cursor=seen,
+                ids=[ids.least, ids.greatest],
+                offsets=producer.sent,
+            )
         return report
 
-    def _produce_new(self, connection: Connection, cursor: str, producer: ChangeProducer) -> tuple[int, str]:
+    def _produce_new(self, connection: Connection, cursor: str, producer: ChangeProducer, ids: _Ids) -> tuple[int, str]:
         few = outbox.new(connection, cursor, rows_max=self._settings.fetch_rows)
         if few is not None:
             seen, rows = few
-            return producer.produce(rows), seen
+            return producer.produce(ids.noted(rows)), seen
         with outbox.all_new(connection, cursor) as (seen, many):
-            return producer.produce(many), seen
+            return producer.produce(ids.noted(many, on_some=self._stop.beat)), seen
 
     def _save(self, connection: Connection, cursor: str, ends: dict[int, int]) -> None:
         connection.execute(_SAVE, (self._system_identifier, cursor, self._topic_id, Jsonb(ends)))
@@ -308,8 +324,40 @@ class Relay:
         assert self._cursor is not None  # noqa: S101 - whoever leads has one
         trimmed = outbox.trim(connection, self._cursor)
         if trimmed:
-            self._log.debug(telemetry.RELAY_TRIMMED, segments=trimmed)
+            self._log.debug(events.RELAY_TRIMMED, segments=trimmed)
         return trimmed
+
+
+@dataclass(slots=True)
+class _Ids:
+    """Which changes are in a batch, as its line in the log says.
+
+    Args:
+        least: The least of their ids in the outbox.
+        greatest: The greatest.
+    """
+
+    least: int | None = None
+    greatest: int | None = None
+
+    def noted(
+        self, rows: Iterable[outbox.Row], *, on_some: Callable[[], object] = lambda: None
+    ) -> Iterator[outbox.Row]:
+        """The same rows, looked at on their way; of many, so often as to show that it goes on."""
+        ids: list[int] = []
+        for row in rows:
+            ids.append(outbox.id_of(row))
+            if len(ids) >= _SOME:
+                self._note(ids)
+                on_some()
+            yield row
+        self._note(ids)
+
+    def _note(self, ids: list[int]) -> None:
+        if ids:
+            self.least = min(ids) if self.least is None else min(self.least, *ids)
+            self.greatest = max(ids) if self.greatest is None else max(self.greatest, *ids)
+            ids.clear()
 
 
 def _another_topic() -> KafkaException:

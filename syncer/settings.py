@@ -36,9 +36,14 @@ from pydantic_settings import (
 
 from syncer.errors import ConfigError
 
+TOKEN_CHARACTERS_MIN = 16
+"""How long a token has to be that guards what changes something."""
 _DEFAULT_CONFIG_FOLDER = Path("config")
 _FILE_NAME = "syncer.yaml"
 _FILE_HINT = "As in:\npostgres:\n  dsn: postgresql://user@host/database"
+
+
+Level = Literal["debug", "info", "warning", "error"]
 
 
 class _Section(BaseModel):
@@ -147,12 +152,81 @@ class WatchSettings(_Section):
     """How often it is looked at."""
 
 
+class WebSettings(_Section):
+    """The status page, and what monitoring asks over HTTP."""
+
+    host: str = "127.0.0.1"
+    """Where to listen: beyond this machine, a token is needed for all but metrics and health."""
+    port: Annotated[int, Field(ge=0, le=65535)] | None = 8765
+    """0 for any that is free; ``none`` for no page at all. If it is not set, the next free one of ten is taken."""
+    token: Annotated[SecretStr, Field(min_length=TOKEN_CHARACTERS_MIN)] | None = None
+    """Who has it may pause jobs, retry dead letters, and see the values of rows. Without one nobody may."""
+    token_file: Path | None = None
+    """A file that holds the token instead."""
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _may_be_none(cls, port: object) -> object:
+        return None if isinstance(port, str) and port.lower() in ("", "none", "null") else port
+
+    @field_validator("token", mode="before")
+    @classmethod
+    def _is_none_if_empty(cls, token: object) -> object:
+        return token or None
+
+    @property
+    def is_port_chosen(self) -> bool:
+        """Whether somebody wants just this port, and no other."""
+        return "port" in self.model_fields_set
+
+    def secret(self) -> str | None:
+        """The token, wherever it is from; None if there is none.
+
+        Raises:
+            ConfigError: Its file cannot be read, or holds none.
+        """
+        if self.token is not None:
+            return self.token.get_secret_value()
+        if self.token_file is None:
+            return None
+        try:
+            token = self.token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"The file of web.token_file cannot be read: {error}") from error
+        if len(token) < TOKEN_CHARACTERS_MIN:
+            raise ConfigError(
+                f"{self.token_file} holds no token of {TOKEN_CHARACTERS_MIN} characters or more",
+                hint=f"To make one: openssl rand -hex 32 > {self.token_file}",
+            )
+        return token
+
+
+class MetricsSettings(_Section):
+    """How syncer watches itself: for /metrics, the status page and the log."""
+
+    seconds: PositiveFloat = 5
+    """How often the servers are asked how far behind everything is."""
+    searchable_seconds: NonNegativeFloat = 60
+    """How often a document that was written is searched for until it is found, to measure how long that takes; 0 for
+    never. An index that nobody searches is refreshed for it."""
+    lag_seconds_max: PositiveFloat = 60
+    """How far behind documents may be before ``lag.exceeded`` is logged."""
+
+
 class LogSettings(_Section):
     """What is logged, and how."""
 
     format: Literal["auto", "json", "console"] = "auto"
     """``auto``: console on a terminal, JSON elsewhere."""
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Level = "info"
+    """How grave an event must be to be logged; at ``debug`` there is a line for each document that is written."""
+    levels: dict[str, Level] = {}
+    """The same for single events, or for all whose names begin so: ``{"worker": "warning", "document.written":
+    "debug"}``."""
+    batch_sample: PositiveInt = 1
+    """Of ``relay.batch_published`` and ``worker.batch_indexed`` one line of so many is logged."""
+    batch_slow_seconds: NonNegativeFloat = 1.0
+    """… and each of a batch that took so long, or is so far behind."""
 
 
 class _FromFileAndEnvironment(BaseSettings):
@@ -190,6 +264,8 @@ class Settings(_FromFileAndEnvironment):
     worker: WorkerSettings = WorkerSettings()
     refresher: RefresherSettings = RefresherSettings()
     watch: WatchSettings = WatchSettings()
+    web: WebSettings = WebSettings()
+    metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 
 

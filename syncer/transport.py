@@ -32,7 +32,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from syncer import telemetry
+from syncer import events, telemetry
 from syncer.errors import LossError
 from syncer.model import Change
 from syncer.rewrites import Rewrites
@@ -65,6 +65,8 @@ class ChangeProducer:
         self.observer = Observer(settings)
         self.ends: dict[int, int] = {}
         """By partition, the offset behind the last record that was acknowledged; to begin with, what is known of it."""
+        self.sent: dict[int, list[int]] = {}
+        """By partition, the first and the last offset that were acknowledged since this was emptied; for the log."""
         self.losses: list[Loss] = []
         """Where records that had been acknowledged before are gone, as later acknowledgements show."""
         self._topic = settings.topic
@@ -154,7 +156,7 @@ class ChangeProducer:
         refused, self._too_large = self._too_large, []
         short = {change.relation: change.without_images() for change in (Change.parse(value) for _, value in refused)}
         structlog.get_logger().warning(
-            telemetry.RELAY_SHORTENED,
+            events.RELAY_SHORTENED,
             changes=len(refused),
             bytes_largest=max(len(value) for _, value in refused),
             relations=sorted(short),
@@ -183,6 +185,7 @@ class ChangeProducer:
             lost = Loss(partition=partition, cause=_OVERTAKEN, position=end, begin=offset, end=offset)
             self.losses.append(lost)
         self.ends[partition] = offset + 1
+        self.sent.setdefault(partition, [offset, offset])[1] = offset
 
     def _refused(self, error: KafkaError, key: bytes, value: bytes) -> None:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
@@ -212,6 +215,12 @@ class Received:
     epochs: dict[int, int] = field(default_factory=dict)
     keys: tuple[bytes | None, ...] = ()
     places: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def offsets(self) -> dict[int, list[int]]:
+        """By partition, the first and the last offset."""
+        firsts = dict(reversed(self.places))
+        return {one: [firsts[one], following - 1] for one, following in sorted(self.next_offsets.items())}
 
 
 class ChangeConsumer:
@@ -395,7 +404,7 @@ class ChangeConsumer:
             consumer.incremental_assign(places)
         except (KafkaException, LossError) as error:
             self._failure = error
-        self._on_change(telemetry.WORKER_ASSIGNED, [place.partition for place in partitions])
+        self._on_change(events.WORKER_ASSIGNED, [place.partition for place in partitions])
 
     def _beginnings(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Where to begin: behind what is committed, as far as that is true; else at a partition's beginning.
@@ -436,7 +445,7 @@ class ChangeConsumer:
             consumer.incremental_unassign(partitions)
         except KafkaException as error:
             self._failure = error
-        self._on_change(telemetry.WORKER_REVOKED, [place.partition for place in partitions])
+        self._on_change(events.WORKER_REVOKED, [place.partition for place in partitions])
 
 
 def _loss(place: TopicPartition, extent: Extent, id_: str) -> Loss | None:

@@ -32,7 +32,7 @@ import elasticsearch
 import psycopg
 import structlog
 
-from syncer import dead_letters, fault, incarnation, postgres, store, telemetry
+from syncer import dead_letters, events, fault, incarnation, metrics, postgres, store, telemetry
 from syncer.compose import Batch, Composer, Findings, clock
 from syncer.errors import DocumentError, UnavailableError
 from syncer.fault import Fault
@@ -65,6 +65,7 @@ _ADVICE = {
 }
 
 _Result = TypeVar("_Result")
+_NO_ORIGIN: Mapping[str, int] = {}
 
 
 @dataclass(slots=True)
@@ -89,6 +90,11 @@ class WriteReport:
     compose_seconds: float = 0.0
     index_seconds: float = 0.0
 
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How many documents came to which end."""
+        return {one: getattr(self, one) for one in ("indexed", "deleted", "superseded", "parked")}
+
     def add(self, other: WriteReport) -> None:
         """Count another report in."""
         for one in fields(self):
@@ -106,6 +112,7 @@ class Attempt:
         created: By when something that was not there was known to be created, by `clock`; empty if nothing was.
         changed: Which of them had changed before they were parked, and are to be written again.
         conflicts: Versions that were there instead of ours.
+        origin: What they are written for, as the log says of each.
     """
 
     batch: Batch
@@ -114,6 +121,7 @@ class Attempt:
     created: list[float] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     conflicts: list[int] = field(default_factory=list)
+    origin: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,6 +132,7 @@ class _Group:
         index_name: In which index.
         ids: Which are left.
         everywhere: Whether copies are removed from all other shards too.
+        origin: What they are written for, as the log says of each.
         followed: How often some of them had changed while they were parked.
         failing_since: When Elasticsearch was first found to fail at one, with nothing else wrong.
     """
@@ -131,6 +140,7 @@ class _Group:
     index_name: str
     ids: list[str]
     everywhere: bool
+    origin: Mapping[str, int]
     followed: int = 0
     failing_since: dict[str, float] = field(default_factory=dict)
 
@@ -176,13 +186,21 @@ class Writer:
         self._parked: Repeated[tuple[str, str], tuple[str, str | None]] = Repeated(self._tell_parked)
         self._log = structlog.get_logger()
 
-    def write(self, index_name: str, ids: Sequence[str], *, everywhere: bool = False) -> WriteReport:
+    def write(
+        self,
+        index_name: str,
+        ids: Sequence[str],
+        *,
+        everywhere: bool = False,
+        origin: Mapping[str, int] = _NO_ORIGIN,
+    ) -> WriteReport:
         """Bring documents up to date in one index; return when each is written, superseded or parked.
 
         Args:
             index_name: Which, of those in force.
             ids: Which.
             everywhere: Remove copies from all other shards too, where none should be.
+            origin: What they are written for, as the log is to say of each.
 
         Raises:
             Stopping: It was told to stop first; doing it again is harmless.
@@ -190,7 +208,7 @@ class Writer:
             Exception: What the policy says to HALT for.
         """
         report = WriteReport()
-        groups = [_Group(index_name=index_name, ids=list(ids), everywhere=everywhere)]
+        groups = [_Group(index_name=index_name, ids=list(ids), everywhere=everywhere, origin=origin)]
         while groups:
             group = groups.pop()
             try:
@@ -238,7 +256,14 @@ class Writer:
             self._replica.close()
         self._connection = self._replica = self._composer = None
 
-    def compose(self, index_name: str, ids: Sequence[str], *, everywhere: bool = False) -> Attempt:
+    def compose(
+        self,
+        index_name: str,
+        ids: Sequence[str],
+        *,
+        everywhere: bool = False,
+        origin: Mapping[str, int] = _NO_ORIGIN,
+    ) -> Attempt:
         """Draw and read, as `Composer.compose`; what it returns is to be sent at once, and then settled.
 
         Raises:
@@ -250,7 +275,7 @@ class Writer:
         while clock() - batch.drawn_at > DRAW_AGE_SECONDS_MAX:
             batch = self._opened().compose(index_name, ids, everywhere=everywhere)
         report = WriteReport(documents=len(batch.compositions), compose_seconds=time.monotonic() - began)
-        return Attempt(batch=batch, report=report)
+        return Attempt(batch=batch, report=report, origin=origin)
 
     def send(self, attempt: Attempt) -> None:
         """Write what was composed; safe to call from several threads, for different attempts.
@@ -321,6 +346,8 @@ class Writer:
         if batch.has_dead_letters or (state is not None and state.has_dead_letters):
             written = [one.id for one in batch.compositions if one.id not in parked and one.id not in again]
             dead_letters.clear(self._connected(), document.index_name, written, batch.version)
+        if telemetry.is_logged(events.DOCUMENT_WRITTEN):
+            self._tell_written(document, attempt, not_written=again.keys() | parked.keys())
         return [*again, *attempt.changed]
 
     def _was_set_back(self, attempt: Attempt) -> bool:
@@ -370,7 +397,7 @@ class Writer:
             UnavailableError: Elasticsearch asks to try some of them again.
         """
         try:
-            attempt = self.compose(group.index_name, group.ids, everywhere=group.everywhere)
+            attempt = self.compose(group.index_name, group.ids, everywhere=group.everywhere, origin=group.origin)
             self.send(attempt)
             follows = group.followed < _FOLLOWED_MAX
             group.ids = self.settle(attempt, follows=follows, hopeless=group.hopeless())
@@ -426,6 +453,7 @@ class Writer:
         self._parked.tell()
         dead_letters.park(self._connected(), document.index_name, version_, faults)
         report.parked += len(faults)
+        metrics.parked(document.name, len(faults))
         by_kind: dict[str, list[str]] = {}
         for id_, one in faults.items():
             by_kind.setdefault(one.kind, []).append(id_)
@@ -462,11 +490,24 @@ class Writer:
                 self.close()
             raise
 
+    def _tell_written(self, document: Document, attempt: Attempt, *, not_written: Collection[str]) -> None:
+        for one in attempt.batch.compositions:
+            if one.id not in not_written:
+                self._log.debug(
+                    events.DOCUMENT_WRITTEN,
+                    stage=self._name,
+                    index=document.index_name,
+                    id=one.id,
+                    version=one.version,
+                    is_delete=one.source is None,
+                    **attempt.origin,
+                )
+
     def _tell_parked(self, what: tuple[str, str], number: int, sample: tuple[str, str | None]) -> None:
         index_name, kind = what
         id_, field_ = sample
         self._log.error(
-            telemetry.DOCUMENT_PARKED, index=index_name, kind=kind, documents=number, sample_id=id_, field=field_
+            events.DOCUMENT_PARKED, index=index_name, kind=kind, documents=number, sample_id=id_, field=field_
         )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import psycopg
 import pytest
@@ -109,6 +112,26 @@ def test_the_command_says_what_is_waited_for(blog: World, monkeypatch: pytest.Mo
         if name.startswith("SYNCER_"):
             monkeypatch.setenv(name, value)
     assert syncer.wait(token, timeout_seconds=10).is_complete
+
+
+def test_an_application_waits_over_http(blog: World) -> None:
+    """The daemon answers once it is indexed; and with the words of an error if there is nothing to wait for."""
+    token = committed(blog, UPDATE, "mine")
+    daemon = blog.daemon(environment={"SYNCER_WEB_PORT": "0"})
+    address = daemon.wait_for("web.listening")["address"]
+
+    def asked(query: str) -> tuple[int, dict[str, Any]]:
+        try:
+            with urlopen(f"{address}/api/wait?{query}", timeout=60) as answer:  # noqa: S310 - our own daemon
+                return answer.status, json.load(answer)
+        except HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    status, said = asked(f"token={token}&timeout=20&searchable=true")
+    assert (status, said["is_complete"], said["is_searchable"], said["parked"]) == (200, True, True, 0)
+    assert asked("token=nonsense")[0] == asked("")[0] == asked(f"token={token}&timeout=99")[0] == 400
+    assert "is no token" in asked("token=nonsense")[1]["message"]
 
 
 def test_an_application_needs_one_grant_for_its_token(blog: World) -> None:

@@ -58,6 +58,7 @@ class PostgresSettings(_Section):
     read_dsn: SecretStr | None = None
     """A streaming replica of it, on which documents are read; without one, that is done where the truth lives."""
     connect_timeout_seconds: PositiveInt = 10
+    """How long to wait for a connection."""
 
     @field_validator("read_dsn", mode="before")
     @classmethod
@@ -79,11 +80,15 @@ class KafkaSettings(_Section):
     """The topic of changes."""
 
     bootstrap_servers: str
+    """Brokers to begin with, each as host:port, with commas between them."""
     topic: str = "syncer.changes"
+    """The topic of changes; ``apply`` creates it."""
     partitions: PositiveInt = 12
+    """How many it gets then: no more workers than that are ever at work at once."""
     replication_factor: Annotated[int, Field(ge=-1)] = -1
-    """-1 is the broker's own default."""
+    """How many copies of each it gets then; -1 is the broker's own default."""
     group: str = "syncer"
+    """The consumer group that all workers join."""
     properties: Annotated[dict[str, str | int | bool], Field(repr=False)] = {}
     """Passed to librdkafka as they are: ``security.protocol``, ``sasl.username`` and the like."""
 
@@ -92,11 +97,17 @@ class ElasticsearchSettings(_Section):
     """Where the documents go."""
 
     url: Annotated[str, Field(repr=False)]
+    """Where it answers, as in https://search.example.com:9200."""
     username: str | None = None
+    """Who to be, with a password; or else an API key."""
     password: SecretStr | None = None
+    """That user's."""
     api_key: SecretStr | None = None
+    """An API key, encoded as Elasticsearch hands it out."""
     ca_certs: Path | None = None
+    """Certificates of a private authority, PEM."""
     request_timeout_seconds: PositiveFloat = 60
+    """How long a request may take."""
 
 
 class RelaySettings(_Section):
@@ -122,10 +133,15 @@ class WorkerSettings(_Section):
     """From the topic to Elasticsearch."""
 
     threads: NonNegativeInt = 2
+    """How many consumers this daemon adds to the group."""
     batch_changes_max: PositiveInt = 2000
+    """How many changes are handled together."""
     batch_wait_seconds: PositiveFloat = 0.02
+    """How long to wait for changes."""
     batch_documents_max: PositiveInt = 1000
+    """How many documents are composed together, and in memory at once, by each thread."""
     bulk_bytes_max: PositiveInt = 8 * 1024 * 1024
+    """How large a bulk request may grow."""
     gather_seconds: NonNegativeFloat = 0.01
     """How long after a batch of several changes the next is received, so that it has many rather than few."""
     in_flight_max: PositiveInt = 4

@@ -43,6 +43,7 @@ from syncer import (
     telemetry,
     terminal,
     topic,
+    traces,
 )
 from syncer.comparing import compared
 from syncer.errors import ConfigError, DefinitionError, HangingError
@@ -333,7 +334,11 @@ def run(*, only: Annotated[str | None, typer.Option(help="relay or workers: run 
     stages = service.stages(loaded, relay=only != "workers", workers=only != "relay")
     stop = Stop()
     _stop_on_signals(stop)
-    service.run(stages, stop)
+    traces.configure(loaded.traces)
+    try:
+        service.run(stages, stop)
+    finally:
+        traces.close()
 
 
 def _stop_on_signals(stop: Stop) -> None:

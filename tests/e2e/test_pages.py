@@ -16,11 +16,9 @@ PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
 
 
 @pytest.fixture
-def reader(empty_world: World, tmp_path: Path) -> Iterator[Reader]:
+def reader(empty_world: World) -> Iterator[Reader]:
     """Somebody with servers, and nothing else; whose indices go away, whatever their names are."""
-    folder = tmp_path / "reader"
-    folder.mkdir()
-    yield Reader(world=empty_world, folder=folder)
+    yield Reader(world=empty_world)
     with empty_world.elasticsearch() as client, suppress(psycopg.errors.UndefinedTable):
         for (index,) in empty_world.sql("SELECT index_name FROM syncer.document"):
             client.indices.delete(index=index, ignore_unavailable=True)

@@ -20,6 +20,7 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -75,9 +76,15 @@ def blocks(page: Path) -> list[Block]:
 
 @dataclass
 class Reader:
-    """Does what a page says, in a folder and a world of its own."""
+    """Does what a page says.
+
+    Args:
+        world: Where.
+        programs: The folder in which ``syncer`` is.
+    """
 
     world: World
+    programs: Path
     _left: ExitStack = field(default_factory=ExitStack)
 
     def follow(self, page: Path) -> int:
@@ -85,7 +92,9 @@ class Reader:
         carried_out = 0
         found = blocks(page)
         beginning = _IN.match(page.read_text("utf-8"))
-        if beginning is not None:
+        if beginning is None:
+            self.world.use()
+        else:
             self._begin_in(beginning[1])
         with self._left:
             for block, after in zip(found, [*found[1:], None], strict=True):
@@ -164,10 +173,15 @@ class Reader:
 
     @contextmanager
     def _background(self, command: str) -> Iterator[None]:
-        log_file = self.folder / "background.log"
+        log_file = self.folder / f"background-{uuid.uuid4().hex}.log"
         with log_file.open("ab") as log:
+            # A process of its own, since it is to be told to end.
             process = subprocess.Popen(
-                [_BASH, "-c", f"exec {command}"], cwd=self.folder, env=self.environment, stdout=log, stderr=log
+                [_BASH, "-c", f"exec {sys.executable} -m {command}"],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
             )
         wait_until(lambda: "daemon.started" in log_file.read_text(), what="it starts", detail=log_file.read_text)
         try:
@@ -178,10 +192,10 @@ class Reader:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The world's, but for its config folder; and this interpreter's programs."""
-        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        """The world's, but for its config folder; and the programs."""
+        programs = os.pathsep.join([str(self.programs), os.environ.get("PATH", "")])
         said = {name: value for name, value in self.world.environment.items() if name != "SYNCER_CONFIG"}
-        return {**said, "PATH": programs, "COLUMNS": "120", "SYNCER_WEB_PORT": "0"}
+        return {**said, "PATH": programs, "SYNCER_WEB_PORT": "0"}
 
 
 def missing(shown: str, output: str) -> str:

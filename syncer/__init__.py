@@ -38,6 +38,8 @@ ground; a module knows only those below it:
     listing      which documents a job writes: pages          job_pages  taken by lanes, finished, given back
     pipeline     composing while others are written           pace       how many at once
     writer       ids → written documents: the version rule
+    refusal      what Elasticsearch's mean                    parking      documents at fault, set aside
+    session      a writer's connection, and its lives
     owing        which jobs may yet come to a document
     affected     changes → ids, if they are few               compose    ids → documents, in one snapshot
     halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are

@@ -73,7 +73,7 @@ class Failing:
         return {id_ for id_, since in self._since.items() if now - since > PATIENCE_SECONDS}
 
     def note(self, refused: Iterable[Rejection], holdings: Holdings, index_name: str) -> None:
-        """Remember these, and forget the others; while the index is unwell it fails at every document, and none counts."""
+        """Remember these, and forget the others. An index that is unwell fails at every document: then none counts."""
         failing = {one.composition.id for one in refused if one.status == _ERROR_WITHIN}
         is_well = bool(failing) and holdings.is_well(index_name)
         now = time.monotonic()

@@ -38,6 +38,8 @@ ground; a module knows only those below it:
     listing      which documents a job writes: pages          job_pages  taken by lanes, finished, given back
     pipeline     composing while others are written           pace       how many at once
     writer       ids → written documents: the version rule
+    refusal      what Elasticsearch's mean                    parking      documents at fault, set aside
+    session      a writer's connection, and its lives
     owing        which jobs may yet come to a document
     affected     changes → ids, if they are few               compose    ids → documents, in one snapshot
     halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are
@@ -51,7 +53,7 @@ ground; a module knows only those below it:
     doorbell     … and wakes the relay, if it sleeps
     store        what syncer remembers in Postgres            version    epoch and sequence
     dead_letters documents that could not be written          fault      why: which field, what type of value
-    unreadable   records that are no changes
+    unreadable   records that are no changes                  rewrites   what Kafka took back: offsets count no further
     transport    changes into Kafka and out of it             topic      what Kafka says of them
     index        documents → Elasticsearch
     indices      physical indices and their aliases           holdings   what Elasticsearch holds

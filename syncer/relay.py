@@ -251,7 +251,7 @@ class Relay:
             producer.ends, self._topic_id = self._saved_ends(connection, id_), id_
         fallen_back = loss.fallen_back(producer.ends, producer.observer.extents(producer.ends))
         if fallen_back:
-            loss.make_up(connection, fallen_back)
+            loss.make_up(connection, fallen_back, rewritten=self._topic_id)
             producer.ends |= {one.partition: one.end for one in fallen_back}
             assert self._cursor is not None  # noqa: S101 - whoever leads has one
             self._save(connection, self._cursor, producer.ends)
@@ -265,7 +265,7 @@ class Relay:
         """Make up for what later acknowledgements have shown to be gone."""
         if loss.examine(connection, producer.settings, producer.observer) != self._topic_id:
             raise _another_topic()
-        loss.make_up(connection, producer.losses)
+        loss.make_up(connection, producer.losses, rewritten=self._topic_id)
         producer.losses = []
 
     # Publishing

@@ -28,7 +28,9 @@ ground; a module knows only those below it:
     locks        for who writes to Elasticsearch alone; the sync path does not use them
     terminal, findings   what commands show to a person
     parts        what a command works with
-    service      the daemon's threads                         overview   how it is doing
+    service      the daemon's threads                         health     alive, ready: whether it is
+    survey       … asked every few seconds, for who watches   overview   how it is doing
+    waiting      until a transaction is indexed               passage    its way there, stage by stage
     rebuild      a new index beside the one that serves, until it takes its place
     apply        definitions → indices, triggers, generations
     relay        outbox → topic                               worker     topic → documents: the main loop
@@ -52,8 +54,10 @@ ground; a module knows only those below it:
     trigger      their SQL: a changed row → the outbox
     doorbell     … and wakes the relay, if it sleeps
     store        what syncer remembers in Postgres            version    epoch and sequence
+    commit       a transaction, by its token
     dead_letters documents that could not be written          fault      why: which field, what type of value
     unreadable   records that are no changes                  rewrites   what Kafka took back: offsets count no further
+    verification what the last verify has found
     transport    changes into Kafka and out of it             topic      what Kafka says of them
     index        documents → Elasticsearch
     indices      physical indices and their aliases           holdings   what Elasticsearch holds
@@ -66,8 +70,40 @@ ground; a module knows only those below it:
     shards       which shard a routing leads to               wording    numbers and times, as a person says them
     threads      work beside a stage
     schema       migrations                                   postgres   connections
-    repeated     said once, and then counted
-    telemetry    log events                                   settings   config/syncer.yaml and the environment
+    telemetry    which events are logged, and how             traces     … and what each batch was, as spans
+    metrics      what is counted and measured                 repeated   said once, and then counted
+    searchable   how long until a search finds it             settings   config/syncer.yaml and the environment
+    events       what each line of the log means
     model        what stages hand to one another              errors     the tree of errors
     sandbox      real servers to try it on
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from syncer.passage import Waited
+
+__all__ = ["wait"]
+
+
+def wait(token: str, *, timeout_seconds: float = 30, searchable: bool = False) -> Waited:
+    """Return once everything that a transaction has committed is indexed; with `syncer.waiting.Waiter`, many do faster.
+
+    The settings are those of the command ``syncer``: ``config/syncer.yaml`` and the environment.
+
+    Args:
+        token: What ``SELECT syncer.token()`` has returned in that transaction.
+        timeout_seconds: How long to wait.
+        searchable: Whether searches are to show it too, and not only reads by id.
+
+    Raises:
+        TokenError: There is nothing to wait for.
+        WaitTimeoutError: It has not come to that in time.
+        SyncerError, psycopg.Error, elasticsearch.ApiError: The set-up is wrong.
+    """
+    from syncer import settings, waiting  # noqa: PLC0415 - whoever imports a module of syncer's imports this one first
+
+    with waiting.Waiter(settings.load()) as waiter:
+        return waiter.wait(token, timeout_seconds=timeout_seconds, searchable=searchable)

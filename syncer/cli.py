@@ -31,7 +31,6 @@ from syncer import (
     listing,
     lock_commands,
     loss,
-    overview,
     postgres,
     rebuild as rebuilding,
     replica,
@@ -39,10 +38,13 @@ from syncer import (
     schema,
     service,
     settings,
+    status_commands,
     store,
     telemetry,
     terminal,
     topic,
+    traces,
+    wait_commands,
 )
 from syncer.comparing import compared
 from syncer.errors import ConfigError, DefinitionError, HangingError
@@ -69,6 +71,9 @@ app.add_typer(sandbox_commands.app, name="sandbox")
 app.add_typer(job_commands.app, name="jobs")
 app.add_typer(letter_commands.app, name="dead-letters")
 app.add_typer(lock_commands.app, name="locks")
+app.command()(status_commands.status)
+app.command()(status_commands.top)
+app.command()(wait_commands.wait)
 
 out = terminal.console(sys.stdout)
 err = terminal.console(sys.stderr)
@@ -324,6 +329,8 @@ def run(*, only: Annotated[str | None, typer.Option(help="relay or workers: run 
     """
     if only not in (None, "relay", "workers"):
         raise ConfigError(f"--only takes relay or workers, not {only}", hint="Leave it out to run both.")
+    from syncer.web import serve  # noqa: PLC0415 - what serves HTTP is needed by nobody else
+
     loaded = settings.load()
     telemetry.configure(loaded.log)
     with postgres.connect(loaded.postgres, name="run") as connection:
@@ -332,8 +339,13 @@ def run(*, only: Annotated[str | None, typer.Option(help="relay or workers: run 
         loss.require_topic(connection, loaded.kafka)
     stages = service.stages(loaded, relay=only != "workers", workers=only != "relay")
     stop = Stop()
+    serve(loaded, stages, stop)
     _stop_on_signals(stop)
-    service.run(stages, stop)
+    traces.configure(loaded.traces)
+    try:
+        service.run(stages, stop)
+    finally:
+        traces.close()
 
 
 def _stop_on_signals(stop: Stop) -> None:
@@ -348,19 +360,6 @@ def _stop_on_signals(stop: Stop) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, heed)
-
-
-@app.command()
-def status(*, as_json: AsJson = False) -> None:
-    """How far behind, who leads, what each document holds. Exit code 0 only if all is well."""
-    with open_parts("status") as parts:
-        seen = overview.read(parts.connection, parts.index, parts.settings.kafka)
-    if as_json:
-        typer.echo(json.dumps(seen.as_json(), indent=2))
-    else:
-        terminal.show_overview(out, seen)
-    if not seen.is_well:
-        raise typer.Exit(1)
 
 
 @app.command()

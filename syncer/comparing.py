@@ -6,7 +6,7 @@ from functools import partial
 
 from rich.console import Console
 
-from syncer import compose, terminal
+from syncer import compose, terminal, verification
 from syncer.errors import DocumentError
 from syncer.parts import Parts
 from syncer.store import Document
@@ -41,7 +41,7 @@ def compared(
     try:
         expected = sample or compose.count(parts.connection, document)
         with terminal.progress(err, f"comparing {document.index_name}", expected) as advance:
-            return verify(
+            report = verify(
                 parts.connect,
                 document,
                 index=parts.index,
@@ -51,7 +51,22 @@ def compared(
                 repair=writer if repair else None,
                 progress=advance,
             )
+        if sample is None:
+            _note(parts, report)
     except DocumentError as error:
         return halted(halted=f"{error.message}\n{error.hint}")
     finally:
         writer.close()
+    return report
+
+
+def _note(parts: Parts, report: VerifyReport) -> None:
+    """Leave what was found to who watches."""
+    verification.note(
+        parts.connection,
+        report.index_name,
+        documents=report.documents,
+        drifted=len(report.drifts),
+        repaired=len(report.repaired),
+        is_complete=report.is_complete,
+    )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import structlog
 
-from syncer import store, telemetry
+from syncer import events, store
 from syncer.errors import DocumentError
 from syncer.model import Role
 from syncer.postgres import Connection
@@ -48,6 +48,6 @@ def halt(connection: Connection, error: DocumentError) -> bool:
     is_first = store.halt(connection, error.document, error.generation, reason)
     if is_first:
         structlog.get_logger().error(
-            telemetry.DOCUMENT_HALTED, document=error.document, reason=error.message, hint=error.hint
+            events.DOCUMENT_HALTED, document=error.document, reason=error.message, hint=error.hint
         )
     return is_first

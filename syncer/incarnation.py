@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import structlog
 
-from syncer import jobs, store, telemetry, version
+from syncer import events, jobs, store, version
 from syncer.job import JobKind
 from syncer.postgres import Connection
 
@@ -35,9 +35,9 @@ def enter(connection: Connection, record: version.EpochRecord) -> version.Incarn
     version.skip_unflushed(connection)
     if entered.has_changed:
         log = structlog.get_logger()
-        log.warning(telemetry.INCARNATION_ENTERED, epoch=entered.epoch, jobs=[one.id for one in made])
+        log.warning(events.INCARNATION_ENTERED, epoch=entered.epoch, jobs=[one.id for one in made])
         for one in made:
-            log.info(telemetry.JOB_CREATED, job=one.id, kind=one.kind, document=one.document, cause=one.cause)
+            log.info(events.JOB_CREATED, job=one.id, kind=one.kind, document=one.document, cause=one.cause)
     return entered
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar, cast
 
 import structlog
 
-from syncer import telemetry
+from syncer import events, metrics
 from syncer.policy import Action, Backoff, decide, explain, kind
+from syncer.repeated import Repeated
 
 GRACE_SECONDS = 10.0
 """How long what is in hand may take once a stage is told to stop: a server that hangs is not waited for."""
@@ -25,6 +27,8 @@ _BRIEF_SECONDS = 5.0
 """Trouble of a kind that was told of just now is told of again if it lasts longer than that."""
 
 _Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
+_NO_MORE = object()
 
 
 class Stopping(Exception):  # noqa: N818 - not an error: the way out of a wait
@@ -36,12 +40,18 @@ class Abandoned(Exception):  # noqa: N818 - likewise
 
 
 class Stop:
-    """Tells stages to end. Safe to share between threads and to call from a signal handler."""
+    """Tells stages to end. Safe to share between threads and to call from a signal handler.
+
+    A thread that asks it, or waits by it, shows that it goes on: its *beat*, see `syncer.health`.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._calls: list[Callable[[], None]] = []
         self._requested_at = math.inf
+        self.made_at = time.monotonic()
+        self._beats: dict[str, float] = {}
+        self._patient: dict[str, str] = {}
 
     def call(self, wake: Callable[[], None]) -> None:
         """Call this when the stage is to end: for who waits for something else too."""
@@ -59,15 +69,23 @@ class Stop:
     @property
     def is_requested(self) -> bool:
         """Whether to end."""
+        self.beat()
+        return self._event.is_set()
+
+    @property
+    def has_been_requested(self) -> bool:
+        """The same, for who is none of the stages."""
         return self._event.is_set()
 
     @property
     def is_overdue(self) -> bool:
         """Whether what was in hand has had the time to be finished, and is to be given up: it will be done again."""
+        self.beat()
         return time.monotonic() - self._requested_at > GRACE_SECONDS
 
     def wait(self, seconds: float) -> bool:
         """Wait; True if the stage is to end."""
+        self.beat()
         return self._event.wait(seconds)
 
     def pause(self, seconds: float) -> None:
@@ -76,8 +94,40 @@ class Stop:
         Raises:
             Stopping: The stage is to end.
         """
-        if self._event.wait(seconds):
+        if self.wait(seconds):
             raise Stopping
+
+    def beat(self) -> None:
+        """Say that this thread goes on."""
+        self._beats[threading.current_thread().name] = time.monotonic()
+
+    @contextmanager
+    def patient(self, what: str) -> Iterator[None]:
+        """Around what one question to a server may take as long as it likes: meanwhile this thread has no beat."""
+        name = threading.current_thread().name
+        self._patient[name] = what
+        try:
+            yield
+        finally:
+            del self._patient[name]
+            self.beat()
+
+    def patiently(self, items: Iterator[_Item], what: str) -> Iterator[_Item]:
+        """The same items, each of which may take as long as it likes."""
+        while True:
+            with self.patient(what):
+                item = next(items, _NO_MORE)
+            if item is _NO_MORE:
+                return
+            yield cast("_Item", item)
+
+    def beat_at(self, name: str) -> float | None:
+        """When the thread of that name last went on, by the monotonic clock; None if it never has."""
+        return self._beats.get(name)
+
+    def waits_for(self, name: str) -> str | None:
+        """What the thread of that name is `patient` with, if with anything."""
+        return self._patient.get(name)
 
 
 class Stage(Protocol):
@@ -104,42 +154,43 @@ class Trouble:
         self._clock = clock
         self._began: float | None = None
         self._attempts = 0
-        self._told_at: dict[str, float] = {}
         self._told: set[str] = set()
+        self._kinds: Repeated[str, Exception] = Repeated(self._tell, seconds=TELL_SECONDS, clock=clock)
 
     def met(self, error: Exception) -> None:
         """An attempt has failed, and is made again."""
-        what = kind(error)
-        now = self._clock()
+        metrics.retried(self._stage)
         if self._began is None:
-            self._began = now
+            self._began = self._clock()
         self._attempts += 1
-        lasts = now - self._began
-        is_due = now - self._told_at.get(what, -math.inf) >= TELL_SECONDS
-        if not is_due and (what in self._told or lasts < _BRIEF_SECONDS):
-            return
-        self._told_at[what] = now
-        self._told.add(what)
-        said = explain(error)
-        log = structlog.get_logger().bind(**{"hint": said.hint} if said and said.hint else {})
-        log.warning(
-            telemetry.STAGE_RETRIED,
-            stage=self._stage,
-            error=said.message if said else repr(error),
-            attempts=self._attempts,
-            outage_seconds=round(lasts, 3),
-        )
+        what = kind(error)
+        lasts = self._clock() - self._began >= _BRIEF_SECONDS
+        self._kinds.note(what, error, is_urgent=lasts and what not in self._told)
 
     def over(self) -> None:
         """An attempt has succeeded."""
         if self._began is None:
             return
+        metrics.recovered(self._stage)
         if self._told:
             outage = round(self._clock() - self._began, 3)
             log = structlog.get_logger()
-            log.info(telemetry.STAGE_RECOVERED, stage=self._stage, attempts=self._attempts, outage_seconds=outage)
+            log.info(events.STAGE_RECOVERED, stage=self._stage, attempts=self._attempts, outage_seconds=outage)
         self._began, self._attempts = None, 0
         self._told.clear()
+
+    def _tell(self, what: str, _: int, error: Exception) -> None:
+        assert self._began is not None  # noqa: S101 - it is told of what has just been met
+        self._told.add(what)
+        said = explain(error)
+        log = structlog.get_logger().bind(**{"hint": said.hint} if said and said.hint else {})
+        log.warning(
+            events.STAGE_RETRIED,
+            stage=self._stage,
+            error=said.message if said else repr(error),
+            attempts=self._attempts,
+            outage_seconds=round(self._clock() - self._began, 3),
+        )
 
 
 def persist(

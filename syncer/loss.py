@@ -20,12 +20,12 @@ Not noticed, and not needed: that records are gone that were handled, or that no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from syncer import jobs, rewrites, store, telemetry, topic
+from syncer import events, jobs, metrics, rewrites, store, topic
 from syncer.errors import TopicError
 from syncer.job import Job, JobKind
 from syncer.postgres import Connection
@@ -33,6 +33,10 @@ from syncer.settings import KafkaSettings
 from syncer.topic import Extent, Loss, Observer
 
 _KNOWN = "SELECT name, id FROM syncer.topic"
+_STANDING = """
+SELECT t.id, coalesce(c.ends, '{}') FROM syncer.topic AS t LEFT JOIN syncer.relay_cursor AS c ON c.topic = t.id
+WHERE t.name = $1
+"""
 # The relay's connection waits for no disk, and what it publishes next would hide a loss that a crash lets be forgotten.
 _NOT_LAZILY = "SET LOCAL synchronous_commit TO DEFAULT"
 _LOCK = "LOCK TABLE syncer.topic IN SHARE ROW EXCLUSIVE MODE"
@@ -80,10 +84,29 @@ def _is_known(connection: Connection, settings: KafkaSettings) -> bool:
     return known is not None and known[0] == settings.topic
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """The topic as it is known: what another one before it has lost is made up for by jobs that are there.
+
+    Args:
+        id: The topic's id.
+        ends: By partition, how far Kafka has acknowledged it; it falls back only once a loss is made up for.
+    """
+
+    id: str
+    ends: dict[int, int]
+
+
+def known(connection: Connection, settings: KafkaSettings) -> Known | None:
+    """The topic as it is known; None if it is not."""
+    row = connection.execute(_STANDING, (settings.topic,)).fetchone()
+    return None if row is None else Known(id=row[0], ends={int(one): end for one, end in row[1].items()})
+
+
 def _make_again(settings: KafkaSettings) -> None:
     try:
         if topic.ensure_topic(settings):
-            structlog.get_logger().warning(telemetry.TOPIC_MADE, topic=settings.topic)
+            structlog.get_logger().warning(events.TOPIC_MADE, topic=settings.topic)
     except KafkaException as error:
         if error.args[0].code() not in _NOT_ALLOWED:
             raise
@@ -152,6 +175,7 @@ def _refresh_all(connection: Connection) -> list[Job]:
 
 
 def _tell(made: Sequence[Job], **what: object) -> None:
+    metrics.lost()
     structlog.get_logger().error(
-        telemetry.TOPIC_LOST, **what, jobs=[one.id for one in made], documents=sorted({one.document for one in made})
+        events.TOPIC_LOST, **what, jobs=[one.id for one in made], documents=sorted({one.document for one in made})
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
@@ -16,6 +17,8 @@ from psycopg import sql
 from syncer.postgres import Connection, copied, snapshot, value
 
 SEGMENTS = 8
+_LOOKED_AT_MAX = 1000
+"""From how many changes of one transaction on they are not looked at one by one."""
 
 Row = tuple[bytes, bytes]
 """A change as it is published: Kafka key and JSON."""
@@ -26,6 +29,7 @@ _CHANGE = """
 json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'relation', o.relation,
                   'operation', o.operation, 'old', o.old, 'new', o.new)
 """
+_ID_AT = len('{"id" : ')
 _CHANGES = f"""
 SELECT coalesce(c.aggregate || ':' || coalesce(o.new ->> c.aggregate_column, o.old ->> c.aggregate_column, ''), '')
          AS key,
@@ -56,8 +60,28 @@ SELECT snapshot::text, system_identifier = (SELECT system_identifier FROM pg_con
 FROM syncer.relay_cursor
 """
 _NOTHING_SEEN = "1:1:"
+# What was adopted has another id since. A cursor that sees nothing of a transaction, and no row of it: it wrote none.
+_PUBLICATION = """
+SELECT coalesce(c.is_true AND pg_visible_in_snapshot(t.xid, c.snapshot), false),
+       EXISTS (SELECT FROM syncer.outbox AS o WHERE o.xid = t.xid)
+FROM (VALUES (true)) AS one (row)
+LEFT JOIN (SELECT snapshot, adopted_in,
+                  system_identifier = (SELECT system_identifier FROM pg_control_system())
+                      AND pg_snapshot_xmax(snapshot) <= pg_snapshot_xmax(pg_current_snapshot()) AS is_true
+           FROM syncer.relay_cursor) AS c ON true
+CROSS JOIN LATERAL (SELECT greatest($1::xid8, CASE WHEN c.is_true THEN c.adopted_in END) AS xid) AS t
+"""
+_WRITTEN_BY = f"SELECT {_CHANGE} FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2"  # noqa: S608 - a constant of ours
+_RELATIONS = """
+SELECT array_agg(DISTINCT w.relation), count(*)
+FROM (SELECT o.relation FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2) AS w
+"""
 # A segment that was never analysed looks smaller than it is; and what finds one row finds many.
 _BY_INDEX = "SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan"
+_ROOM = """
+SELECT coalesce(sum(pg_total_relation_size(inhrelid)), 0), count(*) FILTER (WHERE pg_relation_size(inhrelid) > 0)
+FROM pg_inherits WHERE inhparent = 'syncer.outbox'::regclass
+"""
 _RENEW = "UPDATE syncer.outbox SET xid = pg_current_xact_id()"
 
 _CURRENT_SEGMENT = "SELECT last_value FROM syncer.outbox_segment"
@@ -66,6 +90,19 @@ _IS_EMPTY = "SELECT NOT EXISTS (SELECT FROM {segment})"
 _LOCK_SEGMENT = "LOCK TABLE {segment} IN ACCESS EXCLUSIVE MODE NOWAIT"
 _IS_SEEN = "SELECT NOT EXISTS (SELECT FROM {segment} AS o WHERE {unseen})"
 _TRUNCATE = "TRUNCATE {segment}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """What has become of the changes of a transaction.
+
+    Args:
+        is_published: Whether the saved cursor sees it: Kafka has acknowledged all of them.
+        is_captured: Whether it has any. One whose rows were given back counts as having some.
+    """
+
+    is_published: bool
+    is_captured: bool
 
 
 def prepare(connection: Connection) -> None:
@@ -106,10 +143,34 @@ def read_cursor(connection: Connection) -> tuple[str, bool] | None:
     return None if row is None else (row[0], row[1])
 
 
+def publication(connection: Connection, xid: int) -> Publication:
+    """What has become of the changes of a transaction that is committed."""
+    is_published, is_there = connection.execute(_PUBLICATION, (str(xid),)).fetchone() or (False, False)
+    return Publication(is_published=is_published, is_captured=is_published or is_there)
+
+
+def relations_of(connection: Connection, xid: int) -> frozenset[str] | None:
+    """The tables that a transaction has changed; None if that is not known: its changes are given back, or too many."""
+    relations, rows = connection.execute(_RELATIONS, (str(xid), _LOOKED_AT_MAX)).fetchone() or (None, 0)
+    return frozenset(relations) if relations and rows < _LOOKED_AT_MAX else None
+
+
+def written_by(connection: Connection, xid: int) -> list[bytes] | None:
+    """The changes of a transaction, as JSON; None if they are given back already, or too many to be looked at."""
+    rows = connection.execute(_WRITTEN_BY, (str(xid), _LOOKED_AT_MAX)).fetchall()
+    return [change for (change,) in rows] if 0 < len(rows) < _LOOKED_AT_MAX else None
+
+
 def oldest(connection: Connection, cursor: str, relations: Collection[str], *, limit: int) -> list[bytes]:
     """The changes of these tables that the cursor has not seen, as JSON: those that were captured first."""
     query = sql.SQL(_OLDEST).format(unseen=_unseen(cursor))
     return [change for (change,) in connection.execute(query, (list(relations), limit))]
+
+
+def id_of(row: Row) -> int:
+    """Which change a row is; read from the beginning of its JSON, where `_CHANGE` puts it."""
+    change = row[1]
+    return int(change[_ID_AT : change.index(b",", _ID_AT)])
 
 
 def _unseen(cursor: str) -> sql.Composed:
@@ -128,6 +189,26 @@ def waiting(connection: Connection, cursor: str, relations: Collection[str] | No
     row = connection.execute(query, (None if relations is None else list(relations),)).fetchone()
     assert row is not None  # noqa: S101 - an aggregate returns a row
     return row[0], row[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What the outbox takes.
+
+    Args:
+        bytes: On disk, published rows that are not yet given back included.
+        segments: How many segments have rows.
+    """
+
+    bytes: int
+    segments: int
+
+
+def room(connection: Connection) -> Room:
+    """What it takes."""
+    row = connection.execute(_ROOM).fetchone()
+    assert row is not None  # noqa: S101 - an aggregate returns a row
+    return Room(bytes=int(row[0]), segments=row[1])
 
 
 def renew(connection: Connection) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psycopg
 import structlog
 
-from syncer import dead_letters, fault, telemetry
+from syncer import dead_letters, events, fault, metrics
 from syncer.compose import Batch, Findings
 from syncer.fault import Fault
 from syncer.index import Rejection
@@ -120,6 +120,7 @@ class Parking:
         """Park documents, and say so: the name of the error only, since a server's sentence quotes values."""
         self._parked.tell()
         dead_letters.park(self._session.connection, document.index_name, version, faults)
+        metrics.parked(document.name, len(faults))
         by_kind: dict[str, list[str]] = {}
         for id_, one in faults.items():
             by_kind.setdefault(one.kind, []).append(id_)
@@ -131,5 +132,5 @@ def _tell(what: tuple[str, str], number: int, sample: tuple[str, str | None]) ->
     index_name, kind = what
     id_, field = sample
     structlog.get_logger().error(
-        telemetry.DOCUMENT_PARKED, index=index_name, kind=kind, documents=number, sample_id=id_, field=field
+        events.DOCUMENT_PARKED, index=index_name, kind=kind, documents=number, sample_id=id_, field=field
     )

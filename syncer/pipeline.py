@@ -13,7 +13,7 @@ document fits into a bulk request; no more is on its way than the window allows:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from syncer.lifecycle import Abandoned, Stopping
 from syncer.pace import LiveTraffic, Window
 from syncer.policy import Action, decide
 from syncer.threads import Threads
+from syncer.traces import OFF, Trace
 from syncer.writer import Attempt, Writer, WriteReport
 
 KEEP_SECONDS = 1.0
@@ -35,6 +36,23 @@ _MEAN_OVER = 8
 _Result = TypeVar("_Result")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Last:
+    """A document that was written.
+
+    Args:
+        index_name: In which index.
+        id: Its id.
+        routing: What leads to its shard.
+        version: Its version.
+    """
+
+    index_name: str
+    id: str
+    routing: str
+    version: int
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Task:
     """Documents that somebody waits for as a whole.
@@ -43,11 +61,17 @@ class Task:
         is_given: Whether all of them have been handed to the pipeline.
         open: How many slices of them are on their way.
         report: What has become of those that no longer are.
+        last: One that was written last.
+        origin: What it is, for the log: the fields of each of its documents.
+        trace: Who is told how its parts go.
     """
 
     is_given: bool = False
     open: int = 0
     report: WriteReport = field(default_factory=WriteReport)
+    last: Last | None = None
+    origin: Mapping[str, int] = field(default_factory=dict)
+    trace: Trace = OFF
 
     @property
     def is_done(self) -> bool:
@@ -222,17 +246,25 @@ class Pipeline:
         return max(1, min(self._batch_documents_max, self._window.documents, fitting))
 
     def _launch(self, one: _Slice) -> None:
+        compose = partial(
+            self._writer.compose, one.index_name, one.ids, everywhere=one.everywhere, origin=one.task.origin
+        )
         try:
-            attempt = self._meanwhile(partial(self._writer.compose, one.index_name, one.ids, everywhere=one.everywhere))
+            with one.task.trace.stage("compose"):
+                attempt = self._meanwhile(compose)
         except Exception as error:
             if decide(error) is Action.HALT:
                 raise
             self._write_slowly(one, one.ids)
         else:
             size = self._weigh(one.index_name, attempt)
-            answer = self._threads.submit(self._writer.send, attempt)
+            answer = self._threads.submit(self._send, one.task.trace, attempt)
             self._flights[answer] = _Flight(slice=one, attempt=attempt, size=size, begun_at=time.monotonic())
             one.task.open += 1
+
+    def _send(self, trace: Trace, attempt: Attempt) -> None:
+        with trace.stage("index"):
+            self._writer.send(attempt)
 
     def _weigh(self, index_name: str, attempt: Attempt) -> int:
         """Remember how large documents are; how many bytes these are together."""
@@ -259,6 +291,8 @@ class Pipeline:
         one.task.report.add(attempt.report)
         if again:
             self._write_slowly(one, again)
+        elif not attempt.rejections:
+            one.task.last = _last(one, attempt) or one.task.last
 
     def _adapt(self, flight: _Flight, *, is_refused: bool) -> None:
         if is_refused:
@@ -270,7 +304,7 @@ class Pipeline:
         """Write a slice that did not go smoothly: with patience, or to find out what is at fault."""
         self.patient_with = one.task
         try:
-            write = partial(self._writer.write, one.index_name, ids, everywhere=one.everywhere)
+            write = partial(self._writer.write, one.index_name, ids, everywhere=one.everywhere, origin=one.task.origin)
             one.task.report.add(self._meanwhile(write))
         except Abandoned:
             return
@@ -295,3 +329,16 @@ class Pipeline:
         except BaseException:
             wait([done])  # the writer is not for two threads at once
             raise
+
+
+def _last(one: _Slice, attempt: Attempt) -> Last | None:
+    """A document of a slice that was written; None if there is none, as when all are deleted."""
+    for composition in attempt.batch.compositions:
+        if composition.source is not None:
+            return Last(
+                index_name=one.index_name,
+                id=composition.id,
+                routing=composition.routing or composition.id,
+                version=composition.version,
+            )
+    return None

@@ -21,7 +21,7 @@ from functools import partial
 import psycopg
 import structlog
 
-from syncer import compose, halting, incarnation, job_pages, jobs, listing, store, telemetry, version
+from syncer import compose, events, halting, incarnation, job_pages, jobs, listing, metrics, store, version
 from syncer.errors import DocumentError, JobError
 from syncer.index import Index
 from syncer.job import Job, JobState, due
@@ -194,7 +194,7 @@ class Refresher:
         if is_through:
             self._writer.close()
         else:
-            self._log.warning(telemetry.STAGE_GAVE_UP, stage=self._name)
+            self._log.warning(events.STAGE_GAVE_UP, stage=self._name)
         if self._connection is not None:
             with suppress(psycopg.Error):  # if they are not given back now, they are when our session is gone
                 job_pages.release(self._connection, [hand.page for hand in self._hands])
@@ -243,7 +243,7 @@ class Refresher:
         """Take no more than there is room for: what is not taken may yet serve another change, see `syncer.listing`."""
         pages_max = max(1, self._pipeline.documents_max // self._page_documents)
         pages = job_pages.take(self._connected(), self._lane, pages_max=pages_max)
-        taken = [_Hand(page=page) for page in pages]
+        taken = [_Hand(page=page, origin={"job": page.job}) for page in pages]
         self._hands += taken
         return taken
 
@@ -254,9 +254,12 @@ class Refresher:
         job_pages.finish(self._connected(), [(hand.page, hand.report) for hand in done])
         self._trouble.over()
         self._hands = [hand for hand in self._hands if not hand.is_done]
+        written = WriteReport()
         for hand in done:
-            report.pages += 1
-            report.written.add(hand.report)
+            written.add(hand.report)
+        report.pages += len(done)
+        report.written.add(written)
+        metrics.pages_written(self._name, written.outcomes)
 
     def _halt(self, error: DocumentError) -> None:
         halting.halt(self._connected(), error)
@@ -320,7 +323,8 @@ class Refresher:
             if document is None:  # put out of force just now
                 continue
             try:
-                is_further = self._step(connection, job, document)
+                with self._stop.patient(f"a step of job {job.id}"):
+                    is_further = self._step(connection, job, document)
             except DocumentError as error:
                 halting.halt(connection, error)
             except JobError:  # it went away with its index
@@ -346,7 +350,8 @@ class Refresher:
             if connection.closed:
                 raise error
         elif explain(error) is None:
-            self._log.error(telemetry.STAGE_FAILED, stage=self._name, job=job.id, error=repr(error), exc_info=error)
+            self._log.error(events.STAGE_FAILED, stage=self._name, job=job.id, error=repr(error), exc_info=error)
+            metrics.job_failed()
             jobs.fail(connection, job.id, f"An error that nobody foresaw: {error!r}\nPlease report it.")
         else:
             raise error
@@ -357,7 +362,7 @@ class Refresher:
         said = explain(error)
         message = said.message if said else repr(error)
         if message != postponed.said:
-            self._log.warning(telemetry.STAGE_RETRIED, stage=self._name, job=job.id, error=message)
+            self._log.warning(events.STAGE_RETRIED, stage=self._name, job=job.id, error=message)
             postponed.said = message
         postponed.at = time.monotonic() + postponed.backoff.next_seconds()
 
@@ -383,7 +388,7 @@ class Refresher:
 
     def _tell(self, job: Job) -> None:
         self._log.info(
-            telemetry.JOB_FINISHED,
+            events.JOB_FINISHED,
             job=job.id,
             kind=job.kind,
             document=job.document,

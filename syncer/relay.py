@@ -22,7 +22,7 @@ While changes come, and for a moment after, the relay looks for more by itself. 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,10 +30,11 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 from psycopg.types.json import Jsonb
 
-from syncer import doorbell, loss, outbox, telemetry
+from syncer import doorbell, events, loss, metrics, outbox, traces
 from syncer.lifecycle import Stop, Stopping, Trouble, persist
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.settings import RelaySettings
+from syncer.traces import OFF, Headers, Trace
 from syncer.transport import ChangeProducer
 
 STANDBY_SECONDS = 1.0
@@ -42,6 +43,7 @@ _LOOK_SECONDS = 10.0
 LEASE_SECONDS = 60.0
 """How long a leader may ask nothing of Postgres; twice as long as it may have to wait for Kafka."""
 _IDLE_PER_REST = 10
+_SOME = 1000
 
 _Result = TypeVar("_Result")
 
@@ -68,6 +70,8 @@ SET system_identifier = excluded.system_identifier, snapshot = excluded.snapshot
 # A save that a crash of the server takes back is one of a cursor that was true: what it had seen is published again. So
 # it need not wait for the disk, and neither need the giving back of rows, which the cursor that allows it precedes.
 _LAZILY = "SET synchronous_commit = off"
+# Whoever waits for a transaction that has written some of these rows waits for this one: see `syncer.outbox`.
+_ADOPTED = "UPDATE syncer.relay_cursor SET adopted_in = pg_current_xact_id()"
 _BEFORE_NOW = "SELECT format('%1$s:%1$s:', pg_snapshot_xmin(pg_current_snapshot()))"
 
 
@@ -86,6 +90,47 @@ class RelayReport:
     published: int = 0
     cursor: str = ""
     seconds: float = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Batch:
+    """What is told of a batch.
+
+    Args:
+        began: When it was asked for, by the monotonic clock.
+        trace: Who is told how its parts go.
+        least: The least of the ids that its changes have in the outbox.
+        greatest: The greatest.
+    """
+
+    began: float
+    trace: Trace = OFF
+    least: int | None = None
+    greatest: int | None = None
+
+    def begin(self) -> Headers | None:
+        """There is something in it; what its records are to carry."""
+        self.trace = traces.begin("relay.batch", began=self.began)
+        return self.trace.headers
+
+    def noted(
+        self, rows: Iterable[outbox.Row], *, on_some: Callable[[], object] = lambda: None
+    ) -> Iterator[outbox.Row]:
+        """The same rows, looked at on their way; of many, so often as to show that it goes on."""
+        ids: list[int] = []
+        for row in rows:
+            ids.append(outbox.id_of(row))
+            if len(ids) >= _SOME:
+                self._note(ids)
+                on_some()
+            yield row
+        self._note(ids)
+
+    def _note(self, ids: list[int]) -> None:
+        if ids:
+            self.least = min(ids) if self.least is None else min(self.least, *ids)
+            self.greatest = max(ids) if self.greatest is None else max(self.greatest, *ids)
+            ids.clear()
 
 
 class Relay:
@@ -113,12 +158,14 @@ class Relay:
         self._cursor: str | None = None
         self._topic_id = ""
         self._stood_by = self._has_led = False
+        self._stop = Stop()
         self._trouble = Trouble("relay")
         self._looked_at = self._trimmed_at = self._changed_at = time.monotonic()
         self._log = structlog.get_logger()
 
     def run(self, stop: Stop) -> None:
         """Relay until told to stop."""
+        self._stop = stop
         try:
             while not stop.is_requested:
                 report = self._persist(self.run_once, stop)
@@ -157,6 +204,7 @@ class Relay:
         if self._producer is not None:
             self._producer.close()
         self._connection = self._producer = self._cursor = None
+        metrics.leads(is_leader=False)
 
     def _persist(self, action: Callable[[], _Result], stop: Stop) -> _Result:
         def attempt() -> _Result:
@@ -196,10 +244,11 @@ class Relay:
             return self._connection
         if not value(self._connection, _LEAD):
             if not self._stood_by:
-                self._log.info(telemetry.RELAY_STOOD_BY)
+                self._log.info(events.RELAY_STOOD_BY)
             self._stood_by = True
+            metrics.leads(is_leader=False)
             if self._connection.execute(_DEPOSE, (LEASE_SECONDS,)).fetchall():
-                self._log.warning(telemetry.RELAY_DEPOSED, idle_seconds=LEASE_SECONDS)
+                self._log.warning(events.RELAY_DEPOSED, idle_seconds=LEASE_SECONDS)
             return None
         connection = self._connection
         connection.execute(_LAZILY)
@@ -208,8 +257,9 @@ class Relay:
         self._system_identifier = int(str(value(connection, _SYSTEM)))
         self._cursor = self._begin(connection)
         if self._stood_by or not self._has_led:  # else it tries again, which is said once
-            self._log.info(telemetry.RELAY_LED, cursor=self._cursor)
+            self._log.info(events.RELAY_LED, cursor=self._cursor)
         self._stood_by, self._has_led = False, True
+        metrics.leads(is_leader=True)
         return connection
 
     def _begin(self, connection: Connection) -> str:
@@ -219,7 +269,7 @@ class Relay:
             return saved[0]
         adopted, cursor = self._adopt(connection)
         if saved is not None:
-            self._log.warning(telemetry.RELAY_ADOPTED, changes=adopted)
+            self._log.warning(events.RELAY_ADOPTED, changes=adopted)
         return cursor
 
     def _adopt(self, connection: Connection) -> tuple[int, str]:
@@ -231,6 +281,7 @@ class Relay:
             cursor = str(value(connection, _BEFORE_NOW))
             adopted = outbox.renew(connection)
             connection.execute(_SAVE, (self._system_identifier, cursor, None, Jsonb({})))
+            connection.execute(_ADOPTED)
         return adopted, cursor
 
     # Looking after the topic
@@ -271,27 +322,49 @@ class Relay:
     # Publishing
 
     def _publish(self, connection: Connection, producer: ChangeProducer) -> RelayReport:
-        began = time.monotonic()
+        batch = _Batch(began=time.monotonic())
         assert self._cursor is not None  # noqa: S101 - whoever leads has one
-        published, seen = self._produce_new(connection, self._cursor, producer)
+        producer.sent = {}
+        published, seen = self._produce_new(connection, self._cursor, producer, batch)
         if published:
-            producer.flush()
+            with batch.trace.stage("publish"):
+                producer.flush()
             if producer.losses:
                 self._make_up(connection, producer)
-            self._save(connection, seen, producer.ends)
+            with batch.trace.stage("save"):
+                self._save(connection, seen, producer.ends)
         self._cursor = seen  # unsaved if nothing was new: then there is nothing between the two
-        report = RelayReport(is_leader=True, published=published, cursor=seen, seconds=time.monotonic() - began)
+        report = RelayReport(is_leader=True, published=published, cursor=seen, seconds=time.monotonic() - batch.began)
         if published:
-            self._log.info(telemetry.RELAY_PUBLISHED, changes=published, seconds=round(report.seconds, 4), cursor=seen)
+            batch.trace.end(changes=published)
+            self._tell(report, batch, producer)
         return report
 
-    def _produce_new(self, connection: Connection, cursor: str, producer: ChangeProducer) -> tuple[int, str]:
+    def _tell(self, report: RelayReport, batch: _Batch, producer: ChangeProducer) -> None:
+        self._log.info(
+            events.RELAY_PUBLISHED,
+            changes=report.published,
+            seconds=round(report.seconds, 4),
+            cursor=report.cursor,
+            ids=[batch.least, batch.greatest],
+            offsets=producer.sent,
+        )
+        metrics.published(report.published, seconds=report.seconds)
+
+    def _produce_new(
+        self, connection: Connection, cursor: str, producer: ChangeProducer, batch: _Batch
+    ) -> tuple[int, str]:
         few = outbox.new(connection, cursor, rows_max=self._settings.fetch_rows)
         if few is not None:
             seen, rows = few
-            return producer.produce(rows), seen
-        with outbox.all_new(connection, cursor) as (seen, many):
-            return producer.produce(many), seen
+            if not rows:
+                return 0, seen
+            headers = batch.begin()
+            with batch.trace.stage("produce"):
+                return producer.produce(batch.noted(rows), headers=headers), seen
+        headers = batch.begin()
+        with batch.trace.stage("produce"), outbox.all_new(connection, cursor) as (seen, many):
+            return producer.produce(batch.noted(many, on_some=self._stop.beat), headers=headers), seen
 
     def _save(self, connection: Connection, cursor: str, ends: dict[int, int]) -> None:
         connection.execute(_SAVE, (self._system_identifier, cursor, self._topic_id, Jsonb(ends)))
@@ -305,7 +378,7 @@ class Relay:
         assert self._cursor is not None  # noqa: S101 - whoever leads has one
         trimmed = outbox.trim(connection, self._cursor)
         if trimmed:
-            self._log.debug(telemetry.RELAY_TRIMMED, segments=trimmed)
+            self._log.debug(events.RELAY_TRIMMED, segments=trimmed)
         return trimmed
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from syncer import replica, schema, telemetry
+from syncer import events, replica, schema
 from syncer.errors import HangingError, SyncerError
 from syncer.index import Index, connect
 from syncer.lifecycle import Stage, Stop
@@ -18,7 +18,10 @@ from syncer.policy import explain
 from syncer.postgres import Connection
 from syncer.refresher import Refresher
 from syncer.relay import Relay
+from syncer.searchable import Searchable
 from syncer.settings import Settings
+from syncer.survey import Survey
+from syncer.topic import Observer
 from syncer.transport import ChangeConsumer, ChangeProducer
 from syncer.watch import Watch
 from syncer.worker import Worker
@@ -27,6 +30,8 @@ IDLE_SECONDS = 120.0
 """How long a stage may do nothing in a transaction: longer than it waits for any answer of another server."""
 STOP_SECONDS = 25.0
 """How long stages may take to end. A server that hangs answers nobody; what is in hand is done again by others."""
+_SURVEY_SECONDS = 10.0
+"""How long the survey waits for Elasticsearch."""
 _WATCH_SECONDS = 0.5
 
 
@@ -40,6 +45,7 @@ def stages(settings: Settings, *, relay: bool = True, workers: bool = True) -> d
     made: dict[str, Stage] = {
         "watch": Watch(connect=lambda: _connect(settings, "watch"), seconds=settings.watch.seconds)
     }
+    watching = survey(settings)
     if relay:
         made["relay"] = Relay(
             connect=lambda: _connect(settings, "relay"),
@@ -52,9 +58,25 @@ def stages(settings: Settings, *, relay: bool = True, workers: bool = True) -> d
         lane = refresher(settings, index, name="refresher", traffic=traffic)
         for number in range(1, settings.worker.threads + 1):
             name = f"worker-{number}"
-            made[name] = worker(settings, index, name=name, traffic=traffic, on_job=lane.wake)
+            made[name] = worker(
+                settings, index, name=name, traffic=traffic, searchable=watching.searchable, on_job=lane.wake
+            )
         made["refresher"] = lane
+    made["survey"] = watching
+    watching.stages = tuple(made)
     return made
+
+
+def survey(settings: Settings) -> Survey:
+    """A survey as the settings say."""
+    patience = min(_SURVEY_SECONDS, settings.elasticsearch.request_timeout_seconds)
+    hurried = settings.elasticsearch.model_copy(update={"request_timeout_seconds": patience})
+    return Survey(
+        connect=lambda: _connect(settings, "survey"),
+        observe=lambda: Observer(settings.kafka),
+        search=lambda: connect(hurried),
+        settings=settings.metrics,
+    )
 
 
 def worker(
@@ -63,6 +85,7 @@ def worker(
     *,
     name: str,
     traffic: LiveTraffic | None = None,
+    searchable: Searchable | None = None,
     on_job: Callable[[], None] = lambda: None,
 ) -> Worker:
     """A worker as the settings say."""
@@ -79,6 +102,7 @@ def worker(
         gather_seconds=settings.worker.gather_seconds,
         in_flight_max=settings.worker.in_flight_max,
         traffic=traffic,
+        searchable=searchable,
         on_job=on_job,
         fan_out_documents_max=settings.worker.fan_out_documents_max,
     )
@@ -120,7 +144,7 @@ def run(made: Mapping[str, Stage], stop: Stop) -> None:
             said = explain(error)
             # The traceback is for an error that nobody foresaw; the others say what they are.
             log.error(  # noqa: TRY400
-                telemetry.STAGE_FAILED,
+                events.STAGE_FAILED,
                 stage=name,
                 error=said.message if said else repr(error),
                 exc_info=None if said else error,
@@ -131,7 +155,7 @@ def run(made: Mapping[str, Stage], stop: Stop) -> None:
     threads = [
         threading.Thread(target=guard, args=(name, stage), name=name, daemon=True) for name, stage in made.items()
     ]
-    log.info(telemetry.DAEMON_STARTED, stages=list(made), process=os.getpid())
+    log.info(events.DAEMON_STARTED, stages=list(made), process=os.getpid())
     for thread in threads:
         thread.start()
     while not stop.wait(_WATCH_SECONDS):
@@ -140,7 +164,7 @@ def run(made: Mapping[str, Stage], stop: Stop) -> None:
             failures.append(SyncerError(f"The stage {ended[0]} has ended without a word", hint="Please report it."))
             stop.request()
     hanging = _join(threads)
-    log.info(telemetry.DAEMON_STOPPED, failed=bool(failures), hanging=hanging)
+    log.info(events.DAEMON_STOPPED, failed=bool(failures), hanging=hanging)
     if hanging:
         raise HangingError(
             f"{' and '.join(hanging)} did not end within {STOP_SECONDS:.0f} s",

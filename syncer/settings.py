@@ -7,6 +7,7 @@ another config folder. Nothing is read at import. Secrets are `SecretStr`, so th
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -34,8 +35,12 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from syncer import events
 from syncer.errors import ConfigError
+from syncer.events import Level
 
+TOKEN_CHARACTERS_MIN = 16
+"""How long a token has to be that guards what changes something."""
 _DEFAULT_CONFIG_FOLDER = Path("config")
 _FILE_NAME = "syncer.yaml"
 _FILE_HINT = "As in:\npostgres:\n  dsn: postgresql://user@host/database"
@@ -53,6 +58,7 @@ class PostgresSettings(_Section):
     read_dsn: SecretStr | None = None
     """A streaming replica of it, on which documents are read; without one, that is done where the truth lives."""
     connect_timeout_seconds: PositiveInt = 10
+    """How long to wait for a connection."""
 
     @field_validator("read_dsn", mode="before")
     @classmethod
@@ -74,11 +80,15 @@ class KafkaSettings(_Section):
     """The topic of changes."""
 
     bootstrap_servers: str
+    """Brokers to begin with, each as host:port, with commas between them."""
     topic: str = "syncer.changes"
+    """The topic of changes; ``apply`` creates it."""
     partitions: PositiveInt = 12
+    """How many it gets then: no more workers than that are ever at work at once."""
     replication_factor: Annotated[int, Field(ge=-1)] = -1
-    """-1 is the broker's own default."""
+    """How many copies of each it gets then; -1 is the broker's own default."""
     group: str = "syncer"
+    """The consumer group that all workers join."""
     properties: Annotated[dict[str, str | int | bool], Field(repr=False)] = {}
     """Passed to librdkafka as they are: ``security.protocol``, ``sasl.username`` and the like."""
 
@@ -87,11 +97,17 @@ class ElasticsearchSettings(_Section):
     """Where the documents go."""
 
     url: Annotated[str, Field(repr=False)]
+    """Where it answers, as in https://search.example.com:9200."""
     username: str | None = None
+    """Who to be, with a password; or else an API key."""
     password: SecretStr | None = None
+    """That user's."""
     api_key: SecretStr | None = None
+    """An API key, encoded as Elasticsearch hands it out."""
     ca_certs: Path | None = None
+    """Certificates of a private authority, PEM."""
     request_timeout_seconds: PositiveFloat = 60
+    """How long a request may take."""
 
 
 class RelaySettings(_Section):
@@ -117,10 +133,15 @@ class WorkerSettings(_Section):
     """From the topic to Elasticsearch."""
 
     threads: NonNegativeInt = 2
+    """How many consumers this daemon adds to the group."""
     batch_changes_max: PositiveInt = 2000
+    """How many changes are handled together."""
     batch_wait_seconds: PositiveFloat = 0.02
+    """How long to wait for changes."""
     batch_documents_max: PositiveInt = 1000
+    """How many documents are composed together, and in memory at once, by each thread."""
     bulk_bytes_max: PositiveInt = 8 * 1024 * 1024
+    """How large a bulk request may grow."""
     gather_seconds: NonNegativeFloat = 0.01
     """How long after a batch of several changes the next is received, so that it has many rather than few."""
     in_flight_max: PositiveInt = 4
@@ -147,12 +168,105 @@ class WatchSettings(_Section):
     """How often it is looked at."""
 
 
+class WebSettings(_Section):
+    """The status page, and what monitoring asks over HTTP."""
+
+    host: str = "127.0.0.1"
+    """Where to listen: beyond this machine, a token is needed for all but metrics and health."""
+    port: Annotated[int, Field(ge=0, le=65535)] | None = 8765
+    """0 for any that is free; ``none`` for no page at all. If it is not set, the next free one of ten is taken."""
+    token: Annotated[SecretStr, Field(min_length=TOKEN_CHARACTERS_MIN)] | None = None
+    """Who has it may pause jobs, retry dead letters, and see the values of rows. Without one nobody may."""
+    token_file: Path | None = None
+    """A file that holds the token instead."""
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _may_be_none(cls, port: object) -> object:
+        return None if isinstance(port, str) and port.lower() in ("", "none", "null") else port
+
+    @field_validator("token", mode="before")
+    @classmethod
+    def _is_none_if_empty(cls, token: object) -> object:
+        return token or None
+
+    @property
+    def is_port_chosen(self) -> bool:
+        """Whether somebody wants just this port, and no other."""
+        return "port" in self.model_fields_set
+
+    def secret(self) -> str | None:
+        """The token, wherever it is from; None if there is none.
+
+        Raises:
+            ConfigError: Its file cannot be read, or holds none.
+        """
+        if self.token is not None:
+            return self.token.get_secret_value()
+        if self.token_file is None:
+            return None
+        try:
+            token = self.token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"The file of web.token_file cannot be read: {error}") from error
+        if len(token) < TOKEN_CHARACTERS_MIN:
+            raise ConfigError(
+                f"{self.token_file} holds no token of {TOKEN_CHARACTERS_MIN} characters or more",
+                hint=f"To make one: openssl rand -hex 32 > {self.token_file}",
+            )
+        return token
+
+
+class MetricsSettings(_Section):
+    """How syncer watches itself: for /metrics, the status page and the log."""
+
+    seconds: PositiveFloat = 5
+    """How often the servers are asked how far behind everything is."""
+    searchable_seconds: NonNegativeFloat = 60
+    """How often a document that was written is searched for until it is found, to measure how long that takes; 0 for
+    never. An index that nobody searches is refreshed for it."""
+    lag_seconds_max: PositiveFloat = 60
+    """How far behind documents may be before ``lag.exceeded`` is logged."""
+
+
+class TracesSettings(_Section):
+    """OpenTelemetry traces, if `syncer[otel]` is installed."""
+
+    endpoint: str | None = None
+    """Where spans are sent to, by OTLP over HTTP: http://collector:4318/v1/traces. Without one there are none."""
+    service_name: str = "syncer"
+    """What they are called by there; OTEL_ variables say the rest."""
+
+    @field_validator("endpoint", mode="before")
+    @classmethod
+    def _is_none_if_empty(cls, endpoint: object) -> object:
+        return endpoint or None
+
+
 class LogSettings(_Section):
     """What is logged, and how."""
 
     format: Literal["auto", "json", "console"] = "auto"
     """``auto``: console on a terminal, JSON elsewhere."""
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Level = "info"
+    """How grave an event must be to be logged; at ``debug`` there is a line for each document that is written."""
+    levels: dict[str, Level] = {}
+    """The same for single events, or for all whose names begin so: ``{"worker": "warning", "document.written":
+    "debug"}``."""
+    batch_sample: PositiveInt = 1
+    """Of ``relay.batch_published`` and ``worker.batch_indexed`` one line of so many is logged."""
+    batch_slow_seconds: NonNegativeFloat = 1.0
+    """… and each of a batch that took so long, or is so far behind."""
+
+    @field_validator("levels")
+    @classmethod
+    def _are_of_events(cls, levels: dict[str, Level]) -> dict[str, Level]:
+        known = events.CATALOGUE.keys() | {one.partition(".")[0] for one in events.CATALOGUE}
+        for name in levels:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=3)
+                raise ValueError(f"no event is called {name}" + (f"; is {' or '.join(near)} meant?" if near else ""))
+        return levels
 
 
 class _FromFileAndEnvironment(BaseSettings):
@@ -190,6 +304,9 @@ class Settings(_FromFileAndEnvironment):
     worker: WorkerSettings = WorkerSettings()
     refresher: RefresherSettings = RefresherSettings()
     watch: WatchSettings = WatchSettings()
+    web: WebSettings = WebSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    traces: TracesSettings = TracesSettings()
     log: LogSettings = LogSettings()
 
 

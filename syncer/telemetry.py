@@ -1,74 +1,68 @@
-"""What the daemon says: the catalogue of log events, and how they are rendered.
-
-An event is ``thing.past_tense``; its fields carry their unit last. No event carries a row's values or a secret.
-"""
+"""Telemetry: how the events of `syncer.events` are rendered, which of them are logged, and what librdkafka says."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
-from dataclasses import dataclass
+from collections.abc import MutableMapping
 from typing import Any, Final
 
 import structlog
 
+from syncer import events
+from syncer.events import LEVELS
+from syncer.repeated import Repeated
 from syncer.settings import LogSettings
-
-DAEMON_STARTED: Final = "daemon.started"
-DAEMON_STOPPED: Final = "daemon.stopped"
-STAGE_RETRIED: Final = "stage.retried"
-"""A server did not answer as it should; the same work is tried again until it does. Told once, then each minute."""
-STAGE_RECOVERED: Final = "stage.recovered"
-STAGE_GAVE_UP: Final = "stage.gave_up"
-"""A server hangs while the daemon is told to stop. What was in hand is not acknowledged, and will be done again."""
-STAGE_FAILED: Final = "stage.failed"
-"""A stage met what no waiting mends. The daemon ends; nothing is lost."""
-RELAY_LED: Final = "relay.led"
-"""This relay has become the leader."""
-RELAY_STOOD_BY: Final = "relay.stood_by"
-RELAY_DEPOSED: Final = "relay.leader_deposed"
-"""The leader has done nothing for long, as if its process were stopped: its connection was ended, another one leads."""
-RELAY_PUBLISHED: Final = "relay.batch_published"
-RELAY_TRIMMED: Final = "relay.outbox_trimmed"
-RELAY_ADOPTED: Final = "relay.outbox_adopted"
-"""The saved cursor is of another cluster, or ahead of this one: all of the outbox is published again."""
-RELAY_SHORTENED: Final = "relay.changes_shortened"
-"""Changes are larger than Kafka takes: the documents that read their tables are refreshed, all of them."""
-WORKER_ASSIGNED: Final = "worker.partitions_assigned"
-WORKER_REVOKED: Final = "worker.partitions_revoked"
-WORKER_INDEXED: Final = "worker.batch_indexed"
-"""The canonical line: one a batch, with counts, timings and lag."""
-DOCUMENT_PARKED: Final = "document.parked"
-"""Documents could not be written; what was said of each: `syncer dead-letters list`.
-
-The first of a kind is told of at once, further ones as a number every few seconds."""
-RECORDS_PARKED: Final = "worker.records_parked"
-"""Records of the topic are no changes that this version can read: `syncer dead-letters list`.
-
-Told of as parked documents are. Beyond a bound they are not kept, but counted."""
-CHANGES_UNPLACED: Final = "worker.changes_unplaced"
-"""An affects query failed on the data of changes, so nobody knows whom they touch: all of the document is refreshed."""
-DOCUMENT_HALTED: Final = "document.halted"
-"""A document cannot go on until its reason is mended and `syncer apply` has run; the others go on."""
-FILES_NOTED: Final = "watch.files_noted"
-"""A table was written anew, or has other partitions: the documents that read it are refreshed."""
-JOB_CREATED: Final = "job.created"
-"""Many documents are to be written again: a change touches many, or a table was truncated, or written anew.
-
-A job that nobody has begun takes up further causes, and is then told of once more, with all of them."""
-JOB_FINISHED: Final = "job.finished"
-"""Every page of a job has been written: counts, and the seconds since it was made."""
-INCARNATION_ENTERED: Final = "incarnation.entered"
-"""The database is not the one it was: failover, restore. Documents may show what it has lost: they are refreshed."""
-TOPIC_TROUBLED: Final = "topic.troubled"
-"""What librdkafka says of its connections; `repeated` counts what it has said of that kind since the last line."""
-TOPIC_LOST: Final = "topic.records_lost"
-"""Records are gone from the topic before they were handled, or it is another one: every document is written again."""
-TOPIC_MADE: Final = "topic.made_again"
-"""The topic was gone. What was in it is lost, which is told of next."""
 
 _REPEAT_SECONDS = 60.0
 _REPEAT_SECONDS_MAX = 3600.0
+_SAMPLED: Final = frozenset({events.RELAY_PUBLISHED, events.WORKER_INDEXED})
+
+
+class Choice:
+    """Which lines are logged: those that are grave enough, and of the lines of batches some.
+
+    Args:
+        settings: What was set.
+        is_command: Whether somebody waits for the end of it, so that information is left to what it prints.
+    """
+
+    def __init__(self, settings: LogSettings, *, is_command: bool = False) -> None:
+        general = "warning" if is_command and settings.level == "info" else settings.level
+        self._general = LEVELS[general]
+        self._own = {name: LEVELS[level] for name, level in settings.levels.items()}
+        self._sample = settings.batch_sample
+        self._slow_seconds = settings.batch_slow_seconds
+        self._batches = {name: itertools.count() for name in _SAMPLED}
+        self.least = min([self._general, *self._own.values()])
+        """The least grave level that anything is logged at."""
+
+    def is_logged(self, name: str, level: str) -> bool:
+        """Whether an event of that name is, at that level: its own, its stage's or the general one decides."""
+        least = self._own.get(name)
+        if least is None:
+            least = self._own.get(name.partition(".")[0], self._general)
+        return LEVELS[level] >= least  # type: ignore[index]  # structlog's names of levels are ours
+
+    def __call__(self, _: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """What is logged goes on; as a processor of structlog.
+
+        Raises:
+            structlog.DropEvent: It is not.
+        """
+        name = line["event"]
+        if not self.is_logged(name, level) or (name in _SAMPLED and not self._is_taken(name, line)):
+            raise structlog.DropEvent
+        return line
+
+    def _is_taken(self, name: str, line: MutableMapping[str, Any]) -> bool:
+        """Whether the line of a batch is logged: each slow one, and one of so many others."""
+        slowest = max(line["seconds"], line.get("lag_seconds") or 0.0)
+        return slowest >= self._slow_seconds or next(self._batches[name]) % self._sample == 0
+
+
+_choice = Choice(LogSettings())
 
 
 def configure(settings: LogSettings, *, is_command: bool = False) -> None:
@@ -78,72 +72,53 @@ def configure(settings: LogSettings, *, is_command: bool = False) -> None:
         settings: What is logged, and how.
         is_command: Whether somebody waits for the end of it.
     """
+    global _choice  # noqa: PLW0603 - structlog is configured once for the process too
     console = settings.format == "console" or (settings.format == "auto" and sys.stderr.isatty())
     renderer: Any = (
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
         if console
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
-    level = logging.getLevelNamesMapping()[settings.level.upper()]
-    if is_command and level == logging.INFO:
-        level = logging.WARNING
+    _choice = Choice(settings, is_command=is_command)
     structlog.configure(
         processors=[
+            _choice,
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(_choice.least),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
 
 
+def is_logged(name: str) -> bool:
+    """Whether an event is logged at its own level: for who would have to make many lines of it."""
+    return _choice.is_logged(name, events.CATALOGUE[name].level)
+
+
 class LibraryLog(logging.Handler):
-    """Hands librdkafka's own log lines to structlog: each kind at once, and while it goes on less and less often."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._kinds: dict[str, _Kind] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Log a line, or count it."""
-        message = record.getMessage()
-        kind = self._kinds.setdefault(message.split("[", 1)[0], _Kind())
-        repeated = kind.repeated(record.created)
-        if repeated is not None:
-            structlog.get_logger().warning(TOPIC_TROUBLED, detail=message, repeated=repeated)
-
-
-@dataclass(slots=True)
-class _Kind:
-    """Lines of one kind.
+    """Hands a library's own log lines to structlog: each kind at once, and while it goes on less and less often.
 
     Args:
-        last_at: When the last one came.
-        next_at: Before this, they are counted only.
-        seconds: How long they are counted then.
-        counted: How many have been.
+        event: As which event.
     """
 
-    last_at: float = 0.0
-    next_at: float = 0.0
-    seconds: float = _REPEAT_SECONDS
-    counted: int = 0
+    def __init__(self, event: str = events.TOPIC_TROUBLED) -> None:
+        super().__init__(logging.WARNING if event != events.TOPIC_TROUBLED else logging.NOTSET)
+        self._event = event
+        self._kinds: Repeated[str, str] = Repeated(self._tell, seconds=_REPEAT_SECONDS, seconds_max=_REPEAT_SECONDS_MAX)
 
-    def repeated(self, now: float) -> int | None:
-        """How many have come since one was logged; None if this one is only counted."""
-        if now - self.last_at > _REPEAT_SECONDS:  # that trouble is over, and this is another one
-            self.next_at, self.seconds, self.counted = 0.0, _REPEAT_SECONDS, 0
-        self.last_at = now
-        if now < self.next_at:
-            self.counted += 1
-            return None
-        repeated, self.counted = self.counted, 0
-        self.next_at, self.seconds = now + self.seconds, min(2 * self.seconds, _REPEAT_SECONDS_MAX)
-        return repeated
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log a line, or count it; one at a time, under the handler's lock."""
+        message = record.getMessage()
+        self._kinds.note(message.split("[", 1)[0], message)
+
+    def _tell(self, _: str, number: int, message: str) -> None:
+        structlog.get_logger().warning(self._event, detail=message, repeated=number - 1)
 
 
 def library_logger() -> logging.Logger:

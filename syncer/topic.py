@@ -45,6 +45,8 @@ _NO_COORDINATOR = frozenset(
 
 _Result = TypeVar("_Result")
 _LOOK_RECORDS = 1000
+_AHEAD_BYTES = 1024 * 1024
+_FEW_BYTES = 16 * 1024
 
 
 def common(settings: KafkaSettings) -> dict[str, Any]:
@@ -157,6 +159,61 @@ class Observer:
         places = [TopicPartition(self._settings.topic, one) for one in sorted(partitions)]
         return _extents(self._admin, places)
 
+    def ends(self) -> dict[int, int]:
+        """By partition, the offset behind the last record that may be read.
+
+        Raises:
+            KafkaException: Kafka does not answer, has no such topic, or refuses.
+        """
+        places = [TopicPartition(self._settings.topic, one.id) for one in self._asked_for_id().result().partitions]
+        asked = self._admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), request_timeout=ANSWER_SECONDS)
+        return {place.partition: asked[place].result().offset for place in places}
+
+    def committed(self, id_: str, partitions: Collection[int]) -> dict[int, tuple[int, str]]:
+        """How far the workers are in the topic of that id, by partition; what nobody has committed is left out.
+
+        Returns:
+            The offset, and with which mark it was committed: see `syncer.rewrites`.
+
+        Raises:
+            KafkaException: Kafka does not answer, or refuses.
+        """
+        places = [TopicPartition(self._settings.topic, one) for one in sorted(partitions)]
+        found = _committed(self._admin, self._settings.group, places)
+        said = [(place, *(place.metadata or "").partition(" ")) for place in found]
+        return {place.partition: (place.offset, mark) for place, of, _, mark in said if of in ("", id_)}
+
+    def lag(self) -> list[PartitionLag]:
+        """How far the consumer group is behind, by partition.
+
+        Raises:
+            TopicError: Kafka does not answer, or has no such topic.
+        """
+        found = _topics(self._admin).get(self._settings.topic)
+        if found is None:
+            raise missing(self._settings)
+        places = [TopicPartition(self._settings.topic, one) for one in sorted(found.partitions)]
+        extents = _extents(self._admin, places)
+        committed = {one.partition: one.offset for one in _committed(self._admin, self._settings.group, places)}
+        return [
+            PartitionLag(partition=one, begin=has.begin, committed=committed.get(one, has.begin), end=has.end)
+            for one, has in sorted(extents.items())
+        ]
+
+    def members(self) -> int:
+        """How many workers are in the consumer group.
+
+        Raises:
+            KafkaException: Kafka does not answer, or refuses.
+        """
+        group = self._settings.group
+
+        def ask() -> int:
+            asked = self._admin.describe_consumer_groups([group], request_timeout=ANSWER_SECONDS)
+            return len(asked[group].result(timeout=2 * ANSWER_SECONDS).members)
+
+        return _of_group(ask)
+
     def _asked_for_id(self) -> Future[Any]:
         name = self._settings.topic
         asked: Future[Any] = self._admin.describe_topics(TopicCollection([name]), request_timeout=ANSWER_SECONDS)[name]
@@ -226,33 +283,13 @@ class PartitionLag:
 
 
 def lag(settings: KafkaSettings) -> list[PartitionLag]:
-    """How far the consumer group is behind, by partition.
-
-    Raises:
-        TopicError: Kafka does not answer, or has no such topic.
-    """
-    admin = _admin(settings)
-    found = _topics(admin).get(settings.topic)
-    if found is None:
-        raise missing(settings)
-    places = [TopicPartition(settings.topic, one) for one in sorted(found.partitions)]
-    extents = _extents(admin, places)
-    committed = _committed(admin, settings.group, places)
-    return [
-        PartitionLag(partition=one, begin=has.begin, committed=committed.get(one, has.begin), end=has.end)
-        for one, has in sorted(extents.items())
-    ]
+    """How far the consumer group is behind, by partition: as `Observer.lag`, asked once."""
+    return Observer(settings).lag()
 
 
 def members(settings: KafkaSettings) -> int:
-    """How many workers are in the consumer group."""
-    admin = _admin(settings)  # answers only as long as it lives
-
-    def ask() -> int:
-        asked = admin.describe_consumer_groups([settings.group], request_timeout=ANSWER_SECONDS)
-        return len(asked[settings.group].result(timeout=2 * ANSWER_SECONDS).members)
-
-    return _of_group(ask)
+    """How many workers are in the consumer group: as `Observer.members`, asked once."""
+    return Observer(settings).members()
 
 
 def _of_group(ask: Callable[[], _Result]) -> _Result:
@@ -279,13 +316,13 @@ def _extents(admin: AdminClient, places: list[TopicPartition]) -> dict[int, Exte
     }
 
 
-def _committed(admin: AdminClient, group: str, places: list[TopicPartition]) -> dict[int, int]:
-    def ask() -> dict[int, int]:
+def _committed(admin: AdminClient, group: str, places: list[TopicPartition]) -> list[TopicPartition]:
+    def ask() -> list[TopicPartition]:
         asked = admin.list_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group, places)], request_timeout=ANSWER_SECONDS
         )
         found = asked[group].result().topic_partitions or []
-        return {place.partition: place.offset for place in found if place.offset >= 0}
+        return [place for place in found if place.offset >= 0]
 
     return _of_group(ask)
 
@@ -308,13 +345,32 @@ class Record:
     value: bytes
 
 
-def look(settings: KafkaSettings, spans: Sequence[Span], *, seconds: float) -> Generator[list[Record]]:
+def first_waiting(settings: KafkaSettings, lags: Sequence[PartitionLag], *, seconds: float) -> list[Record]:
+    """The first record of each partition that is not handled: what has waited longest is among them.
+
+    Args:
+        settings: Where, and which topic.
+        lags: How far the workers are, as `lag` says it.
+        seconds: How long it may take; what has not come then is left out.
+
+    Raises:
+        KafkaException: Kafka refuses.
+    """
+    begins = [(one.partition, max(one.begin, one.committed)) for one in lags if one.records]
+    spans = [Span(partition=partition, begin=begin, end=begin + 1) for partition, begin in begins]
+    return [record for page in look(settings, spans, seconds=seconds, ahead_bytes=_FEW_BYTES) for record in page]
+
+
+def look(
+    settings: KafkaSettings, spans: Sequence[Span], *, seconds: float, ahead_bytes: int = _AHEAD_BYTES
+) -> Generator[list[Record]]:
     """What is in the topic, for who wants to know: joins no group, commits nothing, and takes nothing from anybody.
 
     Args:
         settings: Where, and which topic.
         spans: What to read; of what is no longer there, nothing comes.
         seconds: How long it may take; what has not come then is left out.
+        ahead_bytes: How much of a partition is fetched at once.
 
     Yields:
         Records in the order of each partition.
@@ -334,6 +390,7 @@ def look(settings: KafkaSettings, spans: Sequence[Span], *, seconds: float) -> G
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             "queued.max.messages.kbytes": 16384,
+            "fetch.message.max.bytes": ahead_bytes,
             **common(settings),
         },
         logger=telemetry.library_logger(),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from confluent_kafka import (
@@ -32,12 +32,13 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from syncer import telemetry
+from syncer import events, telemetry, traces
 from syncer.errors import LossError
 from syncer.model import Change
 from syncer.rewrites import Rewrites
 from syncer.settings import KafkaSettings
 from syncer.topic import ANSWER_SECONDS, Extent, Loss, Observer, common, id_of
+from syncer.traces import HEADER, Headers
 
 _DELIVERY_SECONDS = 30
 _POLL_EVERY = 1000
@@ -65,6 +66,8 @@ class ChangeProducer:
         self.observer = Observer(settings)
         self.ends: dict[int, int] = {}
         """By partition, the offset behind the last record that was acknowledged; to begin with, what is known of it."""
+        self.sent: dict[int, list[int]] = {}
+        """By partition, the first and the last offset that were acknowledged since this was emptied; for the log."""
         self.losses: list[Loss] = []
         """Where records that had been acknowledged before are gone, as later acknowledgements show."""
         self._topic = settings.topic
@@ -86,8 +89,8 @@ class ChangeProducer:
             logger=telemetry.library_logger(),
         )
 
-    def produce(self, records: Iterable[tuple[bytes, bytes]]) -> int:
-        """Queue records, each a key and a value; waits while the queue is full.
+    def produce(self, records: Iterable[tuple[bytes, bytes]], *, headers: Headers | None = None) -> int:
+        """Queue records, each a key and a value, with the same headers; waits while the queue is full.
 
         Returns:
             How many they were.
@@ -98,9 +101,9 @@ class ChangeProducer:
         count = 0
         for count, (key, value) in enumerate(records, 1):
             try:
-                self._producer.produce(self._topic, value, key)
+                self._producer.produce(self._topic, value, key, headers=headers)
             except BufferError:
-                self._produce_late(key, value)
+                self._produce_late(key, value, headers)
             except KafkaException as error:
                 self._refused(error.args[0], key, value)
             if not count % _POLL_EVERY:
@@ -110,12 +113,12 @@ class ChangeProducer:
                     self._publish_alone()
         return count
 
-    def _produce_late(self, key: bytes, value: bytes) -> None:
+    def _produce_late(self, key: bytes, value: bytes, headers: Headers | None) -> None:
         while True:
             self._producer.poll(0.1)
             self._raise_error()
             with suppress(BufferError):
-                return self._producer.produce(self._topic, value, key)
+                return self._producer.produce(self._topic, value, key, headers=headers)
 
     def flush(self) -> None:
         """Return when every queued record is acknowledged.
@@ -154,7 +157,7 @@ class ChangeProducer:
         refused, self._too_large = self._too_large, []
         short = {change.relation: change.without_images() for change in (Change.parse(value) for _, value in refused)}
         structlog.get_logger().warning(
-            telemetry.RELAY_SHORTENED,
+            events.RELAY_SHORTENED,
             changes=len(refused),
             bytes_largest=max(len(value) for _, value in refused),
             relations=sorted(short),
@@ -183,6 +186,7 @@ class ChangeProducer:
             lost = Loss(partition=partition, cause=_OVERTAKEN, position=end, begin=offset, end=offset)
             self.losses.append(lost)
         self.ends[partition] = offset + 1
+        self.sent.setdefault(partition, [offset, offset])[1] = offset
 
     def _refused(self, error: KafkaError, key: bytes, value: bytes) -> None:
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
@@ -204,6 +208,7 @@ class Received:
         next_offsets: By partition, the offset to commit once all of them are done.
         keys: Their keys.
         places: The partition and the offset of each.
+        traces: What the relay's spans are, of the batches that they were published in; empty if nobody is told.
         epochs: By partition, the epoch of the leader that the last of them was written under, if that is known.
     """
 
@@ -212,6 +217,13 @@ class Received:
     epochs: dict[int, int] = field(default_factory=dict)
     keys: tuple[bytes | None, ...] = ()
     places: tuple[tuple[int, int], ...] = ()
+    traces: tuple[str, ...] = ()
+
+    @property
+    def offsets(self) -> dict[int, list[int]]:
+        """By partition, the first and the last offset."""
+        firsts = dict(reversed(self.places))
+        return {one: [firsts[one], following - 1] for one, following in sorted(self.next_offsets.items())}
 
 
 class ChangeConsumer:
@@ -294,6 +306,7 @@ class ChangeConsumer:
             values=tuple(values),
             keys=tuple(keys),
             places=tuple(places),
+            traces=_traces(messages) if traces.is_on() else (),
             next_offsets=next_offsets,
             epochs=epochs,
         )
@@ -395,7 +408,7 @@ class ChangeConsumer:
             consumer.incremental_assign(places)
         except (KafkaException, LossError) as error:
             self._failure = error
-        self._on_change(telemetry.WORKER_ASSIGNED, [place.partition for place in partitions])
+        self._on_change(events.WORKER_ASSIGNED, [place.partition for place in partitions])
 
     def _beginnings(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Where to begin: behind what is committed, as far as that is true; else at a partition's beginning.
@@ -436,7 +449,14 @@ class ChangeConsumer:
             consumer.incremental_unassign(partitions)
         except KafkaException as error:
             self._failure = error
-        self._on_change(telemetry.WORKER_REVOKED, [place.partition for place in partitions])
+        self._on_change(events.WORKER_REVOKED, [place.partition for place in partitions])
+
+
+def _traces(messages: Iterable[Message]) -> tuple[str, ...]:
+    """The distinct spans that records carry; one that is none leads nowhere."""
+    headers = [cast("list[tuple[str, bytes | None]]", one.headers() or []) for one in messages]
+    found = {value for some in headers for name, value in some if name == HEADER and value is not None}
+    return tuple(sorted(value.decode("ascii", "replace") for value in found))
 
 
 def _loss(place: TopicPartition, extent: Extent, id_: str) -> Loss | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from syncer import capture, halting, store, telemetry
+from syncer import capture, events, halting, store
 from syncer.errors import DocumentError
 from syncer.lifecycle import Stop, Stopping, Trouble, persist
 from syncer.policy import Action, at_work_for, decide
@@ -73,7 +73,7 @@ class Watch:
         self._draws.note(self._connection)
         noted = capture.note_files(self._connection)
         if noted:
-            structlog.get_logger().info(telemetry.FILES_NOTED, relations=noted)
+            structlog.get_logger().info(events.FILES_NOTED, relations=noted)
         going = [one for one in store.documents(self._connection) if one.halted is None]
         halted = [one.name for one in going if self._has_to_halt(self._connection, one)]
         return WatchReport(documents=len(going), halted=tuple(halted), noted=tuple(noted))

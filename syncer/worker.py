@@ -17,11 +17,11 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
+from itertools import count, takewhile
 
 import structlog
 
-from syncer import halting, jobs, loss, rewrites, telemetry, unreadable
+from syncer import events, halting, jobs, loss, metrics, rewrites, traces, unreadable
 from syncer.affected import Affected, AffectedReader, FanOut
 from syncer.errors import DocumentError, LossError
 from syncer.index import Index
@@ -35,6 +35,7 @@ from syncer.postgres import Connection
 from syncer.repeated import Repeated
 from syncer.replica import Replica
 from syncer.rewrites import Rewrites
+from syncer.searchable import Searchable, Written
 from syncer.store import Document
 from syncer.transport import ChangeConsumer, Received
 from syncer.unreadable import Record
@@ -104,6 +105,7 @@ class Worker:
         gather_seconds: How long after a batch of several changes the next one is received at the earliest.
         in_flight_max: How many bulk requests are on their way at once.
         traffic: To be told how long batches take.
+        searchable: To be offered what was written.
         on_job: Called when a job was made.
         fan_out_documents_max: More documents than that of one change become a job.
     """
@@ -123,6 +125,7 @@ class Worker:
         gather_seconds: float = 0.01,
         in_flight_max: int = 4,
         traffic: LiveTraffic | None = None,
+        searchable: Searchable | None = None,
         on_job: Callable[[], None] = lambda: None,
         fan_out_documents_max: int = 1000,
     ) -> None:
@@ -134,12 +137,14 @@ class Worker:
         self._batch_wait_seconds = batch_wait_seconds
         self._gather_seconds = gather_seconds
         self._traffic = traffic
+        self._searchable = searchable
         self._on_job = on_job
         self._fan_out_documents_max = fan_out_documents_max
         self._stop = Stop()
         self._kept_at = self._gathers_until = self._looked_at = 0.0
         self._topic_id = ""
         self._batches: deque[_Batch] = deque()
+        self._numbers = count(1)
         self._connection: Connection | None = None
         self._affected: AffectedReader | None = None
         self._consumer: ChangeConsumer | None = None
@@ -200,7 +205,7 @@ class Worker:
         if is_through:
             self._writer.close()
         else:
-            self._log.warning(telemetry.STAGE_GAVE_UP, stage=self._name)
+            self._log.warning(events.STAGE_GAVE_UP, stage=self._name)
         self._disconnect()
         self._unread.flush()
         self._unplaced.flush()
@@ -296,14 +301,22 @@ class Worker:
         if received is None:
             return
         changes = self._parse(received)
-        batch = _Batch(received=received, changes=changes, begun_at=time.monotonic(), life=self._writer.life)
+        batch = _Batch(
+            received=received,
+            changes=changes,
+            begun_at=time.monotonic(),
+            life=self._writer.life,
+            origin={"batch": next(self._numbers)},
+            trace=traces.begin("worker.batch", links=received.traces, worker=self._name),
+        )
         self._batches.append(batch)
         if 1 < len(changes) < _FEW_DOCUMENTS:
             self._gathers_until = batch.begun_at + self._gather_seconds
         self._give(batch)
 
     def _give(self, batch: _Batch) -> None:
-        persist(lambda: self._hand_over(batch), pause=self._pause, stage=self._name)
+        with batch.trace.stage("follow"):
+            persist(lambda: self._hand_over(batch), pause=self._pause, stage=self._name)
         batch.is_given = True
 
     def _parse(self, received: Received) -> list[Change]:
@@ -347,7 +360,7 @@ class Worker:
             DocumentError: It is to halt.
         """
         with closing(self._reader().read(document, batch.changes)) as pages:
-            for affected in pages:
+            for affected in self._stop.patiently(pages, "which documents changes touch"):
                 if isinstance(affected, FanOut) or affected.ids is None:
                     self._refresh(document, affected)
                 else:
@@ -362,7 +375,7 @@ class Worker:
                 self._unplaced.note((document.name, affected.failed), document.index_name)
             job = jobs.create(self._connected(), document, JobKind.REFRESH)
         if job is not None:
-            self._log.info(telemetry.JOB_CREATED, job=job.id, kind=job.kind, document=document.name, cause=job.cause)
+            self._log.info(events.JOB_CREATED, job=job.id, kind=job.kind, document=document.name, cause=job.cause)
             self._on_job()
 
     def _commit(self, report: WorkerReport) -> None:
@@ -384,6 +397,7 @@ class Worker:
             self._trouble.over()
             if self._traffic is not None:
                 self._traffic.note(begun_at=batch.begun_at)
+            self._offer(batch)
             report.changes += len(batch.changes)
             report.written.add(batch.report)
             self._tell(batch)
@@ -448,19 +462,39 @@ class Worker:
         self._log.info(event, partitions=sorted(partitions))
 
     def _tell_unread(self, is_kept: bool, number: int, last: Record) -> None:
+        metrics.unreadable(number)
         self._log.error(
-            telemetry.RECORDS_PARKED, records=number, are_kept=is_kept, partition=last.partition, offset=last.offset
+            events.RECORDS_PARKED, records=number, are_kept=is_kept, partition=last.partition, offset=last.offset
         )
 
     def _tell_unplaced(self, what: tuple[str, str], number: int, index_name: str) -> None:
         document, kind = what
-        self._log.error(telemetry.CHANGES_UNPLACED, document=document, kind=kind, index=index_name, batches=number)
+        metrics.unplaced(document, number)
+        self._log.error(events.CHANGES_UNPLACED, document=document, kind=kind, index=index_name, batches=number)
+
+    def _offer(self, batch: _Batch) -> None:
+        """Have it measured now and then how long a document takes to be found by a search."""
+        last = batch.last
+        if self._searchable is None or last is None or not batch.changes or not self._searchable.is_wanted:
+            return
+        self._searchable.offer(
+            Written(
+                index_name=last.index_name,
+                id=last.id,
+                routing=last.routing,
+                version=last.version,
+                changed_at=min(change.changed_at for change in batch.changes),
+                written_at=time.time(),
+            )
+        )
 
     def _tell(self, batch: _Batch) -> None:
         written = batch.report
         oldest = min((change.changed_at for change in batch.changes), default=None)
+        ids = [change.id for change in batch.changes]
         self._log.info(
-            telemetry.WORKER_INDEXED,
+            events.WORKER_INDEXED,
+            batch=batch.origin["batch"],
             changes=len(batch.changes),
             documents=written.documents,
             indexed=written.indexed,
@@ -468,10 +502,23 @@ class Worker:
             superseded=written.superseded,
             parked=written.parked,
             partitions=sorted(batch.received.next_offsets),
+            offsets=batch.received.offsets,
+            ids=[min(ids), max(ids)] if ids else None,
             seconds=round(time.monotonic() - batch.begun_at, 4),
             compose_seconds=round(written.compose_seconds, 4),
             index_seconds=round(written.index_seconds, 4),
             lag_seconds=None if oldest is None else round(time.time() - oldest, 4),
+        )
+        batch.trace.end(batch=batch.origin["batch"], changes=len(batch.changes), **written.outcomes)
+        metrics.handled(
+            self._name,
+            [change.changed_at for change in batch.changes],
+            written.outcomes,
+            metrics.Timings(
+                seconds=time.monotonic() - batch.begun_at,
+                compose_seconds=written.compose_seconds,
+                index_seconds=written.index_seconds,
+            ),
         )
 
 

@@ -21,14 +21,15 @@ has not. If he dies instead, his changes, or his page, come to somebody else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TypeVar
 
 import elasticsearch
+import structlog
 
-from syncer import incarnation, refusal, store
+from syncer import events, incarnation, refusal, store, telemetry
 from syncer.compose import Batch, clock
 from syncer.errors import DocumentError
 from syncer.index import Index, Rejection
@@ -50,6 +51,7 @@ _FOLLOWED_MAX = 3
 """How often at once a document that changes while it is parked is tried again; its changes see to it anyhow."""
 
 _Result = TypeVar("_Result")
+_NO_ORIGIN: Mapping[str, int] = {}
 
 
 @dataclass(slots=True)
@@ -74,6 +76,11 @@ class WriteReport:
     compose_seconds: float = 0.0
     index_seconds: float = 0.0
 
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How many documents came to which end."""
+        return {one: getattr(self, one) for one in ("indexed", "deleted", "superseded", "parked")}
+
     def add(self, other: WriteReport) -> None:
         """Count another report in."""
         for one in fields(self):
@@ -91,6 +98,7 @@ class Attempt:
         created: By when something that was not there was known to be created, by `clock`; empty if nothing was.
         changed: Which of them had changed before they were parked, and are to be written again.
         conflicts: Versions that were there instead of ours.
+        origin: What they are written for, as the log says of each.
     """
 
     batch: Batch
@@ -99,6 +107,7 @@ class Attempt:
     created: list[float] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     conflicts: list[int] = field(default_factory=list)
+    origin: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,6 +118,7 @@ class _Group:
         index_name: In which index.
         ids: Which are left.
         everywhere: Whether copies are removed from all other shards too.
+        origin: What they are written for, as the log says of each.
         followed: How often some of them had changed while they were parked.
         failing: Those at which Elasticsearch fails.
     """
@@ -116,6 +126,7 @@ class _Group:
     index_name: str
     ids: list[str]
     everywhere: bool
+    origin: Mapping[str, int]
     followed: int = 0
     failing: Failing = field(default_factory=Failing)
 
@@ -150,13 +161,21 @@ class Writer:
         self._parking = Parking(self._session, pause=pause, trouble=self._trouble, name=name)
         self._patience = Patience(index.holdings)
 
-    def write(self, index_name: str, ids: Sequence[str], *, everywhere: bool = False) -> WriteReport:
+    def write(
+        self,
+        index_name: str,
+        ids: Sequence[str],
+        *,
+        everywhere: bool = False,
+        origin: Mapping[str, int] = _NO_ORIGIN,
+    ) -> WriteReport:
         """Bring documents up to date in one index; return when each is written, superseded or parked.
 
         Args:
             index_name: Which, of those in force.
             ids: Which.
             everywhere: Remove copies from all other shards too, where none should be.
+            origin: What they are written for, as the log is to say of each.
 
         Raises:
             Stopping: It was told to stop first; doing it again is harmless.
@@ -164,7 +183,7 @@ class Writer:
             Exception: What the policy says to HALT for.
         """
         report = WriteReport()
-        groups = [_Group(index_name=index_name, ids=list(ids), everywhere=everywhere)]
+        groups = [_Group(index_name=index_name, ids=list(ids), everywhere=everywhere, origin=origin)]
         while groups:
             group = groups.pop()
             try:
@@ -205,7 +224,14 @@ class Writer:
         self._parking.flush()
         self._session.close()
 
-    def compose(self, index_name: str, ids: Sequence[str], *, everywhere: bool = False) -> Attempt:
+    def compose(
+        self,
+        index_name: str,
+        ids: Sequence[str],
+        *,
+        everywhere: bool = False,
+        origin: Mapping[str, int] = _NO_ORIGIN,
+    ) -> Attempt:
         """Draw and read, as `Composer.compose`; what it returns is to be sent at once, and then settled.
 
         Raises:
@@ -217,7 +243,7 @@ class Writer:
         while clock() - batch.drawn_at > DRAW_AGE_SECONDS_MAX:
             batch = self._session.composer.compose(index_name, ids, everywhere=everywhere)
         report = WriteReport(documents=len(batch.compositions), compose_seconds=time.monotonic() - began)
-        return Attempt(batch=batch, report=report)
+        return Attempt(batch=batch, report=report, origin=origin)
 
     def send(self, attempt: Attempt) -> None:
         """Write what was composed; safe to call from several threads, for different attempts.
@@ -284,6 +310,8 @@ class Writer:
         attempt.report.documents -= len(again) + len(attempt.changed)
         if batch.has_dead_letters or (state is not None and state.has_dead_letters):
             self._parking.clear(document, batch, left=again.keys() | parked.keys())
+        if telemetry.is_logged(events.DOCUMENT_WRITTEN):
+            self._tell_written(document, attempt, not_written=again.keys() | parked.keys())
         return [*again, *attempt.changed]
 
     def _was_set_back(self, attempt: Attempt) -> bool:
@@ -307,7 +335,7 @@ class Writer:
             UnavailableError: Elasticsearch asks to try some of them again.
         """
         with self._session.used():
-            attempt = self.compose(group.index_name, group.ids, everywhere=group.everywhere)
+            attempt = self.compose(group.index_name, group.ids, everywhere=group.everywhere, origin=group.origin)
             self.send(attempt)
             follows = group.followed < _FOLLOWED_MAX
             group.ids = self.settle(attempt, follows=follows, hopeless=group.failing.hopeless())
@@ -324,6 +352,20 @@ class Writer:
         with self._session.used():
             state = store.state(self._session.connection, index_name)
         return state is None or state.generation != error.generation
+
+    def _tell_written(self, document: Document, attempt: Attempt, *, not_written: Collection[str]) -> None:
+        log = structlog.get_logger()
+        for one in attempt.batch.compositions:
+            if one.id not in not_written:
+                log.debug(
+                    events.DOCUMENT_WRITTEN,
+                    stage=self._name,
+                    index=document.index_name,
+                    id=one.id,
+                    version=one.version,
+                    is_delete=one.source is None,
+                    **attempt.origin,
+                )
 
 
 def _is_overtaken(batch: Batch, state: DocumentState) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from syncer import telemetry
+from syncer import events
 from syncer.errors import SyncerError
 
 _STOP_SECONDS = 30
@@ -78,9 +78,9 @@ class DaemonProcess:
 
     def _count(self, event: dict[str, object]) -> None:
         number = {key: value for key, value in event.items() if isinstance(value, int | float)}
-        if event["event"] == telemetry.RELAY_PUBLISHED:
+        if event["event"] == events.RELAY_PUBLISHED:
             self.totals.relayed += int(number["changes"])
-        elif event["event"] == telemetry.WORKER_INDEXED:
+        elif event["event"] == events.WORKER_INDEXED:
             self.totals.handled += int(number["changes"])
             self.totals.indexed += int(number["indexed"])
             self.totals.deleted += int(number["deleted"])

@@ -36,7 +36,7 @@ SELECT current_setting('max_connections')::int - current_setting('superuser_rese
        r.rolconnlimit, d.datconnlimit - (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()),
        d.datconnlimit, r.rolsuper, quote_ident(r.rolname), quote_ident(d.datname),
        (SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND application_name ~ '^syncer (relay|watch|worker-|refresher)')
+        WHERE datname = current_database() AND application_name ~ '^syncer (relay|watch|survey|worker-|refresher)')
 FROM pg_roles AS r, pg_database AS d WHERE r.rolname = session_user AND d.datname = current_database()
 """
 
@@ -140,7 +140,7 @@ def _connections(patient: Patient) -> Iterator[Symptom]:
 def connections(patient: Patient) -> int:
     """How many connections to the primary a daemon of these settings takes."""
     # A worker and the refresher have one for themselves and one for their pipeline; the refresher asks on one more.
-    return len(("watch", "relay", "refresher", "pipeline", "asking")) + 2 * patient.settings.worker.threads
+    return len(("watch", "survey", "relay", "refresher", "pipeline", "asking")) + 2 * patient.settings.worker.threads
 
 
 @check(

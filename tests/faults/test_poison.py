@@ -480,8 +480,8 @@ def test_a_record_that_comes_twice_is_kept_once(world: World) -> None:
     without=Rule(
         "what was just said is only counted",
         module="syncer.repeated",
-        text="        count.number += number\n        count.sample = sample\n        self.tell()",
-        instead="        self._say(key, number, sample)",
+        text="is_due=is_urgent or now - count.said_at >= count.seconds)",
+        instead="is_due=True)",
     ),
 )
 def test_a_stream_of_poison_is_said_once_and_then_counted(world: World, connection: Connection) -> None:

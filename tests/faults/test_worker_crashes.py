@@ -70,8 +70,8 @@ def test_the_next_worker_does_it_again(world: World, *, after_write: bool) -> No
     without=Rule(
         "who could not take a partition joins anew",
         module="syncer.transport",
-        text="            self._failure = error\n        self._on_change(telemetry.WORKER_ASSIGNED",
-        instead="            str(error)\n        self._on_change(telemetry.WORKER_ASSIGNED",
+        text="            self._failure = error\n        self._on_change(events.WORKER_ASSIGNED",
+        instead="            str(error)\n        self._on_change(events.WORKER_ASSIGNED",
     ),
 )
 def test_offsets_that_cannot_be_read_are_asked_for_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -364,7 +364,7 @@ def test_a_server_with_too_few_connections_is_told_of(world: World) -> None:
     many = world.settings.model_copy(update={"worker": world.settings.worker.model_copy(update={"threads": 500})})
     found = look(world, "postgres.connections", settings=many)
     assert [one.severity for one in found] == [CONSIDER]
-    assert "1005" in found[0].found
+    assert "1006" in found[0].found
     assert is_well(look(world, "postgres.connections"))
 
 
@@ -373,7 +373,7 @@ def test_a_daemon_takes_as_many_connections_as_the_doctor_says(world: World) -> 
     daemon = world.daemon()
     world.sql("INSERT INTO users (name, email) VALUES ('John', 'j@example.com')")
     world.wait_until_level()
-    taken = world.sql("SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^syncer (w|re)'")[0][0]
+    taken = world.sql("SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^syncer (w|re|s)'")[0][0]
     assert daemon.stop() == 0
     with Patient(world.settings, world.config) as patient:
         assert taken <= connections(patient)

@@ -1,0 +1,199 @@
+"""What the survey, the metrics and the health say of stages at work on real servers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from structlog.testing import capture_logs
+
+from syncer import health, metrics, service, verification
+from syncer.comparing import compared
+from syncer.lifecycle import Stop
+from syncer.settings import MetricsSettings
+from syncer.store import served
+from syncer.survey import Server, Survey
+from tests.harness import World, wait_until
+
+BLOG = """
+INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
+INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'Relationships', 'long');
+"""
+NOBODY = "127.0.0.1:1"
+
+
+def scraped() -> dict[str, dict[tuple[str, ...], float]]:
+    """What Prometheus reads: of each series its values, by those of its labels."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+def grown(name: str, before: Mapping[str, Mapping[tuple[str, ...], float]], *labels: str) -> float:
+    """By how much a counter has grown since."""
+    return scraped().get(name, {}).get(labels, 0) - before.get(name, {}).get(labels, 0)
+
+
+@contextmanager
+def surveying(world: World, **settings: Any) -> Iterator[Survey]:
+    """A survey that turns only when the test says so."""
+    made = service.survey(world.settings.model_copy(update=settings))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextmanager
+def at_work(world: World, **settings: Any) -> Iterator[tuple[Survey, Stop]]:
+    """All stages of a daemon, in this process."""
+    stages = service.stages(world.settings.model_copy(update=settings))
+    stop = Stop()
+    running = threading.Thread(target=service.run, args=(stages, stop))
+    running.start()
+    survey = stages["survey"]
+    assert isinstance(survey, Survey)
+    try:
+        yield survey, stop
+    finally:
+        stop.request()
+        running.join(30)
+    assert not running.is_alive()
+
+
+def test_what_waits_is_seen_where_it_waits(world: World) -> None:
+    """In the outbox, then in the topic, by partition and with its age, then nowhere; the history has each reading."""
+    world.sql(BLOG)
+    with surveying(world) as survey, world.index() as index, world.relay() as relay, world.worker(index) as worker:
+        first = survey.run_once()
+        assert first.overview is not None
+        assert first.overview.outbox_waiting == 2
+        seen = scraped()
+        assert seen["syncer_outbox_waiting_changes"] == {(): 2}
+        assert 0 < seen["syncer_outbox_lag_seconds"][()] <= seen["syncer_lag_seconds"][()] < 60
+        assert seen["syncer_relay_leaders"] == {(): 0}
+        assert seen["syncer_document_is_halted"] == {("blogpost", world.index_of()): 0}
+        assert seen["syncer_outbox_used_segments"] == {(): 1}
+        relay.run_once()
+        survey.run_once()
+        seen = scraped()
+        assert seen["syncer_outbox_waiting_changes"] == {(): 0}
+        assert seen["syncer_relay_leaders"] == {(): 1}
+        assert sum(seen["syncer_topic_waiting_records"].values()) == 2
+        wait_until(lambda: (survey.run_once().lag_seconds or 0) > 0.1, what="what waits in the topic grows older")
+        world.drain(relay, worker)
+        wait_until(lambda: survey.run_once().lag_seconds == 0, what="nothing waits")
+        assert set(scraped()["syncer_topic_waiting_records"].values()) == {0}
+        assert {one.outbox_waiting for one in survey.history} >= {2, 0}
+        assert any(one.handled_per_second for one in survey.history)
+        assert any(one.published_per_second for one in survey.history)
+
+
+def test_a_daemon_counts_what_it_does(world: World) -> None:
+    """From the outbox to the index and to a search: changes, documents, times, progress; and all stages beat."""
+    before = scraped()
+    eager = MetricsSettings(seconds=0.2, searchable_seconds=0.1)
+    with at_work(world, metrics=eager) as (survey, stop):
+        world.sql(BLOG)
+        world.wait_until_level()
+        searchable = "syncer_worker_commit_to_searchable_seconds_count"
+        wait_until(lambda: grown(searchable, before) > 0, what="a search has found it")
+        assert grown("syncer_relay_published_changes_total", before) >= 2
+        assert grown("syncer_worker_handled_changes_total", before) >= 2
+        assert grown("syncer_worker_commit_to_indexed_seconds_count", before) >= 2
+        assert grown("syncer_worker_written_documents_total", before, "indexed") >= 1
+        assert grown("syncer_worker_batch_seconds_count", before) >= 1
+        wait_until(lambda: len(scraped()["syncer_stage_beat_timestamp_seconds"]) == 6, what="every stage has a beat")
+        seen = scraped()
+        assert ("relay",) in seen["syncer_stage_progress_timestamp_seconds"]
+        assert seen["syncer_relay_leads"] == {(): 1}
+        assert seen["syncer_survey_is_answered"] == {("postgres",): 1, ("kafka",): 1, ("elasticsearch",): 1}
+        names = survey.stages
+        assert health.alive(stop, names).is_well
+        wait_until(lambda: health.ready(stop, names, survey.latest).is_well, what="it is ready")
+    assert not health.ready(stop, names, survey.latest).is_well
+
+
+def test_a_server_that_is_away_takes_nothing_from_the_others(world: World) -> None:
+    """What it would say is left out, the rest is shown; who needs it is not ready, and says why, and is alive."""
+    world.sql(BLOG)
+    kafka = world.settings.kafka.model_copy(update={"bootstrap_servers": NOBODY})
+    stop = Stop()
+    with pytest.MonkeyPatch.context() as patch, surveying(world, kafka=kafka) as survey, capture_logs() as logs:
+        patch.setattr("syncer.topic.ANSWER_SECONDS", 0.5)
+        surveyed = survey.run_once()
+    seen = scraped()
+    assert seen["syncer_outbox_waiting_changes"] == {(): 2}
+    assert ("blogpost", world.index_of(), "serving") in seen["syncer_index_documents"]
+    for name in ("syncer_topic_waiting_records", "syncer_worker_members", "syncer_lag_seconds"):
+        assert name not in seen
+    assert surveyed.overview is None
+    checks = {one.name: one for one in health.ready(stop, [], surveyed).checks}
+    assert {name for name, one in checks.items() if not one.is_well} == {Server.KAFKA}
+    assert "Kafka" in checks["kafka"].reason
+    assert health.ready(stop, [], surveyed, needs=[Server.POSTGRES]).is_well
+    assert health.alive(stop, []).is_well
+    assert not [one for one in logs if one["event"] == "survey.failed"]
+
+
+def test_too_much_lag_is_said_once_and_once_that_it_is_over(world: World) -> None:
+    """However often it is looked at meanwhile."""
+    world.sql(BLOG)
+    strict = MetricsSettings(lag_seconds_max=0.001)
+    with surveying(world, metrics=strict) as survey, world.index() as index, capture_logs() as logs:
+        for _ in range(3):
+            survey.run_once()
+        with world.relay() as relay, world.worker(index) as worker:
+            world.drain(relay, worker)
+            wait_until(lambda: survey.run_once().lag_seconds == 0, what="nothing waits")
+    assert [one["event"] for one in logs if one["event"].startswith("lag.")] == ["lag.exceeded", "lag.recovered"]
+
+
+def test_what_holds_the_outbox_back_is_seen(world: World) -> None:
+    """A transaction that stays open is as old as it is; one that has ended is not seen."""
+    with surveying(world) as survey:
+        with world.application() as open_:
+            open_.execute("INSERT INTO users (name, email) VALUES ('Jane', 'j@example.com')")
+            survey.run_once()
+            assert scraped()["syncer_postgres_oldest_transaction_seconds"][("open",)] > 0
+        survey.run_once()
+        assert scraped()["syncer_postgres_oldest_transaction_seconds"][("open",)] == 0
+
+
+def test_the_last_verification_is_seen_by_who_did_not_run_it(world: World) -> None:
+    """How many documents were left different, and when; a sample says nothing of all, and goes away with its index."""
+    world.sql(BLOG)
+    world.backfill()
+    with surveying(world) as survey:
+        survey.run_once()
+        assert "syncer_verify_drifted_documents" not in scraped()
+        with world.elasticsearch() as client:
+            client.index(index=world.alias, id="77", document={"title": "nobody wrote this"}, refresh=True)
+        verify(world, sample=5)
+        survey.run_once()
+        assert "syncer_verify_drifted_documents" not in scraped()
+        verify(world)
+        survey.run_once()
+        assert scraped()["syncer_verify_drifted_documents"] == {("blogpost",): 1}
+        verify(world, repair=True)
+        survey.run_once()
+        assert scraped()["syncer_verify_drifted_documents"] == {("blogpost",): 0}
+    with world.connect() as connection:
+        (found,) = verification.last(connection)
+        assert (found.documents, found.repaired, found.is_complete) == (1, 1, True)
+        connection.execute("DELETE FROM syncer.document")
+        assert verification.last(connection) == []
+
+
+def verify(world: World, **options: Any) -> None:
+    """What ``syncer verify`` does."""
+    with world.connect() as connection, world.elasticsearch() as client:
+        parts = world.parts(connection, client)
+        compared(parts, served(connection)["blogpost"], err=Console(quiet=True), settle_seconds=0, **options)

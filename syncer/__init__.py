@@ -66,6 +66,7 @@ ground; a module knows only those below it:
     schema       migrations                                   postgres   connections
     repeated     said once, and then counted
     telemetry    log events                                   settings   config/syncer.yaml and the environment
+    secret_files settings that are the content of a file
     model        what stages hand to one another              errors     the tree of errors
     sandbox      real servers to try it on
 """

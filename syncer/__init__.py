@@ -42,6 +42,7 @@ ground; a module knows only those below it:
     affected     changes → ids, if they are few               compose    ids → documents, in one snapshot
     halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are
     trial        what Elasticsearch makes of an index.json    incarnation  after a failover, a restore: refreshes
+    grants       what a role of Postgres may do, by its duties
     loss         records that Kafka has lost                  leftover   indices that somebody who died has left
     jobs         made, paused, ended
     condition    a part of a document                         replica    documents read beside the primary

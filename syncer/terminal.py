@@ -289,7 +289,8 @@ def show_overview(console: Console, seen: Overview) -> None:
         said = "[red]no relay leads: is `syncer run` running?"
     else:
         place = f" from {leader.address}" if leader.address else ""
-        said = f"[green]led by Postgres connection {leader.process}[/]{place} for {leader.seconds:,.0f} s"
+        since = "" if leader.seconds is None else f" for {leader.seconds:,.0f} s"
+        said = f"[green]led by Postgres connection {leader.process}[/]{place}{since}"
     late = f", the oldest for {seen.outbox_lag_seconds:,.1f} s" if seen.outbox_waiting else ""
     flow.add_row("relay", said, f"{seen.outbox_waiting:,} changes in the outbox{late}")
     working = f"[green]{seen.workers} at work" if seen.workers else "[red]none: is `syncer run` running?"

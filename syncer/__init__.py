@@ -21,6 +21,7 @@ ground; a module knows only those below it:
 
     cli          the commands; puts the parts together        …_commands                        some of them
     doctor       whether all is so that the promises hold
+    draft        a document's folder, from a table
     letter_page  what a dead letter shows to a person         trying     whether its document could be written now
     demo         a blog, a rename, a question; the guide's models
     plan         what apply would do, and what that costs     explain    why one document is as it is

@@ -26,6 +26,7 @@ from syncer import (
     grants_commands,
     halting,
     index as elastic,
+    init_commands,
     job_commands,
     jobs,
     letter_commands,
@@ -71,6 +72,7 @@ app.add_typer(sandbox_commands.app, name="sandbox")
 app.add_typer(job_commands.app, name="jobs")
 app.add_typer(letter_commands.app, name="dead-letters")
 app.add_typer(lock_commands.app, name="locks")
+app.command("init")(init_commands.init)
 app.command("grants")(grants_commands.print_grants)
 
 out = terminal.console(sys.stdout)

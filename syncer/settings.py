@@ -217,6 +217,15 @@ class Settings(_FromFileAndEnvironment):
     log: LogSettings = LogSettings()
 
 
+class SourceSettings(_FromFileAndEnvironment):
+    """What a command needs that talks to Postgres alone. Construct it with `load_source`."""
+
+    model_config = SettingsConfigDict(extra="ignore")
+
+    postgres: PostgresSettings
+    log: LogSettings = LogSettings()
+
+
 class SearchSettings(_FromFileAndEnvironment):
     """What a command needs that talks to Elasticsearch alone. Construct it with `load_search`."""
 
@@ -238,6 +247,15 @@ def load() -> Settings:
         ConfigError: The file is not YAML, or a setting is missing, unknown or of the wrong kind.
     """
     return _load(Settings)
+
+
+def load_source() -> SourceSettings:
+    """Read and validate what concerns Postgres alone.
+
+    Raises:
+        ConfigError: As `load`.
+    """
+    return _load(SourceSettings)
 
 
 def load_search() -> SearchSettings:

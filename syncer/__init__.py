@@ -21,6 +21,7 @@ ground; a module knows only those below it:
 
     cli          the commands; puts the parts together        …_commands                        some of them
     doctor       whether all is so that the promises hold
+    draft        a document's folder, from a table
     letter_page  what a dead letter shows to a person         trying     whether its document could be written now
     demo         a blog, a rename, a question; the guide's models
     plan         what apply would do, and what that costs     explain    why one document is as it is
@@ -46,6 +47,7 @@ ground; a module knows only those below it:
     affected     changes → ids, if they are few               compose    ids → documents, in one snapshot
     halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are
     trial        what Elasticsearch makes of an index.json    incarnation  after a failover, a restore: refreshes
+    grants       what a role of Postgres may do, by its duties
     loss         records that Kafka has lost                  leftover   indices that somebody who died has left
     jobs         made, paused, ended
     condition    a part of a document                         replica    documents read beside the primary
@@ -73,7 +75,7 @@ ground; a module knows only those below it:
     telemetry    which events are logged, and how             traces     … and what each batch was, as spans
     metrics      what is counted and measured                 repeated   said once, and then counted
     searchable   how long until a search finds it             settings   config/syncer.yaml and the environment
-    events       what each line of the log means
+    events       what each line of the log means              secret_files  settings that are the content of a file
     model        what stages hand to one another              errors     the tree of errors
     sandbox      real servers to try it on
 """

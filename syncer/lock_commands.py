@@ -21,9 +21,10 @@ from rich.table import Column, Table
 from syncer import index as elastic, settings, telemetry, terminal
 from syncer.errors import LockError
 from syncer.locks import Locks, Recovery
-from syncer.locks.keeper import INDEX
+from syncer.locks.entries import Entry
+from syncer.locks.holders import Holder
 from syncer.locks.names import readable
-from syncer.locks.registry import Entry, Holder, Registry
+from syncer.locks.registry import INDEX, Registry
 
 _WATCHED_SECONDS_MAX = 15.0
 _LOOK_SECONDS = 0.2
@@ -92,7 +93,7 @@ def _connect() -> Elasticsearch:
 def _read(registry: Registry) -> tuple[list[Holder], list[Entry]]:
     if not registry.exists():
         return [], []
-    return registry.holders(), list(registry.entries())
+    return [holder for holder, _ in registry.holders.all()], list(registry.entries.of())
 
 
 def _find(holders: Sequence[Holder], name: str) -> Holder:
@@ -111,7 +112,7 @@ def _alive(registry: Registry, holders: Sequence[Holder]) -> set[str]:
     while still and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
         for id_ in list(still):
-            found = registry.look(id_)
+            found = registry.holders.look(id_)
             if found is None or found[0].renewals != still[id_]:
                 del still[id_]
                 moved |= set() if found is None else {id_}

@@ -32,13 +32,13 @@ TROUBLES = 4
 FENCE = Rule(
     "a document is written with the term of the lock as its version",
     module="syncer.locks.fence",
-    text='{"version": term, "version_type": "external_gte"}',
-    instead="{}",
+    text="{**_place(one), **version}",
+    instead="_place(one)",
 )
 RECOVERY = Rule(
     "whoever takes a lock over finishes or rolls back what its holder had put down",
     module="syncer.locks.burial",
-    text="if holder.intent is not None:",
+    text="if dead.intent is not None:",
     instead="if False:",
 )
 DEATH = Rule(
@@ -143,7 +143,7 @@ def crowd(endpoints: Endpoints, index: str, kind: str, folder: Path) -> Iterator
 def pair(url: str, index: str) -> tuple[int, ...]:
     """What the two documents say once whoever was killed is buried."""
     with Elasticsearch(url) as client, Locks(client, owner="test", index=f"{index}-locks", lease_seconds=5) as locks:
-        for one in Registry(client, index=f"{index}-locks").holders():
+        for one, _ in Registry(client, index=f"{index}-locks").holders.all():
             if one.owner != "test":
                 wait_until(partial(locks.bury, one.id), what="the dead are buried")
         return tuple(client.get(index=index, id=one)["_source"]["value"] for one in PAIR)
@@ -163,7 +163,7 @@ def lockers(endpoints: Endpoints, index: str, *, recovery: Recovery = Recovery.F
 
 def stall(locks: Locks) -> None:
     """Renew no more, as a process that stands still."""
-    locks._lease._over.set()
+    locks._lease._ended.set()
     locks._lease._thread.join()
 
 
@@ -226,9 +226,9 @@ def test_who_comes_back_from_the_dead_changes_nothing(
     promises=(),
     without=Rule(
         "what is to be changed is referred to by a write that fails for who was taken for dead",
-        module="syncer.locks.keeper",
-        text="        self._lease.persist(lambda: self._lease.amend(intent=intent))\n",
-        instead="",
+        module="syncer.locks.held",
+        text="self._lease.persist(lambda: self._lease.amend(intent=intent))",
+        instead="self._lease._seen",
     ),
 )
 def test_who_was_taken_for_dead_begins_nothing(

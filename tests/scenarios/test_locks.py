@@ -54,7 +54,7 @@ def owner(client: Elasticsearch, index: str) -> Iterator[Callable[[str], Locks]]
 
 def entries(client: Elasticsearch, index: str) -> set[tuple[str, str]]:
     """All that is held: the lock and how."""
-    return {(one.lock, one.mode) for one in Registry(client, index=f"{index}-locks").entries()}
+    return {(one.lock, one.mode) for one in Registry(client, index=f"{index}-locks").entries.of()}
 
 
 def everything(locks: Locks) -> AbstractContextManager[Held]:

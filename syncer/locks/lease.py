@@ -14,12 +14,13 @@ from elasticsearch import ApiError, TransportError
 
 from syncer.compose import clock
 from syncer.errors import LockLostError
-from syncer.lifecycle import persist
 from syncer.locks.holders import Holder, Holders, Seen
+from syncer.policy import Action, Backoff, decide
 
 _Result = TypeVar("_Result")
 
 _RENEWALS_PER_LEASE = 4
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0
 
 
 class Lease:
@@ -110,7 +111,16 @@ class Lease:
             LockLostError: It lasts no longer.
             Exception: What trying again does not mend.
         """
-        return persist(action, pause=self._pause, stage="locks")
+        backoff = Backoff(first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS)
+        while True:
+            try:
+                return action()
+            except Exception as error:
+                if decide(error) is not Action.RETRY:
+                    raise
+                if self.is_over:
+                    raise self.lost() from error
+            time.sleep(backoff.next_seconds())
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
@@ -135,10 +145,6 @@ class Lease:
                 self._holders.amend(replace(self._holder, is_dead=True), self._seen)
             else:
                 self._holders.leave(self._holder.id, self._seen)
-
-    def _pause(self, seconds: float) -> None:
-        self.require()
-        time.sleep(seconds)
 
     def _look(self) -> None:
         """See what became of our holder: an answer that was lost may have been a write that was not."""

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from elastic_transport import Transport
 from elasticsearch import Elasticsearch
 
 from syncer.locks import Locks, Recovery, burial, held
+from syncer.locks.fence import Fence
 from tests.locking.locker import turn
 
 LEASE_SECONDS = 2.0
@@ -50,7 +51,7 @@ def main(*arguments: str) -> None:
     held._PAGE_CHANGES_MAX = 1
     send = signal.Signals[signal_name]
     act = _hold if role == "holder" else _bury
-    children = [_fork(lambda number=number: act(url, index, number, send, Path(folder))) for number in _numbers(role)]
+    children = [_fork(partial(act, url, index, number, send, Path(folder))) for number in range(1, STEPS[role] + 1)]
     ended = {child for child in children if not os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])}
     print(STANDING, flush=True)  # noqa: T201 - the test waits for it
     sys.stdin.readline()
@@ -60,39 +61,38 @@ def main(*arguments: str) -> None:
             os.waitpid(child, 0)
 
 
-def _numbers(role: str) -> range:
-    return range(1, STEPS[role] + 1)
-
-
 def _hold(url: str, index: str, number: int, send: signal.Signals, folder: Path) -> None:
     _count_requests(number, send)
     _lock(url, index, number, folder / f"holder-{number}.jsonl")
 
 
 def _bury(url: str, index: str, number: int, send: signal.Signals, folder: Path) -> None:
-    os.waitpid(_fork(lambda: _die_half_way(url, index, number, folder)), 0)
-    bury = burial.bury
+    os.waitpid(_fork(partial(_die_half_way, url, index, number, folder)), 0)
+    bury, buries = burial.bury, threading.Event()
 
     def bury_and_count(*arguments: Any, **named: Any) -> bool:
-        with ExitStack() as stack:
-            stack.callback(_count_requests(number, send))
+        buries.set()
+        try:
             return bury(*arguments, **named)
+        finally:
+            buries.clear()
 
     burial.bury = bury_and_count
+    _count_requests(number, send, only_if=buries.is_set)
     _lock(url, index, number, folder / f"burier-{number}.jsonl")
 
 
 def _die_half_way(url: str, index: str, number: int, folder: Path) -> None:
     """Die between the two documents."""
     writes = itertools.count(1)
-    write = held.Fence.write
+    write = Fence.write
 
     def write_or_die(*arguments: Any, **named: Any) -> Any:
         if next(writes) == _SECOND_PAGE:
             os.kill(os.getpid(), signal.SIGKILL)
         return write(*arguments, **named)
 
-    held.Fence.write = write_or_die  # type: ignore[method-assign]
+    Fence.write = write_or_die  # type: ignore[method-assign]
     _lock(url, index, number, folder / f"holder-{number}.jsonl")
 
 
@@ -113,20 +113,16 @@ def _lock(url: str, index: str, number: int, file: Path) -> None:
         turn(client, taken, index, lines, file.stem, pair=pair(number))
 
 
-def _count_requests(number: int, send: signal.Signals) -> Callable[[], None]:
-    """Send oneself a signal before the how many-th request of the main thread; returns what ends the counting."""
+def _count_requests(number: int, send: signal.Signals, *, only_if: Callable[[], bool] = lambda: True) -> None:
+    """Send oneself a signal before the how many-th request; those that renew the lease do not count."""
     perform, turns = Transport.perform_request, itertools.count(1)
 
     def perform_or_stop(*arguments: Any, **named: Any) -> Any:
-        if threading.current_thread() is threading.main_thread() and next(turns) == number:
+        if threading.current_thread() is threading.main_thread() and only_if() and next(turns) == number:
             os.kill(os.getpid(), send)
         return perform(*arguments, **named)
 
-    def end() -> None:
-        Transport.perform_request = perform  # type: ignore[method-assign]
-
     Transport.perform_request = perform_or_stop  # type: ignore[method-assign]
-    return end
 
 
 def _fork(act: Callable[[], None]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,20 @@ from syncer.locks.fence import Fence
 from syncer.locks.holders import Holder, Seen
 from syncer.locks.lease import Lease
 from syncer.locks.registry import Registry
+
+
+class Burial(Enum):
+    """What became of a holder that was to be buried."""
+
+    PUT_OFF = "not dead, or somebody else is at it"
+    DONE = "it holds nothing any more"
+    FINISHED = "it holds nothing any more; what it had begun is finished"
+    ROLLED_BACK = "it holds nothing any more; what it had begun is rolled back"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of it is left."""
+        return self is not Burial.PUT_OFF
 
 
 class _OvertakenError(Exception):
@@ -48,7 +63,7 @@ class _Remains:
         self._registry.holders.leave(self._holder.id, self._seen)
 
 
-def bury(registry: Registry, fence: Fence, dead: str, *, successor: Lease, recovery: Recovery) -> bool:
+def bury(registry: Registry, fence: Fence, dead: str, *, successor: Lease, recovery: Recovery) -> Burial:
     """Take a holder for dead, and leave nothing of it.
 
     Args:
@@ -58,9 +73,6 @@ def bury(registry: Registry, fence: Fence, dead: str, *, successor: Lease, recov
         successor: Who does it.
         recovery: What to do with changes that it had put down.
 
-    Returns:
-        Whether it is gone; False if it has moved after all, or somebody else buries it.
-
     Raises:
         LockLostError: We are taken for dead ourselves.
     """
@@ -68,31 +80,34 @@ def bury(registry: Registry, fence: Fence, dead: str, *, successor: Lease, recov
     found = registry.holders.look(dead)
     if found is None:
         _free(registry, dead)  # entries of who has left are nobody's
-        return True
+        return Burial.DONE
     remains = _Remains(registry, *found)
     try:
-        _bury(registry, fence, found[0], remains, successor=successor, recovery=recovery)
+        return _bury(registry, fence, found[0], remains, successor=successor, recovery=recovery)
     except _OvertakenError:
-        return False
+        return Burial.PUT_OFF
     except BaseException:
         with suppress(ApiError, TransportError, _OvertakenError):
             remains.amend(successor=None)  # let others do it
         raise
-    return True
 
 
 def _bury(
     registry: Registry, fence: Fence, dead: Holder, remains: _Remains, *, successor: Lease, recovery: Recovery
-) -> None:
+) -> Burial:
+    done = Burial.DONE
     remains.amend(is_dead=True, successor=successor.id)
     if dead.intent is not None:
         # A document that is refused both ways was refused to the dead one too, or somebody writes it without a lock:
         # neither can be mended here, nor may it hold up others.
-        settle(registry, fence, dead.intent, recovery, draw=remains.amend, lease=successor)
+        refused = settle(registry, fence, dead.intent, recovery, draw=remains.amend, lease=successor)
+        is_finished = recovery is Recovery.FINISH and refused is None
+        done = Burial.FINISHED if is_finished else Burial.ROLLED_BACK
         remains.amend(intent=None)  # whoever goes on from here must not do it once more, or the other way
     registry.intents.drop_all_of(dead.id)
     _free(registry, dead.id)
     remains.leave()
+    return done
 
 
 def _free(registry: Registry, dead: str) -> None:

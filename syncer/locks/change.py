@@ -12,7 +12,7 @@ class Recovery(StrEnum):
 
     FINISH = "finish"
     """Make all of them; if Elasticsearch refuses one, put back what was there before."""
-    ROLL_BACK = "roll back"
+    ROLL_BACK = "roll-back"
     """Put back what was there before."""
 
 

@@ -12,13 +12,14 @@ from elasticsearch import ApiError, Elasticsearch, TransportError
 
 from syncer.errors import LockError, LockTimeoutError, UnavailableError
 from syncer.locks import burial, names
+from syncer.locks.burial import Burial
 from syncer.locks.change import Recovery
 from syncer.locks.entries import Entry
 from syncer.locks.fence import Fence
 from syncer.locks.held import Held
 from syncer.locks.lease import Lease
 from syncer.locks.names import Mode
-from syncer.locks.registry import INDEX, Registry, ensure
+from syncer.locks.registry import INDEX, ensure
 from syncer.locks.watch import Watch
 from syncer.policy import Backoff
 
@@ -56,7 +57,7 @@ class Locks:
             raise LockError(f"A lease cannot last {lease_seconds} s", hint="As in: lease_seconds=10")
         # No request is waited for longer than the lease that allows it.
         self._client = client.options(request_timeout=lease_seconds, max_retries=0)
-        self._registry = Registry(self._client, index=index, born=ensure(client, index))
+        self._registry = ensure(self._client, index)
         self._fence = Fence(self._client)
         self._owner = owner
         self._lease_seconds = lease_seconds
@@ -123,12 +124,8 @@ class Locks:
         with self._holding(names.tree(name, paths), timeout) as held:
             yield held
 
-    def bury(self, holder: str) -> bool:
-        """Take a holder for dead without waiting: what it holds is free, and its changes finished or rolled back.
-
-        Returns:
-            Whether it is gone; False if it has just moved, or somebody else buries it.
-        """
+    def bury(self, holder: str) -> Burial:
+        """Take a holder for dead without waiting: what it holds is free, and its changes finished or rolled back."""
         self._be_somebody()
         return self._lease.persist(partial(self._bury, holder))
 
@@ -200,7 +197,7 @@ class Locks:
             self._is_unsure = True
             raise
 
-    def _bury(self, dead: str) -> bool:
+    def _bury(self, dead: str) -> Burial:
         return burial.bury(self._registry, self._fence, dead, successor=self._lease, recovery=self._recovery)
 
     def _too_late(self, lock: str, in_the_way: Iterable[Entry]) -> LockTimeoutError:

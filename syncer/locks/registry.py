@@ -7,6 +7,7 @@ its upper half it is greater too after the index was deleted and made again. Suc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from elasticsearch import BadRequestError, Elasticsearch, NotFoundError
@@ -38,38 +39,55 @@ class Registry:
     Args:
         client: Elasticsearch.
         index: Where they are.
-        born: When it was made, as `ensure` says; needed for terms alone.
+        born: The second in which it was made.
     """
 
-    def __init__(self, client: Elasticsearch, *, index: str, born: int = 0) -> None:
-        self._client = client
-        self._index = index
+    def __init__(self, client: Elasticsearch, *, index: str, born: int) -> None:
         self._born = born
         self.entries = Entries(client, index=index)
         self.holders = Holders(client, index=index)
         self.intents = Intents(client, index=_intents(index))
-
-    def exists(self) -> bool:
-        """Whether anybody has ever locked anything here."""
-        return bool(self._client.indices.exists(index=self._index))
 
     def term(self, seen: Seen) -> int:
         """The term of a write: greater than that of any before it."""
         return (self._born << _TERM_BITS) + seen.seq_no
 
 
-def ensure(client: Elasticsearch, index: str) -> int:
-    """Make the indices, if they are not there; returns at what second the one with the locks was made.
+def ensure(client: Elasticsearch, index: str) -> Registry:
+    """The documents that locks are made of; their indices are made if they are not there.
 
     Raises:
-        LockError: There is one of that name that cannot hold locks.
+        LockError: There is an index of that name that cannot hold locks.
+    """
+    made = find(client, index)
+    if made is not None:
+        return made
+    _make(client, index, _MAPPINGS)
+    _make(client, _intents(index), _INTENT_MAPPINGS)
+    return Registry(client, index=index, born=_born(client.indices.get(index=index).body, index))
+
+
+def find(client: Elasticsearch, index: str) -> Registry | None:
+    """The same; None if nobody has ever locked anything there.
+
+    Raises:
+        LockError: There is an index of that name that cannot hold locks.
     """
     try:
-        found = client.indices.get(index=f"{index},{_intents(index)}", expand_wildcards="all").body
+        found = client.indices.get(index=f"{index},{_intents(index)}").body
     except NotFoundError:
-        _make(client, index, _MAPPINGS)
-        _make(client, _intents(index), _INTENT_MAPPINGS)
-        found = client.indices.get(index=index).body
+        return None
+    except BadRequestError as error:
+        raise LockError(f"No index can be called {index!r}", hint=f"As in: {INDEX}") from error
+    return Registry(client, index=index, born=_born(found, index))
+
+
+def _born(found: Mapping[str, Any], index: str) -> int:
+    """The second in which the index was made.
+
+    Raises:
+        LockError: It cannot hold locks.
+    """
     if index not in found:
         raise LockError(
             f"{index} is an alias, and terms need one index", hint="Name an index, or one that is not there."

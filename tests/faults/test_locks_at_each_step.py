@@ -12,12 +12,12 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from syncer.locks import Change, Locks, Recovery
-from syncer.locks.registry import Registry
+from syncer.locks.registry import ensure
 from syncer.sandbox import Endpoints
 from tests.harness import REPOSITORY
 from tests.locking import Turn, history, violations
 from tests.locking.pair import pair_index, values
-from tests.locking.rules import DEATH, FENCE, RECOVERY
+from tests.locking.rules import FENCE, RECOVERY
 from tests.locking.steps import STANDING, STEPS, pair
 from tests.proof import Rule, faces
 
@@ -65,14 +65,14 @@ def check(endpoints: Endpoints, role: str, signal: str, folder: Path) -> None:
             turns = sorted([*history(folder.glob(f"*-{number}.jsonl")), heir], key=lambda turn: turn.term)
             last = values(client, index, pair=pair(number))
             assert violations(turns, last) == [], f"process {number}"
-        assert list(Registry(client, index=f"{index}-locks").entries.of()) == []
+        assert list(ensure(client, f"{index}-locks").entries.of()) == []
     assert any(one.is_done for one in history(folder.glob("*.jsonl"))), "no process came to its end"
 
 
 @faces(
     "a holder is killed before each of its requests, or stands still there and goes on when others have its locks",
     promises=(),
-    without=(FENCE, RECOVERY, DEATH),
+    without=(FENCE, RECOVERY),
 )
 @pytest.mark.parametrize("signal", ["SIGSTOP", "SIGKILL"])
 def test_a_holder_is_stopped_or_killed_at_each_step(endpoints: Endpoints, tmp_path: Path, signal: str) -> None:

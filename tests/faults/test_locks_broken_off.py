@@ -12,7 +12,7 @@ from elasticsearch import ConflictError, ConnectionError as NoConnectionError, C
 from syncer.errors import LockError, LockLostError, UnavailableError
 from syncer.locks import Change, Locks, Recovery
 from syncer.locks.names import Mode
-from syncer.locks.registry import Registry
+from syncer.locks.registry import ensure
 from syncer.sandbox import Endpoints
 from tests.harness import DEADLINE_SECONDS, wait_until
 from tests.locking import PAIR
@@ -231,4 +231,4 @@ def test_a_lock_that_could_not_be_given_back_is_free_though_its_owner_lives(
             pass
         with first.everything():
             pass
-        assert list(Registry(first._client, index=f"{index}-locks").entries.of()) == []
+        assert list(ensure(first._client, f"{index}-locks").entries.of()) == []

@@ -8,13 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from elasticsearch import Elasticsearch
 
 from syncer.locks import Locks
-from syncer.locks.registry import Registry
+from syncer.locks.registry import ensure
 from syncer.sandbox import Endpoints
 from tests.harness import REPOSITORY, wait_until
 from tests.locking import Turn, history
@@ -102,7 +101,7 @@ def crowd(endpoints: Endpoints, index: str, kind: str, folder: Path) -> Iterator
 def settled(url: str, index: str) -> tuple[int, ...]:
     """What the two documents say once whoever was killed is buried."""
     with Elasticsearch(url) as client, Locks(client, owner="test", index=f"{index}-locks", lease_seconds=15) as locks:
-        for one, _ in Registry(client, index=f"{index}-locks").holders.all():
+        for one, _ in ensure(client, f"{index}-locks").holders.all():
             if one.owner != "test":
-                wait_until(partial(locks.bury, one.id), what="the dead are buried")
+                wait_until(lambda dead=one.id: locks.bury(dead).is_gone, what="the dead are buried")  # type: ignore[misc]
         return values(client, index)

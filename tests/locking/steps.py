@@ -70,7 +70,7 @@ def _bury(url: str, index: str, number: int, send: signal.Signals, folder: Path)
     os.waitpid(_fork(partial(_die_half_way, url, index, number, folder)), 0)
     bury, buries = burial.bury, threading.Event()
 
-    def bury_and_count(*arguments: Any, **named: Any) -> bool:
+    def bury_and_count(*arguments: Any, **named: Any) -> Any:
         buries.set()
         try:
             return bury(*arguments, **named)

@@ -35,7 +35,7 @@ class Duty(StrEnum):
     OPERATOR = "operator"
     """`syncer backfill`, also with --rebuild, `jobs`, `dead-letters`, `verify --repair`: a worker by hand."""
     READER = "reader"
-    """`syncer status`, `verify`, `explain`: changes nothing."""
+    """`syncer status`, `verify`, `explain`: changes nothing but the note of what was found."""
 
 
 ROLE_BYTES_MAX = 63
@@ -48,7 +48,8 @@ _ALL = "SELECT, INSERT, UPDATE, DELETE"
 
 TABLES = (
     *("_yoyo_migration", "capture", "dead_letter", "document", "generation", "incarnation", "job", "job_page"),
-    *("leftover", "outbox", "relay_cursor", "topic", "unreadable_record", "unreadable_topic", "version_time"),
+    *("leftover", "outbox", "relay_cursor", "rewrite", "topic", "turn", "unreadable_record", "unreadable_topic"),
+    *("verification", "version_time"),
     *(f"outbox_{number}" for number in range(outbox.SEGMENTS)),
 )
 """Every table of the schema, but for what yoyo alone uses."""
@@ -56,7 +57,7 @@ _EVERY_TABLE = dict.fromkeys(TABLES, _SELECT)
 _LOOKED_AT = dict.fromkeys(
     (
         *("_yoyo_migration", "capture", "dead_letter", "document", "incarnation", "job", "outbox", "relay_cursor"),
-        *("topic", "unreadable_topic", "version_time"),
+        *("rewrite", "topic", "unreadable_topic", "verification", "version_time"),
     ),
     _SELECT,
 )
@@ -70,7 +71,9 @@ _WRITTEN = {
     "incarnation": _READ_AND_CHANGE,
     "job": _ALL,
     "job_page": _ALL,
+    "rewrite": "SELECT, INSERT",
     "topic": _ADD_AND_CHANGE,
+    "turn": _READ_AND_CHANGE,  # which is what it takes to lock it
     "unreadable_record": "SELECT, INSERT",
     "unreadable_topic": _ADD_AND_CHANGE,
 }
@@ -84,6 +87,7 @@ ON_TABLES: Mapping[Duty, Mapping[str, str]] = {
         **{f"outbox_{number}": "SELECT, TRUNCATE" for number in range(outbox.SEGMENTS)},
         "relay_cursor": _ADD_AND_CHANGE,
         # What Kafka has lost is made up for by jobs; what cannot go on is halted.
+        "rewrite": "SELECT, INSERT",
         "topic": _ADD_AND_CHANGE,
         "document": _READ_AND_CHANGE,
         "job": _ALL,
@@ -97,8 +101,9 @@ ON_TABLES: Mapping[Duty, Mapping[str, str]] = {
         "generation": _ALL,
         "leftover": _ALL,
         "unreadable_record": "SELECT, INSERT, DELETE",
+        "verification": _ADD_AND_CHANGE,
     },
-    Duty.READER: _EVERY_TABLE,
+    Duty.READER: {**_EVERY_TABLE, "verification": _ADD_AND_CHANGE},
 }
 """By duty, what it may do with which table. The schema's owner may do everything."""
 

@@ -65,10 +65,10 @@ ground; a module knows only those below it:
     shards       which shard a routing leads to               wording    numbers and times, as a person says them
     threads      work beside a stage
     schema       migrations                                   postgres   connections
-    telemetry    which events are logged, and how             events     what each of them means
+    telemetry    which events are logged, and how             traces     … and what each batch was, as spans
     metrics      what is counted and measured                 repeated   said once, and then counted
-    searchable   how long until a search finds what was written
-                                                              settings   config/syncer.yaml and the environment
+    searchable   how long until a search finds it             settings   config/syncer.yaml and the environment
+    events       what each line of the log means
     model        what stages hand to one another              errors     the tree of errors
     sandbox      real servers to try it on
 """

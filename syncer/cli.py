@@ -43,6 +43,7 @@ from syncer import (
     telemetry,
     terminal,
     topic,
+    traces,
 )
 from syncer.comparing import compared
 from syncer.errors import ConfigError, DefinitionError, HangingError
@@ -338,7 +339,11 @@ def run(*, only: Annotated[str | None, typer.Option(help="relay or workers: run 
     stop = Stop()
     serve(loaded, stages, stop)
     _stop_on_signals(stop)
-    service.run(stages, stop)
+    traces.configure(loaded.traces)
+    try:
+        service.run(stages, stop)
+    finally:
+        traces.close()
 
 
 def _stop_on_signals(stop: Stop) -> None:

@@ -349,6 +349,13 @@ TOPIC_TROUBLED: Final = _event(
     {"detail": "what it said", "repeated": "how often it has said that kind of thing since the last line"},
     action="See to the broker that `detail` names, if it lasts.",
 )
+TRACES_TROUBLED: Final = _event(
+    "traces.troubled",
+    "warning",
+    "What OpenTelemetry says of who collects traces. Spans are dropped; documents are not concerned.",
+    {"detail": "what it said", "repeated": "how often it has said that kind of thing since the last line"},
+    action="See whether something listens at `traces.endpoint`.",
+)
 TOPIC_LOST: Final = _event(
     "topic.records_lost",
     "error",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import structlog
 
-from syncer import events, metrics, store
+from syncer import events, store
 from syncer.errors import DocumentError
 from syncer.model import Role
 from syncer.postgres import Connection
@@ -47,7 +47,6 @@ def halt(connection: Connection, error: DocumentError) -> bool:
     reason = "\n".join(part for part in (error.message, error.hint) if part)
     is_first = store.halt(connection, error.document, error.generation, reason)
     if is_first:
-        metrics.halted(error.document)
         structlog.get_logger().error(
             events.DOCUMENT_HALTED, document=error.document, reason=error.message, hint=error.hint
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import structlog
 
-from syncer import events, jobs, metrics, store, version
+from syncer import events, jobs, store, version
 from syncer.job import JobKind
 from syncer.postgres import Connection
 
@@ -34,7 +34,6 @@ def enter(connection: Connection, record: version.EpochRecord) -> version.Incarn
             made = [one for one in refreshes if one is not None]
     version.skip_unflushed(connection)
     if entered.has_changed:
-        metrics.entered()
         log = structlog.get_logger()
         log.warning(events.INCARNATION_ENTERED, epoch=entered.epoch, jobs=[one.id for one in made])
         for one in made:

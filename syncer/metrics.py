@@ -228,7 +228,6 @@ _WORKER_DOCUMENTS = _counter(
     "new was there), parked.",
     "outcome",
 )
-_PAGES = _counter("syncer_refresher_written_pages_total", Question.KEEPING_UP, "Pages of jobs that are done.")
 _REFRESHER_DOCUMENTS = _counter(
     "syncer_refresher_written_documents_total", Question.KEEPING_UP, "The same of documents of jobs.", "outcome"
 )
@@ -357,18 +356,12 @@ _UNPLACED = _counter(
     "Batches on which an affects query failed, so that all of the document was refreshed.",
     "document",
 )
-_HALTS = _counter(
-    "syncer_document_halts_total", Question.WRONG, "How often this daemon has halted a document.", "document"
-)
 _LOSSES = _counter("syncer_topic_losses_total", Question.WRONG, "How often records were gone before they were handled.")
-_ENTERED = _counter(
-    "syncer_incarnation_entries_total", Question.WRONG, "How often the database was found not to be the one it was."
-)
 EPOCH: Final = SURVEYED.metric(
     "syncer_incarnation_epoch", Question.WRONG, "The epoch of versions; it grows with each failover and restore."
 )
 _JOB_FAILURES = _counter(
-    "syncer_job_failures_total", Question.WRONG, "Jobs that failed for a reason that nobody foresaw.", "kind"
+    "syncer_job_failures_total", Question.WRONG, "Jobs that failed for a reason that nobody foresaw."
 )
 DRIFTED: Final = SURVEYED.metric(
     "syncer_verify_drifted_documents",
@@ -430,9 +423,8 @@ class Timings:
     index_seconds: float
 
 
-def pages_written(stage: str, pages: int, outcomes: Mapping[str, int]) -> None:
+def pages_written(stage: str, outcomes: Mapping[str, int]) -> None:
     """A refresher has written pages of jobs."""
-    _PAGES.inc(pages)
     _count(_REFRESHER_DOCUMENTS, outcomes)
     progressed(stage)
 
@@ -474,24 +466,20 @@ def unplaced(document: str, batches: int) -> None:
     _UNPLACED.labels(document).inc(batches)
 
 
-def halted(document: str) -> None:
-    """A document was halted."""
-    _HALTS.labels(document).inc()
-
-
 def lost() -> None:
     """Records are gone from the topic, or it is another one."""
     _LOSSES.inc()
 
 
-def entered() -> None:
-    """The database is not the one that it was."""
-    _ENTERED.inc()
-
-
-def job_failed(kind: str) -> None:
+def job_failed() -> None:
     """A job has failed."""
-    _JOB_FAILURES.labels(kind).inc()
+    _JOB_FAILURES.inc()
+
+
+def know(document: str) -> None:
+    """There is such a document: what was not counted of it is 0, so that the first one that is counts as growth."""
+    for counter in (_PARKED, _UNPLACED):
+        counter.labels(document)
 
 
 def render() -> bytes:

@@ -24,6 +24,7 @@ from syncer.lifecycle import Abandoned, Stopping
 from syncer.pace import LiveTraffic, Window
 from syncer.policy import Action, decide
 from syncer.threads import Threads
+from syncer.traces import OFF, Trace
 from syncer.writer import Attempt, Writer, WriteReport
 
 KEEP_SECONDS = 1.0
@@ -62,6 +63,7 @@ class Task:
         report: What has become of those that no longer are.
         last: One that was written last.
         origin: What it is, for the log: the fields of each of its documents.
+        trace: Who is told how its parts go.
     """
 
     is_given: bool = False
@@ -69,6 +71,7 @@ class Task:
     report: WriteReport = field(default_factory=WriteReport)
     last: Last | None = None
     origin: Mapping[str, int] = field(default_factory=dict)
+    trace: Trace = OFF
 
     @property
     def is_done(self) -> bool:
@@ -247,16 +250,21 @@ class Pipeline:
             self._writer.compose, one.index_name, one.ids, everywhere=one.everywhere, origin=one.task.origin
         )
         try:
-            attempt = self._meanwhile(compose)
+            with one.task.trace.stage("compose"):
+                attempt = self._meanwhile(compose)
         except Exception as error:
             if decide(error) is Action.HALT:
                 raise
             self._write_slowly(one, one.ids)
         else:
             size = self._weigh(one.index_name, attempt)
-            answer = self._threads.submit(self._writer.send, attempt)
+            answer = self._threads.submit(self._send, one.task.trace, attempt)
             self._flights[answer] = _Flight(slice=one, attempt=attempt, size=size, begun_at=time.monotonic())
             one.task.open += 1
+
+    def _send(self, trace: Trace, attempt: Attempt) -> None:
+        with trace.stage("index"):
+            self._writer.send(attempt)
 
     def _weigh(self, index_name: str, attempt: Attempt) -> int:
         """Remember how large documents are; how many bytes these are together."""

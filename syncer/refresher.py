@@ -259,7 +259,7 @@ class Refresher:
             written.add(hand.report)
         report.pages += len(done)
         report.written.add(written)
-        metrics.pages_written(self._name, len(done), written.outcomes)
+        metrics.pages_written(self._name, written.outcomes)
 
     def _halt(self, error: DocumentError) -> None:
         halting.halt(self._connected(), error)
@@ -351,7 +351,7 @@ class Refresher:
                 raise error
         elif explain(error) is None:
             self._log.error(events.STAGE_FAILED, stage=self._name, job=job.id, error=repr(error), exc_info=error)
-            metrics.job_failed(job.kind)
+            metrics.job_failed()
             jobs.fail(connection, job.id, f"An error that nobody foresaw: {error!r}\nPlease report it.")
         else:
             raise error

@@ -30,10 +30,11 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException
 from psycopg.types.json import Jsonb
 
-from syncer import doorbell, events, loss, metrics, outbox
+from syncer import doorbell, events, loss, metrics, outbox, traces
 from syncer.lifecycle import Stop, Stopping, Trouble, persist
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.settings import RelaySettings
+from syncer.traces import OFF, Headers, Trace
 from syncer.transport import ChangeProducer
 
 STANDBY_SECONDS = 1.0
@@ -87,6 +88,47 @@ class RelayReport:
     published: int = 0
     cursor: str = ""
     seconds: float = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Batch:
+    """What is told of a batch.
+
+    Args:
+        began: When it was asked for, by the monotonic clock.
+        trace: Who is told how its parts go.
+        least: The least of the ids that its changes have in the outbox.
+        greatest: The greatest.
+    """
+
+    began: float
+    trace: Trace = OFF
+    least: int | None = None
+    greatest: int | None = None
+
+    def begin(self) -> Headers | None:
+        """There is something in it; what its records are to carry."""
+        self.trace = traces.begin("relay.batch", began=self.began)
+        return self.trace.headers
+
+    def noted(
+        self, rows: Iterable[outbox.Row], *, on_some: Callable[[], object] = lambda: None
+    ) -> Iterator[outbox.Row]:
+        """The same rows, looked at on their way; of many, so often as to show that it goes on."""
+        ids: list[int] = []
+        for row in rows:
+            ids.append(outbox.id_of(row))
+            if len(ids) >= _SOME:
+                self._note(ids)
+                on_some()
+            yield row
+        self._note(ids)
+
+    def _note(self, ids: list[int]) -> None:
+        if ids:
+            self.least = min(ids) if self.least is None else min(self.least, *ids)
+            self.greatest = max(ids) if self.greatest is None else max(self.greatest, *ids)
+            ids.clear()
 
 
 class Relay:
@@ -149,7 +191,6 @@ class Relay:
         now = time.monotonic()
         if report.published:
             self._changed_at = now
-            metrics.published(report.published, seconds=report.seconds)
         if now - self._trimmed_at >= self._settings.trim_seconds:
             self.trim()
         return report
@@ -278,36 +319,49 @@ class Relay:
     # Publishing
 
     def _publish(self, connection: Connection, producer: ChangeProducer) -> RelayReport:
-        began = time.monotonic()
+        batch = _Batch(began=time.monotonic())
         assert self._cursor is not None  # noqa: S101 - whoever leads has one
         producer.sent = {}
-        ids = _Ids()
-        published, seen = self._produce_new(connection, self._cursor, producer, ids)
+        published, seen = self._produce_new(connection, self._cursor, producer, batch)
         if published:
-            producer.flush()
+            with batch.trace.stage("publish"):
+                producer.flush()
             if producer.losses:
                 self._make_up(connection, producer)
-            self._save(connection, seen, producer.ends)
+            with batch.trace.stage("save"):
+                self._save(connection, seen, producer.ends)
         self._cursor = seen  # unsaved if nothing was new: then there is nothing between the two
-        report = RelayReport(is_leader=True, published=published, cursor=seen, seconds=time.monotonic() - began)
+        report = RelayReport(is_leader=True, published=published, cursor=seen, seconds=time.monotonic() - batch.began)
         if published:
-            self._log.info(
-                events.RELAY_PUBLISHED,
-                changes=published,
-                seconds=round(report.seconds, 4),
-                cursor=seen,
-                ids=[ids.least, ids.greatest],
-                offsets=producer.sent,
-            )
+            batch.trace.end(changes=published)
+            self._tell(report, batch, producer)
         return report
 
-    def _produce_new(self, connection: Connection, cursor: str, producer: ChangeProducer, ids: _Ids) -> tuple[int, str]:
+    def _tell(self, report: RelayReport, batch: _Batch, producer: ChangeProducer) -> None:
+        self._log.info(
+            events.RELAY_PUBLISHED,
+            changes=report.published,
+            seconds=round(report.seconds, 4),
+            cursor=report.cursor,
+            ids=[batch.least, batch.greatest],
+            offsets=producer.sent,
+        )
+        metrics.published(report.published, seconds=report.seconds)
+
+    def _produce_new(
+        self, connection: Connection, cursor: str, producer: ChangeProducer, batch: _Batch
+    ) -> tuple[int, str]:
         few = outbox.new(connection, cursor, rows_max=self._settings.fetch_rows)
         if few is not None:
             seen, rows = few
-            return producer.produce(ids.noted(rows)), seen
-        with outbox.all_new(connection, cursor) as (seen, many):
-            return producer.produce(ids.noted(many, on_some=self._stop.beat)), seen
+            if not rows:
+                return 0, seen
+            headers = batch.begin()
+            with batch.trace.stage("produce"):
+                return producer.produce(batch.noted(rows), headers=headers), seen
+        headers = batch.begin()
+        with batch.trace.stage("produce"), outbox.all_new(connection, cursor) as (seen, many):
+            return producer.produce(batch.noted(many, on_some=self._stop.beat), headers=headers), seen
 
     def _save(self, connection: Connection, cursor: str, ends: dict[int, int]) -> None:
         connection.execute(_SAVE, (self._system_identifier, cursor, self._topic_id, Jsonb(ends)))
@@ -323,38 +377,6 @@ class Relay:
         if trimmed:
             self._log.debug(events.RELAY_TRIMMED, segments=trimmed)
         return trimmed
-
-
-@dataclass(slots=True)
-class _Ids:
-    """Which changes are in a batch, as its line in the log says.
-
-    Args:
-        least: The least of their ids in the outbox.
-        greatest: The greatest.
-    """
-
-    least: int | None = None
-    greatest: int | None = None
-
-    def noted(
-        self, rows: Iterable[outbox.Row], *, on_some: Callable[[], object] = lambda: None
-    ) -> Iterator[outbox.Row]:
-        """The same rows, looked at on their way; of many, so often as to show that it goes on."""
-        ids: list[int] = []
-        for row in rows:
-            ids.append(outbox.id_of(row))
-            if len(ids) >= _SOME:
-                self._note(ids)
-                on_some()
-            yield row
-        self._note(ids)
-
-    def _note(self, ids: list[int]) -> None:
-        if ids:
-            self.least = min(ids) if self.least is None else min(self.least, *ids)
-            self.greatest = max(ids) if self.greatest is None else max(self.greatest, *ids)
-            ids.clear()
 
 
 def _another_topic() -> KafkaException:

@@ -7,6 +7,7 @@ another config folder. Nothing is read at import. Secrets are `SecretStr`, so th
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -34,16 +35,15 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from syncer import events
 from syncer.errors import ConfigError
+from syncer.events import Level
 
 TOKEN_CHARACTERS_MIN = 16
 """How long a token has to be that guards what changes something."""
 _DEFAULT_CONFIG_FOLDER = Path("config")
 _FILE_NAME = "syncer.yaml"
 _FILE_HINT = "As in:\npostgres:\n  dsn: postgresql://user@host/database"
-
-
-Level = Literal["debug", "info", "warning", "error"]
 
 
 class _Section(BaseModel):
@@ -213,6 +213,20 @@ class MetricsSettings(_Section):
     """How far behind documents may be before ``lag.exceeded`` is logged."""
 
 
+class TracesSettings(_Section):
+    """OpenTelemetry traces, if `syncer[otel]` is installed."""
+
+    endpoint: str | None = None
+    """Where spans are sent to, by OTLP over HTTP: http://collector:4318/v1/traces. Without one there are none."""
+    service_name: str = "syncer"
+    """What they are called by there; OTEL_ variables say the rest."""
+
+    @field_validator("endpoint", mode="before")
+    @classmethod
+    def _is_none_if_empty(cls, endpoint: object) -> object:
+        return endpoint or None
+
+
 class LogSettings(_Section):
     """What is logged, and how."""
 
@@ -227,6 +241,16 @@ class LogSettings(_Section):
     """Of ``relay.batch_published`` and ``worker.batch_indexed`` one line of so many is logged."""
     batch_slow_seconds: NonNegativeFloat = 1.0
     """… and each of a batch that took so long, or is so far behind."""
+
+    @field_validator("levels")
+    @classmethod
+    def _are_of_events(cls, levels: dict[str, Level]) -> dict[str, Level]:
+        known = events.CATALOGUE.keys() | {one.partition(".")[0] for one in events.CATALOGUE}
+        for name in levels:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=3)
+                raise ValueError(f"no event is called {name}" + (f"; is {' or '.join(near)} meant?" if near else ""))
+        return levels
 
 
 class _FromFileAndEnvironment(BaseSettings):
@@ -266,6 +290,7 @@ class Settings(_FromFileAndEnvironment):
     watch: WatchSettings = WatchSettings()
     web: WebSettings = WebSettings()
     metrics: MetricsSettings = MetricsSettings()
+    traces: TracesSettings = TracesSettings()
     log: LogSettings = LogSettings()
 
 

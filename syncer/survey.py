@@ -379,6 +379,8 @@ class Survey:
         }
         if known is not None:
             values |= _of_postgres(known)
+            for one in known.stored.in_force:
+                metrics.know(one.name)
         if queued is not None:
             values |= {
                 metrics.TOPIC_WAITING: {(str(one.partition),): one.records for one in queued.partitions},

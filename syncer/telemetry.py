@@ -101,22 +101,24 @@ def is_logged(name: str) -> bool:
 
 
 class LibraryLog(logging.Handler):
-    """Hands librdkafka's own log lines to structlog: each kind at once, and while it goes on less and less often."""
+    """Hands a library's own log lines to structlog: each kind at once, and while it goes on less and less often.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._kinds: Repeated[str, str] = Repeated(
-            _tell_trouble, seconds=_REPEAT_SECONDS, seconds_max=_REPEAT_SECONDS_MAX
-        )
+    Args:
+        event: As which event.
+    """
+
+    def __init__(self, event: str = events.TOPIC_TROUBLED) -> None:
+        super().__init__(logging.WARNING if event != events.TOPIC_TROUBLED else logging.NOTSET)
+        self._event = event
+        self._kinds: Repeated[str, str] = Repeated(self._tell, seconds=_REPEAT_SECONDS, seconds_max=_REPEAT_SECONDS_MAX)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log a line, or count it; one at a time, under the handler's lock."""
         message = record.getMessage()
         self._kinds.note(message.split("[", 1)[0], message)
 
-
-def _tell_trouble(_: str, number: int, message: str) -> None:
-    structlog.get_logger().warning(events.TOPIC_TROUBLED, detail=message, repeated=number - 1)
+    def _tell(self, _: str, number: int, message: str) -> None:
+        structlog.get_logger().warning(self._event, detail=message, repeated=number - 1)
 
 
 def library_logger() -> logging.Logger:

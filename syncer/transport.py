@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from confluent_kafka import (
@@ -30,11 +30,12 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from syncer import events, telemetry
+from syncer import events, telemetry, traces
 from syncer.errors import LossError
 from syncer.model import Change
 from syncer.settings import KafkaSettings
 from syncer.topic import ANSWER_SECONDS, Extent, Loss, Observer, common, id_of
+from syncer.traces import HEADER, Headers
 
 _DELIVERY_SECONDS = 30
 _POLL_EVERY = 1000
@@ -85,8 +86,8 @@ class ChangeProducer:
             logger=telemetry.library_logger(),
         )
 
-    def produce(self, records: Iterable[tuple[bytes, bytes]]) -> int:
-        """Queue records, each a key and a value; waits while the queue is full.
+    def produce(self, records: Iterable[tuple[bytes, bytes]], *, headers: Headers | None = None) -> int:
+        """Queue records, each a key and a value, with the same headers; waits while the queue is full.
 
         Returns:
             How many they were.
@@ -97,9 +98,9 @@ class ChangeProducer:
         count = 0
         for count, (key, value) in enumerate(records, 1):
             try:
-                self._producer.produce(self._topic, value, key)
+                self._producer.produce(self._topic, value, key, headers=headers)
             except BufferError:
-                self._produce_late(key, value)
+                self._produce_late(key, value, headers)
             except KafkaException as error:
                 self._refused(error.args[0], key, value)
             if not count % _POLL_EVERY:
@@ -109,12 +110,12 @@ class ChangeProducer:
                     self._publish_alone()
         return count
 
-    def _produce_late(self, key: bytes, value: bytes) -> None:
+    def _produce_late(self, key: bytes, value: bytes, headers: Headers | None) -> None:
         while True:
             self._producer.poll(0.1)
             self._raise_error()
             with suppress(BufferError):
-                return self._producer.produce(self._topic, value, key)
+                return self._producer.produce(self._topic, value, key, headers=headers)
 
     def flush(self) -> None:
         """Return when every queued record is acknowledged.
@@ -204,6 +205,7 @@ class Received:
         next_offsets: By partition, the offset to commit once all of them are done.
         keys: Their keys.
         places: The partition and the offset of each.
+        traces: What the relay's spans are, of the batches that they were published in; empty if nobody is told.
         epochs: By partition, the epoch of the leader that the last of them was written under, if that is known.
     """
 
@@ -212,6 +214,7 @@ class Received:
     epochs: dict[int, int] = field(default_factory=dict)
     keys: tuple[bytes | None, ...] = ()
     places: tuple[tuple[int, int], ...] = ()
+    traces: tuple[str, ...] = ()
 
     @property
     def offsets(self) -> dict[int, list[int]]:
@@ -298,6 +301,7 @@ class ChangeConsumer:
             values=tuple(values),
             keys=tuple(keys),
             places=tuple(places),
+            traces=_traces(messages) if traces.is_on() else (),
             next_offsets=next_offsets,
             epochs=epochs,
         )
@@ -432,6 +436,13 @@ class ChangeConsumer:
         except KafkaException as error:
             self._failure = error
         self._on_change(events.WORKER_REVOKED, [place.partition for place in partitions])
+
+
+def _traces(messages: Iterable[Message]) -> tuple[str, ...]:
+    """The distinct spans that records carry; one that is none leads nowhere."""
+    headers = [cast("list[tuple[str, bytes | None]]", one.headers() or []) for one in messages]
+    found = {value for some in headers for name, value in some if name == HEADER and value is not None}
+    return tuple(sorted(value.decode("ascii", "replace") for value in found))
 
 
 def _loss(place: TopicPartition, extent: Extent, id_: str) -> Loss | None:

@@ -21,7 +21,7 @@ from itertools import count, takewhile
 
 import structlog
 
-from syncer import events, halting, jobs, loss, metrics, unreadable
+from syncer import events, halting, jobs, loss, metrics, traces, unreadable
 from syncer.affected import Affected, AffectedReader, FanOut
 from syncer.errors import DocumentError, LossError
 from syncer.index import Index
@@ -272,6 +272,7 @@ class Worker:
             begun_at=time.monotonic(),
             life=self._writer.life,
             origin={"batch": next(self._numbers)},
+            trace=traces.begin("worker.batch", links=received.traces, worker=self._name),
         )
         self._batches.append(batch)
         if 1 < len(changes) < _FEW_DOCUMENTS:
@@ -279,7 +280,8 @@ class Worker:
         self._give(batch)
 
     def _give(self, batch: _Batch) -> None:
-        persist(lambda: self._hand_over(batch), pause=self._pause, stage=self._name)
+        with batch.trace.stage("follow"):
+            persist(lambda: self._hand_over(batch), pause=self._pause, stage=self._name)
         batch.is_given = True
 
     def _parse(self, received: Received) -> list[Change]:
@@ -472,6 +474,7 @@ class Worker:
             index_seconds=round(written.index_seconds, 4),
             lag_seconds=None if oldest is None else round(time.time() - oldest, 4),
         )
+        batch.trace.end(batch=batch.origin["batch"], changes=len(batch.changes), **written.outcomes)
         metrics.handled(
             self._name,
             [change.changed_at for change in batch.changes],

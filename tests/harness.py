@@ -46,6 +46,7 @@ from syncer.settings import ElasticsearchSettings, KafkaSettings, PostgresSettin
 from syncer.transport import ChangeProducer
 from syncer.worker import Worker
 from syncer.writer import Writer
+from tests.log_lines import objections
 from tests.without import DEADLINE
 
 REPOSITORY = Path(__file__).parent.parent
@@ -133,6 +134,11 @@ class Daemon:
         """What it has logged so far; a last line that is not whole yet is left out."""
         lines = self.log_file.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def require_known_events(self) -> None:
+        """Fail the test if it has logged what is not as the catalogue of events says."""
+        wrong = objections(self.events())
+        assert not wrong, "\n".join(wrong[:10])
 
     def wait_for(self, event: str, *, seconds: float = DEADLINE_SECONDS) -> dict[str, Any]:
         """The first event of that name, once it is logged."""
@@ -244,7 +250,7 @@ class World:
         self.documents = documents
 
     def unmake(self) -> None:
-        """End the daemons; drop the indices, the topic and the database."""
+        """End the daemons; drop the indices, the topic and the database; see what they have logged."""
         for daemon in self.daemons:
             if daemon.process.poll() is None:
                 daemon.kill()
@@ -257,6 +263,8 @@ class World:
             admin.delete_topics([self.settings.kafka.topic])[self.settings.kafka.topic].result()
         with psycopg.connect(self.endpoints.postgres_dsn, autocommit=True) as connection:
             connection.execute(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
+        for daemon in self.daemons:
+            daemon.require_known_events()
 
     @property
     def document_folder(self) -> Path:

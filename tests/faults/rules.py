@@ -67,8 +67,8 @@ CURSOR_IS_A_SNAPSHOT = Rule(
 SAVED_LAST = Rule(
     "the cursor is saved once every record is acknowledged",
     module="syncer.relay",
-    text="published, seen = self._produce_new(connection, self._cursor, producer)",
-    instead="published, seen = self._produce_new(connection, self._cursor, producer); "
+    text="published, seen = self._produce_new(connection, self._cursor, producer, batch)",
+    instead="published, seen = self._produce_new(connection, self._cursor, producer, batch); "
     "Relay._save(self, connection, seen, producer.ends)",
 )
 

@@ -179,8 +179,8 @@ def test_a_stop_waits_for_no_hung_server(narrow: World, proxy: Proxy) -> None:
     without=Rule(
         "trouble is the same as long as its kind is",
         module="syncer.lifecycle",
-        text="if not is_due and (what in self._told or lasts < _BRIEF_SECONDS):",
-        instead="if False:",
+        text="is_urgent=lasts and what not in self._told",
+        instead="is_urgent=True",
     ),
 )
 def test_what_is_refused_for_now_is_told_of_once(narrow: World, proxy: Proxy) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from syncer import telemetry
+from syncer import events
 from syncer.cli import app
 from syncer.doctor import examination
 from syncer.settings import Settings
@@ -18,7 +18,7 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 SECTIONS = {name: field.annotation for name, field in Settings.model_fields.items()}
 COMMANDS = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 CHECKS = {one.id for one in examination.CHECKS}
-EVENTS = {value for name, value in vars(telemetry).items() if name.isupper() and isinstance(value, str)}
+EVENTS = set(events.CATALOGUE)
 
 
 def quoted(page: Path) -> list[str]:

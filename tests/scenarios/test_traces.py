@@ -1,0 +1,107 @@
+"""What OpenTelemetry's collector is told of a batch, from the relay to the worker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from syncer import traces
+from syncer.settings import TracesSettings
+from tests.harness import World
+
+BLOG = """
+INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
+INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'xylophone-in-the-row', 'long');
+"""
+
+
+@contextmanager
+def collector() -> Iterator[tuple[str, list[Any]]]:
+    """Somebody who collects spans: where, and what it was told."""
+    spans: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            """Take what is sent."""
+            told = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
+            for resource in told.resource_spans:
+                names = {one.key: one.value.string_value for one in resource.resource.attributes}
+                assert names["service.name"] == "syncer"
+                spans.extend(span for scope in resource.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    serving.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces", spans
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+
+
+def test_a_batch_of_a_worker_is_linked_to_the_batches_of_the_relay_that_it_has(world: World) -> None:
+    """Each has its stages as children, and numbers; none has a value of a row; without changes there is none."""
+    with collector() as (endpoint, spans):
+        traces.configure(TracesSettings(endpoint=endpoint))
+        try:
+            with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+                relay.run_once()
+                worker.run_once()
+                world.sql(BLOG)
+                relay.run_once()
+                world.sql("UPDATE users SET name = 'Jane' WHERE id = 1")
+                world.drain(relay, worker)
+        finally:
+            traces.close()
+    named: dict[str, list[Any]] = {}
+    for span in spans:
+        named.setdefault(span.name, []).append(span)
+    assert named.keys() == {"relay.batch", "produce", "publish", "save", "worker.batch", "follow", "compose", "index"}
+    published = {span.span_id for span in named["relay.batch"]}
+    linked = {link.span_id for span in named["worker.batch"] for link in span.links}
+    assert len(published) == 2
+    assert linked == published
+    for span in spans:
+        if span.name.endswith(".batch"):
+            assert not span.parent_span_id
+            assert span.end_time_unix_nano > span.start_time_unix_nano
+    batches = {span.span_id for name in ("relay.batch", "worker.batch") for span in named[name]}
+    assert {span.parent_span_id for name in ("produce", "compose", "index") for span in named[name]} == batches
+    numbers = {one.key: one.value.int_value for span in named["worker.batch"] for one in span.attributes}
+    assert numbers["syncer.indexed"] >= 1
+    assert "xylophone" not in str(spans)
+
+
+def test_nobody_who_collects_holds_nobody_up(world: World) -> None:
+    """A daemon whose collector is away goes on, says so in its log, and ends in time."""
+    daemon = world.daemon(environment={"SYNCER_TRACES_ENDPOINT": "http://127.0.0.1:1/v1/traces"})
+    world.sql(BLOG)
+    world.wait_until_level()
+    assert daemon.stop() == 0
+    assert {one["event"] for one in daemon.events()} >= {"worker.batch_indexed", "daemon.stopped"}
+
+
+def test_nothing_of_it_is_imported_unless_it_is_wanted() -> None:
+    """Nor is it needed: who wants it without having it is told what to install."""
+    # Elasticsearch's client asks OpenTelemetry's small API whether anybody wants to know, if that is there.
+    loaded = "import sys, syncer.cli; print([one for one in sys.modules if one.startswith('opentelemetry.sdk')])"
+    assert subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout == "[]\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+        with pytest.raises(traces.ConfigError, match="not installed") as raised:
+            traces.configure(TracesSettings(endpoint="http://127.0.0.1:1"))
+    assert "syncer[otel]" in raised.value.hint

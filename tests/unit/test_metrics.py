@@ -1,0 +1,138 @@
+"""Metrics have the names that the page, the alerts and the dashboard use, and the alerts have a runbook."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from syncer import metrics
+from syncer.metrics import CATALOGUE, Delays
+from tests import dashboard, metrics_page, promql
+
+REPOSITORY = Path(__file__).parent.parent.parent
+RULES = yaml.safe_load((REPOSITORY / "config" / "prometheus" / "alerts.yml").read_text("utf-8"))
+ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"]}
+RUNBOOK = (REPOSITORY / "docs" / "runbook.md").read_text("utf-8")
+DURATION = re.compile(r"\d+[smhd]")
+
+
+def test_the_page_of_metrics_is_what_the_catalogue_has() -> None:
+    """It is written anew from the catalogue, and is what stands in docs/metrics.md."""
+    assert metrics_page.PAGE.read_text("utf-8") == metrics_page.page(), "Run: python -m tests.metrics_page"
+
+
+def test_what_is_scraped_is_what_the_catalogue_has() -> None:
+    """Each metric by its name, its type and its labels, and no other of syncer's; each as Prometheus would have it."""
+    everything: Any = {
+        one: {tuple(f"{label}'s" for label in one.labels): 1.0} for one in CATALOGUE.values() if one.is_surveyed
+    }
+    metrics.SURVEYED.show(everything)
+    try:
+        families = list(text_string_to_metric_families(metrics.render().decode()))
+    finally:
+        metrics.SURVEYED.show({})
+    ours = {one.name: one for one in families if one.name.startswith("syncer_")}
+    assert {(name + "_total" if one.type == "counter" else name, one.type) for name, one in ours.items()} == {
+        (one.name, one.kind) for one in CATALOGUE.values()
+    }
+    for one in CATALOGUE.values():
+        labels = {label for sample in ours[one.name.removesuffix("_total")].samples for label in sample.labels}
+        assert labels - {"le"} <= set(one.labels)
+        assert not one.is_surveyed or labels == set(one.labels)
+        assert re.fullmatch(r"syncer_[a-z]+(_[a-z]+)+", one.name)
+        assert (one.kind == "counter") == one.name.endswith("_total")
+
+
+def test_many_delays_are_counted_as_one_by_one() -> None:
+    """In their buckets, as the library has them; also from several threads."""
+    delays = Delays("syncer_test_delays_seconds", "For this test.")
+    try:
+        threads = [threading.Thread(target=delays.note, args=([0.001, 0.01, 0.3, -5, 10_000],)) for _ in range(20)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        (family,) = delays.collect()
+    finally:
+        metrics.REGISTRY.unregister(delays)
+        del CATALOGUE["syncer_test_delays_seconds"]
+    counts = {sample.labels["le"]: sample.value for sample in family.samples if sample.name.endswith("_bucket")}
+    assert (counts["0.005"], counts["0.01"], counts["0.5"], counts["1800.0"], counts["+Inf"]) == (40, 60, 80, 80, 100)
+    assert [sample.value for sample in family.samples if sample.name.endswith("_count")] == [100]
+
+
+# Alerts
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_asks_for_what_there_is(name: str) -> None:
+    """Its query names series and labels that exist, and what it says uses labels of its result."""
+    rule = ALERTS[name]
+    assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+    assert re.fullmatch(r"Syncer[A-Za-z]+", name)
+    assert rule["labels"].keys() == {"severity"}
+    assert rule["labels"]["severity"] in ("critical", "warning", "info")
+    assert DURATION.fullmatch(rule.get("for", "1m"))
+    asked = promql.read(rule["expr"])
+    used = re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])
+    assert set(used) <= asked.labels
+    assert not re.sub(
+        r"\{\{ \$(labels\.\w+|value)( \| humanizeDuration)? \}\}", "", rule["annotations"]["summary"]
+    ).count("{")
+
+
+def test_every_alert_is_in_the_runbook_and_no_other() -> None:
+    """Under its name, with its meaning, what to check and what to do; the alert leads there."""
+    sections = re.split(r"^### (\w+)\n", RUNBOOK, flags=re.MULTILINE)[1:]
+    said = dict(zip(sections[::2], sections[1::2], strict=True))
+    assert said.keys() == ALERTS.keys()
+    for name, text in said.items():
+        assert [part in text for part in ("**Meaning.**", "**Check.**", "**Action.**")] == [True] * 3
+        assert ALERTS[name]["annotations"]["runbook"] == f"docs/runbook.md#{name.lower()}"
+    named = set(re.findall(r"`(syncer_\w+)`", RUNBOOK))
+    assert named <= CATALOGUE.keys()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "syncer_lag",
+        "max(syncer_lag_seconds",
+        'syncer_lag_seconds{kind="x"}',
+        "max by (kind) (syncer_lag_seconds)",
+        "up",
+    ],
+)
+def test_a_query_for_what_there_is_not_is_found_out(query: str) -> None:
+    """A name, a label, a bracket."""
+    with pytest.raises(ValueError, match=r"is no|do not match|has no|names no"):
+        promql.read(query)
+
+
+# The dashboard
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    """It is as tests.dashboard makes it; each query names series that exist, and each legend labels of its result."""
+    assert dashboard.FILE.read_text("utf-8") == dashboard.page(), "Run: python -m tests.dashboard"
+    panels = json.loads(dashboard.page())["panels"]
+    assert len({one["id"] for one in panels}) == len(panels)
+    for panel in panels:
+        for target in panel.get("targets", ()):
+            asked = promql.read(target["expr"].replace("$__rate_interval", "1m"))
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= asked.labels, target
+
+
+def test_what_the_catalogue_has_is_shown_somewhere() -> None:
+    """On the dashboard or in an alert: what nobody looks at need not be measured."""
+    queries = [rule["expr"] for rule in ALERTS.values()]
+    queries += [query for panels in dashboard.PANELS.values() for panel in panels for query in panel.queries.values()]
+    seen = {metric.name for query in queries for metric in promql.read(query).metrics}
+    assert CATALOGUE.keys() - seen == set()

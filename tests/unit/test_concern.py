@@ -95,7 +95,9 @@ def test_there_is_a_concern_if_and_only_if_all_is_not_well(seen: Overview) -> No
     assert (mood(seen) is Mood.BAD) <= (not seen.is_well)
     assert as_json(seen, None)["concerns"] == as_json(seen, None)["concerns"]
     for columns in (40, 100):
-        assert headline(seen).split()[0] in shown(seen, columns=columns)
+        said = shown(seen, columns=columns)
+        assert headline(seen).split()[0] in said
+        assert max(map(len, said.splitlines())) <= columns
 
 
 def test_the_headline_says_what_goes_on() -> None:

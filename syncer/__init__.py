@@ -20,9 +20,9 @@ To read the code, begin with `syncer.worker`, the main loop, and go outward. Fro
 ground; a module knows only those below it:
 
     cli          the commands; puts the parts together        …_commands                        some of them
-    doctor       whether all is so that the promises hold
-    draft        a document's folder, from a table
-    letter_page  what a dead letter shows to a person         trying     whether its document could be written now
+    doctor       whether all is so that the promises hold     web        the status page, its API, metrics, health
+    status_page  what status and top show to a person         letter_page  what a dead letter shows
+    draft        a document's folder, from a table            trying     whether its document could be written now
     demo         a blog, a rename, a question; the guide's models
     plan         what apply would do, and what that costs     explain    why one document is as it is
     filling      jobs, followed on the screen                 comparing  documents, likewise
@@ -32,6 +32,7 @@ ground; a module knows only those below it:
     service      the daemon's threads                         health     alive, ready: whether it is
     survey       … asked every few seconds, for who watches   overview   how it is doing
     waiting      until a transaction is indexed               passage    its way there, stage by stage
+    concern      what of it needs a person, and what to do
     rebuild      a new index beside the one that serves, until it takes its place
     apply        definitions → indices, triggers, generations
     relay        outbox → topic                               worker     topic → documents: the main loop

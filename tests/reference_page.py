@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import BaseModel, SecretStr
@@ -51,16 +51,16 @@ Three have no default: `postgres.dsn`, `kafka.bootstrap_servers` and `elasticsea
 This page is written by `python -m tests.reference_page`, from `syncer/settings.py`.
 """
 
-_KINDS = {
-    "float": "NUMBER",
-    "float range": "NUMBER",
-    "integer": "NUMBER",
-    "integer range": "NUMBER",
-    "filename": "FILE",
-    "path": "FILE",
-    "directory": "FOLDER",
+_NAMES = {
+    str: "text",
+    SecretStr: "secret",
+    Path: "file",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
 }
-"""What the value of an option is called, by the library's name for its type."""
+_PLACEHOLDERS = {"float": "NUMBER", "int": "NUMBER", "str": "TEXT"}
+"""What the value of an option is called, by the name of its type; else a file."""
 
 # Commands
 
@@ -86,7 +86,9 @@ def _command(name: str, command: Any) -> str:
     options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
     usage = " ".join([name, *map(_argument, arguments), *(["[OPTIONS]"] if options else [])])
     lines = [f"\n## {name}\n", f"```\n{usage}\n```\n", inspect.cleandoc(command.help or "").replace("<", "&lt;")]
-    rows = [(f"`{_argument(one)}`", _help(one)) for one in arguments] + [(_option(one), _help(one)) for one in options]
+    hints = get_type_hints(command.callback)
+    rows = [(f"`{_argument(one)}`", _help(one)) for one in arguments]
+    rows += [(_option(one, hints[one.name]), _help(one)) for one in options]
     if rows:
         lines += ["\n| | |\n|---|---|", *(f"| {what} | {said} |" for what, said in rows)]
     return "\n".join(lines)
@@ -97,9 +99,10 @@ def _argument(one: Any) -> str:
     return (name if one.required else f"[{name}]") + ("…" if one.nargs == -1 else "")
 
 
-def _option(one: Any) -> str:
+def _option(one: Any, hint: Any) -> str:
     names = ", ".join(f"`{name}`" for name in one.opts)
-    return names if one.is_flag else f"{names} `{one.metavar or _KINDS.get(one.type.name, one.type.name.upper())}`"
+    kinds = [kind.__name__ for kind in (*get_args(hint), hint) if isinstance(kind, type) and kind is not type(None)]
+    return names if one.is_flag else f"{names} `{one.metavar or _PLACEHOLDERS.get(next(iter(kinds), 'str'), 'FILE')}`"
 
 
 def _help(one: Any) -> str:

@@ -23,8 +23,10 @@ from syncer import (
     apply as applying,
     definition,
     findings,
+    grants_commands,
     halting,
     index as elastic,
+    init_commands,
     job_commands,
     jobs,
     letter_commands,
@@ -51,6 +53,7 @@ from syncer.errors import ConfigError, DefinitionError, HangingError
 from syncer.explain import explanation, page as explain_page
 from syncer.explain.events import Limits
 from syncer.filling import Filling
+from syncer.grants import Duty
 from syncer.index import Index
 from syncer.indices import Indices
 from syncer.job import Job, JobKind, unfinished
@@ -74,6 +77,8 @@ app.add_typer(lock_commands.app, name="locks")
 app.command()(status_commands.status)
 app.command()(status_commands.top)
 app.command()(wait_commands.wait)
+app.command("init")(init_commands.init)
+app.command("grants")(grants_commands.print_grants)
 
 out = terminal.console(sys.stdout)
 err = terminal.console(sys.stderr)
@@ -327,8 +332,7 @@ def run(*, only: Annotated[str | None, typer.Option(help="relay or workers: run 
 
     A second signal ends it at once: nothing is lost, the next daemon does again what was in hand.
     """
-    if only not in (None, "relay", "workers"):
-        raise ConfigError(f"--only takes relay or workers, not {only}", hint="Leave it out to run both.")
+    _require_part(only)
     from syncer.web import serve  # noqa: PLC0415 - what serves HTTP is needed by nobody else
 
     loaded = settings.load()
@@ -346,6 +350,11 @@ def run(*, only: Annotated[str | None, typer.Option(help="relay or workers: run 
         service.run(stages, stop)
     finally:
         traces.close()
+
+
+def _require_part(only: str | None) -> None:
+    if only not in (None, "relay", "workers"):
+        raise ConfigError(f"--only takes relay or workers, not {only}", hint="Leave it out for both.")
 
 
 def _stop_on_signals(stop: Stop) -> None:
@@ -450,6 +459,9 @@ def doctor(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 for what is to be considered, or cannot be seen, too.")
     ] = False,
+    only: Annotated[
+        str | None, typer.Option(help="relay or workers: as the role of a daemon that runs only that part.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Every setting, privilege and condition that a promise rests on, looked at, with the mend.
@@ -462,11 +474,14 @@ def doctor(
     finding has id, severity, claim, found, why, promises and mend, which has how (sql,
     shell or advice), text and note.
     """
-    from syncer.doctor import examination, page  # noqa: PLC0415 - it needs what few commands need
+    from syncer.doctor import examination, page, patient  # noqa: PLC0415 - it needs what few commands need
 
+    _require_part(only)
+    duties = {"relay": frozenset({Duty.RELAY}), "workers": frozenset({Duty.WORKER})}
     loaded = settings.load()
     telemetry.configure(loaded.log, is_command=True)
-    seen = examination.examine(loaded, settings.config_folder())
+    of_role = duties[only] if only else patient.OF_DAEMON
+    seen = examination.examine(loaded, settings.config_folder(), duties=of_role)
     if as_json:
         typer.echo(json.dumps(seen.as_json(), indent=2))
     else:

@@ -55,13 +55,13 @@ class Leader:
         process: The process id of its connection in Postgres.
         name: As ``pg_stat_activity`` shows it.
         address: Where it comes from; None on a local socket.
-        seconds: How long it has been connected.
+        seconds: How long it has been connected; None if this role may not see that.
     """
 
     process: int
     name: str
     address: str | None
-    seconds: float
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,7 +403,7 @@ def leader(connection: Connection) -> Leader | None:
     if row is None:
         return None
     process, name, address, seconds = row
-    return Leader(process=process, name=name, address=address, seconds=float(seconds))
+    return Leader(process=process, name=name, address=address, seconds=None if seconds is None else float(seconds))
 
 
 def _running(connection: Connection, leading: Leader | None) -> Iterator[Running]:

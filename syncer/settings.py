@@ -2,7 +2,8 @@
 
 Guarantees that whoever holds a `Settings` holds valid ones. Each setting of the file is overridden by an
 environment variable named after it: ``postgres.dsn`` by ``SYNCER_POSTGRES_DSN``. ``SYNCER_CONFIG`` names
-another config folder. Nothing is read at import. Secrets are `SecretStr`, so that no log shows them.
+another config folder. A secret may be in a file: see `syncer.secret_files`. Nothing is read at import. Secrets are
+`SecretStr`, and what is refused is not quoted, so that neither a log nor an error shows them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from psycopg import ProgrammingError
@@ -32,10 +34,9 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
-    YamlConfigSettingsSource,
 )
 
-from syncer import events
+from syncer import events, secret_files
 from syncer.errors import ConfigError
 from syncer.events import Level
 
@@ -47,7 +48,7 @@ _FILE_HINT = "As in:\npostgres:\n  dsn: postgresql://user@host/database"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class PostgresSettings(_Section):
@@ -91,13 +92,15 @@ class KafkaSettings(_Section):
     """The consumer group that all workers join."""
     properties: Annotated[dict[str, str | int | bool], Field(repr=False)] = {}
     """Passed to librdkafka as they are: ``security.protocol``, ``sasl.username`` and the like."""
+    sasl_password: SecretStr | None = None
+    """What ``sasl.password`` is among them, for who keeps it apart from the others."""
 
 
 class ElasticsearchSettings(_Section):
     """Where the documents go."""
 
     url: Annotated[str, Field(repr=False)]
-    """Where it answers, as in https://search.example.com:9200."""
+    """With its port, as in ``https://search:9200``; https for TLS."""
     username: str | None = None
     """Who to be, with a password; or else an API key."""
     password: SecretStr | None = None
@@ -105,9 +108,22 @@ class ElasticsearchSettings(_Section):
     api_key: SecretStr | None = None
     """An API key, encoded as Elasticsearch hands it out."""
     ca_certs: Path | None = None
-    """Certificates of a private authority, PEM."""
+    """A file with the certificates of those who may vouch for it; those of the system, if there is none."""
     request_timeout_seconds: PositiveFloat = 60
     """How long a request may take."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_address(cls, url: str) -> str:
+        # What the client says of a wrong one quotes it, with the password that may be in it.
+        try:
+            parts = urlsplit(url)
+            is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port
+        except ValueError:
+            is_address = False
+        if not is_address:
+            raise ValueError("not an address with http or https and a port, as in https://search:9200") from None
+        return url
 
 
 class RelaySettings(_Section):
@@ -271,7 +287,12 @@ class LogSettings(_Section):
 
 class _FromFileAndEnvironment(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="SYNCER_", env_nested_delimiter="_", env_nested_max_split=1, extra="forbid", frozen=True
+        env_prefix="SYNCER_",
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
     )
 
     @classmethod
@@ -279,15 +300,15 @@ class _FromFileAndEnvironment(BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - ours reads secrets from files
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """What is passed goes before the environment, and the environment before the file."""
         return (
             init_settings,
-            env_settings,
-            YamlConfigSettingsSource(settings_cls, config_folder() / _FILE_NAME),
+            secret_files.Environment(settings_cls),
+            secret_files.File(settings_cls, config_folder() / _FILE_NAME),
         )
 
 
@@ -307,6 +328,15 @@ class Settings(_FromFileAndEnvironment):
     web: WebSettings = WebSettings()
     metrics: MetricsSettings = MetricsSettings()
     traces: TracesSettings = TracesSettings()
+    log: LogSettings = LogSettings()
+
+
+class SourceSettings(_FromFileAndEnvironment):
+    """What a command needs that talks to Postgres alone. Construct it with `load_source`."""
+
+    model_config = SettingsConfigDict(extra="ignore")
+
+    postgres: PostgresSettings
     log: LogSettings = LogSettings()
 
 
@@ -333,6 +363,15 @@ def load() -> Settings:
     return _load(Settings)
 
 
+def load_source() -> SourceSettings:
+    """Read and validate what concerns Postgres alone.
+
+    Raises:
+        ConfigError: As `load`.
+    """
+    return _load(SourceSettings)
+
+
 def load_search() -> SearchSettings:
     """Read and validate what concerns Elasticsearch alone.
 
@@ -347,7 +386,8 @@ def _load(kind: type[_Settings]) -> _Settings:
     try:
         return kind()
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not valid YAML: {error}", hint=_FILE_HINT) from error
+        # What the parser says may quote a secret.
+        raise ConfigError(f"{file} is not valid YAML{_place(error)}", hint=_FILE_HINT) from None
     except ValidationError as error:
         raise ConfigError(_sentence(error), hint=_hint(file)) from error
     except SettingsError as error:
@@ -355,8 +395,15 @@ def _load(kind: type[_Settings]) -> _Settings:
             f"An environment variable is not valid: {error}",
             hint='One that holds several values is a JSON object, as in SYNCER_KAFKA_PROPERTIES=\'{"acks": "all"}\'',
         ) from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", hint=_FILE_HINT) from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{file} does not hold sections of settings", hint=_FILE_HINT) from error
+
+
+def _place(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
 
 
 def _sentence(error: ValidationError) -> str:

@@ -11,7 +11,7 @@ import time
 import tty
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -29,7 +29,7 @@ from syncer.wording import duration
 _MEASURED_SECONDS = 0.5
 _SAMPLES_MAX = 600
 _LABEL_COLUMNS = 30
-_LEAVE = ("q", "Q", "\x03", "\x04")
+_LEAVE = ("q", "Q", "\x04")
 
 
 def status(
@@ -77,7 +77,11 @@ def top(
             watch.look()
         console.print(watch.page(console))
         raise typer.Exit(0 if watch.trouble is None else 1)
-    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+    with (
+        suppress(KeyboardInterrupt),
+        _keys() as pressed,
+        Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
+    ):
         while True:
             watch.look()
             live.update(watch.page(console), refresh=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,36 @@ from syncer.wording import amount
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {Mood.WELL: "green", Mood.BUSY: "yellow", Mood.BAD: "red"}
 _SOON_SECONDS = 0.1
+_TABLE_COLUMNS = 72
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A table; where it would be too narrow to be read, a block for each row, with a line for each cell.
+
+    Args:
+        headings: Of the columns.
+        rows: Cells, as markup.
+    """
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """As rich asks for it."""
+        if options.max_width >= _TABLE_COLUMNS:
+            table = terminal.table(*self.headings)
+            for row in self.rows:
+                table.add_row(*row)
+            yield table
+            return
+        for first, *others in self.rows:
+            yield Text.from_markup(first, style="bold")
+            lines = Table.grid(padding=(0, 1, 0, 2), pad_edge=True)
+            for heading, cell in zip(self.headings[1:], others, strict=True):
+                if cell:
+                    lines.add_row(Text(heading, style="dim"), cell)
+            yield lines
 
 
 def status(seen: Overview, rates: Rates | None) -> Group:
@@ -45,15 +76,14 @@ def _headline(seen: Overview) -> RenderableType:
     return Group(*lines)
 
 
-def _flow(seen: Overview, rates: Rates | None) -> Table:
-    flow = terminal.table("stage", "state", "waiting", *(("per second",) if rates else ()))
+def _flow(seen: Overview, rates: Rates | None) -> RenderableType:
     leader = seen.leader
     if leader is None:
         led = "[red]no relay leads: is `syncer run` running?"
     else:
         place = f" from {leader.address}" if leader.address else ""
-        age = terminal.duration(leader.seconds)
-        led = f"[green]led by Postgres connection {leader.process}[/]{escape(place)} for {age}"
+        age = "" if leader.seconds is None else f" for {terminal.duration(leader.seconds)}"
+        led = f"[green]led by Postgres connection {leader.process}[/]{escape(place)}{age}"
     in_outbox = amount(seen.outbox_waiting, "change") + " in the outbox" + _oldest(seen.outbox_lag_seconds)
     working = f"[green]{seen.workers} at work" if seen.workers else "[red]none: is `syncer run` running?"
     in_topic = amount(seen.topic_waiting, "change") + " in the topic" + _oldest(seen.topic_lag_seconds)
@@ -62,9 +92,8 @@ def _flow(seen: Overview, rates: Rates | None) -> Table:
         rows[0].append(f"{_rate(rates.captured)} captured, {_rate(rates.published)} published")
         rows[1].append(f"{_rate(rates.handled)} handled")
         rows[2].append(f"{_rate(rates.written)} documents written")
-    for row in rows if rates else rows[:2]:
-        flow.add_row(*row)
-    return flow
+    headings = ("stage", "state", "waiting", "per second")
+    return _Rows(headings, rows) if rates else _Rows(headings[:-1], rows[:-1])
 
 
 def _oldest(seconds: float) -> str:
@@ -78,18 +107,19 @@ def _rate(per_second: float) -> str:
 def _documents(seen: Overview) -> RenderableType | None:
     if not seen.documents:
         return Text("No document is in force. Run: syncer apply")
-    documents = terminal.table("document", "generation", "filled", "dead letters", "index", "role", "documents")
-    for one in seen.documents:
-        documents.add_row(
+    rows = [
+        (
             escape(one.name),
             str(one.generation),
             _filled(one),
             f"[red]{one.dead_letters:,}" if one.dead_letters else "0",
             "\n".join(map(escape, one.targets)),
             "\n".join(one.roles[name] for name in one.targets),
-            "\n".join("[red]gone or closed" if number is None else f"{number:,}" for number in one.targets.values()),
+            "\n".join("[red]gone or closed[/]" if held is None else f"{held:,}" for held in one.targets.values()),
         )
-    return documents
+        for one in seen.documents
+    ]
+    return _Rows(("document", "generation", "filled", "dead letters", "index", "role", "documents"), rows)
 
 
 def _filled(document: DocumentOverview) -> str:
@@ -101,28 +131,23 @@ def _filled(document: DocumentOverview) -> str:
 def _jobs(jobs: Sequence[Job]) -> RenderableType | None:
     if not jobs:
         return None
-    table = terminal.table("job", "of", "done", "how fast, and how long yet")
+    rows = []
     for one in jobs:
         total = "?" if one.documents_total is None else f"{one.documents_total:,}"
         pace = "waits: the document is halted" if one.is_halted else terminal.pace(one)
-        table.add_row(
-            escape(f"{one.id} {one.reason}"), escape(one.index_name), f"{one.documents_done:,} of {total}", pace
-        )
-    return table
+        done = f"{one.documents_done:,} of {total}"
+        rows.append((escape(f"{one.id} {one.reason}"), escape(one.index_name), done, pace))
+    return _Rows(("job", "of", "done", "pace"), rows)
 
 
 def _running(running: Sequence[Running]) -> RenderableType | None:
     if not running:
         return None
-    table = terminal.table("from", "daemons", "stages", "since (UTC)")
-    for one in running:
-        table.add_row(
-            escape(one.address or "beside Postgres"),
-            str(one.daemons),
-            _stages(one),
-            f"{one.since:%Y-%m-%d %H:%M:%S}",
-        )
-    return table
+    rows = [
+        (escape(one.address or "beside Postgres"), str(one.daemons), _stages(one), f"{one.since:%Y-%m-%d %H:%M:%S}")
+        for one in running
+    ]
+    return _Rows(("from", "daemons", "stages", "since (UTC)"), rows)
 
 
 def _stages(one: Running) -> str:

@@ -59,6 +59,7 @@ def common(settings: KafkaSettings) -> dict[str, Any]:
         # How soon a broker that is back is noticed; up to ten seconds, if nobody says so.
         "reconnect.backoff.max.ms": 1000,
         **settings.properties,
+        **({"sasl.password": settings.sasl_password.get_secret_value()} if settings.sasl_password else {}),
     }
 
 

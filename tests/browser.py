@@ -11,6 +11,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,7 +34,13 @@ _OPTIONS = (
     "--hide-scrollbars",
 )
 # The browser reads commands from 3 and writes answers to 4.
-_ON_ITS_PIPES = 'commands=$1 answers=$2; shift 2; exec "$@" 3<&"$commands" 4>&"$answers"'
+_ON_ITS_PIPES = """
+import fcntl, os, sys
+commands, answers = (fcntl.fcntl(int(one), fcntl.F_DUPFD, 10) for one in sys.argv[1:3])
+os.dup2(commands, 3)
+os.dup2(answers, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def program() -> str | None:
@@ -164,7 +171,7 @@ def browser(path: str) -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(prefix="syncer-browser-", ignore_cleanup_errors=True) as profile:
         options = [*_OPTIONS, f"--user-data-dir={profile}"]
         process = subprocess.Popen(
-            ["/bin/sh", "-c", _ON_ITS_PIPES, "sh", str(commands_in), str(answers_out), path, *options],
+            [sys.executable, "-c", _ON_ITS_PIPES, str(commands_in), str(answers_out), path, *options],
             pass_fds=(commands_in, answers_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

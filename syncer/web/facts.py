@@ -34,7 +34,7 @@ from syncer.web import words
 from syncer.web.access import Access
 from syncer.web.app import Asked, as_json
 
-_FINISHED_SHOWN_MAX = 5
+_FINISHED_SHOWN_MAX = 3
 _KINDS_SHOWN_MAX = 200
 _LETTERS_SHOWN_MAX = 1000
 _EXPLAINED_AT_ONCE = 2

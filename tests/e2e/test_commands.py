@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import BLOG_SCHEMA, World, wait_until
+from tests.harness import BLOG_SCHEMA, Daemon, World, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com'), (3, 'Alice John', 'alice@john.com');
@@ -78,7 +78,16 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
     world.sql(BLOG)
     idle = status(world, code=1)
     assert idle.keys() == {
+        "at",
+        "headline",
+        "mood",
+        "concerns",
         "leader",
+        "running",
+        "rates",
+        "totals",
+        "lag_seconds",
+        "topic_lag_seconds",
         "outbox_waiting",
         "outbox_lag_seconds",
         "workers",
@@ -90,6 +99,8 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
         "unreadable_records",
     }
     assert idle["leader"] is None
+    assert idle["concerns"][0]["says"] == idle["headline"] == "No daemon is at work."
+    assert idle["running"] == []
     assert idle["is_well"] is False
     assert idle["outbox_waiting"] == 7
     assert idle["outbox_lag_seconds"] > 0
@@ -113,6 +124,11 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
     led = status(world, code=0)
     assert led.keys() == idle.keys()
     assert led["is_well"] is True
+    assert led["mood"] == "well"
+    assert led["concerns"] == []
+    assert [(one["daemons"], one["leads"]) for one in led["running"]] == [(1, True)]
+    assert led["totals"]["handled"] == led["totals"]["published"] >= led["totals"]["captured"] == 7
+    assert led["rates"].keys() == {"seconds", "captured", "published", "handled", "written"}
     assert led["leader"].keys() == {"process", "name", "address", "seconds"}
     assert led["leader"]["name"] == "syncer relay"
     assert led["epoch"] >= 1
@@ -275,6 +291,17 @@ def test_verify_holds_when_nothing_differs(world: World) -> None:
 # The daemon's log
 
 
+def holders(daemon: Daemon) -> set[str]:
+    """The workers that have partitions."""
+    held: dict[str, set[int]] = {}
+    for one in daemon.events():
+        if one["event"] == "worker.partitions_assigned":
+            held.setdefault(one["worker"], set()).update(one["partitions"])
+        elif one["event"] == "worker.partitions_revoked":
+            held.setdefault(one["worker"], set()).difference_update(one["partitions"])
+    return {worker for worker, partitions in held.items() if partitions}
+
+
 def test_the_log_is_json_without_a_value_of_a_row(world: World) -> None:
     """Every line of a daemon's log is one JSON object with a time and a level, and shows nothing of any row."""
     daemon = world.daemon()
@@ -286,6 +313,8 @@ def test_the_log_is_json_without_a_value_of_a_row(world: World) -> None:
     world.sql("TRUNCATE comments")
     world.wait_until_level()
     daemon.wait_for("worker.batch_indexed")
+    # Else it is stopped in the middle of its first rebalance, of which librdkafka may have something to say.
+    wait_until(lambda: len(holders(daemon)) == 2, what="both workers have partitions")
     assert daemon.stop() == 0
     text = daemon.log_file.read_text()
     lines = [json.loads(line) for line in text.splitlines()]

@@ -16,7 +16,8 @@ export function showBanner(status) {
 export function showFlow(status) {
   const { rates, leader } = status;
   station("at-outbox", brief(status.outbox_waiting), waits(status.outbox_waiting, status.outbox_lag_seconds));
-  station("at-relay", leader ? "leads" : "none", leader ? `for ${about(leader.seconds)}` : "leads", !leader);
+  const led = leader && leader.seconds !== null ? `for ${about(leader.seconds)}` : "leads";
+  station("at-relay", leader ? "leads" : "none", led, !leader);
   station("at-topic", brief(status.topic_waiting), waits(status.topic_waiting, status.topic_lag_seconds));
   station("at-workers", count(status.workers), "at work", !status.workers);
   const served = status.documents.map((one) => Object.entries(one.targets)

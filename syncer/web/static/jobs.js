@@ -37,6 +37,7 @@ function change(row, one, canAct, refresh) {
 }
 
 function under(one) {
+  if (one.finished_at !== null && !one.error) return "";
   if (one.error) return one.error.split("\n")[0];
   const limit = one.rate === null ? "" : `, at most ${rate(one.rate)} a second`;
   return `${one.started_at === null ? `made ${moment(one.created_at)}` : `since ${moment(one.started_at)}`}${limit}`;

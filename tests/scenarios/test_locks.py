@@ -300,21 +300,22 @@ def test_who_lost_his_lock_is_told_at_the_end(owner: Callable[[str], Locks]) -> 
 
 
 @pytest.mark.parametrize(
-    ("rename", "error"),
+    ("rename", "names", "error"),
     [
-        (lambda *where: rename_directory(*where, "/a", "/b"), FileExistsError),
-        (lambda *where: rename_directory(*where, "/a", "/c/file"), FileExistsError),
-        (lambda *where: rename_directory(*where, "/a", "/a/b"), ValueError),
-        (lambda *where: rename_directory(*where, "/", "/b"), ValueError),
-        (lambda *where: rename_file(*where, "1", "other"), FileExistsError),
-        (lambda *where: rename_file(*where, "1", "sub"), FileExistsError),
+        (rename_directory, ("/a", "/b"), FileExistsError),
+        (rename_directory, ("/a", "/c/file"), FileExistsError),
+        (rename_directory, ("/a", "/a/b"), ValueError),
+        (rename_directory, ("/", "/b"), ValueError),
+        (rename_file, ("1", "other"), FileExistsError),
+        (rename_file, ("1", "sub"), FileExistsError),
     ],
 )
 def test_a_rename_onto_what_is_there_is_refused(
     client: Elasticsearch,
     index: str,
     owner: Callable[[str], Locks],
-    rename: Callable[..., None],
+    rename: Callable[..., object],
+    names: tuple[str, ...],
     error: type[Exception],
 ) -> None:
     """Two directories cannot become one by accident, nor two files; nothing has changed."""
@@ -322,7 +323,7 @@ def test_a_rename_onto_what_is_there_is_refused(
     for id_, (path, name) in paths.items():
         client.index(index=index, id=id_, document={"path": path, "name": name}, version=1, version_type="external")
     with pytest.raises(error):
-        rename(owner("123"), client, index)
+        rename(owner("123"), client, index, *names)
     assert {id_: client.get(index=index, id=id_)["_version"] for id_ in paths} == dict.fromkeys(paths, 1)
 
 

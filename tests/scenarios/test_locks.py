@@ -311,6 +311,7 @@ def test_who_lost_his_lock_is_told_at_the_end(owner: Callable[[str], Locks]) -> 
     ],
 )
 def test_a_rename_onto_what_is_there_is_refused(
+    *,
     client: Elasticsearch,
     index: str,
     owner: Callable[[str], Locks],

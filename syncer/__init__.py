@@ -30,6 +30,7 @@ ground; a module knows only those below it:
     parts        what a command works with
     service      the daemon's threads                         health     alive, ready: whether it is
     survey       … asked every few seconds, for who watches   overview   how it is doing
+    gauges       what it was told, as metrics                 asking     a question to a server that may hang
     rebuild      a new index beside the one that serves, until it takes its place
     apply        definitions → indices, triggers, generations
     relay        outbox → topic                               worker     topic → documents: the main loop

@@ -146,6 +146,14 @@ class Stored:
     jobs: tuple[Job, ...]
     unreadable_records: int
 
+    def dead_letters_of(self, name: str) -> int:
+        """How many documents of a definition are parked, but for those that only an index on standby lacks."""
+        return sum(
+            self.dead_letters.get(one.index_name, 0)
+            for one in self.in_force
+            if one.name == name and one.role is not Role.STANDBY
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
@@ -192,7 +200,8 @@ def ask_postgres(connection: Connection) -> Stored:
 
 def ask_kafka(observer: Observer) -> Queued:
     """What Kafka says."""
-    return Queued(workers=observer.members(), partitions=tuple(observer.lag()))
+    partitions = tuple(observer.lag())
+    return Queued(workers=observer.members(), partitions=partitions)
 
 
 def ask_elasticsearch(holdings: Holdings, in_force: Sequence[Document]) -> dict[str, int | None]:

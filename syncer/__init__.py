@@ -20,8 +20,9 @@ To read the code, begin with `syncer.worker`, the main loop, and go outward. Fro
 ground; a module knows only those below it:
 
     cli          the commands; puts the parts together        …_commands                        some of them
-    doctor       whether all is so that the promises hold
-    letter_page  what a dead letter shows to a person         trying     whether its document could be written now
+    doctor       whether all is so that the promises hold     web        the status page, its API, metrics, health
+    status_page  what status and top show to a person         letter_page  what a dead letter shows
+    draft        a document's folder, from a table            trying     whether its document could be written now
     demo         a blog, a rename, a question; the guide's models
     plan         what apply would do, and what that costs     explain    why one document is as it is
     filling      jobs, followed on the screen                 comparing  documents, likewise
@@ -31,6 +32,8 @@ ground; a module knows only those below it:
     service      the daemon's threads                         health     alive, ready: whether it is
     survey       … asked every few seconds, for who watches   overview   how it is doing
     gauges       what it was told, as metrics                 asking     a question to a server that may hang
+    waiting      until a transaction is indexed               passage    its way there, stage by stage
+    concern      what of it needs a person, and what to do
     rebuild      a new index beside the one that serves, until it takes its place
     apply        definitions → indices, triggers, generations
     relay        outbox → topic                               worker     topic → documents: the main loop
@@ -40,10 +43,13 @@ ground; a module knows only those below it:
     listing      which documents a job writes: pages          job_pages  taken by lanes, finished, given back
     pipeline     composing while others are written           pace       how many at once
     writer       ids → written documents: the version rule
+    refusal      what Elasticsearch's mean                    parking      documents at fault, set aside
+    session      a writer's connection, and its lives
     owing        which jobs may yet come to a document
     affected     changes → ids, if they are few               compose    ids → documents, in one snapshot
     halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are
     trial        what Elasticsearch makes of an index.json    incarnation  after a failover, a restore: refreshes
+    grants       what a role of Postgres may do, by its duties
     loss         records that Kafka has lost                  leftover   indices that somebody who died has left
     jobs         made, paused, ended
     condition    a part of a document                         replica    documents read beside the primary
@@ -52,8 +58,10 @@ ground; a module knows only those below it:
     trigger      their SQL: a changed row → the outbox
     doorbell     … and wakes the relay, if it sleeps
     store        what syncer remembers in Postgres            version    epoch and sequence
+    commit       a transaction, by its token
     dead_letters documents that could not be written          fault      why: which field, what type of value
-    unreadable   records that are no changes                  verification  what the last verify has found
+    unreadable   records that are no changes                  rewrites   what Kafka took back: offsets count no further
+    verification what the last verify has found
     transport    changes into Kafka and out of it             topic      what Kafka says of them
     index        documents → Elasticsearch
     indices      physical indices and their aliases           holdings   what Elasticsearch holds
@@ -69,7 +77,37 @@ ground; a module knows only those below it:
     telemetry    which events are logged, and how             traces     … and what each batch was, as spans
     metrics      what is counted and measured                 repeated   said once, and then counted
     searchable   how long until a search finds it             settings   config/syncer.yaml and the environment
-    events       what each line of the log means
+    events       what each line of the log means              secret_files  settings that are the content of a file
     model        what stages hand to one another              errors     the tree of errors
     sandbox      real servers to try it on
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from syncer.passage import Waited
+
+__all__ = ["wait"]
+
+
+def wait(token: str, *, timeout_seconds: float = 30, searchable: bool = False) -> Waited:
+    """Return once everything that a transaction has committed is indexed; with `syncer.waiting.Waiter`, many do faster.
+
+    The settings are those of the command ``syncer``: ``config/syncer.yaml`` and the environment.
+
+    Args:
+        token: What ``SELECT syncer.token()`` has returned in that transaction.
+        timeout_seconds: How long to wait.
+        searchable: Whether searches are to show it too, and not only reads by id.
+
+    Raises:
+        TokenError: There is nothing to wait for.
+        WaitTimeoutError: It has not come to that in time.
+        SyncerError, psycopg.Error, elasticsearch.ApiError: The set-up is wrong.
+    """
+    from syncer import settings, waiting  # noqa: PLC0415 - whoever imports a module of syncer's imports this one first
+
+    with waiting.Waiter(settings.load()) as waiter:
+        return waiter.wait(token, timeout_seconds=timeout_seconds, searchable=searchable)

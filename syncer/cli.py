@@ -23,15 +23,16 @@ from syncer import (
     apply as applying,
     definition,
     findings,
+    grants_commands,
     halting,
     index as elastic,
+    init_commands,
     job_commands,
     jobs,
     letter_commands,
     listing,
     lock_commands,
     loss,
-    overview,
     postgres,
     rebuild as rebuilding,
     replica,
@@ -39,17 +40,20 @@ from syncer import (
     schema,
     service,
     settings,
+    status_commands,
     store,
     telemetry,
     terminal,
     topic,
     traces,
+    wait_commands,
 )
 from syncer.comparing import compared
 from syncer.errors import ConfigError, DefinitionError, HangingError
 from syncer.explain import explanation, page as explain_page
 from syncer.explain.events import Limits
 from syncer.filling import Filling
+from syncer.grants import Duty
 from syncer.index import Index
 from syncer.indices import Indices
 from syncer.job import Job, JobKind, unfinished
@@ -70,6 +74,11 @@ app.add_typer(sandbox_commands.app, name="sandbox")
 app.add_typer(job_commands.app, name="jobs")
 app.add_typer(letter_commands.app, name="dead-letters")
 app.add_typer(lock_commands.app, name="locks")
+app.command()(status_commands.status)
+app.command()(status_commands.top)
+app.command()(wait_commands.wait)
+app.command("init")(init_commands.init)
+app.command("grants")(grants_commands.print_grants)
 
 out = terminal.console(sys.stdout)
 err = terminal.console(sys.stderr)
@@ -323,8 +332,9 @@ def run(*, only: Annotated[str | None, typer.Option(help="relay or workers: run 
 
     A second signal ends it at once: nothing is lost, the next daemon does again what was in hand.
     """
-    if only not in (None, "relay", "workers"):
-        raise ConfigError(f"--only takes relay or workers, not {only}", hint="Leave it out to run both.")
+    _require_part(only)
+    from syncer.web import serve  # noqa: PLC0415 - what serves HTTP is needed by nobody else
+
     loaded = settings.load()
     telemetry.configure(loaded.log)
     with postgres.connect(loaded.postgres, name="run") as connection:
@@ -333,12 +343,18 @@ def run(*, only: Annotated[str | None, typer.Option(help="relay or workers: run 
         loss.require_topic(connection, loaded.kafka)
     stages = service.stages(loaded, relay=only != "workers", workers=only != "relay")
     stop = Stop()
+    serve(loaded, stages, stop)
     _stop_on_signals(stop)
     traces.configure(loaded.traces)
     try:
         service.run(stages, stop)
     finally:
         traces.close()
+
+
+def _require_part(only: str | None) -> None:
+    if only not in (None, "relay", "workers"):
+        raise ConfigError(f"--only takes relay or workers, not {only}", hint="Leave it out for both.")
 
 
 def _stop_on_signals(stop: Stop) -> None:
@@ -353,19 +369,6 @@ def _stop_on_signals(stop: Stop) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, heed)
-
-
-@app.command()
-def status(*, as_json: AsJson = False) -> None:
-    """How far behind, who leads, what each document holds. Exit code 0 only if all is well."""
-    with open_parts("status") as parts:
-        seen = overview.read(parts.connection, parts.index, parts.settings.kafka)
-    if as_json:
-        typer.echo(json.dumps(seen.as_json(), indent=2))
-    else:
-        terminal.show_overview(out, seen)
-    if not seen.is_well:
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -456,6 +459,9 @@ def doctor(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 for what is to be considered, or cannot be seen, too.")
     ] = False,
+    only: Annotated[
+        str | None, typer.Option(help="relay or workers: as the role of a daemon that runs only that part.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Every setting, privilege and condition that a promise rests on, looked at, with the mend.
@@ -468,11 +474,14 @@ def doctor(
     finding has id, severity, claim, found, why, promises and mend, which has how (sql,
     shell or advice), text and note.
     """
-    from syncer.doctor import examination, page  # noqa: PLC0415 - it needs what few commands need
+    from syncer.doctor import examination, page, patient  # noqa: PLC0415 - it needs what few commands need
 
+    _require_part(only)
+    duties = {"relay": frozenset({Duty.RELAY}), "workers": frozenset({Duty.WORKER})}
     loaded = settings.load()
     telemetry.configure(loaded.log, is_command=True)
-    seen = examination.examine(loaded, settings.config_folder())
+    of_role = duties[only] if only else patient.OF_DAEMON
+    seen = examination.examine(loaded, settings.config_folder(), duties=of_role)
     if as_json:
         typer.echo(json.dumps(seen.as_json(), indent=2))
     else:

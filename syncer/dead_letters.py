@@ -31,7 +31,7 @@ FROM syncer.document AS d,
 WHERE d.index_name = $1 ORDER BY p.id FOR KEY SHARE OF d
 ON CONFLICT (index_name, id) DO UPDATE
 SET version = excluded.version, kind = excluded.kind, error = excluded.error, field = excluded.field,
-    value_type = excluded.value_type, parked_at = now()
+    value_type = excluded.value_type, parked_at = now(), parked_in = excluded.parked_in
 WHERE dead_letter.version <= excluded.version
 """
 _CLEAR = """
@@ -51,6 +51,10 @@ _COLUMNS = "l.document, l.index_name, l.id, l.version, l.kind, l.error, l.field,
 _ONE = f"SELECT {_COLUMNS} FROM syncer.dead_letter AS l WHERE l.index_name = $1 AND l.id = $2"  # noqa: S608 - constants
 _PAGE = f"""
 SELECT {_COLUMNS} FROM syncer.dead_letter AS l WHERE {{which}} ORDER BY l.index_name, l.id LIMIT $6 OFFSET $7
+"""  # noqa: S608 - constants
+_SINCE = f"""
+SELECT {_COLUMNS} FROM syncer.dead_letter AS l
+WHERE l.index_name = ANY ($1) AND l.parked_in > $2::xid8 ORDER BY l.index_name, l.id LIMIT $3
 """  # noqa: S608 - constants
 _KINDS = """
 SELECT l.document, l.index_name, l.kind, l.field, l.value_type, count(*), min(l.parked_at), max(l.parked_at),
@@ -217,6 +221,11 @@ def find(connection: Connection, index_name: str, id_: str) -> DeadLetter | None
     """What is known of one document that could not be written; None if it could."""
     row = connection.execute(_ONE, (index_name, recorded(id_))).fetchone()
     return None if row is None else _letter(row)
+
+
+def since(connection: Connection, index_names: Sequence[str], xid: int, *, limit: int) -> list[DeadLetter]:
+    """Some of these indices' that were parked after a transaction: by whoever was to show it, and by others."""
+    return [_letter(row) for row in connection.execute(_SINCE, (list(index_names), str(xid), limit))]
 
 
 def kinds(connection: Connection, selection: Selection) -> list[Kind]:

@@ -91,13 +91,18 @@ def folders(config_folder: Path) -> list[Path]:
     return folders
 
 
+def is_name(name: str) -> bool:
+    """Whether a document may be called so."""
+    return _DOCUMENT_NAME.fullmatch(name) is not None
+
+
 def load(folder: Path) -> Definition:
     """Read one document's folder.
 
     Raises:
         DefinitionError: A file is missing or is not what it should be.
     """
-    if not _DOCUMENT_NAME.fullmatch(folder.name):
+    if not is_name(folder.name):
         raise DefinitionError(
             f"{folder.name!r} is not a name for a document",
             hint="Rename the folder: letters, digits, _ and - only, at most 63 of them.",

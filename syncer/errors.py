@@ -14,6 +14,8 @@
     ├── DocumentError      one document cannot go on: what it reads has changed, its index is gone
     ├── HangingError       a stage does not end, though it was told to
     ├── JobError           a job cannot be made as asked, or is not there
+    ├── TokenError         a transaction cannot be waited for: it is none, open, rolled back, of another database
+    ├── WaitTimeoutError   what a transaction has committed is not indexed in time
     ├── LockError          a lock in Elasticsearch cannot be had as asked, or a change not be made under it
     │   ├── LockTimeoutError   somebody else holds it for too long
     │   └── LockLostError      it was taken away from us: nothing is changed under it any more
@@ -125,6 +127,26 @@ class JobError(SyncerError):
 
 class HangingError(SyncerError):
     """A stage has not ended in time after it was told to: a server keeps it waiting."""
+
+
+class TokenError(SyncerError):
+    """A token names no transaction that can be waited for."""
+
+
+class WaitTimeoutError(SyncerError):
+    """What a transaction has committed is not indexed, or not searchable, in time.
+
+    Args:
+        message: What it waits for.
+        hint: What to do about it.
+        stage: Where it is: relay, workers, jobs or refresh; servers, if one does not answer.
+        jobs: The ids of the jobs that it waits for, if it is there.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", stage: str = "", jobs: Sequence[int] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.stage = stage
+        self.jobs = tuple(jobs)
 
 
 class LockError(SyncerError):

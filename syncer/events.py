@@ -375,3 +375,46 @@ TOPIC_MADE: Final = _event(
     {"topic": "its name"},
     action="Find out who has deleted it.",
 )
+
+# The status page
+
+WEB_LISTENING: Final = _event(
+    "web.listening",
+    "info",
+    "The status page, metrics and health are served.",
+    {"address": "where", "has_token": "whether a token is set, so that who has it may act"},
+)
+WEB_ABSENT: Final = _event(
+    "web.absent",
+    "warning",
+    "No status page is served: each port that is tried without being asked for is taken, as by other daemons.",
+    {"host": "where", "ports": "which were tried", "hint": "what to do"},
+    action="Set `web.port`: 0 for any that is free, none for no page.",
+)
+WEB_ACTED: Final = _event(
+    "web.acted",
+    "info",
+    "Somebody with the token has paused, resumed or cancelled a job, or has retried or discarded dead letters.",
+    {"action": "what was done", "address": "where the request came from"},
+    may_have={
+        "job": "the job's number",
+        "jobs": "the jobs that try again",
+        "document": "whose dead letters",
+        "letters": "how many",
+    },
+)
+WEB_REFUSED: Final = _event(
+    "web.refused",
+    "warning",
+    "Requests came with another token, for another host, or from the page of another site; the first is told of at "
+    "once, further ones as a number.",
+    {"reason": "what the answer said", "requests": "how many", "address": "where the last one came from"},
+    action="Nothing, if it was you: the answer says what is wrong. Else find out who asks.",
+)
+WEB_FAILED: Final = _event(
+    "web.request_failed",
+    "error",
+    "A request met an error that nobody foresaw. Nothing else is affected.",
+    {"path": "of the request", "exception": "the traceback"},
+    action="Please report it.",
+)

@@ -9,7 +9,7 @@ from syncer import metrics, outbox, overview, verification
 from syncer.metrics import Metric
 from syncer.model import Role
 from syncer.outbox import Room
-from syncer.overview import Queued, Stored
+from syncer.overview import Held, Queued, Stored
 from syncer.postgres import Connection
 from syncer.verification import Verification
 
@@ -99,12 +99,12 @@ def of_kafka(queued: Queued, *, lag_seconds: float) -> Values:
     }
 
 
-def of_elasticsearch(stored: Stored, counts: Mapping[str, int | None]) -> Values:
+def of_elasticsearch(stored: Stored, held: Held) -> Values:
     """What Elasticsearch says, of what Postgres says that there is."""
     return {
         metrics.INDEX_DOCUMENTS: {
             (one.name, one.index_name, one.role): number
             for one in stored.in_force
-            if (number := counts.get(one.index_name)) is not None
+            if (number := held.counts.get(one.index_name)) is not None
         }
     }

@@ -34,6 +34,7 @@ _IN_ORDER = [{"_shard_doc": "asc"}]
 
 _SHARDS_FIELDS = "metadata.indices.*.routing_num_shards,metadata.indices.*.settings.index.number_of_shards"
 _SEQUENCE_FIELDS = "indices.*.shards.*.seq_no.max_seq_no,indices.*.shards.*.routing.primary"
+_WRITES_FIELDS = "_all.primaries.indexing.index_total,_all.primaries.indexing.delete_total"
 _JSON = {"accept": "application/json", "content-type": "application/json"}
 _ANSWERED = "application/vnd.elasticsearch+json"  # what the client makes of that, and gets
 
@@ -173,12 +174,20 @@ class Holdings:
             if one.found:
                 yield one
 
-    @contextmanager
-    def view(self, target: Target, *, shard: int | None = None) -> Iterator[View]:
-        """All that a target, or one shard of it, holds as of now, as it will stay while the view is open."""
+    def refresh(self, target: Target) -> None:
+        """Have searches find what is written by now; by itself that comes with the index's refresh interval.
+
+        Raises:
+            UnavailableError: A shard was away.
+        """
         refreshed = self._client.indices.refresh(index=target.index_name).body
         if refreshed["_shards"]["failed"]:
             raise UnavailableError(f"Not every shard of {target.index_name} could be refreshed", hint=_AGAIN)
+
+    @contextmanager
+    def view(self, target: Target, *, shard: int | None = None) -> Iterator[View]:
+        """All that a target, or one shard of it, holds as of now, as it will stay while the view is open."""
+        self.refresh(target)
         preference = None if shard is None else f"_shards:{shard}"
         opened = self._client.open_point_in_time(index=target.index_name, keep_alive=_KEEP_ALIVE, preference=preference)
         point: str = opened.body["id"]
@@ -248,6 +257,15 @@ class Holdings:
     def count(self, target: Target) -> int:
         """How many documents a search of this target finds."""
         return int(self._client.count(index=target.index_name).body["count"])
+
+    def writes(self, targets: Sequence[Target]) -> int:
+        """How many documents were ever written to these targets, or deleted; a shard that moves begins again."""
+        if not targets:
+            return 0
+        names = [one.index_name for one in targets]
+        stats = self._client.indices.stats(index=names, metric="indexing", filter_path=_WRITES_FIELDS).body
+        totals = stats.get("_all", {}).get("primaries", {}).get("indexing", {})
+        return int(totals.get("index_total", 0)) + int(totals.get("delete_total", 0))
 
     def search(self, point: str, request: Mapping[str, Any]) -> _Hits:
         """One search in an open view.

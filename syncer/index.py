@@ -116,11 +116,14 @@ def connect(settings: ElasticsearchSettings) -> Elasticsearch:
             serializers={kind: _Prebuilt() for kind in _BULK_TYPES},
             **options,
         )
-    except ValueError as error:
+    except (ValueError, OSError) as error:
+        # What the client says of an address may quote the password that is in it.
         raise IndexingError(
-            f"elasticsearch.url is not valid: {error}",
-            hint="As in: http://127.0.0.1:9200 or https://search:9200",
-        ) from error
+            "The client of Elasticsearch does not take elasticsearch.url, .ca_certs and the credentials as they are"
+            + (f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""),
+            hint="As in: http://127.0.0.1:9200 or https://search:9200, with a user and a password or an API key;\n"
+            "ca_certs is a file of PEM certificates.",
+        ) from None
     require_supported(client.info().body)
     return client
 

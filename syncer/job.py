@@ -49,6 +49,18 @@ _ONE = sql.SQL("j.id = $1")
 _OF_INDEX = UNFINISHED + sql.SQL(" AND (j.index_name = $1 OR $1 IS NULL) ORDER BY j.id")
 _LOCKED_NEW_OF_INDEX = sql.SQL("j.state = 'new' AND j.index_name = $1 ORDER BY j.id FOR NO KEY UPDATE OF j")
 _LOCKED_OF_INDEX = UNFINISHED + sql.SQL(" AND j.index_name = $1 ORDER BY j.id FOR NO KEY UPDATE OF j")
+_OF_IDS = sql.SQL("j.id = ANY ($1) ORDER BY j.id")
+# A fill may have taken up anything until it is listed; that of an index that is not searched keeps nobody waiting.
+_CAUSED_BY = UNFINISHED + sql.SQL("""
+ AND j.kind = ANY ($1) AND d.name = ANY ($2) AND d.halted IS NULL
+ AND (j.caused_before > $3::xid8 OR j.kind = 'fill' AND j.state = 'new')
+ AND (j.kind <> 'fill' OR d.role = 'serving')
+ORDER BY j.id""")
+_UNFILLED = sql.SQL("""
+SELECT d.index_name FROM syncer.document AS d
+WHERE d.filled_at IS NULL AND NOT EXISTS (
+    SELECT FROM syncer.job AS j WHERE j.index_name = d.index_name AND j.fills AND {unfinished})
+""").format(unfinished=UNFINISHED)
 _FINISHED = sql.SQL("NOT (") + UNFINISHED + sql.SQL(") ORDER BY j.finished_at DESC, j.id DESC")
 # A load that truncates one table after the other makes two refreshes, not one for each table: the second one waits to
 # begin, and is joined by all others, until the first one is through. Fan-outs come first: listing one takes least long.
@@ -224,6 +236,24 @@ def find(connection: Connection, job_id: int) -> Job:
 def unfinished(connection: Connection, index_name: str | None = None) -> list[Job]:
     """All that are not finished, oldest first; of one index, or of all."""
     return _read(connection, _OF_INDEX, index_name)
+
+
+def some(connection: Connection, ids: Sequence[int]) -> list[Job]:
+    """Those of these jobs that are remembered."""
+    return _read(connection, _OF_IDS, list(ids))
+
+
+def caused_by(connection: Connection, xid: int, documents: Sequence[str]) -> list[Job]:
+    """The unfinished ones of these documents that a transaction may have caused; to be asked once it was handled.
+
+    A job that was made before the transaction had its id is not among them, unless something has joined it since.
+    """
+    return _read(connection, _CAUSED_BY, list(OWED), list(documents), str(xid))
+
+
+def unfilled(connection: Connection) -> set[str]:
+    """The indices of which documents may be stale, and no job is at work that makes up for it."""
+    return {row[0] for row in connection.execute(_UNFILLED)}
 
 
 def recent(connection: Connection) -> list[Job]:

@@ -49,8 +49,10 @@ UPDATE syncer.job SET cause = (
              CROSS JOIN jsonb_array_elements(part.images) AS image
         GROUP BY relation
     ) AS merged
-) WHERE id = $1
+), caused_before = pg_snapshot_xmax(pg_current_snapshot()) WHERE id = $1
 """
+# Whatever made it necessary was committed before this statement's snapshot.
+_JOIN_WHOLE = "UPDATE syncer.job SET caused_before = pg_snapshot_xmax(pg_current_snapshot()) WHERE id = $1"
 _IS_THROUGH = """
 SELECT j.state IN ('listed', 'swept') AND j.pages_left = 0
 FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE
@@ -123,6 +125,7 @@ def create(
             resumed = resume(connection, same.id)
             return resumed if rate is None else set_rate(connection, same.id, rate)
         if kind.is_whole and (new := _still_new(standing, kind, rate)):
+            connection.execute(_JOIN_WHOLE, (new.id,))
             return new
         if kind is JobKind.FILL:
             store.mark_unfilled(connection, [document.index_name])
@@ -157,6 +160,8 @@ def create_fan_out(connection: Connection, document: Document, cause: Mapping[st
             return find(connection, insert(connection, document, JobKind.FAN_OUT, document.generation, cause=cause))
         if new.kind is JobKind.FAN_OUT:
             connection.execute(_JOIN, (new.id, _stored(cause)))
+        else:
+            connection.execute(_JOIN_WHOLE, (new.id,))
         return find(connection, new.id)
 
 

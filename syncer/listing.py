@@ -11,7 +11,7 @@ T. The id is left out if S has it in a page, which nobody has taken, of a job of
 owed and not paused. Whoever takes that page commits this after S was taken, or S would show it taken; only then he
 draws, and composes in a snapshot that is later still: it shows T. That he dies, or gives the page back, changes
 nothing: it is taken again, later. Nor does a lane that had it before and was held up: what it writes has a lesser
-version.
+version. That other job counts as caused by T from then on, for who waits for T: see `syncer.passage`.
 
 The page may go away unwritten only if its job is cancelled or fails, which S does not show, so that it comes later:
 then the document counts as not filled, as loudly as if this job were cancelled; or a fill takes its place, which is
@@ -48,13 +48,16 @@ WHERE id = $1 AND state IN ('new', 'listing')
 """
 # Whoever has read before this and writes after it finds that out, and reads again, since what he writes might else be
 # taken for no stray: see `syncer.writer`. A job that looks for no strays leaves the writers alone.
+# A fill takes up what was committed before its generation was, which whoever made it may not have seen.
 _BEGIN_WHOLE = """
 WITH document AS (
     UPDATE syncer.document SET listings = listings + 1
     WHERE index_name = (SELECT index_name FROM syncer.job WHERE id = $1 AND state IN ('new', 'listing'))
     RETURNING index_name
 )
-UPDATE syncer.job AS j SET state = 'listing', started_at = coalesce(j.started_at, clock_timestamp())
+UPDATE syncer.job AS j
+SET state = 'listing', started_at = coalesce(j.started_at, clock_timestamp()),
+    caused_before = CASE WHEN j.kind = 'fill' THEN pg_snapshot_xmax(pg_current_snapshot()) ELSE j.caused_before END
 FROM document WHERE j.id = $1 AND j.state IN ('new', 'listing') AND j.index_name = document.index_name
 """
 _LIST = """
@@ -85,6 +88,17 @@ waiting AS MATERIALIZED (
 ),
 """
 _LEFT_OUT = "(SELECT count(*) FROM touched) - (SELECT count(*) FROM left_over)"
+# Whoever waits for what has caused this job waits for those it has left documents to. In the order of ids, as by all
+# who lock several.
+_LEAVE_TO = """
+WITH locked AS MATERIALIZED (
+    SELECT j.id FROM syncer.job AS own JOIN syncer.job AS j USING (index_name, generation)
+    WHERE own.id = $1 AND (j.id = own.id OR j.kind = ANY ($2) AND j.state IN ('listed', 'swept'))
+    ORDER BY j.id FOR NO KEY UPDATE OF j
+)
+UPDATE syncer.job AS j SET caused_before = pg_snapshot_xmax(pg_current_snapshot())
+FROM locked WHERE j.id = locked.id AND j.id <> $1
+"""
 _PUT_SELECTED = """
 WITH page AS (
     INSERT INTO syncer.job_page (job, number, ids)
@@ -245,6 +259,8 @@ def _list(
     is_listed = False
     with noting(connection, document, lock_seconds=STAGE_LOCK_SECONDS):
         row = _put_all(connection, job, document, size)
+        if row[2]:
+            connection.execute(_LEAVE_TO, (job.id, list(OWED)))
         is_listed = connection.execute(_LISTED, (job.id, *row, numbers)).rowcount == 1
         if not is_listed:  # cancelled meanwhile
             raise psycopg.Rollback

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -21,13 +22,23 @@ from rich.table import Column, Table
 from syncer import index as elastic, settings, telemetry, terminal
 from syncer.errors import LockError
 from syncer.locks import Locks, Recovery
-from syncer.locks.keeper import INDEX
+from syncer.locks.burial import Burial
+from syncer.locks.change import Intent
+from syncer.locks.entries import Entry
+from syncer.locks.holders import Holder
 from syncer.locks.names import readable
-from syncer.locks.registry import Entry, Holder, Registry
+from syncer.locks.registry import INDEX, Registry, find
 
 _WATCHED_SECONDS_MAX = 15.0
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.1
 _SHORT_ID = 8
+_ATTEMPTS = 5
+_NAMED_MAX = 5
+_OUTCOMES = {
+    Recovery.FINISH: "All of them are changed as it was going to; if Elasticsearch refuses one, all are put back as "
+    "they were. To put them back in any case: --changes roll-back",
+    Recovery.ROLL_BACK: "All of them are put back as they were before it began.",
+}
 
 app = typer.Typer(
     help="Locks of those who write to Elasticsearch alone: who holds what; break what is held for ever.",
@@ -36,6 +47,34 @@ app = typer.Typer(
 
 LocksIndex = Annotated[str, typer.Option("--index", help="The index that the locks are in.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A holder, as we have seen it.
+
+    Args:
+        holder: What it says of itself; None if it has left, and only entries of it are there.
+        term: The greatest in which it, or whoever buries it, can have written.
+        still_seconds: For how long we have not seen it move; None if we did not watch.
+        has_moved: Whether we have seen it move.
+    """
+
+    holder: Holder | None
+    term: int = 0
+    still_seconds: float | None = None
+    has_moved: bool = False
+
+    @property
+    def state(self) -> str:
+        """Whether it lives, as far as we know."""
+        if self.holder is None:
+            return "has left"
+        if self.holder.is_dead:
+            return "dead"
+        if self.still_seconds is None:
+            return ""
+        return f"moved {self.still_seconds:.1f} s ago" if self.has_moved else f"still for {self.still_seconds:.1f} s"
 
 
 @app.command("list")
@@ -47,19 +86,21 @@ def list_(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Every lock: who holds it, how, since when; and what the dead have left behind."""
-    registry = Registry(_connect(), index=index)
-    holders, entries = _read(registry)
-    alive = _alive(registry, holders) if watch else None
+    """Every lock: who holds it, how, since when; how its holder is, and what it may have left half done."""
+    registry = find(_connect(), index)
+    entries = [] if registry is None else list(registry.entries.of())
+    known = {} if registry is None else _known(registry, entries, is_watched=watch)
     if as_json:
-        typer.echo(json.dumps(_as_json(holders, entries, alive), indent=2))
+        typer.echo(json.dumps(_as_json(known, entries), indent=2))
+    elif registry is None:
+        typer.echo(f"There is no index {index}: nobody has ever taken a lock there.")
     else:
-        _show(terminal.console(sys.stdout), holders, entries, alive)
+        _show(terminal.console(sys.stdout), known, entries)
 
 
 @app.command("break")
 def break_(
-    holder: Annotated[str, typer.Argument(metavar="HOLDER", help="As `syncer locks list` shows it.")],
+    holder: Annotated[str, typer.Argument(metavar="HOLDER", help="As `syncer locks list` shows it, or its owner.")],
     *,
     index: LocksIndex = INDEX,
     recovery: Annotated[
@@ -72,15 +113,19 @@ def break_(
     If it is alive after all it finds out, and can change nothing more.
     """
     client = _connect()
-    found = _find(_read(Registry(client, index=index))[0], holder)
+    registry = find(client, index)
+    if registry is None:
+        raise LockError(f"There is no index {index}", hint="Nobody has ever taken a lock there: --index names another.")
+    entries = list(registry.entries.of())
+    id_, found = _choose(_known(registry, entries, is_watched=False), holder)
     if not yes:
-        typer.confirm(f"Take all locks away from {_called(found)}?", abort=True)
+        typer.echo(_foretold(registry, id_, found.holder, entries, recovery))
+        typer.confirm("Take all locks away from it?", abort=True)
     with Locks(client, owner="syncer locks break", index=index, recovery=recovery) as locks:
-        is_gone = locks.bury(found.id)
-    if not is_gone:
-        raise LockError(f"{_called(found)} has moved meanwhile, or somebody else is at it", hint="Try again.")
-    done = {Recovery.FINISH: "finished", Recovery.ROLL_BACK: "rolled back"}[recovery]
-    typer.echo(f"{_called(found)} holds nothing any more." + (f" What it had begun is {done}." if found.intent else ""))
+        done = _bury(locks, id_)
+    if not done.is_gone:
+        raise LockError(f"{_called(id_, found)} moves all the time, or somebody else is at it", hint="Try again.")
+    typer.echo(f"{_called(id_, found)}: {done.value}.")
 
 
 def _connect() -> Elasticsearch:
@@ -89,80 +134,148 @@ def _connect() -> Elasticsearch:
     return elastic.connect(loaded.elasticsearch)
 
 
-def _read(registry: Registry) -> tuple[list[Holder], list[Entry]]:
-    if not registry.exists():
-        return [], []
-    return registry.holders(), list(registry.entries())
+def _known(registry: Registry, entries: Sequence[Entry], *, is_watched: bool) -> dict[str, _Known]:
+    """All holders, also those of which only entries are left."""
+    found = {one.id: _Known(holder=one, term=registry.term(seen)) for one, seen in registry.holders.all()}
+    gone = {one.holder: _Known(holder=None) for one in entries if one.holder not in found}
+    return (_watched(registry, found) if is_watched else found) | gone
 
 
-def _find(holders: Sequence[Holder], name: str) -> Holder:
-    wanted = [one for one in holders if name in (one.owner, one.id) or _short(one.id).startswith(name)]
+def _watched(registry: Registry, known: Mapping[str, _Known]) -> dict[str, _Known]:
+    """The same, once we have watched them for as long as the longest lease lasts; those who leave are left out."""
+    began = time.monotonic()
+    leases = [one.holder.lease_seconds for one in known.values() if one.holder is not None and not one.holder.is_dead]
+    terms, moved_at = {id_: one.term for id_, one in known.items()}, dict.fromkeys(known, began)
+    seen: dict[str, _Known] = {}
+    while True:
+        now = time.monotonic()
+        seen = {}
+        for id_ in known:
+            look = registry.holders.look(id_)
+            if look is None:
+                continue
+            term = registry.term(look[1])
+            if term != terms[id_]:
+                terms[id_], moved_at[id_] = term, now
+            has_moved = moved_at[id_] > began
+            seen[id_] = _Known(holder=look[0], term=term, still_seconds=now - moved_at[id_], has_moved=has_moved)
+        if now - began >= min(_WATCHED_SECONDS_MAX, max(leases, default=0)):
+            return seen
+        time.sleep(_LOOK_SECONDS)
+
+
+def _choose(known: Mapping[str, _Known], name: str) -> tuple[str, _Known]:
+    """The holder that is called so.
+
+    Raises:
+        LockError: There is none, or more than one.
+    """
+    wanted = [
+        (id_, one)
+        for id_, one in known.items()
+        if name and (name == id_ or _short(id_).startswith(name) or (one.holder and name == one.holder.owner))
+    ]
     if len(wanted) == 1:
         return wanted[0]
-    hint = "As `syncer locks list` shows them: the holder, or its owner if that is only one."
-    raise LockError(f"{len(wanted)} holders are called {name!r}" if wanted else f"No holder {name!r}", hint=hint)
+    if wanted:
+        raise LockError(
+            f"{len(wanted)} holders are called {name!r}",
+            hint=f"Say which: {', '.join(_called(id_, one) for id_, one in wanted)}",
+        )
+    raise LockError(f"There is no holder {name!r}", hint="syncer locks list shows them: take what is under holder.")
 
 
-def _alive(registry: Registry, holders: Sequence[Holder]) -> set[str]:
-    """Those who move while we look, for as long as the longest lease lasts."""
-    moved: set[str] = set()
-    still = {one.id: one.renewals for one in holders if not one.is_dead}
-    deadline = time.monotonic() + min(_WATCHED_SECONDS_MAX, max([one.lease_seconds for one in holders], default=0))
-    while still and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
-        for id_ in list(still):
-            found = registry.look(id_)
-            if found is None or found[0].renewals != still[id_]:
-                del still[id_]
-                moved |= set() if found is None else {id_}
-    return moved
+def _foretold(registry: Registry, id_: str, holder: Holder | None, entries: Sequence[Entry], recovery: Recovery) -> str:
+    """What breaking its locks will do."""
+    held = [one for one in entries if one.holder == id_]
+    if holder is None:
+        return f"{_short(id_)} has left; {len(held)} of its entries are still there, and are removed."
+    return (
+        f"{holder.owner} ({_short(id_)}), process {holder.process} on {holder.host}, holds {len(held)} locks. "
+        "If it is alive it finds out at its next write, which changes nothing."
+        + ("" if holder.intent is None else f"\n{_changing(registry, holder.intent)}\n{_OUTCOMES[recovery]}")
+    )
 
 
-def _state(holder: Holder | None, alive: set[str] | None) -> str:
-    if holder is None or holder.is_dead:
-        return "dead"
-    if alive is None:
-        return ""
-    return "alive" if holder.id in alive else "does not move"
+def _changing(registry: Registry, intent: Intent) -> str:
+    """What a holder may have left half done."""
+    counts: Counter[str] = Counter()
+    such_as: list[str] = []
+    for number in range(intent.pages):
+        for one in registry.intents.page(intent, number):
+            counts[one.after.index] += 1
+            if len(such_as) < _NAMED_MAX:
+                such_as.append(one.after.id)
+    documents = ", ".join(f"{count:,} documents of {name}" for name, count in counts.items())
+    return f"It is changing {documents}, or has left that half done; such as {', '.join(such_as)}."
 
 
-def _as_json(holders: Sequence[Holder], entries: Sequence[Entry], alive: set[str] | None) -> dict[str, Any]:
+def _bury(locks: Locks, holder: str) -> Burial:
+    """Bury it; whoever lives may just have moved."""
+    for _ in range(_ATTEMPTS):
+        done = locks.bury(holder)
+        if done.is_gone:
+            break
+    return done
+
+
+def _as_json(known: Mapping[str, _Known], entries: Sequence[Entry]) -> dict[str, Any]:
     return {
         "locks": [asdict(one) | {"name": readable(one.lock)} for one in entries],
-        "holders": [asdict(one) | {"state": _state(one, alive) or None} for one in holders],
+        "holders": [
+            asdict(one.holder)
+            | {
+                "term": one.term,
+                "still_seconds": None if one.still_seconds is None else round(one.still_seconds, 1),
+                "state": one.state or None,
+            }
+            for one in known.values()
+            if one.holder is not None
+        ],
     }
 
 
-def _show(console: Console, holders: Sequence[Holder], entries: Sequence[Entry], alive: set[str] | None) -> None:
-    if not entries and not any(one.is_dead for one in holders):
+def _show(console: Console, known: Mapping[str, _Known], entries: Sequence[Entry]) -> None:
+    busy = {one.holder for one in entries} | {id_ for id_, one in known.items() if one.holder and one.holder.intent}
+    if not busy:
         console.print("Nobody holds a lock.")
         return
-    known = {one.id: one for one in holders}
-    names = ("lock", "mode", "since", "owner", "where", "holder", "state")
-    table = Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False, header_style="bold")
+    locks = _table("lock", "mode", "since", "owner", "holder")
     for entry in sorted(entries, key=lambda one: (one.lock, one.since)):
-        holder = known.get(entry.holder)
-        owner = ("", "") if holder is None else (escape(holder.owner), f"{escape(holder.host)}:{holder.process}")
-        state = _state(holder, alive)
-        table.add_row(
-            escape(readable(entry.lock)),
-            entry.mode,
-            entry.since.replace("T", " ").replace("+00:00", " UTC"),
-            *owner,
-            _short(entry.holder),
-            f"[red]{state}" if state == "dead" else f"[yellow]{state}" if state == "does not move" else state,
-        )
-    console.print(table)
-    for one in holders:
-        if one.intent is not None:
-            console.print(
-                f"[yellow]{escape(_called(one))} is changing documents, or has left that half done:[/yellow] whoever "
-                "takes its locks finishes it or rolls it back."
-            )
+        holder = known[entry.holder].holder
+        owner = "" if holder is None else escape(holder.owner)
+        locks.add_row(escape(readable(entry.lock)), entry.mode, _said(entry.since), owner, _short(entry.holder))
+    holders = _table("holder", "owner", "where", "lease", "term", "changing", "state")
+    for id_ in sorted(busy):
+        one = known[id_]
+        if one.holder is None:
+            holders.add_row(_short(id_), "", "", "", "", "", one.state)
+            continue
+        where, lease = f"{escape(one.holder.host)}:{one.holder.process}", f"{one.holder.lease_seconds:g} s"
+        changing = "[yellow]documents" if one.holder.intent else ""
+        holders.add_row(_short(id_), escape(one.holder.owner), where, lease, str(one.term), changing, _coloured(one))
+    console.print(locks, "", holders, sep="\n")
+    if any(one.holder is not None and one.holder.intent for one in known.values()):
+        console.print("\nWhat is being changed, or was left half done, whoever takes the locks finishes or rolls back.")
 
 
-def _called(holder: Holder) -> str:
-    return f"{holder.owner} ({_short(holder.id)})"
+def _table(*names: str) -> Table:
+    return Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False, header_style="bold")
+
+
+def _coloured(one: _Known) -> str:
+    is_late = one.holder is not None and (one.still_seconds or 0) >= one.holder.lease_seconds
+    if one.holder is not None and one.holder.is_dead:
+        return f"[red]{one.state}"
+    return f"[yellow]{one.state}" if is_late else one.state
+
+
+def _said(time_: str) -> str:
+    return time_.replace("T", " ").replace("+00:00", " UTC")
+
+
+def _called(id_: str, one: _Known) -> str:
+    return f"{one.holder.owner} ({_short(id_)})" if one.holder else _short(id_)
 
 
 def _short(id_: str) -> str:

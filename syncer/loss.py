@@ -4,7 +4,8 @@ What can be lost, and who notices: a *worker*, whenever partitions are assigned 
 records which he has yet to handle are gone (retention has passed, they were deleted), or were written anew behind his
 back (the end lies before his position, or the leader's epoch says so). The *relay*, whenever it begins to lead, every
 few seconds and with every acknowledgement, that the end of a partition lies before what Kafka had acknowledged: a
-broker that crashed, or another one that was elected, knew less. Both, whenever they begin, that the topic is missing,
+broker that crashed, or another one that was elected, knew less. It leaves word of that to the workers, whose offsets
+are then of a past that was written anew: see `syncer.rewrites`. Both, whenever they begin, that the topic is missing,
 or is another one than it was: somebody has deleted it, or has turned to another cluster.
 
 Guarantee: nothing is skipped. In one transaction each document in force is given a job that writes all of it and looks
@@ -19,12 +20,12 @@ Not noticed, and not needed: that records are gone that were handled, or that no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from syncer import events, jobs, metrics, store, topic
+from syncer import events, jobs, metrics, rewrites, store, topic
 from syncer.errors import TopicError
 from syncer.job import Job, JobKind
 from syncer.postgres import Connection
@@ -32,6 +33,12 @@ from syncer.settings import KafkaSettings
 from syncer.topic import Extent, Loss, Observer
 
 _KNOWN = "SELECT name, id FROM syncer.topic"
+_STANDING = """
+SELECT t.id, coalesce(c.ends, '{}') FROM syncer.topic AS t LEFT JOIN syncer.relay_cursor AS c ON c.topic = t.id
+WHERE t.name = $1
+"""
+# The relay's connection waits for no disk, and what it publishes next would hide a loss that a crash lets be forgotten.
+_NOT_LAZILY = "SET LOCAL synchronous_commit TO DEFAULT"
 _LOCK = "LOCK TABLE syncer.topic IN SHARE ROW EXCLUSIVE MODE"
 _PUT = """
 INSERT INTO syncer.topic (name, id) VALUES ($1, $2)
@@ -77,6 +84,25 @@ def _is_known(connection: Connection, settings: KafkaSettings) -> bool:
     return known is not None and known[0] == settings.topic
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """The topic as it is known: what another one before it has lost is made up for by jobs that are there.
+
+    Args:
+        id: The topic's id.
+        ends: By partition, how far Kafka has acknowledged it; it falls back only once a loss is made up for.
+    """
+
+    id: str
+    ends: dict[int, int]
+
+
+def known(connection: Connection, settings: KafkaSettings) -> Known | None:
+    """The topic as it is known; None if it is not."""
+    row = connection.execute(_STANDING, (settings.topic,)).fetchone()
+    return None if row is None else Known(id=row[0], ends={int(one): end for one, end in row[1].items()})
+
+
 def _make_again(settings: KafkaSettings) -> None:
     try:
         if topic.ensure_topic(settings):
@@ -107,13 +133,21 @@ def _know(connection: Connection, settings: KafkaSettings, id_: str) -> None:
         _tell(made, cause=f"topic {settings.topic} is another one than it was", topic=id_, before=known[1])
 
 
-def make_up(connection: Connection, losses: Sequence[Loss]) -> list[Job]:
-    """Have every document written again, since records are gone; committed when this returns.
+def make_up(connection: Connection, losses: Sequence[Loss], *, rewritten: str = "") -> list[Job]:
+    """Have every document written again, since records are gone; committed, and on disk, when this returns.
 
     A job that nobody has begun to list is joined.
+
+    Args:
+        connection: To Postgres.
+        losses: What is gone.
+        rewritten: The topic's id, if Kafka has taken back what it had acknowledged: then the workers are told.
     """
     with connection.transaction():
+        connection.execute(_NOT_LAZILY)
         made = _refresh_all(connection)
+        if rewritten:
+            rewrites.add(connection, rewritten, {one.partition: one.end for one in losses})
     causes = "; ".join(sorted({one.cause for one in losses}))
     _tell(made, cause=causes, partitions=[asdict(one) for one in losses])
     return made

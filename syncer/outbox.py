@@ -17,6 +17,8 @@ from psycopg import sql
 from syncer.postgres import Connection, copied, snapshot, value
 
 SEGMENTS = 8
+_LOOKED_AT_MAX = 1000
+"""From how many changes of one transaction on they are not looked at one by one."""
 
 Row = tuple[bytes, bytes]
 """A change as it is published: Kafka key and JSON."""
@@ -58,6 +60,22 @@ SELECT snapshot::text, system_identifier = (SELECT system_identifier FROM pg_con
 FROM syncer.relay_cursor
 """
 _NOTHING_SEEN = "1:1:"
+# What was adopted has another id since. A cursor that sees nothing of a transaction, and no row of it: it wrote none.
+_PUBLICATION = """
+SELECT coalesce(c.is_true AND pg_visible_in_snapshot(t.xid, c.snapshot), false),
+       EXISTS (SELECT FROM syncer.outbox AS o WHERE o.xid = t.xid)
+FROM (VALUES (true)) AS one (row)
+LEFT JOIN (SELECT snapshot, adopted_in,
+                  system_identifier = (SELECT system_identifier FROM pg_control_system())
+                      AND pg_snapshot_xmax(snapshot) <= pg_snapshot_xmax(pg_current_snapshot()) AS is_true
+           FROM syncer.relay_cursor) AS c ON true
+CROSS JOIN LATERAL (SELECT greatest($1::xid8, CASE WHEN c.is_true THEN c.adopted_in END) AS xid) AS t
+"""
+_WRITTEN_BY = f"SELECT {_CHANGE} FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2"  # noqa: S608 - a constant of ours
+_RELATIONS = """
+SELECT array_agg(DISTINCT w.relation), count(*)
+FROM (SELECT o.relation FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2) AS w
+"""
 # A segment that was never analysed looks smaller than it is; and what finds one row finds many.
 _BY_INDEX = "SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan"
 _ROOM = """
@@ -72,6 +90,19 @@ _IS_EMPTY = "SELECT NOT EXISTS (SELECT FROM {segment})"
 _LOCK_SEGMENT = "LOCK TABLE {segment} IN ACCESS EXCLUSIVE MODE NOWAIT"
 _IS_SEEN = "SELECT NOT EXISTS (SELECT FROM {segment} AS o WHERE {unseen})"
 _TRUNCATE = "TRUNCATE {segment}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """What has become of the changes of a transaction.
+
+    Args:
+        is_published: Whether the saved cursor sees it: Kafka has acknowledged all of them.
+        is_captured: Whether it has any. One whose rows were given back counts as having some.
+    """
+
+    is_published: bool
+    is_captured: bool
 
 
 def prepare(connection: Connection) -> None:
@@ -110,6 +141,24 @@ def read_cursor(connection: Connection) -> tuple[str, bool] | None:
     """The cursor that was saved, if any, and whether it is true here."""
     row = connection.execute(_SAVED_CURSOR).fetchone()
     return None if row is None else (row[0], row[1])
+
+
+def publication(connection: Connection, xid: int) -> Publication:
+    """What has become of the changes of a transaction that is committed."""
+    is_published, is_there = connection.execute(_PUBLICATION, (str(xid),)).fetchone() or (False, False)
+    return Publication(is_published=is_published, is_captured=is_published or is_there)
+
+
+def relations_of(connection: Connection, xid: int) -> frozenset[str] | None:
+    """The tables that a transaction has changed; None if that is not known: its changes are given back, or too many."""
+    relations, rows = connection.execute(_RELATIONS, (str(xid), _LOOKED_AT_MAX)).fetchone() or (None, 0)
+    return frozenset(relations) if relations and rows < _LOOKED_AT_MAX else None
+
+
+def written_by(connection: Connection, xid: int) -> list[bytes] | None:
+    """The changes of a transaction, as JSON; None if they are given back already, or too many to be looked at."""
+    rows = connection.execute(_WRITTEN_BY, (str(xid), _LOOKED_AT_MAX)).fetchall()
+    return [change for (change,) in rows] if 0 < len(rows) < _LOOKED_AT_MAX else None
 
 
 def oldest(connection: Connection, cursor: str, relations: Collection[str], *, limit: int) -> list[bytes]:

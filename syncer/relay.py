@@ -70,6 +70,8 @@ SET system_identifier = excluded.system_identifier, snapshot = excluded.snapshot
 # A save that a crash of the server takes back is one of a cursor that was true: what it had seen is published again. So
 # it need not wait for the disk, and neither need the giving back of rows, which the cursor that allows it precedes.
 _LAZILY = "SET synchronous_commit = off"
+# Whoever waits for a transaction that has written some of these rows waits for this one: see `syncer.outbox`.
+_ADOPTED = "UPDATE syncer.relay_cursor SET adopted_in = pg_current_xact_id()"
 _BEFORE_NOW = "SELECT format('%1$s:%1$s:', pg_snapshot_xmin(pg_current_snapshot()))"
 
 
@@ -279,6 +281,7 @@ class Relay:
             cursor = str(value(connection, _BEFORE_NOW))
             adopted = outbox.renew(connection)
             connection.execute(_SAVE, (self._system_identifier, cursor, None, Jsonb({})))
+            connection.execute(_ADOPTED)
         return adopted, cursor
 
     # Looking after the topic
@@ -299,7 +302,7 @@ class Relay:
             producer.ends, self._topic_id = self._saved_ends(connection, id_), id_
         fallen_back = loss.fallen_back(producer.ends, producer.observer.extents(producer.ends))
         if fallen_back:
-            loss.make_up(connection, fallen_back)
+            loss.make_up(connection, fallen_back, rewritten=self._topic_id)
             producer.ends |= {one.partition: one.end for one in fallen_back}
             assert self._cursor is not None  # noqa: S101 - whoever leads has one
             self._save(connection, self._cursor, producer.ends)
@@ -313,7 +316,7 @@ class Relay:
         """Make up for what later acknowledgements have shown to be gone."""
         if loss.examine(connection, producer.settings, producer.observer) != self._topic_id:
             raise _another_topic()
-        loss.make_up(connection, producer.losses)
+        loss.make_up(connection, producer.losses, rewritten=self._topic_id)
         producer.losses = []
 
     # Publishing

@@ -2,7 +2,8 @@
 
 Guarantees that whoever holds a `Settings` holds valid ones. Each setting of the file is overridden by an
 environment variable named after it: ``postgres.dsn`` by ``SYNCER_POSTGRES_DSN``. ``SYNCER_CONFIG`` names
-another config folder. Nothing is read at import. Secrets are `SecretStr`, so that no log shows them.
+another config folder. A secret may be in a file: see `syncer.secret_files`. Nothing is read at import. Secrets are
+`SecretStr`, and what is refused is not quoted, so that neither a log nor an error shows them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import difflib
 import os
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from psycopg import ProgrammingError
@@ -32,20 +34,21 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
-    YamlConfigSettingsSource,
 )
 
-from syncer import events
+from syncer import events, secret_files
 from syncer.errors import ConfigError
 from syncer.events import Level
 
+TOKEN_CHARACTERS_MIN = 16
+"""How long a token has to be that guards what changes something."""
 _DEFAULT_CONFIG_FOLDER = Path("config")
 _FILE_NAME = "syncer.yaml"
 _FILE_HINT = "As in:\npostgres:\n  dsn: postgresql://user@host/database"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class PostgresSettings(_Section):
@@ -56,6 +59,7 @@ class PostgresSettings(_Section):
     read_dsn: SecretStr | None = None
     """A streaming replica of it, on which documents are read; without one, that is done where the truth lives."""
     connect_timeout_seconds: PositiveInt = 10
+    """How long to wait for a connection."""
 
     @field_validator("read_dsn", mode="before")
     @classmethod
@@ -77,24 +81,49 @@ class KafkaSettings(_Section):
     """The topic of changes."""
 
     bootstrap_servers: str
+    """Brokers to begin with, each as host:port, with commas between them."""
     topic: str = "syncer.changes"
+    """The topic of changes; ``apply`` creates it."""
     partitions: PositiveInt = 12
+    """How many it gets then: no more workers than that are ever at work at once."""
     replication_factor: Annotated[int, Field(ge=-1)] = -1
-    """-1 is the broker's own default."""
+    """How many copies of each it gets then; -1 is the broker's own default."""
     group: str = "syncer"
+    """The consumer group that all workers join."""
     properties: Annotated[dict[str, str | int | bool], Field(repr=False)] = {}
     """Passed to librdkafka as they are: ``security.protocol``, ``sasl.username`` and the like."""
+    sasl_password: SecretStr | None = None
+    """What ``sasl.password`` is among them, for who keeps it apart from the others."""
 
 
 class ElasticsearchSettings(_Section):
     """Where the documents go."""
 
     url: Annotated[str, Field(repr=False)]
+    """With its port, as in ``https://search:9200``; https for TLS."""
     username: str | None = None
+    """Who to be, with a password; or else an API key."""
     password: SecretStr | None = None
+    """That user's."""
     api_key: SecretStr | None = None
+    """An API key, encoded as Elasticsearch hands it out."""
     ca_certs: Path | None = None
+    """A file with the certificates of those who may vouch for it; those of the system, if there is none."""
     request_timeout_seconds: PositiveFloat = 60
+    """How long a request may take."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_address(cls, url: str) -> str:
+        # What the client says of a wrong one quotes it, with the password that may be in it.
+        try:
+            parts = urlsplit(url)
+            is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port
+        except ValueError:
+            is_address = False
+        if not is_address:
+            raise ValueError("not an address with http or https and a port, as in https://search:9200") from None
+        return url
 
 
 class RelaySettings(_Section):
@@ -120,10 +149,15 @@ class WorkerSettings(_Section):
     """From the topic to Elasticsearch."""
 
     threads: NonNegativeInt = 2
+    """How many consumers this daemon adds to the group."""
     batch_changes_max: PositiveInt = 2000
+    """How many changes are handled together."""
     batch_wait_seconds: PositiveFloat = 0.02
+    """How long to wait for changes."""
     batch_documents_max: PositiveInt = 1000
+    """How many documents are composed together, and in memory at once, by each thread."""
     bulk_bytes_max: PositiveInt = 8 * 1024 * 1024
+    """How large a bulk request may grow."""
     gather_seconds: NonNegativeFloat = 0.01
     """How long after a batch of several changes the next is received, so that it has many rather than few."""
     in_flight_max: PositiveInt = 4
@@ -148,6 +182,55 @@ class WatchSettings(_Section):
 
     seconds: PositiveFloat = 5
     """How often it is looked at."""
+
+
+class WebSettings(_Section):
+    """The status page, and what monitoring asks over HTTP."""
+
+    host: str = "127.0.0.1"
+    """Where to listen: beyond this machine, a token is needed for all but metrics and health."""
+    port: Annotated[int, Field(ge=0, le=65535)] | None = 8765
+    """0 for any that is free; ``none`` for no page at all. If it is not set, the next free one of ten is taken."""
+    token: Annotated[SecretStr, Field(min_length=TOKEN_CHARACTERS_MIN)] | None = None
+    """Who has it may pause jobs, retry dead letters, and see the values of rows. Without one nobody may."""
+    token_file: Path | None = None
+    """A file that holds the token instead."""
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _may_be_none(cls, port: object) -> object:
+        return None if isinstance(port, str) and port.lower() in ("", "none", "null") else port
+
+    @field_validator("token", mode="before")
+    @classmethod
+    def _is_none_if_empty(cls, token: object) -> object:
+        return token or None
+
+    @property
+    def is_port_chosen(self) -> bool:
+        """Whether somebody wants just this port, and no other."""
+        return "port" in self.model_fields_set
+
+    def secret(self) -> str | None:
+        """The token, wherever it is from; None if there is none.
+
+        Raises:
+            ConfigError: Its file cannot be read, or holds none.
+        """
+        if self.token is not None:
+            return self.token.get_secret_value()
+        if self.token_file is None:
+            return None
+        try:
+            token = self.token_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"The file of web.token_file cannot be read: {error}") from error
+        if len(token) < TOKEN_CHARACTERS_MIN:
+            raise ConfigError(
+                f"{self.token_file} holds no token of {TOKEN_CHARACTERS_MIN} characters or more",
+                hint=f"To make one: openssl rand -hex 32 > {self.token_file}",
+            )
+        return token
 
 
 class MetricsSettings(_Section):
@@ -204,7 +287,12 @@ class LogSettings(_Section):
 
 class _FromFileAndEnvironment(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="SYNCER_", env_nested_delimiter="_", env_nested_max_split=1, extra="forbid", frozen=True
+        env_prefix="SYNCER_",
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
     )
 
     @classmethod
@@ -212,15 +300,15 @@ class _FromFileAndEnvironment(BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - ours reads secrets from files
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """What is passed goes before the environment, and the environment before the file."""
         return (
             init_settings,
-            env_settings,
-            YamlConfigSettingsSource(settings_cls, config_folder() / _FILE_NAME),
+            secret_files.Environment(settings_cls),
+            secret_files.File(settings_cls, config_folder() / _FILE_NAME),
         )
 
 
@@ -237,8 +325,18 @@ class Settings(_FromFileAndEnvironment):
     worker: WorkerSettings = WorkerSettings()
     refresher: RefresherSettings = RefresherSettings()
     watch: WatchSettings = WatchSettings()
+    web: WebSettings = WebSettings()
     metrics: MetricsSettings = MetricsSettings()
     traces: TracesSettings = TracesSettings()
+    log: LogSettings = LogSettings()
+
+
+class SourceSettings(_FromFileAndEnvironment):
+    """What a command needs that talks to Postgres alone. Construct it with `load_source`."""
+
+    model_config = SettingsConfigDict(extra="ignore")
+
+    postgres: PostgresSettings
     log: LogSettings = LogSettings()
 
 
@@ -265,6 +363,15 @@ def load() -> Settings:
     return _load(Settings)
 
 
+def load_source() -> SourceSettings:
+    """Read and validate what concerns Postgres alone.
+
+    Raises:
+        ConfigError: As `load`.
+    """
+    return _load(SourceSettings)
+
+
 def load_search() -> SearchSettings:
     """Read and validate what concerns Elasticsearch alone.
 
@@ -279,7 +386,8 @@ def _load(kind: type[_Settings]) -> _Settings:
     try:
         return kind()
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not valid YAML: {error}", hint=_FILE_HINT) from error
+        # What the parser says may quote a secret.
+        raise ConfigError(f"{file} is not valid YAML{_place(error)}", hint=_FILE_HINT) from None
     except ValidationError as error:
         raise ConfigError(_sentence(error), hint=_hint(file)) from error
     except SettingsError as error:
@@ -287,8 +395,15 @@ def _load(kind: type[_Settings]) -> _Settings:
             f"An environment variable is not valid: {error}",
             hint='One that holds several values is a JSON object, as in SYNCER_KAFKA_PROPERTIES=\'{"acks": "all"}\'',
         ) from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", hint=_FILE_HINT) from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{file} does not hold sections of settings", hint=_FILE_HINT) from error
+
+
+def _place(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
 
 
 def _sentence(error: ValidationError) -> str:

@@ -69,7 +69,8 @@ _KINDS = {
     "m": "a materialized view",
     "f": "a foreign table",
 }
-_FUNCTION = "a function"
+FUNCTION = "a function"
+"""What kind of thing a `Shape` says a function is."""
 _VIEWS = frozenset({"a view", "a materialized view"})
 _LOCKABLE = frozenset({"a table", "a partitioned table", "a view"})
 
@@ -142,7 +143,7 @@ def read(
     }
     if functions:
         for name, definition in connection.execute(_FUNCTIONS, (list(functions),)):
-            shapes[name] = Shape(kind=_FUNCTION, definition=definition)
+            shapes[name] = Shape(kind=FUNCTION, definition=definition)
     return shapes
 
 
@@ -156,7 +157,7 @@ def _expressions(connection: Connection, asked: tuple[Jsonb]) -> list[tuple[str,
 
 def read_again(connection: Connection, shapes: Shapes) -> dict[str, Shape]:
     """The shape as it is now of what had this shape."""
-    relations = {name: shape for name, shape in shapes.items() if shape.kind != _FUNCTION}
+    relations = {name: shape for name, shape in shapes.items() if shape.kind != FUNCTION}
     return read(
         connection,
         {name: shape.columns for name, shape in relations.items()},

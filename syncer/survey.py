@@ -8,10 +8,11 @@ from ending.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -26,7 +27,7 @@ from syncer.asking import Question
 from syncer.gauges import Known
 from syncer.holdings import Holdings
 from syncer.lifecycle import Stop, Stopping
-from syncer.overview import Overview, Queued
+from syncer.overview import Held, Overview, Queued, Rates
 from syncer.policy import explain, kind
 from syncer.postgres import Connection
 from syncer.searchable import Searchable
@@ -37,6 +38,9 @@ from syncer.verification import Verification
 HISTORY_SECONDS = 600.0
 """How far back the history goes."""
 _REST_PER_WORK = 10
+_LOOKED_AT_SECONDS = 1.0
+_WATCHED_SECONDS = 15.0
+_SAMPLES_MAX = 1200
 _REST_SECONDS_MAX = 30.0
 _ENDS_MAX = 500
 _STATEMENT_TIMEOUT = "SET statement_timeout = '10s'"
@@ -80,6 +84,7 @@ class Surveyed:
         verifications: What the last `syncer verify` of each document has found.
         overview: The last one for which every server has answered; None if there was none yet.
         overview_at: When that was, in Unix time.
+        rates: What has passed each place since the reading before, if every server has answered to both.
     """
 
     at: float
@@ -90,6 +95,7 @@ class Surveyed:
     verifications: tuple[Verification, ...]
     overview: Overview | None
     overview_at: float | None
+    rates: Rates | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +110,8 @@ class Sample:
         published_per_second: Changes, since the reading before, by all daemons.
         handled_per_second: Likewise, by all workers.
         refreshed_per_second: Documents of jobs, over the last seconds, by all refreshers.
+        captured_per_second: Changes that triggers have written to the outbox, since the reading before.
+        written_per_second: Documents that Elasticsearch has written or deleted, for whomever, likewise.
     """
 
     at: float
@@ -113,6 +121,8 @@ class Sample:
     published_per_second: float | None
     handled_per_second: float | None
     refreshed_per_second: float | None
+    captured_per_second: float | None
+    written_per_second: float | None
 
 
 class Survey:
@@ -148,11 +158,12 @@ class Survey:
         self._client: Elasticsearch | None = None
         self._ends = _Ends()
         self._latest: Surveyed | None = None
-        length = max(2, int(HISTORY_SECONDS / self._settings.seconds))
-        self._history: deque[Sample] = deque(maxlen=length)
+        self._watched_until = -math.inf
+        # Turns may be shorter than a second only where somebody wants them to be.
+        self._history: deque[Sample] = deque(maxlen=_SAMPLES_MAX)
         self._postgres = Question[Known](Server.POSTGRES)
         self._kafka = Question[Queued](Server.KAFKA)
-        self._elasticsearch = Question[dict[str, int | None]](Server.ELASTICSEARCH)
+        self._elasticsearch = Question[Held](Server.ELASTICSEARCH)
         self._failures: dict[Server, str] = {}
         self._lags_since: float | None = None
         self._log = structlog.get_logger()
@@ -178,7 +189,7 @@ class Survey:
                 began = time.monotonic()
                 answers = self.run_once().answers
                 work = sum(one.seconds for one in answers if one.error is None)
-                self._rest(began + max(self._settings.seconds, min(_REST_PER_WORK * work, _REST_SECONDS_MAX)))
+                self._rest(began, min(_REST_PER_WORK * work, _REST_SECONDS_MAX))
         except Stopping:
             pass
         finally:
@@ -196,15 +207,22 @@ class Survey:
         known = self._answered(Server.POSTGRES, self._postgres, answers)
         self._elasticsearch.ask(partial(self._ask_elasticsearch, known))
         queued = self._answered(Server.KAFKA, self._kafka, answers)
-        counts = self._answered(Server.ELASTICSEARCH, self._elasticsearch, answers)
+        held = self._answered(Server.ELASTICSEARCH, self._elasticsearch, answers)
         if queued is not None:
             self._ends.note(queued.partitions)
-        surveyed = self._surveyed(answers, known, queued, counts)
-        self._history.append(_sample(surveyed, self._latest, known, queued))
+        surveyed = self._surveyed(answers, known, queued, held)
+        self._remember(_sample(surveyed, self._latest, known, queued))
         self._latest = surveyed
-        metrics.SURVEYED.show(self._values(surveyed, known, queued, counts))
+        metrics.SURVEYED.show(self._values(surveyed, known, queued, held))
         self._judge(surveyed.lag_seconds)
         return surveyed
+
+    def watch(self) -> None:
+        """Somebody looks: for a while the servers are asked every second."""
+        was_watched = self._is_watched()
+        self._watched_until = time.monotonic() + _WATCHED_SECONDS
+        if not was_watched:
+            self._woken.set()
 
     def close(self) -> None:
         """Let go of the servers; the next turn reaches them again. What hangs is left to itself."""
@@ -217,18 +235,10 @@ class Survey:
             question.close()
 
     def _surveyed(
-        self,
-        answers: Sequence[Answer],
-        known: Known | None,
-        queued: Queued | None,
-        counts: Mapping[str, int | None] | None,
+        self, answers: Sequence[Answer], known: Known | None, queued: Queued | None, held: Held | None
     ) -> Surveyed:
         before, at = self._latest, time.time()
-        whole = (
-            overview.put_together(known.stored, queued, counts)
-            if known is not None and queued is not None and counts is not None
-            else None
-        )
+        whole = self._whole(known, queued, held)
         return Surveyed(
             at=at,
             monotonic_at=time.monotonic(),
@@ -238,6 +248,7 @@ class Survey:
             verifications=() if known is None else known.verifications,
             overview=whole or (before.overview if before else None),
             overview_at=at if whole else (before.overview_at if before else None),
+            rates=overview.rates(before.overview, whole) if whole and before and before.overview else None,
         )
 
     # Asking
@@ -287,19 +298,38 @@ class Survey:
             self._observer = self._observe()
         return overview.ask_kafka(self._observer)
 
-    def _ask_elasticsearch(self, known: Known | None) -> dict[str, int | None]:
+    def _ask_elasticsearch(self, known: Known | None) -> Held:
         if self._client is None:
             self._client = self._search()
         if known is None:
             self._client.info()  # whether it answers, though nobody knows which indices there are
-            return {}
+            return Held(counts={}, written=0)
         return overview.ask_elasticsearch(Holdings(self._client), known.stored.in_force)
+
+    def _whole(self, known: Known | None, queued: Queued | None, held: Held | None) -> Overview | None:
+        """What they say together; None if one of them says nothing."""
+        if known is None or queued is None or held is None:
+            return None
+        lag_seconds = self._ends.oldest_seconds(queued.partitions)
+        return overview.put_together(known.stored, queued, held, topic_lag_seconds=lag_seconds)
 
     # Between two readings
 
-    def _rest(self, until: float) -> None:
-        """Wait for the next turn; meanwhile look for what workers have written."""
-        while (left := until - time.monotonic()) > 0 and not self._stop.is_requested:
+    def _is_watched(self) -> bool:
+        return time.monotonic() < self._watched_until
+
+    def _remember(self, sample: Sample) -> None:
+        self._history.append(sample)
+        while self._history[0].at < sample.at - HISTORY_SECONDS:
+            self._history.popleft()
+
+    def _rest(self, began: float, least: float) -> None:
+        """Wait for the next turn, at least so long after the last one; meanwhile look for what workers have written."""
+        while not self._stop.is_requested:
+            every = min(_LOOKED_AT_SECONDS, self._settings.seconds) if self._is_watched() else self._settings.seconds
+            left = began + max(every, least) - time.monotonic()
+            if left <= 0:
+                return
             pause = self._look()
             self._woken.wait(min(left, self._settings.seconds) if pause is None else min(left, pause))
             self._woken.clear()
@@ -334,7 +364,7 @@ class Survey:
             self._log.info(events.LAG_RECOVERED, lag_seconds=round(lag_seconds, 3), seconds=round(now - since, 3))
 
     def _values(
-        self, surveyed: Surveyed, known: Known | None, queued: Queued | None, counts: Mapping[str, int | None] | None
+        self, surveyed: Surveyed, known: Known | None, queued: Queued | None, held: Held | None
     ) -> metrics.Values:
         beats: dict[tuple[str, ...], float] = {
             (name,): at for name in self.stages if (at := self._beat_at(name)) is not None
@@ -351,8 +381,8 @@ class Survey:
                 metrics.know(one.name)
         if queued is not None:
             values |= gauges.of_kafka(queued, lag_seconds=self._ends.oldest_seconds(queued.partitions))
-        if known is not None and counts is not None:
-            values |= gauges.of_elasticsearch(known.stored, counts)
+        if known is not None and held is not None:
+            values |= gauges.of_elasticsearch(known.stored, held)
         if surveyed.lag_seconds is not None:
             values[metrics.LAG] = {(): surveyed.lag_seconds}
         return values
@@ -380,6 +410,8 @@ def _sample(now: Surveyed, before: Surveyed | None, known: Known | None, queued:
         published_per_second=published,
         handled_per_second=handled,
         refreshed_per_second=None if known is None else sum(rates),
+        captured_per_second=None if now.rates is None else now.rates.captured,
+        written_per_second=None if now.rates is None else now.rates.written,
     )
 
 

@@ -28,9 +28,8 @@ from rich.text import Text
 from syncer.apply import Change, Plan
 from syncer.errors import SyncerError
 from syncer.job import Job, JobKind, JobState
-from syncer.overview import DocumentOverview, Overview
 from syncer.store import Document
-from syncer.wording import amount, shortened
+from syncer.wording import shortened
 
 _PIPE_COLUMNS = 400
 _PLAIN_LINE_SECONDS = 5
@@ -279,51 +278,3 @@ def _way_back(job: Job, *, is_building: bool) -> str:
 def brief(error: str) -> str:
     """What was said of a document that could not be written, without the value that Elasticsearch quotes."""
     return str(shortened(_PREVIEW.sub("", error)))
-
-
-def show_overview(console: Console, seen: Overview) -> None:
-    """How syncer is doing."""
-    flow = table("stage", "state", "waiting")
-    leader = seen.leader
-    if leader is None:
-        said = "[red]no relay leads: is `syncer run` running?"
-    else:
-        place = f" from {leader.address}" if leader.address else ""
-        said = f"[green]led by Postgres connection {leader.process}[/]{place} for {leader.seconds:,.0f} s"
-    late = f", the oldest for {seen.outbox_lag_seconds:,.1f} s" if seen.outbox_waiting else ""
-    flow.add_row("relay", said, f"{seen.outbox_waiting:,} changes in the outbox{late}")
-    working = f"[green]{seen.workers} at work" if seen.workers else "[red]none: is `syncer run` running?"
-    flow.add_row("workers", working, f"{seen.topic_waiting:,} changes in the topic")
-    console.print(flow)
-    console.print()
-    documents = table("document", "generation", "filled", "dead letters", "index", "role", "documents")
-    for one in seen.documents:
-        documents.add_row(
-            one.name,
-            str(one.generation),
-            _filled(one),
-            f"[red]{one.dead_letters:,}" if one.dead_letters else "0",
-            "\n".join(one.targets),
-            "\n".join(one.roles[name] for name in one.targets),
-            "\n".join("[red]gone or closed" if number is None else f"{number:,}" for number in one.targets.values()),
-        )
-    console.print(documents if seen.documents else "No document is in force. Run: syncer apply")
-    for job in seen.jobs:
-        said = f"job {job.id} ({job.reason}) of {job.index_name}: {job.documents_done:,} of {_total(job)}"
-        console.print(escape(f"\n{said}, {pace(job)}".removesuffix(", ")))
-    for one in seen.documents:
-        if one.halted is not None:
-            console.print(f"\n[bold red]{one.name} is halted:[/] {escape(one.halted)}")
-        for index_name, said in one.troubles.items():
-            console.print(f"\n[bold red]{index_name} ({one.roles[index_name]}) is halted:[/] {escape(said)}")
-    if seen.unreadable_records:
-        said = amount(seen.unreadable_records, "record")
-        console.print(f"\n[red]{said} of the topic cannot be read as changes[/]: does somebody else write to it?")
-    if seen.unreadable_records or any(one.dead_letters for one in seen.documents):
-        console.print("\nWhat could not be written or read, why, and what to do: syncer dead-letters list", style="dim")
-
-
-def _filled(document: DocumentOverview) -> str:
-    if document.halted is not None:
-        return "[red]halted: see below"
-    return "[green]yes" if document.is_filled else "[red]no: run syncer apply"

@@ -45,6 +45,8 @@ _NO_COORDINATOR = frozenset(
 
 _Result = TypeVar("_Result")
 _LOOK_RECORDS = 1000
+_AHEAD_BYTES = 1024 * 1024
+_FEW_BYTES = 16 * 1024
 
 
 def common(settings: KafkaSettings) -> dict[str, Any]:
@@ -57,6 +59,7 @@ def common(settings: KafkaSettings) -> dict[str, Any]:
         # How soon a broker that is back is noticed; up to ten seconds, if nobody says so.
         "reconnect.backoff.max.ms": 1000,
         **settings.properties,
+        **({"sasl.password": settings.sasl_password.get_secret_value()} if settings.sasl_password else {}),
     }
 
 
@@ -157,6 +160,30 @@ class Observer:
         places = [TopicPartition(self._settings.topic, one) for one in sorted(partitions)]
         return _extents(self._admin, places)
 
+    def ends(self) -> dict[int, int]:
+        """By partition, the offset behind the last record that may be read.
+
+        Raises:
+            KafkaException: Kafka does not answer, has no such topic, or refuses.
+        """
+        places = [TopicPartition(self._settings.topic, one.id) for one in self._asked_for_id().result().partitions]
+        asked = self._admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), request_timeout=ANSWER_SECONDS)
+        return {place.partition: asked[place].result().offset for place in places}
+
+    def committed(self, id_: str, partitions: Collection[int]) -> dict[int, tuple[int, str]]:
+        """How far the workers are in the topic of that id, by partition; what nobody has committed is left out.
+
+        Returns:
+            The offset, and with which mark it was committed: see `syncer.rewrites`.
+
+        Raises:
+            KafkaException: Kafka does not answer, or refuses.
+        """
+        places = [TopicPartition(self._settings.topic, one) for one in sorted(partitions)]
+        found = _committed(self._admin, self._settings.group, places)
+        said = [(place, *(place.metadata or "").partition(" ")) for place in found]
+        return {place.partition: (place.offset, mark) for place, of, _, mark in said if of in ("", id_)}
+
     def lag(self) -> list[PartitionLag]:
         """How far the consumer group is behind, by partition.
 
@@ -168,7 +195,7 @@ class Observer:
             raise missing(self._settings)
         places = [TopicPartition(self._settings.topic, one) for one in sorted(found.partitions)]
         extents = _extents(self._admin, places)
-        committed = _committed(self._admin, self._settings.group, places)
+        committed = {one.partition: one.offset for one in _committed(self._admin, self._settings.group, places)}
         return [
             PartitionLag(partition=one, begin=has.begin, committed=committed.get(one, has.begin), end=has.end)
             for one, has in sorted(extents.items())
@@ -290,13 +317,13 @@ def _extents(admin: AdminClient, places: list[TopicPartition]) -> dict[int, Exte
     }
 
 
-def _committed(admin: AdminClient, group: str, places: list[TopicPartition]) -> dict[int, int]:
-    def ask() -> dict[int, int]:
+def _committed(admin: AdminClient, group: str, places: list[TopicPartition]) -> list[TopicPartition]:
+    def ask() -> list[TopicPartition]:
         asked = admin.list_consumer_group_offsets(
             [ConsumerGroupTopicPartitions(group, places)], request_timeout=ANSWER_SECONDS
         )
         found = asked[group].result().topic_partitions or []
-        return {place.partition: place.offset for place in found if place.offset >= 0}
+        return [place for place in found if place.offset >= 0]
 
     return _of_group(ask)
 
@@ -319,13 +346,32 @@ class Record:
     value: bytes
 
 
-def look(settings: KafkaSettings, spans: Sequence[Span], *, seconds: float) -> Generator[list[Record]]:
+def first_waiting(settings: KafkaSettings, lags: Sequence[PartitionLag], *, seconds: float) -> list[Record]:
+    """The first record of each partition that is not handled: what has waited longest is among them.
+
+    Args:
+        settings: Where, and which topic.
+        lags: How far the workers are, as `lag` says it.
+        seconds: How long it may take; what has not come then is left out.
+
+    Raises:
+        KafkaException: Kafka refuses.
+    """
+    begins = [(one.partition, max(one.begin, one.committed)) for one in lags if one.records]
+    spans = [Span(partition=partition, begin=begin, end=begin + 1) for partition, begin in begins]
+    return [record for page in look(settings, spans, seconds=seconds, ahead_bytes=_FEW_BYTES) for record in page]
+
+
+def look(
+    settings: KafkaSettings, spans: Sequence[Span], *, seconds: float, ahead_bytes: int = _AHEAD_BYTES
+) -> Generator[list[Record]]:
     """What is in the topic, for who wants to know: joins no group, commits nothing, and takes nothing from anybody.
 
     Args:
         settings: Where, and which topic.
         spans: What to read; of what is no longer there, nothing comes.
         seconds: How long it may take; what has not come then is left out.
+        ahead_bytes: How much of a partition is fetched at once.
 
     Yields:
         Records in the order of each partition.
@@ -345,6 +391,7 @@ def look(settings: KafkaSettings, spans: Sequence[Span], *, seconds: float) -> G
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             "queued.max.messages.kbytes": 16384,
+            "fetch.message.max.bytes": ahead_bytes,
             **common(settings),
         },
         logger=telemetry.library_logger(),

@@ -6,7 +6,9 @@ only when every record is acknowledged by all in-sync replicas; an offset is com
 records that are gone before they were handled are an error (`LossError`), never skipped.
 
 An offset is committed with the id of the topic that it is of, so that it is not taken for one of another topic of the
-same name; and with the leader's epoch, by which librdkafka finds out that what was before it has been written anew.
+same name; with the mark of the last rewrite that was known, so that it counts no further than where a later one begins
+(see `syncer.rewrites`); and with the leader's epoch, by which librdkafka finds out, as long as it runs, that what was
+before it has been written anew.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from confluent_kafka import (
 from syncer import events, telemetry, traces
 from syncer.errors import LossError
 from syncer.model import Change
+from syncer.rewrites import Rewrites
 from syncer.settings import KafkaSettings
 from syncer.threads import Threads
 from syncer.topic import ANSWER_SECONDS, Extent, Loss, Observer, common, id_of
@@ -239,6 +242,8 @@ class ChangeConsumer:
         self.settings = settings
         self.observer = Observer(settings)
         self.topic = self._topic = settings.topic
+        self.rewrites = Rewrites()
+        """Those that are heeded; to be told before the first `receive`."""
         self._on_change = on_change
         # Offsets of what is done and not yet known to be committed: a commit may fail in a rebalance.
         self._done: dict[int, int] = {}
@@ -371,8 +376,9 @@ class ChangeConsumer:
                 del self._done[place.partition]
 
     def _places(self, offsets: Mapping[int, int]) -> list[TopicPartition]:
+        known = f"{self._id} {self.rewrites.mark}".strip()
         return [
-            TopicPartition(self._topic, one, offset, metadata=self._id, leader_epoch=self._epochs.get(one, -1))
+            TopicPartition(self._topic, one, offset, metadata=known, leader_epoch=self._epochs.get(one, -1))
             for one, offset in offsets.items()
         ]
 
@@ -416,7 +422,7 @@ class ChangeConsumer:
         self._on_change(events.WORKER_ASSIGNED, [place.partition for place in partitions])
 
     def _beginnings(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Where to begin: behind what is committed, or at the beginning of a partition that was never read.
+        """Where to begin: behind what is committed, as far as that is true; else at a partition's beginning.
 
         Raises:
             LossError: That is not there.
@@ -426,7 +432,7 @@ class ChangeConsumer:
         if self._id not in ("", id_):
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_ID))
         self._id = id_
-        places = consumer.committed(partitions, timeout=ANSWER_SECONDS)
+        places = [self._true(place) for place in consumer.committed(partitions, timeout=ANSWER_SECONDS)]
         extents = self.observer.extents([place.partition for place in places])
         losses = [loss for place in places if (loss := _loss(place, extents[place.partition], id_)) is not None]
         if losses:
@@ -435,6 +441,14 @@ class ChangeConsumer:
             if place.offset == OFFSET_INVALID:
                 place.offset = OFFSET_BEGINNING
         return places
+
+    def _true(self, place: TopicPartition) -> TopicPartition:
+        """A committed offset, or where a rewrite begins that was not known when it was committed."""
+        _, _, mark = (place.metadata or "").partition(" ")
+        offset = self.rewrites.true_until(place.partition, place.offset, mark)
+        if offset == place.offset:
+            return place
+        return TopicPartition(place.topic, place.partition, offset, metadata=place.metadata)
 
     def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         leaving = {one.partition: self._done.pop(one.partition) for one in partitions if one.partition in self._done}
@@ -461,7 +475,7 @@ def _loss(place: TopicPartition, extent: Extent, id_: str) -> Loss | None:
     position = None if place.offset == OFFSET_INVALID else place.offset
     if position is None:
         cause = _UNKNOWN if extent.begin > 0 else None
-    elif place.metadata not in (None, "", id_):
+    elif (place.metadata or "").partition(" ")[0] not in ("", id_):
         cause, position = _OTHER, None
     elif position < extent.begin:
         cause = _EXPIRED

@@ -21,7 +21,7 @@ from itertools import count, takewhile
 
 import structlog
 
-from syncer import events, halting, jobs, loss, metrics, traces, unreadable
+from syncer import events, halting, jobs, loss, metrics, rewrites, traces, unreadable
 from syncer.affected import Affected, AffectedReader, FanOut
 from syncer.errors import DocumentError, LossError
 from syncer.index import Index
@@ -34,6 +34,7 @@ from syncer.policy import Action, decide
 from syncer.postgres import Connection
 from syncer.repeated import Repeated
 from syncer.replica import Replica
+from syncer.rewrites import Rewrites
 from syncer.searchable import Searchable, Written
 from syncer.store import Document
 from syncer.transport import ChangeConsumer, Received
@@ -48,6 +49,8 @@ _FEW_DOCUMENTS = 100
 """Fewer than that are written so soon that what comes meanwhile had better wait, and go together."""
 _FEW_SECONDS = 0.01
 """How long it waits for them."""
+_LOOK_SECONDS = 10.0
+"""How often to look whether Kafka has taken something back."""
 _GLANCE_SECONDS = 0.002
 """How long to wait for changes while requests are on their way: an answer may come meanwhile."""
 
@@ -80,6 +83,10 @@ class _Batch(Task):
     changes: list[Change]
     begun_at: float
     life: int
+
+
+class _RewrittenError(Exception):
+    """What Kafka had acknowledged is taken back: who joins anew begins where that does."""
 
 
 class Worker:
@@ -134,7 +141,8 @@ class Worker:
         self._on_job = on_job
         self._fan_out_documents_max = fan_out_documents_max
         self._stop = Stop()
-        self._kept_at = self._gathers_until = 0.0
+        self._kept_at = self._gathers_until = self._looked_at = 0.0
+        self._topic_id = ""
         self._batches: deque[_Batch] = deque()
         self._numbers = count(1)
         self._connection: Connection | None = None
@@ -211,6 +219,10 @@ class Worker:
             self._drop()
             self._go_on_behind(error)
             return WorkerReport()
+        except _RewrittenError:
+            self._drop()
+            self._leave()
+            return WorkerReport()
         except Exception:
             self._drop()
             self._leave()
@@ -247,8 +259,30 @@ class Worker:
     def _joined(self) -> ChangeConsumer:
         if self._consumer is None:
             self._consumer = self._consume(self._partitions_changed)
-            loss.examine(self._connected(), self._consumer.settings, self._consumer.observer)
+            self._topic_id = loss.examine(self._connected(), self._consumer.settings, self._consumer.observer)
+            self._consumer.rewrites = self._known_rewrites()
         return self._consumer
+
+    def _known_rewrites(self) -> Rewrites:
+        self._looked_at = time.monotonic()
+        try:
+            return rewrites.read(self._connected(), self._topic_id)
+        except Exception as error:
+            if decide(error) is Action.RETRY:
+                self._disconnect()
+            raise
+
+    def _look_for_rewrites(self) -> None:
+        """See from time to time whether what was read is written anew, and what was committed is no longer true.
+
+        Raises:
+            _RewrittenError: It is.
+        """
+        if self._consumer is None or time.monotonic() - self._looked_at < _LOOK_SECONDS:
+            return
+        found = persist(self._known_rewrites, pause=self._pause, stage=self._name)
+        if found != self._consumer.rewrites:
+            raise _RewrittenError
 
     # Batches
 
@@ -259,6 +293,7 @@ class Worker:
     def _receive(self, wait_seconds: float) -> None:
         """Take the changes that have come, and hand what they touch to the pipeline."""
         self._stop.wait(max(0.0, self._gathers_until - time.monotonic()))
+        self._look_for_rewrites()
         received = self._joined().receive(records_max=self._batch_changes_max, wait_seconds=wait_seconds)
         self._writer.tell()
         self._unread.tell()

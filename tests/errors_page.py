@@ -96,6 +96,8 @@ _OURS = {
     errors.ConfigError: "a setting is wrong",
     errors.DefinitionError: "a document's folder is wrong",
     errors.JobError: "there is no such job",
+    errors.TokenError: "a transaction cannot be waited for",
+    errors.WaitTimeoutError: "a transaction is not indexed in time",
     errors.LockError: "a lock in Elasticsearch cannot be had as asked",
     errors.LockTimeoutError: "somebody else holds a lock",
     errors.LockLostError: "a lock was taken away",

@@ -42,6 +42,7 @@ _SECTIONS = {
     "incarnation": "What servers do to it",
     "topic": "What servers do to it",
     "traces": "What servers do to it",
+    "web": "The status page",
 }
 
 

@@ -224,6 +224,7 @@ class World:
             "SYNCER_KAFKA_PARTITIONS": "4",
             "SYNCER_ELASTICSEARCH_URL": self.endpoints.elasticsearch_url,
             "SYNCER_LOG_FORMAT": "json",
+            "SYNCER_WEB_PORT": "0",
             **self.worker_settings,
         }
 

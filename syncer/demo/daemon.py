@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from syncer import events
 from syncer.errors import SyncerError
 
 _STOP_SECONDS = 30
+_PAGE_SECONDS = 10
+_LOOK_SECONDS = 0.05
 
 
 @dataclass(slots=True)
@@ -51,11 +54,25 @@ class DaemonProcess:
         )
         self._reading = self.log_file.open("rb")
         self.totals = Totals()
+        self._page: str | None = None
+        self._may_have_page = True
 
     @property
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    def page(self) -> str | None:
+        """Where its status page is; None if it has none.
+
+        Raises:
+            SyncerError: It has ended.
+        """
+        deadline = time.monotonic() + _PAGE_SECONDS
+        while self._page is None and self._may_have_page and time.monotonic() < deadline:
+            self.follow()
+            time.sleep(_LOOK_SECONDS)
+        return self._page
 
     def follow(self) -> Totals:
         """Read what it has logged since the last call.
@@ -77,6 +94,10 @@ class DaemonProcess:
         return self.totals
 
     def _count(self, event: dict[str, object]) -> None:
+        if event["event"] == events.DAEMON_STARTED:
+            self._may_have_page = "web" in str(event["stages"])
+        elif event["event"] == events.WEB_LISTENING:
+            self._page = str(event["address"])
         number = {key: value for key, value in event.items() if isinstance(value, int | float)}
         if event["event"] == events.RELAY_PUBLISHED:
             self.totals.relayed += int(number["changes"])

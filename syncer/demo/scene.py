@@ -72,6 +72,8 @@ class Scene:
             self._daemon = DaemonProcess(self._folder, self._environment)
             (self._folder / _PID_FILE).write_text(str(self._daemon.pid))
             self.console.print("$ syncer run &", style="bold")
+            if (page := self._daemon.page()) is not None:
+                self.console.print(f"Watch it: [bold blue]{page}")
         return self._daemon
 
     def act(self, title: str) -> None:
@@ -112,12 +114,13 @@ class Scene:
             raise SyncerError("The servers of the demo have ended", hint=f"Their logs are in {self._folder}")
         exports = "\n".join(f"  export {name}={value}" for name, value in self._environment.items())
         psql = self._sandbox.postgres.bin_folder / "psql"
+        page = None if self._daemon is None else self._daemon.page()
         self.paste(f"""
-Everything is left running. To play with it:
+Everything is left running{"" if page is None else f", and shown at {page}"}. To play with it:
 {exports}
   {psql} "$SYNCER_POSTGRES_DSN" -c "{ending.change}"
   curl {ending.search.replace("{url}", endpoints.elasticsearch_url)}
-  {_COMMAND} status
+  {_COMMAND} top
   {_COMMAND} verify
   tail -f {self._folder / "daemon.log"}
 To end it:

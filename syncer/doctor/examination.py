@@ -29,8 +29,9 @@ from syncer.doctor import (
     versions,
 )
 from syncer.doctor.finding import Check, Finding
-from syncer.doctor.patient import Patient, reason
+from syncer.doctor.patient import OF_DAEMON, Patient, reason
 from syncer.doctor.symptom import Group, Limits, Severity
+from syncer.grants import Duty
 from syncer.settings import Settings
 
 CHECKS: tuple[Check, ...] = (
@@ -102,11 +103,16 @@ def _plain(one: Finding) -> dict[str, Any]:
 
 
 def examine(
-    settings: Settings, config_folder: Path, *, limits: Limits | None = None, checks: Sequence[Check] = CHECKS
+    settings: Settings,
+    config_folder: Path,
+    *,
+    limits: Limits | None = None,
+    checks: Sequence[Check] = CHECKS,
+    duties: frozenset[Duty] = OF_DAEMON,
 ) -> Report:
     """Make these checks; all of them, if nobody says which."""
     began = time.monotonic()
-    with Patient(settings, config_folder, limits) as patient:
+    with Patient(settings, config_folder, limits, duties) as patient:
         findings = [finding for check in checks for finding in _findings(check, patient)]
         servers = dict(_servers(patient))
     return Report(findings=tuple(findings), servers=servers, seconds=time.monotonic() - began)

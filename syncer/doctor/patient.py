@@ -27,6 +27,7 @@ from elasticsearch import ApiError, Elasticsearch
 from syncer import capture, index as elastic, postgres, store, topic
 from syncer.doctor.symptom import Group, Limits, Mend, shell
 from syncer.errors import SyncerError, TopicError
+from syncer.grants import Duty
 from syncer.index import Index
 from syncer.policy import explain
 from syncer.postgres import Connection
@@ -37,6 +38,9 @@ from syncer.trigger import Capture
 
 ANSWER_SECONDS = 5
 """How long a server may take to be reached, and to answer."""
+
+OF_DAEMON = frozenset({Duty.RELAY, Duty.WORKER})
+"""What a daemon does that does everything."""
 
 _ERRORS = (psycopg.Error, KafkaException, ApiError, TransportError, SyncerError)
 _Server = TypeVar("_Server")
@@ -73,12 +77,20 @@ class Patient:
         settings: Where the servers are.
         config_folder: The definitions as they are written.
         limits: From where on a number is worth a word.
+        duties: What the role of the settings is for.
     """
 
-    def __init__(self, settings: Settings, config_folder: Path, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        config_folder: Path,
+        limits: Limits | None = None,
+        duties: frozenset[Duty] = OF_DAEMON,
+    ) -> None:
         self.settings = settings
         self.config_folder = config_folder
         self.limits = limits or Limits()
+        self.duties = duties
         self._reached: dict[Group, Any] = {}
         self._stack = ExitStack()
 

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from psycopg.types.json import Jsonb
+
+from syncer import grants
 from syncer.doctor.finding import check
 from syncer.doctor.patient import Patient
 from syncer.doctor.symptom import Symptom, sql, wrong
+from syncer.grants import Duty
 
 _ROLE = "SELECT quote_ident(current_user)"
-# What yoyo keeps is read, and written by migrate alone.
 _LACKING = """
-SELECT format('%I.%I', n.nspname, c.relname), array_to_string(array_agg(p ORDER BY p), ', ')
-FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-CROSS JOIN unnest(CASE WHEN c.relname = '_yoyo_migration' THEN '{SELECT}'::text[]
-                       WHEN c.relname ~ '^outbox_[0-9]+$' THEN '{SELECT,INSERT,UPDATE,DELETE,TRUNCATE}'
-                       ELSE '{SELECT,INSERT,UPDATE,DELETE}' END) AS p
-WHERE n.nspname = 'syncer' AND c.relkind IN ('r', 'p') AND (c.relname = '_yoyo_migration' OR c.relname !~ 'yoyo')
-      AND NOT has_table_privilege(c.oid, p)
+SELECT c.relname::text, array_agg(p.privilege)
+FROM jsonb_each($1) AS asked (name, privileges)
+JOIN pg_class AS c ON c.relnamespace = to_regnamespace('syncer') AND c.relname = asked.name AND c.relkind IN ('r', 'p')
+CROSS JOIN jsonb_array_elements_text(asked.privileges) AS p (privilege)
+WHERE NOT has_table_privilege(c.oid, p.privilege)
 GROUP BY 1 ORDER BY 1
 """
 _LACKING_SEQUENCES = """
-SELECT format('%I.%I', n.nspname, c.relname)
-FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE n.nspname = 'syncer' AND c.relkind = 'S'
-      AND NOT (has_sequence_privilege(c.oid, 'USAGE') AND has_sequence_privilege(c.oid, 'SELECT')
-               AND has_sequence_privilege(c.oid, 'UPDATE'))
-ORDER BY 1
+SELECT c.relname::text, array_agg(p.privilege)
+FROM jsonb_each($1) AS asked (name, privileges)
+JOIN pg_class AS c ON c.relnamespace = to_regnamespace('syncer') AND c.relname = asked.name AND c.relkind = 'S'
+CROSS JOIN jsonb_array_elements_text(asked.privileges) AS p (privilege)
+WHERE NOT has_sequence_privilege(c.oid, p.privilege)
+GROUP BY 1 ORDER BY 1
 """
 _HIDDEN = "SELECT to_regclass($1) IS NOT NULL AND row_security_active(to_regclass($1)::oid)"
 _READS = """
@@ -52,7 +53,7 @@ _CALLED_WITH_REPLICA = ("pg_logical_emit_message", "pg_last_wal_replay_lsn")
     "postgres.grants",
     "The role of the daemon may use the syncer schema",
     promises=(1,),
-    why="Relay, workers and jobs read and write all of it; what one of them may not, ends the daemon.",
+    why="What relay, workers and jobs may not, ends the daemon. What each of them needs is what `syncer grants` gives.",
 )
 def _grants(patient: Patient) -> Iterator[Symptom]:
     role = patient.value(_ROLE)
@@ -61,26 +62,32 @@ def _grants(patient: Patient) -> Iterator[Symptom]:
             yield wrong(f"{role} may not use the schema syncer", sql(f"GRANT USAGE ON SCHEMA syncer TO {role};"))
         return
     assert patient.installed  # noqa: S101 - or it has raised
-    tables = patient.rows(_LACKING)
-    if tables:
-        names = ", ".join(name for name, _ in tables)
-        yield wrong(
-            f"{role} lacks {tables[0][1]} on {tables[0][0]}{_others(len(tables))}",
-            sql(
-                f"GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {names} TO {role};",
-                "By the owner of the schema; README.md has the grants that also hold for later migrations.",
+    yield from _lacking(patient, role, _LACKING, grants.ON_TABLES, "")
+    yield from _lacking(patient, role, _LACKING_SEQUENCES, grants.ON_SEQUENCES, "SEQUENCE ")
+
+
+def _lacking(
+    patient: Patient, role: str, query: str, by_duty: Mapping[Duty, Mapping[str, str]], kind: str
+) -> Iterator[Symptom]:
+    wanted = grants.wanted(patient.duties, by_duty)
+    rows = patient.rows(query, Jsonb({name: sorted(privileges) for name, privileges in wanted.items()}))
+    lacking = {name: frozenset(privileges) for name, privileges in rows}
+    if not lacking:
+        return
+    groups = grants.by_privileges(lacking)
+    privileges, names = groups[0]
+    others = len(lacking) - 1
+    yield wrong(
+        f"{role} lacks {', '.join(privileges)} on {kind.lower()}syncer.{names[0]}"
+        + (f", and the like on {others} more" if others else ""),
+        sql(
+            "\n".join(
+                f"GRANT {', '.join(some)} ON {kind}{', '.join(f'syncer.{one}' for one in of)} TO {role};"
+                for some, of in groups
             ),
-        )
-    sequences = [name for (name,) in patient.rows(_LACKING_SEQUENCES)]
-    if sequences:
-        yield wrong(
-            f"{role} may not use the sequence {sequences[0]}{_others(len(sequences))}",
-            sql(f"GRANT USAGE, SELECT, UPDATE ON SEQUENCE {', '.join(sequences)} TO {role};"),
-        )
-
-
-def _others(many: int) -> str:
-    return f", and the like on {many - 1} more" if many > 1 else ""
+            "By the owner of the schema; syncer grants prints all that a role needs.",
+        ),
+    )
 
 
 @check(
@@ -92,6 +99,8 @@ def _others(many: int) -> str:
 def _reads(patient: Patient) -> Iterator[Symptom]:
     role = patient.value(_ROLE)
     columns: dict[str, set[str]] = {}
+    if not grants.READS & patient.duties:
+        return
     for document in patient.documents:
         for relation, use in document.dependencies.tables.items():
             columns.setdefault(relation, set()).update(use.watched | use.routing)
@@ -117,7 +126,8 @@ def _reads(patient: Patient) -> Iterator[Symptom]:
 )
 def _row_security(patient: Patient) -> Iterator[Symptom]:
     role = patient.value(_ROLE)
-    hidden = [one for one in patient.relations if patient.value(_HIDDEN, one)]
+    read = patient.relations if grants.READS & patient.duties else ()
+    hidden = [one for one in read if patient.value(_HIDDEN, one)]
     if hidden:
         yield wrong(
             f"Row-level security applies to {role} in {', '.join(hidden)}", sql(f"ALTER ROLE {role} BYPASSRLS;")

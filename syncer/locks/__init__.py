@@ -28,6 +28,7 @@ of locks is neither closed nor rolled over; ``index.gc_deletes`` of an index in 
 """
 
 from syncer.locks.change import Change, Recovery
-from syncer.locks.keeper import Held, Locks
+from syncer.locks.held import Held
+from syncer.locks.keeper import Locks
 
 __all__ = ["Change", "Held", "Locks", "Recovery"]

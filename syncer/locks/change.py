@@ -11,8 +11,8 @@ class Recovery(StrEnum):
     """What to do with the changes that a dead holder had put down."""
 
     FINISH = "finish"
-    """Make all of them."""
-    ROLL_BACK = "roll back"
+    """Make all of them; if Elasticsearch refuses one, put back what was there before."""
+    ROLL_BACK = "roll-back"
     """Put back what was there before."""
 
 
@@ -61,3 +61,8 @@ class Planned:
     def by(self, recovery: Recovery) -> Change:
         """What is to be written."""
         return self.after if recovery is Recovery.FINISH else self.before
+
+    def makes(self, recovery: Recovery) -> bool:
+        """Whether that makes a document which is not there otherwise."""
+        otherwise = self.before if recovery is Recovery.FINISH else self.after
+        return self.by(recovery).source is not None and otherwise.source is None

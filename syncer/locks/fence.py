@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from elasticsearch import Elasticsearch, NotFoundError
+from elasticsearch import ApiError, AuthorizationException, Elasticsearch, NotFoundError, TransportError
 
 from syncer.errors import LockError, UnavailableError
 from syncer.locks.change import Change, Planned
@@ -15,23 +16,12 @@ from syncer.policy import Action, decide_item
 
 GC_DELETES_SECONDS = 3600
 """For how long Elasticsearch must remember the version of a document that was deleted."""
-_CREATED = 201
 _NOT_FOUND = 404
 _CONFLICT = 409
+_NO_INDEX = "index_not_found_exception"
+_AWAY = ("no_shard_available_action_exception", "illegal_index_shard_state_exception", "unavailable_shards_exception")
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """What became of documents that were to be written.
-
-    Args:
-        refusal: What was said of the first that was not; the others are.
-        made: Those that were not there before.
-    """
-
-    refusal: LockError | None = None
-    made: Sequence[Change] = ()
+_ATTEMPTS = 3
 
 
 class Fence:
@@ -50,43 +40,52 @@ class Fence:
 
         Raises:
             LockError: A document cannot be read, or one may have to be deleted where that is forgotten too soon.
+            UnavailableError: Elasticsearch asks to try again.
         """
-        if not changes:
-            return []
-        asked = [_place(one) for one in changes]
-        found = self._client.mget(docs=asked).body["docs"]
+        try:
+            found = self._client.mget(docs=[_place(one) for one in changes]).body["docs"]
+        except AuthorizationException as error:
+            raise LockError(f"What is to be changed cannot be read: {error}") from error
         planned = []
         for change, document in zip(changes, found, strict=True):
-            if "error" in document and document["error"].get("type") != "index_not_found_exception":
-                raise LockError(f"{change.index}/{change.id} cannot be read: {document['error'].get('reason')}")
-            before = Change(index=change.index, id=change.id, source=document.get("_source"), routing=change.routing)
+            _require_read(change, document)
+            before = replace(change, source=document.get("_source"))
             planned.append(Planned(after=change, before=before))
             if change.source is None or before.source is None:
                 self._require_memory(change.index)
         return planned
 
-    def write(self, changes: Sequence[Change], *, term: int) -> Written:
+    def write(self, changes: Sequence[Change], *, term: int) -> LockError | None:
         """Write documents in a term; doing it again changes nothing.
+
+        Returns:
+            What was said of the first that was not written; the others are.
 
         Raises:
             UnavailableError: Elasticsearch asks to try again. Some may have been written.
         """
-        if not changes:
-            return Written()
-        answer = self._client.bulk(operations=list(_operations(changes, term)))
-        items = [next(iter(item.values())) for item in answer.body["items"]]
+        items = self._bulk(changes, version=term, version_type="external_gte")
         if any(_is_busy(item) for item in items):
             raise UnavailableError("Elasticsearch does not take all documents as yet")
-        answered = list(zip(changes, items, strict=True))
-        refusals = (_refusal(change, item) for change, item in answered)
-        return Written(
-            refusal=next((one for one in refusals if one is not None), None),
-            made=[change for change, item in answered if item["status"] == _CREATED],
-        )
+        refusals = (_refusal(change, item) for change, item in zip(changes, items, strict=True))
+        return next((one for one in refusals if one is not None), None)
 
     def take_back(self, made: Sequence[Change], *, term: int) -> None:
-        """Delete documents that were made in a term, unless they have been written in a later one since."""
-        self.write([replace(one, source=None) for one in made], term=term)
+        """Delete documents that may have been made in a term, unless they have been written in a later one since.
+
+        The version of that is one more, so that a request of this term which comes later still is refused.
+        """
+        gone = [replace(one, source=None) for one in made]
+        for _ in range(_ATTEMPTS):
+            with suppress(ApiError, TransportError):
+                if not any(map(_is_busy, self._bulk(gone, version=term + 1, version_type="external"))):
+                    return
+
+    def _bulk(self, changes: Sequence[Change], **version: Any) -> list[dict[str, Any]]:
+        if not changes:
+            return []
+        answer = self._client.bulk(operations=list(_operations(changes, version)))
+        return [next(iter(item.values())) for item in answer.body["items"]]
 
     def _require_memory(self, index: str) -> None:
         """Refuse to delete where a late write could bring the document back.
@@ -99,7 +98,10 @@ class Fence:
         try:
             found = self._client.indices.get_settings(index=index, flat_settings=True, include_defaults=True).body
         except NotFoundError:
-            return
+            raise LockError(
+                f"There is no index {index}",
+                hint=f'Make it, so that it remembers deletes: PUT {index} {{"settings": {{"index.gc_deletes": "1h"}}}}',
+            ) from None
         for name, settings in found.items():
             said = {**settings.get("defaults", {}), **settings["settings"]}.get("index.gc_deletes", "60s")
             if _seconds(said) < GC_DELETES_SECONDS:
@@ -108,6 +110,15 @@ class Fence:
                     hint=f'Run: PUT {name}/_settings {{"index.gc_deletes": "1h"}}',
                 )
         self._remembering.add(index)
+
+
+def _require_read(change: Change, document: Mapping[str, Any]) -> None:
+    error = document.get("error")
+    if error is None or error["type"] == _NO_INDEX:
+        return
+    if error["type"] in _AWAY:
+        raise UnavailableError(f"Elasticsearch cannot read {change.index} as yet")
+    raise LockError(f"{change.index}/{change.id} cannot be read: {error['reason']}")
 
 
 def _is_busy(item: Mapping[str, Any]) -> bool:
@@ -137,9 +148,9 @@ def _place(change: Change) -> dict[str, str]:
     return place | ({"routing": change.routing} if change.routing is not None else {})
 
 
-def _operations(changes: Iterable[Change], term: int) -> Iterator[dict[str, Any]]:
+def _operations(changes: Iterable[Change], version: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for one in changes:
-        how = _place(one) | {"version": term, "version_type": "external_gte"}
+        how = {**_place(one), **version}
         if one.source is None:
             yield {"delete": how}
         else:

@@ -3,90 +3,28 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from typing import Self
 
 from elasticsearch import ApiError, Elasticsearch, TransportError
 
-from syncer.errors import LockError, LockTimeoutError
+from syncer.errors import LockError, LockTimeoutError, UnavailableError
 from syncer.locks import burial, names
-from syncer.locks.change import Change, Intent, Recovery
+from syncer.locks.burial import Burial
+from syncer.locks.change import Recovery
+from syncer.locks.entries import Entry
 from syncer.locks.fence import Fence
-from syncer.locks.lease import Lease, Watch, lost
+from syncer.locks.held import Held
+from syncer.locks.lease import Lease
 from syncer.locks.names import Mode
-from syncer.locks.registry import Entry, Registry, ensure
+from syncer.locks.registry import INDEX, ensure
+from syncer.locks.watch import Watch
 from syncer.policy import Backoff
 
-INDEX = "syncer-locks"
-"""Where locks are, if nobody says otherwise."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
-_PAGE = 500
 _LOCKS_MAX = 10_000
-
-
-class Held:
-    """Locks that were granted together. From `Locks`, as what its with statements yield.
-
-    Attributes:
-        term: Greater than that of everybody who held any of these locks before.
-    """
-
-    def __init__(self, *, registry: Registry, fence: Fence, lease: Lease, term: int) -> None:
-        self._registry = registry
-        self._fence = fence
-        self._lease = lease
-        self.term = term
-
-    def require(self) -> None:
-        """Refuse to go on if the locks are lost.
-
-        Raises:
-            LockLostError: They are.
-        """
-        self._lease.require()
-
-    def write(self, changes: Iterable[Change]) -> int:
-        """Make changes, all of them or none, even if this process dies meanwhile.
-
-        What is to be changed is put down first, with what is there now. Then each document is written whole, with the
-        term as external version. So all who write these documents must do it by this method. Of many changes one page
-        at a time is in memory. Searches see them one by one: Elasticsearch has no transactions.
-
-        Returns:
-            How many documents were written.
-
-        Raises:
-            LockLostError: The locks are no longer ours; whoever took them finishes this, or rolls it back.
-            LockError: Elasticsearch refuses a document, or it has a later version than any of ours. All others are as
-                they were.
-        """
-        self._lease.require()
-        intent, count = self._put_down(changes)
-        self._lease.persist(lambda: self._lease.amend(intent=intent))
-        refused = self._carry_out(intent, Recovery.FINISH)
-        if refused is not None:
-            self._carry_out(intent, Recovery.ROLL_BACK)
-        self._lease.persist(lambda: self._lease.amend(intent=None))
-        self._registry.drop_pages(intent)
-        if refused is not None:
-            raise refused
-        return count
-
-    def _put_down(self, changes: Iterable[Change]) -> tuple[Intent, int]:
-        id_, pages, count = uuid.uuid4().hex, 0, 0
-        left = iter(changes)
-        while page := list(islice(left, _PAGE)):
-            planned = self._fence.plan(page)
-            self._lease.persist(partial(self._registry.put_page, id_, pages, planned))
-            pages, count = pages + 1, count + len(page)
-        return Intent(id=id_, pages=pages), count
-
-    def _carry_out(self, intent: Intent, recovery: Recovery) -> LockError | None:
-        return burial.carry_out(self._registry, self._fence, intent, recovery, term=self.term, lease=self._lease)
 
 
 class Locks:
@@ -98,7 +36,8 @@ class Locks:
         client: Elasticsearch.
         owner: What a person calls whoever locks; need not be unique.
         index: Where locks are; it is made if it is not there.
-        lease_seconds: After how long without a sign of life others may take this owner for dead.
+        lease_seconds: After how long without a sign of life others may take this owner for dead. Elasticsearch being
+            away for longer than that costs everybody his locks.
         recovery: What to do with changes that another owner has left half done.
 
     Raises:
@@ -118,12 +57,13 @@ class Locks:
             raise LockError(f"A lease cannot last {lease_seconds} s", hint="As in: lease_seconds=10")
         # No request is waited for longer than the lease that allows it.
         self._client = client.options(request_timeout=lease_seconds, max_retries=0)
-        self._registry = Registry(self._client, index=index, born=ensure(client, index))
+        self._registry = ensure(self._client, index)
         self._fence = Fence(self._client)
+        self._owner = owner
+        self._lease_seconds = lease_seconds
         self._recovery = recovery
         self._held: dict[str, list[Mode]] = {}
-        self._lease = Lease(self._registry, owner=owner, seconds=lease_seconds)
-        self._watch = Watch(self._registry, own=self._lease.id)
+        self._enter()
 
     def __enter__(self) -> Self:
         """Itself, for a with statement."""
@@ -135,9 +75,8 @@ class Locks:
 
     def close(self) -> None:
         """Give everything back, and leave."""
-        with suppress(ApiError, TransportError):
-            self._registry.give_back(self._lease.id, self._held)
-        self._held = {}
+        held, self._held = list(self._held), {}
+        self._give_back(held)
         self._lease.close()
 
     @contextmanager
@@ -185,50 +124,60 @@ class Locks:
         with self._holding(names.tree(name, paths), timeout) as held:
             yield held
 
-    def bury(self, holder: str) -> bool:
-        """Take a holder for dead without waiting: what it holds is free, and its changes finished or rolled back.
-
-        Returns:
-            Whether it is gone; False if it has just moved, or somebody else buries it.
-        """
+    def bury(self, holder: str) -> Burial:
+        """Take a holder for dead without waiting: what it holds is free, and its changes finished or rolled back."""
+        self._be_somebody()
         return self._lease.persist(partial(self._bury, holder))
+
+    # Taking
 
     @contextmanager
     def _holding(self, wanted: Mapping[str, Mode], timeout: float | None) -> Iterator[Held]:
-        if len(wanted) > _LOCKS_MAX:
-            raise LockError(
-                f"{len(wanted):,} locks at once are too many", hint="Take a lock on the tree, or the global lock."
-            )
-        deadline = None if timeout is None else time.monotonic() + timeout
+        self._be_somebody()
         missing = [lock for lock in names.in_order(wanted) if not names.covers(self._mode(lock), wanted[lock])]
+        self._require_possible(missing, timeout)
         try:
-            self._take(missing, wanted, deadline)
+            self._take(missing, wanted, None if timeout is None else time.monotonic() + timeout)
             # Granted only now: a write which fails for who is taken for dead; and its number is the term.
             term = self._registry.term(self._lease.persist(self._lease.amend))
             for lock, mode in wanted.items():
                 self._held.setdefault(lock, []).append(mode)
         except BaseException:
-            self._give_back(lock for lock in missing if lock not in self._held)
+            self._give_back(missing)
+            self._leave_if_unsure()
             raise
+        held = Held(registry=self._registry, fence=self._fence, lease=self._lease, term=term)
         try:
-            yield Held(registry=self._registry, fence=self._fence, lease=self._lease, term=term)
+            yield held
         except BaseException:
-            self._release(wanted)
+            self._release(held, wanted)
             raise
-        if self._release(wanted):
-            raise lost(self._lease.owner)
+        if self._release(held, wanted):
+            raise self._lease.lost()
 
-    def _mode(self, lock: str) -> Mode | None:
-        return max(self._held.get(lock, ()), key=lambda mode: mode is Mode.EXCLUSIVE, default=None)
+    def _require_possible(self, missing: list[str], timeout: float | None) -> None:
+        """Refuse what cannot be had, or may never be.
+
+        Raises:
+            LockError: It is too much; or it could be waited for in a circle, without an end.
+        """
+        if len(missing) > _LOCKS_MAX:
+            raise LockError(
+                f"{len(missing):,} locks at once are too many", hint="Take a lock on the tree, or the global lock."
+            )
+        if timeout is None and missing and self._held and missing[0] <= max(self._held):
+            raise LockError(
+                f"{names.readable(missing[0])} is asked for by who holds other locks, without a timeout",
+                hint="Two who do so can wait for one another for ever: take all at once, or give a timeout.",
+            )
 
     def _take(self, missing: list[str], wanted: Mapping[str, Mode], deadline: float | None) -> None:
         """Take locks in order: who waits for one holds only such as come before it."""
         backoff = Backoff(first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS)
         while missing:
-            asked = [(lock, wanted[lock]) for lock in missing]
-            blocked = self._lease.persist(partial(self._registry.take, self._lease.id, asked))
+            blocked = self._lease.persist(partial(self._ask, [(lock, wanted[lock]) for lock in missing]))
             first = next((place for place, lock in enumerate(missing) if lock in blocked), len(missing))
-            missing, behind = missing[first:], [one for one in missing[first + 1 :] if one not in self._held]
+            missing, behind = missing[first:], missing[first + 1 :]
             if not missing:
                 return
             self._give_back(behind)
@@ -237,10 +186,18 @@ class Locks:
                 raise self._too_late(missing[0], in_the_way)
             for dead in self._lease.persist(partial(self._watch.look, {one.holder for one in in_the_way})):
                 self.bury(dead)
+            self._lease.require()
             pause = backoff.next_seconds()
             time.sleep(pause if deadline is None else max(0.0, min(pause, deadline - time.monotonic())))
 
-    def _bury(self, dead: str) -> bool:
+    def _ask(self, asked: list[tuple[str, Mode]]) -> dict[str, list[Entry]]:
+        try:
+            return self._registry.entries.take(self._lease.id, asked)
+        except (ApiError, TransportError, UnavailableError):
+            self._is_unsure = True
+            raise
+
+    def _bury(self, dead: str) -> Burial:
         return burial.bury(self._registry, self._fence, dead, successor=self._lease, recovery=self._recovery)
 
     def _too_late(self, lock: str, in_the_way: Iterable[Entry]) -> LockTimeoutError:
@@ -251,21 +208,55 @@ class Locks:
         )
 
     def _who(self, holder: str) -> str:
-        found = self._registry.look(holder)
+        found = self._registry.holders.look(holder)
         return holder if found is None else f"{found[0].owner} (process {found[0].process} on {found[0].host})"
 
-    def _release(self, wanted: Mapping[str, Mode]) -> list[str]:
+    # Giving back
+
+    def _release(self, held: Held, wanted: Mapping[str, Mode]) -> list[str]:
         """Give back what nothing else needs; returns what was no longer ours."""
+        held.end()
         for lock, mode in wanted.items():
             self._held[lock].remove(mode)
-        free = [lock for lock in wanted if not self._held[lock]]
-        for lock in free:
-            del self._held[lock]
-        return self._give_back(free)
+        free = [lock for lock, mode in wanted.items() if not names.covers(self._mode(lock), mode)]
+        self._held = {lock: modes for lock, modes in self._held.items() if modes}
+        missing = self._give_back(free)
+        self._leave_if_unsure()
+        return missing
 
     def _give_back(self, locks: Iterable[str]) -> list[str]:
-        """Free locks; what cannot be freed now, others free once our lease is over. Returns what was not ours."""
-        try:
-            return self._registry.give_back(self._lease.id, locks)
-        except (ApiError, TransportError):
+        """Leave of locks no more than what is held by now; returns those that were no longer ours.
+
+        What was broken off is not given back: nobody may have it before it is finished or rolled back, and that is
+        done by who buries us. What cannot be given back now is others' once we have left.
+        """
+        kept = {lock: self._mode(lock) for lock in locks}
+        if self._lease.is_unfinished or not kept:
             return []
+        try:
+            return self._registry.entries.give_back(self._lease.id, kept)
+        except (ApiError, TransportError, UnavailableError):
+            self._is_unsure = True
+            return []
+
+    def _mode(self, lock: str) -> Mode | None:
+        return max(self._held.get(lock, ()), key=lambda mode: mode is Mode.EXCLUSIVE, default=None)
+
+    # Who we are
+
+    def _be_somebody(self) -> None:
+        """Whoever was taken for dead, or has left, comes back as somebody else."""
+        if self._lease.is_over and not self._held:
+            self._lease.close()
+            self._enter()
+
+    def _leave_if_unsure(self) -> None:
+        """Entries of who has left are nobody's: that frees what we could not, and what may be entered yet."""
+        if self._is_unsure and not self._held:
+            self._lease.close()
+
+    def _enter(self) -> None:
+        self._lease = Lease(self._registry.holders, owner=self._owner, seconds=self._lease_seconds)
+        self._watch = Watch(self._registry.holders, own=self._lease.id)
+        self._is_unsure = False
+        """Whether an entry may be there, or come yet, that we believe we do not have: a request was not answered."""

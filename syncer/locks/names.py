@@ -83,7 +83,8 @@ def _id(*parts: str) -> str:
     """
     if not all(parts):
         raise LockError("A lock without a name", hint="Give it one that is not empty.")
-    id_ = ":".join(quote(part, safe="") for part in parts)
+    # Names of files that are no text have lone surrogates in Python.
+    id_ = ":".join(quote(part, safe="", errors="surrogatepass") for part in parts)
     if len(id_) <= _ID_BYTES_MAX:
         return id_
     digest = sha256(id_.encode()).hexdigest()

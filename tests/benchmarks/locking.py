@@ -1,64 +1,97 @@
-"""Locks made of documents: what they cost alone and contended; and a rename under one, beside the relational way."""
+"""Locks made of documents: what each costs alone, what it costs when many want it; and a rename under one."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from elasticsearch import ConflictError, Elasticsearch
-from elasticsearch.helpers import bulk, scan
 
 from syncer.locks import Held, Locks
-from tests.benchmarks.blog import MIDDLE_AUTHOR, Blogs
-from tests.benchmarks.fan_out import Renames
-from tests.benchmarks.live import Live
+from syncer.policy import Backoff
+from tests.benchmarks import renaming
+from tests.benchmarks.blog import Blogs
+from tests.benchmarks.contest import say
 from tests.benchmarks.options import Options
 from tests.benchmarks.report import Figure, Outcome, percentile
-from tests.locking.files import INDEX_BODY, rename_directory
 
-_OWNERS = 4
-_SECONDS = 5.0
+_OWNERS = (1, 2, 8, 32)
+_SECONDS = 3.0
+_BARE = "a document, created and deleted"
 _PATH = "/clinton/projects/elasticsearch/README.txt"
 _KINDS: dict[str, Callable[[Locks], AbstractContextManager[Held]]] = {
     "global": lambda locks: locks.everything(timeout=None),
     "3 documents": lambda locks: locks.documents("files", ["1", "2", "3"], timeout=None),
-    "tree, 5 deep": lambda locks: locks.tree(_PATH, timeout=None),
+    "tree, 5 levels": lambda locks: locks.tree(_PATH, timeout=None),
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """How often a lock was taken and given back by so many owners who all want it, and how long each turn took."""
+
+    seconds: float
+    took: Sequence[float]
+
+    @property
+    def rate(self) -> float:
+        """Turns per second, of all together."""
+        return len(self.took) / self.seconds
+
+    def row(self, name: str) -> tuple[str, ...]:
+        """A row of the table."""
+        return (name, f"{self.rate:,.0f}", *(f"{percentile(self.took, one) * 1000:,.0f}" for one in (50, 99)))
+
+
 def measure(blogs: Blogs, options: Options) -> Outcome:
-    """Locks taken and given back, by one owner and by several; then renames."""
+    """Locks taken and given back, by one owner and by many; then renames."""
     seconds = min(_SECONDS, options.seconds)
-    with Elasticsearch(blogs.endpoints.elasticsearch_url, request_timeout=60) as client, _scratch(client) as index:
-        bare = _turns([partial(_bare_turn, client, index)], seconds)
-        rows = [_row("a document created and deleted", bare)]
-        figures = []
+    rows, figures = [], []
+    with _client(blogs) as client, _scratch(client) as index:
+        bare = {owners: _taken([partial(_bare_turn, client, index)] * owners, seconds) for owners in _OWNERS}
+        rows += [one.row(_named(_BARE, owners)) for owners, one in bare.items()]
         for kind, take in _KINDS.items():
-            alone, together = (_taken(client, index, take, owners, seconds) for owners in (1, _OWNERS))
-            rows += [_row(f"{kind}, one owner", alone), _row(f"{kind}, {_OWNERS} owners who all want it", together)]
-            figures.append(Figure(what=f"{kind}: turns of one owner / bare turns", value=len(alone) / len(bare)))
-            figures.append(Figure(what=f"{kind}: turns of {_OWNERS} owners / of one", value=len(together) / len(alone)))
-        renamed, remark = _renames(blogs, options, client, index)
+            say(f"taking locks: {kind}")
+            found = {owners: _of_owners(client, index, take, owners, seconds) for owners in _OWNERS}
+            rows += [one.row(_named(kind, owners)) for owners, one in found.items()]
+            figures.append(Figure(what=f"{kind}: turns/s of one owner / bare", value=found[1].rate / bare[1].rate))
+            figures += [
+                Figure(what=f"{kind}: turns/s of {owners} who want it / of one", value=one.rate / found[1].rate)
+                for owners, one in found.items()
+                if owners > 1
+            ]
+    renamed = renaming.measure(blogs, options)
     return Outcome(
-        about=f"locks taken and given back for {seconds:.0f} s each, one after the other",
-        columns=("lock", "turns/s", "p50 ms", "p99 ms"),
-        rows=rows,
-        figures=[*figures, *renamed],
-        record={},
-        remarks=[remark],
+        about=f"locks taken and given back for {seconds:.0f} s each; a directory of {renaming.FILES:,} files renamed",
+        columns=("", "a second", "p50 ms", "p99 ms"),
+        rows=[*rows, *renamed.rows],
+        figures=[*figures, *renamed.figures],
+        record={"runs": renamed.record},
+        remarks=[
+            f"bare: {_BARE}, as the guide's global lock, which knows of no death",
+            "p50, p99: from asking for a lock to having given it back; for a rename, what another writer waits",
+        ],
     )
+
+
+def _named(kind: str, owners: int) -> str:
+    return f"{kind}: {owners} who want it" if owners > 1 else kind
+
+
+def _client(blogs: Blogs) -> Elasticsearch:
+    return Elasticsearch(blogs.endpoints.elasticsearch_url, request_timeout=60, connections_per_node=2 * max(_OWNERS))
 
 
 @contextmanager
 def _scratch(client: Elasticsearch) -> Iterator[str]:
-    """The guide's index of files, gone afterwards as are its locks."""
+    """An index for bare locks, and a name for others; gone afterwards."""
     name = f"locks-{uuid.uuid4().hex}"
-    client.indices.create(index=name, **INDEX_BODY)
+    client.indices.create(index=name, settings={"number_of_shards": 1})
     try:
         yield name
     finally:
@@ -67,18 +100,24 @@ def _scratch(client: Elasticsearch) -> Iterator[str]:
 
 def _bare_turn(client: Elasticsearch, index: str) -> None:
     """The guide's global lock, with nothing that knows of death."""
-    with suppress(ConflictError):
-        client.create(index=index, id="lock", document={})
-        client.delete(index=index, id="lock")
+    backoff = Backoff(first_seconds=0.01, longest_seconds=0.5)
+    while True:
+        try:
+            client.create(index=index, id="lock", document={})
+        except ConflictError:
+            time.sleep(backoff.next_seconds())
+        else:
+            break
+    client.delete(index=index, id="lock")
 
 
-def _taken(
+def _of_owners(
     client: Elasticsearch,
     index: str,
     take: Callable[[Locks], AbstractContextManager[Held]],
     owners: int,
     seconds: float,
-) -> list[float]:
+) -> Taken:
     made = [Locks(client, owner=str(number), index=f"{index}-locks") for number in range(owners)]
 
     def turn(locks: Locks) -> None:
@@ -86,72 +125,23 @@ def _taken(
             pass
 
     try:
-        return _turns([partial(turn, one) for one in made], seconds)
+        return _taken([partial(turn, one) for one in made], seconds)
     finally:
         for one in made:
             one.close()
 
 
-def _turns(turns: list[Callable[[], None]], seconds: float) -> list[float]:
-    """How long each turn took, of all who take turns for so long."""
-    deadline = time.monotonic() + seconds
+def _taken(turns: list[Callable[[], None]], seconds: float) -> Taken:
+    """Let all take turns for so long."""
+    began = time.monotonic()
 
     def go_on(turn: Callable[[], None]) -> list[float]:
         took = []
-        while (began := time.monotonic()) < deadline:
+        while (at := time.monotonic()) < began + seconds:
             turn()
-            took.append(time.monotonic() - began)
+            took.append(time.monotonic() - at)
         return took
 
     with ThreadPoolExecutor(len(turns)) as pool:
-        return [one for done in [pool.submit(go_on, turn) for turn in turns] for one in done.result()]
-
-
-def _row(name: str, took: list[float]) -> tuple[str, ...]:
-    per_second = len(took) * _turns_at_once(name) / sum(took)
-    return (name, f"{per_second:,.0f}", *(f"{percentile(took, percent) * 1000:,.1f}" for percent in (50, 99)))
-
-
-def _turns_at_once(name: str) -> int:
-    return _OWNERS if f"{_OWNERS} owners" in name else 1
-
-
-def _renames(blogs: Blogs, options: Options, client: Elasticsearch, index: str) -> tuple[list[Figure], str]:
-    blog = blogs.crowded
-    files = blog.middle
-    body = "x" * 1000
-
-    def document(number: int) -> dict[str, Any]:
-        return {"name": f"{number}.txt", "path": f"/a/{number % 10}", "contents": body}
-
-    actions = (
-        {"_index": index, "_id": str(one), "_source": document(one), "version": 1, "version_type": "external"}
-        for one in range(files)
-    )
-    bulk(client, actions, refresh=True)
-    began = time.monotonic()
-    bulk(client, _hits(client, index), refresh=True)
-    bare = time.monotonic() - began
-    with Locks(client, owner="renames", index=f"{index}-locks") as locks:
-        began = time.monotonic()
-        rename_directory(locks, client, index, "/a", "/b")
-        locked = time.monotonic() - began
-    live = Live(blog, is_profiled=options.is_profiled)
-    renames = Renames(blog, live, MIDDLE_AUTHOR, blog.middle)
-    renames.prepare()
-    run = renames.run()
-    live.stop()
-    return [
-        Figure(what=f"{files:,} files renamed under a lock / by scan and bulk alone, seconds", value=locked / bare),
-        Figure(what=f"{files:,} files under a lock: who renames waits", value=locked, unit="s"),
-        Figure(
-            what=f"{blog.middle:,} posts of a renamed author, by syncer: until the last shows it",
-            value=run.seconds,
-            unit="s",
-        ),
-    ], "who renames in Postgres waits for one commit of one row"
-
-
-def _hits(client: Elasticsearch, index: str) -> Iterator[dict[str, Any]]:
-    for hit in scan(client, index=index, query={"query": {"term": {"path.tree": "/a"}}}, size=500):
-        yield {"_index": index, "_id": hit["_id"], "_source": hit["_source"]}
+        took = [one for done in [pool.submit(go_on, turn) for turn in turns] for one in done.result()]
+    return Taken(seconds=time.monotonic() - began, took=took)

@@ -78,7 +78,16 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
     world.sql(BLOG)
     idle = status(world, code=1)
     assert idle.keys() == {
+        "at",
+        "headline",
+        "mood",
+        "concerns",
         "leader",
+        "running",
+        "rates",
+        "totals",
+        "lag_seconds",
+        "topic_lag_seconds",
         "outbox_waiting",
         "outbox_lag_seconds",
         "workers",
@@ -90,6 +99,8 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
         "unreadable_records",
     }
     assert idle["leader"] is None
+    assert idle["concerns"][0]["says"] == idle["headline"] == "No daemon is at work."
+    assert idle["running"] == []
     assert idle["is_well"] is False
     assert idle["outbox_waiting"] == 7
     assert idle["outbox_lag_seconds"] > 0
@@ -113,6 +124,11 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
     led = status(world, code=0)
     assert led.keys() == idle.keys()
     assert led["is_well"] is True
+    assert led["mood"] == "well"
+    assert led["concerns"] == []
+    assert [(one["daemons"], one["leads"]) for one in led["running"]] == [(1, True)]
+    assert led["totals"]["handled"] == led["totals"]["published"] >= led["totals"]["captured"] == 7
+    assert led["rates"].keys() == {"seconds", "captured", "published", "handled", "written"}
     assert led["leader"].keys() == {"process", "name", "address", "seconds"}
     assert led["leader"]["name"] == "syncer relay"
     assert led["epoch"] >= 1

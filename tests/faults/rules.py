@@ -238,7 +238,7 @@ FOLLOWED = Rule(
 )
 NOT_NEEDED = Rule(
     "an index that no search needs halts when it takes nothing",
-    module="syncer.writer",
+    module="syncer.refusal",
     text="if document.role is Role.SERVING:",
     instead="if True:",
 )

@@ -16,7 +16,7 @@ import pytest
 from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from elasticsearch import Elasticsearch
 
-from syncer import jobs, rebuild, store, writer
+from syncer import jobs, rebuild, refusal, store
 from syncer.index import BulkOutcome, Index, Rejection
 from syncer.job import Job, JobKind, JobState, find, unfinished
 from syncer.model import Composition, Role, Target
@@ -417,7 +417,7 @@ def test_an_index_that_no_search_needs_is_not_waited_for_for_ever(
     world: World, connection: Connection, role: Role, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers 429 and nothing else: it halts after a while, the one that serves is filled and live."""
-    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(refusal, "PATIENCE_SECONDS", 1.0)
     world.sql(POSTS.format(300))
     with another_role(world, connection, role) as unwell, world.elasticsearch() as client:
 

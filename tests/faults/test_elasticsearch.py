@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from elasticsearch import ApiError, Elasticsearch
 
-from syncer import writer
+from syncer import refusal, writer
 from syncer.index import Index
 from syncer.lifecycle import Stop, Stopping
 from syncer.sandbox import Endpoints, Sandbox, silent
@@ -470,7 +470,7 @@ def test_a_login_that_is_revoked_says_so_and_loses_nothing(narrow: World) -> Non
     promises=(1, 3),
     without=Rule(
         "a document at which Elasticsearch fails, with nothing else wrong, is parked in the end",
-        module="syncer.writer",
+        module="syncer.refusal",
         text="case Action.RETRY if rejection.composition.id in hopeless:",
         instead="case Action.RETRY if False:",
     ),
@@ -479,7 +479,7 @@ def test_a_document_at_which_elasticsearch_fails_is_no_plug(
     narrow: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its siblings are written at once, and after a while it is parked, so that those behind it go on."""
-    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(refusal, "PATIENCE_SECONDS", 1.0)
 
     def failing(forward: Forward) -> Answer:
         answer = forward()

@@ -64,7 +64,7 @@ def connection(world: World) -> Iterator[Connection]:
     without=Rule(
         "a row that makes the SELECT raise is found out and set aside",
         module="syncer.writer",
-        text="groups += [replace(group, ids=part) for part in self._isolate(index_name, group.ids, report)]",
+        text="isolated = self._parking.isolate(index_name, group.ids)",
         instead="raise",
     ),
 )
@@ -102,7 +102,7 @@ def test_a_slow_select_that_raises_is_looked_into_bit_by_bit(dividing: World) ->
     looks = 0
     with world.index() as index, world.writer(index) as writer:
         while ids:
-            found = writer._opened().faults(world.index_of(), ids, seconds=0)
+            found = writer._session.composer.faults(world.index_of(), ids, seconds=0)
             assert len(found.faults) + len(found.untried) == len(ids)
             assert found.faults
             ids = list(found.untried)
@@ -199,7 +199,7 @@ def test_a_refusal_that_comes_late_parks_nothing(world: World, connection: Conne
     promises=(3,),
     without=Rule(
         "what is parked is tried again, in case it has been mended meanwhile",
-        module="syncer.writer",
+        module="syncer.parking",
         text="mended = self._mended_since(index_name, list(found.faults)) if found.faults else set()",
         instead="mended = set[str]()",
     ),
@@ -251,8 +251,8 @@ def test_a_mend_clears_a_letter_that_was_parked_after_it_was_composed(dividing: 
     name = world.index_of()
     with world.index() as index, world.writer(index) as slow, world.writer(index) as quick:
         for one in (slow, quick):
-            one._opened()  # which lets the sequence jump
-        found = slow._faults(name, ["1"])
+            assert one._session.composer  # which lets the sequence jump
+        found = slow._session.composer.faults(name, ["1"], seconds=1)
         world.sql("UPDATE posts SET views = 0")
         attempt = quick.compose(name, ["1"])
         with world.connect() as connection:

@@ -37,7 +37,7 @@ EPOCH = Rule(
 DOUBT = Rule(
     "a conflict with a version that was never drawn tells that the database was set back",
     module="syncer.writer",
-    text="return found > 0 and incarnation.doubt(self._connected(), self._index, found)",
+    text="return found > 0 and incarnation.doubt(self._session.connection, self._index, found)",
     instead="return False",
 )
 

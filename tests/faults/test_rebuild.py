@@ -390,3 +390,30 @@ def test_who_wrote_the_new_index_knows_that_it_serves_now(blog: World) -> None:
         assert writer.settle(attempt) == ["1000001"]
         block(blog, new.index_name, is_blocked=False)
         assert writer.write(new.index_name, ["1000001"]).indexed == 1
+
+
+# Servers
+
+
+def is_half_built(world: World) -> bool:
+    """Whether the new index has some documents, and not all."""
+    building = roles(world).get(Role.BUILDING)
+    return building is not None and 0 < len(world.held_in(building)) < KEPT
+
+
+@faces("Elasticsearch is killed in the middle of a rebuild, under writers", promises=(1, 3, 4))
+def test_a_rebuild_goes_on_once_elasticsearch_is_back(blog: World) -> None:
+    """The command and the daemon wait for it; the same command ends with an index that equals the SELECT."""
+    blog.daemon()
+    blog.wait_until_level()
+    before = blog.index_of()
+    with writing(blog):
+        process = begin(blog, "--rebuild", "--rate", "150")
+        wait_until(lambda: is_half_built(blog), what="the new index has some of the documents")
+        blog.sandbox.elasticsearch.kill()
+        blog.sandbox.elasticsearch.start()
+        require_done(blog, process)
+    assert roles(blog)[Role.STANDBY] == before
+    blog.wait_until_level(seconds=2 * DEADLINE_SECONDS)
+    require_equal(blog, before)
+    assert blog.syncer("verify", "blogpost").returncode == 0

@@ -1,13 +1,13 @@
 """A filesystem in Elasticsearch alone: the guide's renames, of a file and of a directory, under the tree lock.
 
 Each file is a document with its name, its directory as ``path``, and, from that, ``path.tree``. To rename a directory
-is to write every document below it.
+is to write every document below it. The functions are those of ``docs/locks.md``.
 """
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 from elasticsearch import Elasticsearch
@@ -31,33 +31,41 @@ INDEX_BODY: dict[str, Any] = {
 }
 
 
-def rename_file(locks: Locks, client: Elasticsearch, index: str, id_: str, name: str) -> None:
-    """Give a file another name, wherever it is.
-
-    The directory is read before it can be locked, so it is read again under the lock.
-    """
-    path = _read(client, index, id_)["path"]
-    while True:
-        with locks.tree(f"{path}/{id_}") as held:
-            found = _read(client, index, id_)
-            if found["path"] == path:
-                held.write([Change(index=index, id=id_, source=found | {"name": name})])
-                return
-        path = found["path"]
-
-
 def rename_directory(locks: Locks, client: Elasticsearch, index: str, source: str, destination: str) -> int:
     """Move a directory with all that is below it; how many files that are."""
+    if PurePosixPath(destination).is_relative_to(source):
+        raise ValueError(f"{source} cannot become a part of itself")
     with locks.tree(source, destination) as held:
         client.indices.refresh(index=index)  # who had the lock before may have written a moment ago
-        return held.write(_moved(client, index, source, destination))
+        require_free(client, index, PurePosixPath(destination))
+        return held.write(moved(client, index, source, destination))
 
 
-def _moved(client: Elasticsearch, index: str, source: str, destination: str) -> Iterator[Change]:
+def moved(client: Elasticsearch, index: str, source: str, destination: str) -> Iterator[Change]:
+    """Every file below a directory, with its new path."""
     for hit in scan(client, index=index, query={"query": {"term": {"path.tree": source}}}, size=500):
-        path = posixpath.normpath(destination + hit["_source"]["path"].removeprefix(source))
+        path = destination + hit["_source"]["path"].removeprefix(source)
         yield Change(index=index, id=hit["_id"], source=hit["_source"] | {"path": path})
 
 
-def _read(client: Elasticsearch, index: str, id_: str) -> dict[str, Any]:
-    return dict(client.get(index=index, id=id_)["_source"])
+def rename_file(locks: Locks, client: Elasticsearch, index: str, id_: str, name: str) -> None:
+    """Give a file another name, wherever it is."""
+    file = client.get(index=index, id=id_)["_source"]
+    while True:
+        directory = PurePosixPath(file["path"])
+        with locks.tree(str(directory / file["name"]), str(directory / name)) as held:
+            found = client.get(index=index, id=id_)["_source"]
+            if found == file:
+                client.indices.refresh(index=index)
+                require_free(client, index, directory / name)
+                held.write([Change(index=index, id=id_, source=file | {"name": name})])
+                return
+        file = found  # it was moved, or renamed, before it could be locked
+
+
+def require_free(client: Elasticsearch, index: str, path: PurePosixPath) -> None:
+    """Refuse a path that a file or a directory has already; to be asked under a lock on it."""
+    is_file = {"bool": {"filter": [{"term": {"path": str(path.parent)}}, {"term": {"name": path.name}}]}}
+    is_directory = {"term": {"path.tree": str(path)}}
+    if client.count(index=index, query={"bool": {"should": [is_file, is_directory]}})["count"]:
+        raise FileExistsError(str(path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TextIO
@@ -12,8 +13,9 @@ from typing import TextIO
 from elasticsearch import ApiError, Elasticsearch, TransportError
 
 from syncer.errors import LockLostError, LockTimeoutError
-from syncer.locks import Change, Held, Locks, Recovery
+from syncer.locks import Held, Locks, Recovery
 from tests.locking import PAIR, Turn
+from tests.locking.pair import set_pair, values
 
 LEASE_SECONDS = 1.0
 
@@ -28,14 +30,16 @@ def lock(locks: Locks, kind: str, index: str) -> AbstractContextManager[Held]:
     return locks.tree(random.choice(["/a/b", "/a/b", "/a", "/"]), timeout=60)
 
 
-def turn(client: Elasticsearch, held: Held, index: str, lines: TextIO, name: str) -> None:
+def turn(
+    client: Elasticsearch, held: Held, index: str, lines: TextIO, name: str, *, pair: Sequence[str] = PAIR
+) -> None:
     """Read, write, and put down what was done, while the lock is held."""
-    read = tuple(client.get(index=index, id=one)["_source"]["value"] for one in PAIR)
+    read = values(client, index, pair=pair)
     time.sleep(random.uniform(0, 0.02))
     held.require()
     wrote = read[0] + 1
     lines.write(Turn(who=name, term=held.term, read=read, wrote=wrote, is_done=False).line())
-    held.write([Change(index=index, id=one, source={"value": wrote}) for one in PAIR])
+    set_pair(held, index, wrote, pair=pair)
     lines.write(Turn(who=name, term=held.term, read=read, wrote=wrote, is_done=True).line())
 
 

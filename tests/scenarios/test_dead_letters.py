@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.faults.following import following
 from tests.faults.rules import DATA_IS_PARKED, REFUSED_IS_PARKED
 from tests.harness import BLOG_SCHEMA, World, wait_until
 from tests.proof import Rule, faces
@@ -84,26 +85,20 @@ def test_an_id_of_any_length_is_parked_and_holds_up_nobody(empty_world: World) -
     folder.joinpath("index.json").write_text('{"mappings": {"properties": {"name": {"type": "text"}}}}')
     world.migrate()
     world.apply()
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+    with following(world):
         world.sql("INSERT INTO users (id, name, email) SELECT g, 'name', 'mail' || g FROM generate_series(1, 3) AS g")
         # Of random characters, since what repeats itself is compressed.
         long = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 120) AS g)"
         world.sql(f"UPDATE users SET email = {long} WHERE id = 2")
-
-        def turn() -> bool:
-            relay.run_once()
-            worker.run_once()
-            return len(world.held()) == 2 and len(dead_letters(world)) == 1
-
-        wait_until(turn, what="the others are written, and it is parked")
+        wait_until(
+            lambda: len(world.held()) == 2 and len(dead_letters(world)) == 1,
+            what="the others are written, and it is parked",
+        )
         [(id_, error)] = dead_letters(world)
         assert len(id_) < 200
         assert "512 bytes" in error
         world.sql("UPDATE users SET email = 'short' WHERE id = 2")
-
-        def turn_again() -> bool:
-            relay.run_once()
-            worker.run_once()
-            return len(world.held()) == 3 and dead_letters(world) == []
-
-        wait_until(turn_again, what="it is written under its new id, and no longer parked")
+        wait_until(
+            lambda: len(world.held()) == 3 and dead_letters(world) == [],
+            what="it is written under its new id, and no longer parked",
+        )

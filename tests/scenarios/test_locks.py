@@ -13,7 +13,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.errors import LockError, LockLostError, LockTimeoutError
 from syncer.locks import Change, Held, Locks
-from syncer.locks.registry import Registry
+from syncer.locks.registry import ensure
 from syncer.sandbox import Endpoints
 from tests.harness import DEADLINE_SECONDS
 from tests.locking.files import INDEX_BODY, rename_directory, rename_file
@@ -54,7 +54,7 @@ def owner(client: Elasticsearch, index: str) -> Iterator[Callable[[str], Locks]]
 
 def entries(client: Elasticsearch, index: str) -> set[tuple[str, str]]:
     """All that is held: the lock and how."""
-    return {(one.lock, one.mode) for one in Registry(client, index=f"{index}-locks").entries()}
+    return {(one.lock, one.mode) for one in ensure(client, f"{index}-locks").entries.of()}
 
 
 def everything(locks: Locks) -> AbstractContextManager[Held]:
@@ -234,7 +234,7 @@ def test_who_lost_his_lock_is_told_at_the_end(owner: Callable[[str], Locks]) -> 
     """An operator breaks a lock: whoever held it cannot think that he was alone."""
     first, second = owner("123"), owner("234")
     with pytest.raises(LockLostError), first.everything():
-        assert second.bury(first._lease.id)
+        assert second.bury(first._lease.id).is_gone
 
 
 def test_renames_of_files_and_directories_at_once(

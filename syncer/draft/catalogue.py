@@ -1,0 +1,206 @@
+"""Catalogue: the tables of a database, their columns, and how they refer to one another.
+
+What cannot be captured is told apart from what can: see `syncer.capturable`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from syncer import capturable
+from syncer.errors import DefinitionError, SourceError
+from syncer.plan.fitting import column_type
+from syncer.plan.verdict import ColumnType
+from syncer.postgres import Connection
+
+# Partitions are read through their table; what inherits, or is not logged, is refused by `capturable`.
+_TABLES = """
+SELECT format('%I.%I', n.nspname, c.relname), format('%s.%s', n.nspname, c.relname), c.relname::text,
+       CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint
+            ELSE (SELECT s.n_live_tup FROM pg_stat_all_tables AS s WHERE s.relid = c.oid) END,
+       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer') AND n.nspname !~ '^pg_toast'
+ORDER BY n.nspname <> 'public', 2
+"""
+_RELATION = """
+SELECT c.oid, format('%I.%I', n.nspname, c.relname), c.relname::text, c.relkind::text,
+       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
+  AND ($1 IN (format('%s.%s', n.nspname, c.relname), format('%I.%I', n.nspname, c.relname))
+       OR $1 IN (c.relname::text, quote_ident(c.relname)) AND pg_table_is_visible(c.oid))
+ORDER BY n.nspname, c.relname
+"""
+_COLUMNS = """
+SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
+WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
+_REFERENCES = """
+SELECT k.conname::text, format('%I.%I', n.nspname, c.relname), format('%I.%I', fn.nspname, f.relname),
+       array(SELECT a.attname::text FROM unnest(k.conkey) WITH ORDINALITY AS p (number, place)
+             JOIN pg_attribute AS a ON a.attrelid = k.conrelid AND a.attnum = p.number ORDER BY p.place),
+       array(SELECT a.attname::text FROM unnest(k.confkey) WITH ORDINALITY AS p (number, place)
+             JOIN pg_attribute AS a ON a.attrelid = k.confrelid AND a.attnum = p.number ORDER BY p.place)
+FROM pg_constraint AS k
+JOIN pg_class AS c ON c.oid = k.conrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+JOIN pg_class AS f ON f.oid = k.confrelid JOIN pg_namespace AS fn ON fn.oid = f.relnamespace
+WHERE k.contype = 'f' AND k.conparentid = 0 AND to_regclass($1) IN (k.conrelid, k.confrelid)
+ORDER BY k.conkey, k.conname
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A table, for whoever chooses one.
+
+    Args:
+        relation: ``schema.table``, quoted where SQL needs it.
+        shown: The same without quotes.
+        name: Its name alone.
+        rows: About how many it has; None if that is not known.
+        may_read: Whether this role may.
+    """
+
+    relation: str
+    shown: str
+    name: str
+    rows: int | None
+    may_read: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a table.
+
+    Args:
+        name: Its name.
+        said: Its type as Postgres says it, with its length or scale.
+        type: What its type is.
+    """
+
+    name: str
+    said: str
+    type: ColumnType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A foreign key.
+
+    Args:
+        name: Of the constraint.
+        relation: The table that refers.
+        columns: By which columns.
+        to: The table that is referred to.
+        to_columns: And its columns, in the same order.
+    """
+
+    name: str
+    relation: str
+    columns: tuple[str, ...]
+    to: str
+    to_columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table that can be captured.
+
+    Args:
+        relation: ``schema.table``, quoted where SQL needs it.
+        name: Its name alone.
+        columns: In their order.
+        key: The columns of its primary key, or of what does its work.
+        refers: The foreign keys that it has.
+        referred: The foreign keys of others that lead to it.
+    """
+
+    relation: str
+    name: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    refers: tuple[Reference, ...]
+    referred: tuple[Reference, ...]
+
+    def column(self, name: str) -> Column:
+        """The column of that name."""
+        return next(one for one in self.columns if one.name == name)
+
+
+def tables(connection: Connection) -> list[Listed]:
+    """What there is to choose from, those of schema public first."""
+    return [
+        Listed(relation=relation, shown=shown, name=name, rows=rows, may_read=may_read)
+        for relation, shown, name, rows, may_read in connection.execute(_TABLES)
+    ]
+
+
+def find(connection: Connection, said: str) -> Table:
+    """The table that somebody means by a name, with or without its schema, quoted or not.
+
+    Raises:
+        SourceError: There is none, or several are called so, or this role may not read it.
+        DefinitionError: It cannot be captured, or has no key.
+    """
+    found = connection.execute(_RELATION, (said,)).fetchall()
+    exact = [one for one in found if one[1] == said]
+    if len(exact or found) != 1:
+        if found:
+            names = ", ".join(str(one[1]) for one in found)
+            raise SourceError(f"Several tables are called {said}: {names}", hint="Name one of them with its schema.")
+        raise SourceError(f"The database has no table {said}", hint=_listed(connection))
+    oid, relation, _, kind, may_read = (exact or found)[0]
+    if kind == "v":
+        raise SourceError(
+            f"{relation} is a view, and a draft begins with a table",
+            hint="Name the table whose rows the documents are; select.sql may read the view once it is there.",
+        )
+    capturable.require_capturable(connection, oid, "A draft of it")
+    if not may_read:
+        raise SourceError(
+            f"This role may not read {relation}", hint=f"By its owner: GRANT SELECT ON {relation} TO the role"
+        )
+    return read(connection, relation)
+
+
+def read(connection: Connection, relation: str) -> Table:
+    """A table of that name.
+
+    Raises:
+        DefinitionError: It has no key.
+    """
+    references = [
+        Reference(name=name, relation=one, to=to, columns=tuple(columns), to_columns=tuple(to_columns))
+        for name, one, to, columns, to_columns in connection.execute(_REFERENCES, (relation,))
+    ]
+    name = connection.execute("SELECT relname::text FROM pg_class WHERE oid = to_regclass($1)", (relation,)).fetchone()
+    return Table(
+        relation=relation,
+        name=name[0] if name else relation,
+        columns=tuple(
+            Column(name=name, said=said, type=column_type(connection, said))
+            for name, said in connection.execute(_COLUMNS, (relation,)).fetchall()
+        ),
+        key=capturable.primary_key(connection, relation),
+        refers=tuple(one for one in references if one.relation == relation),
+        referred=tuple(one for one in references if one.to == relation),
+    )
+
+
+def readable(connection: Connection, relation: str) -> Table | str:
+    """A table that another one refers to, or is referred to by; or why a document cannot show its rows."""
+    try:
+        return find(connection, relation)
+    except (DefinitionError, SourceError) as error:
+        return error.message
+
+
+def _listed(connection: Connection) -> str:
+    names = [one.shown for one in tables(connection)]
+    return (
+        "There are: " + ", ".join(names)
+        if names
+        else "It has no table at all. Does the connection lead to the right one?"
+    )

@@ -1,0 +1,136 @@
+"""Parking: documents at fault are set aside as dead letters, and their siblings go on; what is mended is cleared.
+
+A refusal is of a document as it was when it was composed. Whoever has written it meanwhile may have looked for dead
+letters before there was this one. So whoever parks looks, in a later snapshot, whether it is still what was at fault;
+whoever writes one that changes after that snapshot will find the dead letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import psycopg
+import structlog
+
+from syncer import dead_letters, events, fault, metrics
+from syncer.compose import Batch, Findings
+from syncer.fault import Fault
+from syncer.index import Rejection
+from syncer.lifecycle import Trouble, persist
+from syncer.policy import Action, decide
+from syncer.repeated import Repeated
+from syncer.session import Session
+from syncer.store import Document
+
+_ISOLATING_SECONDS = 2.0
+"""How long at once to look for the documents at fault, before those that are found are parked."""
+_AGAIN_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolated:
+    """Documents of which some made the SELECT raise.
+
+    Args:
+        rest: The others, in groups that are to be written.
+        parked: How many were parked, and are at fault still.
+    """
+
+    rest: list[list[str]]
+    parked: int = 0
+
+
+class Parking:
+    """Parks what is at fault, and says so. Not for sharing between threads.
+
+    Args:
+        session: Of the writer who meets them.
+        pause: How to wait before trying again; may raise `Stopping`.
+        trouble: What the writer is waiting for, if anything.
+        name: The stage that writes, for the log.
+    """
+
+    def __init__(self, session: Session, *, pause: Callable[[float], None], trouble: Trouble, name: str) -> None:
+        self._session = session
+        self._pause = pause
+        self._trouble = trouble
+        self._name = name
+        self._parked: Repeated[tuple[str, str], tuple[str, str | None]] = Repeated(_tell)
+
+    def tell(self) -> None:
+        """Say what was parked and is not said yet, if it is time."""
+        self._parked.tell()
+
+    def flush(self) -> None:
+        """Say all of it."""
+        self._parked.flush()
+
+    def park_refused(self, document: Document, version: int, refused: Mapping[str, Rejection]) -> None:
+        """Park what Elasticsearch has refused for good."""
+        faults = {id_: fault.of_index(one.kind, one.reason, one.composition.source) for id_, one in refused.items()}
+        self._park(document, version, faults)
+
+    def changed_since(self, document: Document, refused: Mapping[str, Rejection]) -> list[str]:
+        """Those that are no longer what was refused: they are to be written again."""
+        try:
+            now = self._session.composer.compose(document.index_name, list(refused))
+        except psycopg.Error as error:
+            if decide(error) is not Action.PARK:
+                raise
+            return list(refused)
+        before = {id_: (one.composition.source, one.composition.routing) for id_, one in refused.items()}
+        return [one.id for one in now.compositions if (one.source, one.routing) != before[one.id]]
+
+    def clear(self, document: Document, batch: Batch, *, left: Collection[str]) -> None:
+        """Forget the dead letters of what has been written; not of those that are left."""
+        written = [one.id for one in batch.compositions if one.id not in left]
+        dead_letters.clear(self._session.connection, document.index_name, written, batch.version)
+
+    def isolate(self, index_name: str, ids: Sequence[str]) -> Isolated:
+        """Park those of a group for which the SELECT raises."""
+        found = self._faults(index_name, ids)
+        if found.document is None:
+            return Isolated(rest=[])
+        self._park(found.document, found.version, found.faults)
+        mended = self._mended_since(index_name, list(found.faults)) if found.faults else set()
+        rest = [one for one in ids if one not in found.faults or one in mended]
+        parked = len(found.faults) - len(mended)
+        if found.untried:
+            self._pause(0)  # who is told to stop leaves the rest to whoever is next
+        if found.faults or not rest:
+            return Isolated(rest=[rest] if rest else [], parked=parked)
+        self._pause(_AGAIN_SECONDS)  # what was at fault has changed just now
+        middle = len(rest) // 2
+        return Isolated(rest=[half for half in (rest[:middle], rest[middle:]) if half])
+
+    def _mended_since(self, index_name: str, parked: list[str]) -> set[str]:
+        """Those for which the SELECT no longer raises."""
+        still = self._faults(index_name, parked)
+        return set(parked) - still.faults.keys() - set(still.untried)
+
+    def _faults(self, index_name: str, ids: Sequence[str]) -> Findings:
+        def attempt() -> Findings:
+            with self._session.used():
+                return self._session.composer.faults(index_name, ids, seconds=_ISOLATING_SECONDS)
+
+        return persist(attempt, pause=self._pause, stage=self._name, trouble=self._trouble)
+
+    def _park(self, document: Document, version: int, faults: Mapping[str, Fault]) -> None:
+        """Park documents, and say so: the name of the error only, since a server's sentence quotes values."""
+        self._parked.tell()
+        dead_letters.park(self._session.connection, document.index_name, version, faults)
+        metrics.parked(document.name, len(faults))
+        by_kind: dict[str, list[str]] = {}
+        for id_, one in faults.items():
+            by_kind.setdefault(one.kind, []).append(id_)
+        for kind, ids in by_kind.items():
+            self._parked.note((document.index_name, kind), (ids[0], faults[ids[0]].field), len(ids))
+
+
+def _tell(what: tuple[str, str], number: int, sample: tuple[str, str | None]) -> None:
+    index_name, kind = what
+    id_, field = sample
+    structlog.get_logger().error(
+        events.DOCUMENT_PARKED, index=index_name, kind=kind, documents=number, sample_id=id_, field=field
+    )

@@ -1,0 +1,126 @@
+"""Server: a stage of the daemon that answers HTTP requests with a few threads.
+
+Guarantees: the port is taken when it is made, so that a daemon whose port somebody else has says so before it does
+anything else; it holds up no other stage, nor the end of the daemon: what is not answered in time then is cut. What a
+client sends is bounded, in size, in number, and in time.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import structlog
+from waitress import wasyncore
+from waitress.server import TcpWSGIServer, create_server
+
+from syncer import events
+from syncer.errors import ConfigError
+from syncer.lifecycle import Stop
+from syncer.settings import WebSettings
+
+PORTS_TRIED = 10
+"""How many ports are tried, from the default one on: as many daemons on one machine have a page each."""
+_THREADS = 4
+_STOP_SECONDS = 2
+_LOOP_SECONDS = 5
+_CONNECTIONS_MAX = 100
+_HEADER_BYTES_MAX = 16 * 1024
+_BODY_BYTES_MAX = 64 * 1024
+_SILENT_SECONDS = 30
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+class WebServer:
+    """Answers until told to stop.
+
+    Args:
+        listening: The port: see `listen`.
+        application: What answers.
+        has_token: Whether there is a token; for the log.
+    """
+
+    def __init__(self, listening: socket.socket, application: Application, *, has_token: bool) -> None:
+        self._listening = listening
+        self._application = application
+        self._has_token = has_token
+        self.address = _address(listening)
+
+    def run(self, stop: Stop) -> None:
+        """Answer until told to stop."""
+        _silence()
+        sockets: dict[int, Any] = {}
+        server = create_server(
+            self._application,
+            map=sockets,
+            sockets=[self._listening],
+            threads=_THREADS,
+            ident=None,
+            connection_limit=_CONNECTIONS_MAX,
+            channel_timeout=_SILENT_SECONDS,
+            max_request_header_size=_HEADER_BYTES_MAX,
+            max_request_body_size=_BODY_BYTES_MAX,
+        )
+        assert isinstance(server, TcpWSGIServer)  # noqa: S101 - one socket makes one server
+        structlog.get_logger().info(events.WEB_LISTENING, address=self.address, has_token=self._has_token)
+        stop.call(server.pull_trigger)
+        try:
+            while not stop.is_requested:
+                wasyncore.loop(timeout=_LOOP_SECONDS, use_poll=True, map=sockets, count=1)
+        finally:
+            server.task_dispatcher.shutdown(timeout=_STOP_SECONDS)
+            wasyncore.close_all(sockets)
+
+
+def listen(settings: WebSettings) -> socket.socket | None:
+    """Take the port; None if none is to be had, and nobody has asked for a certain one.
+
+    Raises:
+        ConfigError: The one that was asked for cannot be had.
+    """
+    if settings.port is None:
+        return None
+    is_chosen = settings.is_port_chosen
+    last = settings.port + (1 if is_chosen else PORTS_TRIED)
+    for port in range(settings.port, last):
+        try:
+            return _bound(settings.host, port)
+        except OSError as error:
+            trouble = error
+            if error.errno != errno.EADDRINUSE:
+                break
+    if is_chosen or trouble.errno != errno.EADDRINUSE:
+        raise ConfigError(
+            f"The status page cannot listen at {settings.host}, port {settings.port}: {trouble.strerror}",
+            hint="Set web.host and web.port (SYNCER_WEB_HOST, SYNCER_WEB_PORT): 0 for any port that is free, none for "
+            "no page.",
+        )
+    structlog.get_logger().warning(
+        events.WEB_ABSENT,
+        host=settings.host,
+        ports=f"{settings.port} to {last - 1}",
+        hint="All of them are taken. To have a page: SYNCER_WEB_PORT=0",
+    )
+    return None
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
+
+
+def _address(listening: socket.socket) -> str:
+    host, port, *_ = listening.getsockname()
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _silence() -> None:
+    """Keep what waitress says of clients off standard error, where our lines are: it says it to nobody else."""
+    logger = logging.getLogger("waitress")
+    logger.propagate = False
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())

@@ -1,0 +1,73 @@
+// Jobs: how far they are, how long yet, and what may be done about them.
+
+import { act } from "./ask.js";
+import { by, confirmed, el, fill, keep, say, show } from "./dom.js";
+import { amount, count, duration, moment, rate } from "./words.js";
+
+export function showJobs(jobs, { canAct, refresh }) {
+  const unfinished = jobs.filter((one) => one.finished_at === null).length;
+  say(by("jobs-count"), unfinished ? `${count(unfinished)} at work` : "");
+  show(by("jobs-none"), !jobs.length);
+  by("jobs").classList.toggle("acts", canAct);
+  keep(by("jobs"), jobs, (one) => one.id, make, (row, one) => change(row, one, canAct, refresh));
+}
+
+function make(one) {
+  return el("li", { "aria-label": `Job ${one.id}` },
+    el("div", { class: "what" }, el("p", {}, el("b", {}), el("span")), el("p", { class: "quiet" })),
+    el("div", {}, el("div", { class: "bar", role: "progressbar", "aria-label": `Job ${one.id}`, "aria-valuemin": "0",
+      "aria-valuemax": "100" }, el("i")), el("p")),
+    el("div", { class: "buttons" }));
+}
+
+function change(row, one, canAct, refresh) {
+  const [what, progress, buttons] = row.children;
+  const isOver = one.finished_at !== null;
+  row.className = isOver ? "ended" : one.is_paused ? "paused" : one.is_halted ? "halted" : "";
+  say(what.querySelector("b"), `${one.id} · ${one.reason}`);
+  say(what.querySelector("span"), ` of ${one.index_name}`);
+  say(what.lastElementChild, under(one));
+  const share = one.documents_total ? Math.min(1, one.documents_done / one.documents_total) : 0;
+  const bar = progress.firstElementChild;
+  bar.setAttribute("aria-valuenow", String(Math.round(share * 100)));
+  bar.firstElementChild.style.width = `${(share * 100).toFixed(1)}%`;
+  say(progress.lastElementChild, pace(one, share));
+  show(buttons, canAct && !isOver);
+  fill(buttons, [one.is_paused, canAct, isOver], () => (canAct && !isOver ? choices(one, refresh) : []));
+}
+
+function under(one) {
+  if (one.finished_at !== null && !one.error) return "";
+  if (one.error) return one.error.split("\n")[0];
+  const limit = one.rate === null ? "" : `, at most ${rate(one.rate)} a second`;
+  return `${one.started_at === null ? `made ${moment(one.created_at)}` : `since ${moment(one.started_at)}`}${limit}`;
+}
+
+/** How far it is, how fast it goes, and how long the rest takes; or what it waits for. */
+function pace(one, share) {
+  if (one.finished_at !== null) {
+    return `${one.state} ${moment(one.finished_at)}: ${amount(one.documents_done, "document")}`;
+  }
+  const total = one.documents_total === null ? "" : ` of ${count(one.documents_total)} (${Math.floor(share * 100)} %)`;
+  const done = `${count(one.documents_done)}${total}`;
+  if (one.is_paused) return `${done}, paused`;
+  if (one.is_halted) return `${done}, waits: its document is halted`;
+  if (one.state === "new" || one.state === "listing") return "finding ids …";
+  if (one.state === "written") return `${done}, looking for what only Elasticsearch has …`;
+  if (one.documents_left === 0) return `${done}, finishing …`;
+  const speed = one.documents_per_second === null ? "" : ` · ${rate(one.documents_per_second)} / s`;
+  const left = one.eta_seconds === null ? "" : ` · ${duration(one.eta_seconds)} left`;
+  return `${done}${speed}${left}`;
+}
+
+function choices(one, refresh) {
+  const said = by("jobs-said");
+  const path = (what) => `/api/jobs/${one.id}/${what}`;
+  const go = async (doing, what, done) => { await act(said, doing, path(what), {}, done); refresh(); };
+  const pauseOrResume = one.is_paused
+    ? el("button", { type: "button", onclick: () => go(`Resuming job ${one.id} …`, "resume", () => `Job ${one.id} goes on.`) }, "Resume")
+    : el("button", { type: "button", onclick: () => go(`Pausing job ${one.id} …`, "pause", () => `Job ${one.id} is paused.`) }, "Pause");
+  const cancel = confirmed("Cancel", "Cancel it for good", () => go(`Cancelling job ${one.id} …`, "cancel",
+    (done) => `Job ${one.id} is cancelled: ${amount(done.documents_done, "document")} written${done.note ? `. ${done.note}` : ""}`));
+  return [pauseOrResume, cancel];
+}

@@ -1,0 +1,32 @@
+"""What the pages tell a reader to do works, and shows what they say it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.harness import World
+from tests.pages import DOCS, Reader
+
+PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
+
+
+@pytest.fixture
+def reader(empty_world: World, tmp_path: Path) -> Iterator[Reader]:
+    """Somebody with servers, and nothing else; whose indices go away, whatever their names are."""
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    yield Reader(world=empty_world, folder=folder)
+    with empty_world.elasticsearch() as client, suppress(psycopg.errors.UndefinedTable):
+        for (index,) in empty_world.sql("SELECT index_name FROM syncer.document"):
+            client.indices.delete(index=index, ignore_unavailable=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_can_be_followed(reader: Reader, page: Path) -> None:
+    """Each of its steps, in their order, ends as the page says."""
+    assert reader.follow(page) > 0

@@ -1,0 +1,157 @@
+"""The API of a real daemon, and what a second one on the same machine does."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from contextlib import closing
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from tests.harness import Daemon, World, wait_until
+
+TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
+BLOG = """
+INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
+INSERT INTO posts (id, user_id, title, body)
+SELECT i, 1, 'title ' || i, 'body' FROM generate_series(1, 5) AS i;
+INSERT INTO comments (id, post_id, name, comment, age) VALUES (1, 1, 'Alice', 'more', 5), (2, 2, 'Bob', 'less', 5);
+"""
+SECRET = 123456789
+
+
+class Api:
+    """What a monitor asks a daemon.
+
+    Args:
+        daemon: Which.
+        token: What it sends.
+    """
+
+    def __init__(self, daemon: Daemon, *, token: str | None = None) -> None:
+        self.address = str(daemon.wait_for("web.listening")["address"])
+        self._token = token
+
+    def get(self, path: str, *, status: int = 200) -> Any:
+        """The answer, which must have this status."""
+        return json.loads(self.ask("GET", path, status=status))
+
+    def post(self, path: str, body: Any = None, *, status: int = 200) -> Any:
+        """Likewise."""
+        return json.loads(self.ask("POST", path, json.dumps(body) if body is not None else None, status=status))
+
+    def ask(self, method: str, path: str, body: str | None = None, *, status: int) -> str:
+        """Likewise, as text."""
+        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=30)
+        with closing(connection):
+            headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            said = answer.read().decode()
+        assert answer.status == status, said
+        return said
+
+    def wait_until_well(self, documents: int) -> dict[str, Any]:
+        """The status, once all is well and so many documents are there."""
+        seen: dict[str, Any] = {}
+
+        def is_well() -> bool:
+            answer = json.loads(self._status())
+            seen.clear()
+            seen.update(answer)
+            return bool(answer.get("is_well")) and sum(answer["documents"][0]["targets"].values()) == documents
+
+        wait_until(is_well, what=f"all is well, with {documents} documents", detail=lambda: json.dumps(seen))
+        return seen
+
+    def _status(self) -> str:
+        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=30)
+        with closing(connection):
+            connection.request("GET", "/api/status")
+            return connection.getresponse().read().decode()
+
+
+def test_the_api_says_what_the_commands_say(world: World) -> None:
+    """Status, history, jobs, dead letters and explain are those of the commands; who has no token sees no value."""
+    world.sql("ALTER TABLE comments ALTER age TYPE bigint")
+    world.apply()
+    world.sql(BLOG)
+    daemon = world.daemon(environment={"SYNCER_WEB_TOKEN": TOKEN})
+    anybody, operator = Api(daemon), Api(daemon, token=TOKEN)
+    seen = anybody.wait_until_well(5)
+    printed = json.loads(world.syncer("status", "--json").stdout)
+    assert printed.keys() <= seen.keys()
+    assert seen["documents"] == printed["documents"]
+    assert seen["headline"].startswith("All is well")
+    assert seen["access"] == {"can_act": False, "takes_token": True, "sees_rows": False, "sees_values": False}
+    assert operator.get("/api/status")["access"]["can_act"]
+    assert seen["running"] == [seen["running"][0] | {"daemons": 1, "relays": 1, "works": True, "leads": True}]
+    wait_until(lambda: len(anybody.get("/api/history")["samples"]) > 1, what="there is a history")
+    last = anybody.get("/api/history")["samples"][-1]["at"]
+    assert all(one["at"] > last for one in anybody.get(f"/api/history?since={last}")["samples"])
+
+    world.sql(f"UPDATE comments SET age = {SECRET} WHERE id = 1")  # its mapping is short
+    daemon.wait_for("document.parked")
+    assert anybody.get("/api/dead-letters", status=401)["message"]
+    letters = operator.get("/api/dead-letters?limit=5")
+    assert letters["letters"] == 1
+    assert letters["kinds"][0]["field"] == "comments.age"
+    assert str(SECRET) in letters["shown"][0]["error"]
+    assert anybody.get("/api/explain/blogpost?id=1", status=401)["hint"]
+    explained = operator.get("/api/explain/blogpost?id=1&values=true")
+    assert explained["indices"][0]["verdict"] == "parked"
+    assert explained["indices"][0]["postgres"]["source"]["comments"][0]["age"] == SECRET
+    assert operator.get("/api/explain/nothing?id=1", status=404)["hint"] == "In force: blogpost"
+    assert operator.get("/api/explain/blogpost", status=400)["message"] == "Which id?"
+    assert "cannot be an id" in operator.get(f"/api/explain/blogpost?id={quote('../x')}", status=404)["message"]
+
+    retries_and_discards(world, operator)
+    assert str(SECRET) not in daemon.log_file.read_text()
+    assert daemon.stop() == 0
+
+
+def retries_and_discards(world: World, operator: Api) -> None:
+    """Dead letters are tried again as a job, and forgotten only if it is said which."""
+    which = {"document": "blogpost", "field": "comments.age"}
+    assert operator.post("/api/dead-letters/retry", {"document": "blogpost"}, status=400)["hint"]
+    tried = operator.post("/api/dead-letters/retry", which)
+    assert tried["letters"] == 1
+    wait_until(
+        lambda: any(one["id"] in tried["jobs"] and one["state"] == "done" for one in operator.get("/api/jobs")["jobs"]),
+        what="the job is done",
+    )
+    assert operator.get("/api/dead-letters")["letters"] == 1  # nothing was mended
+    assert operator.post("/api/dead-letters/discard", which) == {"letters": 1}
+    assert operator.get("/api/dead-letters")["letters"] == 0
+    assert world.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
+
+
+def test_monitoring_finds_what_it_looks_for(world: World) -> None:
+    """Metrics and health are where they are looked for; a daemon with a server away is alive and not ready."""
+    daemon = world.daemon()
+    api = Api(daemon)
+    api.wait_until_well(0)
+    assert "syncer_" in api.ask("GET", "/metrics", status=200)
+    alive = api.get("/healthz")
+    assert {"web", "survey", "relay"} <= {one["name"] for one in alive["checks"]}
+    assert api.get("/readyz")["is_well"]
+    # Without a token nobody may act, and rows are without their values.
+    assert api.post("/api/jobs/1/pause", status=403)["hint"]
+    assert api.get("/api/dead-letters")["letters"] == 0
+    assert api.get("/api/explain/blogpost?id=1&values=true", status=403)["hint"]
+    assert api.get("/api/explain/blogpost?id=1")["indices"][0]["verdict"] == "absent"
+    held_up = socket.create_connection(("127.0.0.1", urlsplit(api.address).port or 0))  # says nothing, ever
+    assert daemon.stop(seconds=15) == 0
+    held_up.close()
+
+
+def test_a_port_that_is_taken_ends_only_who_asked_for_it(world: World) -> None:
+    """Who names a port that somebody has is told so at once, and nothing has begun."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        port = other.getsockname()[1]
+        refused = world.syncer("run", environment={"SYNCER_WEB_PORT": str(port)})
+        assert refused.returncode == 1
+        assert f"port {port}" in refused.stderr
+        assert "SYNCER_WEB_PORT" in refused.stderr
+        assert "daemon.started" not in refused.stderr

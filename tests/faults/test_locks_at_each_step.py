@@ -1,0 +1,91 @@
+"""A holder, and whoever buries one, is killed or stopped before each of its requests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from elasticsearch import Elasticsearch
+
+from syncer.locks import Change, Locks, Recovery
+from syncer.locks.registry import ensure
+from syncer.sandbox import Endpoints
+from tests.harness import REPOSITORY
+from tests.locking import Turn, history, violations
+from tests.locking.pair import pair_index, values
+from tests.locking.rules import FENCE, RECOVERY
+from tests.locking.steps import STANDING, STEPS, pair
+from tests.proof import Rule, faces
+
+WATCHED = Rule(
+    "a dead holder that nobody moves is buried by somebody else, though somebody has begun to",
+    module="syncer.locks.watch",
+    text="return clock() - sight.since >",
+    instead="return not known.is_dead and clock() - sight.since >",
+)
+
+
+@contextmanager
+def processes(url: str, index: str, role: str, signal: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Processes at work, until each has ended or stands still."""
+    command = [sys.executable, "-m", "tests.locking.steps", url, index, role, signal, str(folder)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert STANDING in program.stdout.readline()
+        try:
+            yield program
+        finally:
+            program.stdin.close()
+
+
+def check(endpoints: Endpoints, role: str, signal: str, folder: Path) -> None:
+    """Whoever takes everything from them finds each pair as it was, or as it was to be; what comes late is refused."""
+    url, numbers = endpoints.elasticsearch_url, range(1, STEPS[role] + 1)
+    with (
+        pair_index(url, pairs=[pair(number) for number in numbers]) as index,
+        Elasticsearch(url, request_timeout=60) as client,
+        processes(url, index, role, signal, folder) as program,
+        Locks(client, owner="heir", index=f"{index}-locks", lease_seconds=30, recovery=Recovery.ROLL_BACK) as locks,
+    ):
+        with locks.tree("/", timeout=120) as held:
+            found = {number: values(client, index, pair=pair(number)) for number in numbers}
+            held.write(
+                [Change(index=index, id=one, source={"value": 100}) for number in numbers for one in pair(number)]
+            )
+        assert program.stdin is not None
+        program.stdin.close()
+        program.wait()
+        for number in numbers:
+            heir = Turn(who="heir", term=held.term, read=found[number], wrote=100, is_done=True)
+            turns = sorted([*history(folder.glob(f"*-{number}.jsonl")), heir], key=lambda turn: turn.term)
+            last = values(client, index, pair=pair(number))
+            assert violations(turns, last) == [], f"process {number}"
+        assert list(ensure(client, f"{index}-locks").entries.of()) == []
+    assert any(one.is_done for one in history(folder.glob("*.jsonl"))), "no process came to its end"
+
+
+@faces(
+    "a holder is killed before each of its requests, or stands still there and goes on when others have its locks",
+    promises=(),
+    without=(FENCE, RECOVERY),
+)
+@pytest.mark.parametrize("signal", ["SIGSTOP", "SIGKILL"])
+def test_a_holder_is_stopped_or_killed_at_each_step(endpoints: Endpoints, tmp_path: Path, signal: str) -> None:
+    """Its change is made whole, or not at all, and nothing of it comes later."""
+    check(endpoints, "holder", signal, tmp_path)
+
+
+@faces(
+    "whoever buries a holder is killed before each of its requests, or stands still there and goes on later",
+    promises=(),
+    without=WATCHED,
+)
+@pytest.mark.parametrize("signal", ["SIGSTOP", "SIGKILL"])
+def test_a_burial_is_stopped_or_killed_at_each_step(endpoints: Endpoints, tmp_path: Path, signal: str) -> None:
+    """The next one buries both, and what the first one left half done is made whole, or undone."""
+    check(endpoints, "burier", signal, tmp_path)

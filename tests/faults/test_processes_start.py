@@ -1,0 +1,35 @@
+"""A daemon is told to end before it has begun: it ends, and leaves nothing half done."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.faults.stopping_at import Plan, Point
+from tests.faults.writers import fill
+from tests.harness import World
+from tests.proof import faces
+
+BEFORE_STAGES = Point(at="syncer.loss:require_topic", send="SIGTERM")
+IN_STAGES = (
+    Point(at="syncer.service:run", send="SIGTERM"),
+    Point(at="syncer.relay:Relay._begin", send="SIGTERM"),
+    Point(at="syncer.loss:examine", send="SIGTERM"),
+    Point(at="syncer.transport:ChangeConsumer._beginnings", send="SIGTERM"),
+)
+
+
+@faces("SIGTERM reaches a daemon before, and while, its stages begin", promises=(1, 3))
+def test_a_daemon_is_told_to_end_while_it_starts(world: World) -> None:
+    """Before its stages it dies as any program does, then it leaves with exit code 0; the next one does it all."""
+    fill(world)
+
+    def ended_at(point: Point) -> int:
+        done = world.syncer("run", program=Plan(points=(point,)).program)
+        assert "Traceback" not in done.stderr
+        return done.returncode
+
+    assert ended_at(BEFORE_STAGES) == -signal.SIGTERM
+    assert [ended_at(point) for point in IN_STAGES] == [0] * len(IN_STAGES)
+    daemon = world.daemon()
+    world.wait_until_level()
+    assert daemon.stop() == 0

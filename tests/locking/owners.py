@@ -1,0 +1,77 @@
+"""Owners of locks in one process, held up where a test wants it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from elasticsearch import Elasticsearch
+
+from syncer.locks import Locks, Recovery
+from syncer.sandbox import Endpoints
+from tests.harness import DEADLINE_SECONDS
+
+LEASE = 2.0
+
+
+@contextmanager
+def lockers(endpoints: Endpoints, index: str, *, recovery: Recovery = Recovery.FINISH) -> Iterator[tuple[Locks, Locks]]:
+    """Two owners; the second one recovers what the first one leaves."""
+    with Elasticsearch(endpoints.elasticsearch_url) as client:
+        first = Locks(client, owner="first", index=f"{index}-locks", lease_seconds=LEASE)
+        with (
+            first,
+            Locks(client, owner="second", index=f"{index}-locks", lease_seconds=15, recovery=recovery) as second,
+        ):
+            yield first, second
+
+
+def stall(locks: Locks) -> None:
+    """Renew no more, as a process that stands still."""
+    locks._lease._ended.set()
+    locks._lease._thread.join()
+
+
+def held_up(monkeypatch: pytest.MonkeyPatch, locks: Locks, method: str) -> tuple[threading.Event, threading.Event]:
+    """Hold an owner up in a method of its fence: has it come there, and may it go on?"""
+    come, go = threading.Event(), threading.Event()
+    call = getattr(locks._fence, method)
+
+    def wait_and_call(*arguments: Any, **named: Any) -> Any:
+        if not go.is_set():
+            stall(locks)
+            come.set()
+            assert go.wait(DEADLINE_SECONDS)
+        return call(*arguments, **named)
+
+    monkeypatch.setattr(locks._fence, method, wait_and_call)
+    return come, go
+
+
+def fail_at(
+    monkeypatch: pytest.MonkeyPatch,
+    part: object,
+    method: str,
+    error: BaseException,
+    *,
+    turn: int = 1,
+    after: bool = False,
+) -> None:
+    """Have a method fail once, at the how many-th call; before it does anything, or after all is done."""
+    call = getattr(part, method)
+    turns = itertools.count(1)
+
+    def fail_or_call(*arguments: Any, **named: Any) -> Any:
+        is_due = next(turns) == turn
+        if is_due and not after:
+            raise error
+        result = call(*arguments, **named)
+        if is_due:
+            raise error
+        return result
+
+    monkeypatch.setattr(part, method, fail_or_call)

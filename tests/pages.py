@@ -1,0 +1,176 @@
+"""Pages that are carried out: what a reader would type is typed, and what the page shows is what comes.
+
+A fenced block says after its language what is done with it. A block without such a word is there to be read.
+
+    run           carried out: ``sh`` by bash, which stops at the first error; ``sql`` as by psql; ``python``
+    fails         the same; it is to fail
+    background    ``sh`` that goes on until the page ends: the daemon
+    file=PATH     what is in that file from now on, below the folder that the page works in
+    shows         what the block before it prints: each of its lines, in that order, among others; … stands for anything
+    until         of a block that is carried out: again and again, until it prints what is shown below it
+
+A page works in a folder of its own, with the settings of a world in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.harness import DEADLINE_SECONDS, REPOSITORY, World, wait_until
+
+DOCS = REPOSITORY / "docs"
+_FENCE = re.compile(r"^```(?P<language>\w+)(?P<words>[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+_WORDS = re.compile(r"run|fails|background|shows|until|file=\S+")
+_STOP_SECONDS = 30
+_BASH = shutil.which("bash") or "bash"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A fenced block.
+
+    Args:
+        language: As the page says.
+        words: What is done with it.
+        text: What is in it.
+        line: Where it begins.
+    """
+
+    language: str
+    words: tuple[str, ...]
+    text: str
+    line: int
+
+    @property
+    def file(self) -> str | None:
+        """The file that it is, if it is one."""
+        return next((word.removeprefix("file=") for word in self.words if word.startswith("file=")), None)
+
+
+def blocks(page: Path) -> list[Block]:
+    """Every block of a page; a word that means nothing is an error."""
+    text = page.read_text("utf-8")
+    found = []
+    for match in _FENCE.finditer(text):
+        words = tuple(match["words"].split())
+        assert all(_WORDS.fullmatch(word) for word in words), f"{page.name}: {words}"
+        line = text.count("\n", 0, match.start()) + 1
+        found.append(Block(language=match["language"], words=words, text=match["text"], line=line))
+    return found
+
+
+@dataclass
+class Reader:
+    """Does what a page says, in a folder and a world of its own."""
+
+    world: World
+    folder: Path
+    _left: ExitStack = field(default_factory=ExitStack)
+
+    def follow(self, page: Path) -> int:
+        """Carry out a page, from its beginning to its end; how many of its blocks were."""
+        carried_out = 0
+        found = blocks(page)
+        with self._left:
+            for block, after in zip(found, [*found[1:], None], strict=True):
+                if not block.words or "shows" in block.words:
+                    continue
+                shown = after.text if after is not None and "shows" in after.words else ""
+                try:
+                    self._do(block, shown)
+                except AssertionError as error:
+                    raise AssertionError(f"{page.name}, line {block.line}: {error}") from error
+                carried_out += 1
+        return carried_out
+
+    def _do(self, block: Block, shown: str) -> None:
+        if block.file is not None:
+            file = self.folder / block.file
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block.text, "utf-8")
+        elif "background" in block.words:
+            self._left.enter_context(self._background(block.text))
+        elif "until" in block.words:
+            said: list[str] = []
+
+            def has_come() -> bool:
+                said[:] = [self._output(block)]
+                return not missing(shown, said[0])
+
+            wait_until(has_come, what=f"it shows\n{shown}", detail=lambda: said[0])
+        else:
+            output = self._output(block)
+            assert not missing(shown, output), f"it does not show {missing(shown, output)!r}, but\n{output}"
+
+    def _output(self, block: Block) -> str:
+        if block.language == "sql":
+            return self._asked(block)
+        program = {"sh": [_BASH, "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[block.language]
+        done = subprocess.run(
+            [*program, block.text],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=3 * DEADLINE_SECONDS,
+            check=False,
+        )
+        output = done.stdout + done.stderr
+        if "until" not in block.words:
+            assert (done.returncode != 0) is ("fails" in block.words), f"exit code {done.returncode}\n{output}"
+        return output
+
+    def _asked(self, block: Block) -> str:
+        """What psql would show, more or less."""
+        lines = []
+        with psycopg.connect(self.world.dsn, autocommit=True) as connection:
+            with pytest.raises(psycopg.Error) if "fails" in block.words else nullcontext() as failed:
+                cursor = connection.execute(block.text.encode())
+            if failed is not None:
+                return str(failed.value)
+            while True:
+                lines += [" | ".join(map(str, row)) for row in cursor] if cursor.description else []
+                if not cursor.nextset():
+                    return "\n".join(lines)
+
+    @contextmanager
+    def _background(self, command: str) -> Iterator[None]:
+        log_file = self.folder / "background.log"
+        with log_file.open("ab") as log:
+            process = subprocess.Popen(
+                [_BASH, "-c", f"exec {command}"], cwd=self.folder, env=self.environment, stdout=log, stderr=log
+            )
+        wait_until(lambda: "daemon.started" in log_file.read_text(), what="it starts", detail=log_file.read_text)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(_STOP_SECONDS)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The world's, but for its config folder; and this interpreter's programs."""
+        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        said = {name: value for name, value in self.world.environment.items() if name != "SYNCER_CONFIG"}
+        return {**said, "PATH": programs, "COLUMNS": "120", "SYNCER_WEB_PORT": "0"}
+
+
+def missing(shown: str, output: str) -> str:
+    """The first line that is shown and not printed; empty if all are, in their order."""
+    remaining = iter(" ".join(line.split()) for line in output.splitlines())
+    for line in filter(None, (" ".join(one.split()) for one in shown.splitlines())):
+        pattern = re.compile(".*".join(map(re.escape, line.split("…"))))
+        if not any(pattern.search(one) for one in remaining):
+            return line
+    return ""

@@ -1,0 +1,149 @@
+"""Waiting for one's own write: what can be waited for, what cannot, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import psycopg
+import pytest
+
+import syncer
+from syncer.errors import TokenError, WaitTimeoutError
+from syncer.waiting import Waiter
+from tests.faults.test_waiting import committed
+from tests.harness import World
+from tests.scenarios.test_dead_letters import POSTS, USER
+
+UPDATE = "UPDATE posts SET title = %s WHERE id = 1"
+
+
+@pytest.fixture
+def blog(world: World) -> World:
+    """Twenty posts, whose changes are not yet published."""
+    world.sql(USER)
+    world.sql(POSTS)
+    return world
+
+
+def follow(world: World, token: str) -> None:
+    """Turn a relay and a worker until a transaction is there."""
+    with (
+        Waiter(world.settings) as waiter,
+        world.index() as index,
+        world.relay() as relay,
+        world.worker(index) as worker,
+    ):
+        while True:
+            relay.run_once()
+            worker.run_once()
+            try:
+                waiter.wait(token, timeout_seconds=0.01)
+            except WaitTimeoutError:
+                continue
+            return
+
+
+def test_what_cannot_be_waited_for_is_said(blog: World) -> None:
+    """Nonsense, the future, what is open, what was rolled back, another life of the database: each has its words."""
+    token = committed(blog, UPDATE, "later")
+    xid, _, life = token.partition(".")
+    with Waiter(blog.settings) as waiter:
+        for nonsense in ("", "nonsense", "2", "-5", "1" * 21, f"{xid}.xyz", f"{xid} OR true", "\0"):
+            with pytest.raises(TokenError, match="is no token"):
+                waiter.wait(nonsense)
+        with pytest.raises(TokenError, match="No transaction 99999999999 has begun"):
+            waiter.wait("99999999999")
+        with pytest.raises(TokenError, match="another database than this one"):
+            waiter.wait(f"{xid}.{'0' * 8 if life != '0' * 8 else '1' * 8}")
+        with psycopg.connect(blog.dsn) as connection:
+            connection.execute(UPDATE, ("open",))
+            [(open_,)] = connection.execute("SELECT syncer.token()").fetchall()
+            with pytest.raises(TokenError, match="is not committed as yet"):
+                waiter.wait(open_)
+            connection.rollback()
+            with pytest.raises(TokenError, match="was rolled back"):
+                waiter.wait(open_)
+
+
+def test_what_no_document_reads_is_not_waited_for(blog: World) -> None:
+    """A transaction that changes no watched column is there at once, though no daemon runs."""
+    token = committed(blog, "UPDATE posts SET views = views + 1")
+    with Waiter(blog.settings) as waiter:
+        waited = waiter.wait(token, timeout_seconds=0)
+    assert (waited.is_captured, waited.is_complete) == (False, True)
+
+
+def test_what_could_not_be_written_is_said(blog: World) -> None:
+    """Its own documents that are parked, and no others; documents that are halted."""
+    follow(blog, committed(blog, UPDATE, "first"))
+    committed(blog, "UPDATE posts SET created = 'infinity' WHERE id = 7")
+    mine = committed(blog, "UPDATE posts SET created = 'infinity' WHERE id = 8")
+    well = committed(blog, UPDATE, "fine")
+    follow(blog, well)
+    with Waiter(blog.settings) as waiter:
+        waited = waiter.wait(mine)
+        assert ([one.id for one in waited.parked], waited.is_complete) == (["8"], False)
+        assert waiter.wait(well).is_complete
+        blog.sql("UPDATE syncer.document SET halted = 'for a test', halted_at = now(), filled_at = NULL")
+        assert waiter.wait(well).halted == ("blogpost",)
+
+
+def test_the_command_says_what_is_waited_for(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In words, as JSON and in Python; exit code 1 if it is not there in time, with where it hangs and what to do."""
+    token = committed(blog, UPDATE, "mine")
+    late = blog.syncer("wait", token, "--timeout", "0.1")
+    assert late.returncode == 1
+    assert "no relay leads, which would publish it" in late.stderr
+    assert "syncer run" in late.stderr
+    with blog.relay() as relay:
+        relay.run_once()
+    assert "no worker runs, which would handle it" in blog.syncer("wait", token, "--timeout", "0.1").stderr
+    blog.daemon()
+    done = blog.syncer("wait", token, "--searchable", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["is_complete"]
+    assert "is indexed, after" in blog.syncer("wait", token).stdout
+    for nonsense in ("nan", "inf", "-1", "soon"):
+        assert blog.syncer("wait", token, "--timeout", nonsense).returncode in (1, 2)
+    for name, value in blog.environment.items():
+        if name.startswith("SYNCER_"):
+            monkeypatch.setenv(name, value)
+    assert syncer.wait(token, timeout_seconds=10).is_complete
+
+
+def test_an_application_waits_over_http(blog: World) -> None:
+    """The daemon answers once it is indexed; and with the words of an error if there is nothing to wait for."""
+    token = committed(blog, UPDATE, "mine")
+    daemon = blog.daemon(environment={"SYNCER_WEB_PORT": "0"})
+    address = daemon.wait_for("web.listening")["address"]
+
+    def asked(query: str) -> tuple[int, dict[str, Any]]:
+        try:
+            with urlopen(f"{address}/api/wait?{query}", timeout=60) as answer:  # noqa: S310 - our own daemon
+                return answer.status, json.load(answer)
+        except HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    status, said = asked(f"token={token}&timeout=20&searchable=true")
+    assert (status, said["is_complete"], said["is_searchable"], said["parked"]) == (200, True, True, 0)
+    assert asked("token=nonsense")[0] == asked("")[0] == asked(f"token={token}&timeout=99")[0] == 400
+    assert "is no token" in asked("token=nonsense")[1]["message"]
+
+
+def test_an_application_needs_one_grant_for_its_token(blog: World) -> None:
+    """A role that may do nothing in the schema syncer but name it gets a token; its id alone needs not even that."""
+    role = f"application_{blog.name}"
+    blog.sql(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA syncer TO {role}")
+    blog.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
+    try:
+        with psycopg.connect(blog.dsn) as connection:
+            connection.execute(f"SET ROLE {role}")
+            connection.execute(UPDATE, ("mine",))
+            [(token,)] = connection.execute("SELECT syncer.token()").fetchall()
+        follow(blog, token)
+    finally:
+        blog.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")

@@ -1,0 +1,234 @@
+"""Who may have what over HTTP, and what becomes of requests that make no sense."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given, settings as budget, strategies as st
+from pydantic import SecretStr, ValidationError
+from werkzeug.test import Client, TestResponse
+
+from syncer.errors import ConfigError
+from syncer.settings import WebSettings
+from syncer.web import server
+from syncer.web.access import Access, Need
+from syncer.web.app import App, Asked, Route
+
+TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
+LOCAL, OPEN = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there
+PATHS = {Need.NOTHING: "/metrics", Need.FACTS: "/facts", Need.ROWS: "/rows", Need.ACTIONS: "/act/7"}
+
+
+def said(asked: Asked, **path: Any) -> dict[str, Any]:
+    """What a route answers here: what it was asked."""
+    return {"words": dict(asked.words), "has_token": asked.has_token, **path}
+
+
+def fails(_: Asked) -> None:
+    """An answer that meets what nobody foresaw."""
+    raise RuntimeError("the value of a row")
+
+
+ROUTES = [
+    Route(path="/metrics", method="GET", need=Need.NOTHING, answer=said),
+    Route(path="/facts", method="GET", need=Need.FACTS, answer=said),
+    Route(path="/rows", method="GET", need=Need.ROWS, answer=said),
+    Route(path="/fails", method="GET", need=Need.NOTHING, answer=fails),
+    Route(path="/act/<int(max=100):job_id>", method="POST", need=Need.ACTIONS, answer=said),
+]
+
+
+def ask(
+    need: Need,
+    *,
+    listens: str = LOCAL,
+    token: str | None = None,
+    sent: str | None = None,
+    host: str = "localhost:8765",
+    site: str | None = None,
+) -> int:
+    """The status of an answer."""
+    client = Client(App(Access(host=listens, token=token), ROUTES))
+    headers = {"Host": host}
+    headers |= {"Authorization": f"Bearer {sent}"} if sent else {}
+    headers |= {"Sec-Fetch-Site": site} if site else {}
+    method = "POST" if need is Need.ACTIONS else "GET"
+    return client.open(PATHS[need], method=method, headers=headers).status_code
+
+
+@pytest.mark.parametrize(
+    ("listens", "token", "sent", "statuses"),
+    [
+        (LOCAL, None, None, (200, 200, 200, 403)),
+        (LOCAL, None, TOKEN, (200, 200, 200, 403)),
+        (LOCAL, TOKEN, None, (200, 200, 401, 401)),
+        (LOCAL, TOKEN, TOKEN, (200, 200, 200, 200)),
+        (LOCAL, TOKEN, "another token, as long as it", (401, 401, 401, 401)),
+        (OPEN, None, None, (200, 403, 403, 403)),
+        (OPEN, TOKEN, None, (200, 401, 401, 401)),
+        (OPEN, TOKEN, TOKEN, (200, 200, 200, 200)),
+    ],
+)
+def test_who_may_have_what(listens: str, token: str | None, sent: str | None, statuses: tuple[int, ...]) -> None:
+    """Numbers are for this machine, rows and actions for the token; beyond this machine all but metrics is."""
+    assert tuple(ask(one, listens=listens, token=token, sent=sent) for one in PATHS) == statuses
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "[::2]:80", "", "@", "a b"]
+)
+def test_a_name_that_is_not_ours_leads_nowhere(host: str) -> None:
+    """Whoever lets his own name lead to this machine's loopback gets nothing, with the token or without."""
+    assert ask(Need.NOTHING, host=host) == 403
+    assert ask(Need.FACTS, host=host, token=TOKEN, sent=TOKEN) == 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:9", "127.1.2.3", "[::1]:8765", "localhost."])
+def test_this_machine_has_several_names(host: str) -> None:
+    """Any port is right: it may be the end of a tunnel."""
+    assert ask(Need.FACTS, host=host) == 200
+
+
+def test_the_page_of_another_site_gets_nothing() -> None:
+    """A browser says which site a request is for; ours alone is answered."""
+    assert ask(Need.FACTS, site="same-origin") == 200
+    assert ask(Need.FACTS, site="none") == 200
+    assert ask(Need.FACTS, site="cross-site") == 403
+    assert ask(Need.NOTHING, site="same-site") == 403
+    client = Client(App(Access(host=LOCAL, token=TOKEN), ROUTES))
+    asked = client.options("/act/7", headers={"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"})
+    assert not [name for name in asked.headers.keys() if name.startswith("Access-Control")]  # noqa: SIM118
+
+
+APP = App(Access(host=LOCAL, token=TOKEN), ROUTES)
+
+
+def client() -> Client:
+    """A client of an app that anybody on this machine may read."""
+    return Client(APP)
+
+
+def problem(response: TestResponse) -> dict[str, str]:
+    """What an error says."""
+    assert response.content_type == "application/json"
+    body: dict[str, str] = response.get_json()
+    assert body.keys() == {"message", "hint"}
+    return body
+
+
+def test_what_is_not_there_is_said_as_json() -> None:
+    """A wrong path, a wrong method, a wrong body and an error inside: each a sentence, and no traceback."""
+    assert problem(client().get("/nothing"))["message"] == "There is nothing at /nothing"
+    assert client().get("/static/../app.py").status_code == 404
+    assert client().get("/static/%2e%2e%2fapp.py").status_code == 404
+    assert client().get("http://localhost//evil.example/").status_code == 404
+    refused = client().get("/act/7")
+    assert (refused.status_code, refused.headers["Allow"]) == (405, "POST")
+    assert "It takes POST" in problem(refused)["hint"]
+    sent = {"Authorization": f"Bearer {TOKEN}"}
+    assert client().post("/act/7", data="{", headers=sent).status_code == 400
+    assert client().post("/act/7", data="[1]", headers=sent).status_code == 400
+    assert client().post("/act/101", headers=sent).status_code == 404
+    assert client().post("/act/7", json={"a": 1}, headers=sent).get_json()["words"] == {"a": 1}
+    failed = client().get("/fails")
+    assert failed.status_code == 500
+    assert "the value of a row" not in failed.text
+
+
+def test_every_answer_forbids_what_the_page_does_not_need() -> None:
+    """The page, a script, the API and an error: none may load from elsewhere, be framed, sniffed or kept."""
+    for path in ("/", "/static/main.js", "/facts", "/nothing"):
+        headers = client().get(path).headers
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["Cache-Control"] in ("no-store", "no-cache")
+    page = client().get("/")
+    assert client().get("/", headers={"If-None-Match": page.headers["ETag"]}).status_code == 304
+
+
+def test_the_page_names_no_other_host() -> None:
+    """Nothing in its files leads elsewhere, and no script or style stands in the page itself."""
+    folder = Path(server.__file__).parent / "static"
+    for file in folder.iterdir():
+        text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "//" not in "".join(line for line in text.splitlines() if "http" in line), file
+    page = (folder / "index.html").read_text()
+    assert "<script>" not in page
+    assert "<style" not in page
+    assert "style=" not in page
+    assert " onclick" not in page
+
+
+@given(
+    path=st.text(st.characters(codec="utf-8"), max_size=60),
+    method=st.sampled_from(["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"]),
+    query=st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3),
+    body=st.binary(max_size=200),
+    authorization=st.sampled_from(["", f"Bearer {TOKEN}", "Bearer", "Basic abc", "Bearer " + "x" * 5000]),
+)
+@budget(max_examples=100, deadline=None)
+def test_nothing_that_is_sent_breaks_it(
+    path: str, method: str, query: dict[str, str], body: bytes, authorization: str
+) -> None:
+    """Whatever a request says, the answer is one of those that are documented."""
+    headers = {"Authorization": authorization} if authorization else {}
+    answer = client().open("/" + quote(path), method=method, query_string=query, data=body, headers=headers)
+    assert answer.status_code in (200, 304, 400, 401, 403, 404, 405)
+
+
+# The port
+
+
+@contextmanager
+def taken() -> Iterator[int]:
+    """A port that somebody else has."""
+    with closing(socket.create_server((LOCAL, 0))) as other:
+        yield other.getsockname()[1]
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_an_error() -> None:
+    """It names the setting; one that nobody asked for is left to who has it, and the next one taken."""
+    with taken() as port, pytest.raises(ConfigError, match=f"port {port}") as refused:
+        server.listen(WebSettings(port=port))
+    assert "SYNCER_WEB_PORT" in refused.value.hint
+    assert server.listen(WebSettings(port=None)) is None
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
+        server.listen(WebSettings(host="192.0.2.1", port=0))
+
+
+def test_several_daemons_have_a_page_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default port is taken: the next one is used; all of them are: there is no page, and the daemon goes on."""
+    with taken() as port:
+        default = WebSettings.model_construct(host=LOCAL, port=port, _fields_set=set())
+        found = server.listen(default)
+        assert found is not None
+        with closing(found):
+            assert port < found.getsockname()[1] < port + server.PORTS_TRIED
+        monkeypatch.setattr(server, "PORTS_TRIED", 1)
+        assert server.listen(default) is None
+
+
+def test_a_token_is_long_and_may_come_from_a_file(tmp_path: Path) -> None:
+    """A short one is refused, wherever it is from; none is none."""
+    assert WebSettings().secret() is None
+    assert WebSettings(token=SecretStr(TOKEN)).secret() == TOKEN
+    with pytest.raises(ValidationError):
+        WebSettings(token=SecretStr("short"))
+    file = tmp_path / "token"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        WebSettings(token_file=file).secret()
+    file.write_text(f"{TOKEN}\n")
+    assert WebSettings(token_file=file).secret() == TOKEN
+    file.write_text("short")
+    with pytest.raises(ConfigError, match="holds no token"):
+        WebSettings(token_file=file).secret()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -155,6 +155,8 @@ def test_who_keeps_a_partition_goes_on_with_it(world: World) -> None:
     fill(world)
     first = world.daemon()
     wait_until_shared([first], (2, 2))
+    # Of its two workers the one that joins first may have had all of them for a moment.
+    before = Counter({name: len(gone) for name, gone in moves(first, "worker.partitions_revoked").items()})
     with writing(world):
         second = world.daemon()
         wait_until_shared([first, second], (1, 1, 1, 1))
@@ -163,7 +165,7 @@ def test_who_keeps_a_partition_goes_on_with_it(world: World) -> None:
         assert {name: sorted(came) for name, came in moves(first, "worker.partitions_assigned").items() if came} == {
             name: sorted(kept[name] | set(revoked[name])) for name in kept
         }
-        assert sorted(len(gone) for gone in revoked.values()) == [1, 1]
+        assert sorted(len(gone) - before[name] for name, gone in revoked.items()) == [1, 1]
         assert second.stop() == 0
         wait_until_shared([first], (2, 2))
         assert moves(first, "worker.partitions_revoked") == revoked

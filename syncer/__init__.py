@@ -31,6 +31,7 @@ ground; a module knows only those below it:
     parts        what a command works with
     service      the daemon's threads                         health     alive, ready: whether it is
     survey       … asked every few seconds, for who watches   overview   how it is doing
+    gauges       what it was told, as metrics                 asking     a question to a server that may hang
     waiting      until a transaction is indexed               passage    its way there, stage by stage
     concern      what of it needs a person, and what to do
     rebuild      a new index beside the one that serves, until it takes its place

@@ -287,7 +287,7 @@ _PROGRESS = _gauge(
 BEAT: Final = SURVEYED.metric(
     "syncer_stage_beat_timestamp_seconds",
     Question.STUCK,
-    "When a stage was last seen to go on, be it only to wait; in Unix time.",
+    "When a stage was last seen to go on, be it only to wait or to try again; in Unix time.",
     "stage",
 )
 _TROUBLED = _gauge(

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from syncer.errors import DocumentError
 from syncer.lifecycle import Abandoned, Stopping
+from syncer.model import Role
 from syncer.pace import LiveTraffic, Window
 from syncer.policy import Action, decide
 from syncer.threads import Threads
@@ -332,7 +333,9 @@ class Pipeline:
 
 
 def _last(one: _Slice, attempt: Attempt) -> Last | None:
-    """A document of a slice that was written; None if there is none, as when all are deleted."""
+    """A document of a slice that was written where searches find it; None if there is none, as when all are deleted."""
+    if attempt.batch.document is None or attempt.batch.document.role is not Role.SERVING:
+        return None
     for composition in attempt.batch.compositions:
         if composition.source is not None:
             return Last(

@@ -20,7 +20,7 @@ from syncer.refresher import Refresher
 from syncer.relay import Relay
 from syncer.searchable import Searchable
 from syncer.settings import Settings
-from syncer.survey import Survey
+from syncer.survey import Server, Survey
 from syncer.topic import Observer
 from syncer.transport import ChangeConsumer, ChangeProducer
 from syncer.watch import Watch
@@ -64,6 +64,7 @@ def stages(settings: Settings, *, relay: bool = True, workers: bool = True) -> d
         made["refresher"] = lane
     made["survey"] = watching
     watching.stages = tuple(made)
+    watching.needs = frozenset(Server) if workers else frozenset(Server) - {Server.ELASTICSEARCH}
     return made
 
 

@@ -166,6 +166,8 @@ class Survey:
         self._settings = settings or MetricsSettings()
         self.stages: tuple[str, ...] = ()
         """The names of this daemon's stages, whose beats are shown."""
+        self.needs: frozenset[Server] = frozenset(Server)
+        """The servers that they work with."""
         self._stop = Stop()
         self._woken = threading.Event()
         self._connection: Connection | None = None
@@ -367,9 +369,8 @@ class Survey:
     def _values(
         self, surveyed: Surveyed, known: _Known | None, queued: Queued | None, held: Held | None
     ) -> metrics.Values:
-        now = time.time() - time.monotonic()
         beats: dict[tuple[str, ...], float] = {
-            (name,): now + at for name in self.stages if (at := self._stop.beat_at(name)) is not None
+            (name,): at for name in self.stages if (at := self._beat_at(name)) is not None
         }
         values: dict[metrics.Metric, Mapping[tuple[str, ...], float]] = {
             metrics.SURVEYED_AT: {(): surveyed.at},
@@ -396,6 +397,11 @@ class Survey:
         if surveyed.lag_seconds is not None:
             values[metrics.LAG] = {(): surveyed.lag_seconds}
         return values
+
+    def _beat_at(self, stage: str) -> float | None:
+        """When a stage was last seen to go on, in Unix time: now, if it is patient."""
+        at = time.monotonic() if self._stop.waits_for(stage) else self._stop.beat_at(stage)
+        return None if at is None else time.time() - (time.monotonic() - at)
 
 
 def _of_postgres(known: _Known) -> dict[metrics.Metric, Mapping[tuple[str, ...], float]]:

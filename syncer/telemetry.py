@@ -121,10 +121,11 @@ class LibraryLog(logging.Handler):
         structlog.get_logger().warning(self._event, detail=message, repeated=number - 1)
 
 
+_LIBRARY_LOG: Final = LibraryLog()
+
+
 def library_logger() -> logging.Logger:
-    """The logger to give to librdkafka."""
-    logger = logging.getLogger("syncer.librdkafka")
-    if not logger.handlers:
-        logger.addHandler(LibraryLog())
-        logger.propagate = False
+    """A logger for one client of librdkafka: who disables it hears no more of that client."""
+    logger = logging.Logger("syncer.librdkafka")  # noqa: LOG001 - one that is known by its name is kept for ever
+    logger.addHandler(_LIBRARY_LOG)
     return logger

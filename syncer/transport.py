@@ -34,9 +34,12 @@ from syncer import events, telemetry, traces
 from syncer.errors import LossError
 from syncer.model import Change
 from syncer.settings import KafkaSettings
+from syncer.threads import Threads
 from syncer.topic import ANSWER_SECONDS, Extent, Loss, Observer, common, id_of
 from syncer.traces import HEADER, Headers
 
+CLOSE_SECONDS = 2.0
+"""How long to wait for the group to hear that a member leaves."""
 _DELIVERY_SECONDS = 30
 _POLL_EVERY = 1000
 _COMMIT_AGAIN_SECONDS = 1.0
@@ -245,6 +248,7 @@ class ChangeConsumer:
         self._asked_at = self._committed_at = time.monotonic()
         self._failure: KafkaException | LossError | None = None
         self._is_closing = False
+        self._logger = telemetry.library_logger()
         self._consumer = Consumer(
             {
                 "group.id": settings.group,
@@ -264,7 +268,7 @@ class ChangeConsumer:
                 "queued.max.messages.kbytes": 4096,
                 **common(settings),
             },
-            logger=telemetry.library_logger(),
+            logger=self._logger,
         )
         self._consumer.subscribe([self._topic], on_assign=self._assign, on_revoke=self._revoke)
 
@@ -389,9 +393,16 @@ class ChangeConsumer:
         self._consumer.resume([one for one in self._consumer.assignment() if one in assigned])
 
     def close(self) -> None:
-        """Wait for commits in flight and leave the group."""
+        """Wait for commits in flight and leave the group; not for long.
+
+        In the middle of a rebalance the group's coordinator hears that somebody leaves only when it has answered him
+        who has joined. Until then nothing is gained by waiting: he is taken for gone once his session lapses.
+        """
         self._is_closing = True
-        self._consumer.close()
+        closing = Threads(1, name="close")
+        closing.submit(self._consumer.close)
+        if not closing.end(seconds=CLOSE_SECONDS):
+            self._logger.disabled = True
 
     # Callbacks of librdkafka. An error must not leave them: it would come out as one that no except clause catches.
 

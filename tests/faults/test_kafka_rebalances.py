@@ -6,11 +6,14 @@ import random
 import time
 from contextlib import ExitStack
 
+from structlog.testing import capture_logs
+
 from syncer import topic
+from syncer.transport import CLOSE_SECONDS, ChangeConsumer
 from tests.faults.following import refreshes
 from tests.faults.writers import SEED, fill, writing
-from tests.harness import World, running
-from tests.proof import faces
+from tests.harness import World, running, wait_until
+from tests.proof import Rule, faces
 
 TURNS = 14
 
@@ -36,3 +39,37 @@ def test_workers_come_and_go(world: World) -> None:
         world.wait_until_level()
         assert topic.members(world.settings.kafka) == len(workers)
     assert refreshes(world) == 0
+
+
+@faces(
+    "a daemon is told to stop in the middle of a rebalance",
+    promises=(1,),
+    without=Rule(
+        "who leaves the group does not wait long for it to hear",
+        module="syncer.transport",
+        text="closing.end(seconds=CLOSE_SECONDS)",
+        instead="closing.end()",
+    ),
+)
+def test_who_leaves_in_the_middle_of_a_rebalance_is_soon_gone(world: World) -> None:
+    """It does not wait for a coordinator that hears it only later; nor does its log speak of that."""
+    settings = world.settings.kafka
+    told: list[tuple[str, list[int]]] = []
+    with capture_logs() as logs:
+        first = ChangeConsumer(settings, on_change=lambda *event: told.append(event))
+        wait_until(lambda: polled(first) and "worker.partitions_assigned" in dict(told), what="it has all partitions")
+        second = ChangeConsumer(settings, on_change=lambda *_: None)
+        wait_until(
+            lambda: polled(second) and polled(first) and "worker.partitions_revoked" in dict(told),
+            what="it gives some of them back",
+        )
+        began = time.monotonic()
+        second.close()
+        first.close()
+        assert time.monotonic() - began < 2 * CLOSE_SECONDS + 0.5
+    assert [one for one in logs if one["event"] == "topic.troubled"] == []
+
+
+def polled(consumer: ChangeConsumer) -> bool:
+    """Let it take part in what the group does."""
+    return consumer.receive(records_max=1, wait_seconds=0.01) is None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from structlog.testing import capture_logs
 from syncer import health, metrics, service, verification
 from syncer.comparing import compared
 from syncer.lifecycle import Stop
+from syncer.searchable import Searchable, Written
 from syncer.settings import MetricsSettings
 from syncer.store import served
 from syncer.survey import Server, Survey
@@ -141,6 +144,33 @@ def test_a_server_that_is_away_takes_nothing_from_the_others(world: World) -> No
     assert health.ready(stop, [], surveyed, needs=[Server.POSTGRES]).is_well
     assert health.alive(stop, []).is_well
     assert not [one for one in logs if one["event"] == "survey.failed"]
+
+
+def test_what_is_measured_is_what_a_search_sees(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is indexed is not found before a refresh; what is found never counts as nothing; what is asked costs one."""
+    before = scraped()
+    name, measured = world.index_of(), "syncer_worker_indexed_to_searchable_seconds"
+    with world.elasticsearch() as client:
+        client.indices.put_settings(index=name, settings={"refresh_interval": "-1"})
+        client.index(index=name, id="2", document={"title": "x"}, version=70, version_type="external")
+        searchable = Searchable(seconds=0.01)
+        wait_until(lambda: searchable.is_wanted, what="it is wanted")
+        written = Written(index_name=name, id="2", routing="2", version=70, changed_at=time.time() - 50, written_at=0)
+        searchable.offer(replace(written, written_at=time.time() - 20))
+        assert not searchable.is_wanted
+        for _ in range(3):
+            assert 0.9 < (searchable.look(client) or 0) < 2  # a twentieth of the time that has passed
+        client.indices.refresh(index=name)
+        assert searchable.look(client) is None
+        assert grown(f"{measured}_count", before) == 1
+        assert 20 <= grown(f"{measured}_sum", before) < 40
+        assert grown("syncer_worker_commit_to_searchable_seconds_sum", before) >= 50
+        searchable.offer(replace(written, version=71, written_at=time.time()))
+        assert searchable.look(client) is not None
+        monkeypatch.setattr("syncer.searchable.GIVE_UP_SECONDS", 0.0)
+        assert searchable.look(client) is None
+        assert grown(f"{measured}_count", before) == 1
+        assert not Searchable(seconds=0).is_wanted
 
 
 def test_too_much_lag_is_said_once_and_once_that_it_is_over(world: World) -> None:

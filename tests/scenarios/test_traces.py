@@ -14,6 +14,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from syncer import traces
+from syncer.errors import ConfigError
 from syncer.settings import TracesSettings
 from tests.harness import World
 
@@ -102,6 +103,6 @@ def test_nothing_of_it_is_imported_unless_it_is_wanted() -> None:
     assert subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout == "[]\n"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-        with pytest.raises(traces.ConfigError, match="not installed") as raised:
+        with pytest.raises(ConfigError, match="not installed") as raised:
             traces.configure(TracesSettings(endpoint="http://127.0.0.1:1"))
     assert "syncer[otel]" in raised.value.hint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,23 @@ def test_every_event_of_the_catalogue_is_logged_somewhere_and_no_other() -> None
     assert re.findall(r"log(?:ger\(\))?\.(?:debug|info|warning|error|exception)\(\s*[\"']", source) == []
     assert [name for name in events.CATALOGUE if not re.fullmatch(r"[a-z]+\.[a-z_]+", name)] == []
     assert [one.name for one in events.CATALOGUE.values() if one.level in ("warning", "error") and not one.action] == []
+
+
+@pytest.mark.parametrize("file", sorted(SOURCE.rglob("*.py")), ids=lambda one: str(one.relative_to(SOURCE)))
+def test_what_is_logged_has_the_level_and_the_fields_of_the_catalogue(file: Path) -> None:
+    """Wherever it stands, whether a test comes there or not; what a logger is bound to, the end-to-end tests see."""
+    for call in ast.walk(ast.parse(file.read_text())):
+        match call:
+            case ast.Call(
+                func=ast.Attribute(attr=level),
+                args=[ast.Attribute(value=ast.Name(id="events"), attr=constant), *_],
+                keywords=keywords,
+            ) if level in events.LEVELS:
+                event = events.CATALOGUE[CONSTANTS[constant]]
+                named = {"exception" if one.arg == "exc_info" else one.arg for one in keywords}
+                assert level == event.level
+                assert named - {None} <= event.fields.keys()
+                assert None in named or event.fields.keys() - event.optional - named <= {"worker", "lane"}
 
 
 def test_a_line_that_is_not_as_the_catalogue_says_is_objected_to() -> None:

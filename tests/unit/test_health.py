@@ -1,0 +1,87 @@
+"""Who goes on is alive, whatever his servers do; who neither goes on nor is patient is not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from syncer import health
+from syncer.lifecycle import Stop
+from syncer.survey import Answer, Server, Surveyed
+
+STAGE = "worker-1"
+
+
+def in_stage(work: Callable[[], object]) -> None:
+    """Do something in a thread of that name, and wait for it."""
+    thread = threading.Thread(target=work, name=STAGE)
+    thread.start()
+    thread.join()
+
+
+def surveyed(*, age: float = 0, errors: dict[Server, str] | None = None) -> Surveyed:
+    """A reading, so long ago, in which these servers have not answered."""
+    return Surveyed(
+        at=time.time() - age,
+        monotonic_at=time.monotonic() - age,
+        answers=tuple(Answer(server=one, error=(errors or {}).get(one), seconds=0.1) for one in Server),
+        lag_seconds=0,
+        partitions=(),
+        verifications=(),
+        overview=None,
+        overview_at=None,
+        rates=None,
+    )
+
+
+def test_a_stage_that_asks_whether_to_end_is_alive_and_one_that_hangs_is_not() -> None:
+    """So is one that waits or tries again, since it does so by its stop; who has yet to begin has his time."""
+    stop = Stop()
+    assert health.alive(stop, [STAGE]).checks[0].reason == "begins"
+    for work in (lambda: stop.is_requested, lambda: stop.is_overdue, lambda: stop.wait(0), lambda: stop.pause(0)):
+        in_stage(work)
+        assert health.alive(stop, [STAGE]).is_well
+    hung = health.alive(stop, [STAGE, "relay"], hang_seconds=-1)
+    assert [one.is_well for one in hung.checks] == [False, False]
+    assert "has not gone on" in hung.checks[0].reason
+    assert hung.as_json()["is_well"] is False
+
+
+def test_a_stage_may_be_patient_with_one_question() -> None:
+    """As long as it lasts, and it says which."""
+    stop = Stop()
+    asked, answered = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        with stop.patient("a listing"):
+            asked.set()
+            answered.wait(10)
+
+    thread = threading.Thread(target=ask, name=STAGE)
+    thread.start()
+    assert asked.wait(10)
+    (check,) = health.alive(stop, [STAGE], hang_seconds=-1).checks
+    assert (check.is_well, check.reason) == (True, "waits for a listing")
+    answered.set()
+    thread.join()
+    assert not health.alive(stop, [STAGE], hang_seconds=-1).is_well
+    assert list(stop.patiently(iter([1, 2]), "a page")) == [1, 2]
+
+
+def test_who_is_ready_has_begun_and_has_all_servers_that_he_needs() -> None:
+    """Each that is not well is named, with why; an old answer is none; who is told to stop is not ready."""
+    stop = Stop()
+
+    def unwell(reading: Surveyed | None, *needs: Server) -> dict[str, str]:
+        found = health.ready(stop, [STAGE], reading, needs=needs or tuple(Server))
+        return {one.name: one.reason for one in found.checks if not one.is_well}
+
+    assert unwell(None).keys() == {"stages", *Server}
+    in_stage(stop.beat)
+    assert unwell(surveyed()) == {}
+    assert unwell(surveyed(errors={Server.KAFKA: "it is away"})) == {"kafka": "it is away"}
+    assert unwell(surveyed(errors={Server.KAFKA: "it is away"}), Server.POSTGRES) == {}
+    assert unwell(surveyed(age=3600)).keys() == set(Server)
+    stop.request()
+    assert unwell(surveyed()).keys() == {"daemon"}

@@ -9,7 +9,8 @@ A fenced block says after its language what is done with it. A block without suc
     shows         what the block before it prints: each of its lines, in that order, among others; … stands for anything
     until         of a block that is carried out: again and again, until it prints what is shown below it
 
-A page works in a folder of its own, with the settings of a world in the environment.
+A page works in a folder of its own, with the settings of a world in the environment. If it begins with a comment
+``in: DOCUMENT``, the tables of that document of `config/documents` are there, and it is in force.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -27,12 +29,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.harness import DEADLINE_SECONDS, REPOSITORY, World, wait_until
+from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World, wait_until
 
 DOCS = REPOSITORY / "docs"
-_FENCE = re.compile(r"^```(?P<language>\w+)(?P<words>[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^ *```(?P<language>\w+)(?P<words>[^\n]*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE)
+_IN = re.compile(r"<!-- in: (\w+) -->\n")
 _WORDS = re.compile(r"run|fails|background|shows|until|file=\S+")
 _STOP_SECONDS = 30
+_TABLES = {"file": REPOSITORY / "syncer" / "demo" / "filesystem.sql"}
 _BASH = shutil.which("bash") or "bash"
 
 
@@ -72,16 +76,26 @@ def blocks(page: Path) -> list[Block]:
 
 @dataclass
 class Reader:
-    """Does what a page says, in a folder and a world of its own."""
+    """Does what a page says.
+
+    Args:
+        world: Where.
+        programs: The folder in which ``syncer`` is.
+    """
 
     world: World
-    folder: Path
+    programs: Path
     _left: ExitStack = field(default_factory=ExitStack)
 
     def follow(self, page: Path) -> int:
         """Carry out a page, from its beginning to its end; how many of its blocks were."""
         carried_out = 0
         found = blocks(page)
+        beginning = _IN.match(page.read_text("utf-8"))
+        if beginning is None:
+            self.world.use()
+        else:
+            self._begin_in(beginning[1])
         with self._left:
             for block, after in zip(found, [*found[1:], None], strict=True):
                 if not block.words or "shows" in block.words:
@@ -93,6 +107,19 @@ class Reader:
                     raise AssertionError(f"{page.name}, line {block.line}: {error}") from error
                 carried_out += 1
         return carried_out
+
+    @property
+    def folder(self) -> Path:
+        """Where it works."""
+        return self.world.folder
+
+    def _begin_in(self, document: str) -> None:
+        self.world.use(document)
+        shipped = REPOSITORY / "config" / "documents" / document / "document.yaml"
+        shutil.copy(shipped, self.world.config / "documents" / document)
+        self.world.sql(_TABLES.get(document, BLOG_SCHEMA).read_text("utf-8"))
+        self.world.migrate()
+        self.world.apply()
 
     def _do(self, block: Block, shown: str) -> None:
         if block.file is not None:
@@ -146,10 +173,15 @@ class Reader:
 
     @contextmanager
     def _background(self, command: str) -> Iterator[None]:
-        log_file = self.folder / "background.log"
+        log_file = self.folder / f"background-{uuid.uuid4().hex}.log"
         with log_file.open("ab") as log:
+            # A process of its own, since it is to be told to end.
             process = subprocess.Popen(
-                [_BASH, "-c", f"exec {command}"], cwd=self.folder, env=self.environment, stdout=log, stderr=log
+                [_BASH, "-c", f"exec {sys.executable} -m {command}"],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
             )
         wait_until(lambda: "daemon.started" in log_file.read_text(), what="it starts", detail=log_file.read_text)
         try:
@@ -160,10 +192,10 @@ class Reader:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The world's, but for its config folder; and this interpreter's programs."""
-        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        """The world's, but for its config folder; and the programs."""
+        programs = os.pathsep.join([str(self.programs), os.environ.get("PATH", "")])
         said = {name: value for name, value in self.world.environment.items() if name != "SYNCER_CONFIG"}
-        return {**said, "PATH": programs, "COLUMNS": "120", "SYNCER_WEB_PORT": "0"}
+        return {**said, "PATH": programs, "SYNCER_WEB_PORT": "0"}
 
 
 def missing(shown: str, output: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,16 +12,22 @@ import pytest
 
 from tests.harness import World
 from tests.pages import DOCS, Reader
+from tests.preloaded import preloaded
 
 PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
 
 
+@pytest.fixture(scope="module")
+def programs() -> Iterator[Path]:
+    """The command, ready to run."""
+    with tempfile.TemporaryDirectory(prefix="syncer-") as folder, preloaded(Path(folder)) as made:
+        yield made
+
+
 @pytest.fixture
-def reader(empty_world: World, tmp_path: Path) -> Iterator[Reader]:
+def reader(empty_world: World, programs: Path) -> Iterator[Reader]:
     """Somebody with servers, and nothing else; whose indices go away, whatever their names are."""
-    folder = tmp_path / "reader"
-    folder.mkdir()
-    yield Reader(world=empty_world, folder=folder)
+    yield Reader(world=empty_world, programs=programs)
     with empty_world.elasticsearch() as client, suppress(psycopg.errors.UndefinedTable):
         for (index,) in empty_world.sql("SELECT index_name FROM syncer.document"):
             client.indices.delete(index=index, ignore_unavailable=True)

@@ -22,8 +22,8 @@ from syncer.wording import duration
 
 HANG_SECONDS = 180.0
 """How long a stage may show no beat: longer than any wait in it that is not for a patient question."""
-ANSWER_SECONDS = 60.0
-"""How old the answer of a server may be."""
+ANSWER_SECONDS = 120.0
+"""How old the answer of a server may be: the survey may have waited for another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

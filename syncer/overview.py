@@ -251,6 +251,14 @@ class Stored:
     jobs: tuple[Job, ...]
     unreadable_records: int
 
+    def dead_letters_of(self, name: str) -> int:
+        """How many documents of a definition are parked, but for those that only an index on standby lacks."""
+        return sum(
+            self.dead_letters.get(one.index_name, 0)
+            for one in self.in_force
+            if one.name == name and one.role is not Role.STANDBY
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
@@ -335,7 +343,8 @@ def ask_postgres(connection: Connection) -> Stored:
 
 def ask_kafka(observer: Observer) -> Queued:
     """What Kafka says."""
-    return Queued(workers=observer.members(), partitions=tuple(observer.lag()))
+    partitions = tuple(observer.lag())
+    return Queued(workers=observer.members(), partitions=partitions)
 
 
 def ask_elasticsearch(holdings: Holdings, in_force: Sequence[Document]) -> Held:
@@ -384,7 +393,7 @@ def _document(
         halted=served.halted,
         targets={one.index_name: counts.get(one.index_name) for one in rows},
         roles={one.index_name: one.role for one in rows},
-        dead_letters=sum(stored.dead_letters.get(one.index_name, 0) for one in rows if one.role is not Role.STANDBY),
+        dead_letters=stored.dead_letters_of(served.name),
         troubles={one.index_name: one.halted for one in rows if one is not served and one.halted is not None},
     )
 

@@ -1,8 +1,9 @@
 """Survey: asks the servers every few seconds how syncer is doing, for who watches it: metrics, status page, health.
 
 One reading is a `Surveyed`; the last is kept, and of those of ten minutes a `Sample` each. Guarantees: it writes
-nothing, holds no lock, and takes no more than a tenth of the time; a server that is away, slow or refuses is noted as
-such, what the others say is shown all the same, and no error of theirs ends the daemon.
+nothing, holds no lock, and takes no more than a tenth of the time, or half a minute's rest; a server that is away,
+hangs or refuses is noted as such, what the others say is shown all the same, and neither ends the daemon nor keeps it
+from ending.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -21,12 +22,12 @@ import elasticsearch
 import structlog
 from elasticsearch import Elasticsearch
 
-from syncer import events, metrics, outbox, overview, schema, verification
+from syncer import events, gauges, metrics, overview, schema
+from syncer.asking import Question
+from syncer.gauges import Known
 from syncer.holdings import Holdings
-from syncer.lifecycle import Stop
-from syncer.model import Role
-from syncer.outbox import Room
-from syncer.overview import Held, Overview, Queued, Rates, Stored
+from syncer.lifecycle import Stop, Stopping
+from syncer.overview import Held, Overview, Queued, Rates
 from syncer.policy import explain, kind
 from syncer.postgres import Connection
 from syncer.searchable import Searchable
@@ -40,16 +41,9 @@ _REST_PER_WORK = 10
 _LOOKED_AT_SECONDS = 1.0
 _WATCHED_SECONDS = 15.0
 _SAMPLES_MAX = 1200
+_REST_SECONDS_MAX = 30.0
 _ENDS_MAX = 500
 _STATEMENT_TIMEOUT = "SET statement_timeout = '10s'"
-_OLDEST = """
-SELECT coalesce(extract(epoch FROM clock_timestamp() - (
-           SELECT min(xact_start) FROM pg_stat_activity
-           WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend')), 0),
-       coalesce(extract(epoch FROM clock_timestamp() - (
-           SELECT min(prepared) FROM pg_prepared_xacts WHERE database = current_database())), 0)
-"""
-
 _Result = TypeVar("_Result")
 
 
@@ -131,17 +125,6 @@ class Sample:
     written_per_second: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """What Postgres says, to the survey."""
-
-    stored: Stored
-    room: Room
-    open_seconds: float
-    prepared_seconds: float
-    verifications: tuple[Verification, ...]
-
-
 class Survey:
     """Asks, and keeps what was said. What it keeps is frozen, and safe to read from any thread.
 
@@ -178,6 +161,9 @@ class Survey:
         self._watched_until = -math.inf
         # Turns may be shorter than a second only where somebody wants them to be.
         self._history: deque[Sample] = deque(maxlen=_SAMPLES_MAX)
+        self._postgres = Question[Known](Server.POSTGRES)
+        self._kafka = Question[Queued](Server.KAFKA)
+        self._elasticsearch = Question[Held](Server.ELASTICSEARCH)
         self._failures: dict[Server, str] = {}
         self._lags_since: float | None = None
         self._log = structlog.get_logger()
@@ -201,38 +187,35 @@ class Survey:
         try:
             while not stop.is_requested:
                 began = time.monotonic()
-                self.run_once()
-                took = time.monotonic() - began
-                self._rest(began, _REST_PER_WORK * took)
+                answers = self.run_once().answers
+                work = sum(one.seconds for one in answers if one.error is None)
+                self._rest(began, min(_REST_PER_WORK * work, _REST_SECONDS_MAX))
+        except Stopping:
+            pass
         finally:
             self.close()
 
     def run_once(self) -> Surveyed:
-        """Ask each server once, and keep and show what was said."""
+        """Ask each server once, and keep and show what was said.
+
+        Raises:
+            Stopping: It was told to stop while a server hangs.
+        """
         answers: list[Answer] = []
-        known = self._asked(Server.POSTGRES, self._ask_postgres, answers)
-        queued = self._asked(Server.KAFKA, self._ask_kafka, answers)
-        held = self._asked(Server.ELASTICSEARCH, partial(self._ask_elasticsearch, known), answers)
-        before, at = self._latest, time.time()
+        self._postgres.ask(self._ask_postgres)
+        self._kafka.ask(self._ask_kafka)
+        known = self._answered(Server.POSTGRES, self._postgres, answers)
+        self._elasticsearch.ask(partial(self._ask_elasticsearch, known))
+        queued = self._answered(Server.KAFKA, self._kafka, answers)
+        held = self._answered(Server.ELASTICSEARCH, self._elasticsearch, answers)
         if queued is not None:
             self._ends.note(queued.partitions)
-        whole = self._whole(known, queued, held)
-        lag_seconds = self._lag_seconds(known, queued)
-        self._latest = Surveyed(
-            at=at,
-            monotonic_at=time.monotonic(),
-            answers=tuple(answers),
-            lag_seconds=lag_seconds,
-            partitions=() if queued is None else queued.partitions,
-            verifications=() if known is None else known.verifications,
-            overview=whole or (before.overview if before else None),
-            overview_at=at if whole else (before.overview_at if before else None),
-            rates=overview.rates(before.overview, whole) if whole and before and before.overview else None,
-        )
-        self._remember(_sample(self._latest, before, known, queued))
-        metrics.SURVEYED.show(self._values(self._latest, known, queued, held))
-        self._judge(lag_seconds)
-        return self._latest
+        surveyed = self._surveyed(answers, known, queued, held)
+        self._remember(_sample(surveyed, self._latest, known, queued))
+        self._latest = surveyed
+        metrics.SURVEYED.show(self._values(surveyed, known, queued, held))
+        self._judge(surveyed.lag_seconds)
+        return surveyed
 
     def watch(self) -> None:
         """Somebody looks: for a while the servers are asked every second."""
@@ -242,24 +225,47 @@ class Survey:
             self._woken.set()
 
     def close(self) -> None:
-        """Let go of the servers; the next turn reaches them again."""
-        for server in Server:
-            self._let_go(server)
+        """Let go of the servers; the next turn reaches them again. What hangs is left to itself."""
+        if not self._postgres.is_open and self._connection is not None:
+            self._connection.close()
+        if not self._elasticsearch.is_open and self._client is not None:
+            self._client.close()
+        self._connection, self._observer, self._client = None, None, None
+        for question in (self._postgres, self._kafka, self._elasticsearch):
+            question.close()
+
+    def _surveyed(
+        self, answers: Sequence[Answer], known: Known | None, queued: Queued | None, held: Held | None
+    ) -> Surveyed:
+        before, at = self._latest, time.time()
+        whole = self._whole(known, queued, held)
+        return Surveyed(
+            at=at,
+            monotonic_at=time.monotonic(),
+            answers=tuple(answers),
+            lag_seconds=self._lag_seconds(known, queued),
+            partitions=() if queued is None else queued.partitions,
+            verifications=() if known is None else known.verifications,
+            overview=whole or (before.overview if before else None),
+            overview_at=at if whole else (before.overview_at if before else None),
+            rates=overview.rates(before.overview, whole) if whole and before and before.overview else None,
+        )
 
     # Asking
 
-    def _asked(self, server: Server, ask: Callable[[], _Result], answers: list[Answer]) -> _Result | None:
+    def _answered(self, server: Server, question: Question[_Result], answers: list[Answer]) -> _Result | None:
         """What a server says; None if it does not answer, or something is not as it should be."""
-        began = time.monotonic()
         result, said = None, None
         try:
-            with self._stop.patient(f"an answer of {server}"):
-                result = ask()
+            result = question.answer(is_over=lambda: self._stop.is_requested)
             self._failures.pop(server, None)
+        except Stopping:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it is: the others are asked all the same
             said = self._failed(server, error)
-            self._let_go(server)
-        answers.append(Answer(server=server, error=said, seconds=time.monotonic() - began))
+            if not question.is_open:
+                self._let_go(server)
+        answers.append(Answer(server=server, error=said, seconds=question.seconds))
         return result
 
     def _failed(self, server: Server, error: Exception) -> str:
@@ -272,36 +278,27 @@ class Survey:
         return expected.message if expected else repr(error)
 
     def _let_go(self, server: Server) -> None:
+        """Begin anew with a server; Kafka's client does so by itself."""
         if server is Server.POSTGRES and self._connection is not None:
             self._connection.close()
             self._connection = None
-        elif server is Server.KAFKA:
-            self._observer = None
         elif server is Server.ELASTICSEARCH and self._client is not None:
             self._client.close()
             self._client = None
 
-    def _ask_postgres(self) -> _Known:
+    def _ask_postgres(self) -> Known:
         if self._connection is None:
             self._connection = self._connect()
             self._connection.execute(_STATEMENT_TIMEOUT)
-        connection = self._connection
-        schema.require_current(connection)
-        open_seconds, prepared_seconds = connection.execute(_OLDEST).fetchall()[0]
-        return _Known(
-            stored=overview.ask_postgres(connection),
-            room=outbox.room(connection),
-            open_seconds=float(open_seconds),
-            prepared_seconds=float(prepared_seconds),
-            verifications=tuple(verification.last(connection)),
-        )
+        schema.require_current(self._connection)
+        return gauges.ask_postgres(self._connection)
 
     def _ask_kafka(self) -> Queued:
         if self._observer is None:
             self._observer = self._observe()
         return overview.ask_kafka(self._observer)
 
-    def _ask_elasticsearch(self, known: _Known | None) -> Held:
+    def _ask_elasticsearch(self, known: Known | None) -> Held:
         if self._client is None:
             self._client = self._search()
         if known is None:
@@ -309,7 +306,7 @@ class Survey:
             return Held(counts={}, written=0)
         return overview.ask_elasticsearch(Holdings(self._client), known.stored.in_force)
 
-    def _whole(self, known: _Known | None, queued: Queued | None, held: Held | None) -> Overview | None:
+    def _whole(self, known: Known | None, queued: Queued | None, held: Held | None) -> Overview | None:
         """What they say together; None if one of them says nothing."""
         if known is None or queued is None or held is None:
             return None
@@ -348,7 +345,7 @@ class Survey:
 
     # What it means
 
-    def _lag_seconds(self, known: _Known | None, queued: Queued | None) -> float | None:
+    def _lag_seconds(self, known: Known | None, queued: Queued | None) -> float | None:
         if known is None or queued is None:
             return None
         return max(known.stored.outbox_lag_seconds, self._ends.oldest_seconds(queued.partitions))
@@ -367,33 +364,25 @@ class Survey:
             self._log.info(events.LAG_RECOVERED, lag_seconds=round(lag_seconds, 3), seconds=round(now - since, 3))
 
     def _values(
-        self, surveyed: Surveyed, known: _Known | None, queued: Queued | None, held: Held | None
+        self, surveyed: Surveyed, known: Known | None, queued: Queued | None, held: Held | None
     ) -> metrics.Values:
         beats: dict[tuple[str, ...], float] = {
             (name,): at for name in self.stages if (at := self._beat_at(name)) is not None
         }
-        values: dict[metrics.Metric, Mapping[tuple[str, ...], float]] = {
+        values: gauges.Values = {
             metrics.SURVEYED_AT: {(): surveyed.at},
             metrics.ANSWERED: {(one.server,): float(one.error is None) for one in surveyed.answers},
             metrics.ANSWER_SECONDS: {(one.server,): one.seconds for one in surveyed.answers},
             metrics.BEAT: beats,
         }
         if known is not None:
-            values |= _of_postgres(known)
+            values |= gauges.of_postgres(known) | gauges.of_jobs(known.stored)
             for one in known.stored.in_force:
                 metrics.know(one.name)
         if queued is not None:
-            values |= {
-                metrics.TOPIC_WAITING: {(str(one.partition),): one.records for one in queued.partitions},
-                metrics.TOPIC_LAG: {(): self._ends.oldest_seconds(queued.partitions)},
-                metrics.WORKERS: {(): queued.workers},
-            }
+            values |= gauges.of_kafka(queued, lag_seconds=self._ends.oldest_seconds(queued.partitions))
         if known is not None and held is not None:
-            values[metrics.INDEX_DOCUMENTS] = {
-                (one.name, one.index_name, one.role): number
-                for one in known.stored.in_force
-                if (number := held.counts.get(one.index_name)) is not None
-            }
+            values |= gauges.of_elasticsearch(known.stored, held)
         if surveyed.lag_seconds is not None:
             values[metrics.LAG] = {(): surveyed.lag_seconds}
         return values
@@ -404,42 +393,7 @@ class Survey:
         return None if at is None else time.time() - (time.monotonic() - at)
 
 
-def _of_postgres(known: _Known) -> dict[metrics.Metric, Mapping[tuple[str, ...], float]]:
-    stored = known.stored
-    serving = [one for one in stored.in_force if one.role is Role.SERVING]
-    job = {(str(one.id), str(one.kind), one.document): one for one in stored.jobs}
-    return {
-        metrics.OUTBOX_WAITING: {(): stored.outbox_waiting},
-        metrics.OUTBOX_LAG: {(): stored.outbox_lag_seconds},
-        metrics.OUTBOX_BYTES: {(): known.room.bytes},
-        metrics.OUTBOX_SEGMENTS: {(): known.room.segments},
-        metrics.LEADERS: {(): float(stored.leader is not None)},
-        metrics.TRANSACTION: {("open",): known.open_seconds, ("prepared",): known.prepared_seconds},
-        metrics.EPOCH: {(): stored.epoch},
-        metrics.UNREADABLE: {(): stored.unreadable_records},
-        metrics.HALTED: {(one.name, one.index_name): float(one.halted is not None) for one in stored.in_force},
-        metrics.UNFILLED: {(one.name,): float(not one.is_filled) for one in serving},
-        metrics.DEAD_LETTERS: {
-            (served.name,): sum(
-                stored.dead_letters.get(one.index_name, 0)
-                for one in stored.in_force
-                if one.name == served.name and one.role is not Role.STANDBY
-            )
-            for served in serving
-        },
-        metrics.JOB_TOTAL: {key: one.documents_total for key, one in job.items() if one.documents_total is not None},
-        metrics.JOB_DONE: {key: one.documents_done for key, one in job.items()},
-        metrics.JOB_RATE: {
-            key: one.documents_per_second for key, one in job.items() if one.documents_per_second is not None
-        },
-        metrics.JOB_ETA: {key: eta for key, one in job.items() if (eta := one.eta_seconds) is not None},
-        metrics.JOB_PAUSED: {key: float(one.is_paused or one.is_halted) for key, one in job.items()},
-        metrics.DRIFTED: {(one.document,): one.drifted for one in known.verifications},
-        metrics.VERIFIED_AT: {(one.document,): one.finished_at.timestamp() for one in known.verifications},
-    }
-
-
-def _sample(now: Surveyed, before: Surveyed | None, known: _Known | None, queued: Queued | None) -> Sample:
+def _sample(now: Surveyed, before: Surveyed | None, known: Known | None, queued: Queued | None) -> Sample:
     published = handled = None
     if before is not None and before.partitions and now.partitions:
         seconds = max(now.monotonic_at - before.monotonic_at, 0.001)

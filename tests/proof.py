@@ -46,6 +46,7 @@ SECTIONS = {
     ),
     "Capture and schema": ("capture", "every_way", "partitions", "schema"),
     "Verify": ("verify",),
+    "Locks, for those who have no other database": ("locks",),
 }
 """What is faulted, and with what the names of its modules begin; the rest comes last."""
 _OTHERS = "And besides"

@@ -103,7 +103,6 @@ def listen(settings: WebSettings) -> socket.socket | None:
         events.WEB_ABSENT,
         host=settings.host,
         ports=f"{settings.port} to {last - 1}",
-        hint="All of them are taken. To have a page: SYNCER_WEB_PORT=0",
     )
     return None
 

@@ -18,7 +18,7 @@ from tests.locking.crowd import crowd, settled
 from tests.locking.locker import LEASE_SECONDS
 from tests.locking.owners import held_up, lockers
 from tests.locking.pair import pair_index, set_pair, values
-from tests.locking.rules import DEATH, FENCE, RECOVERY
+from tests.locking.rules import DEATH, EXCLUSION, FENCE, RECOVERY
 from tests.proof import Rule, faces
 
 TROUBLES = 4
@@ -90,7 +90,41 @@ def test_who_was_taken_for_dead_begins_nothing(
             assert values(second._client, index) == (0, 0)
 
 
-@faces("holders of locks are killed, and stopped for longer than their lease", promises=(), without=DEATH)
+@faces("a holder comes back while it is being buried, and its clock has stood still", promises=(), without=DEATH)
+def test_who_is_being_buried_is_not_told_that_its_change_is_made(
+    endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has written both documents before its successor rolls them back: that must not pass for done."""
+    with (
+        lockers(endpoints, index, recovery=Recovery.ROLL_BACK) as (first, second),
+        ThreadPoolExecutor() as pool,
+    ):
+        come, go = held_up(monkeypatch, first, "write")
+        buries, go_on = held_up(monkeypatch, second, "write")
+
+        def change() -> None:
+            with first.everything() as held:
+                set_pair(held, index, 7)
+
+        def take_over() -> tuple[int, ...]:
+            with second.everything():
+                return values(second._client, index)
+
+        late = pool.submit(change)
+        assert come.wait(DEADLINE_SECONDS)
+        next_one = pool.submit(take_over)
+        assert buries.wait(DEADLINE_SECONDS)
+        first._lease._renewed_at = float("inf")  # a clock that stands still
+        go.set()
+        try:
+            with pytest.raises(LockLostError):
+                late.result()
+        finally:
+            go_on.set()
+        assert next_one.result() == (0, 0)
+
+
+@faces("holders of locks are killed, and stopped for longer than their lease", promises=(), without=EXCLUSION)
 @pytest.mark.parametrize("kind", ["global", "document", "tree"])
 def test_one_at_a_time_whoever_dies_or_stands_still(
     endpoints: Endpoints, index: str, kind: str, tmp_path: Path

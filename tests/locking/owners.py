@@ -19,13 +19,15 @@ LEASE = 2.0
 
 
 @contextmanager
-def lockers(endpoints: Endpoints, index: str, *, recovery: Recovery = Recovery.FINISH) -> Iterator[tuple[Locks, Locks]]:
+def lockers(
+    endpoints: Endpoints, index: str, *, recovery: Recovery = Recovery.FINISH, other_lease: float = 15
+) -> Iterator[tuple[Locks, Locks]]:
     """Two owners; the second one recovers what the first one leaves."""
     with Elasticsearch(endpoints.elasticsearch_url) as client:
-        first = Locks(client, owner="first", index=f"{index}-locks", lease_seconds=LEASE)
+        where = f"{index}-locks"
         with (
-            first,
-            Locks(client, owner="second", index=f"{index}-locks", lease_seconds=15, recovery=recovery) as second,
+            Locks(client, owner="first", index=where, lease_seconds=LEASE) as first,
+            Locks(client, owner="second", index=where, lease_seconds=other_lease, recovery=recovery) as second,
         ):
             yield first, second
 

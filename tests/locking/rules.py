@@ -22,6 +22,12 @@ DEATH = Rule(
     text="if found is None or found[0].is_dead:",
     instead="if found is None:",
 )
+EXCLUSION = Rule(
+    "who wants a lock waits for who has it alone",
+    module="syncer.locks.entries",
+    text="if (mode == 'exclusive' ||",
+    instead="if (false ||",
+)
 BROKEN_OFF = Rule(
     "who has broken a change off keeps its locks until that is finished or rolled back",
     module="syncer.locks.keeper",

@@ -111,6 +111,9 @@ def test_one_keeps_the_other_out(
         (tree("/a b"), tree("/a%20b")),
         (tree("/a"), lambda locks: locks.tree("/a", name="other", timeout=SHORT)),
         (tree("/" + "x" * 3000), tree("/" + "x" * 3001)),
+        (tree("/a" * 100 + "/b"), tree("/a" * 100 + "/c")),
+        (tree("/caf\u00e9"), tree("/cafe\u0301")),
+        (tree("/a\0b/\udcff:~%2F\n"), tree("/a\0b/\udcfe:~%2F\n")),
     ],
 )
 def test_one_does_not_keep_the_other_out(owner: Callable[[str], Locks], held: Take, wanted: Take) -> None:
@@ -133,6 +136,59 @@ def test_who_holds_a_lock_gets_it_again(
     with take(second):
         pass
     assert entries(client, index) == set()
+
+
+def test_what_was_taken_alone_meanwhile_is_shared_again(
+    client: Elasticsearch, index: str, owner: Callable[[str], Locks]
+) -> None:
+    """Who shares a directory and has it alone for a while, or wants to in vain, shares it afterwards, and no more."""
+    first, second = owner("123"), owner("234")
+    with tree("/a/1")(first):
+        taken = entries(client, index)
+        with tree("/a")(first), pytest.raises(LockTimeoutError), tree("/a/2")(second):
+            pass
+        assert entries(client, index) == taken
+        with tree("/a/2")(second), pytest.raises(LockTimeoutError), tree("/a", "/b")(first):
+            pass
+        with tree("/a/2")(second), tree("/b")(second):
+            pass
+    assert entries(client, index) == set()
+
+
+def test_what_may_be_waited_for_in_a_circle_needs_a_timeout(owner: Callable[[str], Locks]) -> None:
+    """Who holds a lock and asks for one that others take first is refused, unless its waiting has an end."""
+    locks = owner("123")
+    with locks.documents("files", ["2"], timeout=None):
+        with (
+            pytest.raises(LockError, match="files 1 is asked for by who holds"),
+            locks.documents("files", ["1"], timeout=None),
+        ):
+            pass
+        with locks.documents("files", ["3"], timeout=None), locks.documents("files", ["1"], timeout=SHORT):
+            pass
+
+
+def test_nothing_is_written_after_the_end_of_the_block(index: str, owner: Callable[[str], Locks]) -> None:
+    """The lock may be somebody else's by then, though its owner still has others."""
+    with owner("123").everything() as held:
+        pass
+    with pytest.raises(LockError, match="were given back"):
+        held.write([Change(index=index, id="1", source={"name": "a", "path": "/"})])
+
+
+def test_an_index_that_cannot_hold_locks_is_refused(client: Elasticsearch, index: str) -> None:
+    """One that Elasticsearch has made by itself, one with two shards, an alias: the order of terms would be lost."""
+    name = f"{index}-locks"
+    settings = {"number_of_shards": 2, "number_of_replicas": 0}
+    client.indices.create(index=f"{name}-intents", settings=settings)
+    for body, said in (({"settings": settings}, "2 shards"), ({"mappings": {"dynamic": True}}, "not made for locks")):
+        client.indices.create(index=name, **body)
+        with pytest.raises(LockError, match=said):
+            Locks(client, owner="123", index=name)
+        client.indices.delete(index=name)
+    client.indices.put_alias(index=index, name=name)
+    with pytest.raises(LockError, match="is an alias"):
+        Locks(client, owner="123", index=name)
 
 
 def test_a_shared_lock_is_an_entry_for_each(client: Elasticsearch, index: str, owner: Callable[[str], Locks]) -> None:
@@ -230,11 +286,46 @@ def test_an_index_that_forgets_deletes_is_refused(
         assert f"PUT {index}/_settings" in refused.value.hint
 
 
+def test_an_index_that_is_not_there_is_refused(index: str, owner: Callable[[str], Locks]) -> None:
+    """Elasticsearch would make one that forgets deletes within a minute."""
+    with owner("123").everything() as held, pytest.raises(LockError, match="There is no index"):
+        held.write([Change(index=f"{index}-other", id="1", source={})])
+
+
 def test_who_lost_his_lock_is_told_at_the_end(owner: Callable[[str], Locks]) -> None:
     """An operator breaks a lock: whoever held it cannot think that he was alone."""
     first, second = owner("123"), owner("234")
     with pytest.raises(LockLostError), first.everything():
         assert second.bury(first._lease.id).is_gone
+
+
+@pytest.mark.parametrize(
+    ("rename", "names", "error"),
+    [
+        (rename_directory, ("/a", "/b"), FileExistsError),
+        (rename_directory, ("/a", "/c/file"), FileExistsError),
+        (rename_directory, ("/a", "/a/b"), ValueError),
+        (rename_directory, ("/", "/b"), ValueError),
+        (rename_file, ("1", "other"), FileExistsError),
+        (rename_file, ("1", "sub"), FileExistsError),
+    ],
+)
+def test_a_rename_onto_what_is_there_is_refused(
+    *,
+    client: Elasticsearch,
+    index: str,
+    owner: Callable[[str], Locks],
+    rename: Callable[..., object],
+    names: tuple[str, ...],
+    error: type[Exception],
+) -> None:
+    """Two directories cannot become one by accident, nor two files; nothing has changed."""
+    paths = {"1": ("/a", "file"), "2": ("/a", "other"), "3": ("/a/sub", "x"), "4": ("/b", "file"), "5": ("/c", "file")}
+    for id_, (path, name) in paths.items():
+        client.index(index=index, id=id_, document={"path": path, "name": name}, version=1, version_type="external")
+    with pytest.raises(error):
+        rename(owner("123"), client, index, *names)
+    assert {id_: client.get(index=index, id=id_)["_version"] for id_ in paths} == dict.fromkeys(paths, 1)
 
 
 def test_renames_of_files_and_directories_at_once(

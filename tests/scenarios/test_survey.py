@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
 from rich.console import Console
 from structlog.testing import capture_logs
 
@@ -18,10 +20,10 @@ from syncer import health, metrics, service, verification
 from syncer.comparing import compared
 from syncer.lifecycle import Stop
 from syncer.searchable import Searchable, Written
-from syncer.settings import MetricsSettings
+from syncer.settings import MetricsSettings, PostgresSettings
 from syncer.store import served
 from syncer.survey import Server, Survey
-from tests.harness import World, wait_until
+from tests.harness import World, running, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
@@ -144,6 +146,28 @@ def test_a_server_that_is_away_takes_nothing_from_the_others(world: World) -> No
     assert health.ready(stop, [], surveyed, needs=[Server.POSTGRES]).is_well
     assert health.alive(stop, []).is_well
     assert not [one for one in logs if one["event"] == "survey.failed"]
+
+
+def test_servers_that_hang_hang_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are waited for no longer than that, not asked twice at once, and keep no daemon from ending."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as deaf:
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        hanging = {
+            "postgres": PostgresSettings(dsn=SecretStr(f"postgresql://x@{address}/x")),
+            "kafka": world.settings.kafka.model_copy(update={"bootstrap_servers": address}),
+            "elasticsearch": world.settings.elasticsearch.model_copy(update={"url": f"http://{address}"}),
+        }
+        with surveying(world, **hanging) as survey:
+            before = set(threading.enumerate())
+            monkeypatch.setattr("syncer.asking.PATIENCE_SECONDS", 0.3)
+            for _ in range(2):
+                surveyed = survey.run_once()
+                assert [one.server for one in surveyed.answers if "has not answered" in (one.error or "")] == [*Server]
+            asking = [one.name for one in set(threading.enumerate()) - before if one.name.startswith("ask-")]
+            assert sorted(asking) == [f"ask-{one}-1" for one in sorted(Server)]
+            monkeypatch.setattr("syncer.asking.PATIENCE_SECONDS", 60)
+            with running(survey, seconds=5):
+                wait_until(lambda: len(scraped()["syncer_survey_is_answered"]) == 3, what="it is at it")
 
 
 def test_what_is_measured_is_what_a_search_sees(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ def surveyed(*, age: float = 0, errors: dict[Server, str] | None = None) -> Surv
         verifications=(),
         overview=None,
         overview_at=None,
+        rates=None,
     )
 
 

@@ -1,0 +1,111 @@
+"""``syncer locks``: who holds what, whether it moves, and what breaking its locks does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from syncer.locks import Recovery
+from syncer.sandbox import Endpoints
+from tests.harness import REPOSITORY
+from tests.locking.owners import fail_at, lockers
+from tests.locking.pair import pair_index, set_pair, values
+
+
+@pytest.fixture
+def index(endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An index with two documents that are equal; each is a page of its own."""
+    monkeypatch.setattr("syncer.locks.held._PAGE_CHANGES_MAX", 1)
+    with pair_index(endpoints.elasticsearch_url) as name:
+        yield name
+
+
+def syncer(endpoints: Endpoints, *arguments: str, answer: str = "") -> tuple[int, str]:
+    """The exit code, and all that is said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "syncer", "locks", *arguments],
+        env={**os.environ, "SYNCER_ELASTICSEARCH_URL": endpoints.elasticsearch_url, "COLUMNS": "160"},
+        cwd=REPOSITORY,
+        input=answer,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("recovery", "found"), [(Recovery.FINISH, (7, 7)), (Recovery.ROLL_BACK, (0, 0))])
+def test_locks_are_listed_and_broken(
+    endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch, recovery: Recovery, found: tuple[int, ...]
+) -> None:
+    """What its holder has left half done is said, and finished or rolled back, as asked."""
+    where = ("--index", f"{index}-locks")
+    with lockers(endpoints, index) as (first, second):
+        fail_at(monkeypatch, first._fence, "write", KeyboardInterrupt(), turn=2)
+        with pytest.raises(KeyboardInterrupt), first.tree("/a [b]", timeout=1) as held:
+            set_pair(held, index, 7)
+        with second.documents(index, ["x"]) as other:
+            code, said = syncer(endpoints, "list", *where, "--json")
+            listed = json.loads(said)
+            holders = {one["owner"]: one for one in listed["holders"]}
+            assert code == 0
+            assert {(one["name"], one["mode"], one["holder"]) for one in listed["locks"]} == {
+                ("tree files /", "shared", holders["first"]["id"]),
+                ("tree files /a [b]", "exclusive", holders["first"]["id"]),
+                (f"document {index} x", "exclusive", holders["second"]["id"]),
+            }
+            assert holders["first"]["intent"]["pages"] == 2
+            assert holders["second"]["term"] >= other.term
+
+        code, said = syncer(endpoints, "list", *where)
+        assert code == 0
+        assert "tree files /a [b]" in said
+        assert "whoever takes the locks finishes or rolls back" in said
+
+        asked = ("break", "first", *where, "--changes", recovery.value)
+        code, said = syncer(endpoints, *asked, answer="n\n")
+        assert code == 1
+        assert f"2 documents of {index}, or has left that half done; such as left, right" in said
+        assert values(first._client, index) == (7, 0)
+        code, said = syncer(endpoints, *asked, answer="y\n")
+        assert code == 0
+        assert values(first._client, index) == found
+        assert syncer(endpoints, "list", *where) == (0, "Nobody holds a lock.\n")
+
+
+def test_a_holder_that_moves_is_told_from_one_that_does_not(
+    endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock of who watches, for as long as the longest lease."""
+    monkeypatch.setattr("tests.locking.owners.LEASE", 1.0)
+    with lockers(endpoints, index, other_lease=1.5) as (first, second), first.everything(), second.tree("/a"):
+        first._lease._ended.set()
+        first._lease._thread.join()
+        _, said = syncer(endpoints, "list", "--index", f"{index}-locks", "--watch", "--json")
+        states = {one["owner"]: one["state"] for one in json.loads(said)["holders"]}
+        assert states["first"].startswith("still for 1.")
+        assert states["second"].startswith("moved 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("break", "nobody"), "There is no holder 'nobody'"),
+        (("break", ""), "There is no holder ''"),
+        (("break", "x", "--index", "nowhere"), "There is no index nowhere"),
+        (("break", "x", "--changes", "both"), "'both' is not one of"),
+        (("list", "--index", ".."), "No index can be called"),
+    ],
+)
+def test_nonsense_is_explained(endpoints: Endpoints, index: str, arguments: tuple[str, ...], said: str) -> None:
+    """Nothing is broken, and what to do is said."""
+    with lockers(endpoints, index):
+        where = () if "--index" in arguments else ("--index", f"{index}-locks")
+        code, told = syncer(endpoints, *arguments, *where)
+    assert code != 0
+    assert said in told

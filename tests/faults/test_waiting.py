@@ -18,7 +18,7 @@ from syncer.waiting import Waiter
 from tests.faults.writers import at_work
 from tests.harness import World, wait_until
 from tests.proof import Rule, faces
-from tests.scenarios.test_fan_outs import BLOG, follow, refresher
+from tests.scenarios.test_fan_outs import BLOG, follow, refresher, worker
 from tests.scenarios.test_jobs import new_generation
 
 PUBLISHED = Rule(
@@ -127,7 +127,8 @@ def test_each_stage_is_waited_for(world: World, waiter: Waiter) -> None:
         assert relay.run_once().published == 1
     assert stage(waiter, token) == "workers"
     with world.index() as index:
-        follow(world, index)
+        with worker(world, index) as made:
+            wait_until(lambda: made.run_once().changes == 1, what="the worker has handled it")
         assert stage(waiter, token) == "jobs"
         assert names(world, 1) == {"name 1"}
         world.refresh(index)

@@ -239,6 +239,7 @@ class Observer:
 
         Raises:
             KafkaException: Kafka does not answer, or refuses.
+            TopicError: It does not let syncer in.
         """
         group = self._settings.group
 
@@ -246,7 +247,8 @@ class Observer:
             asked = self._admin.describe_consumer_groups([group], request_timeout=ANSWER_SECONDS)
             return len(asked[group].result(timeout=2 * ANSWER_SECONDS).members)
 
-        return _of_group(ask)
+        with self._admin.asking():
+            return _of_group(ask)
 
     def _asked_for_id(self) -> Future[Any]:
         name = self._settings.topic

@@ -21,6 +21,7 @@ from rich.markup import escape
 
 from syncer import (
     apply as applying,
+    completion,
     definition,
     findings,
     grants_commands,
@@ -33,6 +34,7 @@ from syncer import (
     listing,
     lock_commands,
     loss,
+    manual,
     postgres,
     rebuild as rebuilding,
     replica,
@@ -139,7 +141,7 @@ def migrate() -> None:
 
 @app.command()
 def plan(
-    document: Annotated[str | None, typer.Argument(help="Which document; all of them if left out.")] = None,
+    document: completion.MaybeDocument = None,
     *,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings and missing indexes too.")] = False,
     as_json: AsJson = False,
@@ -205,7 +207,7 @@ def apply(
 
 @app.command()
 def backfill(
-    document: Annotated[str, typer.Argument(help="Which document.")],
+    document: completion.Document,
     *,
     rate: Annotated[float | None, typer.Option(min=0.1, help="At most so many documents per second.")] = None,
     where: Annotated[
@@ -327,7 +329,7 @@ def _tell(line: str) -> None:
 
 
 @app.command()
-def run(*, only: Annotated[str | None, typer.Option(help="relay or workers: run only that part.")] = None) -> None:
+def run(*, only: completion.Part = None) -> None:
     """Run the daemon until SIGTERM or Ctrl-C; the batch in hand is finished first.
 
     A second signal ends it at once: nothing is lost, the next daemon does again what was in hand.
@@ -373,7 +375,7 @@ def _stop_on_signals(stop: Stop) -> None:
 
 @app.command()
 def verify(
-    document: Annotated[str | None, typer.Argument(help="Which document; all of them if left out.")] = None,
+    document: completion.MaybeDocument = None,
     *,
     repair: Annotated[bool, typer.Option("--repair", help="Write again what differs, and compare it again.")] = False,
     sample: Annotated[
@@ -419,7 +421,7 @@ def verify(
 
 @app.command("explain")
 def explain_document(
-    document: Annotated[str, typer.Argument(help="Which document.")],
+    document: completion.Document,
     id_: Annotated[str, typer.Argument(metavar="ID", help="Which of its instances: its _id.")],
     *,
     values: Annotated[bool, typer.Option("--values", help="Show what fields hold, not only their names.")] = False,
@@ -459,9 +461,7 @@ def doctor(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 for what is to be considered, or cannot be seen, too.")
     ] = False,
-    only: Annotated[
-        str | None, typer.Option(help="relay or workers: as the role of a daemon that runs only that part.")
-    ] = None,
+    only: completion.Part = None,
     as_json: AsJson = False,
 ) -> None:
     """Every setting, privilege and condition that a promise rests on, looked at, with the mend.
@@ -514,3 +514,6 @@ def demo(
     holds = play_models(out, models, keep=keep) if models else play(out, keep=keep, posts=posts or 5000)
     if not holds:
         raise typer.Exit(1)
+
+
+manual.complete(app)

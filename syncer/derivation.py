@@ -45,7 +45,7 @@ _UNCONVERTED = {"text", "uuid"}
 # The same whenever it is asked, and null if an argument is; ``||`` is so for scalars.
 _STEADY = (
     exp.Column, exp.Identifier, exp.Literal, exp.Paren, exp.Cast, exp.DataType, exp.DataTypeParam,
-    exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Lower, exp.Upper, exp.DPipe,
+    exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Lower, exp.Upper, exp.Length, exp.DPipe,
     exp.JSONExtract, exp.JSONExtractScalar,
 )  # fmt: skip
 

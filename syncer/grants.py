@@ -43,6 +43,7 @@ ROLE_BYTES_MAX = 63
 
 _SELECT = "SELECT"
 _READ_AND_CHANGE = "SELECT, UPDATE"
+_ADD = "SELECT, INSERT"
 _ADD_AND_CHANGE = "SELECT, INSERT, UPDATE"
 _ALL = "SELECT, INSERT, UPDATE, DELETE"
 
@@ -52,7 +53,7 @@ TABLES = (
     *("verification", "version_time"),
     *(f"outbox_{number}" for number in range(outbox.SEGMENTS)),
 )
-"""Every table of the schema, but for what yoyo alone uses."""
+"""Every table that a version of the schema has, but for what yoyo alone uses; those that are not there get no grant."""
 _EVERY_TABLE = dict.fromkeys(TABLES, _SELECT)
 _LOOKED_AT = dict.fromkeys(
     (
@@ -62,7 +63,7 @@ _LOOKED_AT = dict.fromkeys(
     _SELECT,
 )
 """What a daemon says of itself."""
-_WATCHED = {"capture": _READ_AND_CHANGE, "outbox": "SELECT, INSERT", "version_time": _ALL}
+_WATCHED = {"capture": _READ_AND_CHANGE, "outbox": _ADD, "version_time": _ALL}
 """What every daemon looks after: see `syncer.watch`."""
 _WRITTEN = {
     **_WATCHED,
@@ -71,10 +72,11 @@ _WRITTEN = {
     "incarnation": _READ_AND_CHANGE,
     "job": _ALL,
     "job_page": _ALL,
-    "rewrite": "SELECT, INSERT",
+    "rewrite": _ADD,
     "topic": _ADD_AND_CHANGE,
-    "turn": _READ_AND_CHANGE,  # which is what it takes to lock it
-    "unreadable_record": "SELECT, INSERT",
+    # Locked by who draws a version.
+    "turn": _READ_AND_CHANGE,
+    "unreadable_record": _ADD,
     "unreadable_topic": _ADD_AND_CHANGE,
 }
 
@@ -103,6 +105,7 @@ ON_TABLES: Mapping[Duty, Mapping[str, str]] = {
         "unreadable_record": "SELECT, INSERT, DELETE",
         "verification": _ADD_AND_CHANGE,
     },
+    # What a comparison has found is noted.
     Duty.READER: {**_EVERY_TABLE, "verification": _ADD_AND_CHANGE},
 }
 """By duty, what it may do with which table. The schema's owner may do everything."""
@@ -123,6 +126,7 @@ READS = frozenset({Duty.WORKER, Duty.OPERATOR, Duty.READER})
 _ABOUT = """
 SELECT rolsuper, oid = (SELECT nspowner FROM pg_namespace WHERE nspname = 'syncer') FROM pg_roles WHERE rolname = $1
 """
+_THERE = "SELECT relname::text FROM pg_class WHERE relnamespace = to_regnamespace('syncer')"
 _OWNERS = """
 SELECT format('%I.%I', n.nspname, c.relname), r.rolname::text, r.rolsuper
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace JOIN pg_roles AS r ON r.oid = c.relowner
@@ -222,7 +226,7 @@ def _of_role(connection: Connection, role: str, duties: Collection[Duty], reads:
         yield from _of_migrator(connection, name, role, reads)
     rest = set(duties) - {Duty.MIGRATOR}
     if rest and not is_owner:
-        yield from _on_schema(name, rest)
+        yield from _on_schema(connection, name, rest)
     if rest & READS:
         yield from _on_relations(connection, name, reads)
     elif rest:
@@ -239,12 +243,14 @@ def _of_migrator(connection: Connection, name: sql.Identifier, role: str, reads:
     yield from _on_schemas(connection, name, reads)
 
 
-def _on_schema(name: sql.Identifier, duties: Collection[Duty]) -> Iterator[sql.Composed]:
+def _on_schema(connection: Connection, name: sql.Identifier, duties: Collection[Duty]) -> Iterator[sql.Composed]:
     yield sql.SQL("REVOKE ALL ON ALL TABLES IN SCHEMA syncer FROM {}").format(name)
     yield sql.SQL("REVOKE ALL ON ALL SEQUENCES IN SCHEMA syncer FROM {}").format(name)
     yield sql.SQL("GRANT USAGE ON SCHEMA syncer TO {}").format(name)
+    there = {one for (one,) in connection.execute(_THERE)}
     for kind, by_duty in ((sql.SQL(""), ON_TABLES), (sql.SQL("SEQUENCE "), ON_SEQUENCES)):
-        for privileges, names in by_privileges(wanted(duties, by_duty)):
+        needed = {one: privileges for one, privileges in wanted(duties, by_duty).items() if one in there}
+        for privileges, names in by_privileges(needed):
             yield sql.SQL("GRANT {} ON {}{} TO {}").format(
                 sql.SQL(", ").join(sql.SQL(one) for one in privileges),
                 kind,

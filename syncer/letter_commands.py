@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from syncer import dead_letters, halting, letter_page, listing, store, terminal, trying, unreadable
+from syncer import completion, dead_letters, halting, letter_page, listing, store, terminal, trying, unreadable
 from syncer.dead_letters import Selection
 from syncer.errors import ConfigError
 from syncer.filling import Filling
@@ -30,7 +30,7 @@ _MISSING_SHOWN = 5
 
 app = typer.Typer(help="What could not be written or read: which documents, why, and what to do.", no_args_is_help=True)
 
-Name = Annotated[str | None, typer.Argument(metavar="DOCUMENT", help="Which document; all of them if left out.")]
+Name = completion.MaybeDocument
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Which of its instances; all if left out.")]
 OfKind = Annotated[str | None, typer.Option("--kind", help="Only this kind of error, as `list` shows it.")]
 OfField = Annotated[str | None, typer.Option("--field", help="Only those with this field at fault.")]

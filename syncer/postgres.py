@@ -91,7 +91,7 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
     """
     session = {**_SESSION, "idle_in_transaction_session_timeout": f"{idle_seconds_max * 1000:.0f}"}
     connection: Connection = psycopg.connect(
-        settings.dsn.get_secret_value(),
+        settings.conninfo,
         autocommit=True,
         cursor_factory=RawCursor,
         application_name=f"syncer {name}",

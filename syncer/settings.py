@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import yaml
 from psycopg import ProgrammingError
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -56,15 +56,23 @@ class PostgresSettings(_Section):
 
     dsn: SecretStr
     """Anything that libpq takes: a URI, or ``key=value`` pairs; TLS options go in here."""
+    password: SecretStr | None = None
+    """The password, for who keeps it apart from the connection string."""
     read_dsn: SecretStr | None = None
     """A streaming replica of it, on which documents are read; without one, that is done where the truth lives."""
     connect_timeout_seconds: PositiveInt = 10
     """How long to wait for a connection."""
 
-    @field_validator("read_dsn", mode="before")
+    @field_validator("read_dsn", "password", mode="before")
     @classmethod
-    def _is_none_if_empty(cls, dsn: object) -> object:
-        return dsn or None
+    def _is_none_if_empty(cls, said: object) -> object:
+        return said or None
+
+    @property
+    def conninfo(self) -> str:
+        """What libpq is given: with the password in it, not to be shown."""
+        dsn = self.dsn.get_secret_value()
+        return make_conninfo(dsn, password=self.password.get_secret_value()) if self.password else dsn
 
     @field_validator("dsn", "read_dsn")
     @classmethod

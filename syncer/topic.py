@@ -6,9 +6,9 @@ How changes get in and out: `syncer.transport`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -97,13 +97,46 @@ def missing(settings: KafkaSettings) -> TopicError:
     return TopicError(f"Kafka has no topic {settings.topic}", hint="Run: syncer apply, which creates it.")
 
 
-def _admin(settings: KafkaSettings) -> AdminClient:
-    return AdminClient(common(settings), logger=telemetry.library_logger())
+class _Admin(AdminClient):
+    """A client for questions, which knows why it is not let in: an answer that does not come says only that."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.troubles: list[KafkaError] = []
+        told: dict[str, Any] = {"error_cb": self.troubles.append}
+        super().__init__({**common(settings), **told}, logger=telemetry.library_logger())
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Say of a question that is not answered if that is since the broker, or the client, does not trust the other.
+
+        Raises:
+            TopicError: That is why.
+        """
+        try:
+            yield
+        except KafkaException as error:
+            self.poll(0)
+            for trouble in self.troubles:
+                if trouble.code() in _NOT_LET_IN:
+                    raise TopicError(f"Kafka does not let syncer in: {trouble.str()}", hint=_LET_IN_HINT) from error
+            raise
 
 
-def _topics(admin: AdminClient) -> dict[str, Any]:
+_NOT_LET_IN = frozenset({KafkaError._AUTHENTICATION, KafkaError._SSL})  # noqa: SLF001 - librdkafka's own are spelled so
+_LET_IN_HINT = (
+    "Check kafka.properties (security.protocol, sasl.mechanisms, sasl.username, ssl.ca.location) and\n"
+    "kafka.sasl_password: see docs/security.md."
+)
+
+
+def _admin(settings: KafkaSettings) -> _Admin:
+    return _Admin(settings)
+
+
+def _topics(admin: _Admin) -> dict[str, Any]:
     try:
-        return dict(admin.list_topics(timeout=ANSWER_SECONDS).topics)
+        with admin.asking():
+            return dict(admin.list_topics(timeout=ANSWER_SECONDS).topics)
     except KafkaException as error:
         raise TopicError(
             f"Kafka cannot be reached: {error.args[0].str()}",

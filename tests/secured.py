@@ -50,13 +50,14 @@ class Authority:
     Args:
         folder: Where they are written.
         account: Whom the servers' keys belong to.
+        name: What it is called.
     """
 
-    def __init__(self, folder: Path, account: Account) -> None:
+    def __init__(self, folder: Path, account: Account, name: str) -> None:
         self._folder = folder
         self._account = account
         self._key = _key()
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority of the tests")])
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         made = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(ca=True, path_length=0), True)  # noqa: FBT003 - the signature is the library's
         self.certificate = self._write("ca.pem", made.sign(self._key, hashes.SHA256()).public_bytes(_PEM))
 
@@ -226,7 +227,7 @@ def secured_servers() -> Iterator[Secured]:
         own, other = folder / "certificates", folder / "stranger"
         for one in (own, other):
             account.own(one)
-        authority, stranger = Authority(own, account), Authority(other, account)
+        authority, stranger = Authority(own, account, "authority"), Authority(other, account, "stranger")
         certificate, key, both = authority.issue("server", for_server=True)
         sandbox = Sandbox(folder / "servers")
         made = (sandbox.folder, Cache(cache_folder(account), account, report=silent), account)

@@ -157,9 +157,8 @@ class Patient:
     def plain(self) -> dict[str, Setting]:
         """The settings of Postgres as a session finds them that asks for nothing, such as an application's."""
         assert self.postgres  # noqa: S101 - or it has raised
-        with psycopg.connect(
-            self.settings.postgres.dsn.get_secret_value(), autocommit=True, connect_timeout=ANSWER_SECONDS
-        ) as connection:
+        there = self.settings.postgres.conninfo
+        with psycopg.connect(there, autocommit=True, connect_timeout=ANSWER_SECONDS) as connection:
             return {
                 name: Setting(value=value, unit=unit, source=source)
                 for name, value, unit, source in connection.execute(_PLAIN)

@@ -12,6 +12,7 @@ from syncer import topic
 from syncer.doctor.finding import check
 from syncer.doctor.patient import ANSWER_SECONDS, Patient, UnseenError
 from syncer.doctor.symptom import Symptom, advice, consider, wrong
+from syncer.grants import Duty
 from syncer.model import Change
 from syncer.topic import Span
 from syncer.wording import amount, duration
@@ -151,8 +152,14 @@ def _group(patient: Patient) -> Iterator[Symptom]:
         )
 
 
-_ON_TOPIC = {AclOperation.READ: "Read", AclOperation.WRITE: "Write", AclOperation.DESCRIBE: "Describe"}
-_ON_GROUP = {AclOperation.READ: "Read", AclOperation.DESCRIBE: "Describe"}
+_DESCRIBE = {AclOperation.DESCRIBE: "Describe"}
+_ON_TOPIC = {Duty.RELAY: {AclOperation.WRITE: "Write"}, Duty.WORKER: {AclOperation.READ: "Read"}}
+_ON_GROUP = {Duty.WORKER: {AclOperation.READ: "Read"}}
+
+
+def _wanted(patient: Patient, by_duty: dict[Duty, dict[AclOperation, str]]) -> dict[AclOperation, str]:
+    needed = [by_duty.get(duty, {}) for duty in sorted(patient.duties)]
+    return {operation: said for one in (*needed, _DESCRIBE) for operation, said in one.items()}
 
 
 @check(
@@ -177,8 +184,8 @@ def _privileges(patient: Patient) -> Iterator[Symptom]:
     except KafkaException as error:
         raise UnseenError(f"Kafka does not say what may be done: {error.args[0].str()}") from error
     for kind, name, wanted, found in (
-        ("topic", settings.topic, _ON_TOPIC, on_topic),
-        ("group", settings.group, _ON_GROUP, on_group),
+        ("topic", settings.topic, _wanted(patient, _ON_TOPIC), on_topic),
+        ("group", settings.group, _wanted(patient, _ON_GROUP), on_group),
     ):
         lacking = [said for operation, said in wanted.items() if operation not in (found or ())]
         if found and lacking:

@@ -29,7 +29,7 @@ _JSON_SECONDS = 2.0
 _KEYWORDS = "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'"
 # Whether any of the first rows has JSON that is no object, nor an array of some.
 _HAS_SCALARS = """
-SELECT EXISTS (SELECT FROM (SELECT {column}::jsonb AS j FROM {table} LIMIT 1000) AS some
+SELECT EXISTS (SELECT FROM (SELECT {column}::jsonb AS j FROM {table} LIMIT 1000) AS first
                WHERE jsonb_path_exists(j, 'lax $[*] ? (@.type() != "object" && @.type() != "null")'))
 """
 _FREE_TEXT = frozenset({"text", "bpchar", "json", "enum", "composite", "range", ""})
@@ -151,7 +151,7 @@ class _Drafter:
         where = self._equal(inner, reference.to_columns, alias, reference.columns)
         yield _Part(
             expression=sql.SQL("(\n        SELECT {}\n        FROM {} AS {}\n        WHERE {}\n    )").format(
-                _built(inside, "        "), sql.SQL(other.relation), self._name(inner), where
+                _built(inside), sql.SQL(other.relation), self._name(inner), where
             ),
             name=name,
             mapping={"properties": _properties(inside)},
@@ -176,7 +176,7 @@ class _Drafter:
                     "(\n        SELECT coalesce(jsonb_agg({} ORDER BY {}), '[]'::jsonb)\n"
                     "        FROM {} AS {}\n        WHERE {}\n    )"
                 ).format(
-                    _built(inside, "        "),
+                    _built(inside),
                     sql.SQL(", ").join(self._name(inner, one) for one in other.key),
                     sql.SQL(other.relation),
                     self._name(inner),
@@ -225,7 +225,7 @@ class _Drafter:
         for name, _ in key:
             # A colon may be in a text: with its length before it, no two keys make one id.
             if len(free) > 1 and name in free:
-                parts.append(sql.SQL("char_length({}::text)::text").format(name))
+                parts.append(sql.SQL("length({}::text)::text").format(name))
             parts.append(sql.SQL("{}::text").format(name))
         return sql.SQL(" || ':' || ").join(parts)
 
@@ -252,20 +252,15 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _built(parts: Sequence[_Part], indent: str) -> sql.Composable:
+def _built(parts: Sequence[_Part]) -> sql.Composable:
     """An object of these fields."""
     pieces = [parts[place : place + _PAIRS_MAX] for place in range(0, len(parts), _PAIRS_MAX)] or [[]]
-    return sql.SQL(" || ").join(_built_at_once(some, indent) for some in pieces)
+    return sql.SQL(" || ").join(_built_at_once(some) for some in pieces)
 
 
-def _built_at_once(parts: Sequence[_Part], indent: str) -> sql.Composable:
+def _built_at_once(parts: Sequence[_Part]) -> sql.Composable:
     pairs = [sql.SQL("{}, {}").format(sql.Literal(one.name), one.expression) for one in parts]
-    lines = sql.SQL("\n" + indent + "    ")
-    fields_: sql.Composable = sql.SQL("").join(
-        sql.SQL("{}{}{}").format(lines, pair, sql.SQL("," if place < len(pairs) else ""))
-        for place, pair in enumerate(pairs, start=1)
-    )
-    return sql.SQL("jsonb_build_object({}{})").format(fields_, sql.SQL("\n" + indent))
+    return sql.SQL("jsonb_build_object(\n            {}\n        )").format(sql.SQL(",\n            ").join(pairs))
 
 
 def _properties(parts: Sequence[_Part]) -> dict[str, Any]:

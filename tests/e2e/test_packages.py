@@ -1,0 +1,90 @@
+"""What is published installs and runs by itself: from an empty folder, for a user with an empty home."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+from tests.harness import BLOG_SCHEMA, REPOSITORY, World
+
+
+def run(*command: str | Path, folder: Path, environment: dict[str, str] | None = None) -> str:
+    """What a command says that is to succeed."""
+    done = subprocess.run(
+        list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+    return done.stdout
+
+
+def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tmp_path: Path) -> None:
+    """sdist, its wheel, a fresh environment: init, migrate, plan, apply and verify, all without a checkout."""
+    world, packages = empty_world, tmp_path / "packages"
+    # The wheel is built from the sdist; nothing is fetched.
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", packages, REPOSITORY, folder=tmp_path)
+    (sdist,), (wheel,) = packages.glob("*.tar.gz"), packages.glob("*.whl")
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    assert held >= {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "docker-compose.yml",
+        "docs/security.md",
+        "tests/harness.py",
+    }
+    with zipfile.ZipFile(wheel) as unpacked:
+        held = set(unpacked.namelist())
+    assert held >= {"syncer/_shipped/config/syncer.yaml", "syncer/demo/blog.sql", "syncer/sandbox/artifacts.json"}
+    shipped = {Path(name).name for name in held if "_shipped/migrations" in name}
+    assert shipped == {one.name for one in (REPOSITORY / "migrations").iterdir()}
+    assert not [name for name in held if name.startswith(("tests/", "docs/"))]
+
+    made = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", made, folder=tmp_path)
+    (packages_folder,) = (made / "lib").glob("python*/site-packages")
+    # What it depends on is taken from here; the .pth of an editable syncer is not followed from there.
+    (packages_folder / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = (
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        made / "bin" / "python",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+    )
+    run(*pip, wheel, folder=tmp_path)
+    home, folder = tmp_path / "home", tmp_path / "empty"
+    home.mkdir()
+    folder.mkdir()
+    environment = {name: value for name, value in world.environment.items() if name.startswith("SYNCER_")}
+    del environment["SYNCER_CONFIG"]
+    environment |= {"HOME": str(home), "PATH": os.defpath, "COLUMNS": "120"}
+
+    def syncer(*arguments: str) -> str:
+        return run(made / "bin" / "syncer", *arguments, folder=folder, environment=environment)
+
+    where = "import syncer; print(syncer.__file__)"
+    assert str(made) in run(made / "bin" / "python", "-c", where, folder=folder, environment=environment)
+    assert syncer("--version").startswith("syncer 0.1.0")
+    world.sql(BLOG_SCHEMA.read_text())
+    world.sql(
+        "INSERT INTO users (id, name, email) VALUES (1, 'John', 'j'); "
+        "INSERT INTO posts (user_id, title, body) VALUES (1, 't', 'b')"
+    )
+    syncer("init", "--table", "posts", "--with", "comments", "--document", "blogpost")
+    (folder / "config" / "documents" / "blogpost" / "document.yaml").write_text(f"index: {world.alias}\n")
+    syncer("migrate")
+    assert "new index, 1 document" in syncer("plan")
+    syncer("apply", "--yes")
+    syncer("verify")
+    assert [one["user"]["name"] for one in world.held().values()] == ["John"]
+    assert list(home.iterdir()) == []

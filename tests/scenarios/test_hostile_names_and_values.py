@@ -1,0 +1,179 @@
+"""Names that are hostile to SQL, ids that are hostile to URLs, values that are hostile to formats: all go through."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from psycopg import sql
+
+from syncer import definition
+from syncer.errors import DefinitionError
+from tests.harness import World
+
+SCHEMA = 'Sch"e%s.ma'
+# 63 bytes, the longest that Postgres has; keywords; what formats, LIKE, JSON and psycopg might take for theirs.
+TABLES = ("select", "ta'b\"le.%(x)s {0} $1 \\ \N{SNOWMAN} ;--")
+COLUMNS = (
+    *(
+        "user",
+        "group",
+        "Order",
+        'qu"ote',
+        "apo'strophe",
+        "per%cent",
+        "%s",
+        "%(name)s",
+        "{}",
+        "{0}",
+        "$1",
+        "$$",
+        "back\\slash",
+    ),
+    *(
+        "with.dot",
+        "with space",
+        "semi;colon--",
+        "\N{LATIN SMALL LETTER E WITH ACUTE}t\N{LATIN SMALL LETTER E WITH ACUTE}",
+    ),
+    *(
+        "\N{SNOWMAN}" * 21,
+        "x" * 63,
+        "line\nbreak",
+        "/* comment */",
+        "old",
+        "new",
+        "old_rows",
+        "trigger",
+        "image",
+        "gone",
+    ),
+)
+IDS = (
+    *(
+        "a/b",
+        "a'b",
+        'a"b',
+        "a\nb",
+        "a b",
+        "%s",
+        "%(id)s",
+        "{}",
+        "$1",
+        "a,b",
+        "*",
+        "?q=1",
+        "#",
+        "..",
+        "a\\b",
+        "\N{SNOWMAN}",
+        "1",
+    ),
+    *(" ", "null", "_id", "i" * 512, "\N{SNOWMAN}" * 170, "'; DROP TABLE users; --", "a\tb", '{"a": 1}', "[1]", "a:b"),
+)
+PAYLOADS = (
+    *(
+        "%s %(x)s {} {0} $1",
+        "'; DROP SCHEMA syncer CASCADE; --",
+        '"}\n{"index": {}}\n',
+        "\\u0000 \\ud800",
+        "</script><script>",
+    ),
+    *("\x01\x1f\x7f\u2028\ufeff", "\N{PILE OF POO}" * 50, "", "line\r\nbreak"),
+)
+
+
+def quoted(*names: str) -> sql.Identifier:
+    """A name as SQL has it."""
+    return sql.Identifier(*names)
+
+
+def test_names_that_are_hostile_to_sql(empty_world: World) -> None:
+    """Tables and columns of any name are captured, derived, composed and repaired; and so drafted."""
+    world, (one, other) = empty_world, TABLES
+    shutil.rmtree(world.config / "documents")
+    columns = sql.SQL(", ").join(sql.SQL("{} text").format(quoted(name)) for name in COLUMNS)
+    with world.application() as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(quoted(SCHEMA)))
+        connection.execute(
+            sql.SQL("CREATE TABLE {} (id int, {}, PRIMARY KEY (id))").format(quoted(SCHEMA, one), columns)
+        )
+        connection.execute(
+            sql.SQL("CREATE TABLE {} ({} int REFERENCES {}, no int, {} text, PRIMARY KEY ({}, no))").format(
+                quoted(SCHEMA, other), quoted("%s"), quoted(SCHEMA, one), quoted('"'), quoted("%s")
+            )
+        )
+    drafted = world.syncer("init", "--table", f"{SCHEMA}.{one}", "--with", f"{SCHEMA}.{other}", "--document", "posts")
+    assert drafted.returncode == 0, drafted.stderr
+    (world.config / "documents" / "posts" / "document.yaml").write_text(f"index: {world.alias_of('posts')}\n")
+    world.documents = ("posts",)
+    world.migrate()
+    world.apply()
+    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+        with world.application() as connection:
+            names = sql.SQL(", ").join(map(quoted, COLUMNS))
+            marks = sql.SQL(", ").join(sql.Placeholder() * len(COLUMNS))
+            connection.execute(
+                sql.SQL("INSERT INTO {} (id, {}) SELECT n, {} FROM generate_series(1, 3) AS n").format(
+                    quoted(SCHEMA, one), names, marks
+                ),
+                COLUMNS,
+            )
+            connection.execute(
+                sql.SQL("INSERT INTO {} SELECT 1, n, {} FROM generate_series(1, 2) AS n").format(
+                    quoted(SCHEMA, other), sql.Literal("%s")
+                )
+            )
+        world.drain(relay, worker)
+        assert len(world.held("posts")) == 3
+        with world.application() as connection:
+            connection.execute(
+                sql.SQL("UPDATE {} SET {} = 'x' WHERE id = 2").format(quoted(SCHEMA, one), quoted("per%cent"))
+            )
+            connection.execute(sql.SQL("DELETE FROM {} WHERE no = 1").format(quoted(SCHEMA, other)))
+        world.drain(relay, worker)
+        with world.application() as connection:
+            connection.execute(sql.SQL("TRUNCATE {} CASCADE").format(quoted(SCHEMA, one)))
+        world.drain(relay, worker)
+    assert world.held("posts") == {}
+
+
+def test_ids_and_values_that_are_hostile_to_formats(empty_world: World) -> None:
+    """Every id that Elasticsearch takes is written, found, explained and deleted, whatever it shows."""
+    world = empty_world
+    shutil.rmtree(world.config / "documents")
+    folder = world.config / "documents" / "posts"
+    folder.mkdir(parents=True)
+    (folder / "document.yaml").write_text(f"index: {world.alias_of('posts')}\n")
+    (folder / "select.sql").write_text("SELECT p.id AS _id, p.body, p.data FROM posts AS p\n")
+    (folder / "index.json").write_text('{"mappings": {"properties": {"data": {"enabled": false, "type": "object"}}}}')
+    world.documents = ("posts",)
+    world.sql("CREATE TABLE posts (id text PRIMARY KEY, body text, data jsonb)")
+    world.migrate()
+    world.apply()
+    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+        for number, id_ in enumerate(IDS):
+            body = PAYLOADS[number % len(PAYLOADS)]
+            world.sql("INSERT INTO posts VALUES (%s, %s, %s)", id_, body, json.dumps({body: [body]}))
+        world.drain(relay, worker)
+        assert world.held("posts").keys() == set(IDS)
+        for id_ in ("a/b", "a\nb", "%s", "'; DROP TABLE users; --"):
+            explained = world.syncer("explain", "posts", id_, "--json", "--seconds", "2")
+            assert json.loads(explained.stdout)["is_equal"], explained.stderr
+        listed = world.folder / "ids"
+        listed.write_text("\n".join(one for one in IDS if one.strip() == one and "\n" not in one))
+        assert world.syncer("backfill", "posts", "--ids", str(listed)).returncode == 0
+        world.sql("DELETE FROM posts WHERE length(id) < 400")
+        world.drain(relay, worker)
+    assert len(world.held("posts")) == 1
+
+
+def test_names_that_no_document_may_have_are_refused(tmp_path: Path) -> None:
+    """A folder's name goes into names of indices, files and SQL: it is letters, digits, _ and - alone."""
+    for name in ("a b", "a%s", "a'b", 'a"b', "a.b", "\N{SNOWMAN}", "a" * 64, "-a", "a\nb"):
+        folder = tmp_path / name
+        folder.mkdir()
+        with pytest.raises(DefinitionError, match="is not a name for a document"):
+            definition.load(folder)

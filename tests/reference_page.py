@@ -26,11 +26,11 @@ _COMMANDS = """\
 # Commands
 
 What each command of `syncer` does, takes and answers: the words of its own `--help`.
-`syncer --help` lists them; `syncer COMMAND --help` shows one.
+They are listed by `syncer` itself, if it is not told what to do; after the name of one, `--help` shows it.
 
 A command says what it did on standard output, and everything else on standard error.
 Its exit code is 0 only if what was asked for holds; 1 if it does not, or could not be done; 2 if it was mistyped.
-An error is a sentence and what to do about it; `syncer --debug COMMAND` adds the traceback.
+An error is a sentence and what to do about it; `--debug`, before the name of the command, adds the traceback.
 With `--json`, where there is something to read, what is on standard output is JSON and nothing else.
 Settings come from a file and the environment: [Settings](settings.md).
 
@@ -107,7 +107,11 @@ def _option(one: Any, hint: Any) -> str:
 
 def _help(one: Any) -> str:
     is_told = not getattr(one, "is_flag", False) and one.default not in (None, (), [])
-    return f"{one.help or ''}{f' Default: {one.default}.' if is_told else ''}".replace("|", "\\|")
+    return f"{one.help or ''}{f' Default: {_number(one.default)}.' if is_told else ''}".replace("|", "\\|")
+
+
+def _number(default: Any) -> Any:
+    return f"{default:g}" if isinstance(default, float) else default
 
 
 # Settings

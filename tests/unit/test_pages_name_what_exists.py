@@ -14,7 +14,7 @@ from syncer.doctor import examination
 from syncer.settings import Settings
 
 REPOSITORY = Path(__file__).parent.parent.parent
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 SECTIONS = {name: field.annotation for name, field in Settings.model_fields.items()}
 COMMANDS = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 CHECKS = {one.id for one in examination.CHECKS}
@@ -47,6 +47,25 @@ def test_every_command_that_is_named_is_one(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
-    """A link that is not to the web leads to what is in the repository."""
-    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8"))
-    assert [one for one in links if not (page.parent / one).exists()] == []
+    """A link that is not to the web leads to what is in the repository, and to a heading that is there."""
+    links = re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text("utf-8"))
+    targets = [(page.parent / file if file else page, heading) for file, heading in links]
+    assert [str(file) for file, _ in targets if not file.exists()] == []
+    assert [
+        (str(file), one) for file, one in targets if one and file.suffix == ".md" and one not in headings(file)
+    ] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_page_is_on_the_map(page: Path) -> None:
+    """docs/index.md leads to every page, so that a reader finds it."""
+    index = REPOSITORY / "docs" / "index.md"
+    leads_to = {(index.parent / one).resolve() for one in re.findall(r"\]\(([^)#:]+)", index.read_text("utf-8"))}
+    assert page in {index, REPOSITORY / "README.md", *leads_to}
+
+
+def headings(page: Path) -> set[str]:
+    """The headings of a page, as GitHub names them in links."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in found}

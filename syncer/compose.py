@@ -1,10 +1,14 @@
-"""Compose: ids → whole documents, as one snapshot shows them, with a version drawn before that snapshot.
+"""Compose: ids → whole documents, as one snapshot shows them, with a version drawn in turn with that snapshot.
 
-This module keeps the reading half of the version rule: the draw comes first, in a transaction of its own; then
-one snapshot is taken, and the document's rows and the generation in force for its index are all read in it.
+This module keeps the reading half of the version rule: a version is drawn and one snapshot taken while nobody else
+does either, and the document's rows and the generation in force for its index are all read in that snapshot.
 
-Why that order: take a change and any reader whose snapshot missed it. That reader drew before the change was
-visible; the change's own event is handled after, so its draw is later and greater, and its document wins.
+Why that is right: take a change and any reader whose snapshot missed it. His turn was over before the change was
+visible; the change's own event is handled after, so its turn is later and its version greater, and its document wins.
+And of any two readers the one with the greater version has seen all that the other has: so no document ever shows a
+state and then an earlier one.
+
+Of a replica less is said, see `syncer.replica`: there the draw comes first, and the snapshot later.
 
 Before the snapshot the document's relations are locked against ALTER TABLE, which would make a table look empty to it,
 and in the snapshot the catalogue is compared with what the definition was applied to. So a document is composed from
@@ -16,7 +20,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -86,8 +91,8 @@ class Batch:
 
     Args:
         compositions: One for each id that was asked for.
-        version: The version of all of them.
-        drawn_at: When it was drawn, by `clock`.
+        version: The version of all of them; what is written with a greater one is at least as new.
+        drawn_at: Just before it was drawn, by `clock`.
         document: The definition that the snapshot has in force; None if it has none, or a halted one.
         has_dead_letters: Whether the snapshot knows of parked documents.
         listings: How often it knows that somebody has begun to list all documents.
@@ -95,8 +100,8 @@ class Batch:
     """
 
     compositions: tuple[Composition, ...]
-    version: int
     drawn_at: float
+    version: int = 0
     document: Document | None = None
     has_dead_letters: bool = False
     listings: int = 0
@@ -108,13 +113,13 @@ class Findings:
     """Which of some documents the SELECT raises for.
 
     Args:
-        version: Drawn before that was asked.
+        version: As `Batch` has it.
         document: As `Batch` has it.
         faults: By id, what is at fault.
         untried: Those that there was no time for.
     """
 
-    version: int
+    version: int = 0
     document: Document | None = None
     faults: Mapping[str, Fault] = field(default_factory=dict)
     untried: tuple[str, ...] = ()
@@ -139,7 +144,7 @@ def clock() -> float:
 
 
 class Composer:
-    """Reads documents, on connections that nobody else uses: the draw must be its own transaction.
+    """Reads documents, on connections that nobody else uses.
 
     Args:
         connection: To the primary.
@@ -153,7 +158,7 @@ class Composer:
         self._catalogue = Catalogue()
 
     def compose(self, index_name: str, ids: Sequence[str], *, everywhere: bool = False) -> Batch:
-        """Draw a version, then read these documents and their definition in one snapshot.
+        """Draw a version with a snapshot, and read these documents and their definition in it.
 
         Args:
             index_name: The index that they are for, which tells their definition.
@@ -168,10 +173,9 @@ class Composer:
             psycopg.Error: The SELECT failed on some row, or the connection did.
             ReplicaError: The replica is behind for too long, or no replica.
         """
-        drawn_at = clock()
-        drawn = self._draw()  # version rule: before the snapshot, in its own transaction
+        drawn_at = clock()  # the draw comes after: it is no older than this says
 
-        def read(document: Document, state: DocumentState) -> Batch:
+        def read(drawn: int, document: Document, state: DocumentState) -> Batch:
             absent = "" if everywhere or document.dependencies.has_routing else None
             return Batch(
                 compositions=self._compositions(document, ids, drawn, absent),
@@ -183,10 +187,10 @@ class Composer:
                 read_at=state.server_seconds,
             )
 
-        return self._read(index_name, drawn, read) or Batch(compositions=(), version=drawn, drawn_at=drawn_at)
+        return self._read(index_name, read) or Batch(compositions=(), drawn_at=drawn_at)
 
     def faults(self, index_name: str, ids: Sequence[str], *, seconds: float) -> Findings:
-        """Draw a version, then find out in one snapshot for which of these documents the SELECT raises.
+        """Draw a version with a snapshot, and find out in it for which of these documents the SELECT raises.
 
         They are tried in groups, and those of a group that fails one by one, all on the server: at worst that asks for
         each of them a little more than once.
@@ -201,9 +205,8 @@ class Composer:
             psycopg.Error: What no row is to blame for.
             ReplicaError: As `compose`.
         """
-        drawn = self._draw()  # before the snapshot: what is written with a greater version is newer than the fault
 
-        def read(document: Document, _: DocumentState) -> Findings:
+        def read(drawn: int, document: Document, _: DocumentState) -> Findings:
             require_shape(self._connection, document)
             query = statement(document).as_string(self._connection)
             rows = self._connection.execute(_FAULTS, (query, castable(document, ids), seconds)).fetchall()
@@ -214,20 +217,18 @@ class Composer:
                 untried=tuple(row[0] for row in rows if row[1] is None),
             )
 
-        return self._read(index_name, drawn, read) or Findings(version=drawn)
+        return self._read(index_name, read) or Findings()
 
-    def _read(self, index_name: str, drawn: int, read: Callable[[Document, DocumentState], _Read]) -> _Read | None:
+    def _read(self, index_name: str, read: Callable[[int, Document, DocumentState], _Read]) -> _Read | None:
         """Read in one snapshot in which a definition is in force, and known; None if none is, or it is halted."""
         while (document := self._catalogue.last(self._connection, index_name)) is not None:
             try:
-                with locked(self._connection, document, parks=True, lock_seconds=STAGE_LOCK_SECONDS):
-                    if self._replica is not None:
-                        self._replica.require_draw(drawn)
+                with self._drawn(document) as drawn:
                     state = store.state(self._connection, index_name)
                     if state is None or state.is_halted:
                         break  # what skips it here is made good by the fill of the next generation: `syncer.halting`
                     if (state.generation, state.role) == (document.generation, document.role):
-                        return read(document, state)
+                        return read(drawn, document, state)
             except DocumentError:
                 # What failed may have been a definition that is no longer in force.
                 if self._is_in_force(document):
@@ -235,8 +236,16 @@ class Composer:
             self._catalogue.forget()
         return None
 
-    def _draw(self) -> int:
-        return version.draw(self._primary) if self._replica is None else self._replica.draw(self._primary)
+    @contextmanager
+    def _drawn(self, document: Document) -> Iterator[int]:
+        """A version, and the snapshot that may be written with it."""
+        drawn = None if self._replica is None else self._replica.draw(self._primary)
+        with locked(self._connection, document, parks=True, lock_seconds=STAGE_LOCK_SECONDS):
+            if drawn is None:
+                drawn = version.draw(self._connection)  # the version rule: with the snapshot, and in turn
+            elif self._replica is not None:
+                self._replica.require_draw(drawn)
+            yield drawn
 
     def _compositions(
         self, document: Document, ids: Sequence[str], drawn: int, absent: str | None

@@ -3,7 +3,7 @@
 Change        one outbox row, as it travels through the topic
 Target        a physical index that a document is written to
 Role          what that index is for
-Composition   a document as one snapshot shows it, with the version drawn before that snapshot
+Composition   a document as one snapshot shows it, with the version drawn in turn with it
 Place         where a copy of a document lies
 """
 

@@ -1,7 +1,9 @@
 """Replica: documents read on a streaming replica of Postgres, with the wait that the version rule then needs.
 
-The rule asks of a reader: what its snapshot missed was not visible when it drew. A replica shows what the primary
-showed some time ago, so a draw on the primary followed by a snapshot of the replica would break it. Hence, in order:
+The rule asks of a reader: what its snapshot missed was not visible when it drew. (On the primary both are done in
+turn, see `syncer.version.draw`, which shows a little more: that greater versions have later snapshots.) A replica
+shows what the primary showed some time ago, so a draw on the primary followed by a snapshot of the replica would
+break it. Hence, in order:
 
 1. The version is drawn on the primary, and after it, in the same transaction, a record without content is written to
    the WAL. The place where that record ends is the draw's *mark*.

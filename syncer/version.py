@@ -113,7 +113,15 @@ _KNOWS = f"""
 SELECT i.epoch = $1::bigint >> {EPOCH_SHIFT} AND i.epoch << {EPOCH_SHIFT} | s.last_value >= $1::bigint
 FROM syncer.incarnation AS i, syncer.version AS s
 """  # noqa: S608 - a constant of ours
-_DRAW = f"SELECT epoch << {EPOCH_SHIFT} | nextval('syncer.version') FROM syncer.incarnation"  # noqa: S608
+# The first query of a transaction: it takes the snapshot. What it draws is not undone with the savepoint; the lock is.
+_DRAW_IN_TURN = f"""
+SET TRANSACTION READ WRITE;
+SAVEPOINT turn;
+LOCK TABLE syncer.turn IN EXCLUSIVE MODE;
+SELECT epoch << {EPOCH_SHIFT} | nextval('syncer.version') FROM syncer.incarnation;
+ROLLBACK TO SAVEPOINT turn;
+SET TRANSACTION READ ONLY;
+"""  # noqa: S608 - a constant of ours
 
 
 class EpochRecord(Protocol):
@@ -200,13 +208,31 @@ def skip_unflushed(connection: Connection) -> None:
 
 
 def draw(connection: Connection) -> int:
-    """Draw one version. Only a snapshot taken after this call may be written with it."""
-    version: int = _row(connection, _DRAW)[0]
-    return version
+    """Draw one version and take the snapshot that may be written with it, in turn with all others who do.
+
+    Nobody else draws or takes his snapshot between the two, so a greater version has a snapshot that shows at least as
+    much. The turn is a lock that is held for a moment on the server, whatever becomes of the client meanwhile.
+
+    Args:
+        connection: In a transaction of `syncer.postgres.snapshot`, in which nothing has been asked yet.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: It was not its turn for as long as the transaction waits for locks.
+    """
+    # One round trip; never prepared: it is several statements.
+    answers = connection.execute(_DRAW_IN_TURN, prepare=False)
+    while answers.description is None:
+        answers.nextset()
+    row = answers.fetchone()
+    assert row is not None  # noqa: S101 - one incarnation
+    return int(row[0])
 
 
 def draw_with_mark(connection: Connection) -> tuple[int, str]:
-    """Draw one version; with a place in the WAL that is behind every commit that was visible then, and is flushed."""
+    """Draw one version; with a place in the WAL that is behind every commit that was visible then, and is flushed.
+
+    Only a snapshot taken after this call may be written with it.
+    """
     drawn, mark = _row(connection, _DRAW_WITH_MARK)
     return drawn, mark
 

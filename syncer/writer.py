@@ -1,6 +1,6 @@
 """Writer: the version rule, whole. Everything that writes a document does it here.
 
-To write documents: draw one version; read all of them in one snapshot that starts after the draw; write them
+To write documents: draw one version in turn with a snapshot; read all of them in that snapshot; write them
 whole with that version, and delete with it what the snapshot does not have. `syncer.compose` keeps the first half,
 `syncer.index` the last. Here they are put together, with what happens when something fails: a document at fault
 is parked and its siblings go on; anything that is tried again is composed again, with a new draw.

@@ -121,18 +121,25 @@ REFUSED_IS_PARKED = Rule(
 
 # The version rule
 
-DRAWN_FIRST = Rule(
-    "a version is drawn before what is written with it is read",
+DRAWN_WITH_THE_SNAPSHOT = Rule(
+    "a version is drawn with the snapshot of what is written with it, and not later",
     module="syncer.compose",
     text="            return Batch(\n                compositions=self._compositions(document, ids, drawn, absent),\n"
     "                version=drawn,\n",
     instead="            early = self._compositions(document, ids, drawn, absent)\n"
     '            self._connection.execute("COMMIT")\n'
-    "            late = self._draw()\n"
+    '            self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")\n'
+    "            late = version.draw(self._connection)\n"
     "            again = [\n"
     "                Composition(id=one.id, version=late, source=one.source, routing=one.routing)\n"
     "                for one in early\n            ]\n"
     "            return Batch(\n                compositions=tuple(again),\n                version=late,\n",
+)
+DRAWN_IN_TURN = Rule(
+    "nobody else draws, or takes his snapshot, between a draw and its snapshot",
+    module="syncer.version",
+    text="LOCK TABLE syncer.turn IN EXCLUSIVE MODE;",
+    instead="SELECT pg_sleep(random() / 50);",
 )
 WRITTEN_WITH_THE_DRAW = Rule(
     "documents are written with the version of their draw, not with one of their writing",

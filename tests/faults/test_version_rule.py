@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -16,7 +17,7 @@ from syncer.postgres import Connection
 from syncer.reading import require_shape
 from syncer.store import Document
 from syncer.writer import WriteReport
-from tests.faults.rules import DRAWN_FIRST, WRITTEN_WITH_THE_DRAW
+from tests.faults.rules import DRAWN_IN_TURN, DRAWN_WITH_THE_SNAPSHOT, WRITTEN_WITH_THE_DRAW
 from tests.harness import DEADLINE_SECONDS, World
 from tests.proof import Rule, faces
 
@@ -24,6 +25,10 @@ CHANGES = {
     "a newer text": "UPDATE posts SET title = 'new' WHERE id = 2",
     "a delete": "DELETE FROM posts WHERE id = 2",
 }
+
+
+WRITERS = 3
+STATES = 1000
 
 
 class HeldIndex(Index):
@@ -87,7 +92,11 @@ def test_a_writer_that_stalls_between_read_and_write_loses(blog: World, change: 
         assert blog.differences() == []
 
 
-@faces("a change is made and written by another while a writer is reading", promises=(1, 2, 3), without=DRAWN_FIRST)
+@faces(
+    "a change is made and written by another while a writer is reading",
+    promises=(1, 2, 3),
+    without=DRAWN_WITH_THE_SNAPSHOT,
+)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_change_that_comes_while_others_read_wins(blog: World, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose snapshot is older has drawn before, so that he loses, whoever writes last."""
@@ -102,6 +111,38 @@ def test_a_change_that_comes_while_others_read_wins(blog: World, change: str, mo
         monkeypatch.setattr("syncer.compose.require_shape", change_meanwhile)
         late.write(blog.index_of(), ["2"])
     assert blog.differences() == []
+
+
+@faces("writers of one document race, while it changes all the time", promises=(2,), without=DRAWN_IN_TURN)
+def test_who_looks_never_sees_an_earlier_state(blog: World) -> None:
+    """Not even one that is earlier than a state whose change nobody has handled yet."""
+    over = threading.Event()
+    seen: list[int] = []
+
+    def write() -> None:
+        with blog.index() as index, blog.writer(index) as writer:
+            while not over.is_set():
+                writer.write(blog.index_of(), ["2"])
+
+    def look() -> None:
+        with blog.elasticsearch() as client:
+            while not over.is_set():
+                seen.append(int(client.get(index=blog.alias, id="2", realtime=True)["_source"]["title"]))
+
+    blog.sql("UPDATE posts SET title = '0' WHERE id = 2")
+    with blog.index() as index, blog.writer(index) as writer:
+        writer.write(blog.index_of(), ["2"])
+    with ThreadPoolExecutor(WRITERS + 1) as threads, blog.connect() as connection:
+        racing = [threads.submit(work) for work in (*[write] * WRITERS, look)]
+        try:
+            for state in range(1, STATES + 1):
+                connection.execute("UPDATE posts SET title = $1 WHERE id = 2", (str(state),))
+        finally:
+            over.set()
+        for one in racing:
+            one.result()
+    assert len(set(seen)) > STATES / 20
+    assert seen == sorted(seen)
 
 
 @faces(

@@ -2,14 +2,14 @@
 
 Each commit makes a new state of the database, numbered from 1, and an event. A worker takes any event whose offset is
 not committed, be it in somebody else's hands: that is a rebalance. It is idle, or has *received* an event, *drawn* a
-version, *read* a snapshot, or *sent* what it has read.
+version too early, *read* a snapshot, or *sent* what it has read. Drawing and reading are one step, that nobody comes
+between: they are done in turn.
 
 Elasticsearch forgets deletes when an hour has passed, when it is restarted, when a shard moves. All of that takes
 longer than a writer takes who is not held up; one who is, is *late* from then on.
 
-What is shown of promise 2: once the change that made a state has been written by whoever handled its event, the
-document never shows an earlier state again. A later state than that may be seen, and be gone until its event comes:
-somebody may draw first and read last.
+What is shown of promise 2: once a state has been seen, no earlier one ever is, be its change handled or not. Where
+Elasticsearch forgets deletes, that begins anew.
 
 Not shown, since nothing could prevent it: that whoever is late does no harm if it is killed as well, between the
 answer of Elasticsearch and the end of what it does again, and if somebody else has committed the offset of its event
@@ -29,10 +29,10 @@ RECEIVED_FIRST = Rule(
     kept_by="syncer.worker",
     otherwise="a version from before the change is written with what the change made, and loses to one that missed it",
 )
-DRAWN_FIRST = Rule(
-    name="draw-before-reading",
-    says="a version is drawn before the snapshot is taken, in a transaction of its own",
-    kept_by="syncer.compose",
+IN_TURN = Rule(
+    name="draw-and-read-in-turn",
+    says="nobody else draws a version, or takes his snapshot, between a draw and its snapshot",
+    kept_by="syncer.version",
     otherwise="an old snapshot gets a new version, and wins for good",
 )
 VERSIONED = Rule(
@@ -92,8 +92,7 @@ class Writing(NamedTuple):
         version: Which version Elasticsearch has or remembers; 0 for none.
         shown: Which state of the database Elasticsearch shows.
         is_shown: Whether it has the document.
-        written: The last change that whoever handled it has written.
-        seen: The last state that it has shown; only for who looks at that.
+        seen: The last state that it has shown.
         workers: All of them.
         forgets: How often Elasticsearch may yet forget deletes.
     """
@@ -103,7 +102,6 @@ class Writing(NamedTuple):
     version: int
     shown: int
     is_shown: bool
-    written: int
     seen: int
     workers: tuple[Worker, ...]
     forgets: int
@@ -117,13 +115,12 @@ class WritingModel(Model[Writing]):
     beyond: ClassVar = {
         "kill-the-late": "a worker that was held up while Elasticsearch forgot a delete is killed as well, between the "
         "answer and the end of what it does again, and somebody else has committed the offset of its event before",
-        "strictly": "no state is ever followed by an earlier one, not even by one whose change was not yet handled",
     }
-    rules = (RECEIVED_FIRST, DRAWN_FIRST, VERSIONED, DELETED_WITH_VERSION, WRITTEN_FIRST, LATE_AGAIN)
+    rules = (RECEIVED_FIRST, IN_TURN, VERSIONED, DELETED_WITH_VERSION, WRITTEN_FIRST, LATE_AGAIN)
 
     def prepare(self) -> None:
         self._commits = 4 if self.is_large else 3
-        self._receives_first, self._draws_first = self.keeps(RECEIVED_FIRST), self.keeps(DRAWN_FIRST)
+        self._receives_first, self._in_turn = self.keeps(RECEIVED_FIRST), self.keeps(IN_TURN)
         self._versions, self._remembers = self.keeps(VERSIONED), self.keeps(DELETED_WITH_VERSION)
         self._writes_first, self._does_again = self.keeps(WRITTEN_FIRST), self.keeps(LATE_AGAIN)
 
@@ -138,7 +135,6 @@ class WritingModel(Model[Writing]):
             version=0,
             shown=0,
             is_shown=False,
-            written=0,
             seen=0,
             workers=(Worker(), Worker()),
             forgets=1,
@@ -155,8 +151,7 @@ class WritingModel(Model[Writing]):
         elif phase == _RECEIVED:
             yield from self._begin(state, at, worker, who)
         elif phase == _DRAWN:
-            # One snapshot shows all of the document: `syncer.compose`.
-            read = worker._replace(phase=_READ, state=len(state.events), is_there=state.is_there)
+            read = _read(state, worker)
             yield f"{who} reads state {read.state}: {_seen(read.is_there)}", _with(state, at, read)
         elif phase == _READ and not worker.version:
             drawn = worker._replace(version=_next(state))
@@ -183,29 +178,27 @@ class WritingModel(Model[Writing]):
             yield f"{who} draws version {version}", _with(state, at, Worker(phase=_DRAWN, version=version))
 
     def _begin(self, state: Writing, at: int, worker: Worker, who: str) -> Iterator[Step[Writing]]:
-        if self._draws_first:
-            # Rule draw-before-reading: `Composer.compose`.
-            drawn = worker._replace(phase=_DRAWN, version=_next(state))
-            yield f"{who} draws version {drawn.version}", _with(state, at, drawn)
+        # One snapshot shows all of the document: `syncer.compose`.
+        read = _read(state, worker)
+        if self._in_turn:
+            # Rule draw-and-read-in-turn: `version.draw`.
+            read = read._replace(version=_next(state))
+            what = f"{who} draws version {read.version} and reads state {read.state}: {_seen(read.is_there)}"
         else:
-            read = worker._replace(phase=_READ, state=len(state.events), is_there=state.is_there)
-            yield f"{who} reads state {read.state}: {_seen(read.is_there)}", _with(state, at, read)
+            what = f"{who} reads state {read.state}: {_seen(read.is_there)}"
+        yield what, _with(state, at, read)
 
     def _send(self, state: Writing, at: int, worker: Worker, who: str) -> Iterator[Step[Writing]]:
         after = _with(state, at, worker._replace(phase=_SENT, version=0, state=0, is_there=False))
         what = f"{who} {'writes' if worker.is_there else 'deletes'} state {worker.state} as version {worker.version}"
-        written = max(state.written, worker.event)
         # Rule external-versions: `Index.write`.
         if self._versions and worker.version <= state.version:
-            yield f"{what}, which is refused: {state.version} is there", after._replace(written=written)
+            yield f"{what}, which is refused: {state.version} is there", after
             return
         # Rule deletes-have-versions: `Index.write`.
         version = worker.version if worker.is_there or self._remembers else 0
-        seen = max(state.seen, worker.state) if "strictly" in self.allowed else 0
-        yield (
-            what,
-            after._replace(version=version, shown=worker.state, is_shown=worker.is_there, written=written, seen=seen),
-        )
+        seen = max(state.seen, worker.state)
+        yield what, after._replace(version=version, shown=worker.state, is_shown=worker.is_there, seen=seen)
 
     def world(self, state: Writing) -> Iterator[Step[Writing]]:
         if len(state.events) < self._commits:
@@ -221,14 +214,12 @@ class WritingModel(Model[Writing]):
         if state.forgets and not state.is_shown:
             workers = tuple(one._replace(late=int(one.phase >= _DRAWN)) for one in state.workers)
             # A document that is forgotten may be seen once more, until its late writer has looked at the clock.
-            after = state._replace(version=0, written=0, forgets=state.forgets - 1, workers=workers)
+            after = state._replace(version=0, seen=0, forgets=state.forgets - 1, workers=workers)
             yield "Elasticsearch forgets deletes: it is restarted, or an hour passes", after
 
     def wrong(self, state: Writing) -> str | None:
         if state.shown < state.seen:
             return f"Elasticsearch shows state {state.shown}, and has shown state {state.seen} before"
-        if state.shown < state.written and (state.is_shown or state.version):
-            return f"Elasticsearch shows state {state.shown} again, though event {state.written} was written"
         return None
 
     def unlevel(self, state: Writing) -> str | None:
@@ -253,6 +244,10 @@ class WritingModel(Model[Writing]):
 def _next(state: Writing) -> int:
     """A version that is greater than any that somebody still has."""
     return max(state.version, *(one.version for one in state.workers)) + 1
+
+
+def _read(state: Writing, worker: Worker) -> Worker:
+    return worker._replace(phase=_READ, state=len(state.events), is_there=state.is_there)
 
 
 def _with(state: Writing, at: int, worker: Worker) -> Writing:

@@ -16,6 +16,7 @@ from syncer.model import EPOCH_SHIFT
 from syncer.postgres import Connection, value
 from syncer.version import DrawLog, Origin
 from syncer.watch import Watch
+from tests.drawing import draw
 from tests.harness import World
 
 SEQUENCE = "SELECT last_value FROM syncer.version"
@@ -56,7 +57,7 @@ def now(connection: Connection) -> datetime:
 def drawn(connection: Connection) -> tuple[datetime, int, datetime]:
     """A version, with the times just before and just after it was drawn."""
     before = now(connection)
-    return before, version.draw(connection), now(connection)
+    return before, draw(connection), now(connection)
 
 
 def require_true(connection: Connection, draws: list[tuple[datetime, int, datetime]]) -> None:
@@ -84,7 +85,7 @@ def test_a_version_is_dated_by_the_notes_around_it(connection: Connection) -> No
 
 def test_notes_draw_nothing_and_skip_nothing(database: World, connection: Connection) -> None:
     """The sequence is where it was, however often it is looked at, and nothing is noted twice."""
-    version.draw(connection)
+    draw(connection)
     before = database.sql(SEQUENCE)
     log = DrawLog(apart=AT_ONCE)
     for _ in range(5):
@@ -96,7 +97,7 @@ def test_notes_draw_nothing_and_skip_nothing(database: World, connection: Connec
 def test_a_version_after_a_quiet_night_is_dated_by_the_morning(connection: Connection) -> None:
     """That nothing was drawn for a long time is known, though nothing is written while nothing is drawn."""
     log = DrawLog(apart=AT_ONCE)
-    version.draw(connection)
+    draw(connection)
     log.note(connection)
     for _ in range(3):
         quiet = now(connection)
@@ -116,10 +117,10 @@ def test_notes_of_many_daemons_stay_apart(database: World, connection: Connectio
     def watch(log: DrawLog) -> None:
         with database.connect() as own:
             for _ in range(10):
-                version.draw(own)
+                draw(own)
                 log.note(own)
 
-    version.draw(connection)
+    draw(connection)
     with ThreadPoolExecutor(len(logs)) as threads:
         list(threads.map(watch, logs))
     # Some may have looked at the empty table together.
@@ -180,7 +181,7 @@ def test_a_restored_database_dates_nothing_before_it_has_its_own_epoch(
 ) -> None:
     """Numbers of the life that was lost were not drawn after the restore, whatever the set-back sequence says."""
     log = DrawLog(apart=AT_ONCE)
-    version.draw(connection)
+    draw(connection)
     log.note(connection)
     lost = [drawn(connection) for _ in range(50)]
     database.sql(f"{OTHER_TIMELINE}; SELECT setval('syncer.version', {lost[10][1] & 0xFFFFFF})")
@@ -188,7 +189,7 @@ def test_a_restored_database_dates_nothing_before_it_has_its_own_epoch(
     DrawLog(apart=AT_ONCE).note(connection)
     log.note(connection)
     version.enter_incarnation(connection, index)
-    version.draw(connection)
+    draw(connection)
     log.note(connection)
     require_true(connection, lost)
     for _, one, _ in lost:
@@ -202,7 +203,7 @@ def test_who_made_a_version(database: World, connection: Connection, index: Inde
     def origin(one: int) -> Origin:
         return version.origin(connection, index, one)
 
-    own = version.draw(connection)
+    own = draw(connection)
     assert origin(own) is Origin.DRAWN
     assert origin(own + 1) is Origin.FOREIGN
     assert version.is_surpassed(connection, own + 1)
@@ -213,7 +214,7 @@ def test_who_made_a_version(database: World, connection: Connection, index: Inde
     database.sql(OTHER_TIMELINE)
     version.enter_incarnation(connection, index)
     assert origin(own) is Origin.EARLIER
-    second = version.draw(connection)
+    second = draw(connection)
     assert origin(second) is Origin.DRAWN
     # A restore to the first epoch, which nobody has noticed yet.
     database.sql(f"{OTHER_TIMELINE}, epoch = 1; SELECT setval('syncer.version', {own & 0xFFFFFF})")

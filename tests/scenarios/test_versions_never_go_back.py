@@ -19,6 +19,7 @@ from syncer.errors import IndexingError
 from syncer.index import Index
 from syncer.model import EPOCH_SHIFT
 from syncer.postgres import Connection
+from tests.drawing import draw
 from tests.faults.rules import EPOCH_RECORDED
 from tests.harness import World
 from tests.proof import Rule, faces
@@ -53,10 +54,10 @@ def enter(world: World, index: Index) -> version.Incarnation:
         return found
 
 
-def draw(world: World) -> int:
+def draw_alone(world: World) -> int:
     """One version, on a connection of its own."""
     with world.connect() as connection:
-        return version.draw(connection)
+        return draw(connection)
 
 
 def installation(world: World) -> UUID:
@@ -74,7 +75,7 @@ def draw_in_turns(world: World) -> list[int]:
     order = random.Random(1)
     with ExitStack() as stack:
         connections = [stack.enter_context(world.connect()) for _ in range(THREADS)]
-        return [version.draw(order.choice(connections)) for _ in range(DRAWS)]
+        return [draw(order.choice(connections)) for _ in range(DRAWS)]
 
 
 @faces("many connections draw in turns", promises=(2,))
@@ -116,7 +117,7 @@ def test_draws_of_many_threads_at_once_keep_the_order_of_time(database: World, i
 
 def _timed_draw(connection: Connection) -> tuple[int, int, int]:
     began = time.monotonic_ns()
-    drawn = version.draw(connection)
+    drawn = draw(connection)
     return began, time.monotonic_ns(), drawn
 
 
@@ -134,9 +135,9 @@ def test_a_new_writer_skips_whatever_a_crash_may_have_taken_back(database: World
     """It steps over more numbers than all connections together can have drawn and not yet on disk."""
     ahead = 32 * int(database.sql("SHOW max_connections")[0][0])
     with database.connect() as connection:
-        before = version.draw(connection)
+        before = draw(connection)
         version.skip_unflushed(connection)
-        assert version.draw(connection) - before > ahead
+        assert draw(connection) - before > ahead
 
 
 # Across incarnations
@@ -196,12 +197,12 @@ def test_another_incarnation_draws_greater_versions(database: World, index: Inde
 def test_an_epoch_that_only_postgres_remembers_counts_too(database: World, index: Index) -> None:
     """When Elasticsearch was set up anew and has no record, Postgres's own epoch is exceeded."""
     enter(database, index)
-    before = draw(database)
+    before = draw_alone(database)
     database.sql(f"{OTHER_TIMELINE}, installation = gen_random_uuid(), epoch = 7")
     assert index.read_epoch(installation(database)) == 0
     assert enter(database, index).epoch == 8
     assert index.read_epoch(installation(database)) == 8
-    assert draw(database) > before
+    assert draw_alone(database) > before
 
 
 def test_the_first_epoch_is_no_change_of_incarnation(database: World, index: Index) -> None:
@@ -209,7 +210,7 @@ def test_the_first_epoch_is_no_change_of_incarnation(database: World, index: Ind
     entered = enter(database, index)
     assert entered.epoch == 1
     assert not entered.has_changed
-    assert draw(database) >> EPOCH_SHIFT == 1
+    assert draw_alone(database) >> EPOCH_SHIFT == 1
 
 
 @faces(
@@ -230,7 +231,7 @@ def test_writers_that_find_the_change_together_enter_one_epoch(database: World, 
         entered = list(threads.map(lambda _: enter(database, index), range(THREADS)))
     assert {one.epoch for one in entered} == {2}
     assert [one.has_changed for one in entered].count(True) == 1
-    assert draw(database) >> EPOCH_SHIFT == 2
+    assert draw_alone(database) >> EPOCH_SHIFT == 2
 
 
 SET_BACK = {
@@ -267,7 +268,7 @@ def test_a_life_that_was_set_back_is_found_out(
     database.sql(OTHER_TIMELINE)
     enter(database, index)
     with database.connect() as connection:
-        before = version.draw(connection)
+        before = draw(connection)
         version.DrawLog().note(connection)
         if "behind_the_record" not in request.node.name:
             version.keep_noted(connection, index)
@@ -275,7 +276,7 @@ def test_a_life_that_was_set_back_is_found_out(
     for one in ("SELECT setval('syncer.version', 1)", *also):
         database.sql(one)
     assert enter(database, index).has_changed
-    assert draw(database) > before
+    assert draw_alone(database) > before
 
 
 class _Crashes:
@@ -306,7 +307,7 @@ class _Crashes:
 def test_a_crash_between_the_record_and_postgres_costs_a_number_and_no_order(database: World, index: Index) -> None:
     """The record is ahead of Postgres then; whoever enters next goes beyond both."""
     enter(database, index)
-    before = draw(database)
+    before = draw_alone(database)
     database.sql(OTHER_TIMELINE)
     for _ in range(2):
         with database.connect() as connection, pytest.raises(ConnectionAbortedError):
@@ -315,7 +316,7 @@ def test_a_crash_between_the_record_and_postgres_costs_a_number_and_no_order(dat
     entered = enter(database, index)
     assert entered.epoch == index.read_epoch(installation(database)) == 4
     assert entered.has_changed
-    assert draw(database) > before
+    assert draw_alone(database) > before
 
 
 @faces(
@@ -356,10 +357,10 @@ def test_a_dump_restored_into_the_same_cluster_is_another_incarnation(database: 
     subprocess.run([bin_folder / "pg_dump", "--format=custom", f"--file={dump}", database.dsn], check=True, timeout=60)
     for _ in range(3):  # a day's work
         enter(database, index)
-    before = draw(database)
+    before = draw_alone(database)
     with psycopg.connect(database.endpoints.postgres_dsn, autocommit=True) as connection:
         connection.execute(f'DROP DATABASE "{database.name}" WITH (FORCE)')
         connection.execute(f'CREATE DATABASE "{database.name}"')
     subprocess.run([bin_folder / "pg_restore", f"--dbname={database.dsn}", dump], check=True, timeout=60)
     enter(database, index)
-    assert draw(database) > before
+    assert draw_alone(database) > before

@@ -116,7 +116,8 @@ def _check(soak: Soak) -> None:
     )
     journal.level_seconds.append(time.monotonic() - began)
     journal.note("level", after_seconds=round(journal.level_seconds[-1], 1))
-    assert world.sql("SELECT name, halted FROM syncer.document WHERE halted IS NOT NULL") == []
+    # An index on standby halts when a new one, of another shape, has taken its place: no search needs it.
+    assert world.sql("SELECT name, role, halted FROM syncer.document WHERE halted <> '' AND role <> 'standby'") == []
     wait_until(
         lambda: world.sql("SELECT * FROM syncer.dead_letter AS l JOIN syncer.document USING (index_name)") == [],
         what="dead letters are cleared by themselves",

@@ -96,6 +96,8 @@ def test_relay_and_workers_do_the_whole_job_as_roles_of_their_own(parted: World)
         seen = json.loads(done(world, duty, "doctor", "--only", part, "--json"))
         found = [one for one in seen["findings"] if one["id"].startswith("postgres.")]
         assert [one for one in found if one["severity"] == "wrong"] == []
+    [[token]] = world.sql("UPDATE posts SET title = 'waited for' WHERE id = 1 RETURNING syncer.token()")
+    done(world, "reader", "wait", token)
     for command in (("status",), ("verify",), ("explain", "blogpost", "2"), ("jobs", "list"), ("locks", "list")):
         done(world, "reader", *command)
     for command in (

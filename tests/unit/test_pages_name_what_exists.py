@@ -41,7 +41,7 @@ def test_every_setting_that_is_named_is_one(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_that_is_named_is_one(page: Path) -> None:
     """What is quoted as a command of syncer's is one."""
-    named = {one.split()[1] for one in quoted(page) if re.match(r"syncer [a-z]", one)}
+    named = {found[1] for one in quoted(page) if (found := re.match(r"syncer ([a-z][a-z-]*)", one))}
     assert named - COMMANDS == set()
 
 

@@ -388,7 +388,7 @@ WEB_ABSENT: Final = _event(
     "web.absent",
     "warning",
     "No status page is served: each port that is tried without being asked for is taken, as by other daemons.",
-    {"host": "where", "ports": "which were tried", "hint": "what to do"},
+    {"host": "where", "ports": "which were tried"},
     action="Set `web.port`: 0 for any that is free, none for no page.",
 )
 WEB_ACTED: Final = _event(

@@ -55,8 +55,8 @@ WHERE {unseen} AND ($1::text[] IS NULL OR o.relation = ANY ($1))
 # A cursor is true where all that will be written gets ids from behind its end: not in another cluster, nor where a dump
 # of this one was restored that had come further. The ids of transactions that it saw going on do not come again.
 _IS_TRUE = """
-(system_identifier = (SELECT system_identifier FROM pg_control_system())
-                       AND pg_snapshot_xmax(snapshot) <= pg_snapshot_xmax(pg_current_snapshot()))
+system_identifier = (SELECT system_identifier FROM pg_control_system())
+AND pg_snapshot_xmax(snapshot) <= pg_snapshot_xmax(pg_current_snapshot())
 """
 _SAVED_CURSOR = f"SELECT snapshot::text, {_IS_TRUE} FROM syncer.relay_cursor"  # noqa: S608 - a constant of ours
 _NOTHING_SEEN = "1:1:"
@@ -67,7 +67,7 @@ SELECT coalesce(c.is_true AND pg_visible_in_snapshot(t.xid, c.snapshot), false),
 FROM (VALUES (true)) AS one (row)
 LEFT JOIN (SELECT snapshot, adopted_in, {_IS_TRUE} AS is_true FROM syncer.relay_cursor) AS c ON true
 CROSS JOIN LATERAL (SELECT greatest($1::xid8, CASE WHEN c.is_true THEN c.adopted_in END) AS xid) AS t
-"""  # noqa: S608 - a constant of ours
+"""  # noqa: S608 - constants of ours
 _WRITTEN_BY = f"SELECT {_CHANGE} FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2"  # noqa: S608 - a constant of ours
 _RELATIONS = """
 SELECT array_agg(DISTINCT w.relation), count(*)

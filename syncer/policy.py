@@ -289,8 +289,8 @@ def _explain_postgres(error: psycopg.Error) -> SyncerError:
         return SourceError(
             f"Postgres refuses: {message}",
             hint="The role of postgres.dsn lacks a privilege. `syncer migrate` and `syncer apply` need one that may\n"
-            "create schemas and owns the tables; `syncer run` needs SELECT on the tables, BYPASSRLS where row-level\n"
-            "security is on, and all of schema syncer.",
+            "create schemas and owns the tables; what the others need, `syncer grants` prints; and where row-level\n"
+            "security is on, BYPASSRLS.",
         )
     if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction) and "syncer" in message:
         return SourceError(f"The database lacks the syncer schema: {message}", hint="Run: syncer migrate")

@@ -199,7 +199,7 @@ class WebSettings(_Section):
     """Where to listen: beyond this machine, a token is needed for all but metrics and health."""
     port: Annotated[int, Field(ge=0, le=65535)] | None = 8765
     """0 for any that is free; ``none`` for no page at all. If it is not set, the next free one of ten is taken."""
-    token: Annotated[SecretStr, Field(min_length=TOKEN_CHARACTERS_MIN)] | None = None
+    token: SecretStr | None = None
     """Who has it may pause jobs, retry dead letters, and see the values of rows. Without one nobody may."""
     token_file: Path | None = None
     """A file that holds the token instead."""
@@ -207,12 +207,23 @@ class WebSettings(_Section):
     @field_validator("port", mode="before")
     @classmethod
     def _may_be_none(cls, port: object) -> object:
-        return None if isinstance(port, str) and port.lower() in ("", "none", "null") else port
+        if isinstance(port, str) and port.lower() in ("", "none", "null"):
+            return None
+        if isinstance(port, str) and not port.isdigit():
+            raise ValueError("a port is a number from 0 to 65535, or none")
+        return port
 
     @field_validator("token", mode="before")
     @classmethod
     def _is_none_if_empty(cls, token: object) -> object:
         return token or None
+
+    @field_validator("token")
+    @classmethod
+    def _is_long(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None and len(token.get_secret_value()) < TOKEN_CHARACTERS_MIN:
+            raise ValueError(f"a token has at least {TOKEN_CHARACTERS_MIN} characters, as from: openssl rand -hex 32")
+        return token
 
     @property
     def is_port_chosen(self) -> bool:

@@ -239,6 +239,7 @@ class Observer:
 
         Raises:
             KafkaException: Kafka does not answer, or refuses.
+            TopicError: It does not let syncer in.
         """
         group = self._settings.group
 
@@ -246,7 +247,8 @@ class Observer:
             asked = self._admin.describe_consumer_groups([group], request_timeout=ANSWER_SECONDS)
             return len(asked[group].result(timeout=2 * ANSWER_SECONDS).members)
 
-        return _of_group(ask)
+        with self._admin.asking():
+            return _of_group(ask)
 
     def _asked_for_id(self) -> Future[Any]:
         name = self._settings.topic
@@ -339,15 +341,24 @@ def _of_group(ask: Callable[[], _Result]) -> _Result:
 
 
 def _extents(admin: AdminClient, places: list[TopicPartition]) -> dict[int, Extent]:
-    """What each of them has; both questions are asked at once."""
+    """What each of them has; both questions are asked at once.
+
+    Raises:
+        KafkaException: One of the leaders has not answered in time, or cannot say.
+    """
     begins, ends = (
         admin.list_offsets(dict.fromkeys(places, spec), request_timeout=ANSWER_SECONDS)
         for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
     )
-    return {
-        place.partition: Extent(begin=begins[place].result().offset, end=ends[place].result().offset)
-        for place in places
-    }
+    return {place.partition: Extent(begin=_answered(begins[place]), end=_answered(ends[place])) for place in places}
+
+
+def _answered(asked: Future[Any]) -> int:
+    """An offset; of a leader that is silent, while others answer, librdkafka gives one that is none, and no error."""
+    offset = int(asked.result().offset)
+    if offset < 0:
+        raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
+    return offset
 
 
 def _committed(admin: AdminClient, group: str, places: list[TopicPartition]) -> list[TopicPartition]:

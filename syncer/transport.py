@@ -457,6 +457,8 @@ class ChangeConsumer:
             with suppress(KafkaException):
                 consumer.commit(offsets=self._places(leaving), asynchronous=False)
         try:
+            # Whoever stays in the group has paused them, and that would be remembered until they come back.
+            consumer.resume(partitions)
             consumer.incremental_unassign(partitions)
         except KafkaException as error:
             self._failure = error

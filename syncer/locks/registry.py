@@ -77,8 +77,6 @@ def find(client: Elasticsearch, index: str) -> Registry | None:
         found = client.indices.get(index=f"{index},{_intents(index)}").body
     except NotFoundError:
         return None
-    except BadRequestError as error:
-        raise LockError(f"No index can be called {index!r}", hint=f"As in: {INDEX}") from error
     return Registry(client, index=index, born=_born(found, index))
 
 
@@ -110,6 +108,8 @@ def _make(client: Elasticsearch, name: str, mappings: dict[str, Any]) -> None:
     try:
         client.indices.create(index=name, settings=_SETTINGS, mappings=mappings)
     except BadRequestError as error:
+        if error.error == "invalid_index_name_exception":
+            raise LockError(f"No index can be called {name!r}", hint=f"As in: {INDEX}") from error
         if error.error != "resource_already_exists_exception":
             raise
 

@@ -276,14 +276,14 @@ def _keyword(type_: ColumnType, mapping: Mapping[str, Any]) -> Iterator[Verdict]
             effect=Effect.UNSEARCHABLE,
             what=f"a text of more than {longest:,} characters (ignore_above) is not found",
             mend="Raise ignore_above, or search such texts in a field of type text.",
-            when=f"char_length({{}}) > {longest}",
+            when=f"char_length({{}}::text) > {longest}",
             is_rare=True,
         )
     elif type_.kind == "text":
         yield _refused(
             f"a text of more than {_KEYWORD_BYTES_MAX:,} bytes is refused",
             "Set ignore_above (8191 is safe for any text), or map it as text.",
-            when=f"octet_length({{}}) > {_KEYWORD_BYTES_MAX}",
+            when=f"octet_length({{}}::text) > {_KEYWORD_BYTES_MAX}",
             is_rare=True,
         )
 

@@ -74,7 +74,7 @@ def measure(blogs: Blogs, options: Options) -> Outcome:
         record={"runs": renamed.record},
         remarks=[
             f"bare: {_BARE}, as the guide's global lock, which knows of no death",
-            "p50, p99: from asking for a lock to having given it back; for a rename, what another writer waits",
+            "p50, p99: of whole turns; beside a rename: who renames a file meanwhile, the median and the longest",
         ],
     )
 

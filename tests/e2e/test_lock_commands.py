@@ -99,7 +99,6 @@ def test_a_holder_that_moves_is_told_from_one_that_does_not(
         (("break", ""), "There is no holder ''"),
         (("break", "x", "--index", "nowhere"), "There is no index nowhere"),
         (("break", "x", "--changes", "both"), "'both' is not one of"),
-        (("list", "--index", ".."), "No index can be called"),
     ],
 )
 def test_nonsense_is_explained(endpoints: Endpoints, index: str, arguments: tuple[str, ...], said: str) -> None:

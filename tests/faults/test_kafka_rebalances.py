@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from structlog.testing import capture_logs
 
-from syncer import topic
+from syncer import events, topic
 from syncer.transport import CLOSE_SECONDS, ChangeConsumer
 from tests.faults.following import refreshes
 from tests.faults.writers import SEED, fill, writing
-from tests.harness import World, running, wait_until
+from tests.harness import DEADLINE_SECONDS, World, running, wait_until
 from tests.proof import Rule, faces
 
 TURNS = 14
@@ -68,6 +69,62 @@ def test_who_leaves_in_the_middle_of_a_rebalance_is_soon_gone(world: World) -> N
         first.close()
         assert time.monotonic() - began < 2 * CLOSE_SECONDS + 0.5
     assert [one for one in logs if one["event"] == "topic.troubled"] == []
+
+
+@faces(
+    "partitions go while a worker is held up by what it has in hand, and come back",
+    promises=(1,),
+    without=Rule(
+        "a partition that goes is resumed first, since Kafka's client remembers that it was paused",
+        module="syncer.transport",
+        text="            consumer.resume(partitions)\n",
+        instead="",
+    ),
+)
+def test_a_partition_that_went_while_it_was_paused_is_read_when_it_comes_back(world: World) -> None:
+    """Staying in the group pauses what is assigned, and may be when it goes; later that is forgotten."""
+    settings = world.settings.kafka
+    told: list[tuple[str, list[int]]] = []
+    first = ChangeConsumer(settings, on_change=lambda *event: told.append(event))
+    try:
+        wait_until(lambda: polled(first) and bool(assigned(told)), what="it has all partitions")
+        everything = assigned(told)
+        second = ChangeConsumer(settings, on_change=lambda *_: None)
+        try:
+            wait_until(lambda: polled(second) and stayed(first) and assigned(told) < everything, what="some of them go")
+        finally:
+            second.close()
+        wait_until(lambda: polled(first) and assigned(told) == everything, what="they come back")
+        with world.relay() as relay:
+            world.sql("INSERT INTO users (id, name, email) SELECT g, 'u', 'e' FROM generate_series(1, 200) AS g")
+            relay.run_once()
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        seen: set[int] = set()
+        while seen != everything and time.monotonic() < deadline:
+            seen |= received(first)
+        assert seen == everything
+    finally:
+        first.close()
+
+
+def assigned(told: Sequence[tuple[str, list[int]]]) -> set[int]:
+    """Which partitions a consumer has after what it was told of."""
+    found: set[int] = set()
+    for event, partitions in told:
+        found = found | set(partitions) if event == events.WORKER_ASSIGNED else found - set(partitions)
+    return found
+
+
+def received(consumer: ChangeConsumer) -> set[int]:
+    """The partitions of what has come."""
+    batch = consumer.receive(records_max=100, wait_seconds=0.1)
+    return set() if batch is None else set(batch.next_offsets)
+
+
+def stayed(consumer: ChangeConsumer) -> bool:
+    """Let it take part, as one who has his hands full."""
+    consumer.keep_alive()
+    return True
 
 
 def polled(consumer: ChangeConsumer) -> bool:

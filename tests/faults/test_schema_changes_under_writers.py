@@ -373,7 +373,9 @@ def test_a_long_migration_of_two_tables_is_not_the_victim_of_a_deadlock(three: W
         migration.execute("ALTER TABLE posts ADD COLUMN more text")
         thread = threading.Thread(target=read, args=(reader,))
         thread.start()
-        wait_until(lambda: is_waiting(three), what="the reader waits for posts")
-        gave_up.wait(1.3)  # past the only look for a deadlock that a longer wait has
-        migration.execute("ALTER TABLE comments ADD COLUMN more text")
-        thread.join()
+        try:
+            wait_until(lambda: is_waiting(three), what="the reader waits for posts")
+            gave_up.wait(1.3)  # past the only look for a deadlock that a longer wait has
+            migration.execute("ALTER TABLE comments ADD COLUMN more text")
+        finally:
+            thread.join()

@@ -179,6 +179,8 @@ def test_nothing_is_written_after_the_end_of_the_block(index: str, owner: Callab
 def test_an_index_that_cannot_hold_locks_is_refused(client: Elasticsearch, index: str) -> None:
     """One that Elasticsearch has made by itself, one with two shards, an alias: the order of terms would be lost."""
     name = f"{index}-locks"
+    with pytest.raises(LockError, match="No index can be called"):
+        Locks(client, owner="123", index="My Locks")
     settings = {"number_of_shards": 2, "number_of_replicas": 0}
     client.indices.create(index=f"{name}-intents", settings=settings)
     for body, said in (({"settings": settings}, "2 shards"), ({"mappings": {"dynamic": True}}, "not made for locks")):

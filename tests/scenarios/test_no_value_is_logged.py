@@ -1,0 +1,46 @@
+"""Whatever fails on the values of a row, the log names documents, fields and kinds of errors, and never the value."""
+
+from __future__ import annotations
+
+import json
+
+from tests.harness import BLOG_SCHEMA, World
+
+VALUE = "Wert-der-Zeile"
+"""What is in rows, and in nothing else."""
+AFFECTS = """
+SELECT p.id AS _id FROM %(rows)s AS changed JOIN posts AS p ON p.user_id = changed.id WHERE changed.email::text <> ''
+AND (changed.name = '' OR changed.name !~ 'poison' OR changed.name::integer > 0)
+"""
+
+
+def test_errors_on_values_are_logged_without_them(empty_world: World) -> None:
+    """A value that the mapping refuses, one that the SELECT raises on, and one that an affects query raises on."""
+    world, folder = empty_world, empty_world.document_folder
+    select = (folder / "select.sql").read_text()
+    (folder / "select.sql").write_text(
+        select.replace("p.title,", "p.title, nullif(p.title, 'fine')::integer AS number,")
+    )
+    body = json.loads((folder / "index.json").read_text())
+    body["mappings"]["properties"] |= {"body": {"type": "integer"}, "number": {"type": "integer"}}
+    (folder / "index.json").write_text(json.dumps(body))
+    (folder / "affects").mkdir()
+    (folder / "affects" / "users.sql").write_text(AFFECTS)
+    world.sql(BLOG_SCHEMA.read_text())
+    world.migrate()
+    world.apply()
+    daemon = world.daemon(environment={"SYNCER_LOG_LEVEL": "debug"})
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, %s, %s)", VALUE, VALUE)
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'fine', %s), (2, 1, %s, '2')", VALUE, VALUE)
+    daemon.wait_for("document.parked")
+    world.sql("UPDATE users SET name = %s WHERE id = 1", f"poison {VALUE}")
+    daemon.wait_for("worker.changes_unplaced")
+    world.sql("ALTER TABLE posts ALTER COLUMN tags TYPE text USING 'x'")
+    daemon.wait_for("document.halted")
+    assert daemon.stop() == 0
+    log = daemon.log_file.read_text()
+    assert "body" in log or "document_parsing_exception" in log
+    assert VALUE not in log
+    for command in (("status",), ("dead-letters", "list", "--limit", "0"), ("jobs", "list"), ("doctor",)):
+        ended = world.syncer("--debug", *command)
+        assert VALUE not in ended.stderr, command

@@ -15,7 +15,7 @@ from syncer.locks import Locks, Recovery
 from syncer.sandbox import Endpoints
 from tests.harness import DEADLINE_SECONDS
 
-LEASE = 2.0
+LEASE = 3.0
 
 
 @contextmanager

@@ -8,11 +8,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from syncer.sandbox import Endpoints, Sandbox
 from tests.harness import World, made, postgres_with
 from tests.without import without_rules
+
+hypothesis.settings.register_profile("syncer", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("syncer")  # no test fails by the clock of a machine that has much to do
 
 KEPT_SANDBOX = "SYNCER_TEST_SANDBOX"
 """Names the folder of a sandbox that is to be used, and to be left running, for quick runs while developing."""

@@ -117,7 +117,7 @@ class ElasticsearchSettings(_Section):
         except ValueError:
             is_address = False
         if not is_address:
-            raise ValueError("not an address with its port, as in http://127.0.0.1:9200 or https://search:9200") from None
+            raise ValueError("not an address with its port, as in http://localhost:9200, https://search:9200") from None
         return url
 
 

@@ -130,7 +130,7 @@ class ElasticsearchSettings(_Section):
         except ValueError:
             is_address = False
         if not is_address:
-            raise ValueError("not an address with http or https and a port, as in https://search:9200") from None
+            raise ValueError("not an address with its port, as in http://localhost:9200, https://search:9200") from None
         return url
 
 

@@ -796,7 +796,7 @@ USAGE = {
     "no_terminal": (("apply",), 1, ("--yes",)),
     "verify_unknown": (("verify", "nope"), 1, ("nope", "blogpost")),
     "backfill_unknown": (("backfill", "nope"), 1, ("nope", "blogpost")),
-    "backfill_nothing": (("backfill",), 2, ("document",)),
+    "backfill_nothing": (("backfill",), 2, ("DOCUMENT",)),
     "run_half": (("run", "--only", "nonsense"), None, ("relay", "workers", "nonsense")),
     "unknown_command": (("aply",), 2, ("aply",)),
     "unknown_option": (("status", "--jsn"), 2, ("--jsn", "--json")),

@@ -187,7 +187,6 @@ def test_a_table_that_cannot_be_drafted_is_said(bare: World) -> None:
         (("--table", "a", "--table", "other.a"), "--document"),
         (("--table", "a", "--with", "other.a"), "no foreign key"),
         (("--table", "a", "--document", "x/../y"), "not a name for a document"),
-        (("--table", "syncer.job"), "no table syncer.job"),
         ((), "nobody is there to choose"),
     ):
         ended = world.syncer("init", *arguments)

@@ -110,7 +110,7 @@ ON_TABLES: Mapping[Duty, Mapping[str, str]] = {
 }
 """By duty, what it may do with which table. The schema's owner may do everything."""
 
-_LOOKED_AT_SEQUENCES = {"outbox_segment": _SELECT, "version": _SELECT}
+_LOOKED_AT_SEQUENCES = {"outbox_id_seq": _SELECT, "outbox_segment": _SELECT, "version": _SELECT}
 _DRAWN = {**_LOOKED_AT_SEQUENCES, "version": "USAGE, SELECT", "lane": "USAGE, SELECT"}
 ON_SEQUENCES: Mapping[Duty, Mapping[str, str]] = {
     Duty.RELAY: {**_LOOKED_AT_SEQUENCES, "outbox_segment": _READ_AND_CHANGE},

@@ -73,7 +73,7 @@ class Running:
         daemons: How many they are.
         relays: How many relays they have.
         works: Whether they have workers.
-        since: When the first of them connected.
+        since: When the first of them connected; None if the role may not see it.
         leads: Whether the relay that leads is among them.
     """
 
@@ -81,12 +81,12 @@ class Running:
     daemons: int
     relays: int
     works: bool
-    since: datetime
+    since: datetime | None
     leads: bool
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "since": self.since.isoformat()}
+        return {**asdict(self), "since": self.since and self.since.isoformat()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

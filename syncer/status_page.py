@@ -144,7 +144,12 @@ def _running(running: Sequence[Running]) -> RenderableType | None:
     if not running:
         return None
     rows = [
-        (escape(one.address or "beside Postgres"), str(one.daemons), _stages(one), f"{one.since:%Y-%m-%d %H:%M:%S}")
+        (
+            escape(one.address or "beside Postgres"),
+            str(one.daemons),
+            _stages(one),
+            f"{one.since:%Y-%m-%d %H:%M:%S}" if one.since else "",
+        )
         for one in running
     ]
     return _Rows(("from", "daemons", "stages", "since (UTC)"), rows)

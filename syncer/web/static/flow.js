@@ -61,7 +61,7 @@ export function showRunning(status) {
       say(row.cells[0], one.address ?? "beside Postgres");
       say(row.cells[1], count(one.daemons));
       say(row.cells[2], stages(one));
-      say(row.cells[3], moment(one.since));
+      say(row.cells[3], one.since ? moment(one.since) : "");
     });
 }
 

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     Message,
@@ -167,6 +166,7 @@ class Observer:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._admin = _admin(settings)
+        self._outsider: Consumer | None = None
 
     def id(self) -> str | None:
         """The topic's id, as Kafka's own tools show it; None if there is no such topic.
@@ -213,7 +213,7 @@ class Observer:
             KafkaException: Kafka does not answer, or refuses.
         """
         places = [TopicPartition(self._settings.topic, one) for one in sorted(partitions)]
-        found = _committed(self._admin, self._settings.group, places)
+        found = self._offsets(places)
         said = [(place, *(place.metadata or "").partition(" ")) for place in found]
         return {place.partition: (place.offset, mark) for place, of, _, mark in said if of in ("", id_)}
 
@@ -228,7 +228,7 @@ class Observer:
             raise missing(self._settings)
         places = [TopicPartition(self._settings.topic, one) for one in sorted(found.partitions)]
         extents = _extents(self._admin, places)
-        committed = {one.partition: one.offset for one in _committed(self._admin, self._settings.group, places)}
+        committed = {one.partition: one.offset for one in self._offsets(places)}
         return [
             PartitionLag(partition=one, begin=has.begin, committed=committed.get(one, has.begin), end=has.end)
             for one, has in sorted(extents.items())
@@ -249,6 +249,26 @@ class Observer:
 
         with self._admin.asking():
             return _of_group(ask)
+
+    def _offsets(self, places: list[TopicPartition]) -> list[TopicPartition]:
+        """What the group has committed of them, of those of which it has any.
+
+        Asked by a consumer that does not join: an AdminClient's own question ends the process, by a fault of memory, if
+        the broker answers that it is not the group's coordinator, or not yet (seen with librdkafka 2.16).
+        """
+        if self._outsider is None:
+            settings = {"group.id": self._settings.group, "enable.auto.commit": False, **common(self._settings)}
+            self._outsider = Consumer(settings, logger=telemetry.library_logger())
+        asking = self._outsider
+
+        def ask() -> list[TopicPartition]:
+            found = asking.committed(places, timeout=ANSWER_SECONDS)
+            for place in found:
+                if place.error is not None:
+                    raise KafkaException(place.error)
+            return [place for place in found if place.offset >= 0]
+
+        return _of_group(ask)
 
     def _asked_for_id(self) -> Future[Any]:
         name = self._settings.topic
@@ -359,17 +379,6 @@ def _answered(asked: Future[Any]) -> int:
     if offset < 0:
         raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
     return offset
-
-
-def _committed(admin: AdminClient, group: str, places: list[TopicPartition]) -> list[TopicPartition]:
-    def ask() -> list[TopicPartition]:
-        asked = admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, places)], request_timeout=ANSWER_SECONDS
-        )
-        found = asked[group].result().topic_partitions or []
-        return [place for place in found if place.offset >= 0]
-
-    return _of_group(ask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

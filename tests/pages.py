@@ -192,10 +192,10 @@ class Reader:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The world's, but for its config folder; and the programs."""
+        """The world's, but for its config folder; the programs; and a terminal that is wide enough for a table."""
         programs = os.pathsep.join([str(self.programs), os.environ.get("PATH", "")])
         said = {name: value for name, value in self.world.environment.items() if name != "SYNCER_CONFIG"}
-        return {**said, "PATH": programs, "SYNCER_WEB_PORT": "0"}
+        return {**said, "PATH": programs, "SYNCER_WEB_PORT": "0", "COLUMNS": "120"}
 
 
 def missing(shown: str, output: str) -> str:

@@ -407,12 +407,16 @@ def test_a_rebuild_goes_on_once_elasticsearch_is_back(blog: World) -> None:
     blog.daemon()
     blog.wait_until_level()
     before = blog.index_of()
-    with writing(blog):
-        process = begin(blog, "--rebuild", "--rate", "150")
+    process = begin(blog, "--rebuild", "--rate", "50")
+    try:
         wait_until(lambda: is_half_built(blog), what="the new index has some of the documents")
-        blog.sandbox.elasticsearch.kill()
-        blog.sandbox.elasticsearch.start()
-        require_done(blog, process)
+        with writing(blog):
+            blog.sandbox.elasticsearch.kill()
+            blog.sandbox.elasticsearch.start()
+            require_done(blog, process)
+    finally:
+        process.kill()
+        process.wait()
     assert roles(blog)[Role.STANDBY] == before
     blog.wait_until_level(seconds=2 * DEADLINE_SECONDS)
     require_equal(blog, before)

@@ -288,7 +288,7 @@ class Pipeline:
             self._window.shrink(begun_at=flight.begun_at)
             self._write_slowly(one, one.ids)
             return
-        self._adapt(flight, is_refused=bool(attempt.rejections and again))
+        self._adapt(flight, is_refused=bool(attempt.refused))
         one.task.report.add(attempt.report)
         if again:
             self._write_slowly(one, again)

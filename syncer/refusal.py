@@ -22,6 +22,8 @@ PATIENCE_SECONDS = 60.0
 long Elasticsearch may fail at a document, with nothing else wrong, before that is parked."""
 
 _ERROR_WITHIN = 500
+_QUOTED = frozenset({CLUSTER_BLOCK, "circuit_breaking_exception"})
+"""Kinds whose sentence is of the cluster alone; others may quote the request, and with it a document's values."""
 _ADVICE = {
     CLUSTER_BLOCK: "Free disk space, or add a node: Elasticsearch lifts the block by itself, and then it goes on.",
     "unavailable_shards_exception": "A shard has no primary: GET _cluster/allocation/explain says why.",
@@ -51,11 +53,11 @@ def sorted_out(
     return again, parked
 
 
-def for_now(index_name: str, documents: int, refused: Sequence[Rejection]) -> UnavailableError:
+def for_now(index_name: str, refused: Sequence[Rejection]) -> UnavailableError:
     """What to say of documents that Elasticsearch asks to try again."""
     worst = refused[0]
     return UnavailableError(
-        f"Elasticsearch does not write {documents} documents of {index_name} as yet: {worst.kind}: {worst.reason}",
+        f"Elasticsearch does not write {len(refused)} documents of {index_name} as yet: {_said(worst)}",
         hint=_ADVICE.get(worst.kind, ""),
         kind=f"{worst.status} {worst.kind}",
     )
@@ -115,7 +117,11 @@ class Patience:
             self._unwell_since.pop(document.index_name, None)
             return
         worst = again[0]
-        self.require_needed(document, f"{worst.kind}: {worst.reason}", is_blocked=worst.kind == CLUSTER_BLOCK)
+        self.require_needed(document, _said(worst), is_blocked=worst.kind == CLUSTER_BLOCK)
+
+
+def _said(rejection: Rejection) -> str:
+    return f"{rejection.kind}: {rejection.reason}" if rejection.kind in _QUOTED else rejection.kind
 
 
 def _unwell(document: Document, reason: str) -> DocumentError:

@@ -95,6 +95,7 @@ class Attempt:
         batch: What was composed.
         report: What has become of it so far.
         rejections: What Elasticsearch did not write.
+        refused: Those of them that it asks to try again.
         created: By when something that was not there was known to be created, by `clock`; empty if nothing was.
         changed: Which of them had changed before they were parked, and are to be written again.
         conflicts: Versions that were there instead of ours.
@@ -104,6 +105,7 @@ class Attempt:
     batch: Batch
     report: WriteReport = field(default_factory=WriteReport)
     rejections: list[Rejection] = field(default_factory=list)
+    refused: list[Rejection] = field(default_factory=list)
     created: list[float] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     conflicts: list[int] = field(default_factory=list)
@@ -300,7 +302,8 @@ class Writer:
             attempt.report.documents = attempt.report.indexed = attempt.report.deleted = attempt.report.superseded = 0
             return [one.id for one in batch.compositions]
         again, parked = refusal.sorted_out(document, attempt.rejections, hopeless)
-        self._patience.require_all_needed(document, list(again.values()))
+        attempt.refused.extend(again.values())
+        self._patience.require_all_needed(document, attempt.refused)
         if not again:
             self._trouble.over()
         self._parking.park_refused(document, batch.version, parked)
@@ -341,11 +344,9 @@ class Writer:
             group.ids = self.settle(attempt, follows=follows, hopeless=group.failing.hopeless())
             group.followed += bool(attempt.changed)
         report.add(attempt.report)
-        again = set(group.ids)
-        refused = [one for one in attempt.rejections if one.composition.id in again]
-        if refused:
-            group.failing.note(refused, self._index.holdings, group.index_name)
-            raise refusal.for_now(group.index_name, len(group.ids), refused)
+        if attempt.refused:
+            group.failing.note(attempt.refused, self._index.holdings, group.index_name)
+            raise refusal.for_now(group.index_name, attempt.refused)
 
     def _is_outdated(self, index_name: str, error: DocumentError) -> bool:
         """Whether it was a generation that is no longer in force that could not go on."""

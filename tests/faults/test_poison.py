@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -13,8 +13,9 @@ from structlog.testing import capture_logs
 
 from syncer import dead_letters, jobs, store, unreadable
 from syncer.dead_letters import Selection
+from syncer.index import BulkOutcome
 from syncer.job import JobKind, JobState, find, unfinished
-from syncer.model import Change
+from syncer.model import Change, Composition, Target
 from syncer.postgres import Connection
 from syncer.unreadable import Record
 from tests.harness import BLOG_SCHEMA, World, wait_until
@@ -191,6 +192,36 @@ def test_a_refusal_that_comes_late_parks_nothing(world: World, connection: Conne
         assert again == ["1"]
         slow.write(name, again)
     assert dead_letters.count(connection, Selection()) == 0
+    assert world.differences() == []
+
+
+@faces(
+    "a document changes each time that Elasticsearch refuses it for good",
+    promises=(3,),
+    without=Rule(
+        "only what Elasticsearch asks to try again is trouble of a server",
+        module="syncer.writer",
+        text="attempt.refused.extend(again.values())",
+        instead="attempt.refused.extend(attempt.rejections)",
+    ),
+)
+@pytest.mark.usefixtures("connection")
+def test_a_refusal_of_what_has_changed_is_no_outage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is composed again at once; the log says of no server that it is unwell, and quotes no value."""
+    with world.index() as index, world.writer(index) as writer, capture_logs() as logs:
+        send = index.write
+        changes = iter(["UPDATE posts SET views = views + 1, title = 'of a row'", "UPDATE posts SET created = now()"])
+
+        def refused(target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+            outcome = send(target, compositions)
+            world.sql(next(changes, "SELECT 1"))
+            return outcome
+
+        monkeypatch.setattr(index, "write", refused)
+        report = writer.write(world.index_of(), ["1"])
+    assert (report.indexed, report.parked) == (1, 0)
+    assert not [one for one in logs if one["event"] == "stage.retried"]
+    assert letters(world) == {}
     assert world.differences() == []
 
 

@@ -100,7 +100,6 @@ def test_daemons_of_every_kind_come_and_go(world: World) -> None:
     world.worker_settings = {"SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER, "SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5"}
     fill(world)
     dice = random.Random(SEED)
-    stopped: list[Daemon] = []
     for _ in range(2):
         world.daemon()
     with writing(world):
@@ -114,7 +113,6 @@ def test_daemons_of_every_kind_come_and_go(world: World) -> None:
                     victim.kill()
                 else:
                     assert victim.stop() == 0
-                    stopped.append(victim)
             else:
                 world.daemon(*dice.choice(KINDS))
     world.daemon()
@@ -122,8 +120,6 @@ def test_daemons_of_every_kind_come_and_go(world: World) -> None:
     assert world.syncer("verify").returncode == 0
     assert world.sql("SELECT count(*) FROM syncer.job")[0][0] > 1
     require_one_leader_at_a_time(world.daemons)
-    for one in stopped:
-        assert all(not partitions for partitions in held(one).values())
 
 
 @faces("the relay that leads is killed, the next one stopped", promises=(1,), without=ONE_LEADER)

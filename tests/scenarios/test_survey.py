@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,6 +40,11 @@ def scraped() -> dict[str, dict[tuple[str, ...], float]]:
         for sample in family.samples:
             found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
     return found
+
+
+def has_grown(name: str, number: float, before: Mapping[str, Mapping[tuple[str, ...], float]], *labels: str) -> bool:
+    """Whether a counter has grown by at least that since."""
+    return grown(name, before, *labels) >= number
 
 
 def grown(name: str, before: Mapping[str, Mapping[tuple[str, ...], float]], *labels: str) -> float:
@@ -108,14 +114,17 @@ def test_a_daemon_counts_what_it_does(world: World) -> None:
     with at_work(world, metrics=eager) as (survey, stop):
         world.sql(BLOG)
         world.wait_until_level()
-        searchable = "syncer_worker_commit_to_searchable_seconds_count"
-        wait_until(lambda: grown(searchable, before) > 0, what="a search has found it")
-        assert grown("syncer_relay_published_changes_total", before) >= 2
-        assert grown("syncer_worker_handled_changes_total", before) >= 2
-        assert grown("syncer_worker_commit_to_indexed_seconds_count", before) >= 2
-        assert grown("syncer_worker_written_documents_total", before, "indexed") >= 1
-        assert grown("syncer_worker_batch_seconds_count", before) >= 1
+        for counter, number, *labels in (
+            ("syncer_worker_commit_to_searchable_seconds_count", 1),
+            ("syncer_relay_published_changes_total", 2),
+            ("syncer_worker_handled_changes_total", 2),
+            ("syncer_worker_commit_to_indexed_seconds_count", 2),
+            ("syncer_worker_written_documents_total", 1, "indexed"),
+            ("syncer_worker_batch_seconds_count", 1),
+        ):
+            wait_until(partial(has_grown, counter, number, before, *labels), what=f"{counter} has grown by {number}")
         wait_until(lambda: len(scraped()["syncer_stage_beat_timestamp_seconds"]) == 6, what="every stage has a beat")
+        wait_until(lambda: set(scraped()["syncer_survey_is_answered"].values()) == {1}, what="all servers answer")
         seen = scraped()
         assert ("relay",) in seen["syncer_stage_progress_timestamp_seconds"]
         assert seen["syncer_relay_leads"] == {(): 1}

@@ -131,13 +131,14 @@ class Facts:
         since = words.real(asked.words, "since", default=0.0)
         return {"samples": [asdict(one) for one in self._daemon.survey.history if one.at > since]}
 
-    def jobs(self, _: Asked) -> dict[str, Any]:
-        """Jobs that are not finished, and the last that are."""
+    def jobs(self, asked: Asked) -> dict[str, Any]:
+        """Jobs that are not finished, and the last that are; why one failed only to who has the token."""
         with self._daemon.connection() as connection:
             found = job.recent(connection)
         finished = [one for one in found if one.state.is_finished][:_FINISHED_SHOWN_MAX]
         shown = [one for one in found if not one.state.is_finished] + finished
-        return {"jobs": [{**one.as_json(), "reason": one.reason} for one in shown]}
+        told = [one if asked.has_token or one.error is None else replace(one, error=_HIDDEN) for one in shown]
+        return {"jobs": [{**one.as_json(), "reason": one.reason} for one in told]}
 
     def letters(self, asked: Asked) -> dict[str, Any]:
         """Dead letters by kind, and with ``limit`` one by one; what was said of them only to who has the token."""
@@ -191,10 +192,14 @@ class Facts:
         """Whether this process goes on."""
         return _health(health.alive(self._daemon.stop, self._daemon.stages))
 
-    def ready(self, _: Asked) -> Response:
-        """Whether this process can do its work."""
+    def ready(self, asked: Asked) -> Response:
+        """Whether this process can do its work; what a server has said, which may name hosts, is not for everybody."""
         one = self._daemon
-        return _health(health.ready(one.stop, one.stages, one.survey.latest, needs=one.needs))
+        seen = health.ready(one.stop, one.stages, one.survey.latest, needs=one.needs)
+        if asked.has_token or self._access.is_own:
+            return _health(seen)
+        checks = (each if each.is_well else replace(each, reason=_HIDDEN) for each in seen.checks)
+        return _health(health.Health(checks=tuple(checks)))
 
 
 def selected(connection: Connection, asked: Asked) -> Selection:

@@ -107,6 +107,9 @@ def test_the_api_says_what_the_commands_say(world: World) -> None:
     assert "cannot be an id" in operator.get(f"/api/explain/blogpost?id={quote('../x')}", status=404)["message"]
 
     retries_and_discards(world, operator)
+    world.sql(f"UPDATE syncer.job SET error = 'nobody foresaw {SECRET}'")
+    assert str(SECRET) in operator.ask("GET", "/api/jobs", status=200)
+    assert str(SECRET) not in anybody.ask("GET", "/api/jobs", status=200)
     assert str(SECRET) not in daemon.log_file.read_text()
     assert daemon.stop() == 0
 
@@ -122,6 +125,7 @@ def retries_and_discards(world: World, operator: Api) -> None:
         what="the job is done",
     )
     assert operator.get("/api/dead-letters")["letters"] == 1  # nothing was mended
+    assert operator.post("/api/dead-letters/discard", {"document": "blogpost", "all": "no"}, status=400)["hint"]
     assert operator.post("/api/dead-letters/discard", which) == {"letters": 1}
     assert operator.get("/api/dead-letters")["letters"] == 0
     assert world.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]

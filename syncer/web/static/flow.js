@@ -5,12 +5,20 @@ import { about, amount, brief, count, moment, rate } from "./words.js";
 
 export function showBanner(status) {
   say(by("headline"), status.headline);
+  say(by("told"), told(status));
   by("banner").className = `banner ${status.mood}`;
   const list = by("concerns");
   show(list, status.concerns.length > 0);
   const isAlone = status.concerns.length === 1;
   fill(list, status.concerns, () => status.concerns.map((one) =>
     el("li", {}, isAlone ? null : el("b", {}, one.says), el("p", { class: "does" }, one.do))));
+}
+
+/** What is read aloud when it changes: not how much waits, which changes all the time. */
+function told(status) {
+  const lasting = status.concerns.filter((one) => !one.is_passing);
+  if (lasting.length) return lasting.length === 1 ? lasting[0].says : `${lasting.length} things are not well.`;
+  return status.mood === "well" ? "All is well." : "Behind, and at work.";
 }
 
 export function showFlow(status) {

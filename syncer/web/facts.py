@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -37,7 +37,9 @@ from syncer.web.app import Asked, as_json
 _FINISHED_SHOWN_MAX = 3
 _KINDS_SHOWN_MAX = 200
 _LETTERS_SHOWN_MAX = 1000
+_ASKED_AT_ONCE = 3
 _EXPLAINED_AT_ONCE = 2
+_PLACE_SECONDS = 1.0
 _EXPLAIN = Limits(changes=20_000, done=5_000, seconds=3)
 _NAMES = {Server.POSTGRES: "Postgres", Server.KAFKA: "Kafka", Server.ELASTICSEARCH: "Elasticsearch"}
 _HIDDEN = "With the token it is said why."
@@ -60,12 +62,24 @@ class Daemon:
     stop: Stop
     stages: tuple[str, ...]
     needs: tuple[Server, ...]
+    _places: threading.BoundedSemaphore = field(
+        init=False, repr=False, default_factory=lambda: threading.BoundedSemaphore(_ASKED_AT_ONCE)
+    )
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """A connection for one answer."""
-        with schema.connected(self.settings.postgres, name="web") as connection:
-            yield connection
+        """A connection for one answer: of a few, so that a server that hangs leaves threads to answer the rest.
+
+        Raises:
+            UnavailableError: All of them are in use.
+        """
+        if not self._places.acquire(timeout=_PLACE_SECONDS):
+            raise UnavailableError("Others are waiting for Postgres just now", hint="Ask again in a few seconds.")
+        try:
+            with schema.connected(self.settings.postgres, name="web") as connection:
+                yield connection
+        finally:
+            self._places.release()
 
 
 class Facts:
@@ -167,7 +181,7 @@ class Facts:
         values = words.whether(asked.words, "values")
         if values:
             self._access.require_token(has_token=asked.has_token)
-        if not self._explaining.acquire(timeout=_EXPLAIN.seconds):
+        if not self._explaining.acquire(timeout=_PLACE_SECONDS):
             raise UnavailableError("Other documents are being explained just now", hint="Ask again in a few seconds.")
         try:
             with self._daemon.connection() as connection:

@@ -26,7 +26,8 @@ from syncer.settings import WebSettings
 
 PORTS_TRIED = 10
 """How many ports are tried, from the default one on: as many daemons on one machine have a page each."""
-_THREADS = 4
+_THREADS = 8
+"""More than may wait for a server at once, so that one that hangs holds up neither metrics nor health."""
 _STOP_SECONDS = 2
 _LOOP_SECONDS = 5
 _CONNECTIONS_MAX = 100

@@ -24,7 +24,7 @@ function told(status) {
 export function showFlow(status) {
   const { rates, leader } = status;
   station("at-outbox", brief(status.outbox_waiting), waits(status.outbox_waiting, status.outbox_lag_seconds));
-  const led = leader && leader.seconds !== null ? `for ${about(leader.seconds)}` : "leads";
+  const led = leader && leader.seconds !== null ? `connected ${about(leader.seconds)}` : "connected";
   station("at-relay", leader ? "leads" : "none", led, !leader);
   station("at-topic", brief(status.topic_waiting), waits(status.topic_waiting, status.topic_lag_seconds));
   station("at-workers", count(status.workers), "at work", !status.workers);

@@ -24,8 +24,8 @@ function told(status) {
 export function showFlow(status) {
   const { rates, leader } = status;
   station("at-outbox", brief(status.outbox_waiting), waits(status.outbox_waiting, status.outbox_lag_seconds));
-  const led = leader && leader.seconds !== null ? `connected ${about(leader.seconds)}` : "connected";
-  station("at-relay", leader ? "leads" : "none", led, !leader);
+  const connected = leader && leader.seconds !== null ? `connected ${about(leader.seconds)}` : "";
+  station("at-relay", leader ? "leads" : "none", leader ? connected : "leads", !leader);
   station("at-topic", brief(status.topic_waiting), waits(status.topic_waiting, status.topic_lag_seconds));
   station("at-workers", count(status.workers), "at work", !status.workers);
   const served = status.documents.map((one) => Object.entries(one.targets)

@@ -73,8 +73,9 @@ def _on_the_way(seen: Overview) -> str:
 
 
 def _at_work(seen: Overview) -> str:
-    left = [one.eta_seconds for one in seen.jobs if one.eta_seconds is not None]
-    until = f", for {duration(max(left))} yet" if left else ""
+    left = [one.eta_seconds for one in seen.jobs]
+    known = [one for one in left if one is not None]
+    until = f", for {duration(max(known))} yet" if left and len(known) == len(left) else ""
     return f"{amount(len(seen.jobs), 'job')} at work{until}" if seen.jobs else ""
 
 

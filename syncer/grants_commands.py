@@ -57,7 +57,7 @@ def print_grants(
         raise ConfigError(
             "No role is named", hint="As in: syncer grants --relay syncer --worker syncer --reader anna | psql shop"
         )
-    loaded = settings.load()
+    loaded = settings.load_source()
     telemetry.configure(loaded.log, is_command=True)
     folder = settings.config_folder()
     definitions = definition.load_all(folder) if any(folder.glob("documents/*")) else []

@@ -257,7 +257,7 @@ INDEX_DOCUMENTS: Final = SURVEYED.metric(
     "Documents that a search of an index finds.",
     *("document", "index", "role"),
 )
-_JOB = ("job", "kind", "document")
+_JOB = ("job_id", "kind", "document")  # Prometheus has a "job" of its own, which hides ours
 JOB_TOTAL: Final = SURVEYED.metric(
     "syncer_job_documents", Question.KEEPING_UP, "Documents of an unfinished job, once they are listed.", *_JOB
 )

@@ -83,15 +83,17 @@ def _of_section(section: str, values: Any, field: FieldInfo | None, named: Calla
     found = dict(values)
     for name in secrets(kind):
         key = name + _SUFFIX
-        if key not in found or key in kind.model_fields:
-            continue
-        path = found.pop(key)
-        if path in (None, ""):
+        if found.get(key) in (None, ""):
+            found.pop(key, None)
             continue
         if found.get(name):
             raise ConfigError(
                 f"{named(section, name)} and {named(section, key)} are both set", hint="Leave one of them out."
             )
+        if key in kind.model_fields:  # one that is read only by who needs it
+            found[name] = None  # whatever a source says that this one goes before
+            continue
+        path = found.pop(key)
         secret = _read(path, named(section, key))
         found[name] = secret if kind.model_fields[name].annotation in _TEXTS else _parsed(secret, named(section, key))
     return found

@@ -222,9 +222,9 @@ class WebSettings(_Section):
 
     @field_validator("token")
     @classmethod
-    def _is_long(cls, token: SecretStr | None) -> SecretStr | None:
-        if token is not None and len(token.get_secret_value()) < TOKEN_CHARACTERS_MIN:
-            raise ValueError(f"a token has at least {TOKEN_CHARACTERS_MIN} characters, as from: openssl rand -hex 32")
+    def _is_token(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None and not _is_token(token.get_secret_value()):
+            raise ValueError(f"a token has at least {TOKEN_CHARACTERS_MIN} characters of ASCII: openssl rand -hex 32")
         return token
 
     @property
@@ -246,9 +246,9 @@ class WebSettings(_Section):
             token = self.token_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"The file of web.token_file cannot be read: {error}") from error
-        if len(token) < TOKEN_CHARACTERS_MIN:
+        if not _is_token(token):
             raise ConfigError(
-                f"{self.token_file} holds no token of {TOKEN_CHARACTERS_MIN} characters or more",
+                f"{self.token_file} holds no token of {TOKEN_CHARACTERS_MIN} characters of ASCII or more",
                 hint=f"To make one: openssl rand -hex 32 > {self.token_file}",
             )
         return token
@@ -400,6 +400,11 @@ def load_search() -> SearchSettings:
         ConfigError: As `load`.
     """
     return _load(SearchSettings)
+
+
+def _is_token(said: str) -> bool:
+    """Whether it is long enough, and what a header may carry as it is."""
+    return len(said) >= TOKEN_CHARACTERS_MIN and said.isascii() and said.isprintable() and said == said.strip()
 
 
 def _load(kind: type[_Settings]) -> _Settings:

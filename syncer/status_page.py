@@ -82,7 +82,7 @@ def _flow(seen: Overview, rates: Rates | None) -> RenderableType:
         led = "[red]no relay leads: is `syncer run` running?"
     else:
         place = f" from {leader.address}" if leader.address else ""
-        age = "" if leader.seconds is None else f" for {terminal.duration(leader.seconds)}"
+        age = "" if leader.seconds is None else f", connected for {terminal.duration(leader.seconds)}"
         led = f"[green]led by Postgres connection {leader.process}[/]{escape(place)}{age}"
     in_outbox = amount(seen.outbox_waiting, "change") + " in the outbox" + _oldest(seen.outbox_lag_seconds)
     working = f"[green]{seen.workers} at work" if seen.workers else "[red]none: is `syncer run` running?"

@@ -66,8 +66,17 @@ class _Told(Trace):
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        with self._tracer.start_as_current_span(name, context=self._context, record_exception=False):
-            yield
+        from opentelemetry.trace import StatusCode  # noqa: PLC0415 - an option
+
+        telling = self._tracer.start_as_current_span(
+            name, context=self._context, record_exception=False, set_status_on_exception=False
+        )
+        with telling as span:
+            try:
+                yield
+            except BaseException as error:
+                span.set_status(StatusCode.ERROR, type(error).__name__)  # what it says may quote a value
+                raise
 
     def end(self, **numbers: int) -> None:
         self._span.set_attributes({f"syncer.{name}": number for name, number in numbers.items()})

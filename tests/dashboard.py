@@ -48,7 +48,7 @@ def _per_batch(name: str) -> str:
     return f"{_rate(f'{name}_sum')} / {_rate(f'{name}_count')}"
 
 
-_LABELS = "{{job}} {{kind}} {{document}}"
+_LABELS = "{{job_id}} {{kind}} {{document}}"
 PANELS: dict[Question, tuple[Panel, ...]] = {
     Question.KEEPING_UP: (
         Panel(
@@ -105,20 +105,20 @@ PANELS: dict[Question, tuple[Panel, ...]] = {
         ),
         Panel(
             title="Jobs: how long yet",
-            queries={_LABELS: "max by (job, kind, document) (syncer_job_eta_seconds)"},
+            queries={_LABELS: "max by (job_id, kind, document) (syncer_job_eta_seconds)"},
             unit="s",
         ),
         Panel(
             title="Jobs: how far",
             queries={
-                _LABELS: "max by (job, kind, document) (syncer_job_done_documents)"
-                " / max by (job, kind, document) (syncer_job_documents)"
+                _LABELS: "max by (job_id, kind, document) (syncer_job_done_documents)"
+                " / max by (job_id, kind, document) (syncer_job_documents)"
             },
             unit="percentunit",
         ),
         Panel(
             title="Jobs: documents per second",
-            queries={_LABELS: "max by (job, kind, document) (syncer_job_documents_per_second)"},
+            queries={_LABELS: "max by (job_id, kind, document) (syncer_job_documents_per_second)"},
         ),
         Panel(
             title="Documents in each index",
@@ -158,7 +158,8 @@ PANELS: dict[Question, tuple[Panel, ...]] = {
             },
         ),
         Panel(
-            title="Jobs that are paused", queries={_LABELS: "max by (job, kind, document) (syncer_job_is_paused) == 1"}
+            title="Jobs that are paused",
+            queries={_LABELS: "max by (job_id, kind, document) (syncer_job_is_paused) == 1"},
         ),
     ),
     Question.WRONG: (

@@ -1,27 +1,42 @@
-"""What a query of PromQL names: its metrics, with the labels that it asks of each, and the labels that it groups by."""
+"""What a query of PromQL asks for: its metrics, and the labels that its result has.
+
+Read by a parser that knows the types of PromQL's functions. Beyond that, a query is held against the catalogue: each
+series and each label is there, growth is asked of counters alone, and two sides of an operator have the same labels,
+without which Prometheus pairs nothing and says nothing.
+"""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+
+import promql_parser
+from promql_parser import (
+    AggModifierType,
+    AggregateExpr,
+    BinaryExpr,
+    Call,
+    Expr,
+    LabelModifierType,
+    MatrixSelector,
+    NumberLiteral,
+    ParenExpr,
+    StringLiteral,
+    ValueType,
+    VectorSelector,
+)
 
 from syncer.metrics import CATALOGUE, Metric
 
-OF_PROMETHEUS = frozenset({"instance", "le"})
-"""Labels that Prometheus itself gives to a series."""
+OF_PROMETHEUS = frozenset({"job", "instance"})
+"""Labels that Prometheus itself gives to a series: where a metric has one of that name, it is called another."""
 _SERIES: dict[str, Metric] = {series: metric for metric in CATALOGUE.values() for series in metric.series}
-_TOKEN = re.compile(
-    r"""(?P<name>syncer_\w+)(?:\{(?P<matchers>[^}]*)\})?    # a metric, and what it asks of it
-    |\b(?:by|without|on|ignoring)\s*\((?P<labels>[^)]*)\)   # labels
-    """,
-    re.VERBOSE,
-)
-_MATCHER = re.compile(r'\s*(\w+)\s*(?:=~|!~|!=|=)\s*"[^"]*"\s*(?:,|$)')
+_GROWTH = frozenset({"rate", "irate", "increase"})
+_DIFFERENCE = frozenset({"delta", "idelta", "deriv"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """What a query names.
+class Asked:
+    """What a query asks for.
 
     Args:
         metrics: The metrics.
@@ -32,50 +47,87 @@ class Named:
     labels: frozenset[str]
 
 
-def read(query: str) -> Named:
+def read(query: str) -> Asked:
     """Read a query.
 
     Raises:
-        ValueError: It names a metric or a label that is none, or its brackets do not match.
+        ValueError: It is no PromQL, or asks for what there is not.
     """
-    _require_brackets(query)
+    try:
+        parsed = promql_parser.parse(query.replace("$__rate_interval", "1m"))  # which Grafana fills in
+    except ValueError as error:
+        raise ValueError(f"it is no PromQL: {error}: {query}") from error
     found: list[Metric] = []
-    asked, grouped = set[str](), set[str]()
-    for token in _TOKEN.finditer(query):
-        if token["labels"] is not None:
-            grouped |= {one.strip() for one in token["labels"].split(",")}
-            continue
-        metric = _SERIES.get(token["name"])
-        if metric is None:
-            raise ValueError(f"{token['name']} is no series")
-        found.append(metric)
-        asked |= _labels(token["matchers"] or "", metric)
+    labels = _labels(parsed, found)
     if not found:
         raise ValueError(f"it names no metric: {query}")
-    own = {label for metric in found for label in metric.labels} | OF_PROMETHEUS
-    if not asked | grouped <= own:
-        raise ValueError(f"{sorted((asked | grouped) - own)} is no label of {[one.name for one in found]}")
-    is_one = re.match(r"\s*(sum|max|min|absent|histogram_quantile)\s*\(", query) and not grouped
-    return Named(metrics=tuple(found), labels=frozenset(grouped or (() if is_one else own)))
+    return Asked(metrics=tuple(found), labels=labels or frozenset())
 
 
-def _labels(matchers: str, metric: Metric) -> set[str]:
-    rest, names = matchers, set[str]()
-    while rest.strip():
-        one = _MATCHER.match(rest)
-        if one is None or one[1] not in {*metric.labels, *OF_PROMETHEUS}:
-            raise ValueError(f"{metric.name} has no {rest}")
-        names.add(one[1])
-        rest = rest[one.end() :]
-    return names
+def _labels(one: Expr, found: list[Metric]) -> frozenset[str] | None:
+    """The labels of what an expression results in, None for a plain number; notes its metrics."""
+    match one:
+        case VectorSelector() | MatrixSelector():
+            return _of_series(one.vector_selector if isinstance(one, MatrixSelector) else one, found)
+        case ParenExpr():
+            return _labels(one.expr, found)
+        case AggregateExpr():
+            return _of_aggregate(one, found)
+        case Call():
+            return _of_call(one, found)
+        case BinaryExpr():
+            return _of_pair(one, found)
+        case NumberLiteral() | StringLiteral():
+            return None
+    raise ValueError(f"what a {type(one).__name__} results in is not known here")
 
 
-def _require_brackets(query: str) -> None:
-    opened = []
-    for one in re.sub(r'"[^"]*"', "", query):
-        if one in "([{":
-            opened.append(one)
-        elif one in ")]}" and (not opened or opened.pop() + one not in ("()", "[]", "{}")):
-            raise ValueError(f"its brackets do not match: {query}")
-    if opened:
-        raise ValueError(f"its brackets do not match: {query}")
+def _of_series(one: VectorSelector, found: list[Metric]) -> frozenset[str]:
+    metric = _SERIES.get(one.name or "")
+    if metric is None:
+        raise ValueError(f"{one.name} is no series")
+    found.append(metric)
+    own = frozenset(metric.labels) | OF_PROMETHEUS | ({"le"} if str(one.name).endswith("_bucket") else set())
+    _require({each.name for each in one.matchers.matchers}, own)
+    return own
+
+
+def _of_aggregate(one: AggregateExpr, found: list[Metric]) -> frozenset[str]:
+    own = _labels(one.expr, found) or frozenset()
+    if one.modifier is None:
+        return frozenset()
+    named = frozenset(one.modifier.labels)
+    _require(named, own)
+    return named if one.modifier.type == AggModifierType.By else own - named
+
+
+def _of_call(one: Call, found: list[Metric]) -> frozenset[str] | None:
+    sides = [_labels(each, found) for each in one.args]
+    labels = next((each for each in sides if each is not None), frozenset[str]())
+    name = one.func.name
+    if name == "absent":
+        return frozenset()
+    if name == "histogram_quantile":
+        _require({"le"}, labels)
+        return labels - {"le"}
+    if name in _GROWTH | _DIFFERENCE and (found[-1].kind == "gauge") != (name in _DIFFERENCE):
+        raise ValueError(f"{name} is not for a {found[-1].kind}: {one.prettify()}")
+    return None if one.func.return_type == ValueType.Scalar else labels
+
+
+def _of_pair(one: BinaryExpr, found: list[Metric]) -> frozenset[str] | None:
+    left, right = _labels(one.lhs, found), _labels(one.rhs, found)
+    if left is None or right is None:
+        return right if left is None else left
+    matching = one.modifier.matching if one.modifier else None
+    named = frozenset(matching.labels) if matching else frozenset()
+    _require(named, left & right)
+    by_name = matching is not None and matching.type == LabelModifierType.Include
+    if not by_name and left - named != right - named:
+        raise ValueError(f"{sorted(left)} and {sorted(right)} pair nothing: {one.prettify()}")
+    return left
+
+
+def _require(named: set[str] | frozenset[str], own: frozenset[str]) -> None:
+    if not named <= own:
+        raise ValueError(f"{sorted(named - own)} is no label of it: it has {sorted(own)}")

@@ -67,8 +67,12 @@ class Access:
         """Whether only this machine can reach the server."""
         return _is_loopback(self.host)
 
-    def require_ours(self, headers: Headers) -> None:
-        """Refuse what a browser sends for another site.
+    def require_ours(self, headers: Headers, *, is_page: bool = False) -> None:
+        """Refuse what a browser sends for another site; a link there may lead to the page, which holds nothing as yet.
+
+        Args:
+            headers: Of the request.
+            is_page: Whether it is for the page itself.
 
         Raises:
             ForbiddenError: It does.
@@ -80,7 +84,8 @@ class Access:
                 hint="It answers to localhost and 127.0.0.1 only, so that no other site can ask it from a browser. "
                 "Does a proxy stand before it? Let it send localhost as the Host.",
             )
-        if headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES:
+        follows_link = is_page and headers.get("Sec-Fetch-Dest") == "document"
+        if headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES and not follows_link:
             raise ForbiddenError("This was sent by the page of another site", hint="Open the status page itself.")
 
     def has_token(self, headers: Headers) -> bool:

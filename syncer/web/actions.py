@@ -94,7 +94,7 @@ def _require_some(asked: Asked) -> None:
         ConfigError: It would.
     """
     words.required(asked.words, "document")
-    if not any(asked.words.get(one) for one in ("ids", "kind", "field", "all")):
+    if not words.whether(asked.words, "all") and not any(asked.words.get(one) for one in ("ids", "kind", "field")):
         raise ConfigError("Which of its dead letters?", hint='Say ids, kind or field; or "all": true.')
 
 

@@ -119,7 +119,7 @@ class App:
             return self._of_error(request, error)
 
     def _answer(self, request: Request) -> Response:
-        self._access.require_ours(request.headers)
+        self._access.require_ours(request.headers, is_page=request.path == "/" and request.method == "GET")
         endpoint, values = self._paths.bind_to_environ(request.environ).match()
         if not isinstance(endpoint, Route):
             return self._files.get(request, endpoint or values["name"])

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -37,7 +37,9 @@ from syncer.web.app import Asked, as_json
 _FINISHED_SHOWN_MAX = 3
 _KINDS_SHOWN_MAX = 200
 _LETTERS_SHOWN_MAX = 1000
+_ASKED_AT_ONCE = 3
 _EXPLAINED_AT_ONCE = 2
+_PLACE_SECONDS = 1.0
 _EXPLAIN = Limits(changes=20_000, done=5_000, seconds=3)
 _NAMES = {Server.POSTGRES: "Postgres", Server.KAFKA: "Kafka", Server.ELASTICSEARCH: "Elasticsearch"}
 _HIDDEN = "With the token it is said why."
@@ -60,12 +62,24 @@ class Daemon:
     stop: Stop
     stages: tuple[str, ...]
     needs: tuple[Server, ...]
+    _places: threading.BoundedSemaphore = field(
+        init=False, repr=False, default_factory=lambda: threading.BoundedSemaphore(_ASKED_AT_ONCE)
+    )
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """A connection for one answer."""
-        with schema.connected(self.settings.postgres, name="web") as connection:
-            yield connection
+        """A connection for one answer: of a few, so that a server that hangs leaves threads to answer the rest.
+
+        Raises:
+            UnavailableError: All of them are in use.
+        """
+        if not self._places.acquire(timeout=_PLACE_SECONDS):
+            raise UnavailableError("Others are waiting for Postgres just now", hint="Ask again in a few seconds.")
+        try:
+            with schema.connected(self.settings.postgres, name="web") as connection:
+                yield connection
+        finally:
+            self._places.release()
 
 
 class Facts:
@@ -131,13 +145,14 @@ class Facts:
         since = words.real(asked.words, "since", default=0.0)
         return {"samples": [asdict(one) for one in self._daemon.survey.history if one.at > since]}
 
-    def jobs(self, _: Asked) -> dict[str, Any]:
-        """Jobs that are not finished, and the last that are."""
+    def jobs(self, asked: Asked) -> dict[str, Any]:
+        """Jobs that are not finished, and the last that are; why one failed only to who has the token."""
         with self._daemon.connection() as connection:
             found = job.recent(connection)
         finished = [one for one in found if one.state.is_finished][:_FINISHED_SHOWN_MAX]
         shown = [one for one in found if not one.state.is_finished] + finished
-        return {"jobs": [{**one.as_json(), "reason": one.reason} for one in shown]}
+        told = [one if asked.has_token or one.error is None else replace(one, error=_HIDDEN) for one in shown]
+        return {"jobs": [{**one.as_json(), "reason": one.reason} for one in told]}
 
     def letters(self, asked: Asked) -> dict[str, Any]:
         """Dead letters by kind, and with ``limit`` one by one; what was said of them only to who has the token."""
@@ -166,7 +181,7 @@ class Facts:
         values = words.whether(asked.words, "values")
         if values:
             self._access.require_token(has_token=asked.has_token)
-        if not self._explaining.acquire(timeout=_EXPLAIN.seconds):
+        if not self._explaining.acquire(timeout=_PLACE_SECONDS):
             raise UnavailableError("Other documents are being explained just now", hint="Ask again in a few seconds.")
         try:
             with self._daemon.connection() as connection:
@@ -191,10 +206,14 @@ class Facts:
         """Whether this process goes on."""
         return _health(health.alive(self._daemon.stop, self._daemon.stages))
 
-    def ready(self, _: Asked) -> Response:
-        """Whether this process can do its work."""
+    def ready(self, asked: Asked) -> Response:
+        """Whether this process can do its work; what a server has said, which may name hosts, is not for everybody."""
         one = self._daemon
-        return _health(health.ready(one.stop, one.stages, one.survey.latest, needs=one.needs))
+        seen = health.ready(one.stop, one.stages, one.survey.latest, needs=one.needs)
+        if asked.has_token or self._access.is_own:
+            return _health(seen)
+        checks = (each if each.is_well else replace(each, reason=_HIDDEN) for each in seen.checks)
+        return _health(health.Health(checks=tuple(checks)))
 
 
 def selected(connection: Connection, asked: Asked) -> Selection:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import structlog
 from waitress import wasyncore
+from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
 
 from syncer import events
@@ -24,13 +26,16 @@ from syncer.settings import WebSettings
 
 PORTS_TRIED = 10
 """How many ports are tried, from the default one on: as many daemons on one machine have a page each."""
-_THREADS = 4
+_THREADS = 8
+"""More than may wait for a server at once, so that one that hangs holds up neither metrics nor health."""
 _STOP_SECONDS = 2
 _LOOP_SECONDS = 5
 _CONNECTIONS_MAX = 100
 _HEADER_BYTES_MAX = 16 * 1024
 _BODY_BYTES_MAX = 64 * 1024
 _SILENT_SECONDS = 30
+_REQUEST_SECONDS = 30
+_CLEANUP_SECONDS = 10
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -62,18 +67,41 @@ class WebServer:
             ident=None,
             connection_limit=_CONNECTIONS_MAX,
             channel_timeout=_SILENT_SECONDS,
+            cleanup_interval=_CLEANUP_SECONDS,
             max_request_header_size=_HEADER_BYTES_MAX,
             max_request_body_size=_BODY_BYTES_MAX,
         )
         assert isinstance(server, TcpWSGIServer)  # noqa: S101 - one socket makes one server
         structlog.get_logger().info(events.WEB_LISTENING, address=self.address, has_token=self._has_token)
         stop.call(server.pull_trigger)
+        unfinished = _Unfinished()
         try:
             while not stop.is_requested:
                 wasyncore.loop(timeout=_LOOP_SECONDS, use_poll=True, map=sockets, count=1)
+                unfinished.cut(server)
         finally:
             server.task_dispatcher.shutdown(timeout=_STOP_SECONDS)
             wasyncore.close_all(sockets)
+
+
+class _Unfinished:
+    """Requests that have begun and not ended: whoever sends a byte now and then is silent to nobody, and never done.
+
+    Else a hundred of them would keep everybody out, and with them whoever asks whether this daemon is alive.
+    """
+
+    def __init__(self) -> None:
+        self._begun: dict[Any, float] = {}
+
+    def cut(self, server: TcpWSGIServer) -> None:
+        """Close the connections whose request has taken too long to come."""
+        now = time.monotonic()
+        channels: dict[int, HTTPChannel] = server.active_channels  # type: ignore[assignment]  # typeshed has the class
+        coming = {one.request: one for one in channels.values() if one.request is not None}
+        self._begun = {request: self._begun.get(request, now) for request in coming}
+        for request, channel in coming.items():
+            if now - self._begun[request] > _REQUEST_SECONDS:
+                channel.will_close = True
 
 
 def listen(settings: WebSettings) -> socket.socket | None:

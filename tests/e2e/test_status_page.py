@@ -58,6 +58,7 @@ def test_the_page_follows_what_happens(world: World, page: Browser) -> None:
     page.wait_for("#documents", "blogpost")
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (41, 1, 'another', 'body')")
     page.wait_for("#at-index .big", "41")
+    assert page.text("#told") == "All is well."  # which is read aloud, and has no number that changes all the time
 
     unlock(page)
     look_up(page)

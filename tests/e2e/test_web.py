@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 from contextlib import closing
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from tests.harness import Daemon, World, wait_until
+from prometheus_client.parser import text_string_to_metric_families
+
+from syncer import store
+from syncer.job import JobKind
+from syncer.jobs import create
+from tests.harness import REPOSITORY, Daemon, World, wait_until
 
 TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
 BLOG = """
@@ -19,6 +25,11 @@ SELECT i, 1, 'title ' || i, 'body' FROM generate_series(1, 5) AS i;
 INSERT INTO comments (id, post_id, name, comment, age) VALUES (1, 1, 'Alice', 'more', 5), (2, 2, 'Bob', 'less', 5);
 """
 SECRET = 123456789
+DOCUMENTED = re.findall(
+    r"^\| `(syncer_\w+)` \| (\w+) \|", (REPOSITORY / "docs" / "metrics.md").read_text(), re.MULTILINE
+)
+OF_TROUBLE = {"syncer_stage_retries_total", "syncer_stage_is_troubled"}
+"""What only a stage in trouble has."""
 
 
 class Api:
@@ -107,6 +118,9 @@ def test_the_api_says_what_the_commands_say(world: World) -> None:
     assert "cannot be an id" in operator.get(f"/api/explain/blogpost?id={quote('../x')}", status=404)["message"]
 
     retries_and_discards(world, operator)
+    world.sql(f"UPDATE syncer.job SET error = 'nobody foresaw {SECRET}'")
+    assert str(SECRET) in operator.ask("GET", "/api/jobs", status=200)
+    assert str(SECRET) not in anybody.ask("GET", "/api/jobs", status=200)
     assert str(SECRET) not in daemon.log_file.read_text()
     assert daemon.stop() == 0
 
@@ -122,6 +136,7 @@ def retries_and_discards(world: World, operator: Api) -> None:
         what="the job is done",
     )
     assert operator.get("/api/dead-letters")["letters"] == 1  # nothing was mended
+    assert operator.post("/api/dead-letters/discard", {"document": "blogpost", "all": "no"}, status=400)["hint"]
     assert operator.post("/api/dead-letters/discard", which) == {"letters": 1}
     assert operator.get("/api/dead-letters")["letters"] == 0
     assert world.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
@@ -144,6 +159,35 @@ def test_monitoring_finds_what_it_looks_for(world: World) -> None:
     held_up = socket.create_connection(("127.0.0.1", urlsplit(api.address).port or 0))  # says nothing, ever
     assert daemon.stop(seconds=15) == 0
     held_up.close()
+
+
+def test_a_daemon_exports_what_is_documented(world: World) -> None:
+    """Each metric of docs/metrics.md has a value once a daemon has done work of every kind, and there is no other."""
+    world.sql(BLOG)
+    world.apply()
+    daemon = world.daemon(environment={"SYNCER_METRICS_SECONDS": "0.5"})
+    api = Api(daemon)
+    api.wait_until_well(5)
+    world.sql("UPDATE posts SET title = 'another' WHERE id < 4")
+    assert world.syncer("verify").returncode == 0
+    with world.connect() as connection:
+        assert create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL, rate=1)
+    exported: dict[str, str] = {}
+
+    def are_all_there() -> bool:
+        families = list(text_string_to_metric_families(api.ask("GET", "/metrics", status=200)))
+        ours = [one for one in families if one.name.startswith("syncer_")]
+        assert {_named(one.name, one.type) for one in ours} == set(DOCUMENTED)
+        exported.update(_named(one.name, one.type) for one in ours if one.samples)
+        return exported.keys() >= dict(DOCUMENTED).keys() - OF_TROUBLE
+
+    wait_until(are_all_there, what="all have a value", detail=lambda: str(dict(DOCUMENTED).keys() - exported.keys()))
+    assert daemon.stop() == 0
+
+
+def _named(name: str, kind: str) -> tuple[str, str]:
+    """A metric as the page has it."""
+    return (f"{name}_total" if kind == "counter" else name), kind
 
 
 def test_a_port_that_is_taken_ends_only_who_asked_for_it(world: World) -> None:

@@ -87,6 +87,20 @@ def test_a_batch_of_a_worker_is_linked_to_the_batches_of_the_relay_that_it_has(w
     assert "xylophone" not in str(spans)
 
 
+def test_what_fails_is_told_without_what_it_says() -> None:
+    """Errors of servers quote the values that they are about: a span has the error's name alone."""
+    with collector() as (endpoint, spans):
+        traces.configure(TracesSettings(endpoint=endpoint))
+        batch = traces.begin("worker.batch")
+        with pytest.raises(ValueError, match="xylophone"), batch.stage("compose"):
+            raise ValueError("xylophone is no number")
+        batch.end()
+        traces.close()
+    (failed,) = [one for one in spans if one.name == "compose"]
+    assert failed.status.message == "ValueError"
+    assert "xylophone" not in str(spans)
+
+
 def test_nobody_who_collects_holds_nobody_up(world: World) -> None:
     """A daemon whose collector is away goes on, says so in its log, and ends in time."""
     daemon = world.daemon(environment={"SYNCER_TRACES_ENDPOINT": "http://127.0.0.1:1/v1/traces"})

@@ -109,6 +109,8 @@ def test_the_headline_says_what_goes_on() -> None:
     assert headline(late) == "All is well. 3 changes on the way, the oldest for about 4 s."
     assert headline(replace(late, topic_lag_seconds=600)).startswith("Behind, and at work. 3 changes on the way")
     assert headline(replace(WELL, jobs=(JOB,))) == "All is well. 1 job at work, for about 8 s yet."
+    unknown = replace(JOB, documents_total=None)
+    assert headline(replace(WELL, jobs=(JOB, unknown))) == "All is well. 2 jobs at work."
 
 
 def test_what_matters_most_comes_first() -> None:

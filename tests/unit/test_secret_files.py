@@ -50,6 +50,21 @@ def refused() -> str:
     return f"{raised.value.message}\n" + "".join(traceback.format_exception(raised.value))
 
 
+def test_the_token_of_the_page_is_as_other_secrets(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment goes before the file, whichever of the two names it; to set both is an error; empty is unset."""
+    web = "web: {token: of-the-file-of-settings}\n"
+    (config / "syncer.yaml").write_text(FILE + web)
+    monkeypatch.setenv("SYNCER_WEB_TOKEN_FILE", "")
+    assert settings.load().web.secret() == "of-the-file-of-settings"
+    monkeypatch.setenv("SYNCER_WEB_TOKEN_FILE", secret_file(config, "of-the-environment"))
+    assert settings.load().web.secret() == "of-the-environment"
+    monkeypatch.setenv("SYNCER_WEB_TOKEN", "of-the-environment-too")
+    assert "SYNCER_WEB_TOKEN and SYNCER_WEB_TOKEN_FILE are both set" in refused()
+    monkeypatch.delenv("SYNCER_WEB_TOKEN_FILE")
+    (config / "syncer.yaml").write_text(FILE + "web: {token_file: /nowhere}\n")
+    assert settings.load().web.secret() == "of-the-environment-too"
+
+
 def test_every_secret_can_be_in_a_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each setting that no output shows is the content of the file that its variable, with _FILE, names."""
     monkeypatch.setenv("SYNCER_POSTGRES_DSN_FILE", secret_file(config, DSN))

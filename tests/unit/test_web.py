@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.error import HTTPError
+from urllib.parse import quote, urlsplit
+from urllib.request import urlopen
 
 import pytest
 from hypothesis import given, settings as budget, strategies as st
@@ -15,10 +20,15 @@ from pydantic import SecretStr, ValidationError
 from werkzeug.test import Client, TestResponse
 
 from syncer.errors import ConfigError
-from syncer.settings import WebSettings
-from syncer.web import server
+from syncer.lifecycle import Stop
+from syncer.settings import PostgresSettings, Settings, WebSettings
+from syncer.survey import Server, Survey
+from syncer.web import facts, routes, server
 from syncer.web.access import Access, Need
+from syncer.web.actions import Actions
 from syncer.web.app import App, Asked, Route
+from syncer.web.waits import Waits
+from tests.harness import wait_until
 
 TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
 LOCAL, OPEN = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there
@@ -101,9 +111,15 @@ def test_the_page_of_another_site_gets_nothing() -> None:
     assert ask(Need.FACTS, site="none") == 200
     assert ask(Need.FACTS, site="cross-site") == 403
     assert ask(Need.NOTHING, site="same-site") == 403
-    client = Client(App(Access(host=LOCAL, token=TOKEN), ROUTES))
-    asked = client.options("/act/7", headers={"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"})
-    assert not [name for name in asked.headers.keys() if name.startswith("Access-Control")]  # noqa: SIM118
+    # A link may lead to the page, which asks for its numbers itself, and into no frame.
+    asked = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert client().get("/", headers=asked).status_code == 200
+    assert client().get("/", headers=asked | {"Sec-Fetch-Dest": "iframe"}).status_code == 403
+    assert client().get("/facts", headers=asked).status_code == 403
+    assert client().get("/", headers=asked | {"Host": "evil.example"}).status_code == 403
+    asked_first = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    allowed = client().options("/act/7", headers=asked_first).headers.keys()
+    assert not [name for name in allowed if name.startswith("Access-Control")]
 
 
 APP = App(Access(host=LOCAL, token=TOKEN), ROUTES)
@@ -186,7 +202,97 @@ def test_nothing_that_is_sent_breaks_it(
     assert answer.status_code in (200, 304, 400, 401, 403, 404, 405)
 
 
+def never() -> Any:
+    """What this survey would ask, which never does."""
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("listens", "sent", "reason"),
+    [(LOCAL, False, "not asked"), (OPEN, False, "With the token"), (OPEN, True, "not asked")],
+)
+def test_what_a_server_has_said_is_not_for_everybody(*, listens: str, sent: bool, reason: str) -> None:
+    """It may name hosts and roles: from elsewhere one learns only that a daemon is not ready."""
+    survey = Survey(connect=never, observe=never, search=never)
+    daemon = facts.Daemon(
+        settings=Settings.model_construct(), survey=survey, stop=Stop(), stages=("web",), needs=(Server.KAFKA,)
+    )
+    answers = facts.Facts(daemon, Access(host=listens, token=TOKEN))
+    checks = answers.ready(Asked(words={}, has_token=sent, address="")).get_json()["checks"]
+    assert reason in next(one["reason"] for one in checks if one["name"] == "kafka")
+
+
 # The port
+
+
+@contextmanager
+def serving(app: App) -> Iterator[server.WebServer]:
+    """A server that answers so."""
+    listening = server.listen(WebSettings(port=0))
+    assert listening is not None
+    stop = Stop()
+    web = server.WebServer(listening, app, has_token=True)
+    thread = threading.Thread(target=web.run, args=(stop,))
+    thread.start()
+    try:
+        yield web
+    finally:
+        stop.request()
+        thread.join()
+
+
+def status(url: str) -> int:
+    """The status of an answer."""
+    try:
+        with urlopen(url, timeout=20) as answer:  # noqa: S310 - our own
+            return int(answer.status)
+    except HTTPError as refused:
+        return refused.code
+
+
+def test_a_postgres_that_hangs_holds_up_no_health() -> None:
+    """However many ask what only Postgres knows: the rest is answered, and some of them are told to come again."""
+    with closing(socket.create_server((LOCAL, 0))) as silent, ThreadPoolExecutor(20) as many:
+        dsn = SecretStr(f"host={LOCAL} port={silent.getsockname()[1]}")
+        postgres = PostgresSettings(dsn=dsn, connect_timeout_seconds=4)
+        daemon = facts.Daemon(
+            settings=Settings.model_construct(postgres=postgres),
+            survey=Survey(connect=never, observe=never, search=never),
+            stop=Stop(),
+            stages=(),
+            needs=(),
+        )
+        access = Access(host=LOCAL, token=None)
+        answers = routes(facts.Facts(daemon, access), Actions(daemon), Waits(daemon))
+        with serving(App(access, answers)) as web:
+            asking = [many.submit(status, f"{web.address}/api/jobs") for _ in range(10)]
+            began = time.monotonic()
+            assert status(f"{web.address}/healthz") == 200
+            assert time.monotonic() - began < 3
+            assert {one.result() for one in asking} == {503}
+
+
+def test_who_sends_a_byte_now_and_then_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of them there are: whoever asks after that is answered."""
+    monkeypatch.setattr(server, "_CONNECTIONS_MAX", 5)
+    monkeypatch.setattr(server, "_REQUEST_SECONDS", 0.2)
+    with serving(APP) as web, ExitStack() as opened:
+        address = (LOCAL, urlsplit(web.address).port)
+        slow = [opened.enter_context(socket.create_connection(address)) for _ in range(5)]
+
+        def is_cut(one: socket.socket) -> bool:
+            try:
+                one.sendall(b"X")
+                return one.recv(1, socket.MSG_DONTWAIT) == b""
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+
+        for one in slow:
+            one.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nSlow: ")
+        wait_until(lambda: all(is_cut(one) for one in slow), what="all of them are cut off")
+        assert status(f"{web.address}/metrics") == 200
 
 
 @contextmanager
@@ -222,8 +328,9 @@ def test_a_token_is_long_and_may_come_from_a_file(tmp_path: Path) -> None:
     """A short one is refused, wherever it is from; none is none."""
     assert WebSettings().secret() is None
     assert WebSettings(token=SecretStr(TOKEN)).secret() == TOKEN
-    with pytest.raises(ValidationError):
-        WebSettings(token=SecretStr("short"))
+    for useless in ("short", "ein Schlüssel, den kein Kopf trägt", f"{TOKEN} ", f"two\n{TOKEN}"):
+        with pytest.raises(ValidationError):
+            WebSettings(token=SecretStr(useless))
     file = tmp_path / "token"
     with pytest.raises(ConfigError, match="cannot be read"):
         WebSettings(token_file=file).secret()

@@ -5,6 +5,7 @@ import { about, amount, brief, count, moment, rate } from "./words.js";
 
 export function showBanner(status) {
   say(by("headline"), status.headline);
+  say(by("told"), told(status));
   by("banner").className = `banner ${status.mood}`;
   const list = by("concerns");
   show(list, status.concerns.length > 0);
@@ -13,11 +14,18 @@ export function showBanner(status) {
     el("li", {}, isAlone ? null : el("b", {}, one.says), el("p", { class: "does" }, one.do))));
 }
 
+/** What is read aloud when it changes: not how much waits, which changes all the time. */
+function told(status) {
+  const lasting = status.concerns.filter((one) => !one.is_passing);
+  if (lasting.length) return lasting.length === 1 ? lasting[0].says : `${lasting.length} things are not well.`;
+  return status.mood === "well" ? "All is well." : "Behind, and at work.";
+}
+
 export function showFlow(status) {
   const { rates, leader } = status;
   station("at-outbox", brief(status.outbox_waiting), waits(status.outbox_waiting, status.outbox_lag_seconds));
-  const led = leader && leader.seconds !== null ? `for ${about(leader.seconds)}` : "leads";
-  station("at-relay", leader ? "leads" : "none", led, !leader);
+  const connected = leader && leader.seconds !== null ? `connected ${about(leader.seconds)}` : "";
+  station("at-relay", leader ? "leads" : "none", leader ? connected : "leads", !leader);
   station("at-topic", brief(status.topic_waiting), waits(status.topic_waiting, status.topic_lag_seconds));
   station("at-workers", count(status.workers), "at work", !status.workers);
   const served = status.documents.map((one) => Object.entries(one.targets)

@@ -85,6 +85,7 @@ function showTrouble(error, wait) {
   document.body.classList.add(state.status ? "lost" : "waits");
   const since = state.answeredAt === null ? "" : ` since ${timeOf(state.answeredAt / 1000)}`;
   say(by("headline"), isLost ? `No connection to the daemon${since}: ${error.message}.` : `${error.message}.`);
+  say(by("told"), by("headline").textContent);
   show(by("concerns"), true);
   fill(by("concerns"), [isLost, error.hint], () => [el("li", {}, el("p", { class: "does" }, isLost
     ? `${state.status ? "What is shown below was true then. " : ""}Is it still running? This page goes on by itself as soon as it answers.`

@@ -12,6 +12,7 @@
     ├── IndexingError      Elasticsearch: unreachable, unsupported, refused the index or the request
     │   └── UnavailableError   it cannot answer as yet: to be tried again
     ├── DocumentError      one document cannot go on: what it reads has changed, its index is gone
+    ├── UnwellError        an index takes no documents for now, and has not for a while
     ├── HangingError       a stage does not end, though it was told to
     ├── JobError           a job cannot be made as asked, or is not there
     ├── TokenError         a transaction cannot be waited for: it is none, open, rolled back, of another database
@@ -119,6 +120,20 @@ class DocumentError(SyncerError):
         super().__init__(message, hint=hint)
         self.document = document
         self.generation = generation
+
+
+class UnwellError(SyncerError):
+    """An index takes no documents for now, and has not for so long that others are not to wait for it.
+
+    Args:
+        message: What it says.
+        hint: What to do about it.
+        index_name: Which.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", index_name: str) -> None:
+        super().__init__(message, hint=hint)
+        self.index_name = index_name
 
 
 class JobError(SyncerError):

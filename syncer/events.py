@@ -303,6 +303,20 @@ DOCUMENT_HALTED: Final = _event(
     {"document": "which", "reason": "what happened", "hint": "what to do"},
     action="Do what `hint` says, then `syncer apply`.",
 )
+DOCUMENT_POSTPONED: Final = _event(
+    "document.postponed",
+    "error",
+    "An index takes no documents, and has not for a minute: a shard has no primary, or a disk is full. What changes is "
+    "left to a job until the index is well, and the others go on.",
+    {"index": "which", "reason": "what Elasticsearch says", "hint": "what to do"},
+    action="Mend the index as `hint` says; syncer notices by itself.",
+)
+DOCUMENT_RESUMED: Final = _event(
+    "document.resumed",
+    "info",
+    "An index takes documents again: the jobs that have waited for it go on.",
+    {"index": "which", "outage_seconds": "for how long it was left"},
+)
 FILES_NOTED: Final = _event(
     "watch.files_noted",
     "info",
@@ -315,7 +329,8 @@ FILES_NOTED: Final = _event(
 JOB_CREATED: Final = _event(
     "job.created",
     "info",
-    "Many documents are to be written again: a change touches many, or a table was truncated, or written anew. A job "
+    "Many documents are to be written again: a change touches many, or a table was truncated, or written anew, or an "
+    "index takes none for now. A job "
     "that nobody has begun takes up further causes, and is then told of once more, with all of them.",
     _JOB,
     may_have={"worker": "who found that out"},

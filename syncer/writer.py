@@ -181,6 +181,7 @@ class Writer:
 
         Raises:
             Stopping: It was told to stop first; doing it again is harmless.
+            UnwellError: The index takes nothing for now, and has not for a while. What was written before is right.
             DocumentError: The document is to halt. What was written of it before is right.
             Exception: What the policy says to HALT for.
         """
@@ -252,6 +253,7 @@ class Writer:
 
         Raises:
             DocumentError: The document is to halt.
+            UnwellError: The index has taken nothing for a while.
             Exception: As `write` would meet it: nothing is tried again.
         """
         document, report = attempt.batch.document, attempt.report
@@ -288,6 +290,7 @@ class Writer:
 
         Raises:
             DocumentError: The document is to halt.
+            UnwellError: The index has not taken some of them for a while. All of them are to be written again.
             psycopg.Error: Nothing of that is recorded.
         """
         document, batch = attempt.batch.document, attempt.batch

@@ -160,7 +160,7 @@ def test_an_offset_of_another_topic_skips_nothing(world: World) -> None:
     promises=(1, 3),
     without=Rule(
         "a running worker looks for rewrites",
-        module="syncer.worker",
+        module="syncer.membership",
         text="if found != self._consumer.rewrites:",
         instead="if False:",
     ),

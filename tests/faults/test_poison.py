@@ -421,13 +421,13 @@ def put(world: World, *values: bytes) -> None:
     without=(
         Rule(
             "what is no change is kept in Postgres before its offset is committed",
-            module="syncer.worker",
+            module="syncer.membership",
             text="only_counted = persist(partial(self._keep_unread, records), pause=self._pause, stage=self._name)",
             instead="only_counted = 0",
         ),
         Rule(
             "what is no change ends nobody",
-            module="syncer.worker",
+            module="syncer.membership",
             text="        except ValueError:\n            changes, records",
             instead="        except ZeroDivisionError:\n            changes, records",
         ),

@@ -35,9 +35,9 @@ Every error that syncer meets has one of five answers, and `syncer/policy.py` is
   is written. The log says `document.parked`; `syncer status` counts them.
 - **HALT THE DOCUMENT**: one definition stops, the others go on. `syncer apply` lets it go on, and writes what it has
   missed. `document.halted` and `syncer status`, with exit code 1, say what to do.
-- **LEAVE**: an index takes nothing for now, and Elasticsearch says itself that it is unwell. After a minute of RETRY its
-  documents are left to a job, a catch-up, which is done once it is well, and the others go on. `document.postponed` and
-  `syncer status`, with exit code 1, say what to do.
+- **LEAVE**: an index takes nothing for now, and Elasticsearch says itself that it is unwell. After a minute of RETRY
+  its documents are left to a job, a catch-up, which is done once it is well, and the others go on.
+  `document.postponed` and `syncer status`, with exit code 1, say what to do.
 - **HALT**: the daemon ends with exit code 1. Nothing is lost: the next one begins where it was. `stage.failed` says
   what to do.
 

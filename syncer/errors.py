@@ -4,6 +4,7 @@
     ├── ConfigError        a setting or a config folder is wrong
     ├── DefinitionError    a document's folder is wrong: its SELECT, its mapping, its options
     ├── SourceError        Postgres: unreachable, unsupported, without the schema, without a privilege
+    │   ├── ParkingError       what cannot be written cannot be parked either: to be tried again
     │   ├── ReplicaError       a replica does not show yet what it must: to be tried again
     │   └── RestoringError     the database is being restored: to be tried again
     ├── TopicError         Kafka: unreachable, topic missing
@@ -54,6 +55,20 @@ class DefinitionError(SyncerError):
 
 class SourceError(SyncerError):
     """Postgres is unreachable, unsupported, without the schema or without a privilege."""
+
+
+class ParkingError(SourceError):
+    """What cannot be written cannot be set aside either, or is not found among others.
+
+    Args:
+        message: What happened, to what.
+        hint: What to do about it.
+        kind: Which trouble, the same however often it is met.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", kind: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
 
 
 class ReplicaError(SourceError):

@@ -95,6 +95,14 @@ DAEMON_STARTED: Final = _event(
     "The stages of a daemon begin.",
     {"stages": "their names", "process": "its process id"},
 )
+WORKERS_LEFT_OUT: Final = _event(
+    "daemon.workers_left_out",
+    "warning",
+    "`worker.threads` is 0: this daemon writes jobs, and handles no changes.",
+    {},
+    action="If no other daemon has workers, set it to 1 or more. A daemon that has no part in either: "
+    "`syncer run --only relay`.",
+)
 DAEMON_STOPPED: Final = _event(
     "daemon.stopped",
     "info",

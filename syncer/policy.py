@@ -21,7 +21,7 @@ Where an error was met decides with it. What a document's own SQL and its own in
                            400, 404 and all else: HALT_DOCUMENT       all else: HALT
       one item of a bulk   400, 413: PARK; 408, 429, 5xx: RETRY
                            closed index, 403, 404: HALT_DOCUMENT
-    UnavailableError, ReplicaError, RestoringError
+    UnavailableError, ReplicaError, RestoringError, ParkingError
                            RETRY                                      RETRY
     UnwellError    LEAVE                                              HALT
     Kafka                                                             rights, settings: HALT; all else: RETRY
@@ -54,6 +54,7 @@ from syncer.errors import (
     ComposeError,
     DocumentError,
     IndexingError,
+    ParkingError,
     ReplicaError,
     RestoringError,
     SourceError,
@@ -136,7 +137,7 @@ def decide(error: BaseException) -> Action:
     """What to do about an error that a stage met."""
     if isinstance(error, DocumentError | UnwellError):
         return Action.LEAVE if isinstance(error, UnwellError) else Action.HALT_DOCUMENT
-    if isinstance(error, UnavailableError | ReplicaError | RestoringError):
+    if isinstance(error, UnavailableError | ReplicaError | RestoringError | ParkingError):
         return Action.RETRY
     if isinstance(error, psycopg.Error):
         return _decide_postgres(error)

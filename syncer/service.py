@@ -55,6 +55,8 @@ def stages(settings: Settings, *, relay: bool = True, workers: bool = True) -> d
     if workers:
         index = Index(connect(settings.elasticsearch), bulk_bytes_max=settings.worker.bulk_bytes_max)
         traffic = LiveTraffic(late_seconds=settings.refresher.live_late_seconds)
+        if not settings.worker.threads:
+            structlog.get_logger().warning(events.WORKERS_LEFT_OUT)
         lane = refresher(settings, index, name="refresher", traffic=traffic)
         for number in range(1, settings.worker.threads + 1):
             name = f"worker-{number}"

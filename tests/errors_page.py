@@ -87,6 +87,7 @@ _TRANSPORT = {
 }
 _OURS = {
     errors.UnavailableError: "a shard or a node was away while syncer read",
+    errors.ParkingError: "what cannot be written cannot be recorded as a dead letter",
     errors.ReplicaError: "the replica to read on is behind or away",
     errors.RestoringError: "the database is being restored, or has no syncer schema",
     errors.ComposeError: "the SELECT gives an id twice, or no longer fits",

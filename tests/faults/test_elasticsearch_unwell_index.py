@@ -60,12 +60,6 @@ IN_A_JOB = Rule(
     text="job, is_new = jobs.create_catch_up(connection, document, ids)",
     instead="job, is_new = None, False",
 )
-LANES_LEAVE = Rule(
-    "a lane takes no page of an index that takes no documents",
-    module="syncer.job_pages",
-    text="d.halted IS NULL AND d.unwell IS NULL",
-    instead="d.halted IS NULL",
-)
 
 
 def daemon(world: World, *points: Point) -> Daemon:

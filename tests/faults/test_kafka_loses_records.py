@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from structlog.testing import capture_logs
 
-from syncer import rewrites, topic, worker as working
+from syncer import membership, rewrites, topic
 from syncer.topic import Observer
 from tests.faults.following import admin, ends, following, handle, handling, publish, refreshes
 from tests.faults.writers import fill
@@ -174,7 +174,7 @@ def test_a_running_worker_goes_back(world: World, monkeypatch: pytest.MonkeyPatc
     def all_are_committed() -> bool:
         return not sum(one.records for one in topic.lag(world.settings.kafka))
 
-    monkeypatch.setattr(working, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(membership, "_LOOK_SECONDS", 0.2)
     fill(world)
     handle(world)
     before = ends(world)

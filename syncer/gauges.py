@@ -87,7 +87,7 @@ def of_jobs(stored: Stored) -> Values:
             key: one.documents_per_second for key, one in jobs.items() if one.documents_per_second is not None
         },
         metrics.JOB_ETA: {key: eta for key, one in jobs.items() if (eta := one.eta_seconds) is not None},
-        metrics.JOB_PAUSED: {key: float(one.is_paused or one.is_halted) for key, one in jobs.items()},
+        metrics.JOB_PAUSED: {key: float(one.is_paused or one.is_halted or one.is_unwell) for key, one in jobs.items()},
     }
 
 

@@ -335,7 +335,10 @@ UNFILLED: Final = SURVEYED.metric(
     "syncer_document_is_unfilled", Question.STUCK, "1 until every document has been written once.", "document"
 )
 JOB_PAUSED: Final = SURVEYED.metric(
-    "syncer_job_is_paused", Question.STUCK, "1 if an unfinished job is paused, or its document halted.", *_JOB
+    "syncer_job_is_paused",
+    Question.STUCK,
+    "1 if an unfinished job is paused, or its document halted, or its index takes no documents for now.",
+    *_JOB,
 )
 
 # Is anything wrong?

@@ -38,6 +38,8 @@ ground; a module knows only those below it:
     rebuild      a new index beside the one that serves, until it takes its place
     apply        definitions → indices, triggers, generations
     relay        outbox → topic                               worker     topic → documents: the main loop
+    follower     what changes touch: handed on, or left to jobs
+    membership   … what it is given to handle, by Kafka       change_batch changes that were received together
     refresher    pages of jobs → documents: the other lane    backfill   a job, followed to its end
     watch        tables and triggers → documents that halt
     verify       documents against their SELECT; repair       drift      how two documents differ
@@ -50,6 +52,7 @@ ground; a module knows only those below it:
     owing        which jobs may yet come to a document
     affected     changes → ids, if they are few               compose    ids → documents, in one snapshot
     halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are
+    unwell       an index that takes no documents for now: its changes wait in a job
     trial        what Elasticsearch makes of an index.json    incarnation  after a failover, a restore: refreshes
     grants       what a role of Postgres may do, by its duties
     loss         records that Kafka has lost                  leftover   indices that somebody who died has left
@@ -74,7 +77,7 @@ ground; a module knows only those below it:
     capturable   of which relations triggers see every change
     lifecycle    stop, wait, try again                        policy     error → what to do about it
     shards       which shard a routing leads to               wording    numbers and times, as a person says them
-    threads      work beside a stage
+    threads      work beside a stage                          link       a stage's connection to Postgres
     schema       migrations                                   postgres   connections
     telemetry    which events are logged, and how             traces     … and what each batch was, as spans
     metrics      what is counted and measured                 repeated   said once, and then counted

@@ -136,6 +136,10 @@ class AffectedReader:
         """The definitions in force that are not halted; what is skipped here is made good: see `syncer.halting`."""
         return [one for one in self._catalogue.refresh(self._connection) if one.halted is None]
 
+    def last(self, index_name: str) -> Document | None:
+        """One definition as it was last read; None if its index was not in force then."""
+        return self._catalogue.last(self._connection, index_name)
+
     def read(self, document: Document, changes: Sequence[Change]) -> Generator[Affected | FanOut]:
         """The documents of one definition that these changes touch: those that are many at first, the others in pages.
 

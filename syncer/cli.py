@@ -255,8 +255,7 @@ def backfill(
             dropped = rebuilding.abandon(parts.connection, parts.indices, document)
             out.print(f"{dropped.index_name} is given up; {chosen.index} is searched in {chosen.index_name} as before")
         elif rollback:
-            serving = rebuilding.roll_back(parts.connection, parts.indices, document)
-            terminal.show_rolled_back(out, serving, before=chosen)
+            filling.roll_back(chosen)
         elif drop_old:
             dropped = rebuilding.drop_standby(parts.connection, parts.indices, document)
             out.print(f"{dropped.index_name} is dropped")

@@ -123,9 +123,20 @@ def _of_document(one: DocumentOverview, seen: Overview) -> Iterator[Concern]:
     for index_name, said in one.troubles.items():
         what, _, hint = said.partition("\n")
         yield Concern(says=f"{index_name} ({one.roles[index_name]}) is halted: {what}.", do=hint, about=name)
+    for index_name, said in one.unwell.items():
+        what, _, hint = said.partition("\n")
+        yield Concern(
+            says=f"{what}. What changes waits in a job.",
+            do=hint or f"Mend {index_name}: it goes on by itself.",
+            about=name,
+        )
     for index_name, number in one.targets.items():
-        if number is None:
-            yield Concern(says=f"The index {index_name} is gone or closed.", do=_mend(one, index_name), about=name)
+        if number is None and index_name not in one.unwell:
+            yield Concern(
+                says=f"The index {index_name} is gone or closed, or a shard of it is away.",
+                do=_mend(one, index_name),
+                about=name,
+            )
     if one.dead_letters:
         yield Concern(
             says=f"{amount(one.dead_letters, 'document')} of {name} could not be written.",

@@ -176,7 +176,14 @@ def park(connection: Connection, index_name: str, version: int, faults: Mapping[
     if not faults:
         return
     rows = [
-        (recorded(id_), _storable(one.kind), _storable(one.error), one.field, one.value_type, recorded(id_) != id_)
+        (
+            recorded(id_),
+            _storable(one.kind),
+            _storable(one.error),
+            one.field and _storable(one.field),
+            one.value_type,
+            recorded(id_) != id_,
+        )
         for id_, one in faults.items()
     ]
     connection.execute(_PARK, (index_name, version, *map(list, zip(*rows, strict=True))))

@@ -4,6 +4,7 @@
     ├── ConfigError        a setting or a config folder is wrong
     ├── DefinitionError    a document's folder is wrong: its SELECT, its mapping, its options
     ├── SourceError        Postgres: unreachable, unsupported, without the schema, without a privilege
+    │   ├── ParkingError       what cannot be written cannot be parked either: to be tried again
     │   ├── ReplicaError       a replica does not show yet what it must: to be tried again
     │   └── RestoringError     the database is being restored: to be tried again
     ├── TopicError         Kafka: unreachable, topic missing
@@ -12,6 +13,7 @@
     ├── IndexingError      Elasticsearch: unreachable, unsupported, refused the index or the request
     │   └── UnavailableError   it cannot answer as yet: to be tried again
     ├── DocumentError      one document cannot go on: what it reads has changed, its index is gone
+    ├── UnwellError        an index takes no documents for now, and has not for a while
     ├── HangingError       a stage does not end, though it was told to
     ├── JobError           a job cannot be made as asked, or is not there
     ├── TokenError         a transaction cannot be waited for: it is none, open, rolled back, of another database
@@ -53,6 +55,20 @@ class DefinitionError(SyncerError):
 
 class SourceError(SyncerError):
     """Postgres is unreachable, unsupported, without the schema or without a privilege."""
+
+
+class ParkingError(SourceError):
+    """What cannot be written cannot be set aside either, or is not found among others.
+
+    Args:
+        message: What happened, to what.
+        hint: What to do about it.
+        kind: Which trouble, the same however often it is met.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", kind: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
 
 
 class ReplicaError(SourceError):
@@ -119,6 +135,20 @@ class DocumentError(SyncerError):
         super().__init__(message, hint=hint)
         self.document = document
         self.generation = generation
+
+
+class UnwellError(SyncerError):
+    """An index takes no documents for now, and has not for so long that others are not to wait for it.
+
+    Args:
+        message: What it says.
+        hint: What to do about it.
+        index_name: Which.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", index_name: str) -> None:
+        super().__init__(message, hint=hint)
+        self.index_name = index_name
 
 
 class JobError(SyncerError):

@@ -95,6 +95,14 @@ DAEMON_STARTED: Final = _event(
     "The stages of a daemon begin.",
     {"stages": "their names", "process": "its process id"},
 )
+WORKERS_LEFT_OUT: Final = _event(
+    "daemon.workers_left_out",
+    "warning",
+    "`worker.threads` is 0: this daemon writes jobs, and handles no changes.",
+    {},
+    action="If no other daemon has workers, set it to 1 or more. A daemon that has no part in either: "
+    "`syncer run --only relay`.",
+)
 DAEMON_STOPPED: Final = _event(
     "daemon.stopped",
     "info",
@@ -303,6 +311,20 @@ DOCUMENT_HALTED: Final = _event(
     {"document": "which", "reason": "what happened", "hint": "what to do"},
     action="Do what `hint` says, then `syncer apply`.",
 )
+DOCUMENT_POSTPONED: Final = _event(
+    "document.postponed",
+    "error",
+    "An index takes no documents, and has not for a minute: a shard has no primary, or a disk is full. What changes is "
+    "left to a job until the index is well, and the others go on.",
+    {"index": "which", "reason": "what Elasticsearch says", "hint": "what to do"},
+    action="Mend the index as `hint` says; syncer notices by itself.",
+)
+DOCUMENT_RESUMED: Final = _event(
+    "document.resumed",
+    "info",
+    "An index takes documents again: the jobs that have waited for it go on.",
+    {"index": "which", "outage_seconds": "for how long it was left"},
+)
 FILES_NOTED: Final = _event(
     "watch.files_noted",
     "info",
@@ -315,7 +337,8 @@ FILES_NOTED: Final = _event(
 JOB_CREATED: Final = _event(
     "job.created",
     "info",
-    "Many documents are to be written again: a change touches many, or a table was truncated, or written anew. A job "
+    "Many documents are to be written again: a change touches many, or a table was truncated, or written anew, or an "
+    "index takes none for now. A job "
     "that nobody has begun takes up further causes, and is then told of once more, with all of them.",
     _JOB,
     may_have={"worker": "who found that out"},

@@ -152,8 +152,19 @@ class Filling:
             style="dim",
         )
 
+    def roll_back(self, before: Document) -> None:
+        """Let searches find the index before again, once it has what the one that serves may have.
+
+        Raises:
+            SyncerError: There is none, or it may lack something: searches go on where they were.
+        """
+        connection = self._parts.connection
+        self._wait_for_owed(rebuild.standby(connection, before.name))
+        serving = rebuild.roll_back(connection, self._parts.indices, before.name)
+        terminal.show_rolled_back(self._out, serving, before=before)
+
     def _wait_for_owed(self, building: Document) -> None:
-        """Wait for the jobs that a new index lacks, of those that are there now; not for those that come meanwhile.
+        """Wait for the jobs that an index lacks, of those that are there now; not for those that come meanwhile.
 
         Raises:
             DocumentError: The document is halted.

@@ -69,6 +69,7 @@ def of_postgres(known: Known) -> Values:
         metrics.EPOCH: {(): stored.epoch},
         metrics.UNREADABLE: {(): stored.unreadable_records},
         metrics.HALTED: {(one.name, one.index_name): float(one.halted is not None) for one in stored.in_force},
+        metrics.UNWELL: {(one.name, one.index_name): float(one.unwell is not None) for one in stored.in_force},
         metrics.UNFILLED: {(one.name,): float(not one.is_filled) for one in serving},
         metrics.DEAD_LETTERS: {(one.name,): stored.dead_letters_of(one.name) for one in serving},
         metrics.DRIFTED: {(one.document,): one.drifted for one in known.verifications},
@@ -86,7 +87,7 @@ def of_jobs(stored: Stored) -> Values:
             key: one.documents_per_second for key, one in jobs.items() if one.documents_per_second is not None
         },
         metrics.JOB_ETA: {key: eta for key, one in jobs.items() if (eta := one.eta_seconds) is not None},
-        metrics.JOB_PAUSED: {key: float(one.is_paused or one.is_halted) for key, one in jobs.items()},
+        metrics.JOB_PAUSED: {key: float(one.is_paused or one.is_halted or one.is_unwell) for key, one in jobs.items()},
     }
 
 

@@ -50,7 +50,7 @@ _ALL = "SELECT, INSERT, UPDATE, DELETE"
 TABLES = (
     *("_yoyo_migration", "capture", "dead_letter", "document", "generation", "incarnation", "job", "job_page"),
     *("leftover", "outbox", "relay_cursor", "rewrite", "topic", "turn", "unreadable_record", "unreadable_topic"),
-    *("verification", "version_time"),
+    *("verification", "version_time", "postponed"),
     *(f"outbox_{number}" for number in range(outbox.SEGMENTS)),
 )
 """Every table that a version of the schema has, but for what yoyo alone uses; those that are not there get no grant."""
@@ -72,6 +72,7 @@ _WRITTEN = {
     "incarnation": _READ_AND_CHANGE,
     "job": _ALL,
     "job_page": _ALL,
+    "postponed": _ALL,
     "rewrite": _ADD,
     "topic": _ADD_AND_CHANGE,
     # Locked by who draws a version.
@@ -94,6 +95,7 @@ ON_TABLES: Mapping[Duty, Mapping[str, str]] = {
         "document": _READ_AND_CHANGE,
         "job": _ALL,
         "job_page": "SELECT, DELETE",
+        "postponed": "SELECT, DELETE",
     },
     Duty.WORKER: {**_EVERY_TABLE, **_WRITTEN},
     Duty.OPERATOR: {

@@ -26,6 +26,7 @@ from syncer.model import ID_BYTES_MAX, Place, Target
 from syncer.shards import Shards
 
 _KEEP_ALIVE = "20m"
+_DISK_BLOCK = "index.blocks.read_only_allow_delete"
 _PLACES_MAX = 1000
 _LOST = "search_context_missing_exception"
 _AGAIN = "Wait until the health of the index is green or yellow, and do the same again."
@@ -234,6 +235,16 @@ class Holdings:
     def is_well(self, alias: str) -> bool:
         """Whether every shard behind an alias has its primary."""
         return str(self._client.cluster.health(index=alias, timeout="1s").body["status"]) != "red"
+
+    def takes_documents(self, index_name: str) -> bool:
+        """Whether every shard of an index has its primary, and no full disk has it take only deletes.
+
+        Raises:
+            elasticsearch.NotFoundError: It is gone.
+        """
+        found = self._client.indices.get_settings(index=index_name, flat_settings=True).body
+        is_blocked = any(str(one["settings"].get(_DISK_BLOCK)).lower() == "true" for one in found.values())
+        return not is_blocked and self.is_well(index_name)
 
     def objection(self, target: Target, id_: str, source: bytes) -> tuple[str, str] | None:
         """What an index has against a document, found out without writing it: the name of the error and its sentence.

@@ -33,10 +33,12 @@ UNFINISHED = sql.SQL("j.state NOT IN ('done', 'failed', 'cancelled')")
 """A condition on ``syncer.job AS j``."""
 _JOBS = """
 SELECT j.id, j.kind, j.document, j.index_name, j.generation, j.state, j.is_paused, d.halted IS NOT NULL,
+       d.unwell IS NOT NULL,
        j.condition, (SELECT jsonb_object_agg(c.key, jsonb_array_length(c.value)) FROM jsonb_each(j.cause) AS c),
        j.rate, j.fills, j.sequence_numbers, j.documents_total, j.documents_done, j.left_out,
        j.indexed, j.deleted, j.superseded, j.parked, j.compose_seconds, j.index_seconds,
-       CASE WHEN j.state NOT IN ('listed', 'swept') OR j.is_paused OR d.halted IS NOT NULL THEN NULL
+       CASE WHEN j.state NOT IN ('listed', 'swept') OR j.is_paused OR d.halted IS NOT NULL
+                 OR d.unwell IS NOT NULL THEN NULL
             WHEN j.measured_rate IS NULL OR clock_timestamp() - j.measured_at > {measured}
             THEN (j.documents_done - j.measured_done)
                  / nullif(extract(epoch FROM clock_timestamp() - j.measured_at)::float8, 0)
@@ -63,15 +65,16 @@ WHERE d.filled_at IS NULL AND NOT EXISTS (
 """).format(unfinished=UNFINISHED)
 _FINISHED = sql.SQL("NOT (") + UNFINISHED + sql.SQL(") ORDER BY j.finished_at DESC, j.id DESC")
 # A load that truncates one table after the other makes two refreshes, not one for each table: the second one waits to
-# begin, and is joined by all others, until the first one is through. Fan-outs come first: listing one takes least long.
+# begin, and is joined by all others, until the first one is through. Those that take least long to list come first.
+# While an index is unwell nothing is listed, so that what comes meanwhile is taken up by few jobs.
 _DUE = UNFINISHED + sql.SQL("""
  AND NOT (j.kind = 'refresh' AND j.state = 'new' AND EXISTS (
      SELECT FROM syncer.job AS o
      WHERE o.index_name = j.index_name AND o.kind = 'refresh' AND o.id < j.id AND NOT o.is_paused
        AND o.state NOT IN ('done', 'failed', 'cancelled')))
- AND NOT j.is_paused AND d.halted IS NULL AND d.generation = j.generation
+ AND NOT j.is_paused AND d.halted IS NULL AND d.unwell IS NULL AND d.generation = j.generation
  AND (j.state IN ('new', 'listing', 'written') OR j.pages_left = 0)
-ORDER BY j.kind <> 'fan-out', j.id
+ORDER BY j.kind NOT IN ('fan-out', 'catch-up'), j.id
 """)
 
 
@@ -86,6 +89,8 @@ class JobKind(StrEnum):
     """The whole document, since a table of it was truncated, or changes of it may be lost: see `syncer.loss`."""
     FAN_OUT = "fan-out"
     """The documents that a change leads to, since they are many."""
+    CATCH_UP = "catch-up"
+    """The documents that changed while their index took none: see `syncer.unwell`."""
     PART = "part"
     """Some documents, by a condition or by their ids, since somebody asked for it."""
     REPAIR = "repair"
@@ -103,14 +108,14 @@ class JobKind(StrEnum):
 
     def covers(self, other: JobKind) -> bool:
         """Whether a new job of this kind does all that one of the other kind would, and is owed if that is."""
-        if other is JobKind.FAN_OUT:
-            return self.is_owed
+        if other in {JobKind.FAN_OUT, JobKind.CATCH_UP}:
+            return self is other or (self.is_whole and self.is_owed)
         return self.is_whole and other.is_whole and _WHOLE.index(self) >= _WHOLE.index(other)
 
 
 _WHOLE = (JobKind.BACKFILL, JobKind.REFRESH, JobKind.FILL)
 """Each does what those before it do."""
-OWED = (JobKind.FILL, JobKind.REFRESH, JobKind.FAN_OUT)
+OWED = (JobKind.FILL, JobKind.REFRESH, JobKind.FAN_OUT, JobKind.CATCH_UP)
 """Until they are done documents may be stale."""
 
 
@@ -145,6 +150,7 @@ class Job:
         state: How far it is.
         is_paused: Whether no page of it is taken.
         is_halted: Whether the document is halted, so that it waits.
+        is_unwell: Whether its index takes no documents for now, so that it waits.
         where: The condition on the root's columns that selects its part, if that is how it was asked for.
         cause: Of a fan-out: how many changed rows, by table, lead to its documents.
         rate: Documents per second that it may write at most, over all lanes; None for as many as it can.
@@ -174,6 +180,7 @@ class Job:
     state: JobState
     is_paused: bool
     is_halted: bool
+    is_unwell: bool
     where: str | None
     cause: dict[str, int] | None
     rate: float | None
@@ -275,7 +282,8 @@ def due(connection: Connection) -> list[Job]:
     """Those that wait for a step other than writing a page: fan-outs first, then the oldest.
 
     What is to be done with each: NEW and LISTING: `listing.list_pages`. WRITTEN: `listing.sweep`. LISTED and SWEPT:
-    `jobs.advance`. Not in it: jobs that are paused, or whose document is halted.
+    `jobs.advance`. Not in it: jobs that are paused, whose document is halted, or
+    whose index is unwell.
     """
     return _read(connection, _DUE)
 

@@ -70,8 +70,9 @@ def resume(job_id: JobId) -> None:
 def cancel(job_id: JobId) -> None:
     """End a job: what it has not written is left out, what it has written stays.
 
-    A cancelled backfill, part or repair leaves the rest as it was. What a cancelled fill, refresh or fan-out leaves out
-    may be stale: the document counts as not filled until `syncer apply` or `syncer backfill` has written all of it.
+    A cancelled backfill, part or repair leaves the rest as it was. What a cancelled fill, refresh, fan-out or catch-up
+    leaves out may be stale: the document counts as not filled until `syncer apply` or `syncer backfill` has written
+    all of it.
     """
     with _connect() as connection:
         cancelled = jobs.cancel(connection, job_id)
@@ -91,6 +92,7 @@ _CANCELLED = {
     JobKind.REPAIR: "What was left out differs as it did: live changes go on being followed.",
     JobKind.FILL: "What was left out may be missing, or as an older definition has made it.",
     JobKind.REFRESH: "What was left out may be stale: a table was truncated, or written anew.",
+    JobKind.CATCH_UP: "What was left out may be stale: it changed while its index took no documents.",
     JobKind.FAN_OUT: "What was left out may be stale: it does not show the change that caused the job.",
 }
 
@@ -140,6 +142,8 @@ def _state(one: Job) -> str:
         return f"[{_STYLES[one.state]}]{one.state}"
     if one.is_paused:
         return "[yellow]paused"
+    if one.is_unwell:
+        return "[red]waits: the index takes no documents"
     return "[red]waits: the document is halted" if one.is_halted else one.state
 
 

@@ -49,7 +49,7 @@ WITH job AS (
            least(j.pages_end, j.pages_next + CASE WHEN j.rate IS NULL THEN $2::integer ELSE 1 END) AS pages_end,
            set_config('synchronous_commit', 'off', true)
     FROM syncer.job AS j JOIN syncer.document AS d USING (index_name, generation)
-    WHERE j.state IN ('listed', 'swept') AND NOT j.is_paused AND d.halted IS NULL
+    WHERE j.state IN ('listed', 'swept') AND NOT j.is_paused AND d.halted IS NULL AND d.unwell IS NULL
       AND j.pages_next < j.pages_end AND j.next_at <= clock_timestamp()
     ORDER BY j.served_at, j.id
     LIMIT 1
@@ -163,7 +163,8 @@ def lanes_alive(connection: Connection) -> int:
 def take(connection: Connection, lane: int, *, pages_max: int = 1) -> list[JobPage]:
     """The next pages of the job that was served least recently, now in the hands of the lane; empty if there are none.
 
-    Of no job that is paused, whose document is halted, or that has used up its rate; of one with a rate, one page.
+    Of no job that is paused, whose document is halted, whose index is unwell, or that has used up its rate; of one with
+    a rate, one page.
     """
     rows = connection.execute(_TAKE, (lane, pages_max), prepare=True).fetchall()
     return [

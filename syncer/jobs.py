@@ -62,7 +62,12 @@ _END = """
 UPDATE syncer.job AS j SET state = $2, error = $3, is_paused = false, finished_at = clock_timestamp()
 WHERE j.id = $1 AND {unfinished}
 """
+_POSTPONE = """
+INSERT INTO syncer.postponed (job, id) SELECT $1, new.id FROM unnest($2::text[]) AS new (id)
+WHERE NOT EXISTS (SELECT FROM syncer.postponed AS p WHERE p.job = $1 AND p.id = new.id)
+"""
 _DROP_PAGES = "DELETE FROM syncer.job_page WHERE job = $1"
+_DROP_POSTPONED = "DELETE FROM syncer.postponed WHERE job = $1"
 _PRUNE = """
 DELETE FROM syncer.job WHERE id IN (
     SELECT j.id FROM syncer.job AS j
@@ -140,7 +145,8 @@ def create_fan_out(connection: Connection, document: Document, cause: Mapping[st
     """Make a job of the documents that changed rows lead to, which takes no longer the more documents that are.
 
     One that nobody has begun to list takes the cause up, or does all of it anyhow (a fill, a refresh): whoever lists it
-    does so later, hence sees the changes, and so does whoever writes what he has listed.
+    does so later, hence sees the changes, and so does whoever writes what he has listed. While the index is unwell
+    nobody lists, and what is more than a fan-out takes up becomes a refresh, which takes up all that follows.
 
     Args:
         connection: Postgres.
@@ -156,6 +162,8 @@ def create_fan_out(connection: Connection, document: Document, cause: Mapping[st
             return None
         standing = [one for one in locked_new(connection, document.index_name) if one.generation == document.generation]
         new = _still_new(standing, JobKind.FAN_OUT, None)
+        if new is None and document.unwell is not None and any(one.kind is JobKind.FAN_OUT for one in standing):
+            return create(connection, document, JobKind.REFRESH)
         if new is None:
             return find(connection, insert(connection, document, JobKind.FAN_OUT, document.generation, cause=cause))
         if new.kind is JobKind.FAN_OUT:
@@ -163,6 +171,36 @@ def create_fan_out(connection: Connection, document: Document, cause: Mapping[st
         else:
             connection.execute(_JOIN_WHOLE, (new.id,))
         return find(connection, new.id)
+
+
+def create_catch_up(connection: Connection, document: Document, ids: Sequence[str]) -> tuple[Job | None, bool]:
+    """Make a job of documents that changed while their index took none.
+
+    One that nobody has begun to list takes the ids up, each once, or does all of it anyhow, as with a fan-out.
+
+    Args:
+        connection: Postgres.
+        document: Which, as it was last read; the job is for the generation that is in force now.
+        ids: Which of its documents, each once.
+
+    Returns:
+        The job, once it is there for good, and whether it was made just now; None if the index is no longer in force.
+    """
+    with connection.transaction():
+        generation = lock_document(connection, document.index_name)
+        if generation is None:
+            return None, False
+        standing = [one for one in locked_new(connection, document.index_name) if one.generation == generation]
+        new = _still_new(standing, JobKind.CATCH_UP, None)
+        if new is None:
+            job_id = insert(connection, document, JobKind.CATCH_UP, generation)
+        else:
+            job_id = new.id
+            connection.execute(_JOIN_WHOLE, (job_id,))
+        if new is None or new.kind is JobKind.CATCH_UP:
+            # Nobody else adds to it before this transaction ends: the document is locked.
+            connection.execute(_POSTPONE, (job_id, list(ids)))
+        return find(connection, job_id), new is None
 
 
 def widen(connection: Connection, document: Document, job_id: int, error: str) -> Job | None:
@@ -298,7 +336,7 @@ def _change(connection: Connection, change: str, job_id: int, *values: object) -
 def cancel(connection: Connection, job_id: int, reason: str = "by hand") -> Job:
     """End a job: pages that are not yet written are dropped, what is written stays.
 
-    If documents may be stale without it (FILL, REFRESH, FAN_OUT), the document counts as not filled from then on, until
+    If documents may be stale without it (it is owed), the document counts as not filled from then on, until
     `syncer apply` or `syncer backfill` has written all of it. That holds for what other fan-outs have left to it, too.
 
     Raises:
@@ -326,6 +364,7 @@ def _end(connection: Connection, job_id: int, state: JobState, error: str | None
     is_ended = connection.execute(query, (job_id, state, error)).rowcount == 1
     if is_ended:
         connection.execute(_DROP_PAGES, (job_id,))
+        connection.execute(_DROP_POSTPONED, (job_id,))
         connection.execute(sql.SQL(_PRUNE).format(unfinished=UNFINISHED), (FINISHED_KEPT_MAX, FINISHED_KEPT_DAYS))
     return is_ended
 

@@ -87,6 +87,8 @@ waiting AS MATERIALIZED (
     SELECT touched.id AS _id FROM touched FULL JOIN waiting USING (id) WHERE waiting.id IS NULL
 ),
 """
+# Nobody adds to them any more: the job has been begun.
+_POSTPONED = "postponed AS (DELETE FROM syncer.postponed WHERE job = $1 RETURNING id AS _id),"
 _LEFT_OUT = "(SELECT count(*) FROM touched) - (SELECT count(*) FROM left_over)"
 # Whoever waits for what has caused this job waits for those it has left documents to. In the order of ids, as by all
 # who lock several.
@@ -286,6 +288,8 @@ def _listing(job: Job, document: Document) -> sql.Composed:
         touched = affected.touched_by(document, job.cause or ())
         before = sql.SQL(_NOT_WAITING).format(touched=touched, owed=list(OWED), times=_LEFT_TIMES_MAX)
         ids, left_out = sql.SQL("TABLE left_over"), sql.SQL(_LEFT_OUT)
+    elif job.kind is JobKind.CATCH_UP:
+        before, ids = sql.Composed([sql.SQL(_POSTPONED)]), sql.SQL("TABLE postponed")
     elif job.where is not None:
         ids = condition.matching(document, job.where)
     else:

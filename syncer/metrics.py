@@ -325,11 +325,20 @@ OUTBOX_SEGMENTS: Final = SURVEYED.metric(
 HALTED: Final = SURVEYED.metric(
     "syncer_document_is_halted", Question.STUCK, "1 if a document cannot go on in an index.", *("document", "index")
 )
+UNWELL: Final = SURVEYED.metric(
+    "syncer_document_is_unwell",
+    Question.STUCK,
+    "1 if an index takes no documents for now, so that its changes wait in a job, and the others go on.",
+    *("document", "index"),
+)
 UNFILLED: Final = SURVEYED.metric(
     "syncer_document_is_unfilled", Question.STUCK, "1 until every document has been written once.", "document"
 )
 JOB_PAUSED: Final = SURVEYED.metric(
-    "syncer_job_is_paused", Question.STUCK, "1 if an unfinished job is paused, or its document halted.", *_JOB
+    "syncer_job_is_paused",
+    Question.STUCK,
+    "1 if an unfinished job is paused, or its document halted, or its index takes no documents for now.",
+    *_JOB,
 )
 
 # Is anything wrong?

@@ -12,7 +12,7 @@ from typing import Any
 
 import elasticsearch
 
-from syncer import dead_letters, outbox, store, topic, unreadable
+from syncer import dead_letters, outbox, policy, store, topic, unreadable
 from syncer.holdings import Holdings
 from syncer.index import Index
 from syncer.job import Job, unfinished
@@ -45,6 +45,7 @@ WHERE a.datname = current_database() AND a.application_name ~ '^syncer (watch|re
 GROUP BY 1 ORDER BY 1 NULLS FIRST
 """
 _LOOK_SECONDS = 2
+_UNAVAILABLE = 503
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +140,7 @@ class DocumentOverview:
         roles: What each physical index is for.
         dead_letters: How many documents are parked, but for those that only an index on standby lacks.
         troubles: Why an index that is being built, or on standby, is halted.
+        unwell: Why an index takes no documents for now, and what to do; what changes waits in a job.
     """
 
     name: str
@@ -150,6 +152,7 @@ class DocumentOverview:
     roles: dict[str, Role]
     dead_letters: int
     troubles: dict[str, str]
+    unwell: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +198,8 @@ class Overview:
     def is_well(self) -> bool:
         """Whether all goes on, and nothing is stale for good.
 
-        A relay leads, workers work, every document is filled and has its index, none is parked, nothing that was read
-        from the topic is left to be decided on, and no job that documents wait for is paused.
+        A relay leads, workers work, every document is filled and has its index, which takes documents, none is parked,
+        nothing that was read from the topic is left to be decided on, and no job that documents wait for is paused.
         """
         works = self.leader is not None and self.workers > 0
         waits = any(one.is_paused and one.kind.is_owed for one in self.jobs)
@@ -205,7 +208,11 @@ class Overview:
             and not waits
             and not self.unreadable_records
             and all(
-                one.is_filled and not one.dead_letters and not one.troubles and None not in one.targets.values()
+                one.is_filled
+                and not one.dead_letters
+                and not one.troubles
+                and not one.unwell
+                and None not in one.targets.values()
                 for one in self.documents
             )
         )
@@ -283,7 +290,7 @@ class Held:
     """What Elasticsearch says of it.
 
     Args:
-        counts: How many documents each index holds; None if it is gone or closed.
+        counts: How many documents each index holds; None if it is gone or closed, or a shard of it is away.
         written: As in `Totals`.
     """
 
@@ -395,14 +402,19 @@ def _document(
         roles={one.index_name: one.role for one in rows},
         dead_letters=stored.dead_letters_of(served.name),
         troubles={one.index_name: one.halted for one in rows if one is not served and one.halted is not None},
+        unwell={one.index_name: one.unwell for one in rows if one.unwell is not None},
     )
 
 
 def _count(holdings: Holdings, target: Target) -> int | None:
-    """How many documents a target holds; None if it is gone or closed."""
+    """How many documents a target holds; None if it is gone or closed, or a shard of it is away."""
     try:
         return holdings.count(target)
     except (elasticsearch.NotFoundError, elasticsearch.BadRequestError):
+        return None
+    except elasticsearch.ApiError as error:
+        if error.status_code != _UNAVAILABLE or policy.is_by_another(error):
+            raise
         return None
 
 

@@ -3,6 +3,8 @@
 A refusal is of a document as it was when it was composed. Whoever has written it meanwhile may have looked for dead
 letters before there was this one. So whoever parks looks, in a later snapshot, whether it is still what was at fault;
 whoever writes one that changes after that snapshot will find the dead letter.
+
+What cannot be parked is not taken for done: it is trouble, which is told of, and tried again with growing pauses.
 """
 
 from __future__ import annotations
@@ -15,17 +17,16 @@ import structlog
 
 from syncer import dead_letters, events, fault, metrics
 from syncer.compose import Batch, Findings
+from syncer.errors import ParkingError
 from syncer.fault import Fault
 from syncer.index import Rejection
-from syncer.lifecycle import Trouble, persist
-from syncer.policy import Action, decide
+from syncer.policy import Action, decide, kind
 from syncer.repeated import Repeated
 from syncer.session import Session
 from syncer.store import Document
 
 _ISOLATING_SECONDS = 2.0
 """How long at once to look for the documents at fault, before those that are found are parked."""
-_AGAIN_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +36,12 @@ class Isolated:
     Args:
         rest: The others, in groups that are to be written.
         parked: How many were parked, and are at fault still.
+        is_fruitless: Whether none was found: what was at fault has changed just now, or it is none of them.
     """
 
     rest: list[list[str]]
     parked: int = 0
+    is_fruitless: bool = False
 
 
 class Parking:
@@ -46,16 +49,12 @@ class Parking:
 
     Args:
         session: Of the writer who meets them.
-        pause: How to wait before trying again; may raise `Stopping`.
-        trouble: What the writer is waiting for, if anything.
-        name: The stage that writes, for the log.
+        pause: How to wait; may raise `Stopping`.
     """
 
-    def __init__(self, session: Session, *, pause: Callable[[float], None], trouble: Trouble, name: str) -> None:
+    def __init__(self, session: Session, *, pause: Callable[[float], None]) -> None:
         self._session = session
         self._pause = pause
-        self._trouble = trouble
-        self._name = name
         self._parked: Repeated[tuple[str, str], tuple[str, str | None]] = Repeated(_tell)
 
     def tell(self) -> None:
@@ -88,7 +87,11 @@ class Parking:
         dead_letters.clear(self._session.connection, document.index_name, written, batch.version)
 
     def isolate(self, index_name: str, ids: Sequence[str]) -> Isolated:
-        """Park those of a group for which the SELECT raises."""
+        """Park those of a group for which the SELECT raises; to be tried again as a whole."""
+        with self._session.used():
+            return self._isolate(index_name, ids)
+
+    def _isolate(self, index_name: str, ids: Sequence[str]) -> Isolated:
         found = self._faults(index_name, ids)
         if found.document is None:
             return Isolated(rest=[])
@@ -100,9 +103,8 @@ class Parking:
             self._pause(0)  # who is told to stop leaves the rest to whoever is next
         if found.faults or not rest:
             return Isolated(rest=[rest] if rest else [], parked=parked)
-        self._pause(_AGAIN_SECONDS)  # what was at fault has changed just now
         middle = len(rest) // 2
-        return Isolated(rest=[half for half in (rest[:middle], rest[middle:]) if half])
+        return Isolated(rest=[half for half in (rest[:middle], rest[middle:]) if half], is_fruitless=True)
 
     def _mended_since(self, index_name: str, parked: list[str]) -> set[str]:
         """Those for which the SELECT no longer raises."""
@@ -110,22 +112,31 @@ class Parking:
         return set(parked) - still.faults.keys() - set(still.untried)
 
     def _faults(self, index_name: str, ids: Sequence[str]) -> Findings:
-        def attempt() -> Findings:
-            with self._session.used():
-                return self._session.composer.faults(index_name, ids, seconds=_ISOLATING_SECONDS)
-
-        return persist(attempt, pause=self._pause, stage=self._name, trouble=self._trouble)
+        return self._session.composer.faults(index_name, ids, seconds=_ISOLATING_SECONDS)
 
     def _park(self, document: Document, version: int, faults: Mapping[str, Fault]) -> None:
-        """Park documents, and say so: the name of the error only, since a server's sentence quotes values."""
+        """Park documents, and say so: the name of the error only, since a server's sentence quotes values.
+
+        Raises:
+            ParkingError: They cannot be recorded, though Postgres is there.
+        """
         self._parked.tell()
-        dead_letters.park(self._session.connection, document.index_name, version, faults)
+        try:
+            dead_letters.park(self._session.connection, document.index_name, version, faults)
+        except psycopg.Error as error:
+            if decide(error) is not Action.PARK:
+                raise
+            raise ParkingError(
+                f"Documents of {document.index_name} cannot be parked: {kind(error)}",
+                hint="Has somebody changed the table syncer.dead_letter? If not, please report it.",
+                kind=kind(error),
+            ) from error
         metrics.parked(document.name, len(faults))
         by_kind: dict[str, list[str]] = {}
         for id_, one in faults.items():
             by_kind.setdefault(one.kind, []).append(id_)
-        for kind, ids in by_kind.items():
-            self._parked.note((document.index_name, kind), (ids[0], faults[ids[0]].field), len(ids))
+        for name, ids in by_kind.items():
+            self._parked.note((document.index_name, name), (ids[0], faults[ids[0]].field), len(ids))
 
 
 def _tell(what: tuple[str, str], number: int, sample: tuple[str, str | None]) -> None:

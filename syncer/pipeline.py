@@ -5,9 +5,10 @@ also with the same document. Whatever does not go smoothly is left to `Writer.wr
 halts. Workers and refreshers both write so; what they wait for as a whole is a `Task`.
 
 Guarantees: a task is done only when each of its documents has been written, found superseded, or parked, or its
-document is halted; who is told of an error may go on: what was on its way then is not lost, and what was being handed
-over is to be handed over again; how much is in memory does not depend on how much there is to write, as long as one
-document fits into a bulk request; no more is on its way than the window allows: see `syncer.pace`.
+document is halted, or it was left to whoever has handed it over; who is told of an error may go on: what was on its
+way then is not lost, and what was being handed over is to be handed over again; how much is in memory does not depend
+on how much there is to write, as long as one document fits into a bulk request; no more is on its way than the window
+allows: see `syncer.pace`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from syncer.errors import DocumentError
+from syncer.errors import DocumentError, UnwellError
 from syncer.lifecycle import Abandoned, Stopping
 from syncer.model import Role
 from syncer.pace import LiveTraffic, Window
@@ -130,6 +131,7 @@ class Pipeline:
         halt: Callable[[DocumentError], object],
         keep: Callable[[], None],
         heed: Callable[[], None],
+        leave: Callable[[Task, Sequence[str], UnwellError], None],
         name: str,
         in_flight_max: int,
         batch_documents_max: int,
@@ -140,6 +142,7 @@ class Pipeline:
         self._halt = halt
         self._keep = keep
         self._heed = heed
+        self._leave = leave
         self._in_flight_max = in_flight_max
         self._batch_documents_max = batch_documents_max
         self._batch_bytes_max = batch_bytes_max
@@ -282,6 +285,9 @@ class Pipeline:
         try:
             answer.result()
             again = self._writer.settle(attempt)
+        except UnwellError as error:
+            self._leave(one.task, one.ids, error)
+            return
         except Exception as error:
             if decide(error) is Action.HALT:
                 raise
@@ -309,6 +315,8 @@ class Pipeline:
             one.task.report.add(self._meanwhile(write))
         except Abandoned:
             return
+        except UnwellError as error:
+            self._leave(one.task, ids, error)
         except DocumentError as error:
             # What is skipped from here on is made good by the fill of the next generation: `syncer.halting`.
             self._halt(error)

@@ -4,6 +4,8 @@
     PARK           this one row's document is at fault: it becomes a dead letter, the others go on
     HALT_DOCUMENT  a definition, its tables or its index are at fault: that document halts and says what to do, the
                    others go on; see `syncer.halting`
+    LEAVE          this index takes nothing for now, and has not for a while: its documents are left to a job, which
+                   waits for it, and the others go on; see `syncer.unwell`
     HALT           the set-up is at fault: the daemon ends and says what to do; nothing is lost
 
 Where an error was met decides with it. What a document's own SQL and its own index say is met inside `at_work_for`:
@@ -19,8 +21,9 @@ Where an error was met decides with it. What a document's own SQL and its own in
                            400, 404 and all else: HALT_DOCUMENT       all else: HALT
       one item of a bulk   400, 413: PARK; 408, 429, 5xx: RETRY
                            closed index, 403, 404: HALT_DOCUMENT
-    UnavailableError, ReplicaError, RestoringError
+    UnavailableError, ReplicaError, RestoringError, ParkingError
                            RETRY                                      RETRY
+    UnwellError    LEAVE                                              HALT
     Kafka                                                             rights, settings: HALT; all else: RETRY
     ComposeError, IndexingError
                            HALT_DOCUMENT                              HALT
@@ -51,12 +54,14 @@ from syncer.errors import (
     ComposeError,
     DocumentError,
     IndexingError,
+    ParkingError,
     ReplicaError,
     RestoringError,
     SourceError,
     SyncerError,
     TopicError,
     UnavailableError,
+    UnwellError,
 )
 
 
@@ -66,6 +71,7 @@ class Action(Enum):
     RETRY = "retry"
     PARK = "park"
     HALT_DOCUMENT = "halt the document"
+    LEAVE = "leave"
     HALT = "halt"
 
 
@@ -129,9 +135,9 @@ _HALTED_KAFKA = frozenset(
 
 def decide(error: BaseException) -> Action:
     """What to do about an error that a stage met."""
-    if isinstance(error, DocumentError):
-        return Action.HALT_DOCUMENT
-    if isinstance(error, UnavailableError | ReplicaError | RestoringError):
+    if isinstance(error, DocumentError | UnwellError):
+        return Action.LEAVE if isinstance(error, UnwellError) else Action.HALT_DOCUMENT
+    if isinstance(error, UnavailableError | ReplicaError | RestoringError | ParkingError):
         return Action.RETRY
     if isinstance(error, psycopg.Error):
         return _decide_postgres(error)

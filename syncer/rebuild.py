@@ -11,8 +11,8 @@ move, in one call. The index before goes on being followed, so that `roll_back` 
 
 *Nothing owed*: a fan-out may be through in the index that serves, and wait for its turn in the new one; then a search
 would find an older name after the move than before. So the jobs that may leave it stale and that are there when it is
-verified are waited for: see `owed`. Those that come later are not, or it might never serve: what they have yet to
-write is as old as that wait, at most, and follows.
+verified are waited for, and likewise before a rollback: see `owed`. Those that come later are not, or it might never
+serve: what they have yet to write is as old as that wait, at most, and follows.
 
 Each step finds out where the last one has left off, so that whoever dies at any point is followed by whoever runs
 the same command again; or it is given up, with `abandon`. A search that is answered between the alias's move and the
@@ -74,7 +74,7 @@ def settle(connection: Connection, indices: Indices, building: Document, *, seco
 
 
 def owed(connection: Connection, building: Document) -> list[Job]:
-    """The jobs, oldest first, until which the new index may be stale: what was committed before them may be missing.
+    """The jobs, oldest first, until which an index that is to serve may lack what was committed before them.
 
     To be waited for twice. What a fan-out has left out is in a page of another job, which may be younger, but was there
     before the fan-out was listed: so it is in what this returns once the fan-out is done; and what such a job has left
@@ -93,7 +93,7 @@ def require_not_paused(job: Job) -> None:
         raise JobError(
             f"{job.index_name} is not searched before job {job.id} ({job.reason}) is done, which is paused",
             hint=f"What was searched before is searched still. Run: syncer jobs resume {job.id}; "
-            f"then, to go on: {_command(job.document)}",
+            "then, to go on, the same command again.",
         )
 
 
@@ -126,6 +126,15 @@ def serve(connection: Connection, indices: Indices, building: Document) -> Docum
         if Role.STANDBY in now:
             leftover.drop(connection, indices, now[Role.STANDBY].target)
     return dataclasses.replace(found, role=Role.SERVING)
+
+
+def standby(connection: Connection, name: str) -> Document:
+    """The index before, which is kept for a rollback.
+
+    Raises:
+        DefinitionError: There is none.
+    """
+    return _require_standby(store.by_role(connection, name), name)
 
 
 def roll_back(connection: Connection, indices: Indices, name: str) -> Document:

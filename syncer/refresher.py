@@ -6,14 +6,14 @@ this lane makes way for them, see `syncer.pace`.
 Guarantees: a page is counted as done only when its `Task` is; what a lane has in hand when it dies is given to another
 one, and what it has when it is told to stop is given back at once; however long Postgres takes for a page, it stays in
 hand; what is tried again and again is given up once nobody needs it; no job waits for another one to be through, nor
-for one that is in trouble.
+for one that is in trouble, nor for long for an index that is unwell.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,8 +21,8 @@ from functools import partial
 import psycopg
 import structlog
 
-from syncer import compose, events, halting, incarnation, job_pages, jobs, listing, metrics, store, version
-from syncer.errors import DocumentError, JobError
+from syncer import compose, events, halting, incarnation, job_pages, jobs, listing, metrics, store, unwell, version
+from syncer.errors import DocumentError, JobError, UnwellError
 from syncer.index import Index
 from syncer.job import Job, JobState, due
 from syncer.job_pages import JobPage
@@ -74,10 +74,12 @@ class _Hand(Task):
     Args:
         page: Which.
         is_lost: Whether it is ours no more: its job was cancelled, or another lane was given it.
+        is_left: Whether it is to be given back: its index takes no documents for now.
     """
 
     page: JobPage
     is_lost: bool = False
+    is_left: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -138,6 +140,7 @@ class Refresher:
             halt=self._halt,
             keep=self._keep,
             heed=self._heed,
+            leave=self._leave,
             name=name,
             in_flight_max=in_flight_max,
             batch_documents_max=batch_documents_max,
@@ -248,12 +251,15 @@ class Refresher:
         return taken
 
     def _finish(self, report: RefresherReport) -> None:
+        left = [hand for hand in self._hands if hand.is_done and hand.is_left]
+        job_pages.release(self._connected(), [hand.page for hand in left])
+        self._hands = [hand for hand in self._hands if hand not in left]
         done = [hand for hand in self._hands if hand.is_done]
         if not done:
             return
         job_pages.finish(self._connected(), [(hand.page, hand.report) for hand in done])
         self._trouble.over()
-        self._hands = [hand for hand in self._hands if not hand.is_done]
+        self._hands = [hand for hand in self._hands if hand not in done]
         written = WriteReport()
         for hand in done:
             written.add(hand.report)
@@ -263,6 +269,12 @@ class Refresher:
 
     def _halt(self, error: DocumentError) -> None:
         halting.halt(self._connected(), error)
+
+    def _leave(self, task: Task, _: Sequence[str], error: UnwellError) -> None:
+        """Give a page back once it is through: none of that index is taken until it is well."""
+        unwell.mark(self._connected(), error)
+        assert isinstance(task, _Hand)  # noqa: S101 - no other task is handed over here
+        task.is_left = True
 
     def _keep(self) -> None:
         """Say that our pages are still in hand, as long as that can be said.
@@ -305,6 +317,7 @@ class Refresher:
             return False
         self._looked_at = now
         job_pages.reclaim(self._connected())
+        unwell.look(self._connected(), self._index.holdings)
         return bool(self._due())
 
     def _due(self) -> list[Job]:

@@ -1,16 +1,20 @@
-"""Refusal: what it means that Elasticsearch does not write something: to wait, to park a document, or to halt an index.
+"""Refusal: what it means that Elasticsearch does not write something: to wait, park a document, halt or leave an index.
 
 Whoever writes an index that is being built, or on standby, writes the one that serves too. So an index that no search
-needs is not waited for as long as it takes: it halts, and the other goes on. Nor is a document at which Elasticsearch
-fails, with nothing else wrong: it is parked, and those behind it go on.
+needs is not waited for as long as it takes: it halts, and the other goes on. Nor is one that serves, if Elasticsearch
+itself says that it is unwell: others go on, and it follows later, see `syncer.unwell`. Nor is a document at which
+Elasticsearch fails, with nothing else wrong: it is parked, and those behind it go on.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 
-from syncer.errors import DocumentError, UnavailableError
+import elasticsearch
+
+from syncer.errors import DocumentError, UnavailableError, UnwellError
 from syncer.holdings import Holdings
 from syncer.index import Rejection
 from syncer.model import Role
@@ -18,8 +22,9 @@ from syncer.policy import CLUSTER_BLOCK, Action, decide_item, explain_refusal
 from syncer.store import Document
 
 PATIENCE_SECONDS = 60.0
-"""How long an index that no search needs may be unwell before it halts, while the one that serves is well; and for how
-long Elasticsearch may fail at a document, with nothing else wrong, before that is parked."""
+"""How long an index that no search needs may be unwell before it halts, while the one that serves is well; for how long
+one that serves, before the others go on without it; and for how long Elasticsearch may fail at a document, with nothing
+else wrong, before that is parked."""
 
 _ERROR_WITHIN = 500
 _QUOTED = frozenset({CLUSTER_BLOCK, "circuit_breaking_exception"})
@@ -28,6 +33,7 @@ _ADVICE = {
     CLUSTER_BLOCK: "Free disk space, or add a node: Elasticsearch lifts the block by itself, and then it goes on.",
     "unavailable_shards_exception": "A shard has no primary: GET _cluster/allocation/explain says why.",
 }
+_UNWELL_ADVICE = "Its health says why: GET _cluster/health, GET _cluster/allocation/explain."
 
 
 def sorted_out(
@@ -98,20 +104,33 @@ class Patience:
 
         Raises:
             DocumentError: No search needs the index, and it is unwell for too long, or takes nothing.
+            UnwellError: It serves, and is unwell for too long.
         """
-        if document.role is Role.SERVING:
-            return
         now = time.monotonic()
         since = self._unwell_since.setdefault(document.index_name, now)
-        is_over = now - since > PATIENCE_SECONDS and self._holdings.is_well(document.index)
-        if is_over or is_blocked:
+        is_over = now - since > PATIENCE_SECONDS
+        if document.role is Role.SERVING:
+            # It is left if Elasticsearch says what `syncer.unwell` asks: else nobody would know when it is well again.
+            if is_over and self._is_unwell(document.index_name):
+                raise UnwellError(
+                    f"{document.index_name} takes no documents: {reason}",
+                    hint=_ADVICE.get(reason.partition(":")[0], _UNWELL_ADVICE),
+                    index_name=document.index_name,
+                )
+        elif is_blocked or (is_over and self._holdings.is_well(document.index)):
             raise _unwell(document, reason)
+
+    def _is_unwell(self, index_name: str) -> bool:
+        """Whether Elasticsearch says so; not if it cannot say, or the index is gone, which the next attempt meets."""
+        with suppress(elasticsearch.ApiError, elasticsearch.TransportError):
+            return not self._holdings.takes_documents(index_name)
+        return False
 
     def require_all_needed(self, document: Document, again: Sequence[Rejection]) -> None:
         """The same, of documents that are to be tried again; the index is well if there are none.
 
         Raises:
-            DocumentError: As above.
+            DocumentError, UnwellError: As above.
         """
         if not again:
             self._unwell_since.pop(document.index_name, None)

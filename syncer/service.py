@@ -55,6 +55,8 @@ def stages(settings: Settings, *, relay: bool = True, workers: bool = True) -> d
     if workers:
         index = Index(connect(settings.elasticsearch), bulk_bytes_max=settings.worker.bulk_bytes_max)
         traffic = LiveTraffic(late_seconds=settings.refresher.live_late_seconds)
+        if not settings.worker.threads:
+            structlog.get_logger().warning(events.WORKERS_LEFT_OUT)
         lane = refresher(settings, index, name="refresher", traffic=traffic)
         for number in range(1, settings.worker.threads + 1):
             name = f"worker-{number}"
@@ -95,17 +97,11 @@ def worker(
         connect_replica=replica.opener(settings.postgres, name=name),
         consume=lambda on_change: ChangeConsumer(settings.kafka, on_change=on_change),
         index=index,
+        settings=settings.worker,
         name=name,
-        batch_changes_max=settings.worker.batch_changes_max,
-        batch_documents_max=settings.worker.batch_documents_max,
-        batch_bytes_max=settings.worker.bulk_bytes_max,
-        batch_wait_seconds=settings.worker.batch_wait_seconds,
-        gather_seconds=settings.worker.gather_seconds,
-        in_flight_max=settings.worker.in_flight_max,
         traffic=traffic,
         searchable=searchable,
         on_job=on_job,
-        fan_out_documents_max=settings.worker.fan_out_documents_max,
     )
 
 

@@ -159,7 +159,7 @@ class WorkerSettings(_Section):
     """From the topic to Elasticsearch."""
 
     threads: NonNegativeInt = 2
-    """How many consumers this daemon adds to the group."""
+    """How many consumers this daemon adds to the group; with 0 it writes jobs only, and says so."""
     batch_changes_max: PositiveInt = 2000
     """How many changes are handled together."""
     batch_wait_seconds: PositiveFloat = 0.02

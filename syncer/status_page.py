@@ -115,7 +115,9 @@ def _documents(seen: Overview) -> RenderableType | None:
             f"[red]{one.dead_letters:,}" if one.dead_letters else "0",
             "\n".join(map(escape, one.targets)),
             "\n".join(one.roles[name] for name in one.targets),
-            "\n".join("[red]gone or closed[/]" if held is None else f"{held:,}" for held in one.targets.values()),
+            "\n".join(
+                "[red]gone, closed, troubled[/]" if held is None else f"{held:,}" for held in one.targets.values()
+            ),
         )
         for one in seen.documents
     ]
@@ -134,10 +136,16 @@ def _jobs(jobs: Sequence[Job]) -> RenderableType | None:
     rows = []
     for one in jobs:
         total = "?" if one.documents_total is None else f"{one.documents_total:,}"
-        pace = "waits: the document is halted" if one.is_halted else terminal.pace(one)
+        pace = _waits(one) or terminal.pace(one)
         done = f"{one.documents_done:,} of {total}"
         rows.append((escape(f"{one.id} {one.reason}"), escape(one.index_name), done, pace))
     return _Rows(("job", "of", "done", "pace"), rows)
+
+
+def _waits(one: Job) -> str:
+    if one.is_unwell:
+        return "waits: the index takes no documents"
+    return "waits: the document is halted" if one.is_halted else ""
 
 
 def _running(running: Sequence[Running]) -> RenderableType | None:

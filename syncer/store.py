@@ -22,9 +22,9 @@ from syncer.postgres import Connection, value
 from syncer.shape import Shape
 from syncer.uses import Dependencies, Field, Lookup, TableUse
 
-_GENERATIONS = "SELECT index_name, generation, role, halted IS NOT NULL FROM syncer.document"
+_GENERATIONS = "SELECT index_name, generation, role, halted IS NOT NULL, unwell IS NOT NULL FROM syncer.document"
 _DOCUMENTS = """
-SELECT name, generation, definition, index_name, write_alias, role, filled_at IS NOT NULL, halted
+SELECT name, generation, definition, index_name, write_alias, role, filled_at IS NOT NULL, halted, unwell
 FROM syncer.document ORDER BY name, role <> 'serving', index_name
 """
 _STATE = """
@@ -56,6 +56,16 @@ _HALT = """
 UPDATE syncer.document SET halted = $3, halted_at = now(), filled_at = NULL
 WHERE name = $1 AND generation = $2 AND halted IS NULL
 """
+_MARK_UNWELL = """
+UPDATE syncer.document SET unwell = $2, unwell_at = now() WHERE index_name = $1 AND unwell IS NULL
+"""
+_MARK_WELL = """
+UPDATE syncer.document AS d SET unwell = NULL, unwell_at = NULL
+FROM syncer.document AS before
+WHERE d.index_name = $1 AND d.unwell IS NOT NULL AND before.index_name = d.index_name
+RETURNING extract(epoch FROM clock_timestamp() - before.unwell_at)::float8
+"""
+_UNWELL = "SELECT index_name FROM syncer.document WHERE unwell IS NOT NULL ORDER BY 1"
 _INSTALLATION = "SELECT installation::text FROM syncer.incarnation"
 
 
@@ -75,6 +85,7 @@ class Document:
         role: What that index is for.
         is_filled: Whether every document has been written once under this generation.
         halted: If it is halted: what happened, and what to do.
+        unwell: If its index takes no documents for now: why, and what to do. See `syncer.unwell`.
     """
 
     name: str
@@ -88,6 +99,7 @@ class Document:
     role: Role = Role.SERVING
     is_filled: bool = False
     halted: str | None = None
+    unwell: str | None = None
 
     @property
     def index_name(self) -> str:
@@ -123,9 +135,12 @@ class Catalogue:
         self._documents: dict[str, Document] = {}
 
     def refresh(self, connection: Connection) -> list[Document]:
-        """All definitions in force now; they are read again only if a generation has changed, or a halt began."""
+        """All definitions in force now; they are read again only if a generation has changed, or what ails one."""
         now = connection.execute(_GENERATIONS).fetchall()
-        known = [(name, one.generation, one.role, one.halted is not None) for name, one in self._documents.items()]
+        known = [
+            (name, one.generation, one.role, one.halted is not None, one.unwell is not None)
+            for name, one in self._documents.items()
+        ]
         if sorted(now) != sorted(known):
             self._read(connection)
         return list(self._documents.values())
@@ -155,8 +170,11 @@ def documents(connection: Connection) -> list[Document]:
             role=Role(role),
             is_filled=is_filled,
             halted=halted,
+            unwell=unwell,
         )
-        for name, generation, stored, index_name, write_alias, role, is_filled, halted in connection.execute(_DOCUMENTS)
+        for name, generation, stored, index_name, write_alias, role, is_filled, halted, unwell in connection.execute(
+            _DOCUMENTS
+        )
     ]
 
 
@@ -179,6 +197,7 @@ def _document(
     role: Role,
     is_filled: bool,
     halted: str | None,
+    unwell: str | None,
 ) -> Document:
     return Document(
         name=name,
@@ -192,6 +211,7 @@ def _document(
         role=role,
         is_filled=is_filled,
         halted=halted,
+        unwell=unwell,
     )
 
 
@@ -260,6 +280,22 @@ def mark_unfilled(connection: Connection, index_names: Sequence[str]) -> None:
 def halt(connection: Connection, document_name: str, generation: int, reason: str) -> bool:
     """Halt a document; False if it is halted already, or another generation is in force."""
     return connection.execute(_HALT, (document_name, generation, reason)).rowcount == 1
+
+
+def mark_unwell(connection: Connection, index_name: str, said: str) -> bool:
+    """Remember that an index takes no documents for now; False if that was known already, or it is not in force."""
+    return connection.execute(_MARK_UNWELL, (index_name, said)).rowcount == 1
+
+
+def mark_well(connection: Connection, index_name: str) -> float | None:
+    """Forget that; for how many seconds it was so, None if it was not."""
+    row = connection.execute(_MARK_WELL, (index_name,)).fetchone()
+    return None if row is None else float(row[0])
+
+
+def unwell(connection: Connection) -> list[str]:
+    """The indices that take no documents for now."""
+    return [row[0] for row in connection.execute(_UNWELL)]
 
 
 def state(connection: Connection, index_name: str) -> DocumentState | None:

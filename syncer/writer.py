@@ -31,12 +31,12 @@ import structlog
 
 from syncer import events, incarnation, refusal, store, telemetry
 from syncer.compose import Batch, clock
-from syncer.errors import DocumentError
+from syncer.errors import DocumentError, ParkingError
 from syncer.index import Index, Rejection
 from syncer.indices import GC_DELETES_SECONDS
 from syncer.lifecycle import Trouble, persist
 from syncer.parking import Parking
-from syncer.policy import CLUSTER_BLOCK, Action, at_work_for, decide
+from syncer.policy import CLUSTER_BLOCK, Action, Backoff, at_work_for, decide, kind
 from syncer.postgres import Connection
 from syncer.refusal import Failing, Patience
 from syncer.replica import Replica
@@ -122,6 +122,7 @@ class _Group:
         everywhere: Whether copies are removed from all other shards too.
         origin: What they are written for, as the log says of each.
         followed: How often some of them had changed while they were parked.
+        fruitless: How often at once nothing was found that is at fault, though the SELECT of them raises.
         failing: Those at which Elasticsearch fails.
     """
 
@@ -130,6 +131,7 @@ class _Group:
     everywhere: bool
     origin: Mapping[str, int]
     followed: int = 0
+    fruitless: int = 0
     failing: Failing = field(default_factory=Failing)
 
 
@@ -160,7 +162,7 @@ class Writer:
         self._name = name
         self._trouble = Trouble(name)
         self._session = Session(connect=connect, connect_replica=connect_replica, index=index)
-        self._parking = Parking(self._session, pause=pause, trouble=self._trouble, name=name)
+        self._parking = Parking(self._session, pause=pause)
         self._patience = Patience(index.holdings)
 
     def write(
@@ -181,6 +183,7 @@ class Writer:
 
         Raises:
             Stopping: It was told to stop first; doing it again is harmless.
+            UnwellError: The index takes nothing for now, and has not for a while. What was written before is right.
             DocumentError: The document is to halt. What was written of it before is right.
             Exception: What the policy says to HALT for.
         """
@@ -196,13 +199,22 @@ class Writer:
             except Exception as error:
                 if decide(error) is not Action.PARK:
                     raise
-                isolated = self._parking.isolate(index_name, group.ids)
+                isolated = self._persist(partial(self._parking.isolate, index_name, group.ids))
                 report.parked += isolated.parked
-                groups += [replace(group, ids=part) for part in isolated.rest]
+                fruitless = self._pause_if_fruitless(group, error) if isolated.is_fruitless else 0
+                groups += [replace(group, ids=part, fruitless=fruitless) for part in isolated.rest]
                 continue
             if group.ids:
                 groups.append(group)
         return report
+
+    def _pause_if_fruitless(self, group: _Group, error: Exception) -> int:
+        """Wait, since nothing was found that is at fault: the longer the oftener; how often that was so at once."""
+        if group.fruitless >= _FOLLOWED_MAX:  # until then it has changed just now
+            said = f"Documents of {group.index_name} cannot be written, and none of them is at fault: {kind(error)}"
+            self._trouble.met(ParkingError(said, hint="Please report it.", kind=kind(error)))
+        self._pause(Backoff(_attempts=group.fruitless).next_seconds())
+        return group.fruitless + 1
 
     def tell(self) -> None:
         """Say what was parked and is not said yet, if it is time: for who has nothing to write."""
@@ -252,6 +264,7 @@ class Writer:
 
         Raises:
             DocumentError: The document is to halt.
+            UnwellError: The index has taken nothing for a while.
             Exception: As `write` would meet it: nothing is tried again.
         """
         document, report = attempt.batch.document, attempt.report
@@ -288,6 +301,7 @@ class Writer:
 
         Raises:
             DocumentError: The document is to halt.
+            UnwellError: The index has not taken some of them for a while. All of them are to be written again.
             psycopg.Error: Nothing of that is recorded.
         """
         document, batch = attempt.batch.document, attempt.batch

@@ -151,9 +151,10 @@ PANELS: dict[Question, tuple[Panel, ...]] = {
         ),
         Panel(title="What the outbox takes", queries={"outbox": "max(syncer_outbox_bytes)"}, unit="bytes"),
         Panel(
-            title="Documents that are halted, or not filled",
+            title="Documents that are halted, take nothing for now, or are not filled",
             queries={
                 "halted: {{document}} {{index}}": "max by (document, index) (syncer_document_is_halted) == 1",
+                "takes nothing: {{document}} {{index}}": "max by (document, index) (syncer_document_is_unwell) == 1",
                 "not filled: {{document}}": "max by (document) (syncer_document_is_unfilled) == 1",
             },
         ),

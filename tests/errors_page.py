@@ -17,7 +17,7 @@ from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from psycopg import errors as pg
 
 from syncer import errors, policy
-from syncer.errors import DocumentError, SyncerError
+from syncer.errors import DocumentError, SyncerError, UnwellError
 from syncer.lifecycle import TELL_SECONDS
 from syncer.policy import Action, at_work_for, decide, decide_item
 
@@ -26,7 +26,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 _INTRODUCTION = """\
 # What becomes of an error
 
-Every error that syncer meets has one of four answers, and `syncer/policy.py` is the only place that gives them.
+Every error that syncer meets has one of five answers, and `syncer/policy.py` is the only place that gives them.
 
 - **RETRY**: the stage waits and does the same again, with pauses of up to {longest:.0f} s, each by chance a little
   shorter. Nothing is skipped, no offset is committed. The log says `stage.retried` once, with what to do, then each
@@ -35,6 +35,9 @@ Every error that syncer meets has one of four answers, and `syncer/policy.py` is
   is written. The log says `document.parked`; `syncer status` counts them.
 - **HALT THE DOCUMENT**: one definition stops, the others go on. `syncer apply` lets it go on, and writes what it has
   missed. `document.halted` and `syncer status`, with exit code 1, say what to do.
+- **LEAVE**: an index takes nothing for now, and Elasticsearch says itself that it is unwell. After a minute of RETRY
+  its documents are left to a job, a catch-up, which is done once it is well, and the others go on.
+  `document.postponed` and `syncer status`, with exit code 1, say what to do.
 - **HALT**: the daemon ends with exit code 1. Nothing is lost: the next one begins where it was. `stage.failed` says
   what to do.
 
@@ -84,10 +87,12 @@ _TRANSPORT = {
 }
 _OURS = {
     errors.UnavailableError: "a shard or a node was away while syncer read",
+    errors.ParkingError: "what cannot be written cannot be recorded as a dead letter",
     errors.ReplicaError: "the replica to read on is behind or away",
     errors.RestoringError: "the database is being restored, or has no syncer schema",
     errors.ComposeError: "the SELECT gives an id twice, or no longer fits",
     errors.IndexingError: "Elasticsearch is unsupported, or refuses an index",
+    errors.UnwellError: "an index that serves has taken nothing for a minute, and is red or blocked by a full disk",
     errors.DocumentError: "a document cannot go on, and says why",
     errors.SourceError: "Postgres is unsupported, or without the schema",
     errors.TopicError: "the topic is missing, or others write to it",
@@ -217,6 +222,8 @@ def our_errors() -> list[type[SyncerError]]:
 
 
 def _made(kind: type[SyncerError]) -> SyncerError:
+    if kind is UnwellError:
+        return UnwellError("x", index_name="post")
     return DocumentError("x", document="post", generation=1) if kind is DocumentError else kind("x")
 
 

@@ -41,6 +41,19 @@ def _halted(patient: Patient) -> Iterator[Symptom]:
 
 
 @check(
+    "postgres.unwell",
+    "No index is left until it takes documents again",
+    promises=(3,),
+    why="What changes of it waits in a job, and searches find what was before.",
+)
+def _unwell(patient: Patient) -> Iterator[Symptom]:
+    for one in patient.documents:
+        if one.unwell is not None:
+            what, _, hint = one.unwell.partition("\n")
+            yield wrong(what, advice(hint or f"Mend {one.index_name}: syncer goes on by itself."))
+
+
+@check(
     "postgres.filled",
     "Every document has been written once since it was put in force",
     promises=(3,),
@@ -108,7 +121,7 @@ def _jobs(patient: Patient) -> Iterator[Symptom]:
             yield consider(f"{_named(one)} is paused{owed}", shell(f"syncer jobs resume {one.id}"))
             continue
         seconds = patient.value(_STILL, one.id) or 0
-        if not one.is_halted and seconds > patient.limits.job_seconds:
+        if not one.is_halted and not one.is_unwell and seconds > patient.limits.job_seconds:
             yield consider(
                 f"{_named(one)} has not moved for {duration(seconds)}",
                 shell("syncer run", f"If daemons run: syncer jobs show {one.id} and their log say what keeps them."),
@@ -189,5 +202,5 @@ def _definitions(patient: Patient) -> Iterator[Symptom]:
         )
 
 
-CHECKS = (_halted, _filled, _dead_letters, _unreadable, _jobs, _standby_indices, _indexes)
+CHECKS = (_halted, _unwell, _filled, _dead_letters, _unreadable, _jobs, _standby_indices, _indexes)
 OF_SYNCER = (_definitions,)

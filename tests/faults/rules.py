@@ -91,7 +91,7 @@ COMMITTED_LAST = Rule(
     "an offset is committed only for what is done",
     module="syncer.worker",
     text="self._batches.append(batch)",
-    instead="self._batches.append(batch); self._joined().commit(batch.received); time.sleep(0.3)",
+    instead="self._batches.append(batch); self._membership.commit(batch.received); time.sleep(0.3)",
 )
 REFUSED_AGAIN = Rule(
     "documents that Elasticsearch refuses for now are written again",

@@ -8,7 +8,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from structlog.testing import capture_logs
 
-from syncer import rewrites, topic, worker as working
+from syncer import membership, rewrites, topic
 from syncer.topic import Observer
 from tests.faults.following import admin, ends, following, handle, handling, publish, refreshes
 from tests.faults.writers import fill
@@ -160,7 +160,7 @@ def test_an_offset_of_another_topic_skips_nothing(world: World) -> None:
     promises=(1, 3),
     without=Rule(
         "a running worker looks for rewrites",
-        module="syncer.worker",
+        module="syncer.membership",
         text="if found != self._consumer.rewrites:",
         instead="if False:",
     ),
@@ -174,7 +174,7 @@ def test_a_running_worker_goes_back(world: World, monkeypatch: pytest.MonkeyPatc
     def all_are_committed() -> bool:
         return not sum(one.records for one in topic.lag(world.settings.kafka))
 
-    monkeypatch.setattr(working, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(membership, "_LOOK_SECONDS", 0.2)
     fill(world)
     handle(world)
     before = ends(world)

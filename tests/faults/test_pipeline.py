@@ -14,7 +14,7 @@ from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from elasticsearch import ApiError, Elasticsearch
 
 from syncer import halting, jobs, pace, pipeline, store, transport, worker as live
-from syncer.errors import DocumentError
+from syncer.errors import DocumentError, UnwellError
 from syncer.index import BulkOutcome, Index, Rejection
 from syncer.job import JobKind
 from syncer.lifecycle import Stop
@@ -22,6 +22,7 @@ from syncer.model import Composition, Target
 from syncer.pace import FIRST_DOCUMENTS, LiveTraffic
 from syncer.pipeline import Pipeline, Task
 from syncer.refresher import Refresher
+from syncer.settings import WorkerSettings
 from syncer.transport import ChangeConsumer
 from syncer.worker import Worker
 from syncer.writer import Writer
@@ -78,7 +79,7 @@ def test_what_is_written_out_of_order_is_committed_in_order(world: World) -> Non
                 connect=world.connect,
                 consume=lambda on_change: ChangeConsumer(world.settings.kafka, on_change=on_change),
                 index=OvertakenIndex(client, others=29),
-                batch_changes_max=1,
+                settings=WorkerSettings(batch_changes_max=1),
             )
             try:
                 with pytest.raises(Killed):
@@ -203,6 +204,7 @@ def writing(
             halt=halt or (lambda error: halting.halt(connection, error)),
             keep=keep,
             heed=lambda: None,
+            leave=left_to_nobody,
             name="test",
             in_flight_max=4,
             batch_documents_max=1000,
@@ -214,6 +216,11 @@ def writing(
         finally:
             made.drop()
             writer.close()
+
+
+def left_to_nobody(_: Task, ids: Sequence[str], error: UnwellError) -> None:
+    """For tests in which every index is well."""
+    raise AssertionError(ids) from error
 
 
 def numbers(end: int, *, begin: int = 1) -> list[str]:
@@ -450,7 +457,7 @@ def test_what_is_in_hand_is_bounded_though_it_touches_nothing(world: World, monk
             connect=world.connect,
             consume=lambda on_change: ChangeConsumer(world.settings.kafka, on_change=on_change),
             index=HeldIndex(client, too_much=too_much),
-            batch_changes_max=100,
+            settings=WorkerSettings(batch_changes_max=100),
         )
         try:
             handle(worker, 3001)

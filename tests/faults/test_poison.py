@@ -18,6 +18,7 @@ from syncer.job import JobKind, JobState, find, unfinished
 from syncer.model import Change, Composition, Target
 from syncer.postgres import Connection
 from syncer.unreadable import Record
+from syncer.writer import Writer
 from tests.harness import BLOG_SCHEMA, World, wait_until
 from tests.proof import Rule, faces
 
@@ -65,7 +66,7 @@ def connection(world: World) -> Iterator[Connection]:
     without=Rule(
         "a row that makes the SELECT raise is found out and set aside",
         module="syncer.writer",
-        text="isolated = self._parking.isolate(index_name, group.ids)",
+        text="isolated = self._persist(partial(self._parking.isolate, index_name, group.ids))",
         instead="raise",
     ),
 )
@@ -421,13 +422,13 @@ def put(world: World, *values: bytes) -> None:
     without=(
         Rule(
             "what is no change is kept in Postgres before its offset is committed",
-            module="syncer.worker",
+            module="syncer.membership",
             text="only_counted = persist(partial(self._keep_unread, records), pause=self._pause, stage=self._name)",
             instead="only_counted = 0",
         ),
         Rule(
             "what is no change ends nobody",
-            module="syncer.worker",
+            module="syncer.membership",
             text="        except ValueError:\n            changes, records",
             instead="        except ZeroDivisionError:\n            changes, records",
         ),
@@ -525,3 +526,42 @@ def test_a_stream_of_poison_is_said_once_and_then_counted(world: World, connecti
     assert sum(one["documents"] for one in told) == 20
     assert len(told) <= 3, told
     assert dead_letters.count(connection, Selection()) == 1
+
+
+# What cannot even be parked
+
+
+@pytest.mark.parametrize("fault", ["views = 13", "created = 'infinity'"], ids=["select", "mapping"])
+@faces(
+    "a dead letter cannot be recorded: of a row that makes the SELECT raise, of one that the mapping refuses",
+    promises=(1,),
+    without=Rule(
+        "what cannot be parked is trouble, which is told of, and tried again",
+        module="syncer.parking",
+        text="            if decide(error) is not Action.PARK:\n                raise\n            raise ParkingError(",
+        instead="            raise\n            raise ParkingError(",
+    ),
+)
+def test_what_cannot_be_parked_is_tried_again_and_told_of(dividing: World, fault: str) -> None:
+    """It is not taken for done, nor tried without a pause; the log says it once, and it is parked once that can be."""
+    world = dividing
+    world.sql(POSTS.format(3))
+    world.sql(f"UPDATE posts SET {fault} WHERE id = 2")
+    world.sql("ALTER TABLE syncer.dead_letter ADD CONSTRAINT nothing CHECK (false) NOT VALID")
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 5:
+            world.sql("ALTER TABLE syncer.dead_letter DROP CONSTRAINT nothing")
+
+    with world.index() as index, capture_logs() as logs:
+        writer = Writer(connect=world.connect, index=index, pause=pause, name="test")
+        report = writer.write(world.index_of(), ["1", "2", "3"])
+        writer.close()
+    assert (report.indexed, report.parked) == (2, 1)
+    assert letters(world).keys() == {"2"}
+    (told,) = [one for one in logs if one["event"] == "stage.retried"]
+    assert "cannot be parked: CheckViolation" in told["error"]
+    assert len(pauses) >= 5
+    assert pauses[4] > 4 * pauses[0]

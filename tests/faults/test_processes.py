@@ -111,7 +111,7 @@ def test_a_relay_is_killed_at_each_step(blog: World, points: tuple[Point, ...]) 
 # A worker
 
 WORKER = (
-    Point(at="syncer.worker:Worker._hand_over"),
+    Point(at="syncer.follower:Follower.hand_over"),
     Point(at="syncer.version:draw", when="after"),
     Point(at="syncer.index:Index.write", seconds=1),
     Point(at="syncer.index:Index.write", when="after"),

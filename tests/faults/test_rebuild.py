@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from syncer import rebuild
+from syncer import rebuild, service
 from syncer.errors import DocumentError
 from syncer.model import Role
 from tests.faults.rules import FOLLOWED, NOT_NEEDED
@@ -255,6 +255,37 @@ def test_the_index_before_is_kept_up_to_date_for_a_rollback(blog: World) -> None
     blog.sql("UPDATE users SET name = 'renamed after the drop'")
     blog.wait_until_level()
     assert physical(blog) == {blog.index_of()}
+
+
+@faces(
+    "searches go back to the index before while a fan-out has yet to write it",
+    promises=(2,),
+    without=Rule(
+        "no index serves again before what is owed to it is written",
+        module="syncer.filling",
+        text="self._wait_for_owed(rebuild.standby(connection, before.name))",
+        instead="pass",
+    ),
+)
+def test_a_rollback_waits_for_what_is_owed(blog: World) -> None:
+    """No daemon runs, and a rename that touches many waits in a job for either index: searches find the newer name."""
+    daemon = blog.daemon()
+    require_done(blog, begin(blog, "--rebuild"))
+    blog.wait_until_level()
+    assert daemon.stop() == 0
+    blog.sql("UPDATE users SET name = 'renamed, and touching many'")
+    few = blog.settings.worker.model_copy(update={"fan_out_documents_max": 1})
+    owed = "SELECT count(*) FROM syncer.job WHERE kind = 'fan-out' AND state = 'new'"
+    with blog.relay() as relay, blog.index() as index:
+        relay.run_once()
+        worker = service.worker(blog.settings.model_copy(update={"worker": few}), index, name="worker-test")
+        try:
+            wait_until(lambda: bool(worker.run_once()) and blog.sql(owed) == [(2,)], what="both wait for a fan-out")
+        finally:
+            worker.close()
+    rolled_back = blog.syncer("backfill", "blogpost", "--rollback")
+    assert rolled_back.returncode == 0, rolled_back.stderr
+    assert blog.differences() == []
 
 
 @faces(

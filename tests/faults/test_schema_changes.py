@@ -409,7 +409,7 @@ def test_a_table_can_be_altered_between_two_pages(two: World) -> None:
 
     thread = threading.Thread(target=alter, daemon=True)
     with two.elasticsearch() as client, two.relay() as relay, two.worker(AlteredIndex(client)) as worker:
-        worker._batch_documents_max = 7
+        worker._follower._page = 7
         drainer = threading.Thread(target=lambda: two.drain(relay, worker), daemon=True)
         drainer.start()
         drainer.join(DEADLINE_SECONDS)

@@ -315,6 +315,16 @@ def test_a_document_that_halted_or_differs_from_its_folder_is_seen_and_mended(wo
     assert is_well(look(world, "syncer.definitions"))
 
 
+def test_an_index_that_takes_no_documents_is_seen(world: World) -> None:
+    """What Elasticsearch says of it, and what to do, are passed on."""
+    assert is_well(look(world, "postgres.unwell"))
+    world.sql("UPDATE syncer.document SET unwell = E'No shard\nFind it', unwell_at = now()")
+    (unwell,) = look(world, "postgres.unwell")
+    assert unwell.found == "No shard"
+    assert unwell.mend is not None
+    assert unwell.mend.text == "Find it"
+
+
 def test_a_least_privileged_daemon_finds_its_postgres_well(world: World) -> None:
     """With the grants of the README nothing of Postgres is wrong, and nothing is out of its sight."""
     checks = [one for one in CHECKS if one.id.startswith("postgres.")]

@@ -14,8 +14,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from syncer import affected, job_pages, jobs, listing, rebuild, service, store
+from syncer import affected, job_pages, jobs, listing, rebuild, service, store, unwell
 from syncer.affected import Affected, AffectedReader, FanOut
+from syncer.errors import UnwellError
 from syncer.index import Index
 from syncer.job import Job, JobKind, JobState, due, find, recent, unfinished
 from syncer.model import Change, Operation, Role, Target
@@ -222,6 +223,29 @@ def test_a_fan_out_that_is_new_takes_up_the_next(world: World, connection: Conne
     assert find(connection, job.id).cause == {"public.posts": 1, "public.users": 2}
     list_(connection, job)
     assert sorted(listed(world, job)) == sorted(posts_of(world, 1, 2))
+
+
+def test_while_an_index_is_unwell_few_jobs_take_up_everything(
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One catch-up has each id once; a fan-out that is full is followed by one refresh, which takes up all the rest."""
+    monkeypatch.setattr(jobs, "CAUSE_IMAGES_MAX", 2)
+    error = UnwellError("It takes nothing", index_name=world.index_of())
+    unwell.mark(connection, error)
+    unwell.mark(connection, error)
+    for ids in (["1", "2"], ["2", "3"], ["x" * 10_000, "1"]):
+        unwell.leave(connection, the_document(connection), ids)
+    assert len(unfinished(connection)) == 1
+    for number in range(5):
+        fan_out(connection, {"public.users": [{"id": number}]})
+        unwell.leave(connection, the_document(connection), [str(number)])
+    assert [one.kind for one in unfinished(connection)] == [JobKind.CATCH_UP, JobKind.FAN_OUT, JobKind.REFRESH]
+    assert due(connection) == []
+    assert store.mark_well(connection, world.index_of()) is not None
+    catch_up = due(connection)[0]
+    list_(connection, catch_up)
+    assert sorted(listed(world, catch_up)) == ["0", "1", "2", "3", "4", "x" * 10_000]
+    assert world.sql("SELECT id FROM syncer.postponed") == []
 
 
 @faces(

@@ -27,6 +27,7 @@ DOCUMENT = DocumentOverview(
     roles={INDEX: Role.SERVING, NEXT: Role.STANDBY},
     dead_letters=0,
     troubles={},
+    unwell={},
 )
 WELL = Overview(
     at=100,
@@ -68,6 +69,7 @@ documents = st.builds(
     roles=st.just({INDEX: Role.SERVING, NEXT: Role.BUILDING}),
     dead_letters=st.integers(0, 2),
     troubles=st.sampled_from([{}, {NEXT: "its disk is full\nMake room"}]),
+    unwell=st.sampled_from([{}, {INDEX: "it takes no documents\nGive it a shard"}, {INDEX: "it takes no documents"}]),
 ).map(lambda one: one if one.halted is None else replace(one, is_filled=False))
 jobs = st.builds(
     replace, st.just(JOB), kind=st.sampled_from(list(JobKind)), is_paused=st.booleans(), fills=st.booleans()

@@ -15,7 +15,15 @@ from psycopg import errors as pg
 from structlog.testing import capture_logs
 
 from syncer import errors, policy
-from syncer.errors import DocumentError, ReplicaError, RestoringError, SyncerError, UnavailableError
+from syncer.errors import (
+    DocumentError,
+    ParkingError,
+    ReplicaError,
+    RestoringError,
+    SyncerError,
+    UnavailableError,
+    UnwellError,
+)
 from syncer.lifecycle import Stop, Stopping, persist
 from syncer.policy import Action, Backoff, at_work_for, decide, decide_item, explain
 
@@ -174,7 +182,7 @@ def test_what_kafka_raises(name: str, action: Action) -> None:
     assert decide(kafka_error(getattr(KafkaError, name))) is action
 
 
-WAITED_FOR = (DocumentError, ReplicaError, RestoringError, UnavailableError)
+WAITED_FOR = (DocumentError, ParkingError, ReplicaError, RestoringError, UnavailableError, UnwellError)
 OURS = [
     one
     for one in vars(errors).values()
@@ -202,6 +210,8 @@ IN_WORK: dict[str, tuple[Exception, Action]] = {
     "twice": (errors.ComposeError("an id more than once"), Action.HALT_DOCUMENT),
     "answer": (errors.IndexingError("Elasticsearch answered 3 items"), Action.HALT_DOCUMENT),
     "shard": (UnavailableError("not every shard"), Action.RETRY),
+    "unparked": (ParkingError("no dead letter"), Action.RETRY),
+    "unwell": (UnwellError("no documents", index_name="blogpost"), Action.LEAVE),
     "replica": (ReplicaError("behind"), Action.RETRY),
     "half restored": (RestoringError("not whole"), Action.RETRY),
     "bad_request": (api_error(400), Action.HALT_DOCUMENT),

@@ -23,6 +23,7 @@ JOB = Job(
     state=JobState.LISTED,
     is_paused=False,
     is_halted=False,
+    is_unwell=False,
     where=None,
     cause=None,
     rate=None,

@@ -21,7 +21,7 @@ function* rows(one) {
       isFirst ? el("td", { "data-label": "State" }, state(one)) : el("td"),
       el("td", { class: "index", "data-label": "Index" }, el("code", {}, name)),
       el("td", { class: one.roles[name] === "serving" ? null : "lesser", "data-label": "Role" }, one.roles[name]),
-      el("td", { class: number === null ? "number alarm" : "number", "data-label": "Documents" }, number === null ? "gone or closed" : count(number)),
+      el("td", { class: number === null ? "number alarm" : "number", "data-label": "Documents" }, number === null ? "gone, closed or in trouble" : count(number)),
       isFirst ? el("td", { class: "number", "data-label": "Generation" }, String(one.generation)) : el("td"),
       isFirst ? el("td", { class: one.dead_letters ? "number alarm" : "number", "data-label": "Dead letters" }, count(one.dead_letters)) : el("td"));
   }

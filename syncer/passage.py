@@ -31,6 +31,9 @@ What is not waited for, but said: documents that are parked since, documents tha
 was given up, which may have been T's. What is not waited for, and not said: that indices on standby, or being filled,
 have all of it; what no trigger sees, as when a table is written anew; and the refresh interval of an index that takes
 another's place.
+
+Not noticed: that Kafka has taken back what it had acknowledged, if newer records are in its place, and are handled,
+before the relay, whose batch they are, has seen it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ is refused; an id alone is taken to be of the life that is.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 
@@ -55,10 +55,13 @@ class Token:
         return cls(xid=xid, life=found["life"])
 
 
-def require_committed(connection: Connection, token: Token) -> None:
+def require_committed(connection: Connection, token: Token) -> Token:
     """Refuse a transaction that there is nothing to wait for.
 
     One that is so old that Postgres has forgotten what became of it is taken to be committed.
+
+    Returns:
+        The token, with the life of the database that it is of.
 
     Raises:
         TokenError: It is open, was rolled back, has not begun, or is of another life of the database.
@@ -94,3 +97,4 @@ def require_committed(connection: Connection, token: Token) -> None:
             hint="Take the token inside the transaction, commit, and wait then. (It may be prepared, for a two-phase "
             "commit.)",
         )
+    return replace(token, life=life)

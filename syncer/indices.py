@@ -207,7 +207,7 @@ class Indices:
         if meta.items() <= self._ours(target.index_name).items() and self._is_untouched(target):
             self.drop(target)
         elif self._client.indices.exists(index=target.index_name):
-            target = _target(f"{target.index_name}-{uuid4().hex[:8]}")
+            target = Target.of_index(f"{target.index_name}-{uuid4().hex[:8]}")
         announce(target)
         self._create(document, target, body, meta=meta)
         load = {**_COPIES, **_PACE}
@@ -340,7 +340,7 @@ class Indices:
         Raises:
             IndexingError: Elasticsearch refuses the settings or the mapping.
         """
-        target = _target(f"{alias}-syncer-plan-{uuid4().hex[:8]}")
+        target = Target.of_index(f"{alias}-syncer-plan-{uuid4().hex[:8]}")
         settings = {**flat_settings(body.get("settings", {})), "index.hidden": True, **_COPIES}
         try:
             self._create(document, target, {**body, "settings": settings})
@@ -400,10 +400,6 @@ class Indices:
         """What syncer has written into an index's ``_meta``; empty if it is somebody else's, or gone."""
         found = self._client.options(ignore_status=_NOT_FOUND).indices.get_mapping(index=index_name)
         return _in_meta(found.body[index_name]) if found.meta.status != _NOT_FOUND else {}
-
-
-def _target(index_name: str) -> Target:
-    return Target(index_name=index_name, write_alias=f"{index_name}-syncer-write")
 
 
 def _meta(document: str, installation: str) -> dict[str, Any]:

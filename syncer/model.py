@@ -133,7 +133,11 @@ class Target:
     @classmethod
     def of(cls, alias: str, generation: int) -> Target:
         """The physical index that a generation makes, of a document that is searched by that alias."""
-        index_name = f"{alias}-{generation:06d}"
+        return cls.of_index(f"{alias}-{generation:06d}")
+
+    @classmethod
+    def of_index(cls, index_name: str) -> Target:
+        """The physical index of that name."""
         return cls(index_name=index_name, write_alias=f"{index_name}-syncer-write")
 
 

@@ -31,6 +31,9 @@ What is not waited for, but said: documents that are parked since, documents tha
 was given up, which may have been T's. What is not waited for, and not said: that indices on standby, or being filled,
 have all of it; what no trigger sees, as when a table is written anew; and the refresh interval of an index that takes
 another's place.
+
+Not noticed: that Kafka has taken back what it had acknowledged, if newer records are in its place, and are handled,
+before the relay, whose batch they are, has seen it.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ from typing import Any
 
 import psycopg
 
-from syncer import commit, dead_letters, job, loss, outbox, overview, rewrites
+from syncer import dead_letters, job, loss, outbox, overview, rewrites
 from syncer.affected import AffectedReader
 from syncer.commit import Token
 from syncer.dead_letters import DeadLetter
@@ -158,7 +161,7 @@ class Passage:
         catalogue: What was read over it.
         observer: Asks Kafka.
         kafka: Where the changes go.
-        token: Names the transaction.
+        token: Names the transaction, which is committed.
         clock: How long there is.
     """
 
@@ -188,11 +191,9 @@ class Passage:
             refresh: None, if searches need not show it.
 
         Raises:
-            TokenError, SourceError: There is nothing to wait for.
             WaitTimeoutError: The time is over.
             psycopg.Error, KafkaException, elasticsearch.ApiError: A server does not answer.
         """
-        commit.require_committed(self._connection, self._token)
         relations = outbox.relations_of(self._connection, self._token.xid)
         with self._timed(_RELAY):
             is_captured = self._until_published()

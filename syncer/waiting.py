@@ -4,7 +4,9 @@ Public as `syncer.wait`, as ``syncer wait TOKEN``, and over HTTP. Which transact
 for, and why it is so then: `syncer.passage`.
 
 It asks Postgres and Kafka again and again, first after 5 ms, then less often, up to four times a second; nothing is
-asked of those who write, relay and index. Trouble of the kind that passes is waited out, and all of it begun again.
+asked of those who write, relay and index. Trouble of the kind that passes is waited out, and all of it begun again: all
+but in which life of the database this began. Whoever has but an id is not told of another transaction that was given
+the same one after a failover.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Self
 
 from elasticsearch import Elasticsearch
 
-from syncer import index as elastic, outbox, policy, postgres, schema
+from syncer import commit, index as elastic, outbox, policy, postgres, schema
 from syncer.commit import Token
 from syncer.errors import WaitTimeoutError
 from syncer.holdings import Holdings
@@ -90,6 +92,7 @@ class Waiter:
         while True:
             try:
                 with self._session() as session:
+                    named = commit.require_committed(session.connection, named)
                     passage = Passage(
                         connection=session.connection,
                         catalogue=session.catalogue,
@@ -100,7 +103,7 @@ class Waiter:
                     )
                     return passage.follow(self._refresh if searchable else None)
             except Exception as error:
-                # Nothing that was found out is relied upon any more: another server may answer the next question.
+                # Nothing else that was found out is relied upon: another server may answer the next question.
                 if policy.decide(error) is not Action.RETRY:
                     raise
                 clock.rest(partial(_unanswered, named, clock, error))

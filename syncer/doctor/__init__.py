@@ -9,6 +9,7 @@
     standby                       … the replica that documents are read on
     topic_checks, readers         Kafka
     cluster, indices_checks, templates   Elasticsearch
+    forgotten                     … what it holds that Postgres knows nothing of
     daemon                        syncer itself
 
 To add a check is to write a function with `finding.check` above it, and to name it in the `CHECKS` of its module.

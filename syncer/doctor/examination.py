@@ -17,6 +17,7 @@ from syncer.doctor import (
     cluster,
     daemon,
     documents,
+    forgotten,
     indices_checks,
     privileges,
     readers,
@@ -47,6 +48,7 @@ CHECKS: tuple[Check, ...] = (
     *cluster.CHECKS,
     *indices_checks.CHECKS,
     *templates.CHECKS,
+    *forgotten.CHECKS,
     *versions.OF_ELASTICSEARCH,
     *daemon.CHECKS,
 )

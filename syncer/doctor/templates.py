@@ -1,4 +1,4 @@
-"""What stands around our indices: templates that shape new ones, the one that guards aliases, and what is left over."""
+"""What stands around our indices: templates that shape new ones, and the one that guards aliases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from syncer import store
 from syncer.doctor.finding import check
 from syncer.doctor.patient import Patient
 from syncer.doctor.symptom import Symptom, advice, consider, wrong
@@ -106,23 +105,4 @@ def _fits(pattern: str, name: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
 
 
-@check(
-    "elasticsearch.left_over",
-    "No index of ours is left over",
-    promises=(),
-    why="Nobody writes it and nobody searches it; it takes room.",
-)
-def _left_over(patient: Patient) -> Iterator[Symptom]:
-    installation = store.installation(patient.installed)
-    known = {one.index_name for one in patient.documents}
-    for alias in sorted({one.index for one in patient.documents}):
-        found = patient.elasticsearch.indices.get_mapping(index=f"{alias}-*", expand_wildcards="all").body
-        for name, body in sorted(found.items()):
-            owner = body["mappings"].get("_meta", {}).get("syncer", {}).get("installation")
-            if owner == installation and name not in known:
-                yield consider(
-                    f"{name} was made by syncer, and is in force no more", patient.request("DELETE", f"/{name}")
-                )
-
-
-CHECKS = (_templates, _guard, _left_over)
+CHECKS = (_templates, _guard)

@@ -37,7 +37,9 @@ def test_from_nothing_to_all_well_by_what_the_doctor_says(empty_world: World) ->
         if command:
             assert world.syncer(*command).returncode == 0
         else:
-            world.daemon()
+            daemon = world.daemon()
+            daemon.wait_for("relay.led")
+            daemon.wait_for("worker.partitions_assigned")
     seen = world.syncer("doctor", "--json")
     report = json.loads(seen.stdout)
     assert seen.returncode == 0, report

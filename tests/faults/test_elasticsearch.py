@@ -423,7 +423,7 @@ def test_what_is_too_large_is_split_or_parked(narrow: World, proxy: Proxy) -> No
     assert len(sizes) < 150, sizes
     narrow.sql("UPDATE posts SET body = 'short now' WHERE id > 7000")
     narrow.wait_until_level()
-    assert narrow.sql(parked) == []
+    wait_until(lambda: narrow.sql(parked) == [], what="neither is parked any more")
     assert daemon.stop() == 0
 
 

@@ -431,7 +431,7 @@ def test_a_halted_document_keeps_others_going(world: World, connection: Connecti
 )
 def test_a_rate_holds_for_all_lanes_together(world: World, connection: Connection) -> None:
     """However many lanes, no more is taken than the rate allows in the time that passed, and nearly as much."""
-    rate, began = 1000.0, time.monotonic()
+    rate = 300.0  # a machine that is busy manages that many too
     job = listed(world, connection, pages=1000, rate=rate)
     began = time.monotonic()
     with lanes(world) as crowd:

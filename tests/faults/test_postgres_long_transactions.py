@@ -64,9 +64,9 @@ def outbox_bytes(world: World) -> int:
 def test_what_is_open_for_long_keeps_nothing_waiting(world: World) -> None:
     """Each change is published once, and its room given back, while they are open; then theirs arrive as well."""
     fill(world)
+    before = len(world.outbox())
     daemon = world.daemon(environment={"SYNCER_RELAY_TRIM_SECONDS": "0.1"})
     world.wait_until_level()
-    before = published(daemon)
     with open_transactions(world) as wrote:
         with world.application() as connection:
             more = "SELECT g, g %% 6, '', '' FROM generate_series(60, %s) AS g"

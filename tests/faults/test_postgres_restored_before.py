@@ -9,6 +9,7 @@ import pytest
 
 from syncer import schema
 from syncer.errors import SourceError, SyncerError
+from tests.doctoring import is_well, look, mend
 from tests.faults.writers import fill
 from tests.harness import BLOG_SCHEMA, World
 from tests.proof import faces
@@ -32,7 +33,7 @@ def restore(world: World, dumped: bytes) -> None:
 @pytest.mark.parametrize("is_migrated", [False, True], ids=["before_migrate", "before_apply"])
 @faces("the database is restored to before `syncer migrate`, or `syncer apply`", promises=(2, 3))
 def test_a_database_that_knows_of_no_document(empty_world: World, is_migrated: bool) -> None:
-    """Its own index is taken up again, with greater versions; that of another installation is not touched."""
+    """Its own index is told of, and taken up again with greater versions; that of another database is not touched."""
     world = empty_world
     world.sql(BLOG_SCHEMA.read_text())
     fill(world)
@@ -45,11 +46,14 @@ def test_a_database_that_knows_of_no_document(empty_world: World, is_migrated: b
     world.sql("UPDATE users SET name = 'lost'; DELETE FROM posts WHERE id = 3")
     world.backfill()
     world.wait_until_level()
-    held = world.held()
+    held, index = world.held(), world.index_of()
     restore(world, before)
     if is_migrated:
-        world.apply()
+        (forgotten,) = look(world, "elasticsearch.forgotten")
+        assert f"Searches of {world.alias} find {index}, of blogpost" in forgotten.found
+        mend(world, forgotten)
         world.wait_until_level()
+        assert is_well(look(world, "elasticsearch.forgotten"))
         return
     with pytest.raises(SourceError, match="no syncer schema"), world.connect() as connection:
         schema.require_current(connection)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from syncer import jobs, schema, store
+from syncer import jobs, overview, schema, store
 from syncer.job import JobKind, JobState, find
 from tests.faults.stopping_at import REACHED, Plan, Point
 from tests.faults.writers import fill, writing
@@ -348,9 +347,12 @@ def test_a_daemon_that_hangs_ends_when_told_to(blog: World) -> None:
     assert "worker-1 did not end within" in daemon.log_file.read_text()
     patient = blog.daemon(program=Plan(points=(HANGS,)).program)
     wait_until_reached(patient, HANGS)
-    for _ in range(2):
+    with blog.connect() as connection:
+        wait_until(lambda: overview.leader(connection) is not None, what="its relay leads")
         patient.process.send_signal(signal.SIGINT)
-        time.sleep(0.5)  # two signals that come at once are one
+        # Two signals that come at once are one.
+        wait_until(lambda: overview.leader(connection) is None, what="it ends what can be ended")
+    patient.process.send_signal(signal.SIGINT)
     assert patient.process.wait(DEADLINE_SECONDS) == 128 + signal.SIGINT
     blog.daemon()
     blog.wait_until_level()

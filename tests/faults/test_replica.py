@@ -99,7 +99,7 @@ def test_a_replica_that_lags_and_cancels(world: World, servers: Standbys) -> Non
     with at_work(world, [write_until] * 3 + [alter]):
         time.sleep(SECONDS)
         reading = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ 'syncer (worker|refresher)'"
-        assert ask(follower, reading) >= 2
+        wait_until(lambda: ask(follower, reading) >= 2, what="lanes read there")
     world.wait_until_level()
     assert world.syncer("verify").returncode == 0
     assert world.sql("SELECT * FROM syncer.dead_letter") == []

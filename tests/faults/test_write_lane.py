@@ -401,7 +401,7 @@ def test_a_page_stays_in_hand_however_long_postgres_takes_for_it(
 
         def is_done() -> bool:
             nonlocal reclaimed
-            reclaimed += job_pages.reclaim(connection, stalled_seconds=1.5)
+            reclaimed += job_pages.reclaim(connection, stalled_seconds=2)
             return find(connection, job.id).state is JobState.DONE
 
         wait_until(is_done, what="the job is done")

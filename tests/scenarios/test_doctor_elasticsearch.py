@@ -77,11 +77,17 @@ def pipeline(client: Elasticsearch, world: World) -> None:
     client.indices.put_settings(index=world.index_of(), settings={"index.final_pipeline": "doctor-stamp"})
 
 
-def leave_over(client: Elasticsearch, world: World) -> None:
+def leave_over(name: str = "", *aliases: str) -> Callable[[Elasticsearch, World], object]:
     """An index of this installation that Postgres knows nothing of."""
-    installation = str(world.sql("SELECT installation FROM syncer.incarnation")[0][0])
-    meta = {"_meta": {"syncer": {"document": "blogpost", "installation": installation}}}
-    client.indices.create(index=f"{world.alias}-000099", mappings=meta)
+
+    def leave(client: Elasticsearch, world: World) -> None:
+        installation = str(world.sql("SELECT installation FROM syncer.incarnation")[0][0])
+        meta = {"_meta": {"syncer": {"document": "page", "installation": installation}}}
+        index = f"{world.alias}{name}-000099"
+        named: dict[str, dict[str, object]] = {alias.format(alias=world.alias, index=index): {} for alias in aliases}
+        client.indices.create(index=index, mappings=meta, aliases=named)
+
+    return leave
 
 
 def forget_epoch(client: Elasticsearch, world: World) -> None:
@@ -129,7 +135,18 @@ ILLS = [
     ),
     Ill(id="elasticsearch.health", breaks=put(index__number_of_replicas=1), says="1 replica", severity=CONSIDER),
     Ill(id="elasticsearch.guard", breaks=guard_no_more, says="doctor-"),
-    Ill(id="elasticsearch.left_over", breaks=leave_over, says="-000099", severity=CONSIDER),
+    Ill(id="elasticsearch.left_over", breaks=leave_over(), says="-000099, of page", severity=CONSIDER),
+    Ill(
+        id="elasticsearch.left_over",
+        breaks=leave_over("x", "{index}-syncer-write"),
+        says="x-000099, of page",
+        severity=CONSIDER,
+    ),
+    Ill(
+        id="elasticsearch.forgotten",
+        breaks=leave_over("y", "{alias}y", "{index}-syncer-write"),
+        says="y find blog-",
+    ),
     Ill(id="elasticsearch.epoch", breaks=forget_epoch, says="remembers none"),
 ]
 

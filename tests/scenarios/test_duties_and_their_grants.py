@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from syncer import grants
 from syncer.grants import Duty
-from tests.harness import BLOG_SCHEMA, World
+from tests.harness import BLOG_SCHEMA, World, wait_until
 
 ROLES = [str(one) for one in Duty]
 
@@ -84,7 +84,10 @@ def test_relay_and_workers_do_the_whole_job_as_roles_of_their_own(parted: World)
     world.wait_until_level()
     world.sql("UPDATE users SET name = 'Jack' WHERE id = 1")
     world.wait_until_level()
-    assert any(one["event"] == "job.created" and one["kind"] == "fan-out" for one in workers.events())
+    wait_until(
+        lambda: any(one["event"] == "job.created" and one["kind"] == "fan-out" for one in workers.events()),
+        what="it is said that there was a fan-out",
+    )
     world.sql("TRUNCATE comments")
     relay.wait_for("relay.outbox_trimmed")
     world.sql("INSERT INTO posts (id, user_id, title, body, created) VALUES (99, 2, 'no date', 'b', 'infinity')")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 from elasticsearch import Elasticsearch
 
+from syncer import topic
 from syncer.demo.guide import MODELS
 from syncer.demo.guide.authors import COLLAPSE, JOIN
 from syncer.demo.guide.comments import NESTED, PARENT_CHILD
@@ -26,6 +27,8 @@ def playing(world: World, model: Model) -> Iterator[Elasticsearch]:
     world.daemon()
     execute(world.dsn, model.rows)
     world.wait_until_level()
+    # Nothing that is on its way yet writes a document once more.
+    wait_until(lambda: not any(one.records for one in topic.lag(world.settings.kafka)), what="all is handled")
     with world.elasticsearch() as client:
         yield client
 
@@ -38,7 +41,7 @@ def wait_for_answer(world: World, client: Elasticsearch, ask: Ask, before: Body)
         responses[:] = [search(client, world.alias_of(ask.document), ask.request(before))]
         return tuple(ask.read.rows(responses[0])) == ask.answer
 
-    wait_until(is_answered, what=f"{ask.question}: {ask.answer}", seconds=20, detail=lambda: json.dumps(responses))
+    wait_until(is_answered, what=f"{ask.question}: {ask.answer}", detail=lambda: json.dumps(responses))
     return responses[0]
 
 

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from syncer import events, jobs, metrics, rewrites, store, topic
+from syncer import events, jobs, metrics, outbox, rewrites, store, topic
 from syncer.errors import TopicError
 from syncer.job import Job, JobKind
 from syncer.postgres import Connection
@@ -33,10 +33,10 @@ from syncer.settings import KafkaSettings
 from syncer.topic import Extent, Loss, Observer
 
 _KNOWN = "SELECT name, id FROM syncer.topic"
-_STANDING = """
-SELECT t.id, coalesce(c.ends, '{}') FROM syncer.topic AS t LEFT JOIN syncer.relay_cursor AS c ON c.topic = t.id
+_STANDING = f"""
+SELECT t.id, coalesce(c.ends, '{{}}') FROM syncer.topic AS t LEFT JOIN {outbox.CURSOR} AS c ON c.topic = t.id
 WHERE t.name = $1
-"""
+"""  # noqa: S608 - a constant of ours
 # The relay's connection waits for no disk, and what it publishes next would hide a loss that a crash lets be forgotten.
 _NOT_LAZILY = "SET LOCAL synchronous_commit TO DEFAULT"
 _LOCK = "LOCK TABLE syncer.topic IN SHARE ROW EXCLUSIVE MODE"

@@ -43,6 +43,8 @@ _LOOK_SECONDS = 10.0
 LEASE_SECONDS = 60.0
 """How long a leader may ask nothing of Postgres; twice as long as it may have to wait for Kafka."""
 _IDLE_PER_REST = 10
+_SAVES_PER_STRETCH = 250
+"""How many versions of the cursor's row are passed at most: fewer cost more indexing, and more cost more looking."""
 _SOME = 1000
 
 _Result = TypeVar("_Result")
@@ -59,13 +61,15 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
 """  # noqa: S608 - a constant of ours
 
 _SYSTEM = "SELECT system_identifier FROM pg_control_system()"
-_ENDS = "SELECT ends FROM syncer.relay_cursor WHERE topic = $1"
+_ENDS = f"SELECT ends FROM {outbox.CURSOR} AS c WHERE topic = $1"  # noqa: S608 - a constant of ours
 # The ends are saved with the cursor: what it counts as published is never more than what they cover.
 _SAVE = """
+UPDATE syncer.relay_cursor
+SET system_identifier = $1, snapshot = $2::pg_snapshot, topic = $3, ends = $4, saved_at = now(), stretch = stretch + $5
+WHERE stretch = (SELECT max(stretch) FROM syncer.relay_cursor)
+"""
+_SAVE_FIRST = """
 INSERT INTO syncer.relay_cursor (system_identifier, snapshot, topic, ends) VALUES ($1, $2::pg_snapshot, $3, $4)
-ON CONFLICT (only_row) DO UPDATE
-SET system_identifier = excluded.system_identifier, snapshot = excluded.snapshot, topic = excluded.topic,
-    ends = excluded.ends, saved_at = now()
 """
 # A save that a crash of the server takes back is one of a cursor that was true: what it had seen is published again. So
 # it need not wait for the disk, and neither need the giving back of rows, which the cursor that allows it precedes.
@@ -156,6 +160,7 @@ class Relay:
         self._producer: ChangeProducer | None = None
         self._system_identifier = 0
         self._cursor: str | None = None
+        self._saves = 0
         self._topic_id = ""
         self._stood_by = self._has_led = False
         self._stop = Stop()
@@ -280,7 +285,7 @@ class Relay:
         with connection.transaction():
             cursor = str(value(connection, _BEFORE_NOW))
             adopted = outbox.renew(connection)
-            connection.execute(_SAVE, (self._system_identifier, cursor, None, Jsonb({})))
+            self._save(connection, cursor, {}, topic_id=None)
             connection.execute(_ADOPTED)
         return adopted, cursor
 
@@ -305,7 +310,7 @@ class Relay:
             loss.make_up(connection, fallen_back, rewritten=self._topic_id)
             producer.ends |= {one.partition: one.end for one in fallen_back}
             assert self._cursor is not None  # noqa: S101 - whoever leads has one
-            self._save(connection, self._cursor, producer.ends)
+            self._save(connection, self._cursor, producer.ends, topic_id=self._topic_id)
         return producer
 
     def _saved_ends(self, connection: Connection, topic_id: str) -> dict[int, int]:
@@ -332,7 +337,7 @@ class Relay:
             if producer.losses:
                 self._make_up(connection, producer)
             with batch.trace.stage("save"):
-                self._save(connection, seen, producer.ends)
+                self._save(connection, seen, producer.ends, topic_id=self._topic_id)
         self._cursor = seen  # unsaved if nothing was new: then there is nothing between the two
         report = RelayReport(is_leader=True, published=published, cursor=seen, seconds=time.monotonic() - batch.began)
         if published:
@@ -366,8 +371,12 @@ class Relay:
         with batch.trace.stage("produce"), outbox.all_new(connection, cursor) as (seen, many):
             return producer.produce(batch.noted(many, on_some=self._stop.beat), headers=headers), seen
 
-    def _save(self, connection: Connection, cursor: str, ends: dict[int, int]) -> None:
-        connection.execute(_SAVE, (self._system_identifier, cursor, self._topic_id, Jsonb(ends)))
+    def _save(self, connection: Connection, cursor: str, ends: dict[int, int], *, topic_id: str | None) -> None:
+        row = self._system_identifier, cursor, topic_id, Jsonb(ends)
+        self._saves += 1
+        grows = int(self._saves % _SAVES_PER_STRETCH == 0)
+        if not connection.execute(_SAVE, (*row, grows), prepare=True).rowcount:
+            connection.execute(_SAVE_FIRST, row)
 
     def trim(self) -> int:
         """Give published rows back; how many segments were emptied."""

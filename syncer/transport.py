@@ -147,7 +147,7 @@ class ChangeProducer:
             except KafkaException as error:
                 self._refused(error.args[0], key, value)
             self._producer.flush()
-        self._raise_error()
+            self._raise_error()  # each of the others would be waited for as long
         if self._too_large:
             self._publish_short()
 

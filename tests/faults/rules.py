@@ -169,8 +169,8 @@ SAME_CLUSTER = Rule(
 EPOCH_RECORDED = Rule(
     "an epoch is greater than any that Elasticsearch has seen",
     module="syncer.version",
-    text="max(epoch, recorded) + 1",
-    instead="epoch + 1",
+    text="max(found.epoch, recorded) + 1",
+    instead="found.epoch + 1",
 )
 
 # Jobs

@@ -31,8 +31,8 @@ REFRESH = Rule(
 EPOCH = Rule(
     "a new life of the database draws versions of a greater epoch",
     module="syncer.version",
-    text="epoch = max(epoch, recorded) + 1",
-    instead="epoch = max(epoch, 1)",
+    text="epoch = max(found.epoch, recorded) + 1",
+    instead="epoch = max(found.epoch, 1)",
 )
 DOUBT = Rule(
     "a conflict with a version that was never drawn tells that the database was set back",

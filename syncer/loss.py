@@ -104,8 +104,14 @@ def known(connection: Connection, settings: KafkaSettings) -> Known | None:
 
 
 def _make_again(settings: KafkaSettings) -> None:
+    """Make the topic.
+
+    Raises:
+        TopicError: Syncer may not.
+        KafkaException: Kafka does not answer, after all.
+    """
     try:
-        if topic.ensure_topic(settings):
+        if topic.make(settings):
             structlog.get_logger().warning(events.TOPIC_MADE, topic=settings.topic)
     except KafkaException as error:
         if error.args[0].code() not in _NOT_ALLOWED:

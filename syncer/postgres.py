@@ -96,10 +96,12 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
         cursor_factory=RawCursor,
         application_name=f"syncer {name}",
         connect_timeout=settings.connect_timeout_seconds,
-        # A dead peer is noticed within half a minute, not after two hours.
+        # A dead peer is noticed within half a minute: not after two hours, nor, if it was asked something when it died,
+        # after the quarter of an hour for which that is sent again and again.
         keepalives_idle=10,
         keepalives_interval=5,
         keepalives_count=4,
+        tcp_user_timeout=30_000,
         options=" ".join(f"-c {key}={value}" for key, value in session.items()),
     )
     try:

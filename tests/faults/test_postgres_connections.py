@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
 import subprocess
 import threading
 import time
@@ -169,6 +171,22 @@ def test_timeouts_of_the_role_are_not_ours(world: World) -> None:
             assert [connection.execute(f"SHOW {one}").fetchone() for one in TIMEOUTS] == [("0",)] * len(TIMEOUTS)
     finally:
         admin(world, "ALTER ROLE postgres RESET ALL")
+
+
+@faces(
+    "the machine of the database is gone without a word, when it has just been asked something",
+    promises=(4,),
+    without=Rule(
+        "a question that nobody's machine takes is given up after half a minute",
+        module="syncer.postgres",
+        text="        tcp_user_timeout=30_000,\n",
+        instead="",
+    ),
+)
+def test_a_question_that_arrives_nowhere_is_given_up(world: World) -> None:
+    """It is not sent again and again for a quarter of an hour, while a new primary waits."""
+    with world.connect() as connection, socket.socket(fileno=os.dup(connection.fileno())) as wire:
+        assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
 
 def _again(connection: psycopg.Connection[Any], level: str, dice: random.Random) -> None:

@@ -82,14 +82,16 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
     Args:
         settings: Where to, and as whom.
         name: The stage; ``pg_stat_activity`` shows it as ``syncer NAME``.
-        idle_seconds_max: How long it may do nothing in the middle of a transaction; then the server ends it, so that a
-            process that is stopped does not keep others waiting for its locks. 0 for as long as it likes.
+        idle_seconds_max: How long it may do nothing in the middle of a transaction, or take nothing of an answer; then
+            the server ends it, so that a process that is stopped, or whose machine is gone, does not keep others
+            waiting for its locks. 0 for as long as it likes.
 
     Raises:
         psycopg.OperationalError: The server cannot be reached or refuses the login.
         SourceError: The server is older than Postgres 14.
     """
-    session = {**_SESSION, "idle_in_transaction_session_timeout": f"{idle_seconds_max * 1000:.0f}"}
+    patience = f"{idle_seconds_max * 1000:.0f}"
+    session = {**_SESSION, "idle_in_transaction_session_timeout": patience, "tcp_user_timeout": patience}
     connection: Connection = psycopg.connect(
         settings.conninfo,
         autocommit=True,

@@ -13,7 +13,7 @@ been acknowledged, so a relay that dies in between publishes again, which the ve
 What Kafka has acknowledged and lost all the same is noticed and made up for: see `syncer.loss`.
 One relay leads, by an advisory lock that belongs to the very connection that saves the cursor: a leader whose
 connection is gone can save nothing. One that asks nothing of Postgres for long, as if its process were stopped, is
-deposed by those who stand by: they end its connection.
+deposed by those who stand by: they end its connection. If it was stopped while Postgres answered, the server does that.
 
 While changes come, and for a moment after, the relay looks for more by itself. Then it sleeps until a writer rings
 (`syncer.doorbell`). Where it may not sleep, it goes on looking, less often.
@@ -285,7 +285,7 @@ class Relay:
         with connection.transaction():
             cursor = str(value(connection, _BEFORE_NOW))
             adopted = outbox.renew(connection)
-            self._save(connection, cursor, {}, topic_id=None)
+            self._put(connection, cursor, None, {})
             connection.execute(_ADOPTED)
         return adopted, cursor
 
@@ -310,7 +310,7 @@ class Relay:
             loss.make_up(connection, fallen_back, rewritten=self._topic_id)
             producer.ends |= {one.partition: one.end for one in fallen_back}
             assert self._cursor is not None  # noqa: S101 - whoever leads has one
-            self._save(connection, self._cursor, producer.ends, topic_id=self._topic_id)
+            self._save(connection, self._cursor, producer.ends)
         return producer
 
     def _saved_ends(self, connection: Connection, topic_id: str) -> dict[int, int]:
@@ -337,7 +337,7 @@ class Relay:
             if producer.losses:
                 self._make_up(connection, producer)
             with batch.trace.stage("save"):
-                self._save(connection, seen, producer.ends, topic_id=self._topic_id)
+                self._save(connection, seen, producer.ends)
         self._cursor = seen  # unsaved if nothing was new: then there is nothing between the two
         report = RelayReport(is_leader=True, published=published, cursor=seen, seconds=time.monotonic() - batch.began)
         if published:
@@ -371,7 +371,10 @@ class Relay:
         with batch.trace.stage("produce"), outbox.all_new(connection, cursor) as (seen, many):
             return producer.produce(batch.noted(many, on_some=self._stop.beat), headers=headers), seen
 
-    def _save(self, connection: Connection, cursor: str, ends: dict[int, int], *, topic_id: str | None) -> None:
+    def _save(self, connection: Connection, cursor: str, ends: dict[int, int]) -> None:
+        self._put(connection, cursor, self._topic_id, ends)
+
+    def _put(self, connection: Connection, cursor: str, topic_id: str | None, ends: dict[int, int]) -> None:
         row = self._system_identifier, cursor, topic_id, Jsonb(ends)
         self._saves += 1
         grows = int(self._saves % _SAVES_PER_STRETCH == 0)

@@ -25,8 +25,8 @@ WAYS: dict[str, Callable[[Standbys], Callable[[], None]]] = {
 REFRESH = Rule(
     "whoever enters a new life of the database has every document refreshed",
     module="syncer.incarnation",
-    text="        if entered.has_changed:\n            refreshes",
-    instead="        if False:\n            refreshes",
+    text=", if_changed=refresh_all)",
+    instead=")",
 )
 EPOCH = Rule(
     "a new life of the database draws versions of a greater epoch",

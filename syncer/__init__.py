@@ -43,6 +43,7 @@ ground; a module knows only those below it:
     verify       documents against their SELECT; repair       drift      how two documents differ
     listing      which documents a job writes: pages          job_pages  taken by lanes, finished, given back
     pipeline     composing while others are written           pace       how many at once
+    gathering    … until enough changes are together
     writer       ids → written documents: the version rule
     refusal      what Elasticsearch's mean                    parking      documents at fault, set aside
     session      a writer's connection, and its lives

@@ -31,6 +31,7 @@ from confluent_kafka import KafkaError, KafkaException
 from psycopg.types.json import Jsonb
 
 from syncer import doorbell, events, loss, metrics, outbox, traces
+from syncer.gathering import Gathering
 from syncer.lifecycle import Stop, Stopping, Trouble, persist
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.settings import RelaySettings
@@ -165,6 +166,9 @@ class Relay:
         self._stood_by = self._has_led = False
         self._stop = Stop()
         self._trouble = Trouble("relay")
+        self._gathering = Gathering(
+            least_seconds=self._settings.gather_seconds, most_seconds=self._settings.gather_seconds_max
+        )
         self._looked_at = self._trimmed_at = self._changed_at = time.monotonic()
         self._log = structlog.get_logger()
 
@@ -178,8 +182,8 @@ class Relay:
                     stop.wait(STANDBY_SECONDS)
                 elif not report.published:
                     self._persist(lambda: self._rest(stop), stop)
-                elif 1 < report.published < self._settings.fetch_rows:
-                    stop.wait(self._settings.gather_seconds)  # a turn for many costs what one for two does
+                elif report.published < self._settings.fetch_rows:
+                    stop.wait(self._gathering.note(report.published))
         except Stopping:
             pass
         finally:

@@ -140,7 +140,9 @@ class RelaySettings(_Section):
     busy_poll_seconds: PositiveFloat = 0.004
     """How long the relay rests while changes come."""
     gather_seconds: NonNegativeFloat = 0.01
-    """How long it rests while they come in numbers, so that many go together."""
+    """How long it rests after some have come together, so that many go together."""
+    gather_seconds_max: NonNegativeFloat = 0.1
+    """How long it rests, at most, the faster they come: the load of a busy application falls, and lag grows by that."""
     awake_seconds: PositiveFloat = 0.01
     """How long after the last change it may sleep until a writer wakes it: so often, at most, does a writer NOTIFY."""
     poll_seconds: PositiveFloat = 0.02

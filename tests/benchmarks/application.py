@@ -11,14 +11,12 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 
-import psutil
 import psycopg
 
-from tests.benchmarks import processes
 from tests.benchmarks.blog import Blog, Blogs
 from tests.benchmarks.contest import MEGABYTES_MAX, say
 from tests.benchmarks.live import Live
@@ -42,11 +40,6 @@ _SCRIPT = """
 UPDATE {table} SET title = 'Post ' || :id || ' ' || :number WHERE id = :id;
 """
 _BULK = "UPDATE {table} SET title = 'Post ' || id || ' {token}' WHERE id <= {posts}"
-_BACKENDS = """
-SELECT pid FROM pg_stat_activity
-WHERE datname = current_database() AND backend_type = 'client backend' AND application_name NOT IN ('', 'pgbench')
-"""
-
 _PLAIN, _TRIGGERS, _RUNNING = "no triggers", "triggers, no daemon", "triggers and daemon"
 _BURDENED = "no triggers, cores as busy"
 _BULK_PLAIN, _BULK_RUNNING = "no triggers", "triggers and daemon"
@@ -77,9 +70,9 @@ class _Application:
         self._round(_PLAIN, _WITHOUT)
         self._round(_TRIGGERS, _WITH)
         self.live.start_idle()  # what the round before has left in the outbox is done by then
-        before = self._syncers_seconds()
+        before = self.live.cpu_seconds()
         self._round(_RUNNING, _WITH)
-        self.shares.append((self._syncers_seconds() - before) / self.seconds)
+        self.shares.append((sum(self.live.cpu_seconds().values()) - sum(before.values())) / self.seconds)
         self.live.wait_settled()
         self.live.stop()
         with _burning(self.shares[-1]):
@@ -119,14 +112,6 @@ class _Application:
         with psycopg.connect(self.blog.world.dsn, autocommit=True) as connection:
             connection.execute(f"VACUUM ANALYZE {_WITH}, {_WITHOUT}")
             connection.execute("CHECKPOINT")
-
-    def _syncers_seconds(self) -> float:
-        servers = self.blog.servers.cpu_seconds()
-        total = processes.cpu_seconds(self.live.pid) + servers["Kafka"] + servers["Elasticsearch"]
-        for (pid,) in self.blog.world.sql(_BACKENDS):
-            with suppress(psutil.NoSuchProcess):
-                total += processes.cpu_seconds(pid)
-        return total
 
 
 @contextmanager

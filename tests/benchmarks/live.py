@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+
+import psutil
 
 from syncer import job, overview
 from syncer.settings import Settings
@@ -16,6 +19,10 @@ from tests.benchmarks.writes import Span, Writes
 from tests.harness import Daemon
 
 _LOOK_SECONDS = 0.1
+_SESSIONS = """
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND application_name NOT IN ('', 'pgbench')
+"""
 _SETTLE_SECONDS = 600.0
 
 
@@ -44,6 +51,20 @@ class Live:
         """The process id of the daemon that runs."""
         assert self._daemon is not None
         return self._daemon.process.pid
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """What it has used so far, with what the servers did: of Postgres, its sessions only."""
+        servers = self.blog.servers.cpu_seconds()
+        sessions = 0.0
+        for (pid,) in self.blog.world.sql(_SESSIONS):
+            with suppress(psutil.NoSuchProcess):
+                sessions += processes.cpu_seconds(pid)
+        return {
+            PROCESS: processes.cpu_seconds(self.pid),
+            "Postgres": sessions,
+            "Kafka": servers["Kafka"],
+            "Elasticsearch": servers["Elasticsearch"],
+        }
 
     def start(self) -> None:
         """Start it, unless it runs."""

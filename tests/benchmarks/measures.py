@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.benchmarks import application, drain, fan_out, filling, growth, isolation, latency, locking, pgsync, recovery
+from tests.benchmarks import (
+    application,
+    drain,
+    fan_out,
+    filling,
+    growth,
+    isolation,
+    latency,
+    load,
+    locking,
+    pgsync,
+    recovery,
+)
 from tests.benchmarks.blog import Blogs
 from tests.benchmarks.options import Options
 from tests.benchmarks.report import Outcome
@@ -33,6 +45,7 @@ MEASURES = {
     "drain": Measure(about="changes that wait for a daemon", run=drain.measure),
     "fan-out": Measure(about="renames of an author, from commit to last document", run=fan_out.measure),
     "latency": Measure(about="single edits, from commit to seen", run=latency.measure),
+    "load": Measure(about="what a change costs, and when it is seen, by how many come", run=load.measure),
     "isolation": Measure(about="single edits while an author of many posts is renamed", run=isolation.measure),
     "application": Measure(about="what triggers and daemon cost those who write", run=application.measure),
     "pgsync": Measure(about="the closest peer, on the same work; if it can be installed", run=pgsync.measure),

@@ -4,3 +4,9 @@ ALTER TABLE syncer.relay_cursor DROP COLUMN only_row, ADD COLUMN stretch bigint 
 
 COMMENT ON COLUMN syncer.relay_cursor.stretch IS
     'Grows now and then, so that the newest version is found without passing the others: see syncer/outbox.py.';
+
+-- Which record was the last of each partition, so that whoever leads next knows whether another one is in its place.
+ALTER TABLE syncer.relay_cursor ADD COLUMN lasts jsonb NOT NULL DEFAULT '{}';
+
+COMMENT ON COLUMN syncer.relay_cursor.lasts IS
+    'By partition, the outbox id of the last record that Kafka has acknowledged: the one before the end.';

@@ -69,7 +69,7 @@ SAVED_LAST = Rule(
     module="syncer.relay",
     text="published, seen = self._produce_new(connection, self._cursor, producer, batch)",
     instead="published, seen = self._produce_new(connection, self._cursor, producer, batch); "
-    "Relay._save(self, connection, seen, producer.ends)",
+    "Relay._save(self, connection, seen, producer)",
 )
 
 RUNG = Rule(

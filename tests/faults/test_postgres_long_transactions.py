@@ -108,8 +108,8 @@ def pages_passed(world: World) -> int:
     without=Rule(
         "the cursor's row gets another key now and then, by which its newest version is found",
         module="syncer.relay",
-        text="stretch = stretch + $5",
-        instead="stretch = stretch + 0 * $5",
+        text="stretch = stretch + $6",
+        instead="stretch = stretch + 0 * $6",
     ),
 )
 def test_the_cursor_is_found_at_once_however_often_it_was_saved(world: World) -> None:

@@ -32,6 +32,8 @@ ANSWER_SECONDS = 10
 """How long Kafka may take to answer a question."""
 NO_SUCH_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID})  # noqa: SLF001
 """What Kafka, or its client, says of a topic that is not there; librdkafka's local codes are spelled so."""
+_NEVER_SECONDS = 3600
+"""As long as a question to Kafka may be on its way at all."""
 _AS_IN_ADDRESSES = str.maketrans({"+": "-", "/": "_", "=": None})
 _COORDINATOR_SECONDS = 0.2
 _NO_COORDINATOR = frozenset(
@@ -174,6 +176,7 @@ class Observer:
         self._settings = settings
         self._admin = _admin(settings)
         self._outsider: Consumer | None = None
+        self._asking_group: _Admin | None = None
 
     def id(self) -> str | None:
         """The topic's id, as Kafka's own tools show it; None if there is no such topic.
@@ -241,6 +244,35 @@ class Observer:
             for one, has in sorted(extents.items())
         ]
 
+    def group(self) -> Any:
+        """What the consumer group is, as `confluent_kafka` has it: its members, and what may be done to it.
+
+        Asked by a client of its own, which is let go of if it has no answer in time, and whose question does not end by
+        itself: where one does that, and is answered later, or sent again, an AdminClient ends the process by a failed
+        assertion (librdkafka's issue 4605, seen with 2.16).
+
+        Raises:
+            KafkaException: Kafka does not answer, or refuses.
+            TopicError: It does not let syncer in.
+        """
+        name = self._settings.group
+        asking = self._asking_group or _admin(self._settings)
+        self._asking_group = None
+
+        def ask() -> Any:
+            asked = asking.describe_consumer_groups(
+                [name], include_authorized_operations=True, request_timeout=_NEVER_SECONDS
+            )
+            try:
+                return asked[name].result(timeout=ANSWER_SECONDS)
+            except TimeoutError:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None  # noqa: SLF001 - spelled so
+
+        with asking.asking():
+            found = _of_group(ask)
+        self._asking_group = asking
+        return found
+
     def members(self) -> int:
         """How many workers are in the consumer group.
 
@@ -248,14 +280,7 @@ class Observer:
             KafkaException: Kafka does not answer, or refuses.
             TopicError: It does not let syncer in.
         """
-        group = self._settings.group
-
-        def ask() -> int:
-            asked = self._admin.describe_consumer_groups([group], request_timeout=ANSWER_SECONDS)
-            return len(asked[group].result(timeout=2 * ANSWER_SECONDS).members)
-
-        with self._admin.asking():
-            return _of_group(ask)
+        return len(self.group().members)
 
     def _offsets(self, places: list[TopicPartition]) -> list[TopicPartition]:
         """What the group has committed of them, of those of which it has any.

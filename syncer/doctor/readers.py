@@ -14,7 +14,7 @@ from syncer.doctor.patient import ANSWER_SECONDS, Patient, UnseenError
 from syncer.doctor.symptom import Symptom, advice, consider, wrong
 from syncer.grants import Duty
 from syncer.model import Change
-from syncer.topic import Span
+from syncer.topic import Observer, Span
 from syncer.wording import amount, duration
 
 _LOOK_RECORDS = 20
@@ -138,9 +138,8 @@ def _offsets_retention(patient: Patient) -> Iterator[Symptom]:
 )
 def _group(patient: Patient) -> Iterator[Symptom]:
     group = patient.settings.kafka.group
-    asked = patient.kafka.describe_consumer_groups([group], request_timeout=ANSWER_SECONDS)
     ours = topic.common(patient.settings.kafka)["client.id"]
-    others = [one for one in asked[group].result(timeout=2 * ANSWER_SECONDS).members if one.client_id != ours]
+    others = [one for one in Observer(patient.settings.kafka).group().members if one.client_id != ours]
     if others:
         one = others[0]
         yield wrong(
@@ -171,16 +170,12 @@ def _wanted(patient: Patient, by_duty: dict[Duty, dict[AclOperation, str]]) -> d
 def _privileges(patient: Patient) -> Iterator[Symptom]:
     assert patient.partitions  # noqa: S101 - or it has raised
     settings = patient.settings.kafka
-    topic.members(settings)  # returns when the group has a coordinator that can be asked
     try:
         topics = patient.kafka.describe_topics(
             TopicCollection([settings.topic]), include_authorized_operations=True, request_timeout=ANSWER_SECONDS
         )
         on_topic = topics[settings.topic].result(timeout=2 * ANSWER_SECONDS).authorized_operations
-        groups = patient.kafka.describe_consumer_groups(
-            [settings.group], include_authorized_operations=True, request_timeout=ANSWER_SECONDS
-        )
-        on_group = groups[settings.group].result(timeout=2 * ANSWER_SECONDS).authorized_operations
+        on_group = Observer(settings).group().authorized_operations
     except KafkaException as error:
         raise UnseenError(f"Kafka does not say what may be done: {error.args[0].str()}") from error
     for kind, name, wanted, found in (

@@ -17,7 +17,7 @@ from __future__ import annotations
 import structlog
 
 from syncer import events, jobs, store, version
-from syncer.job import JobKind
+from syncer.job import Job, JobKind
 from syncer.postgres import Connection
 
 
@@ -26,12 +26,13 @@ def enter(connection: Connection, record: version.EpochRecord) -> version.Incarn
 
     Guarantees that every document in force has a refresh that nobody has begun, if it is a new one.
     """
-    made = []
-    with connection.transaction():
-        entered = version.enter_incarnation(connection, record)
-        if entered.has_changed:
-            refreshes = [jobs.create(connection, one, JobKind.REFRESH) for one in store.documents(connection)]
-            made = [one for one in refreshes if one is not None]
+    made: list[Job] = []
+
+    def refresh_all() -> None:
+        refreshes = [jobs.create(connection, one, JobKind.REFRESH) for one in store.documents(connection)]
+        made.extend(one for one in refreshes if one is not None)
+
+    entered = version.enter_incarnation(connection, record, if_changed=refresh_all)
     version.skip_unflushed(connection)
     if entered.has_changed:
         log = structlog.get_logger()

@@ -291,18 +291,22 @@ class Index:
             )
 
     def write_epoch(self, installation: UUID, epoch: int) -> None:
-        """Write the epoch; its own version forbids that it goes back."""
+        """Write the epoch; its own version forbids that it goes back, and that two enter the same one.
+
+        Raises:
+            UnavailableError: It is there, or a greater one; whoever asks again finds that.
+        """
         try:
             self._client.index(
                 index=_STATE_INDEX,
                 id=f"epoch-{installation}",
                 version=epoch,
-                version_type="external_gte",
+                version_type="external",
                 document={"epoch": epoch},
             )
         except elasticsearch.ConflictError as error:
-            raise IndexingError(
-                f"Another daemon has entered an epoch beyond {epoch}", hint="It is tried again by itself."
+            raise UnavailableError(
+                f"Another daemon has entered epoch {epoch}, or a later one", hint="It is tried again by itself."
             ) from error
 
 

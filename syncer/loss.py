@@ -4,9 +4,11 @@ What can be lost, and who notices: a *worker*, whenever partitions are assigned 
 records which he has yet to handle are gone (retention has passed, they were deleted), or were written anew behind his
 back (the end lies before his position, or the leader's epoch says so). The *relay*, whenever it begins to lead, every
 few seconds and with every acknowledgement, that the end of a partition lies before what Kafka had acknowledged: a
-broker that crashed, or another one that was elected, knew less. It leaves word of that to the workers, whose offsets
-are then of a past that was written anew: see `syncer.rewrites`. Both, whenever they begin, that the topic is missing,
-or is another one than it was: somebody has deleted it, or has turned to another cluster.
+broker that crashed, or another one that was elected, knew less. Whenever it begins, also that another record is in the
+place of the last one: whoever led before has published into the gap, and died before he noticed. It leaves word of that
+to the workers, whose offsets are then of a past that was written anew: see `syncer.rewrites`. Both, whenever they
+begin, that the topic is missing, or is another one than it was: somebody has deleted it, or has turned to another
+cluster.
 
 Guarantee: nothing is skipped. In one transaction each document in force is given a job that writes all of it and looks
 for what only Elasticsearch has; only after its commit a position moves, or another topic counts as known. Take a change
@@ -25,18 +27,22 @@ from dataclasses import asdict, dataclass
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from syncer import events, jobs, metrics, rewrites, store, topic
+from syncer import events, jobs, metrics, outbox, rewrites, store, topic
 from syncer.errors import TopicError
 from syncer.job import Job, JobKind
+from syncer.model import id_in
 from syncer.postgres import Connection
 from syncer.settings import KafkaSettings
-from syncer.topic import Extent, Loss, Observer
+from syncer.topic import Extent, Loss, Observer, Span
+
+_LOOK_SECONDS = 10.0
+"""How long the last records may take to come."""
 
 _KNOWN = "SELECT name, id FROM syncer.topic"
-_STANDING = """
-SELECT t.id, coalesce(c.ends, '{}') FROM syncer.topic AS t LEFT JOIN syncer.relay_cursor AS c ON c.topic = t.id
+_STANDING = f"""
+SELECT t.id, coalesce(c.ends, '{{}}') FROM syncer.topic AS t LEFT JOIN {outbox.CURSOR} AS c ON c.topic = t.id
 WHERE t.name = $1
-"""
+"""  # noqa: S608 - a constant of ours
 # The relay's connection waits for no disk, and what it publishes next would hide a loss that a crash lets be forgotten.
 _NOT_LAZILY = "SET LOCAL synchronous_commit TO DEFAULT"
 _LOCK = "LOCK TABLE syncer.topic IN SHARE ROW EXCLUSIVE MODE"
@@ -104,8 +110,14 @@ def known(connection: Connection, settings: KafkaSettings) -> Known | None:
 
 
 def _make_again(settings: KafkaSettings) -> None:
+    """Make the topic.
+
+    Raises:
+        TopicError: Syncer may not.
+        KafkaException: Kafka does not answer, after all.
+    """
     try:
-        if topic.ensure_topic(settings):
+        if topic.make(settings):
             structlog.get_logger().warning(events.TOPIC_MADE, topic=settings.topic)
     except KafkaException as error:
         if error.args[0].code() not in _NOT_ALLOWED:
@@ -133,7 +145,9 @@ def _know(connection: Connection, settings: KafkaSettings, id_: str) -> None:
         _tell(made, cause=f"topic {settings.topic} is another one than it was", topic=id_, before=known[1])
 
 
-def make_up(connection: Connection, losses: Sequence[Loss], *, rewritten: str = "") -> list[Job]:
+def make_up(
+    connection: Connection, losses: Sequence[Loss], *, rewritten: str = "", begins: Mapping[int, int] | None = None
+) -> list[Job]:
     """Have every document written again, since records are gone; committed, and on disk, when this returns.
 
     A job that nobody has begun to list is joined.
@@ -142,12 +156,13 @@ def make_up(connection: Connection, losses: Sequence[Loss], *, rewritten: str = 
         connection: To Postgres.
         losses: What is gone.
         rewritten: The topic's id, if Kafka has taken back what it had acknowledged: then the workers are told.
+        begins: By partition, before which offset there is nothing new; where the loss ends, if nobody says.
     """
     with connection.transaction():
         connection.execute(_NOT_LAZILY)
         made = _refresh_all(connection)
         if rewritten:
-            rewrites.add(connection, rewritten, {one.partition: one.end for one in losses})
+            rewrites.add(connection, rewritten, begins or {one.partition: one.end for one in losses})
     causes = "; ".join(sorted({one.cause for one in losses}))
     _tell(made, cause=causes, partitions=[asdict(one) for one in losses])
     return made
@@ -166,6 +181,41 @@ def fallen_back(ends: Mapping[int, int], extents: Mapping[int, Extent]) -> list[
         for partition, end in sorted(ends.items())
         if partition in extents and extents[partition].end < end
     ]
+
+
+def overtaken(
+    settings: KafkaSettings, ends: Mapping[int, int], lasts: Mapping[int, int], extents: Mapping[int, Extent]
+) -> list[Loss]:
+    """The partitions in which another record is in the place of the last one that was acknowledged.
+
+    None, if the relay may not read the topic, which it does not need for anything else.
+
+    Raises:
+        KafkaException: Kafka does not say.
+    """
+    there = {one: ends[one] - 1 for one in lasts if one in ends and _has(extents.get(one), ends[one] - 1)}
+    spans = [Span(partition=partition, begin=last, end=last + 1) for partition, last in sorted(there.items())]
+    try:
+        found = [one for page in topic.look(settings, spans, seconds=_LOOK_SECONDS) for one in page]
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise
+        return []
+    return [
+        Loss(
+            partition=one.partition,
+            cause="records that were acknowledged are gone, and others are in their place",
+            position=ends[one.partition],
+            begin=extents[one.partition].begin,
+            end=extents[one.partition].end,
+        )
+        for one in found
+        if id_in(one.value) != lasts[one.partition]
+    ]
+
+
+def _has(extent: Extent | None, offset: int) -> bool:
+    return extent is not None and extent.begin <= offset < extent.end
 
 
 def _refresh_all(connection: Connection) -> list[Job]:

@@ -10,6 +10,7 @@ Place         where a copy of a document lies
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -116,6 +117,15 @@ class Change:
     def dump_images(changes: Iterable[Change]) -> str:
         """All images of these changes as a JSON array, as ``jsonb_populate_recordset`` takes it."""
         return json.dumps([image for change in changes for image in change.images], default=str)
+
+
+_ID = re.compile(rb'\{"id" ?: ?([0-9]+),')
+
+
+def id_in(record: bytes) -> int:
+    """Which change a record of the relay's is, without reading all of it; 0 if it is none of the relay's."""
+    found = _ID.match(record)
+    return int(found[1]) if found else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,14 +58,17 @@ _IS_TRUE = """
 system_identifier = (SELECT system_identifier FROM pg_control_system())
 AND pg_snapshot_xmax(snapshot) <= pg_snapshot_xmax(pg_current_snapshot())
 """
-_SAVED_CURSOR = f"SELECT snapshot::text, {_IS_TRUE} FROM syncer.relay_cursor"  # noqa: S608 - a constant of ours
+# Saved so often that, while some transaction stays open, the versions of its row are many: the newest is looked for.
+CURSOR = "(SELECT * FROM syncer.relay_cursor ORDER BY stretch DESC LIMIT 1)"
+"""The row of the saved cursor, if there is one, as a table."""
+_SAVED_CURSOR = f"SELECT snapshot::text, {_IS_TRUE} FROM {CURSOR} AS c"  # noqa: S608 - constants of ours
 _NOTHING_SEEN = "1:1:"
 # What was adopted has another id since. A cursor that sees nothing of a transaction, and no row of it: it wrote none.
 _PUBLICATION = f"""
 SELECT coalesce(c.is_true AND pg_visible_in_snapshot(t.xid, c.snapshot), false),
        EXISTS (SELECT FROM syncer.outbox AS o WHERE o.xid = t.xid)
 FROM (VALUES (true)) AS one (row)
-LEFT JOIN (SELECT snapshot, adopted_in, {_IS_TRUE} AS is_true FROM syncer.relay_cursor) AS c ON true
+LEFT JOIN (SELECT snapshot, adopted_in, {_IS_TRUE} AS is_true FROM {CURSOR} AS saved) AS c ON true
 CROSS JOIN LATERAL (SELECT greatest($1::xid8, CASE WHEN c.is_true THEN c.adopted_in END) AS xid) AS t
 """  # noqa: S608 - constants of ours
 _WRITTEN_BY = f"SELECT {_CHANGE} FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2"  # noqa: S608 - a constant of ours

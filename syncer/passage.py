@@ -85,6 +85,11 @@ class Clock:
         self._pause = pause
         self._rest = _FIRST_SECONDS
 
+    @property
+    def left(self) -> float:
+        """How many seconds there are yet; less than none if the time is over."""
+        return self._until - time.monotonic()
+
     def quicken(self) -> None:
         """Look often again: another thing is waited for."""
         self._rest = _FIRST_SECONDS
@@ -95,7 +100,7 @@ class Clock:
         Raises:
             WaitTimeoutError: What ``late`` makes: the time is over.
         """
-        left = self._until - time.monotonic()
+        left = self.left
         if left <= 0:
             raise late()
         self._pause(min(self._rest, left))

@@ -82,24 +82,28 @@ def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 
     Args:
         settings: Where to, and as whom.
         name: The stage; ``pg_stat_activity`` shows it as ``syncer NAME``.
-        idle_seconds_max: How long it may do nothing in the middle of a transaction; then the server ends it, so that a
-            process that is stopped does not keep others waiting for its locks. 0 for as long as it likes.
+        idle_seconds_max: How long it may do nothing in the middle of a transaction, or take nothing of an answer; then
+            the server ends it, so that a process that is stopped, or whose machine is gone, does not keep others
+            waiting for its locks. 0 for as long as it likes.
 
     Raises:
         psycopg.OperationalError: The server cannot be reached or refuses the login.
         SourceError: The server is older than Postgres 14.
     """
-    session = {**_SESSION, "idle_in_transaction_session_timeout": f"{idle_seconds_max * 1000:.0f}"}
+    patience = f"{idle_seconds_max * 1000:.0f}"
+    session = {**_SESSION, "idle_in_transaction_session_timeout": patience, "tcp_user_timeout": patience}
     connection: Connection = psycopg.connect(
         settings.conninfo,
         autocommit=True,
         cursor_factory=RawCursor,
         application_name=f"syncer {name}",
         connect_timeout=settings.connect_timeout_seconds,
-        # A dead peer is noticed within half a minute, not after two hours.
+        # A dead peer is noticed within half a minute: not after two hours, nor, if it was asked something when it died,
+        # after the quarter of an hour for which that is sent again and again.
         keepalives_idle=10,
         keepalives_interval=5,
         keepalives_count=4,
+        tcp_user_timeout=30_000,
         options=" ".join(f"-c {key}={value}" for key, value in session.items()),
     )
     try:

@@ -13,7 +13,7 @@ been acknowledged, so a relay that dies in between publishes again, which the ve
 What Kafka has acknowledged and lost all the same is noticed and made up for: see `syncer.loss`.
 One relay leads, by an advisory lock that belongs to the very connection that saves the cursor: a leader whose
 connection is gone can save nothing. One that asks nothing of Postgres for long, as if its process were stopped, is
-deposed by those who stand by: they end its connection.
+deposed by those who stand by: they end its connection. If it was stopped while Postgres answered, the server does that.
 
 While changes come, and for a moment after, the relay looks for more by itself. Then it sleeps until a writer rings
 (`syncer.doorbell`). Where it may not sleep, it goes on looking, less often.
@@ -22,7 +22,7 @@ While changes come, and for a moment after, the relay looks for more by itself. 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -35,6 +35,7 @@ from syncer.gathering import Gathering
 from syncer.lifecycle import Stop, Stopping, Trouble, persist
 from syncer.postgres import AdvisoryLock, Connection, value
 from syncer.settings import RelaySettings
+from syncer.topic import Loss
 from syncer.traces import OFF, Headers, Trace
 from syncer.transport import ChangeProducer
 
@@ -44,6 +45,8 @@ _LOOK_SECONDS = 10.0
 LEASE_SECONDS = 60.0
 """How long a leader may ask nothing of Postgres; twice as long as it may have to wait for Kafka."""
 _IDLE_PER_REST = 10
+_SAVES_PER_STRETCH = 250
+"""How many versions of the cursor's row are passed at most: fewer cost more indexing, and more cost more looking."""
 _SOME = 1000
 
 _Result = TypeVar("_Result")
@@ -60,13 +63,17 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
 """  # noqa: S608 - a constant of ours
 
 _SYSTEM = "SELECT system_identifier FROM pg_control_system()"
-_ENDS = "SELECT ends FROM syncer.relay_cursor WHERE topic = $1"
+_ENDS = f"SELECT ends, lasts FROM {outbox.CURSOR} AS c WHERE topic = $1"  # noqa: S608 - a constant of ours
 # The ends are saved with the cursor: what it counts as published is never more than what they cover.
 _SAVE = """
-INSERT INTO syncer.relay_cursor (system_identifier, snapshot, topic, ends) VALUES ($1, $2::pg_snapshot, $3, $4)
-ON CONFLICT (only_row) DO UPDATE
-SET system_identifier = excluded.system_identifier, snapshot = excluded.snapshot, topic = excluded.topic,
-    ends = excluded.ends, saved_at = now()
+UPDATE syncer.relay_cursor
+SET system_identifier = $1, snapshot = $2::pg_snapshot, topic = $3, ends = $4, lasts = $5, saved_at = now(),
+    stretch = stretch + $6
+WHERE stretch = (SELECT max(stretch) FROM syncer.relay_cursor)
+"""
+_SAVE_FIRST = """
+INSERT INTO syncer.relay_cursor (system_identifier, snapshot, topic, ends, lasts)
+VALUES ($1, $2::pg_snapshot, $3, $4, $5)
 """
 # A save that a crash of the server takes back is one of a cursor that was true: what it had seen is published again. So
 # it need not wait for the disk, and neither need the giving back of rows, which the cursor that allows it precedes.
@@ -157,6 +164,7 @@ class Relay:
         self._producer: ChangeProducer | None = None
         self._system_identifier = 0
         self._cursor: str | None = None
+        self._saves = 0
         self._topic_id = ""
         self._stood_by = self._has_led = False
         self._stop = Stop()
@@ -284,7 +292,7 @@ class Relay:
         with connection.transaction():
             cursor = str(value(connection, _BEFORE_NOW))
             adopted = outbox.renew(connection)
-            connection.execute(_SAVE, (self._system_identifier, cursor, None, Jsonb({})))
+            self._put(connection, cursor, None, {}, {})
             connection.execute(_ADOPTED)
         return adopted, cursor
 
@@ -300,21 +308,45 @@ class Relay:
         self._looked_at = now
         producer = self._producer
         id_ = loss.examine(connection, producer.settings, producer.observer)
-        if id_ != self._topic_id:
+        if id_ == self._topic_id:
+            extents = producer.observer.extents(producer.ends)
+        else:
             if self._topic_id:
                 raise _another_topic()
-            producer.ends, self._topic_id = self._saved_ends(connection, id_), id_
-        fallen_back = loss.fallen_back(producer.ends, producer.observer.extents(producer.ends))
-        if fallen_back:
-            loss.make_up(connection, fallen_back, rewritten=self._topic_id)
-            producer.ends |= {one.partition: one.end for one in fallen_back}
-            assert self._cursor is not None  # noqa: S101 - whoever leads has one
-            self._save(connection, self._cursor, producer.ends)
+            producer.ends, producer.lasts = self._saved_ends(connection, id_)
+            extents = producer.observer.extents(producer.ends)
+            # Whoever led before may have published into a gap, and died before he said so.
+            overtaken = loss.overtaken(producer.settings, producer.ends, producer.lasts, extents)
+            begins = {one.partition: one.begin for one in overtaken}
+            self._heed(connection, producer, overtaken, topic_id=id_, begins=begins)
+            self._topic_id = id_
+        self._heed(connection, producer, loss.fallen_back(producer.ends, extents), topic_id=id_)
         return producer
 
-    def _saved_ends(self, connection: Connection, topic_id: str) -> dict[int, int]:
-        row = connection.execute(_ENDS, (topic_id,)).fetchone()
-        return {int(partition): end for partition, end in row[0].items()} if row else {}
+    def _heed(
+        self,
+        connection: Connection,
+        producer: ChangeProducer,
+        losses: Sequence[Loss],
+        *,
+        topic_id: str,
+        begins: Mapping[int, int] | None = None,
+    ) -> None:
+        """Make up for what is lost; only then what was acknowledged before counts no more."""
+        if not losses:
+            return
+        loss.make_up(connection, losses, rewritten=topic_id, begins=begins)
+        for one in losses:
+            producer.ends[one.partition] = one.end
+            producer.lasts.pop(one.partition, None)
+        assert self._cursor is not None  # noqa: S101 - whoever leads has one
+        self._put(connection, self._cursor, topic_id, producer.ends, producer.lasts)
+
+    def _saved_ends(self, connection: Connection, topic_id: str) -> tuple[dict[int, int], dict[int, int]]:
+        """By partition, the end that was acknowledged, and the id of the change before it."""
+        row = connection.execute(_ENDS, (topic_id,)).fetchone() or ({}, {})
+        ends, lasts = ({int(partition): one for partition, one in some.items()} for some in row)
+        return ends, lasts
 
     def _make_up(self, connection: Connection, producer: ChangeProducer) -> None:
         """Make up for what later acknowledgements have shown to be gone."""
@@ -336,7 +368,7 @@ class Relay:
             if producer.losses:
                 self._make_up(connection, producer)
             with batch.trace.stage("save"):
-                self._save(connection, seen, producer.ends)
+                self._save(connection, seen, producer)
         self._cursor = seen  # unsaved if nothing was new: then there is nothing between the two
         report = RelayReport(is_leader=True, published=published, cursor=seen, seconds=time.monotonic() - batch.began)
         if published:
@@ -370,8 +402,17 @@ class Relay:
         with batch.trace.stage("produce"), outbox.all_new(connection, cursor) as (seen, many):
             return producer.produce(batch.noted(many, on_some=self._stop.beat), headers=headers), seen
 
-    def _save(self, connection: Connection, cursor: str, ends: dict[int, int]) -> None:
-        connection.execute(_SAVE, (self._system_identifier, cursor, self._topic_id, Jsonb(ends)))
+    def _save(self, connection: Connection, cursor: str, producer: ChangeProducer) -> None:
+        self._put(connection, cursor, self._topic_id, producer.ends, producer.lasts)
+
+    def _put(
+        self, connection: Connection, cursor: str, topic_id: str | None, ends: dict[int, int], lasts: dict[int, int]
+    ) -> None:
+        row = self._system_identifier, cursor, topic_id, Jsonb(ends), Jsonb(lasts)
+        self._saves += 1
+        grows = int(self._saves % _SAVES_PER_STRETCH == 0)
+        if not connection.execute(_SAVE, (*row, grows), prepare=True).rowcount:
+            connection.execute(_SAVE_FIRST, row)
 
     def trim(self) -> int:
         """Give published rows back; how many segments were emptied."""

@@ -48,10 +48,15 @@ class Session:
         if self._connection is None or self._composer is None:
             if self._replica is None and self._connect_replica is not None:
                 self._replica = self._connect_replica()
-            self._connection = self._connect()
-            # Before the first draw: whose life this is, and past whatever a crash may hand out again.
-            incarnation.enter(self._connection, self._index)
-            self._composer = Composer(self._connection, replica=self._replica)
+            connection = self._connect()
+            try:
+                # Before the first draw: whose life this is, and past whatever a crash may hand out again.
+                incarnation.enter(connection, self._index)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+            self._composer = Composer(connection, replica=self._replica)
         return self._composer
 
     @property

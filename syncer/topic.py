@@ -71,9 +71,16 @@ def ensure_topic(settings: KafkaSettings) -> bool:
         TopicError: Kafka does not answer.
         KafkaException: Kafka refuses.
     """
-    admin = _admin(settings)
-    if settings.topic in _topics(admin):
-        return False
+    return not exists(settings) and make(settings)
+
+
+def make(settings: KafkaSettings) -> bool:
+    """Create the topic of changes; False if it is there.
+
+    Raises:
+        KafkaException: Kafka does not answer, or refuses.
+    """
+    admin = _admin(settings)  # answers only as long as it lives
     new = NewTopic(settings.topic, num_partitions=settings.partitions, replication_factor=settings.replication_factor)
     try:
         admin.create_topics([new], request_timeout=ANSWER_SECONDS)[settings.topic].result()

@@ -34,7 +34,7 @@ from confluent_kafka import (
 
 from syncer import events, telemetry, traces
 from syncer.errors import LossError
-from syncer.model import Change
+from syncer.model import Change, id_in
 from syncer.rewrites import Rewrites
 from syncer.settings import KafkaSettings
 from syncer.threads import Threads
@@ -69,6 +69,8 @@ class ChangeProducer:
         self.observer = Observer(settings)
         self.ends: dict[int, int] = {}
         """By partition, the offset behind the last record that was acknowledged; to begin with, what is known of it."""
+        self.lasts: dict[int, int] = {}
+        """By partition, the id that this record's change has in the outbox, likewise; brought up to date by `flush`."""
         self.sent: dict[int, list[int]] = {}
         """By partition, the first and the last offset that were acknowledged since this was emptied; for the log."""
         self.losses: list[Loss] = []
@@ -76,6 +78,7 @@ class ChangeProducer:
         self._topic = settings.topic
         self._error: KafkaError | None = None
         self._too_large: list[tuple[bytes, bytes]] = []
+        self._newest: dict[int, Message] = {}
         self._producer = Producer(
             {
                 "enable.idempotence": True,
@@ -133,6 +136,9 @@ class ChangeProducer:
         self._raise_error()
         if self._too_large:
             self._publish_alone()
+        for partition, message in self._newest.items():
+            self.lasts[partition] = id_in(message.value() or b"")
+        self._newest = {}
 
     def _publish_alone(self) -> None:
         """Publish one by one what was too large: a batch of records may be, though none of them is.
@@ -147,7 +153,7 @@ class ChangeProducer:
             except KafkaException as error:
                 self._refused(error.args[0], key, value)
             self._producer.flush()
-        self._raise_error()
+            self._raise_error()  # each of the others would be waited for as long
         if self._too_large:
             self._publish_short()
 
@@ -189,6 +195,7 @@ class ChangeProducer:
             lost = Loss(partition=partition, cause=_OVERTAKEN, position=end, begin=offset, end=offset)
             self.losses.append(lost)
         self.ends[partition] = offset + 1
+        self._newest[partition] = message
         self.sent.setdefault(partition, [offset, offset])[1] = offset
 
     def _refused(self, error: KafkaError, key: bytes, value: bytes) -> None:

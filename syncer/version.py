@@ -19,8 +19,8 @@ A version carries no time. When one was drawn is known from notes that `DrawLog`
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Protocol
@@ -158,26 +158,48 @@ class Incarnation:
     has_changed: bool
 
 
-def enter_incarnation(connection: Connection, record: EpochRecord) -> Incarnation:
+def enter_incarnation(
+    connection: Connection, record: EpochRecord, *, if_changed: Callable[[], object] = lambda: None
+) -> Incarnation:
     """Make sure that the epoch in force belongs to this incarnation of the database.
 
-    The epoch is written to ``record`` before Postgres: a crash in between costs a number, never an order.
+    The record is asked while no lock is held: its server may hang. What it says may be out of date when it is compared:
+    an epoch that was recorded since either is in Postgres too, or nobody has drawn in it. Only whoever enters another
+    incarnation holds one, while the epoch is written: to the record before Postgres, so that a crash in between costs a
+    number, never an order.
+
+    Args:
+        connection: In no transaction.
+        record: What is kept outside.
+        if_changed: What to do in the transaction that enters another incarnation.
     """
+    installation = _row(connection, _REMEMBERED_ONLY)[0]
+    recorded, drawn = record.read_epoch(installation), record.read_drawn(installation)
+    found, is_same = _compared(connection, _REMEMBERED_ONLY, recorded, drawn)
+    if is_same:
+        return found
     with connection.transaction():
-        installation, system_identifier, timeline, sequence, epoch = _row(connection, _REMEMBERED)
-        current = _row(connection, _CURRENT)
-        recorded = record.read_epoch(installation)
-        had_one = epoch > 0 or recorded > 0
-        known = max(record.read_drawn(installation), _row(connection, _NOTED)[0])
-        is_same = (system_identifier, timeline, sequence) == current and recorded <= epoch
-        is_same = is_same and is_of_this_life(connection, known)
-        if not is_same:
-            epoch = max(epoch, recorded) + 1
-            record.write_epoch(installation, epoch)
-            connection.execute(_REMEMBER, (*current, epoch))
-    return Incarnation(
-        system_identifier=current[0], timeline=current[1], epoch=epoch, has_changed=had_one and not is_same
-    )
+        found, is_same = _compared(connection, _REMEMBERED, recorded, drawn)
+        if is_same:  # somebody else has entered it meanwhile
+            return found
+        had_one = found.epoch > 0 or recorded > 0
+        epoch = max(found.epoch, recorded) + 1
+        record.write_epoch(installation, epoch)
+        connection.execute(_REMEMBER, (*_row(connection, _CURRENT), epoch))
+        if had_one:
+            if_changed()
+    return replace(found, epoch=epoch, has_changed=had_one)
+
+
+def _compared(connection: Connection, query: str, recorded: int, drawn: int) -> tuple[Incarnation, bool]:
+    """What Postgres remembers, and whether that is the life in which it runs."""
+    _, system_identifier, timeline, sequence, epoch = _row(connection, query)
+    current = _row(connection, _CURRENT)
+    known = max(drawn, _row(connection, _NOTED)[0])
+    is_same = (system_identifier, timeline, sequence) == current and recorded <= epoch
+    is_same = is_same and is_of_this_life(connection, known)
+    found = Incarnation(system_identifier=current[0], timeline=current[1], epoch=epoch, has_changed=False)
+    return found, is_same
 
 
 def is_of_this_life(connection: Connection, version: int) -> bool:

@@ -33,6 +33,8 @@ from syncer.topic import Observer
 
 TIMEOUT_SECONDS = 30.0
 """How long is waited if nobody says."""
+_PATIENCE_SECONDS = 2.0
+"""How long an answer of Elasticsearch's may come late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,8 @@ class Waiter:
 
         Args:
             token: What ``syncer.token()`` has returned in it, or ``pg_current_xact_id()``.
-            timeout_seconds: How long to wait. While a server does not answer it may be some seconds longer.
+            timeout_seconds: How long to wait. While Elasticsearch or Kafka does not answer it may be some seconds
+                longer; while Postgres does not, as long as it hangs, or half a minute if its machine is gone.
             searchable: Whether searches are to show it too. The indices concerned are refreshed for that.
 
         Raises:
@@ -101,17 +104,19 @@ class Waiter:
                         token=named,
                         clock=clock,
                     )
-                    return passage.follow(self._refresh if searchable else None)
+                    return passage.follow(partial(self._refresh, clock) if searchable else None)
             except Exception as error:
                 # Nothing else that was found out is relied upon: another server may answer the next question.
                 if policy.decide(error) is not Action.RETRY:
                     raise
                 clock.rest(partial(_unanswered, named, clock, error))
 
-    def _refresh(self, documents: Sequence[Document]) -> None:
+    def _refresh(self, clock: Clock, documents: Sequence[Document]) -> None:
+        settings = self._settings.elasticsearch
+        patience = min(max(0.0, clock.left) + _PATIENCE_SECONDS, settings.request_timeout_seconds)
         if self._client is None:
-            self._client = elastic.connect(self._settings.elasticsearch)
-        holdings = Holdings(self._client)
+            self._client = elastic.connect(settings.model_copy(update={"request_timeout_seconds": patience}))
+        holdings = Holdings(self._client.options(request_timeout=patience))
         for one in documents:
             holdings.refresh(one.target)
 

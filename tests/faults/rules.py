@@ -69,7 +69,7 @@ SAVED_LAST = Rule(
     module="syncer.relay",
     text="published, seen = self._produce_new(connection, self._cursor, producer, batch)",
     instead="published, seen = self._produce_new(connection, self._cursor, producer, batch); "
-    "Relay._save(self, connection, seen, producer.ends)",
+    "Relay._save(self, connection, seen, producer)",
 )
 
 RUNG = Rule(
@@ -169,8 +169,8 @@ SAME_CLUSTER = Rule(
 EPOCH_RECORDED = Rule(
     "an epoch is greater than any that Elasticsearch has seen",
     module="syncer.version",
-    text="max(epoch, recorded) + 1",
-    instead="epoch + 1",
+    text="max(found.epoch, recorded) + 1",
+    instead="found.epoch + 1",
 )
 
 # Jobs

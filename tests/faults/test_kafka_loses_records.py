@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from structlog.testing import capture_logs
 
-from syncer import membership, rewrites, topic
+from syncer import loss, membership, rewrites, topic
+from syncer.policy import Action, decide
 from syncer.topic import Observer
 from tests.faults.following import admin, ends, following, handle, handling, publish, refreshes
 from tests.faults.writers import fill
@@ -214,3 +215,29 @@ def test_a_new_partition_is_read_from_its_beginning(world: World) -> None:
     with handling(world):
         world.wait_until_level()
     assert refreshes(world) == 0
+
+
+@faces(
+    "Kafka goes away just after it has said that the topic is gone",
+    promises=(1,),
+    without=Rule(
+        "a stage that makes the topic again waits for Kafka, and does not end",
+        module="syncer.loss",
+        text="if topic.make(settings):",
+        instead="if topic.ensure_topic(settings):",
+    ),
+)
+def test_kafka_goes_away_before_the_topic_is_made_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes of that is tried again."""
+    fill(world)
+    handle(world)
+    kafka = world.settings.kafka
+    client = admin(world)
+    client.delete_topics([kafka.topic])[kafka.topic].result()
+    observer = Observer(kafka)
+    wait_until(lambda: observer.id() is None, what="the topic is gone")
+    monkeypatch.setattr(topic, "ANSWER_SECONDS", 1)
+    away = kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
+    with world.connect() as connection, pytest.raises(KafkaException) as met:
+        loss.examine(connection, away, observer)
+    assert decide(met.value) is Action.RETRY

@@ -114,3 +114,38 @@ def test_lost_records_are_overtaken(frail_world: World, kafka: KafkaServer, monk
     with handling(frail_world):
         frail_world.wait_until_level()
     assert refreshes(frail_world) == 1
+
+
+@faces(
+    "the same, and the relay that has published the newer records dies before it has noticed",
+    promises=(1, 3),
+    without=Rule(
+        "whoever leads next looks whether the last record is the one that it was",
+        module="syncer.loss",
+        text="        if id_in(one.value) != lasts[one.partition]\n",
+        instead="        if False\n",
+    ),
+)
+def test_lost_records_are_overtaken_by_a_relay_that_dies(
+    frail_world: World, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next relay finds another record in the place of the last one that was acknowledged."""
+    with frail_world.relay() as relay, monkeypatch.context() as patched:
+        patched.setattr(relaying, "_LOOK_SECONDS", 3600)
+        relay.run_once()
+        kept = copy(kafka)
+        frail_world.sql("UPDATE posts SET title = 'lost' WHERE id = 1")
+        assert relay.run_once().published
+        crash(kafka, kept)
+        for number in range(3):
+            frail_world.sql("UPDATE posts SET title = %s WHERE id = 2", f"overtakes {number}")
+        patched.setattr(relay, "_make_up", _die)
+        with pytest.raises(KeyboardInterrupt):
+            relay.run_once()
+    with following(frail_world):
+        frail_world.wait_until_level()
+    assert refreshes(frail_world) == 1
+
+
+def _die(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace as changed
@@ -14,7 +17,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
+from syncer import postgres
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
 from tests.faults.writers import SEED, Work, at_work, fill, writing
@@ -169,6 +174,47 @@ def test_timeouts_of_the_role_are_not_ours(world: World) -> None:
             assert [connection.execute(f"SHOW {one}").fetchone() for one in TIMEOUTS] == [("0",)] * len(TIMEOUTS)
     finally:
         admin(world, "ALTER ROLE postgres RESET ALL")
+
+
+@faces(
+    "the machine of the database is gone without a word, when it has just been asked something",
+    promises=(4,),
+    without=Rule(
+        "a question that nobody's machine takes is given up after half a minute",
+        module="syncer.postgres",
+        text="        tcp_user_timeout=30_000,\n",
+        instead="",
+    ),
+)
+def test_a_question_that_arrives_nowhere_is_given_up(world: World) -> None:
+    """It is not sent again and again for a quarter of an hour, while a new primary waits."""
+    with world.connect() as connection, socket.socket(fileno=os.dup(connection.fileno())) as wire:
+        assert wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+
+
+IS_CONNECTED = "SELECT FROM pg_stat_activity WHERE pid = %s"
+
+
+@faces(
+    "a process is stopped, or its machine is gone, while Postgres answers it",
+    promises=(1, 4),
+    without=Rule(
+        "the server ends a session that takes nothing of an answer for long",
+        module="syncer.postgres",
+        text=', "tcp_user_timeout": patience}',
+        instead="}",
+    ),
+)
+def test_who_takes_nothing_of_an_answer_holds_no_locks(world: World) -> None:
+    """A relay that is stopped amid a great many changes does not stay the leader for as long as it is stopped."""
+    everything = sql.SQL("SELECT repeat('x', 1000) FROM generate_series(1, 1000000)")
+    with postgres.connect(world.settings.postgres, name="test", idle_seconds_max=1) as connection:
+        rows = postgres.copied(connection, everything)
+        next(rows)
+        pid = connection.info.backend_pid
+        wait_until(lambda: not world.sql(IS_CONNECTED, pid), what="its session is over", seconds=15)
+        with suppress(psycopg.Error):  # what had been sent by then may be the rest of a message, or end with one
+            deque(rows, maxlen=0)
 
 
 def _again(connection: psycopg.Connection[Any], level: str, dice: random.Random) -> None:

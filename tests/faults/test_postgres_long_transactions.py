@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
 
+from syncer import outbox, postgres
 from tests.faults.writers import fill
 from tests.harness import Daemon, World, wait_until
 from tests.proof import Rule, faces
@@ -15,6 +17,11 @@ from tests.proof import Rule, faces
 ROUNDS, POSTS = 250, 120
 ROW_BYTES_MIN = 100
 """What a row of the outbox takes, at least."""
+SAVES, PAGES_MAX = 1000, 20
+"""As many versions of the cursor's row take some 40 pages."""
+FIND_CURSOR = """
+SELECT snapshot FROM syncer.relay_cursor WHERE stretch = (SELECT max(stretch) FROM syncer.relay_cursor)
+"""
 
 
 @contextmanager
@@ -84,3 +91,36 @@ def test_what_is_open_for_long_keeps_nothing_waiting(world: World) -> None:
     world.wait_until_level()
     assert "1000" in world.held()
     assert daemon.stop() == 0
+
+
+def pages_passed(world: World) -> int:
+    """How many pages Postgres looks at to find the saved cursor by its key, as whoever saves it does."""
+    with postgres.connect(world.settings.postgres, name="test") as connection:
+        outbox.prepare(connection)
+        ((said,),) = connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {FIND_CURSOR}").fetchall()
+    plan = json.loads(said)[0]["Plan"]
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+@faces(
+    "a transaction stays open while the relay's cursor is saved a thousand times",
+    promises=(4,),
+    without=Rule(
+        "the cursor's row gets another key now and then, by which its newest version is found",
+        module="syncer.relay",
+        text="stretch = stretch + $6",
+        instead="stretch = stretch + 0 * $6",
+    ),
+)
+def test_the_cursor_is_found_at_once_however_often_it_was_saved(world: World) -> None:
+    """Whoever looks for the cursor passes few of the versions that cannot be vacuumed yet."""
+    world.apply()
+    with world.relay() as relay, world.application() as reading, world.application() as connection:
+        relay.run_once()
+        reading.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        reading.execute("SELECT count(*) FROM posts")
+        connection.autocommit = True
+        for number in range(SAVES):
+            connection.execute("INSERT INTO users (id, name, email) VALUES (%s, 'somebody', '')", (number,))
+            assert relay.run_once().published == 1
+        assert pages_passed(world) <= PAGES_MAX

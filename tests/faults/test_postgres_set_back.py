@@ -25,14 +25,14 @@ WAYS: dict[str, Callable[[Standbys], Callable[[], None]]] = {
 REFRESH = Rule(
     "whoever enters a new life of the database has every document refreshed",
     module="syncer.incarnation",
-    text="        if entered.has_changed:\n            refreshes",
-    instead="        if False:\n            refreshes",
+    text=", if_changed=refresh_all)",
+    instead=")",
 )
 EPOCH = Rule(
     "a new life of the database draws versions of a greater epoch",
     module="syncer.version",
-    text="epoch = max(epoch, recorded) + 1",
-    instead="epoch = max(epoch, 1)",
+    text="epoch = max(found.epoch, recorded) + 1",
+    instead="epoch = max(found.epoch, 1)",
 )
 DOUBT = Rule(
     "a conflict with a version that was never drawn tells that the database was set back",

@@ -93,7 +93,7 @@ RELAY_TOO = (
         "the cursor is saved only once every record is acknowledged",
         module="syncer.relay",
         text="            producer.flush()\n            if producer.losses:",
-        instead="            self._save(connection, seen, producer.ends)\n"
+        instead="            self._save(connection, seen, producer)\n"
         "            producer.flush()\n            if producer.losses:",
     ),
 )

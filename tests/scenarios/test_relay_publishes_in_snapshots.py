@@ -338,8 +338,8 @@ def take_over_between_publish_and_save(world: World, stack: ExitStack) -> tuple[
     without=Rule(
         "the cursor is saved by the connection that has the lock",
         module="syncer.relay",
-        text="def _save(self, connection: Connection, cursor: str, ends: dict[int, int]) -> None:\n",
-        instead="def _save(self, connection: Connection, cursor: str, ends: dict[int, int]) -> None:\n"
+        text="def _save(self, connection: Connection, cursor: str, producer: ChangeProducer) -> None:\n",
+        instead="def _save(self, connection: Connection, cursor: str, producer: ChangeProducer) -> None:\n"
         "        connection.close()\n"
         "        connection = self._connection = self._connect()\n",
     ),

@@ -6,7 +6,7 @@ import random
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from uuid import UUID
@@ -18,7 +18,9 @@ from syncer import version
 from syncer.errors import IndexingError
 from syncer.index import Index
 from syncer.model import EPOCH_SHIFT
+from syncer.policy import Action, decide
 from syncer.postgres import Connection
+from syncer.session import Session
 from tests.drawing import draw
 from tests.faults.rules import EPOCH_RECORDED
 from tests.harness import World
@@ -190,7 +192,7 @@ def test_another_incarnation_draws_greater_versions(database: World, index: Inde
     without=Rule(
         "an epoch that only Postgres remembers counts too",
         module="syncer.version",
-        text="max(epoch, recorded) + 1",
+        text="max(found.epoch, recorded) + 1",
         instead="recorded + 1",
     ),
 )
@@ -325,18 +327,91 @@ def test_a_crash_between_the_record_and_postgres_costs_a_number_and_no_order(dat
     without=Rule(
         "the record of the epoch never goes back",
         module="syncer.index",
-        text='version=epoch,\n                version_type="external_gte",\n',
+        text='version=epoch,\n                version_type="external",\n',
         instead="",
     ),
 )
 def test_the_record_never_goes_back(database: World, index: Index) -> None:
-    """A daemon that was suspended while others entered later epochs cannot write its own over theirs."""
+    """A daemon that was suspended while others entered later epochs cannot write its own over theirs: it asks again."""
     own = installation(database)
     index.write_epoch(own, 5)
-    index.write_epoch(own, 5)
-    with pytest.raises(IndexingError, match="beyond 4"):
-        index.write_epoch(own, 4)
+    for late in (4, 5):
+        with pytest.raises(IndexingError, match=f"epoch {late}, or a later one") as refused:
+            index.write_epoch(own, late)
+        assert decide(refused.value) is Action.RETRY
     assert index.read_epoch(own) == 5
+
+
+@faces(
+    "Elasticsearch goes away while a writer connects",
+    promises=(),
+    without=Rule(
+        "a connection on which no life could be entered is closed",
+        module="syncer.session",
+        text="                connection.close()\n                raise\n",
+        instead="                raise\n",
+    ),
+)
+def test_a_connection_on_which_no_life_could_be_entered_is_closed(database: World, index: Index) -> None:
+    """However often a writer tries, it leaves no connection behind."""
+    opened: list[Connection] = []
+
+    def connect() -> Connection:
+        opened.append(database.connect())
+        return opened[-1]
+
+    session = Session(connect=connect, connect_replica=None, index=_Crashes(index))  # type: ignore[arg-type]
+    try:
+        for _ in range(2):
+            with pytest.raises(ConnectionAbortedError):
+                _ = session.composer
+        assert [one.closed for one in opened] == [True, True]
+    finally:
+        for one in opened:
+            one.close()
+
+
+class _Slow:
+    """A record that is asked while somebody else enters the incarnation."""
+
+    def __init__(self, index: Index, meanwhile: Callable[[], object]) -> None:
+        self._index = index
+        self._meanwhile = meanwhile
+        self.write_epoch = index.write_epoch
+        self.write_drawn = index.write_drawn
+
+    def read_epoch(self, installation: UUID) -> int:
+        return self._index.read_epoch(installation)
+
+    def read_drawn(self, installation: UUID) -> int:
+        drawn = self._index.read_drawn(installation)
+        self._meanwhile()
+        return drawn
+
+
+@faces(
+    "Elasticsearch is slow to say which epoch it has seen, while other writers connect",
+    promises=(2,),
+    without=Rule(
+        "no lock is held while Elasticsearch is asked about the epoch",
+        module="syncer.version",
+        text="    recorded, drawn = record.read_epoch",
+        instead="    connection.execute('BEGIN')\n"
+        "    _row(connection, _REMEMBERED)\n    recorded, drawn = record.read_epoch",
+    ),
+)
+def test_who_waits_for_the_record_keeps_nobody_waiting(database: World, index: Index) -> None:
+    """Others enter the incarnation meanwhile, and he who waited finds it entered."""
+    entered: list[version.Incarnation] = []
+
+    def others_enter() -> None:
+        with database.connect() as connection:
+            connection.execute("SET lock_timeout = '2s'")
+            entered.append(version.enter_incarnation(connection, index))
+
+    with database.connect() as connection:
+        found = version.enter_incarnation(connection, _Slow(index, others_enter))
+    assert [found.epoch] == [one.epoch for one in entered] == [1]
 
 
 @faces(

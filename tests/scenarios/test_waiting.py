@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -15,6 +17,7 @@ from syncer.errors import TokenError, WaitTimeoutError
 from syncer.waiting import Waiter
 from tests.faults.test_waiting import committed
 from tests.harness import World
+from tests.proof import Rule, faces
 from tests.scenarios.test_dead_letters import POSTS, USER
 
 UPDATE = "UPDATE posts SET title = %s WHERE id = 1"
@@ -147,3 +150,30 @@ def test_an_application_needs_one_grant_for_its_token(blog: World) -> None:
         follow(blog, token)
     finally:
         blog.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@faces(
+    "Elasticsearch hangs while somebody waits until his write is searchable",
+    promises=(),
+    without=Rule(
+        "an answer of Elasticsearch's is not waited for much longer than its caller waits",
+        module="syncer.waiting",
+        text="min(max(0.0, clock.left) + _PATIENCE_SECONDS, settings.request_timeout_seconds)",
+        instead="settings.request_timeout_seconds",
+    ),
+)
+def test_a_wait_ends_though_elasticsearch_hangs(blog: World) -> None:
+    """Whoever waits hears soon after his time that it is not there, and why."""
+    token = committed(blog, UPDATE, "later")
+    follow(blog, token)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        there = {"url": f"http://127.0.0.1:{deaf.getsockname()[1]}", "request_timeout_seconds": 15}
+        elasticsearch = blog.settings.elasticsearch.model_copy(update=there)
+        began = time.monotonic()
+        with (
+            Waiter(blog.settings.model_copy(update={"elasticsearch": elasticsearch})) as waiter,
+            pytest.raises(WaitTimeoutError, match="cannot be reached") as late,
+        ):
+            waiter.wait(token, timeout_seconds=0.5, searchable=True)
+        assert time.monotonic() - began < 10
+    assert late.value.stage == "servers"

@@ -29,6 +29,7 @@ ground; a module knows only those below it:
     locks        for who writes to Elasticsearch alone; the sync path does not use them
     terminal, findings   what commands show to a person
     manual       how the help of a command ends               completion what a shell offers
+    entered      numbers and words that are typed
     parts        what a command works with
     service      the daemon's threads                         health     alive, ready: whether it is
     survey       … asked every few seconds, for who watches   overview   how it is doing

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from syncer import job, job_pages, jobs, postgres, schema, settings, terminal
+from syncer.entered import whole
 from syncer.job import Job, JobKind, JobState
 from syncer.postgres import Connection
 
@@ -24,7 +25,10 @@ app = typer.Typer(
     help="What is being written in the background: backfills, fills, fan-outs, repairs.", no_args_is_help=True
 )
 
-JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's number, as `syncer jobs list` shows it.")]
+JobId = Annotated[
+    int,
+    typer.Argument(metavar="ID", parser=whole(least=1), help="The job's number, as `syncer jobs list` shows it."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 

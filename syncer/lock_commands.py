@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from syncer import index as elastic, settings, telemetry, terminal
+from syncer.entered import word
 from syncer.errors import LockError
 from syncer.locks import Locks, Recovery
 from syncer.locks.burial import Burial
@@ -47,6 +48,10 @@ app = typer.Typer(
 
 LocksIndex = Annotated[str, typer.Option("--index", help="The index that the locks are in.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+def _recoveries(incomplete: str) -> list[str]:
+    return [one.value for one in Recovery if one.startswith(incomplete)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +109,14 @@ def break_(
     *,
     index: LocksIndex = INDEX,
     recovery: Annotated[
-        Recovery, typer.Option("--changes", help="What to do with changes that it may have left half done.")
+        Recovery,
+        typer.Option(
+            "--changes",
+            metavar="WHAT",
+            parser=word(Recovery),
+            autocompletion=_recoveries,
+            help="What to do with changes that it may have left half done: finish or roll-back.",
+        ),
     ] = Recovery.FINISH,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:

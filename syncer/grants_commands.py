@@ -35,12 +35,7 @@ def grants(
     config folder. Run it again after migrate, and after an apply that reads other
     tables. Each option can be given several times, and several can name one role.
 
-    For example, a daemon with one role, and a person who may look:
-
-        syncer grants --relay syncer --worker syncer --reader anna | psql shop
-
-    Exit code 0 only if there is something to grant. It runs as a role that may read
-    the tables' definitions, such as the migrator.
+    It runs as a role that may read the tables' definitions, such as the migrator.
     """
     asked = {
         Duty.MIGRATOR: migrator,

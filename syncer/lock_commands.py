@@ -17,7 +17,6 @@ import typer
 from elasticsearch import Elasticsearch
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
 
 from syncer import index as elastic, settings, telemetry, terminal
 from syncer.entered import word
@@ -252,12 +251,12 @@ def _show(console: Console, known: Mapping[str, _Known], entries: Sequence[Entry
     if not busy:
         console.print("Nobody holds a lock.")
         return
-    locks = _table("lock", "mode", "since", "owner", "holder")
+    locks = terminal.table("lock", "mode", "since", "owner", "holder")
     for entry in sorted(entries, key=lambda one: (one.lock, one.since)):
         holder = known[entry.holder].holder
         owner = "" if holder is None else escape(holder.owner)
         locks.add_row(escape(readable(entry.lock)), entry.mode, _said(entry.since), owner, _short(entry.holder))
-    holders = _table("holder", "owner", "where", "lease", "term", "changing", "state")
+    holders = terminal.table("holder", "owner", "where", "lease", "term", "changing", "state")
     for id_ in sorted(busy):
         one = known[id_]
         if one.holder is None:
@@ -269,10 +268,6 @@ def _show(console: Console, known: Mapping[str, _Known], entries: Sequence[Entry
     console.print(locks, "", holders, sep="\n")
     if any(one.holder is not None and one.holder.intent for one in known.values()):
         console.print("\nWhat is being changed, or was left half done, whoever takes the locks finishes or rolls back.")
-
-
-def _table(*names: str) -> Table:
-    return Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False, header_style="bold")
 
 
 def _coloured(one: _Known) -> str:

@@ -70,6 +70,7 @@ ground; a module knows only those below it:
     dependency   what a document depends on                   definition a document's folder
     route        from changed rows to ids, as SQL             uses       what was found out, and is kept
     derivation   from a SELECT, which documents a row touches graph      its tables, conditions, paths
+    scope        what its names stand for                     clause     its parts, and what competing rows share
     probe        what a query reads, asked of Postgres        shape      the columns and views that it relies on
     capturable   of which relations triggers see every change
     lifecycle    stop, wait, try again                        policy     error → what to do about it

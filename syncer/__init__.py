@@ -38,6 +38,7 @@ ground; a module knows only those below it:
     concern      what of it needs a person, and what to do
     rebuild      a new index beside the one that serves, until it takes its place
     apply        definitions → indices, triggers, generations
+    steps        what apply will do to each document, before it does
     relay        outbox → topic                               worker     topic → documents: the main loop
     refresher    pages of jobs → documents: the other lane    backfill   a job, followed to its end
     watch        tables and triggers → documents that halt

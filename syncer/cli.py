@@ -37,6 +37,7 @@ from syncer import (
     service,
     settings,
     status_commands,
+    steps,
     telemetry,
     terminal,
     topic,
@@ -164,7 +165,7 @@ def apply(
     from syncer.plan import caution, page  # noqa: PLC0415 - as above
 
     with open_parts("apply") as parts:
-        decided = applying.plan(parts.connection, parts.indices, definition.load_all(settings.config_folder()))
+        decided = steps.plan(parts.connection, parts.indices, definition.load_all(settings.config_folder()))
         terminal.show_plan(out, decided)
         for step in decided.steps:
             if step.is_new_generation:

@@ -25,9 +25,9 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
-from syncer.apply import Change, Plan
 from syncer.errors import SyncerError
 from syncer.job import Job, JobKind, JobState
+from syncer.steps import Change, Plan
 from syncer.store import Document
 from syncer.wording import shortened
 

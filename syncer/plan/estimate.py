@@ -17,7 +17,6 @@ import psycopg
 from psycopg import errors as pg
 
 from syncer import compose, trial
-from syncer.apply import Change, Step
 from syncer.compose import Row, clock
 from syncer.errors import DocumentError
 from syncer.index import Index, Rejection
@@ -25,6 +24,7 @@ from syncer.indices import Indices
 from syncer.model import Composition, Target
 from syncer.policy import Action, decide
 from syncer.postgres import Connection, bounded
+from syncer.steps import Change, Step
 from syncer.store import Document
 
 SAMPLE_DOCUMENTS = 200

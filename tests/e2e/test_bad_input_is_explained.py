@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import pytest
 
-from syncer import apply, definition, policy
+from syncer import apply, definition, policy, steps
 from syncer.sandbox import Endpoints, Sandbox
 from tests.harness import BLOG_SCHEMA, World
 
@@ -247,7 +247,7 @@ def leftovers(world: World) -> list[str]:
 def put_in_force(world: World) -> None:
     """What ``syncer apply`` does before its first fill."""
     with world.connect() as connection, world.indices() as indices:
-        apply.carry_out(connection, indices, apply.plan(connection, indices, definition.load_all(world.config)))
+        apply.carry_out(connection, indices, steps.plan(connection, indices, definition.load_all(world.config)))
 
 
 def refusal(world: World) -> str:

@@ -488,13 +488,16 @@ def test_an_index_is_missing_unless_one_leads_with_the_columns(
 
 
 def test_a_partitioned_table_gets_an_index_that_it_takes(empty_world: World) -> None:
-    """Postgres refuses CONCURRENTLY on a partitioned table, so it is left out there."""
+    """Postgres refuses CONCURRENTLY on a partitioned table, so it is left out there; its rows are its partitions'."""
     empty_world.sql("CREATE TABLE t (a int) PARTITION BY LIST (a); CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1)")
     with empty_world.connect() as connection:
         (missing,) = cost.missing_indexes(connection, lookups("a"))
         connection.execute(missing.statement.encode())
         assert cost.missing_indexes(connection, lookups("a")) == ()
         assert cost.sample(connection, "public.t") == "[]"
+        connection.execute("INSERT INTO t VALUES (1), (1)")
+        connection.execute("ANALYZE t1")
+        assert cost.rows(connection, "public.t") == 2
 
 
 def test_the_blog_misses_no_index_until_one_is_dropped(blog: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from syncer import apply, capture, definition, steps
+from syncer import capture, definition, steps
 from tests.harness import World
 
 Change = tuple[str, str, Any, Any]

@@ -43,7 +43,7 @@ ENDINGS = {
     ),
     "grants": _of(
         "syncer grants --migrator migrator",
-        "syncer grants --relay syncer --worker syncer --reader anna | psql shop",
+        "syncer grants --relay syncer --worker syncer --reader anna",
         zero="if there is something to grant",
     ),
     "migrate": _of("syncer migrate", zero="if the schema is current"),

@@ -31,9 +31,10 @@ def grants(
     """Print the SQL that gives roles of Postgres what they need, for this database and its documents.
 
     Nothing is changed: read it, and run it as the owner of the schema or as a
-    superuser: syncer grants --reader anna | psql shop. What is printed is for the documents in force and for those of the
-    config folder. Run it again after migrate, and after an apply that reads other
-    tables. Each option can be given several times, and several can name one role.
+    superuser: syncer grants --reader anna | psql shop. What is printed is for the
+    documents in force and for those of the config folder. Run it again after migrate,
+    and after an apply that reads other tables. Each option can be given several times,
+    and several can name one role.
 
     It runs as a role that may read the tables' definitions, such as the migrator.
     """

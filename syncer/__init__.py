@@ -29,6 +29,7 @@ ground; a module knows only those below it:
     locks        for who writes to Elasticsearch alone; the sync path does not use them
     terminal, findings   what commands show to a person
     manual       how the help of a command ends               completion what a shell offers
+    entered      numbers and words that are typed
     parts        what a command works with
     service      the daemon's threads                         health     alive, ready: whether it is
     survey       … asked every few seconds, for who watches   overview   how it is doing
@@ -37,6 +38,7 @@ ground; a module knows only those below it:
     concern      what of it needs a person, and what to do
     rebuild      a new index beside the one that serves, until it takes its place
     apply        definitions → indices, triggers, generations
+    steps        what apply will do to each document, before it does
     relay        outbox → topic                               worker     topic → documents: the main loop
     follower     what changes touch: handed on, or left to jobs
     membership   … what it is given to handle, by Kafka       change_batch changes that were received together
@@ -73,6 +75,7 @@ ground; a module knows only those below it:
     dependency   what a document depends on                   definition a document's folder
     route        from changed rows to ids, as SQL             uses       what was found out, and is kept
     derivation   from a SELECT, which documents a row touches graph      its tables, conditions, paths
+    scope        what its names stand for                     clause     its parts, and what competing rows share
     probe        what a query reads, asked of Postgres        shape      the columns and views that it relies on
     capturable   of which relations triggers see every change
     lifecycle    stop, wait, try again                        policy     error → what to do about it

@@ -74,5 +74,6 @@ def refused(document: Document, said: str) -> JobError:
     """The error for a condition that Postgres cannot evaluate."""
     return JobError(
         f"Postgres does not take the condition: {said}",
-        hint=f"It is what comes after WHERE, on columns of {document.dependencies.root}, the root of {document.name}.",
+        hint=f"It is what comes after WHERE, on columns of {document.dependencies.root}, the root of {document.name}.\n"
+        "Is every bracket and every quote closed?",
     )

@@ -28,26 +28,21 @@ What is not understood yields no edge, so the worst outcome is that no path is f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
+from syncer.clause import column_aliases, conjuncts, is_cut, queries, shared_by_competitors, windows
 from syncer.errors import DefinitionError
 from syncer.graph import EXACT_TYPES, Edge, Graph, Node, Types, numbers, type_of
 from syncer.probe import TableName, table_name, tables
+from syncer.scope import Columns, Scope, kept_in, renamed
 
 _READINGS_MAX = 1000
 
 # Those that no other branch of a UNION converts to another type.
 _UNCONVERTED = {"text", "uuid"}
-
-# The same whenever it is asked, and null if an argument is; ``||`` is so for scalars.
-_STEADY = (
-    exp.Column, exp.Identifier, exp.Literal, exp.Paren, exp.Cast, exp.DataType, exp.DataTypeParam,
-    exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Lower, exp.Upper, exp.Length, exp.DPipe,
-    exp.JSONExtract, exp.JSONExtractScalar,
-)  # fmt: skip
 
 
 def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]) -> Graph:
@@ -71,69 +66,12 @@ def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]
     return reading.graph
 
 
-_Columns = list[tuple[str, list[exp.Expr]]]
-"""What a query's columns are in terms of nodes: one alternative for each UNION branch where that is known."""
-
-
-def _named(columns: _Columns, name: str) -> list[exp.Expr]:
-    found = [alternatives for one, alternatives in columns if one == name]
-    return found[0] if len(found) == 1 else []
-
-
-class _Scope:
-    """The sources that names can refer to in one SELECT, and those around it."""
-
-    def __init__(self, outer: _Scope | None, types: Types) -> None:
-        self.outer = outer
-        self._types = types
-        self.sources: dict[str, Node | _Columns] = {}
-
-    def resolve(self, reference: exp.Column) -> list[exp.Expr]:
-        """What a reference stands for."""
-        scope: _Scope | None = None if isinstance(reference.this, exp.Star) else self
-        while scope is not None:
-            source = scope.source(reference)
-            if isinstance(source, Node):
-                return [_column(source, reference.name)] if reference.name in self._types.get(source.table, {}) else []
-            if source is not None:
-                return _named(source, reference.name)
-            # A name without qualifier is never one of an outer SELECT.
-            scope = scope.outer if reference.table else None
-        return []
-
-    def source(self, reference: exp.Column) -> Node | _Columns | None:
-        """The source that a reference names, if it is one of this SELECT."""
-        if reference.table:
-            return self.sources.get(reference.table)
-        # Postgres leaves the qualifier out where there is one source, and of what FULL JOIN … USING has merged.
-        return next(iter(self.sources.values())) if len(self.sources) == 1 else None
-
-    def meaning(self, expression: exp.Expr) -> list[exp.Expr]:
-        """What a steady expression is in terms of nodes."""
-        expression = expression.unnest()
-        if not all(isinstance(part, _STEADY) for part in expression.walk()):
-            return []
-        if isinstance(expression, exp.Column):
-            return self.resolve(expression)
-        resolved = [self.resolve(one) for one in expression.find_all(exp.Column)]
-        if not resolved or any(len(found) != 1 for found in resolved):
-            return []
-        meant = expression.copy()
-        for place, (found,) in zip(list(meant.find_all(exp.Column)), resolved, strict=True):
-            place.replace(found.copy() if isinstance(found, exp.Column) else exp.paren(found.copy()))
-        return [meant]
-
-
-def _column(node: Node, name: str) -> exp.Column:
-    return exp.column(exp.to_identifier(name, quoted=True), table=exp.to_identifier(f"n{node.number}", quoted=True))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cte:
     """A CTE, with what is in sight where it stands."""
 
     definition: exp.CTE
-    scope: _Scope | None
+    scope: Scope | None
     ctes: _Ctes
 
 
@@ -160,7 +98,7 @@ class _Body:
         conditions: The conjuncts of its ON and WHERE clauses.
     """
 
-    scope: _Scope
+    scope: Scope
     ctes: _Ctes
     context: tuple[int, ...]
     first: int
@@ -229,25 +167,25 @@ class _Reading:
 
     # Queries
 
-    def query(self, tree: exp.Expr, outer: _Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> _Columns:
+    def query(self, tree: exp.Expr, outer: Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> Columns:
         """Read a query of any kind; what its columns are."""
         ctes = _with(tree, outer, ctes)
         if isinstance(tree, exp.Subquery):
             found = self.query(tree.this, outer, ctes, context)
-            return _kept_in(found) if _is_cut(tree) else found
+            return kept_in(found) if is_cut(tree) else found
         if isinstance(tree, exp.SetOperation):
             return self._union(tree, outer, ctes, context)
         if isinstance(tree, exp.Select):
             return self._select(tree, outer, ctes, context)
         return []
 
-    def _union(self, tree: exp.SetOperation, outer: _Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> _Columns:
+    def _union(self, tree: exp.SetOperation, outer: Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> Columns:
         left = self.query(tree.this, outer, ctes, self._inner(context))
         right = self.query(tree.expression, outer, ctes, self._inner(context))
         if len(left) != len(right):
             return []
-        if _is_cut(tree):
-            return _kept_in(left)
+        if is_cut(tree):
+            return kept_in(left)
         compares = not isinstance(tree, exp.Union) or bool(tree.args.get("distinct"))
         return [
             (name, one + other if self._is_alike(one, other, compares=compares) else [])
@@ -263,8 +201,8 @@ class _Reading:
     def _type(self, expression: exp.Expr) -> str:
         return type_of(expression, self.graph.nodes, self._types)
 
-    def _select(self, tree: exp.Select, outer: _Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> _Columns:
-        body = _Body(scope=_Scope(outer, self._types), ctes=ctes, context=context, first=len(self.graph.nodes))
+    def _select(self, tree: exp.Select, outer: Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> Columns:
+        body = _Body(scope=Scope(outer, self._types), ctes=ctes, context=context, first=len(self.graph.nodes))
         source = tree.args.get("from_")
         if source is not None:
             self._from(source.this, body)
@@ -272,17 +210,17 @@ class _Reading:
             self._join(join, _Arm(nodes=frozenset(), aliases=(), merged={}), body)
         where = tree.args.get("where")
         if where is not None:
-            body.conditions.extend(_Condition(expression=one, speaks_for=None) for one in _conjuncts(where.this))
+            body.conditions.extend(_Condition(expression=one, speaks_for=None) for one in conjuncts(where.this))
         for condition in body.conditions:
             self._condition(condition, body)
         for part in ("expressions", "group", "having", "order", "distinct", "windows", "limit", "offset", "fetch"):
             self._nested(tree.args.get(part), body)
         return self._leading_out(tree, body)
 
-    def _leading_out(self, tree: exp.Select, body: _Body) -> _Columns:
-        shared = _shared_by_competitors(tree)
-        merges = bool(tree.args.get("group") or tree.args.get("distinct") or _windows(tree))
-        found: _Columns = []
+    def _leading_out(self, tree: exp.Select, body: _Body) -> Columns:
+        shared = shared_by_competitors(tree)
+        merges = bool(tree.args.get("group") or tree.args.get("distinct") or windows(tree))
+        found: Columns = []
         for one in tree.expressions:
             meant = body.scope.meaning(one.unalias()) if shared(one) else []
             if merges:
@@ -310,30 +248,30 @@ class _Reading:
             arm = self._join(join, arm, body)
         return arm
 
-    def _table(self, table: exp.Table, body: _Body) -> Node | _Columns:
+    def _table(self, table: exp.Table, body: _Body) -> Node | Columns:
         if table.db:
             place = self._places[id(table)]
             self._unread.pop(id(table), None)
             view = self._views.get(table_name(table))
             if view is None:
                 node = self._node(table, body.context, place)
-                return node if not _column_aliases(table) else []
+                return node if not column_aliases(table) else []
             for one in tables(view):
                 self._expect(one, place)
-            return _renamed(self.query(view, None, {}, body.context), table)
+            return renamed(self.query(view, None, {}, body.context), table)
         cte = body.ctes.get(table.name) if isinstance(table.this, exp.Identifier) else None
         if cte is not None:
             found = self.query(cte.definition.this, cte.scope, cte.ctes, body.context)
-            return _renamed(_renamed(found, cte.definition), table)
+            return renamed(renamed(found, cte.definition), table)
         self._nested(table.this, body)
         return []
 
-    def _derived(self, item: exp.Expr, body: _Body) -> _Columns:
+    def _derived(self, item: exp.Expr, body: _Body) -> Columns:
         is_lateral = isinstance(item, exp.Lateral)
         inner = item.this if is_lateral else item
         if isinstance(inner, exp.Query):
             outer = body.scope if is_lateral else body.scope.outer
-            return _renamed(self.query(inner, outer, body.ctes, body.context), item)
+            return renamed(self.query(inner, outer, body.ctes, body.context), item)
         self._nested(inner, body)
         return []
 
@@ -342,7 +280,7 @@ class _Reading:
         side = (join.side or "").upper()
         speaks_for = {"": None, "LEFT": right.nodes, "RIGHT": left.nodes}.get(side, frozenset())
         on = join.args.get("on")
-        equal = list(_conjuncts(on)) if on is not None else []
+        equal = list(conjuncts(on)) if on is not None else []
         merged = {**left.merged, **right.merged}
         for name in (one.name for one in join.args.get("using") or []):
             owners = self._owner(name, left, body.scope), self._owner(name, right, body.scope)
@@ -353,7 +291,7 @@ class _Reading:
         body.conditions.extend(_Condition(expression=one, speaks_for=speaks_for) for one in equal)
         return _Arm(nodes=left.nodes | right.nodes, aliases=left.aliases + right.aliases, merged=merged)
 
-    def _owner(self, name: str, arm: _Arm, scope: _Scope) -> str | None:
+    def _owner(self, name: str, arm: _Arm, scope: Scope) -> str | None:
         """The source whose column USING compares, if it is clear."""
         if name in arm.merged:
             return arm.merged[name]
@@ -361,7 +299,7 @@ class _Reading:
         having = [alias for alias, names in zip(arm.aliases, known, strict=True) if name in names]
         return having[0] if len(having) == 1 else None
 
-    def _names(self, source: Node | _Columns) -> Collection[str]:
+    def _names(self, source: Node | Columns) -> Collection[str]:
         """The columns of a source; none if they are not known."""
         return self._types[source.table] if isinstance(source, Node) else {name for name, _ in source}
 
@@ -412,11 +350,11 @@ class _Reading:
     def _nested(self, part: object, body: _Body) -> None:
         """Read the queries inside an expression, each in a context of its own."""
         for one in part if isinstance(part, list) else [part]:
-            for query in _queries(one):
+            for query in queries(one):
                 self.query(query, body.scope, body.ctes, self._inner(body.context))
 
 
-def _with(tree: exp.Expr, outer: _Scope | None, ctes: _Ctes) -> _Ctes:
+def _with(tree: exp.Expr, outer: Scope | None, ctes: _Ctes) -> _Ctes:
     clause = tree.args.get("with_")
     if clause is None:
         return ctes
@@ -428,61 +366,3 @@ def _with(tree: exp.Expr, outer: _Scope | None, ctes: _Ctes) -> _Ctes:
             continue  # left unread, so that its tables have no edges
         seen[cte.alias] = _Cte(definition=cte, scope=outer, ctes=dict(seen))
     return seen
-
-
-def _conjuncts(expression: exp.Expr) -> Iterator[exp.Expr]:
-    expression = expression.unnest()
-    if isinstance(expression, exp.And):
-        yield from _conjuncts(expression.left)
-        yield from _conjuncts(expression.right)
-    else:
-        yield expression
-
-
-def _queries(part: object) -> Iterator[exp.Expr]:
-    """The outermost queries inside an expression."""
-    if isinstance(part, exp.Query):
-        yield part
-    elif isinstance(part, exp.Expr):
-        for child in part.iter_expressions():
-            yield from _queries(child)
-
-
-def _is_cut(query: exp.Expr) -> bool:
-    return any(query.args.get(name) for name in ("limit", "offset", "fetch"))
-
-
-def _kept_in(columns: _Columns) -> _Columns:
-    """The same columns, with nothing that leads out."""
-    return [(name, []) for name, _ in columns]
-
-
-def _windows(select: exp.Select) -> list[exp.Window]:
-    return [window for window in select.find_all(exp.Window) if window.parent_select is select]
-
-
-def _shared_by_competitors(select: exp.Select) -> Callable[[exp.Expr], bool]:
-    """Whether all rows that can push one another out, or change one another, have the same value in a column."""
-    if _is_cut(select):
-        return lambda _: False
-    named = {window.name: window for window in select.args.get("windows") or []}
-    shared = [
-        {one.unnest() for one in named.get(window.alias, window).args.get("partition_by") or []}
-        for window in _windows(select)
-    ]
-    distinct = select.args.get("distinct")
-    on = distinct.args.get("on") if isinstance(distinct, exp.Distinct) else None
-    if on is not None:
-        shared.append({one.unnest() for one in (on.expressions if isinstance(on, exp.Tuple) else [on])})
-    return lambda column: all(column.unalias().unnest() in names for names in shared)
-
-
-def _column_aliases(item: exp.Expr) -> list[str]:
-    alias = item.args.get("alias")
-    return [one.name for one in alias.args.get("columns") or []] if isinstance(alias, exp.TableAlias) else []
-
-
-def _renamed(columns: _Columns, item: exp.Expr) -> _Columns:
-    """Columns under the names that an alias gives them, as in ``AS s(a, b)``."""
-    names = _column_aliases(item)
-    return [(names[at] if at < len(names) else name, alternatives) for at, (name, alternatives) in enumerate(columns)]

@@ -38,6 +38,7 @@ class Filling:
         self._out = out
         self._err = err
         self._despite_parked = despite_parked
+        self._fresh: frozenset[int] = frozenset()
 
     def fill_all(self, fills: Iterable[Fill]) -> None:
         """Fill each; one that fails keeps none of the others waiting.
@@ -45,7 +46,10 @@ class Filling:
         Raises:
             SyncerError: The last that failed; those before it have been shown.
         """
-        failed: list[SyncerError] = []
+        fills, failed = list(fills), list[SyncerError]()
+        # While the first is followed here, lanes do the others, too: that takes up nothing that somebody has left.
+        made = [find(self._parts.connection, fill.job) for fill in fills if fill.job is not None]
+        self._fresh = frozenset(job.id for job in made if not job.documents_done)
         for fill in fills:
             try:
                 self.fill(fill)
@@ -84,7 +88,7 @@ class Filling:
         """
         parts = self._parts
         job = find(parts.connection, job_id)
-        if job.documents_done:
+        if job.documents_done and job_id not in self._fresh:
             terminal.show_taken_up(self._err, job)
         follower = Follower(connect=parts.connect, refresh=parts.refresher, stop=Stop())
         try:
@@ -150,10 +154,11 @@ class Filling:
             f"The index before is kept up to date. Back to it: syncer backfill {serving.name} --rollback\n"
             f"Once it is not needed any more: syncer backfill {serving.name} --drop-old",
             style="dim",
+            soft_wrap=True,
         )
 
-    def roll_back(self, before: Document) -> None:
-        """Let searches find the index before again, once it has what the one that serves may have.
+    def roll_back(self, before: Document) -> Document:
+        """Let searches find the index before again, once it has what the one that serves may have; the one that serves.
 
         Raises:
             SyncerError: There is none, or it may lack something: searches go on where they were.
@@ -162,6 +167,7 @@ class Filling:
         self._wait_for_owed(rebuild.standby(connection, before.name))
         serving = rebuild.roll_back(connection, self._parts.indices, before.name)
         terminal.show_rolled_back(self._out, serving, before=before)
+        return serving
 
     def _wait_for_owed(self, building: Document) -> None:
         """Wait for the jobs that an index lacks, of those that are there now; not for those that come meanwhile.

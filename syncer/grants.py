@@ -18,7 +18,7 @@ from psycopg import sql
 from syncer import dependency, outbox, schema, store
 from syncer.definition import Definition
 from syncer.errors import DefinitionError, SourceError
-from syncer.postgres import Connection
+from syncer.postgres import Connection, value
 from syncer.shape import FUNCTION, Shapes
 from syncer.uses import Dependencies
 
@@ -307,7 +307,8 @@ def _remarks(connection: Connection, role: str, duties: Collection[Duty], reads:
     elif is_owner and Duty.MIGRATOR not in duties:
         yield f"{role} owns the schema syncer, and may do everything in it already."
     if is_super is None:
-        yield f"Give it a way to log in, as in psql: \\password {role}"
+        quoted = value(connection, "SELECT quote_ident($1)", (role,))
+        yield f"Give it a way to log in, as in psql: \\password {quoted}"
     if Duty.MIGRATOR in duties and not is_super:
         owned = [relation for relation, _, of_super in _owners(connection, reads) if of_super]
         for relation in owned:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from syncer import definition, grants, postgres, settings, telemetry
+from syncer import definition, grants as granting, postgres, settings, telemetry
 from syncer.errors import ConfigError
 from syncer.grants import Duty
 
@@ -18,7 +18,7 @@ def _option(duty: Duty, what: str) -> typer.models.OptionInfo:
     return option
 
 
-def print_grants(
+def grants(
     *,
     migrator: Annotated[Role, _option(Duty.MIGRATOR, "Who runs migrate, plan and apply.")] = None,
     relay: Annotated[Role, _option(Duty.RELAY, "Who runs the daemon, or run --only relay.")] = None,
@@ -31,16 +31,12 @@ def print_grants(
     """Print the SQL that gives roles of Postgres what they need, for this database and its documents.
 
     Nothing is changed: read it, and run it as the owner of the schema or as a
-    superuser. What is printed is for the documents in force and for those of the
-    config folder. Run it again after migrate, and after an apply that reads other
-    tables. Each option can be given several times, and several can name one role.
+    superuser: syncer grants --reader anna | psql shop. What is printed is for the
+    documents in force and for those of the config folder. Run it again after migrate,
+    and after an apply that reads other tables. Each option can be given several times,
+    and several can name one role.
 
-    For example, a daemon with one role, and a person who may look:
-
-        syncer grants --relay syncer --worker syncer --reader anna | psql shop
-
-    Exit code 0 only if there is something to grant. It runs as a role that may read
-    the tables' definitions, such as the migrator.
+    It runs as a role that may read the tables' definitions, such as the migrator.
     """
     asked = {
         Duty.MIGRATOR: migrator,
@@ -62,13 +58,13 @@ def print_grants(
     folder = settings.config_folder()
     definitions = definition.load_all(folder) if any(folder.glob("documents/*")) else []
     with postgres.connect(loaded.postgres, name="grants") as connection:
-        script = grants.script(connection, roles, grants.of_documents(connection, definitions))
+        script = granting.script(connection, roles, granting.of_documents(connection, definitions))
     typer.echo(script)
 
 
 def _valid(role: str) -> str:
-    if not role or "\0" in role or len(role.encode()) > grants.ROLE_BYTES_MAX:
+    if not role or "\0" in role or len(role.encode()) > granting.ROLE_BYTES_MAX:
         raise ConfigError(
-            f"{role!r} is no name of a role: it has 1 to {grants.ROLE_BYTES_MAX} bytes", hint="Is an option missing?"
+            f"{role!r} is no name of a role: it has 1 to {granting.ROLE_BYTES_MAX} bytes", hint="Is an option missing?"
         )
     return role

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 
 from syncer import definition, postgres, settings, telemetry, terminal
 from syncer.draft import catalogue, document as drafting, folder, naming
@@ -44,13 +45,6 @@ def init(
     Needs no more than SYNCER_POSTGRES_DSN, and writes to the folder that SYNCER_CONFIG
     names, or config. What is there already is never written over without --force,
     config/syncer.yaml not even with it.
-
-    For example:
-
-        syncer init --table shop.orders --with shop.order_lines
-        syncer plan
-
-    Exit code 0 only if everything was written.
     """
     out = terminal.console(sys.stdout)
     loaded = settings.load_source()
@@ -68,7 +62,7 @@ def init(
         for file in folder.write(settings.config_folder(), one):
             out.print(f"wrote {escape(str(file))}")
         for remark in one.remarks:
-            out.print(f"  {escape(remark)}", style="dim")
+            out.print(Padding(escape(remark), (0, 0, 0, 2)), style="dim")
     out.print("Look it over, then: syncer migrate, syncer plan, syncer apply, syncer run")
 
 

@@ -9,22 +9,27 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
+from rich.table import Table
 
 from syncer import job, job_pages, jobs, postgres, schema, settings, terminal
+from syncer.entered import whole
 from syncer.job import Job, JobKind, JobState
 from syncer.postgres import Connection
 
 _FINISHED_SHOWN_MAX = 10
 _FAN_OUTS_SHOWN_MAX = 3
 """So that they, who come often, leave room for others."""
+_ALWAYS_SHOWN = ("id", "kind", "document", "state", "done")
 _STYLES = {JobState.DONE: "green", JobState.FAILED: "red", JobState.CANCELLED: "dim"}
 
 app = typer.Typer(
     help="What is being written in the background: backfills, fills, fan-outs, repairs.", no_args_is_help=True
 )
 
-JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's number, as `syncer jobs list` shows it.")]
+JobId = Annotated[
+    int,
+    typer.Argument(metavar="ID", parser=whole(least=1), help="The job's number, as `syncer jobs list` shows it."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
@@ -110,12 +115,13 @@ def show_jobs(console: Console, seen: list[Job], *, lanes: int) -> None:
     if not seen:
         console.print("There are no jobs.")
         return
-    names = ("id", "kind", "document", "state", "done", "rate", "left", "started", "error")
-    table = Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False, header_style="bold")
     last_fan_outs = [one for one in finished if one.kind is JobKind.FAN_OUT][:_FAN_OUTS_SHOWN_MAX]
     shown = [one for one in finished if one.kind is not JobKind.FAN_OUT or one in last_fan_outs][:_FINISHED_SHOWN_MAX]
-    for one in unfinished + shown:
-        table.add_row(*_cells(one, is_worked_on=lanes > 0))
+    rows = [_cells(one, is_worked_on=lanes > 0) for one in unfinished + shown]
+    names = [name for name in rows[0] if name in _ALWAYS_SHOWN or any(row[name] for row in rows)]
+    table = terminal.table(*names)
+    for row in rows:
+        table.add_row(*(row[name] for name in names))
     console.print(table)
     if len(finished) > len(shown):
         console.print(f"… and {len(finished) - len(shown):,} more, finished; --json lists them all")
@@ -123,18 +129,18 @@ def show_jobs(console: Console, seen: list[Job], *, lanes: int) -> None:
         console.print("[yellow]Nobody works on them: is `syncer run` running?")
 
 
-def _cells(one: Job, *, is_worked_on: bool) -> tuple[str, ...]:
-    return (
-        str(one.id),
-        escape(one.reason),
-        escape(one.document),
-        _state(one),
-        _done(one),
-        _rate(one),
-        "" if one.eta_seconds is None or not is_worked_on else terminal.duration(one.eta_seconds),
-        "" if one.started_at is None else f"{one.started_at:%Y-%m-%d %H:%M:%S}",
-        escape((one.error or "").partition("\n")[0]),
-    )
+def _cells(one: Job, *, is_worked_on: bool) -> dict[str, str]:
+    return {
+        "id": str(one.id),
+        "kind": escape(one.reason),
+        "document": escape(one.document),
+        "state": _state(one),
+        "done": _done(one),
+        "rate": _rate(one),
+        "left": "" if one.eta_seconds is None or not is_worked_on else terminal.duration(one.eta_seconds),
+        "started (UTC)": "" if one.started_at is None else f"{one.started_at:%Y-%m-%d %H:%M}",
+        "error": escape((one.error or "").partition("\n")[0]),
+    }
 
 
 def _state(one: Job) -> str:
@@ -150,8 +156,9 @@ def _state(one: Job) -> str:
 def _done(one: Job) -> str:
     if one.documents_total is None:
         return ""
-    share = one.documents_done / one.documents_total if one.documents_total else 1
-    return f"{one.documents_done:,} of {one.documents_total:,} ({share:.0%})"
+    if one.documents_done == one.documents_total:
+        return f"{one.documents_done:,}"
+    return f"{one.documents_done:,} of {one.documents_total:,} ({one.documents_done / one.documents_total:.0%})"
 
 
 def _rate(one: Job) -> str:

@@ -132,13 +132,19 @@ def create(
         if kind.is_whole and (new := _still_new(standing, kind, rate)):
             connection.execute(_JOIN_WHOLE, (new.id,))
             return new
-        if kind is JobKind.FILL:
-            store.mark_unfilled(connection, [document.index_name])
         made = insert(connection, document, kind, generation, where=where, rate=rate)
-        for one in others:
-            if one.generation != generation or (kind is JobKind.FILL and one.kind.is_whole):
-                _end(connection, one.id, JobState.CANCELLED, f"Job {made} takes its place")
+        _take_place(connection, find(connection, made), others)
         return find(connection, made)
+
+
+def _take_place(connection: Connection, made: Job, others: Sequence[Job]) -> None:
+    """End the jobs that a new one leaves nothing to do; with a fill the document is filled once that is done."""
+    is_fill = made.kind is JobKind.FILL
+    if is_fill:
+        store.mark_unfilled(connection, [made.index_name])
+    for one in others:
+        if one.generation != made.generation or (is_fill and one.kind.is_whole):
+            _end(connection, one.id, JobState.CANCELLED, f"Job {made.id} takes its place")
 
 
 def create_fan_out(connection: Connection, document: Document, cause: Mapping[str, Sequence[Any]]) -> Job | None:

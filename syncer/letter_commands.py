@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from syncer import completion, dead_letters, halting, letter_page, listing, store, terminal, trying, unreadable
 from syncer.dead_letters import Selection
+from syncer.entered import whole
 from syncer.errors import ConfigError
 from syncer.filling import Filling
 from syncer.job import JobKind, find
@@ -36,7 +37,15 @@ OfKind = Annotated[str | None, typer.Option("--kind", help="Only this kind of er
 OfField = Annotated[str | None, typer.Option("--field", help="Only those with this field at fault.")]
 All = Annotated[bool, typer.Option("--all", help="Every dead letter of the document, or of all documents.")]
 Records = Annotated[bool, typer.Option("--records", help="All records of the topic that could not be read, instead.")]
-OneRecord = Annotated[list[int] | None, typer.Option("--record", help="This record of the topic, by its number.")]
+OneRecord = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--record",
+        metavar="NUMBER",
+        parser=whole(least=1),
+        help="This record of the topic; can be given several times.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
 
@@ -46,8 +55,13 @@ def list_(
     *,
     kind: OfKind = None,
     field: OfField = None,
-    limit: Annotated[int, typer.Option(min=0, max=_SHOWN_MAX, help="How many to show one by one.")] = 20,
-    offset: Annotated[int, typer.Option(min=0, help="How many of those to leave out.")] = 0,
+    limit: Annotated[
+        int,
+        typer.Option(metavar="NUMBER", parser=whole(least=0, most=_SHOWN_MAX), help="How many to show one by one."),
+    ] = 20,
+    offset: Annotated[
+        int, typer.Option(metavar="NUMBER", parser=whole(least=0), help="How many of those to leave out.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Documents that could not be written, by kind and then one by one; and records that could not be read.
@@ -87,7 +101,10 @@ def show(
     document: Name = None,
     id_: Annotated[str | None, typer.Argument(metavar="ID", help="Which of its instances: its _id.")] = None,
     *,
-    record: Annotated[int | None, typer.Option("--record", help="A record of the topic instead.")] = None,
+    record: Annotated[
+        int | None,
+        typer.Option("--record", metavar="NUMBER", parser=whole(least=1), help="A record of the topic instead."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """All that is known of one that could not be written, what a new attempt would meet, and what to do.

@@ -17,9 +17,9 @@ import typer
 from elasticsearch import Elasticsearch
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
 
 from syncer import index as elastic, settings, telemetry, terminal
+from syncer.entered import word
 from syncer.errors import LockError
 from syncer.locks import Locks, Recovery
 from syncer.locks.burial import Burial
@@ -47,6 +47,10 @@ app = typer.Typer(
 
 LocksIndex = Annotated[str, typer.Option("--index", help="The index that the locks are in.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+def _recoveries(incomplete: str) -> list[str]:
+    return [one.value for one in Recovery if one.startswith(incomplete)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +108,14 @@ def break_(
     *,
     index: LocksIndex = INDEX,
     recovery: Annotated[
-        Recovery, typer.Option("--changes", help="What to do with changes that it may have left half done.")
+        Recovery,
+        typer.Option(
+            "--changes",
+            metavar="WHAT",
+            parser=word(Recovery),
+            autocompletion=_recoveries,
+            help="What to do with changes that it may have left half done: finish or roll-back.",
+        ),
     ] = Recovery.FINISH,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
@@ -240,12 +251,12 @@ def _show(console: Console, known: Mapping[str, _Known], entries: Sequence[Entry
     if not busy:
         console.print("Nobody holds a lock.")
         return
-    locks = _table("lock", "mode", "since", "owner", "holder")
+    locks = terminal.table("lock", "mode", "since", "owner", "holder")
     for entry in sorted(entries, key=lambda one: (one.lock, one.since)):
         holder = known[entry.holder].holder
         owner = "" if holder is None else escape(holder.owner)
         locks.add_row(escape(readable(entry.lock)), entry.mode, _said(entry.since), owner, _short(entry.holder))
-    holders = _table("holder", "owner", "where", "lease", "term", "changing", "state")
+    holders = terminal.table("holder", "owner", "where", "lease", "term", "changing", "state")
     for id_ in sorted(busy):
         one = known[id_]
         if one.holder is None:
@@ -257,10 +268,6 @@ def _show(console: Console, known: Mapping[str, _Known], entries: Sequence[Entry
     console.print(locks, "", holders, sep="\n")
     if any(one.holder is not None and one.holder.intent for one in known.values()):
         console.print("\nWhat is being changed, or was left half done, whoever takes the locks finishes or rolls back.")
-
-
-def _table(*names: str) -> Table:
-    return Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False, header_style="bold")
 
 
 def _coloured(one: _Known) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import dataclass
 
 import typer
@@ -122,9 +124,16 @@ ENDINGS = {
 """By the name of the command."""
 
 
+def flowing(text: str) -> str:
+    """A docstring without the ends of lines inside its paragraphs; what is indented stays as it is."""
+    paragraphs = re.split(r"\n\s*\n", text)
+    return "\n\n".join(one if one.startswith(" ") else " ".join(one.split()) for one in paragraphs)
+
+
 def complete(app: typer.Typer, prefix: str = "") -> None:
-    """Give each command its ending."""
+    """Give each command its ending, and its help in lines as long as the terminal is wide."""
     for command in app.registered_commands:
+        command.help = flowing(inspect.getdoc(command.callback) or "")
         name = command.name or getattr(command.callback, "__name__", "").rstrip("_").replace("_", "-")
         ending = ENDINGS.get(prefix + name)
         if ending is not None:

@@ -420,5 +420,6 @@ def _explain_kafka(error: KafkaError) -> SyncerError:
         if error.code() in codes:
             return TopicError(message.format(error.str()), hint=hint)
     return TopicError(
-        f"Kafka says: {error.str()}", hint="Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up."
+        f"Kafka says: {error.str().rstrip(': ')}",
+        hint="Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up.",
     )

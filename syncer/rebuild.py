@@ -24,13 +24,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from syncer import apply, halting, leftover, store
-from syncer.apply import Change, Fill, Step
+from syncer import apply, halting, leftover, steps, store
+from syncer.apply import Fill
 from syncer.errors import DefinitionError, IndexingError, JobError
 from syncer.indices import Indices
 from syncer.job import Job, unfinished
 from syncer.model import Role
 from syncer.postgres import Connection
+from syncer.steps import Change, Step
 from syncer.store import Document
 
 SETTLE_SECONDS_MAX = 600.0
@@ -44,15 +45,15 @@ def begin(connection: Connection, indices: Indices, name: str, *, tell: Callable
         DocumentError: The document is halted.
         SyncerError: Nothing was put in force.
     """
-    in_force = apply.standing(connection)
+    in_force = steps.standing(connection)
     served, building = in_force.documents[name], in_force.building(name)
     if building is not None and building.halted is None:
         step = Step(document=building, change=Change.BUILDING, before=served)
     else:
         halting.require_going(served)
-        document = apply.anew(building or served, in_force.generations[name] + 1)
+        document = steps.anew(building or served, in_force.generations[name] + 1)
         step = Step(document=document, change=Change.REBUILD, before=served)
-    decided = apply.assemble(connection, [step], in_force)
+    decided = steps.assemble(connection, [step], in_force)
     (fill,) = apply.carry_out(connection, indices, decided, tell=tell)
     return fill
 

@@ -434,7 +434,7 @@ def _place(error: yaml.YAMLError) -> str:
 
 def _sentence(error: ValidationError) -> str:
     problems = [
-        f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg'].lower()}"
+        f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg'].removeprefix('Value error, ').lower()}"
         for problem in error.errors(include_url=False, include_input=False)
     ]
     return "The settings are not valid: " + "; ".join(problems)

@@ -21,6 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from syncer import concern, overview, status_page, terminal
+from syncer.entered import number
 from syncer.overview import Overview, Rates
 from syncer.parts import Parts, open_parts
 from syncer.policy import explain
@@ -36,7 +37,10 @@ def status(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     seconds: Annotated[
-        float, typer.Option(min=0, max=60, help="Over how long rates are measured; 0 for no rates.")
+        float,
+        typer.Option(
+            metavar="NUMBER", parser=number(least=0, most=60), help="Over how long rates are measured; 0 for no rates."
+        ),
     ] = _MEASURED_SECONDS,
 ) -> None:
     """Is all well, how far behind, how fast, who leads, what each document holds. Exit code 0 only if all is well.
@@ -65,7 +69,9 @@ def status(
 def top(
     *,
     once: Annotated[bool, typer.Option("--once", help="Show it once, and leave: for scripts.")] = False,
-    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="How long between two looks.")] = 1.0,
+    seconds: Annotated[
+        float, typer.Option(metavar="NUMBER", parser=number(least=0.1, most=60), help="How long between two looks.")
+    ] = 1.0,
 ) -> None:
     """The same as status, live: q or Ctrl-C to leave. Goes on when a server is away, and says so."""
     console = terminal.console(sys.stdout)

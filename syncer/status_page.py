@@ -121,7 +121,7 @@ def _documents(seen: Overview) -> RenderableType | None:
         )
         for one in seen.documents
     ]
-    return _Rows(("document", "generation", "filled", "dead letters", "index", "role", "documents"), rows)
+    return _Rows(("document", "generation", "filled", "parked", "index", "role", "documents"), rows)
 
 
 def _filled(document: DocumentOverview) -> str:

@@ -22,12 +22,12 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from syncer.apply import Change, Plan
 from syncer.errors import SyncerError
 from syncer.job import Job, JobKind, JobState
+from syncer.steps import Change, Plan
 from syncer.store import Document
 from syncer.wording import shortened
 
@@ -82,8 +82,8 @@ def _plain_progress(console: Console, label: str, total: int) -> Callable[[int],
 
 
 def table(*columns: str) -> Table:
-    """A table without lines."""
-    return Table(*columns, box=None, pad_edge=False, header_style="bold")
+    """A table without lines; what is too long for its column goes on below, since a name that is cut is none."""
+    return Table(*(Column(name, overflow="fold") for name in columns), box=None, pad_edge=False, header_style="bold")
 
 
 def show_plan(console: Console, plan: Plan) -> None:

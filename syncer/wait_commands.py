@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from typing import Annotated
 
@@ -12,16 +11,20 @@ from rich.console import Console
 from rich.markup import escape
 
 from syncer import settings, telemetry, terminal
-from syncer.errors import ConfigError
+from syncer.entered import number
 from syncer.passage import Waited
 from syncer.waiting import TIMEOUT_SECONDS, Waiter
 from syncer.wording import amount
 
 
 def wait(
-    token: Annotated[str, typer.Argument(help="What SELECT syncer.token() has returned in that transaction.")],
+    token: Annotated[
+        str, typer.Argument(metavar="TOKEN", help="What SELECT syncer.token() has returned in that transaction.")
+    ],
     *,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait.")] = TIMEOUT_SECONDS,
+    timeout: Annotated[
+        float, typer.Option(metavar="NUMBER", parser=number(least=0), help="Seconds to wait.")
+    ] = TIMEOUT_SECONDS,
     searchable: Annotated[
         bool, typer.Option("--searchable", help="Until searches show it, not only reads by id; refreshes the indices.")
     ] = False,
@@ -36,8 +39,6 @@ def wait(
     --json has xid, is_complete, is_searchable, is_captured, seconds (by stage: relay,
     workers, jobs and refresh), jobs, parked, halted and unfilled.
     """
-    if not math.isfinite(timeout):
-        raise ConfigError(f"--timeout takes a number of seconds, not {timeout}", hint="As in: --timeout 30")
     loaded = settings.load()
     telemetry.configure(loaded.log, is_command=True)
     with Waiter(loaded) as waiter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from syncer import apply, capture, definition
+from syncer import capture, definition, steps
 from tests.harness import World
 
 Change = tuple[str, str, Any, Any]
@@ -35,10 +35,10 @@ def define(world: World, name: str, select: str, **affects: str) -> None:
         (folder / "affects" / f"{table}.sql").write_text(query)
 
 
-def plan(world: World) -> apply.Plan:
+def plan(world: World) -> steps.Plan:
     """What apply would do."""
     with world.connect() as connection, world.indices() as indices:
-        return apply.plan(connection, indices, definition.load_all(world.config))
+        return steps.plan(connection, indices, definition.load_all(world.config))
 
 
 def capture_only(world: World, tables: str, select: str) -> None:

@@ -29,7 +29,7 @@ from elasticsearch.helpers import scan
 from pydantic import SecretStr
 from rich.console import Console
 
-from syncer import apply, definition, job, jobs, postgres, schema, service, store, topic
+from syncer import apply, definition, job, jobs, postgres, schema, service, steps, store, topic
 from syncer.filling import Filling
 from syncer.index import Index
 from syncer.indices import Indices
@@ -287,7 +287,7 @@ class World:
         topic.ensure_topic(self.settings.kafka)
         with self.connect() as connection, self.elasticsearch() as client:
             parts = self.parts(connection, client)
-            decided = apply.plan(connection, parts.indices, definition.load_all(self.config))
+            decided = steps.plan(connection, parts.indices, definition.load_all(self.config))
             fills = apply.carry_out(connection, parts.indices, decided)
             self.refresh(parts.index)
             filling = Filling(parts, out=Console(quiet=True), err=Console(quiet=True))

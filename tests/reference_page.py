@@ -85,7 +85,11 @@ def _command(name: str, command: Any) -> str:
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
     usage = " ".join([name, *map(_argument, arguments), *(["[OPTIONS]"] if options else [])])
-    lines = [f"\n## {name}\n", f"```\n{usage}\n```\n", inspect.cleandoc(command.help or "").replace("<", "&lt;")]
+    lines = [
+        f"\n## {name}\n",
+        f"```\n{usage}\n```\n",
+        inspect.cleandoc(command.callback.__doc__ or "").replace("<", "&lt;"),
+    ]
     hints = get_type_hints(command.callback)
     rows = [(f"`{_argument(one)}`", _help(one)) for one in arguments]
     rows += [(_option(one, hints[one.name]), _help(one)) for one in options]

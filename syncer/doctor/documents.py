@@ -159,7 +159,7 @@ def _indexes(patient: Patient) -> Iterator[Symptom]:
     lookups = [lookup for one in patient.documents for lookup in one.dependencies.lookups]
     for missing in cost.missing_indexes(patient.installed, lookups):
         yield consider(
-            f"{missing.relation} ({amount(missing.rows, 'row')} when it was last analysed) has no index that "
+            f"{missing.relation} ({amount(missing.rows, 'row')}) has no index that "
             "begins with "
             f"{', '.join(missing.columns)}",
             sql(missing.statement),

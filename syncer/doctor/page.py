@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from rich.console import Console
 from rich.text import Text
@@ -35,11 +36,12 @@ def show(console: Console, report: Report, *, all_checks: bool) -> None:
         findings = [one for one in report.findings if one.check.group is group]
         title = report.servers.get(group, _TITLES[group])
         console.print(Text.assemble((title, "bold"), ("  " + _counted(findings), "dim")), soft_wrap=True)
-        for one in findings:
-            if one.severity in (Severity.WRONG, Severity.CONSIDER):
-                _show_ill(console, one)
+        for (_, severity), alike in groupby(findings, key=lambda one: (one.check.id, one.severity)):
+            if severity in (Severity.WRONG, Severity.CONSIDER):
+                _show_ill(console, list(alike))
             elif all_checks:
-                _show_line(console, one)
+                for one in alike:
+                    _show_line(console, one)
         if not all_checks:
             _show_unseen(console, [one for one in findings if one.severity is Severity.UNSEEN])
         console.print()
@@ -57,15 +59,27 @@ def _show_line(console: Console, one: Finding) -> None:
     console.print(Text.assemble((f"  {mark} ", style), (f"{one.check.id:<30}", ""), (said, "dim")), soft_wrap=True)
 
 
-def _show_ill(console: Console, one: Finding) -> None:
-    mark, style = _MARKS[one.severity]
-    console.print(Text.assemble((f"  {mark} ", style), (one.check.id, style)))
-    _show_text(console, one.found)
-    promises = ", ".join(map(str, one.check.promises))
-    rests = f" (promise {promises})" if one.check.promises else ""
-    _show_text(console, f"{one.check.why}{rests}", style="dim")
-    if one.mend is not None:
-        _show_mend(console, one.mend)
+def _show_ill(console: Console, alike: Sequence[Finding]) -> None:
+    """What one check has found: each thing, why it matters, and each mend, once."""
+    mark, style = _MARKS[alike[0].severity]
+    check = alike[0].check
+    console.print(Text.assemble((f"  {mark} ", style), (check.id, style)))
+    for one in alike:
+        _show_text(console, one.found)
+    promises = ", ".join(map(str, check.promises))
+    rests = f" (promise {promises})" if check.promises else ""
+    _show_text(console, f"{check.why}{rests}", style="dim")
+    for mend in _together(one.mend for one in alike if one.mend is not None):
+        _show_mend(console, mend)
+
+
+def _together(mends: Iterable[Mend]) -> Iterator[Mend]:
+    """Those that are typed at the same place, with the same note, as one."""
+    texts: dict[tuple[How, str], dict[str, None]] = {}
+    for one in mends:
+        texts.setdefault((one.how, one.note), {})[one.text] = None
+    for (how, note), said in texts.items():
+        yield Mend(how=how, text="\n".join(said), note=note)
 
 
 def _show_mend(console: Console, mend: Mend) -> None:

@@ -51,6 +51,9 @@ ORDER BY k.conkey, k.conname
 """
 
 
+_LISTED_MAX = 20
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
     """A table, for whoever chooses one.
@@ -150,7 +153,7 @@ def find(connection: Connection, said: str) -> Table:
         if found:
             names = ", ".join(str(one[1]) for one in found)
             raise SourceError(f"Several tables are called {said}: {names}", hint="Name one of them with its schema.")
-        raise SourceError(f"The database has no table {said}", hint=_listed(connection))
+        raise SourceError(f"The database has no table {said or repr(said)}", hint=_listed(connection, said))
     oid, relation, _, kind, may_read = (exact or found)[0]
     if kind == "v":
         raise SourceError(
@@ -197,10 +200,13 @@ def readable(connection: Connection, relation: str) -> Table | str:
         return error.message
 
 
-def _listed(connection: Connection) -> str:
-    names = [one.shown for one in tables(connection)]
-    return (
-        "There are: " + ", ".join(names)
-        if names
-        else "It has no table at all. Does the connection lead to the right one?"
-    )
+def _listed(connection: Connection, said: str) -> str:
+    """What may have been meant; if nothing looks like it, what there is."""
+    found = tables(connection)
+    if not found:
+        return "It has no table at all. Does the connection lead to the right one?"
+    bare = said.rpartition(".")[2].casefold()
+    if meant := [one.shown for one in found if one.name.casefold() == bare]:
+        return f"Is it {' or '.join(meant)}?"
+    more = f" and {len(found) - _LISTED_MAX:,} more" if len(found) > _LISTED_MAX else ""
+    return "There are: " + ", ".join(one.shown for one in found[:_LISTED_MAX]) + more

@@ -88,7 +88,8 @@ def _born(found: Mapping[str, Any], index: str) -> int:
     """
     if index not in found:
         raise LockError(
-            f"{index} is an alias, and terms need one index", hint="Name an index, or one that is not there."
+            f"{index} is an alias or a pattern, and terms need one index",
+            hint="Name an index, or one that is not there.",
         )
     settings, mappings = found[index]["settings"]["index"], found[index]["mappings"]
     if settings["number_of_shards"] != "1":

@@ -4,5 +4,6 @@ page         a forecast, shown to a person
 forecast     all of it, as data
 caution      what is probably not meant            estimate     apply, tried out on a scratch index
 contents     does what is inside JSON fit?         cost         what queries cost, missing indexes
-fitting      do columns fit their mapping?         verdict      what a mapping makes of a type
+fitting      do columns fit their mapping?         judging      what each mapping makes of each type
+verdict      … and what such a judgement is        numeric      of numbers        temporal      of dates
 """

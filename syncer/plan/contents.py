@@ -16,7 +16,8 @@ from psycopg import sql
 
 from syncer.plan import fitting
 from syncer.plan.fitting import Misfit
-from syncer.plan.verdict import OBJECTS, ColumnType, Effect, Verdict, judge, kind_of
+from syncer.plan.judging import judge
+from syncer.plan.verdict import OBJECTS, ColumnType, Effect, Verdict, kind_of
 from syncer.postgres import Connection, value
 
 _VALUES_MAX = 10_000

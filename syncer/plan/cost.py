@@ -25,7 +25,12 @@ LARGE_ROWS = 100_000
 
 _EXPLAIN = "EXPLAIN (FORMAT JSON, VERBOSE{analyze}) {query}"
 _NAME = "SELECT format('%I.%I', $1::text, $2::text)"
-_ROWS = "SELECT greatest(0, reltuples)::bigint FROM pg_class WHERE oid = $1::regclass"
+# Of a partitioned table those of its partitions; of one that was never analysed what the statistics have counted.
+_ROWS = """
+SELECT coalesce(sum(CASE WHEN c.reltuples >= 0 THEN c.reltuples ELSE s.n_live_tup END), 0)::bigint
+FROM pg_class AS c LEFT JOIN pg_stat_all_tables AS s ON s.relid = c.oid
+WHERE c.relkind <> 'p' AND c.oid IN (SELECT $1::regclass UNION ALL SELECT relid FROM pg_partition_tree($1::regclass))
+"""
 _SAMPLE = (
     "SELECT coalesce(jsonb_agg(to_jsonb(r)), '[]')::text FROM (SELECT * FROM {relation} {sample} LIMIT {rows}) AS r"
 )
@@ -88,7 +93,7 @@ def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def rows(connection: Connection, relation: str) -> int:
-    """How many rows a table had when it was last analysed."""
+    """About how many rows a table has, by what Postgres knows without reading it."""
     return int(str(value(connection, _ROWS, (relation,))))
 
 

@@ -1,7 +1,8 @@
 """Estimate: what apply would do to a document's index, tried out on a scratch index with real documents.
 
 A sample of documents is composed and written to an empty index that is as apply would leave the document's. That shows
-those that would be refused, and how long a fill takes.
+those that would be refused, and how long a fill takes. That is measured as a fill does it: once all is warm, in a batch
+of its size, and it waits for the slower of the two, since it composes while it writes.
 
 Guarantee: nothing outlives a trial, neither in Postgres nor in Elasticsearch: see `syncer.trial`.
 """
@@ -16,7 +17,6 @@ import psycopg
 from psycopg import errors as pg
 
 from syncer import compose, trial
-from syncer.apply import Change, Step
 from syncer.compose import Row, clock
 from syncer.errors import DocumentError
 from syncer.index import Index, Rejection
@@ -24,12 +24,15 @@ from syncer.indices import Indices
 from syncer.model import Composition, Target
 from syncer.policy import Action, decide
 from syncer.postgres import Connection, bounded
+from syncer.steps import Change, Step
 from syncer.store import Document
 
 SAMPLE_DOCUMENTS = 200
 """How many documents are composed and written on trial."""
 SECONDS_MAX = 10.0
 """How long a query may read the whole SELECT before something cheaper is done."""
+_BATCH_DOCUMENTS = 1000
+"""What a fill writes at once, where nobody has said otherwise."""
 
 
 class Outcome(StrEnum):
@@ -79,13 +82,14 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
     """
     document = step.document
     ids, count, failure = _sample_ids(connection, document), _count(connection, document), None
-    began = clock()
+    compose_seconds = 0.0
     try:
-        sample = compose.current(connection, document, ids)
-        compose.existing(connection, document, ids)  # as a fill asks of every id that the index holds
+        sample = _compose(connection, document, ids)
+        began = clock()
+        _compose(connection, document, ids)  # the first time is slower than all that come after it
+        compose_seconds = clock() - began
     except DocumentError as error:
         sample, failure = {}, _of_the_data(error)
-    compose_seconds = clock() - began
     with _scratch(connection, indices, step) as target:
         write_seconds, rejections = _write(index, target, sample)
     return Trial(
@@ -93,9 +97,15 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
         documents=count,
         sample=sample,
         rejections=rejections,
-        fill_seconds=(compose_seconds + write_seconds) / len(sample) * count if sample and count else None,
+        fill_seconds=max(compose_seconds / len(sample), write_seconds) * count if sample and count else None,
         failure=failure,
     )
+
+
+def _compose(connection: Connection, document: Document, ids: list[str]) -> dict[str, Row]:
+    sample = compose.current(connection, document, ids)
+    compose.existing(connection, document, ids)  # as a fill asks of every id that the index holds
+    return sample
 
 
 def _sample_ids(connection: Connection, document: Document) -> list[str]:
@@ -151,15 +161,22 @@ def _outcome(step: Step) -> Outcome:
 
 
 def _write(index: Index, target: Target, sample: dict[str, Row]) -> tuple[float, tuple[Rejection, ...]]:
-    """Write the sample twice, since the first time is slower than all that come after it.
+    """Write the sample, and once more so often that it is a batch of a fill.
 
     Returns:
-        How long the second time took, and what Elasticsearch refused.
+        How long a document takes in such a batch, and what Elasticsearch refused.
     """
-    for version in (1, 2):
-        began = clock()
-        documents = [
-            Composition(id=id_, version=version, source=row.source, routing=row.routing) for id_, row in sample.items()
-        ]
-        rejections = index.write(target, documents).rejections
-    return clock() - began, tuple(rejections)
+    rejections = index.write(target, _versioned(sample, 1)).rejections
+    batch = [one for version in _versions(len(sample)) for one in _versioned(sample, version)]
+    began = clock()
+    index.write(target, batch)
+    return (clock() - began) / max(1, len(batch)), tuple(rejections)
+
+
+def _versions(number: int) -> range:
+    """So many that each document of a sample, written with all of them, makes a batch."""
+    return range(2, 2 + max(1, _BATCH_DOCUMENTS // max(1, number)))
+
+
+def _versioned(sample: dict[str, Row], version: int) -> list[Composition]:
+    return [Composition(id=id_, version=version, source=row.source, routing=row.routing) for id_, row in sample.items()]

@@ -3,7 +3,7 @@
 Said before the first document is written, from the types alone: a column whose values would be refused, silently
 changed, or not found again is a *misfit*. Where only some values of a type do not fit, the misfit has a condition
 that Postgres can be asked whether any row of today meets. What single types make of one another says
-`syncer.plan.verdict`; what is inside a ``jsonb`` no type tells.
+`syncer.plan.judging`; what is inside a ``jsonb`` no type tells.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 from psycopg import sql
 
-from syncer.plan.verdict import FRACTIONS, OBJECTS, WORDS, ColumnType, Effect, Verdict, judge, kind_of
+from syncer.plan.judging import judge
+from syncer.plan.verdict import FRACTIONS, OBJECTS, WORDS, ColumnType, Effect, Verdict, kind_of
 from syncer.postgres import Connection
 
 

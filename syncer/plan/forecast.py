@@ -16,8 +16,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from syncer import apply, compose, definition, schema, store
-from syncer.apply import Standing, Step
+from syncer import compose, definition, schema, steps, store
 from syncer.compose import Row
 from syncer.definition import Definition
 from syncer.errors import DefinitionError, SyncerError
@@ -29,6 +28,7 @@ from syncer.plan.cost import Cost, MissingIndex
 from syncer.plan.estimate import Outcome, Trial
 from syncer.policy import explain
 from syncer.postgres import Connection, value
+from syncer.steps import Standing, Step
 from syncer.store import Document
 from syncer.trigger import Capture
 from syncer.uses import TableUse
@@ -171,7 +171,7 @@ def read(
     is_migrated = schema.exists(connection)
     if is_migrated:
         schema.require_current(connection)
-    forecaster = _Forecaster(connection, index, indices, apply.standing(connection) if is_migrated else Standing())
+    forecaster = _Forecaster(connection, index, indices, steps.standing(connection) if is_migrated else Standing())
     folders = definition.folders(config_folder)
     if only is not None and only not in (folder.name for folder in folders):
         known = ", ".join(folder.name for folder in folders)
@@ -201,7 +201,7 @@ class _Forecaster:
             with self._refusing(one.name):
                 definition.require_distinct_indices(definitions[: number + 1])
             with self._refusing(one.name):
-                self._steps[one.name] = apply.step(self._connection, self._indices, one, self._in_force)
+                self._steps[one.name] = steps.step(self._connection, self._indices, one, self._in_force)
                 self._require_free(self._steps[one.name])
 
     @contextmanager
@@ -213,12 +213,12 @@ class _Forecaster:
             self._refusals[name] = (*self._refusals.get(name, ()), _refusal(error))
 
     def _require_free(self, step: Step) -> None:
-        if step.change in (apply.Change.NEW, apply.Change.INDEX_GONE):
+        if step.change in (steps.Change.NEW, steps.Change.INDEX_GONE):
             installation = store.installation(self._connection) if schema.exists(self._connection) else ""
             self._indices.require_free(step.document.index, installation)
 
     def forecast(self, *, is_migrated: bool, only: str | None) -> Forecast:
-        whole = apply.assemble(self._connection, self._steps.values(), self._standing())
+        whole = steps.assemble(self._connection, self._steps.values(), self._standing())
         captures = {one.relation: one for one in whole.captures}
         names = sorted(self._steps.keys() | self._refusals.keys())
         documents = [self._document(name, captures) for name in names if only in (None, name)]

@@ -35,6 +35,7 @@ _KINDS = {
 # The changed rows, as an affects query names them.
 _CHANGED_ROWS = re.compile(r"jsonb_populate_recordset\(NULL::(?:[^,]|\"[^\"]*\")+, \$1::jsonb\)")
 
+_SHORTEST_SECONDS = 0.0001
 _NUMBERED = re.compile(r'"(n\d+)"')
 
 
@@ -129,9 +130,13 @@ def _way(table: TableForecast, finding: Finding) -> str:
 
 
 def _cost(cost: Cost, before: str) -> str:
-    took = "did not finish in time" if cost.seconds is None else f"{cost.seconds * 1000:,.1f} ms"
+    took = "did not finish in time" if cost.seconds is None else _milliseconds(cost.seconds)
     scans = f", reads all of {', '.join(cost.scans)}" if cost.scans else ""
     return f"{before}{took}, cost {cost.total:,.0f}{scans}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:,.1f} ms" if seconds >= _SHORTEST_SECONDS else "less than 0.1 ms"
 
 
 # What to mend

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import pytest
 
-from syncer import apply, definition, policy
+from syncer import apply, definition, policy, steps
 from syncer.sandbox import Endpoints, Sandbox
 from tests.harness import BLOG_SCHEMA, World
 
@@ -247,7 +247,7 @@ def leftovers(world: World) -> list[str]:
 def put_in_force(world: World) -> None:
     """What ``syncer apply`` does before its first fill."""
     with world.connect() as connection, world.indices() as indices:
-        apply.carry_out(connection, indices, apply.plan(connection, indices, definition.load_all(world.config)))
+        apply.carry_out(connection, indices, steps.plan(connection, indices, definition.load_all(world.config)))
 
 
 def refusal(world: World) -> str:
@@ -800,7 +800,11 @@ USAGE = {
     "run_half": (("run", "--only", "nonsense"), None, ("relay", "workers", "nonsense")),
     "unknown_command": (("aply",), 2, ("aply",)),
     "unknown_option": (("status", "--jsn"), 2, ("--jsn", "--json")),
-    "not_a_number": (("verify", "--settle", "long"), 2, ("--settle", "number")),
+    "not_a_number": (("verify", "--settle", "long"), 2, ("--settle", "'long' is not a number")),
+    "no_number_at_all": (("verify", "--settle", "nan"), 2, ("--settle", "'nan' is not a number")),
+    "less_than_nothing": (("verify", "--settle", "-1"), 2, ("--settle", "-1 is out of bounds", "at least 0")),
+    "not_a_job": (("jobs", "cancel", "abc"), 2, ("'ID'", "'abc' is not a whole number")),
+    "not_a_way_out": (("locks", "break", "x", "--changes", "undo"), 2, ("'undo' is none of these", "roll-back")),
 }
 
 

@@ -280,7 +280,8 @@ def test_backfill_repairs_what_is_missing_and_extra(drifted: World) -> None:
 def test_verify_holds_when_nothing_differs(world: World) -> None:
     """Documents that equal their SELECT are counted, and the exit code is 0."""
     world.sql(BLOG)
-    done(world, "backfill", "blogpost")
+    filled = json.loads(done(world, "backfill", "blogpost", "--json"))
+    assert (filled["document"], filled["job"]["state"], filled["job"]["parked"]) == ("blogpost", "done", 0)
     report = json.loads(done(world, "verify", "--json"))[0]
     assert report["holds"] is True
     assert report["documents"] == 3

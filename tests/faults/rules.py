@@ -250,7 +250,7 @@ SHAPE_COMPARED = Rule(
 )
 HALT_ENDS_ANEW = Rule(
     "a halt ends with a generation of its own, under which every document is written once",
-    module="syncer.apply",
+    module="syncer.steps",
     text="is_changed = before is None or before.halted is not None or",
     instead="is_changed = before is None or",
 )

@@ -48,7 +48,7 @@ def blog(world: World) -> World:
     promises=(1, 3),
     without=Rule(
         "apply looks for both aliases",
-        module="syncer.apply",
+        module="syncer.steps",
         text="indices.exists(before.target, searched_as=before.index)",
         instead="True",
     ),

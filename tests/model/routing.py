@@ -29,7 +29,7 @@ ON_THE_PATH = Rule(
 EVERY_TABLE = Rule(
     name="every-table-is-captured",
     says="each table on the way has changes of its own",
-    kept_by="syncer.apply",
+    kept_by="syncer.steps",
     otherwise="a document is asked for through a link that has come meanwhile, or never comes, and nobody tells",
 )
 

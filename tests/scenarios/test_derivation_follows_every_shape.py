@@ -440,9 +440,9 @@ MUTATIONS = {
         old="return lambda column: all(column.unalias().unnest() in names for names in shared)",
         new="return lambda _: True",
     ),
-    "PARTITION BY ignored": Mutation(old="for window in _windows(select)\n", new="for window in ()\n"),
+    "PARTITION BY ignored": Mutation(old="for window in windows(select)\n", new="for window in ()\n"),
     "DISTINCT ON ignored": Mutation(old="if on is not None:\n        shared", new="if False:\n        shared"),
-    "LIMIT ignored in a SELECT": Mutation(old="if _is_cut(select):", new="if False:"),
+    "LIMIT ignored in a SELECT": Mutation(old="if is_cut(select):", new="if False:"),
     "LIMIT ignored": Mutation(
         old='return any(query.args.get(name) for name in ("limit"', new='return any(() for name in ("limit"'
     ),
@@ -701,7 +701,7 @@ TRAPS = {
 }
 
 
-MODULES = ("graph", "derivation", "route")
+MODULES = ("graph", "clause", "scope", "derivation", "route")
 """Those that a rule can stand in; each knows those before it."""
 
 

@@ -193,7 +193,7 @@ def test_another_routing_leaves_nothing_behind(empty_world: World, before: str |
     promises=(3,),
     without=Rule(
         "who gives its routing up gets a new index",
-        module="syncer.apply",
+        module="syncer.steps",
         text="reason = _COPIES_LEFT if _leaves_copies(indices, before, after) else None",
         instead="reason = None",
     ),

@@ -615,6 +615,7 @@ def test_the_commands_show_and_change_jobs(world: World, connection: Connection)
     said = world.syncer("jobs", "list").stdout
     assert "refresh" in said
     assert "10 of 25 (40%)" in said
+    assert "started (UTC)" in said
     assert "at most 1,000/s" in said
     assert "is `syncer run` running" in said
     [listed] = json.loads(world.syncer("jobs", "list", "--json").stdout)

@@ -1,4 +1,4 @@
-"""The daemon needs no more than the README grants it."""
+"""The daemon needs no more than the page on security grants it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from tests.harness import REPOSITORY, World
 
 
 def grants() -> str:
-    """The GRANTs that the README gives for the daemon's role."""
+    """The GRANTs that docs/security.md gives for one role."""
     found = re.search(
-        r"```sql\n(GRANT USAGE ON SCHEMA syncer.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL
+        r"```sql\n(GRANT USAGE ON SCHEMA syncer.*?)```", (REPOSITORY / "docs" / "security.md").read_text(), re.DOTALL
     )
     assert found is not None
     return found[1]
 
 
-def test_the_daemon_runs_with_the_grants_of_the_readme(world: World) -> None:
+def test_the_daemon_runs_with_the_grants_of_the_page(world: World) -> None:
     """Relay, workers, refresher and commands do all they do as a role that owns nothing."""
     role = f"worker_{world.name}"
     world.sql(f"CREATE ROLE {role} LOGIN")

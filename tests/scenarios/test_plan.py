@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from syncer import apply, definition
+from syncer import definition, steps
 from syncer.errors import IndexingError
 from syncer.index import Index
 from syncer.indices import Indices
@@ -248,7 +248,7 @@ def test_a_scratch_index_is_gone_after_an_interrupt(blog: World) -> None:
             raise KeyboardInterrupt
 
     with servers(blog) as (connection, _, indices), blog.elasticsearch() as client:
-        step = apply.plan(connection, indices, definition.load_all(blog.config)).steps[0]
+        step = steps.plan(connection, indices, definition.load_all(blog.config)).steps[0]
         with pytest.raises(KeyboardInterrupt):
             estimate.attempt(connection, Interrupting(client, bulk_bytes_max=8_000_000), indices, step)
     assert physical(blog) == {}
@@ -283,7 +283,7 @@ def test_two_plans_at_once_do_not_take_each_others_index_away(blog: World) -> No
             return super().write(target, compositions)
 
     with servers(blog) as (connection, _, indices), blog.elasticsearch() as client:
-        step = apply.plan(connection, indices, definition.load_all(blog.config)).steps[0]
+        step = steps.plan(connection, indices, definition.load_all(blog.config)).steps[0]
         trial = estimate.attempt(connection, Joined(client, bulk_bytes_max=8_000_000), indices, step)
     others[0].join(60)
     assert trial.rejections == ()
@@ -304,7 +304,7 @@ def test_no_search_sees_a_scratch_index(blog: World) -> None:
             return outcome
 
     with servers(blog) as (connection, _, indices), blog.elasticsearch() as client:
-        step = apply.plan(connection, indices, definition.load_all(blog.config)).steps[0]
+        step = steps.plan(connection, indices, definition.load_all(blog.config)).steps[0]
         estimate.attempt(connection, Looking(client, bulk_bytes_max=8_000_000), indices, step)
     assert found == [0, 0]
 
@@ -402,7 +402,7 @@ def test_a_fill_takes_about_as_long_as_estimated(blog: World) -> None:
 
     def trial() -> Trial:
         with servers(blog) as (connection, index, indices):
-            step = apply.plan(connection, indices, definition.load_all(blog.config)).steps[0]
+            step = steps.plan(connection, indices, definition.load_all(blog.config)).steps[0]
             return estimate.attempt(connection, index, indices, step)
 
     few = trial()
@@ -488,13 +488,16 @@ def test_an_index_is_missing_unless_one_leads_with_the_columns(
 
 
 def test_a_partitioned_table_gets_an_index_that_it_takes(empty_world: World) -> None:
-    """Postgres refuses CONCURRENTLY on a partitioned table, so it is left out there."""
+    """Postgres refuses CONCURRENTLY on a partitioned table, so it is left out there; its rows are its partitions'."""
     empty_world.sql("CREATE TABLE t (a int) PARTITION BY LIST (a); CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1)")
     with empty_world.connect() as connection:
         (missing,) = cost.missing_indexes(connection, lookups("a"))
         connection.execute(missing.statement.encode())
         assert cost.missing_indexes(connection, lookups("a")) == ()
         assert cost.sample(connection, "public.t") == "[]"
+        connection.execute("INSERT INTO t VALUES (1), (1)")
+        connection.execute("ANALYZE t1")
+        assert cost.rows(connection, "public.t") == 2
 
 
 def test_the_blog_misses_no_index_until_one_is_dropped(blog: World) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from syncer import completion
+from syncer import completion, manual
 from syncer.cli import app
 from tests.harness import REPOSITORY
 
@@ -25,6 +25,14 @@ def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from commands(command, f"{prefix}{name} ")
         else:
             yield f"{prefix}{name}", command
+
+
+def test_help_flows_as_wide_as_the_terminal() -> None:
+    """The ends of a docstring's lines are not those of the terminal; what is indented is to be read as it is."""
+    assert (
+        manual.flowing("One\nline.\n\nTwo\nlines.\n\n    as it\n    is")
+        == "One line.\n\nTwo lines.\n\n    as it\n    is"
+    )
 
 
 ALL = dict(commands(typer.main.get_command(app)))

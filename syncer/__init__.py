@@ -69,7 +69,8 @@ ground; a module knows only those below it:
     dead_letters documents that could not be written          fault      why: which field, what type of value
     unreadable   records that are no changes                  rewrites   what Kafka took back: offsets count no further
     verification what the last verify has found
-    transport    changes into Kafka and out of it             topic      what Kafka says of them
+    producer     changes into Kafka                           consumer   … and out of it, and how far they are handled
+    topic        what Kafka says of them                      records    what is in it, for who wants to know
     index        documents → Elasticsearch
     indices      physical indices and their aliases           holdings   what Elasticsearch holds
     dependency   what a document depends on                   definition a document's folder

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import structlog
 
 from syncer import events, metrics
+from syncer.consumer import Received
 from syncer.model import Change
 from syncer.pipeline import Task
 from syncer.searchable import Searchable, Written
-from syncer.transport import Received
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

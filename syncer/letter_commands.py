@@ -20,8 +20,8 @@ from syncer.filling import Filling
 from syncer.job import JobKind, find
 from syncer.model import Change, Role
 from syncer.parts import Parts, open_parts
+from syncer.producer import ChangeProducer
 from syncer.store import Document
-from syncer.transport import ChangeProducer
 from syncer.unreadable import Kept
 from syncer.wording import amount
 

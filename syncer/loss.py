@@ -27,13 +27,14 @@ from dataclasses import asdict, dataclass
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from syncer import events, jobs, metrics, outbox, rewrites, store, topic
+from syncer import events, jobs, metrics, outbox, records, rewrites, store, topic
 from syncer.errors import TopicError
 from syncer.job import Job, JobKind
 from syncer.model import id_in
 from syncer.postgres import Connection
+from syncer.records import Span
 from syncer.settings import KafkaSettings
-from syncer.topic import Extent, Loss, Observer, Span
+from syncer.topic import Extent, Loss, Observer
 
 _LOOK_SECONDS = 10.0
 """How long the last records may take to come."""
@@ -196,7 +197,7 @@ def overtaken(
     there = {one: ends[one] - 1 for one in lasts if one in ends and _has(extents.get(one), ends[one] - 1)}
     spans = [Span(partition=partition, begin=last, end=last + 1) for partition, last in sorted(there.items())]
     try:
-        found = [one for page in topic.look(settings, spans, seconds=_LOOK_SECONDS) for one in page]
+        found = [one for page in records.look(settings, spans, seconds=_LOOK_SECONDS) for one in page]
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise

@@ -15,13 +15,13 @@ from functools import partial
 import structlog
 
 from syncer import events, loss, metrics, rewrites, unreadable
+from syncer.consumer import ChangeConsumer, Received
 from syncer.errors import LossError
 from syncer.lifecycle import persist
 from syncer.link import Link
 from syncer.model import Change
 from syncer.repeated import Repeated
 from syncer.rewrites import Rewrites
-from syncer.transport import ChangeConsumer, Received
 from syncer.unreadable import Record
 
 Consume = Callable[[Callable[[str, list[int]], None]], ChangeConsumer]

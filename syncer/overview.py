@@ -12,15 +12,16 @@ from typing import Any
 
 import elasticsearch
 
-from syncer import dead_letters, outbox, policy, store, topic, unreadable
+from syncer import dead_letters, outbox, policy, records, store, unreadable
 from syncer.holdings import Holdings
 from syncer.index import Index
 from syncer.job import Job, unfinished
 from syncer.model import Change, Role, Target
 from syncer.postgres import AdvisoryLock, Connection, value
+from syncer.records import Record
 from syncer.settings import KafkaSettings
 from syncer.store import Document
-from syncer.topic import Observer, PartitionLag, Record
+from syncer.topic import Observer, PartitionLag
 
 _LEADER = """
 SELECT a.pid, a.application_name, host(a.client_addr), extract(epoch FROM now() - a.backend_start)
@@ -315,7 +316,7 @@ def read(connection: Connection, index: Index, kafka: KafkaSettings) -> Overview
     """
     stored, queued = ask_postgres(connection), ask_kafka(Observer(kafka))
     held = ask_elasticsearch(index.holdings, stored.in_force)
-    waiting = topic.first_waiting(kafka, queued.partitions, seconds=_LOOK_SECONDS)
+    waiting = records.first_waiting(kafka, queued.partitions, seconds=_LOOK_SECONDS)
     made = [one for record in waiting if (one := _made_at(record)) is not None]
     return put_together(stored, queued, held, topic_lag_seconds=max(0.0, stored.at - min(made, default=stored.at)))
 

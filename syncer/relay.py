@@ -34,10 +34,10 @@ from syncer import doorbell, events, loss, metrics, outbox, traces
 from syncer.gathering import Gathering
 from syncer.lifecycle import Stop, Stopping, Trouble, persist
 from syncer.postgres import AdvisoryLock, Connection, value
+from syncer.producer import ChangeProducer
 from syncer.settings import RelaySettings
 from syncer.topic import Loss
 from syncer.traces import OFF, Headers, Trace
-from syncer.transport import ChangeProducer
 
 STANDBY_SECONDS = 1.0
 _LOOK_SECONDS = 10.0

@@ -10,19 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from syncer import events, replica, schema
+from syncer.consumer import ChangeConsumer
 from syncer.errors import HangingError, SyncerError
 from syncer.index import Index, connect
 from syncer.lifecycle import Stage, Stop
 from syncer.pace import LiveTraffic
 from syncer.policy import explain
 from syncer.postgres import Connection
+from syncer.producer import ChangeProducer
 from syncer.refresher import Refresher
 from syncer.relay import Relay
 from syncer.searchable import Searchable
 from syncer.settings import Settings
 from syncer.survey import Server, Survey
 from syncer.topic import Observer
-from syncer.transport import ChangeConsumer, ChangeProducer
 from syncer.watch import Watch
 from syncer.worker import Worker
 

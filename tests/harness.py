@@ -38,12 +38,12 @@ from syncer.lifecycle import Stage, Stop
 from syncer.model import Role
 from syncer.parts import Parts
 from syncer.postgres import Connection
+from syncer.producer import ChangeProducer
 from syncer.refresher import Refresher
 from syncer.relay import Relay
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
 from syncer.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings
-from syncer.transport import ChangeProducer
 from syncer.worker import Worker
 from syncer.writer import Writer
 from tests.log_lines import objections

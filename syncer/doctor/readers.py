@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin._acl import AclOperation
 
-from syncer import topic
+from syncer import records, topic
 from syncer.doctor.finding import check
 from syncer.doctor.patient import ANSWER_SECONDS, Patient, UnseenError
 from syncer.doctor.symptom import Symptom, advice, consider, wrong
 from syncer.grants import Duty
 from syncer.model import Change
-from syncer.topic import Observer, Span
+from syncer.records import Span
+from syncer.topic import Observer
 from syncer.wording import amount, duration
 
 _LOOK_RECORDS = 20
@@ -84,8 +85,8 @@ def _oldest_unread(patient: Patient) -> float | None:
 
 def _changes(patient: Patient, spans: Sequence[Span]) -> Iterator[Change | None]:
     """What is in these spans; None for what is not a change."""
-    for records in topic.look(patient.settings.kafka, spans, seconds=ANSWER_SECONDS):
-        for one in records:
+    for page in records.look(patient.settings.kafka, spans, seconds=ANSWER_SECONDS):
+        for one in page:
             try:
                 yield Change.parse(one.value)
             except ValueError:

@@ -17,15 +17,16 @@ from typing import Any
 import psycopg
 from confluent_kafka import KafkaException
 
-from syncer import capture, outbox, topic
+from syncer import capture, outbox, records, topic
 from syncer.affected import AffectedReader
 from syncer.errors import DocumentError, SyncerError, TopicError
 from syncer.model import Change, Operation
 from syncer.policy import explain
 from syncer.postgres import Connection
+from syncer.records import Record, Span
 from syncer.settings import KafkaSettings
 from syncer.store import Document
-from syncer.topic import PartitionLag, Record, Span
+from syncer.topic import PartitionLag
 
 _PAGE = 1000
 _STATEMENT_TIMEOUT = "SELECT set_config('statement_timeout', $1, false)"
@@ -203,12 +204,12 @@ def _look(
     looked = 0
     events: list[Event] = []
     deadline = time.monotonic() + seconds
-    with closing(topic.look(kafka, spans, seconds=seconds)) as pages:
-        for records in pages:
-            found = finder.among([seen for one in records if (seen := _parsed(one, stage)) is not None], deadline)
+    with closing(records.look(kafka, spans, seconds=seconds)) as pages:
+        for page in pages:
+            found = finder.among([seen for one in page if (seen := _parsed(one, stage)) is not None], deadline)
             if found is None:
                 break
-            looked += len(records)
+            looked += len(page)
             events += found
     return looked, events
 

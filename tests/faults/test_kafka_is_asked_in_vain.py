@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from syncer import topic
+from syncer.consumer import ChangeConsumer
 from syncer.sandbox import Sandbox
 from syncer.sandbox.kafka import KafkaServer
 from syncer.settings import KafkaSettings
-from syncer.transport import ChangeConsumer
 from tests.harness import wait_until
 from tests.proof import Rule, faces
 

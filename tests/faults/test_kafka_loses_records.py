@@ -24,7 +24,7 @@ WRITTEN_AGAIN = Rule(
 )
 NOTICED = Rule(
     "who takes a partition sees to it that nothing is gone from it",
-    module="syncer.transport",
+    module="syncer.consumer",
     text="        if losses:\n",
     instead="        if False:\n",
 )
@@ -136,7 +136,7 @@ def test_the_topic_is_another_one_than_it_was(world: World) -> None:
     promises=(1, 3),
     without=Rule(
         "an offset counts for the topic only that it was committed for",
-        module="syncer.transport",
+        module="syncer.consumer",
         text='elif (place.metadata or "").partition(" ")[0] not in ("", id_):',
         instead="elif False:",
     ),
@@ -197,7 +197,7 @@ def test_a_running_worker_goes_back(world: World, monkeypatch: pytest.MonkeyPatc
     promises=(1,),
     without=Rule(
         "a partition that was never read is read from its beginning",
-        module="syncer.transport",
+        module="syncer.consumer",
         text="place.offset = OFFSET_BEGINNING",
         instead="place.offset = -1",
     ),

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from structlog.testing import capture_logs
 
 from syncer import events, topic
-from syncer.transport import CLOSE_SECONDS, ChangeConsumer
+from syncer.consumer import CLOSE_SECONDS, ChangeConsumer
 from tests.faults.following import refreshes
 from tests.faults.writers import SEED, fill, writing
 from tests.harness import DEADLINE_SECONDS, World, running, wait_until
@@ -47,7 +47,7 @@ def test_workers_come_and_go(world: World) -> None:
     promises=(1,),
     without=Rule(
         "who leaves the group does not wait long for it to hear",
-        module="syncer.transport",
+        module="syncer.consumer",
         text="closing.end(seconds=CLOSE_SECONDS)",
         instead="closing.end()",
     ),
@@ -76,7 +76,7 @@ def test_who_leaves_in_the_middle_of_a_rebalance_is_soon_gone(world: World) -> N
     promises=(1,),
     without=Rule(
         "a partition that goes is resumed first, since Kafka's client remembers that it was paused",
-        module="syncer.transport",
+        module="syncer.consumer",
         text="            consumer.resume(partitions)\n",
         instead="",
     ),

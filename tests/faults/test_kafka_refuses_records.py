@@ -11,7 +11,7 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.admin._resource import ResourceType
 from structlog.testing import capture_logs
 
-from syncer.transport import ChangeProducer
+from syncer.producer import ChangeProducer
 from tests.faults.following import admin, following, refreshes
 from tests.faults.writers import fill
 from tests.harness import World
@@ -34,7 +34,7 @@ LARGE = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 50000) AS 
     promises=(1, 3),
     without=Rule(
         "a record that is too large is replaced by a short one",
-        module="syncer.transport",
+        module="syncer.producer",
         text="if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:",
         instead="if False:",
     ),
@@ -63,7 +63,7 @@ def test_a_change_is_too_large(empty_world: World) -> None:
     promises=(1,),
     without=Rule(
         "what is too large together is published one by one",
-        module="syncer.transport",
+        module="syncer.producer",
         text="        refused, self._too_large = self._too_large, []\n        for key",
         instead="        refused = list[tuple[bytes, bytes]]()\n        for key",
     ),
@@ -89,7 +89,7 @@ def test_a_batch_is_too_large(world: World) -> None:
     promises=(4,),
     without=Rule(
         "the first record that Kafka does not take ends the batch",
-        module="syncer.transport",
+        module="syncer.producer",
         text="            self._raise_error()  # each",
         instead="            # each",
     ),

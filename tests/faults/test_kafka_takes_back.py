@@ -94,7 +94,7 @@ def test_acknowledged_records_are_gone(frail_world: World, kafka: KafkaServer) -
     promises=(1, 3),
     without=Rule(
         "an acknowledgement for a place that was acknowledged before is a loss",
-        module="syncer.transport",
+        module="syncer.producer",
         text="if offset < end:",
         instead="if False:",
     ),

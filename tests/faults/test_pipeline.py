@@ -13,7 +13,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from elasticsearch import ApiError, Elasticsearch
 
-from syncer import halting, jobs, pace, pipeline, store, transport, worker as live
+from syncer import consumer as consuming, halting, jobs, pace, pipeline, store, worker as live
+from syncer.consumer import ChangeConsumer
 from syncer.errors import DocumentError, UnwellError
 from syncer.index import BulkOutcome, Index, Rejection
 from syncer.job import JobKind
@@ -23,7 +24,6 @@ from syncer.pace import FIRST_DOCUMENTS, LiveTraffic
 from syncer.pipeline import Pipeline, Task
 from syncer.refresher import Refresher
 from syncer.settings import WorkerSettings
-from syncer.transport import ChangeConsumer
 from syncer.worker import Worker
 from syncer.writer import Writer
 from tests.faults.rules import REFUSED_AGAIN
@@ -472,7 +472,7 @@ def test_what_is_in_hand_is_bounded_though_it_touches_nothing(world: World, monk
     promises=(1,),
     without=Rule(
         "a worker that only says that it is there fetches nothing",
-        module="syncer.transport",
+        module="syncer.consumer",
         text="self._consumer.pause(assigned)",
         instead="self._consumer.poll(0)",
     ),
@@ -514,14 +514,14 @@ class UnwillingConsumer(Consumer):
     promises=(1,),
     without=Rule(
         "who may have skipped something joins anew",
-        module="syncer.transport",
+        module="syncer.consumer",
         text="self._stay()\n        except KafkaException as error:\n            self._failure = error",
         instead="self._stay()\n        except KafkaException:\n            pass",
     ),
 )
 def test_a_consumer_that_could_not_stay_receives_nothing_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Composing goes on; but what may have been skipped is not passed over: only who joins anew gets it for sure."""
-    monkeypatch.setattr(transport, "Consumer", UnwillingConsumer)
+    monkeypatch.setattr(consuming, "Consumer", UnwillingConsumer)
     consumer = ChangeConsumer(world.settings.kafka, on_change=lambda *_: None)
     try:
         consumer.keep_alive()

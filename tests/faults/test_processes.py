@@ -73,14 +73,14 @@ def some_and_all(some: tuple[Point, ...], others: tuple[Point, ...]) -> pytest.M
 # The relay
 
 RELAY = (
-    Point(at="syncer.transport:ChangeProducer.flush"),
+    Point(at="syncer.producer:ChangeProducer.flush"),
     Point(at="syncer.relay:Relay._save"),
     Point(at="syncer.outbox:_truncate_seen"),
 )
 RELAY_TOO = (
     Point(at="syncer.relay:Relay._begin", when="after"),
     Point(at="syncer.relay:Relay._save", when="after"),
-    Point(at="syncer.transport:ChangeProducer.flush", turn=3),
+    Point(at="syncer.producer:ChangeProducer.flush", turn=3),
     Point(at="syncer.relay:Relay._save", turn=3),
     Point(at="syncer.outbox:trim", when="after", turn=2),
 )
@@ -116,7 +116,7 @@ WORKER = (
     Point(at="syncer.index:Index.write", when="after"),
 )
 LATER = (
-    Point(at="syncer.transport:ChangeConsumer.commit"),
+    Point(at="syncer.consumer:ChangeConsumer.commit"),
     Point(at="syncer.jobs:create_fan_out", when="after"),
     Point(at="syncer.dead_letters:park", when="after"),
     Point(at="syncer.dead_letters:clear", when="after"),

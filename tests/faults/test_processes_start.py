@@ -14,7 +14,7 @@ IN_STAGES = (
     Point(at="syncer.service:run", send="SIGTERM"),
     Point(at="syncer.relay:Relay._begin", send="SIGTERM"),
     Point(at="syncer.loss:examine", send="SIGTERM"),
-    Point(at="syncer.transport:ChangeConsumer._beginnings", send="SIGTERM"),
+    Point(at="syncer.consumer:ChangeConsumer._beginnings", send="SIGTERM"),
 )
 
 

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from syncer import topic
-from syncer.transport import ChangeConsumer, Received
+from syncer.consumer import ChangeConsumer, Received
 from tests.faults.rules import ONE_LEADER
 from tests.faults.writers import SECONDS, SEED, at_work, fill, writing
 from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
@@ -212,7 +212,7 @@ def test_a_rebalance_redoes_little(world: World) -> None:
     promises=(1,),
     without=Rule(
         "offsets are committed of no partition that was lost",
-        module="syncer.transport",
+        module="syncer.consumer",
         text="for partition, offset in received.next_offsets.items() if partition in ours}",
         instead="for partition, offset in received.next_offsets.items()}",
     ),
@@ -265,7 +265,7 @@ def test_who_has_lost_a_partition_does_not_take_it_back(world: World) -> None:
     promises=(1,),
     without=Rule(
         "a partition that was never read is read from its beginning",
-        module="syncer.transport",
+        module="syncer.consumer",
         text="place.offset = OFFSET_BEGINNING",
         instead="place.offset = -1",
     ),

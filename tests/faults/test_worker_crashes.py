@@ -8,9 +8,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from elasticsearch import Elasticsearch
 
+from syncer.consumer import ChangeConsumer
 from syncer.index import BulkOutcome, Index
 from syncer.model import Composition, Target
-from syncer.transport import ChangeConsumer
 from syncer.worker import Worker
 from tests.faults.rules import COMMITTED_LAST
 from tests.harness import World, running, wait_until
@@ -69,7 +69,7 @@ def test_the_next_worker_does_it_again(world: World, *, after_write: bool) -> No
     promises=(1,),
     without=Rule(
         "who could not take a partition joins anew",
-        module="syncer.transport",
+        module="syncer.consumer",
         text="            self._failure = error\n        self._on_change(events.WORKER_ASSIGNED",
         instead="            str(error)\n        self._on_change(events.WORKER_ASSIGNED",
     ),

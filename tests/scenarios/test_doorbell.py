@@ -20,10 +20,10 @@ import pytest
 
 from syncer import capture, doorbell, outbox
 from syncer.postgres import AdvisoryLock, Connection
+from syncer.producer import ChangeProducer
 from syncer.relay import Relay
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.settings import RelaySettings
-from syncer.transport import ChangeProducer
 from tests import harness
 from tests.capturing import capture_only
 from tests.faults.rules import LOOKED_ONCE_MORE, RUNG

@@ -21,8 +21,8 @@ from syncer.explain.explanation import Explanation
 from syncer.explain.verdict import Verdict
 from syncer.job import JobKind
 from syncer.model import Change
+from syncer.producer import ChangeProducer
 from syncer.relay import Relay
-from syncer.transport import ChangeProducer
 from syncer.worker import Worker
 from tests.harness import World, wait_until
 from tests.lane import Lane

@@ -12,9 +12,9 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from syncer.model import Change
+from syncer.producer import ChangeProducer
 from syncer.relay import Relay
 from syncer.settings import RelaySettings
-from syncer.transport import ChangeProducer
 from tests.faults.rules import CURSOR_IS_A_SNAPSHOT, ONE_LEADER, SAVED_LAST
 from tests.harness import World, wait_until
 from tests.proof import Rule, faces

@@ -323,6 +323,8 @@ def test_an_index_that_takes_no_documents_is_seen(world: World) -> None:
     assert unwell.found == "No shard"
     assert unwell.mend is not None
     assert unwell.mend.text == "Find it"
+    world.sql("UPDATE syncer.document SET unwell = NULL, unwell_at = NULL")
+    assert is_well(look(world, "postgres.unwell"))
 
 
 def test_a_least_privileged_daemon_finds_its_postgres_well(world: World) -> None:

@@ -114,6 +114,7 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
         "targets": {f"{world.alias}-000001": 0},
         "roles": {f"{world.alias}-000001": "serving"},
         "troubles": {},
+        "unwell": {},
         "dead_letters": 0,
     }
 

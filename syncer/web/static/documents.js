@@ -26,11 +26,13 @@ function* rows(one) {
       isFirst ? el("td", { class: one.dead_letters ? "number alarm" : "number", "data-label": "Dead letters" }, count(one.dead_letters)) : el("td"));
   }
   if (one.halted !== null) yield why(`${one.name} is halted: `, one.halted);
+  for (const [name, said] of Object.entries(one.unwell)) yield why(`${name} is left until it is well: `, said);
   for (const [name, said] of Object.entries(one.troubles)) yield why(`${name} (${one.roles[name]}) is halted: `, said);
 }
 
 function state(one) {
   if (one.halted !== null) return el("span", { class: "state bad" }, "halted");
+  if (Object.keys(one.unwell).length > 0) return el("span", { class: "state bad" }, "waits");
   return one.is_filled ? el("span", { class: "state" }, "followed") : el("span", { class: "state busy" }, "not filled");
 }
 

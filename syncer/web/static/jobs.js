@@ -23,7 +23,7 @@ function make(one) {
 function change(row, one, canAct, refresh) {
   const [what, progress, buttons] = row.children;
   const isOver = one.finished_at !== null;
-  row.className = isOver ? "ended" : one.is_paused ? "paused" : one.is_halted ? "halted" : "";
+  row.className = isOver ? "ended" : one.is_paused ? "paused" : one.is_halted || one.is_unwell ? "halted" : "";
   say(what.querySelector("b"), `${one.id} · ${one.reason}`);
   say(what.querySelector("span"), ` of ${one.index_name}`);
   say(what.lastElementChild, under(one));
@@ -51,6 +51,7 @@ function pace(one, share) {
   const total = one.documents_total === null ? "" : ` of ${count(one.documents_total)} (${Math.floor(share * 100)} %)`;
   const done = `${count(one.documents_done)}${total}`;
   if (one.is_paused) return `${done}, paused`;
+  if (one.is_unwell) return `${done}, waits: its index takes no documents`;
   if (one.is_halted) return `${done}, waits: its document is halted`;
   if (one.state === "new" || one.state === "listing") return "finding ids …";
   if (one.state === "written") return `${done}, looking for what only Elasticsearch has …`;

@@ -60,6 +60,7 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND (l.classid::bigint << 32 | l.objid::bigint) = {AdvisoryLock.RELAY:d}
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND a.state = 'idle' AND a.state_change < clock_timestamp() - make_interval(secs => $1)
+  AND pg_has_role(a.usesysid, 'USAGE') -- of another role's we may see the state, and not end it
 """  # noqa: S608 - a constant of ours
 
 _SYSTEM = "SELECT system_identifier FROM pg_control_system()"

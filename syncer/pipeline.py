@@ -33,6 +33,9 @@ KEEP_SECONDS = 1.0
 """How often to say that we are still at it, and to ask whether to go on."""
 _UNKNOWN_DOCUMENTS = 50
 """How many documents are composed together as long as nobody knows how large they are."""
+_BESIDE_TRAFFIC_DOCUMENTS = 250
+"""How many of a job's documents are composed together while live changes flow: they wait in Elasticsearch behind whole
+requests, and behind small ones less."""
 _MEAN_OVER = 8
 
 _Result = TypeVar("_Result")
@@ -247,7 +250,10 @@ class Pipeline:
         """How many documents to compose together: by what they weighed so far, and as the window allows."""
         weight = self._document_bytes.get(index_name)
         fitting = _UNKNOWN_DOCUMENTS if weight is None else int(self._batch_bytes_max / weight)
-        return max(1, min(self._batch_documents_max, self._window.documents, fitting))
+        most = min(self._batch_documents_max, self._window.documents, fitting)
+        if self._traffic is not None and self._traffic.is_flowing:
+            most = min(most, _BESIDE_TRAFFIC_DOCUMENTS)
+        return max(1, most)
 
     def _launch(self, one: _Slice) -> None:
         compose = partial(

@@ -428,6 +428,33 @@ def test_a_lane_makes_way_for_live_changes_that_are_late(world: World, monkeypat
         assert made._window.documents > open_ // 8
 
 
+def test_requests_of_a_lane_are_small_while_live_changes_flow(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single edit that comes meanwhile waits in Elasticsearch behind hundreds of documents, not behind thousands."""
+    world.sql(POSTS.format(2000))
+    traffic = LiveTraffic(late_seconds=60)
+    with world.index() as index, writing(world, index, traffic=traffic) as made:
+        write, sizes = index.write, list[int]()
+
+        def noted(target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+            sizes.append(len(compositions))
+            return write(target, compositions)
+
+        monkeypatch.setattr(index, "write", noted)
+        made.write(Task(), world.index_of(), numbers(50))  # by these it is known how large they are
+        land_all(made)
+        for flows in (True, False):
+            sizes.clear()
+            if flows:
+                for _ in range(20):
+                    traffic.note(begun_at=time.monotonic())
+            else:
+                wait_until(lambda: not traffic.is_flowing, what="nothing flows")
+            made.write(Task(), world.index_of(), numbers(2000))
+            land_all(made)
+            assert sum(sizes) == 2000
+            assert (max(sizes) <= 250) is flows
+
+
 @faces(
     "thousands of changes that touch nothing come behind a slow one",
     promises=(1,),

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from syncer import rebuild, service
+from syncer import rebuild, service, topic
 from syncer.errors import DocumentError
 from syncer.model import Role
 from tests.faults.rules import FOLLOWED, NOT_NEEDED

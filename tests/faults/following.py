@@ -55,9 +55,15 @@ def following(world: World) -> Iterator[None]:
 
 
 def handle(world: World) -> None:
-    """Let all that was changed be handled, and its offsets be committed."""
+    """Let all that was changed be handled, its offsets be committed, and every job be done."""
+
+    def has_no_job() -> bool:
+        with world.connect() as connection:
+            return not job.unfinished(connection)
+
     with following(world):
         world.wait_until_level()
+        wait_until(has_no_job, what="every job is done")
         wait_until(lambda: not sum(one.records for one in topic.lag(world.settings.kafka)), what="all is committed")
 
 

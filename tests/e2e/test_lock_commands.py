@@ -101,7 +101,7 @@ def test_a_holder_that_moves_is_told_from_one_that_does_not(
         (("break", "nobody"), "There is no holder 'nobody'"),
         (("break", ""), "There is no holder ''"),
         (("break", "x", "--index", "nowhere"), "There is no index nowhere"),
-        (("break", "x", "--changes", "both"), "'both' is not one of"),
+        (("break", "x", "--changes", "both"), "'both' is none of these"),
     ],
 )
 def test_nonsense_is_explained(endpoints: Endpoints, index: str, arguments: tuple[str, ...], said: str) -> None:

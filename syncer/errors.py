@@ -43,6 +43,8 @@ class SyncerError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(hint)  # so that a traceback has it too
 
 
 class ConfigError(SyncerError):

@@ -428,6 +428,16 @@ def test_a_lane_makes_way_for_live_changes_that_are_late(world: World, monkeypat
         assert made._window.documents > open_ // 8
 
 
+@faces(
+    "single edits come beside a job",
+    promises=(4,),
+    without=Rule(
+        "while live changes flow, requests of jobs are small",
+        module="syncer.pipeline",
+        text="most = min(most, _BESIDE_TRAFFIC_DOCUMENTS)",
+        instead="pass",
+    ),
+)
 def test_requests_of_a_lane_are_small_while_live_changes_flow(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single edit that comes meanwhile waits in Elasticsearch behind hundreds of documents, not behind thousands."""
     world.sql(POSTS.format(2000))

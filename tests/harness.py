@@ -480,3 +480,13 @@ class World:
 
         with self.index() as index, self.refresher(index) as lane:
             wait_until(turn, what="every document equals its SELECT")
+
+    def handle(self, relay: Relay, worker: Worker) -> None:
+        """The same, and until every record is handled: a document may be equal before its last change is."""
+
+        def turn() -> bool:
+            worker.run_once()
+            return not any(one.records for one in topic.lag(self.settings.kafka))
+
+        self.drain(relay, worker)
+        wait_until(turn, what="every record is handled, and its offset committed")

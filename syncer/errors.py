@@ -37,12 +37,14 @@ class SyncerError(Exception):
     Args:
         message: What happened, to what. One sentence, no trailing full stop.
         hint: What to do about it; may span lines. Empty when the message says it all.
+        kind: Which trouble, the same however often it is met, if the message differs from one time to the next.
     """
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", kind: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.kind = kind
         if hint:
             self.add_note(hint)  # so that a traceback has it too
 
@@ -60,17 +62,7 @@ class SourceError(SyncerError):
 
 
 class ParkingError(SourceError):
-    """What cannot be written cannot be set aside either, or is not found among others.
-
-    Args:
-        message: What happened, to what.
-        hint: What to do about it.
-        kind: Which trouble, the same however often it is met.
-    """
-
-    def __init__(self, message: str, *, hint: str = "", kind: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.kind = kind
+    """What cannot be written cannot be set aside either, or is not found among others."""
 
 
 class ReplicaError(SourceError):
@@ -108,17 +100,7 @@ class IndexingError(SyncerError):
 
 
 class UnavailableError(IndexingError):
-    """Elasticsearch cannot answer as yet, or no longer, since a shard or a node was away.
-
-    Args:
-        message: What happened, to what.
-        hint: What to do about it.
-        kind: Which trouble, the same however often it is met.
-    """
-
-    def __init__(self, message: str, *, hint: str = "", kind: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.kind = kind
+    """Elasticsearch cannot answer as yet, or no longer, since a shard or a node was away."""
 
 
 class DocumentError(SyncerError):

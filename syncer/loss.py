@@ -34,7 +34,7 @@ from syncer.model import id_in
 from syncer.postgres import Connection
 from syncer.records import Span
 from syncer.settings import KafkaSettings
-from syncer.topic import Extent, Loss, Observer
+from syncer.topic import OVERTAKEN, Extent, Loss, Observer
 
 _LOOK_SECONDS = 10.0
 """How long the last records may take to come."""
@@ -205,7 +205,7 @@ def overtaken(
     return [
         Loss(
             partition=one.partition,
-            cause="records that were acknowledged are gone, and others are in their place",
+            cause=OVERTAKEN,
             position=ends[one.partition],
             begin=extents[one.partition].begin,
             end=extents[one.partition].end,

@@ -189,7 +189,7 @@ class Pipeline:
         while begun < len(ids):
             self._heed()
             if self.is_empty:
-                self._window.resume(cautiously=self._traffic is not None and self._traffic.is_flowing)
+                self._window.resume(cautiously=self._is_beside_traffic)
             end = min(len(ids), begun + self._slice_documents(index_name))
             while not self._has_room_for(end - begun):
                 self.land()
@@ -246,12 +246,16 @@ class Pipeline:
             and sum(one.size for one in flights) < 2 * self._batch_bytes_max
         )
 
+    @property
+    def _is_beside_traffic(self) -> bool:
+        return self._traffic is not None and self._traffic.is_flowing
+
     def _slice_documents(self, index_name: str) -> int:
         """How many documents to compose together: by what they weighed so far, and as the window allows."""
         weight = self._document_bytes.get(index_name)
         fitting = _UNKNOWN_DOCUMENTS if weight is None else int(self._batch_bytes_max / weight)
         most = min(self._batch_documents_max, self._window.documents, fitting)
-        if self._traffic is not None and self._traffic.is_flowing:
+        if self._is_beside_traffic:
             most = min(most, _BESIDE_TRAFFIC_DOCUMENTS)
         return max(1, most)
 

@@ -16,12 +16,11 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from syncer import events, telemetry
 from syncer.model import Change, id_in
 from syncer.settings import KafkaSettings
-from syncer.topic import Loss, Observer, common
+from syncer.topic import OVERTAKEN, Loss, Observer, common
 from syncer.traces import Headers
 
 _DELIVERY_SECONDS = 30
 _POLL_EVERY = 1000
-_OVERTAKEN = "records that were acknowledged are gone, and others are in their place"
 
 
 class ChangeProducer:
@@ -159,7 +158,7 @@ class ChangeProducer:
             return
         end = self.ends.get(partition, 0)
         if offset < end:
-            lost = Loss(partition=partition, cause=_OVERTAKEN, position=end, begin=offset, end=offset)
+            lost = Loss(partition=partition, cause=OVERTAKEN, position=end, begin=offset, end=offset)
             self.losses.append(lost)
         self.ends[partition] = offset + 1
         self._newest[partition] = message

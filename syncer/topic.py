@@ -31,6 +31,8 @@ ANSWER_SECONDS = 10
 """How long Kafka may take to answer a question."""
 NO_SUCH_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID})  # noqa: SLF001
 """What Kafka, or its client, says of a topic that is not there; librdkafka's local codes are spelled so."""
+OVERTAKEN = "records that were acknowledged are gone, and others are in their place"
+"""A cause of a `Loss`, as the relay says it."""
 _NEVER_SECONDS = 3600
 """As long as a question to Kafka may be on its way at all."""
 _AS_IN_ADDRESSES = str.maketrans({"+": "-", "/": "_", "=": None})

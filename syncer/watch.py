@@ -16,7 +16,8 @@ import structlog
 from syncer import capture, events, halting, store
 from syncer.errors import DocumentError
 from syncer.lifecycle import Stop, Stopping, Trouble, persist
-from syncer.policy import Action, at_work_for, decide
+from syncer.link import Link
+from syncer.policy import at_work_for
 from syncer.postgres import Connection
 from syncer.reading import require_shape, uncaptured
 from syncer.store import Document
@@ -48,10 +49,9 @@ class Watch:
     """
 
     def __init__(self, *, connect: Callable[[], Connection], seconds: float = 5, name: str = "watch") -> None:
-        self._connect = connect
+        self._link = Link(connect)
         self._seconds = seconds
         self._name = name
-        self._connection: Connection | None = None
         self._draws = DrawLog()
         self._trouble = Trouble(name)
 
@@ -59,7 +59,7 @@ class Watch:
         """Look after the documents until told to stop."""
         try:
             while not stop.is_requested:
-                persist(self._attempt, pause=stop.pause, stage=self._name, trouble=self._trouble)
+                persist(self.run_once, pause=stop.pause, stage=self._name, trouble=self._trouble)
                 stop.wait(self._seconds)
         except Stopping:
             pass
@@ -68,29 +68,18 @@ class Watch:
 
     def run_once(self) -> WatchReport:
         """Note partitions, and halt each document that goes on though what it relies on has changed."""
-        if self._connection is None:
-            self._connection = self._connect()
-        self._draws.note(self._connection)
-        noted = capture.note_files(self._connection)
-        if noted:
-            structlog.get_logger().info(events.FILES_NOTED, relations=noted)
-        going = [one for one in store.documents(self._connection) if one.halted is None]
-        halted = [one.name for one in going if self._has_to_halt(self._connection, one)]
+        with self._link.used() as connection:
+            self._draws.note(connection)
+            noted = capture.note_files(connection)
+            if noted:
+                structlog.get_logger().info(events.FILES_NOTED, relations=noted)
+            going = [one for one in store.documents(connection) if one.halted is None]
+            halted = [one.name for one in going if self._has_to_halt(connection, one)]
         return WatchReport(documents=len(going), halted=tuple(halted), noted=tuple(noted))
 
     def close(self) -> None:
         """Let go of the connection; the next turn opens another one."""
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
-
-    def _attempt(self) -> WatchReport:
-        try:
-            return self.run_once()
-        except Exception as error:
-            if decide(error) is Action.RETRY:
-                self.close()
-            raise
+        self._link.close()
 
     def _has_to_halt(self, connection: Connection, document: Document) -> bool:
         try:

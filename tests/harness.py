@@ -481,12 +481,15 @@ class World:
         with self.index() as index, self.refresher(index) as lane:
             wait_until(turn, what="every document equals its SELECT")
 
-    def handle(self, relay: Relay, worker: Worker) -> None:
-        """The same, and until every record is handled: a document may be equal before its last change is."""
+    def is_handled(self) -> bool:
+        """Whether every record of the topic is handled, and its offset committed."""
+        return not any(one.records for one in topic.lag(self.settings.kafka))
+
+    def handle(self, worker: Worker) -> None:
+        """Turn a worker until every record is handled: a document may be equal to its SELECT before its last one is."""
 
         def turn() -> bool:
             worker.run_once()
-            return not any(one.records for one in topic.lag(self.settings.kafka))
+            return self.is_handled()
 
-        self.drain(relay, worker)
         wait_until(turn, what="every record is handled, and its offset committed")

@@ -52,10 +52,9 @@ def whole(type_: ColumnType, mapping: Mapping[str, Any]) -> Iterator[Verdict]:
 
 
 def _beyond(low: int, high: int) -> Verdict:
-    return Verdict(
-        effect=Effect.REFUSED,
-        what=f"a value outside {low:,} to {high:,} is refused",
-        mend="Map it as double or keyword.",
+    return refused(
+        f"a value outside {low:,} to {high:,} is refused",
+        "Map it as double or keyword.",
         when=f"{{}}::text <> 'NaN' AND {{}} NOT BETWEEN {low} AND {high}",
         is_rare=True,
     )

@@ -64,7 +64,7 @@ def handle(world: World) -> None:
     with following(world):
         world.wait_until_level()
         wait_until(has_no_job, what="every job is done")
-        wait_until(lambda: not sum(one.records for one in topic.lag(world.settings.kafka)), what="all is committed")
+        wait_until(world.is_handled, what="all is committed")
 
 
 def refreshes(world: World) -> int:

@@ -172,19 +172,16 @@ def test_a_running_worker_goes_back(world: World, monkeypatch: pytest.MonkeyPatc
     def handled() -> int:
         return sum(one["changes"] for one in said if one["event"] == "worker.batch_indexed")
 
-    def all_are_committed() -> bool:
-        return not sum(one.records for one in topic.lag(world.settings.kafka))
-
     monkeypatch.setattr(membership, "_LOOK_SECONDS", 0.2)
     fill(world)
     handle(world)
     before = ends(world)
     with capture_logs() as said, handling(world):
         publish(world, UPDATE)
-        wait_until(lambda: handled() == 60 and all_are_committed(), what="all is handled")
+        wait_until(lambda: handled() == 60 and world.is_handled(), what="all is handled")
         with world.connect() as connection:
             rewrites.add(connection, str(Observer(world.settings.kafka).id()), before)
-        wait_until(lambda: handled() == 120 and all_are_committed(), what="all is handled again")
+        wait_until(lambda: handled() == 120 and world.is_handled(), what="all is handled again")
     with capture_logs() as said, handling(world):
         publish(world, "UPDATE posts SET title = 'new' WHERE id = 1")
         world.wait_until_level()

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from syncer import rebuild, service, topic
+from syncer import rebuild, service
 from syncer.errors import DocumentError
 from syncer.model import Role
 from tests.faults.rules import FOLLOWED, NOT_NEEDED
@@ -282,7 +282,7 @@ def test_a_rollback_waits_for_what_is_owed(blog: World) -> None:
 
         def is_handled() -> bool:
             worker.run_once()
-            return not any(one.records for one in topic.lag(blog.settings.kafka))
+            return blog.is_handled()
 
         try:
             wait_until(is_handled, what="every change is handled")

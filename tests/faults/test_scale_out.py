@@ -78,7 +78,7 @@ def wait_until_done(world: World) -> int:
     """Return once every record in the topic is done and committed; how many there are."""
     world.wait_until_level(seconds=2 * DEADLINE_SECONDS)
     wait_until(
-        lambda: all(one.records == 0 for one in topic.lag(world.settings.kafka)),
+        world.is_handled,
         what="all offsets are committed",
         detail=lambda: str(topic.lag(world.settings.kafka)),
     )

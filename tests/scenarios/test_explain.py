@@ -54,12 +54,7 @@ class Parts:
 
     def handle(self) -> None:
         """Turn the worker until nothing is in the topic that it has not handled, and the offsets say so."""
-
-        def turn() -> bool:
-            self.worker.run_once()
-            return sum(one.records for one in topic.lag(self.world.settings.kafka)) == 0
-
-        wait_until(turn, what="all records are handled")
+        self.world.handle(self.worker)
 
 
 @pytest.fixture

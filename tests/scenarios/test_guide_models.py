@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer import topic
 from syncer.demo.guide import MODELS
 from syncer.demo.guide.authors import COLLAPSE, JOIN
 from syncer.demo.guide.comments import NESTED, PARENT_CHILD
@@ -28,7 +27,7 @@ def playing(world: World, model: Model) -> Iterator[Elasticsearch]:
     execute(world.dsn, model.rows)
     world.wait_until_level()
     # Nothing that is on its way yet writes a document once more.
-    wait_until(lambda: not any(one.records for one in topic.lag(world.settings.kafka)), what="all is handled")
+    wait_until(world.is_handled, what="all is handled")
     with world.elasticsearch() as client:
         yield client
 

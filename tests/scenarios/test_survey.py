@@ -99,7 +99,8 @@ def test_what_waits_is_seen_where_it_waits(world: World) -> None:
         assert seen["syncer_relay_leaders"] == {(): 1}
         assert sum(seen["syncer_topic_waiting_records"].values()) == 2
         wait_until(lambda: (survey.run_once().lag_seconds or 0) > 0.1, what="what waits in the topic grows older")
-        world.handle(relay, worker)
+        world.drain(relay, worker)
+        world.handle(worker)
         wait_until(lambda: survey.run_once().lag_seconds == 0, what="nothing waits")
         assert set(scraped()["syncer_topic_waiting_records"].values()) == {0}
         assert {one.outbox_waiting for one in survey.history} >= {2, 0}

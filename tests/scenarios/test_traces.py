@@ -65,7 +65,8 @@ def test_a_batch_of_a_worker_is_linked_to_the_batches_of_the_relay_that_it_has(w
                 world.sql(BLOG)
                 relay.run_once()
                 world.sql("UPDATE users SET name = 'Jane' WHERE id = 1")
-                world.handle(relay, worker)
+                world.drain(relay, worker)
+                world.handle(worker)
         finally:
             traces.close()
     named: dict[str, list[Any]] = {}

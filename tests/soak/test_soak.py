@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import random
 import tempfile
 import time
@@ -69,6 +70,7 @@ def _set_up(world: World) -> None:
 )
 def test_everything_at_once(own_world: World, request: pytest.FixtureRequest) -> None:
     """Killed, stalled, restarted, changed and refused at random: no drift at any checkpoint, nor at the end."""
+    faulthandler.cancel_dump_traceback_later()  # this one is meant to take long
     seconds = float(request.config.getoption("--soak-seconds"))
     seed = request.config.getoption("--soak-seed") or random.SystemRandom().randrange(10**6)
     world, dice = own_world, random.Random(seed)

@@ -81,7 +81,7 @@ def make(settings: KafkaSettings) -> bool:
     admin = _admin(settings)  # answers only as long as it lives
     new = NewTopic(settings.topic, num_partitions=settings.partitions, replication_factor=settings.replication_factor)
     try:
-        admin.create_topics([new], request_timeout=ANSWER_SECONDS)[settings.topic].result()
+        answer(admin.create_topics([new], request_timeout=ANSWER_SECONDS)[settings.topic])
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise
@@ -195,7 +195,7 @@ class Observer:
             KafkaException: Kafka does not answer, has no such topic, or refuses.
         """
         if partitions is None:
-            partitions = [one.id for one in self._asked_for_id().result().partitions]
+            partitions = [one.id for one in answer(self._asked_for_id()).partitions]
         if not partitions:
             return {}
         places = [TopicPartition(self._settings.topic, one) for one in sorted(partitions)]
@@ -207,9 +207,9 @@ class Observer:
         Raises:
             KafkaException: Kafka does not answer, has no such topic, or refuses.
         """
-        places = [TopicPartition(self._settings.topic, one.id) for one in self._asked_for_id().result().partitions]
+        places = [TopicPartition(self._settings.topic, one.id) for one in answer(self._asked_for_id()).partitions]
         asked = self._admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), request_timeout=ANSWER_SECONDS)
-        return {place.partition: asked[place].result().offset for place in places}
+        return {place.partition: answer(asked[place]).offset for place in places}
 
     def committed(self, id_: str, partitions: Collection[int]) -> dict[int, tuple[int, str]]:
         """How far the workers are in the topic of that id, by partition; what nobody has committed is left out.
@@ -261,10 +261,7 @@ class Observer:
             asked = asking.describe_consumer_groups(
                 [name], include_authorized_operations=True, request_timeout=_NEVER_SECONDS
             )
-            try:
-                return asked[name].result(timeout=ANSWER_SECONDS)
-            except TimeoutError:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None  # noqa: SLF001 - spelled so
+            return answer(asked[name], seconds=ANSWER_SECONDS)
 
         with asking.asking():
             found = _of_group(ask)
@@ -306,6 +303,18 @@ class Observer:
         return asked
 
 
+def answer(asked: Future[Any], *, seconds: float = 2 * ANSWER_SECONDS) -> Any:
+    """What an AdminClient was told; waits no longer than this, whatever has become of the question.
+
+    Raises:
+        KafkaException: Kafka does not answer, or refuses.
+    """
+    try:
+        return asked.result(timeout=seconds)
+    except TimeoutError:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None  # noqa: SLF001 - spelled so
+
+
 def id_of(asked: Future[Any]) -> str | None:
     """What a question for the topic's id has come to: None if there is no answer yet, or none that says it."""
     with suppress(KafkaException):
@@ -315,7 +324,7 @@ def id_of(asked: Future[Any]) -> str | None:
 
 def _id(asked: Future[Any]) -> str | None:
     try:
-        return str(asked.result().topic_id).translate(_AS_IN_ADDRESSES)
+        return str(answer(asked).topic_id).translate(_AS_IN_ADDRESSES)
     except KafkaException as error:
         if error.args[0].code() in NO_SUCH_TOPIC:
             return None
@@ -405,7 +414,7 @@ def _extents(admin: AdminClient, places: list[TopicPartition]) -> dict[int, Exte
 
 def _answered(asked: Future[Any]) -> int:
     """An offset; of a leader that is silent, while others answer, librdkafka gives one that is none, and no error."""
-    offset = int(asked.result().offset)
+    offset = int(answer(asked).offset)
     if offset < 0:
         raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
     return offset

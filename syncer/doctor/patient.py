@@ -231,7 +231,7 @@ class Patient:
     def _config(self, kind: ResourceType, name: str) -> dict[str, str]:
         resource = ConfigResource(kind, name)
         asked = self.kafka.describe_configs([resource], request_timeout=ANSWER_SECONDS)
-        return {one.name: one.value or "" for one in asked[resource].result(timeout=2 * ANSWER_SECONDS).values()}
+        return {one.name: one.value or "" for one in topic.answer(asked[resource]).values()}
 
     @cached_property
     def lags(self) -> list[PartitionLag]:

@@ -175,7 +175,7 @@ def _privileges(patient: Patient) -> Iterator[Symptom]:
         topics = patient.kafka.describe_topics(
             TopicCollection([settings.topic]), include_authorized_operations=True, request_timeout=ANSWER_SECONDS
         )
-        on_topic = topics[settings.topic].result(timeout=2 * ANSWER_SECONDS).authorized_operations
+        on_topic = topic.answer(topics[settings.topic]).authorized_operations
         on_group = Observer(settings).group().authorized_operations
     except KafkaException as error:
         raise UnseenError(f"Kafka does not say what may be done: {error.args[0].str()}") from error

@@ -6,12 +6,10 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
@@ -23,6 +21,7 @@ from syncer.doctor.topic_checks import Copies, judge_copies
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.settings import Settings
 from tests.doctoring import is_well, look, mend
+from tests.faults.following import admin
 from tests.harness import World, made, running, wait_until
 
 CONSIDER, WRONG = Severity.CONSIDER, Severity.WRONG
@@ -55,21 +54,12 @@ def careless(endpoints: Endpoints) -> Iterator[Endpoints]:
             server.stop()
 
 
-@cache
-def _admin(bootstrap_servers: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": bootstrap_servers})
-
-
-def admin(world: World) -> AdminClient:
-    """A client that lives on: it answers only as long as it does."""
-    return _admin(world.endpoints.kafka_bootstrap_servers)
-
-
 def configure(world: World, name: str, value: str) -> None:
     """Give the topic a setting, as somebody does who knows no better."""
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, world.settings.kafka.topic, incremental_configs=[entry])
-    admin(world).incremental_alter_configs([resource])[resource].result()
+    client = admin(world)  # answers only as long as it lives
+    client.incremental_alter_configs([resource])[resource].result()
 
 
 def with_kafka(world: World, **changes: object) -> Settings:
@@ -159,12 +149,13 @@ def test_changes_that_left_the_topic_unread_are_told_of(world: World) -> None:
     with world.relay() as relay:
         relay.run_once()
     places = {one.partition: one.committed for one in topic.lag(settings)}
-    asked = admin(world).alter_consumer_group_offsets(
+    client = admin(world)
+    asked = client.alter_consumer_group_offsets(
         [ConsumerGroupTopicPartitions(settings.group, [TopicPartition(settings.topic, *one) for one in places.items()])]
     )
     asked[settings.group].result()
     ends = [TopicPartition(settings.topic, one.partition, one.end) for one in topic.lag(settings) if one.records]
-    for deleted in admin(world).delete_records(ends).values():
+    for deleted in client.delete_records(ends).values():
         deleted.result()
     (found,) = look(world, "kafka.lost")
     assert found.severity is WRONG
@@ -186,9 +177,10 @@ def test_foreign_records_are_told_of(world: World) -> None:
     assert found.found.startswith("1 record of the last")
     end = next(one.end for one in topic.lag(settings) if one.partition == 0)
     place = TopicPartition(settings.topic, 0, end)
-    for deleted in admin(world).delete_records([place]).values():
+    client = admin(world)
+    for deleted in client.delete_records([place]).values():
         deleted.result()
-    asked = admin(world).alter_consumer_group_offsets([ConsumerGroupTopicPartitions(settings.group, [place])])
+    asked = client.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(settings.group, [place])])
     asked[settings.group].result()
     assert is_well(look(world, "kafka.records"))
 
@@ -270,7 +262,8 @@ def test_a_careless_broker_is_told_of(world: World, careless: Endpoints, tmp_pat
         AclOperation.READ,
         AclPermissionType.ALLOW,
     )
-    for one in admin(other).create_acls([kept]).values():
+    client = admin(other)
+    for one in client.create_acls([kept]).values():
         one.result()
     wait_until(lambda: not is_well(look(other, "kafka.privileges")), what="the broker knows of it")
     (found,) = look(other, "kafka.privileges")

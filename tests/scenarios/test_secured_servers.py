@@ -251,7 +251,7 @@ def test_no_duty_can_do_what_is_another_s(guarded: Guarded) -> None:
         reader = everybody.options(api_key=(it.folder / "reader-key").read_text().strip())
         with pytest.raises(AuthorizationException):
             reader.index(index=it.world.index_of(), id="1", document={"title": "x"})
-    worker = AdminClient(said)  # answers only as long as it lives
+    worker = AdminClient({**said})  # answers only as long as it lives
     rule = AclBinding(
         ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:worker", "*", AclOperation.ALL, _ALLOW
     )

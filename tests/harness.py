@@ -308,8 +308,10 @@ class World:
 
     def refresh(self, index: Index) -> None:
         """Write every page of every job that there is, as the lane of a daemon does."""
+        deadline = time.monotonic() + 2 * DEADLINE_SECONDS
         with self.connect() as connection, self.refresher(index) as refresher:
             while any(not one.is_halted for one in job.unfinished(connection)):
+                assert time.monotonic() < deadline, job.unfinished(connection)
                 refresher.run_once()
 
     # Parts

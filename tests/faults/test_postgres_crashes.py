@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace as changed
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 from elasticsearch import Elasticsearch
@@ -65,10 +66,21 @@ def crash(server: PostgresServer) -> None:
     server.start()
 
 
+def stop_walwriter(world: World) -> bool:
+    """SIGSTOP to it; False, and it goes on, if it was at work: it holds a lock then that every commit needs."""
+    query = "SELECT pid, wait_event = 'WalWriterMain' FROM pg_stat_activity WHERE backend_type = 'walwriter'"
+    ((pid, _),) = world.sql(query)
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, what="it stands")
+    ((_, is_at_rest),) = world.sql(query)
+    if not is_at_rest:
+        os.kill(pid, signal.SIGCONT)
+    return bool(is_at_rest)
+
+
 def lazily(world: World, query: str) -> None:
     """A commit that does not wait for the disk, nor gets there until somebody waits for another one."""
-    ((pid,),) = world.sql("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'")
-    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: stop_walwriter(world), what="the walwriter stands still while it rests")
     while world.sql("SELECT log_cnt < 8 FROM syncer.version") == [(True,)]:
         world.sql("SELECT nextval('syncer.version')")  # a draw that is logged would wait for all before it
     world.sql(f"SET LOCAL synchronous_commit = off; {query}")

@@ -209,10 +209,12 @@ def move_at_random(world: World, index: Index) -> list[str]:
                 writer.write(world.index_of(), dice.sample(ids, 10))
 
     with ThreadPoolExecutor(4) as threads:
-        with writing(world):
-            running = [threads.submit(write, number) for number in range(4)]
-            time.sleep(SECONDS / 2)
-        stop.set()
+        try:
+            with writing(world):
+                running = [threads.submit(write, number) for number in range(4)]
+                time.sleep(SECONDS / 2)
+        finally:
+            stop.set()
         for one in running:
             one.result()
     with world.writer(index) as writer:

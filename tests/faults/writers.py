@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from tests.harness import World
+from tests.harness import DEADLINE_SECONDS, World
 
 SEED = int(os.environ.get("SYNCER_TEST_SEED") or random.SystemRandom().randrange(10**6))
 SECONDS = float(os.environ.get("SYNCER_TEST_SECONDS", "10"))
@@ -89,7 +89,8 @@ def at_work(world: World, works: Sequence[Work], *, seed: int = SEED, outlive: b
             failures.append(error)
 
     threads = [
-        threading.Thread(target=run, args=(work, random.Random(seed + number))) for number, work in enumerate(works)
+        threading.Thread(target=run, args=(work, random.Random(seed + number)), daemon=True)
+        for number, work in enumerate(works)
     ]
     for thread in threads:
         thread.start()
@@ -98,7 +99,8 @@ def at_work(world: World, works: Sequence[Work], *, seed: int = SEED, outlive: b
     finally:
         stop.set()
         for thread in threads:
-            thread.join()
+            thread.join(DEADLINE_SECONDS)
+    assert not [thread for thread in threads if thread.is_alive()], "a writer waits for ever"
     assert not failures, failures
 
 

@@ -528,7 +528,7 @@ def test_a_writer_of_a_partition_in_flight_is_waited_for(events: World) -> None:
         with events.connect() as connection:
             capture.install(connection, one, waiting=told.append)
 
-    with psycopg.connect(events.dsn) as application, ThreadPoolExecutor(1) as threads:
+    with ThreadPoolExecutor(1) as threads, psycopg.connect(events.dsn) as application:
         application.execute("UPDATE events_1 SET note = 'unheard'")
         installing = threads.submit(make)
         wait_until(lambda: bool(told) or installing.done(), what="it waits")

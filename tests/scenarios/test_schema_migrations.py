@@ -60,7 +60,7 @@ def waiting_for_the_lock(world: World) -> int:
 
 def test_two_that_migrate_at_once_both_succeed(empty_world: World) -> None:
     """One applies, the other waits and finds nothing to do."""
-    with empty_world.connect() as holder, ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(2) as threads, empty_world.connect() as holder:
         holder.execute("SELECT pg_advisory_lock($1)", (AdvisoryLock.SCHEMA,))
         both = [threads.submit(migrate, empty_world) for _ in range(2)]
         wait_until(lambda: waiting_for_the_lock(empty_world) == 2, what="both wait", seconds=20)

@@ -16,7 +16,7 @@ import syncer
 from syncer.errors import TokenError, WaitTimeoutError
 from syncer.waiting import Waiter
 from tests.faults.test_waiting import committed
-from tests.harness import World
+from tests.harness import World, wait_until
 from tests.proof import Rule, faces
 from tests.scenarios.test_dead_letters import POSTS, USER
 
@@ -33,20 +33,23 @@ def blog(world: World) -> World:
 
 def follow(world: World, token: str) -> None:
     """Turn a relay and a worker until a transaction is there."""
+
+    def turn() -> bool:
+        relay.run_once()
+        worker.run_once()
+        try:
+            waiter.wait(token, timeout_seconds=0.01)
+        except WaitTimeoutError:
+            return False
+        return True
+
     with (
         Waiter(world.settings) as waiter,
         world.index() as index,
         world.relay() as relay,
         world.worker(index) as worker,
     ):
-        while True:
-            relay.run_once()
-            worker.run_once()
-            try:
-                waiter.wait(token, timeout_seconds=0.01)
-            except WaitTimeoutError:
-                continue
-            return
+        wait_until(turn, what="the transaction is there")
 
 
 def test_what_cannot_be_waited_for_is_said(blog: World) -> None:

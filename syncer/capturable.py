@@ -6,7 +6,7 @@ Guarantee: a relation whose rows can change past the triggers of `syncer.trigger
 from __future__ import annotations
 
 from syncer.errors import DefinitionError
-from syncer.postgres import Connection
+from syncer.postgres import Connection, value
 
 # A relation, and whatever its rows may be in: partitions of every level, or tables that inherit.
 _MEMBERS = """
@@ -98,6 +98,11 @@ def _of_itself(relation: str, schema: str, kind: str, persistence: str) -> tuple
 
 def _refused(file: str, relation: str, what: str, hint: str) -> DefinitionError:
     return DefinitionError(f"{file} reads {relation}, which is {what}", hint=hint)
+
+
+def exists(connection: Connection, relation: str) -> bool:
+    """Whether there is such a table."""
+    return bool(value(connection, "SELECT to_regclass($1) IS NOT NULL", (relation,)))
 
 
 def primary_key(connection: Connection, relation: str) -> tuple[str, ...]:

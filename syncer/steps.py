@@ -294,6 +294,8 @@ def _captures(connection: Connection, documents: Iterable[Document]) -> Iterable
         for relation in document.dependencies.tables:
             readers.setdefault(relation, []).append(document.dependencies)
     for relation, found in sorted(readers.items()):
+        if not capturable.exists(connection, relation):
+            continue  # only what goes away, or is halted, reads it still: what is to be put in force was just looked at
         key = capturable.primary_key(connection, relation)
         routing = frozenset().union(*(one.tables[relation].routing for one in found))
         watched = frozenset().union(*(one.tables[relation].watched for one in found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -493,6 +494,39 @@ def test_a_definition_that_is_no_longer_in_force_halts_nothing(two: World) -> No
         mend(two, TROUBLES["a table is dropped"], "")
         two.apply()
         assert generation_of(composer.compose(two.index_of(), ["2"])) == 3
+
+
+@faces(
+    "a table is dropped together with the document, or the index, that alone reads it",
+    promises=(1, 5),
+    without=Rule(
+        "a table that is gone is captured for nobody",
+        module="syncer.steps",
+        text="if not capturable.exists(connection, relation):",
+        instead="if False:",
+    ),
+)
+def test_a_table_goes_with_what_reads_it(two: World) -> None:
+    """What no longer reads it is put in force: where it is, in a new index, and where another document has gone."""
+    daemon = two.daemon()
+    two.wait_until_level()
+    two.sql("DROP TABLE comments")
+    mend(two, TROUBLES["a table is dropped"], "")
+    body = two.document_folder / "index.json"
+    body.write_text(body.read_text().replace('"title": { "type": "text" }', '"title": { "type": "keyword" }'))
+    rebuilt = two.syncer("apply", "--yes")
+    assert rebuilt.returncode == 0, rebuilt.stderr
+    two.sql("DROP TABLE pages; UPDATE posts SET title = 'anew' WHERE id = 1")
+    shutil.rmtree(two.config / "documents" / "page")
+    applied = two.syncer("apply", "--yes")
+    assert applied.returncode == 0, applied.stderr
+    assert "public.pages will no longer be captured" in applied.stdout
+    assert {relation for (relation,) in two.sql("SELECT relation FROM syncer.capture")} == {
+        "public.posts",
+        "public.users",
+    }
+    two.wait_until_level()
+    assert daemon.stop() == 0
 
 
 @faces(

@@ -81,6 +81,9 @@ def carry_out(
         for building in decided.abandoned:
             withdraw(connection, indices, building)
             tell(f"index {building.index_name} is built no more")
+        for document in decided.removed:
+            _remove(connection, indices, document)
+            tell(f"index {document.index_name} of {document.name} is dropped")
         with connection.transaction():
             fills = [_put_in_force(connection, step) for step in steps]
         for one in too_wide:
@@ -125,6 +128,18 @@ def put_out_of_force(connection: Connection, document: Document) -> None:
     with connection.transaction():
         store.drop_document(connection, document)
         leftover.note(connection, document.target)
+
+
+def _remove(connection: Connection, indices: Indices, document: Document) -> None:
+    """Put a document's index out of force, whatever it is for, and drop it.
+
+    Raises:
+        IndexingError: It has an alias that is none of syncer's; nothing was changed.
+    """
+    # While it is in force, so that whoever dies in between leaves what can be removed again, or applied.
+    indices.hide(document.target, document.index)
+    put_out_of_force(connection, document)
+    leftover.drop(connection, indices, document.target)
 
 
 def _clear_away(

@@ -160,12 +160,26 @@ def apply(
             metavar="NUMBER", parser=number(least=0), help="Seconds to go on asking for the lock of a table in use."
         ),
     ] = 60,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DOCUMENT",
+            help="Put a document that has no folder any more out of force, and drop its index.",
+        ),
+    ] = None,
 ) -> None:
-    """Put the definitions of the config folder in force: indices, triggers, and a first fill."""
+    """Put the definitions of the config folder in force: indices, triggers, and a first fill.
+
+    A document whose folder is gone is left as it is, unless --remove names it: then
+    searches find it no more, its index is dropped, and so are its jobs, its dead
+    letters, and the triggers of tables that only it reads.
+    """
     from syncer.plan import caution, page  # noqa: PLC0415 - as above
 
     with open_parts("apply") as parts:
-        decided = steps.plan(parts.connection, parts.indices, definition.load_all(settings.config_folder()))
+        decided = steps.plan(
+            parts.connection, parts.indices, definition.load_all(settings.config_folder()), remove=remove or ()
+        )
         terminal.show_plan(out, decided)
         for step in decided.steps:
             if step.is_new_generation:

@@ -285,23 +285,39 @@ class Indices:
         found = self._client.options(ignore_status=_NOT_FOUND).indices.get_alias(name=alias)
         return sorted(found.body) if found.meta.status != _NOT_FOUND else []
 
+    def hide(self, target: Target, alias: str) -> None:
+        """Let no search through this alias find an index that is to be dropped; it may be gone already.
+
+        Raises:
+            IndexingError: Something else has an alias to it too; nothing was changed.
+        """
+        aliases = self._aliases(target)
+        self._require_unused(target, aliases - {alias})
+        if alias in aliases:
+            self._client.indices.update_aliases(actions=[{"remove": {"index": target.index_name, "alias": alias}}])
+
     def drop(self, target: Target) -> None:
         """Delete an index with its aliases; it may be gone already.
 
         Raises:
             IndexingError: Something besides syncer's own writes has an alias to it.
         """
-        quiet = self._client.options(ignore_status=_NOT_FOUND)
-        found = quiet.indices.get_alias(index=target.index_name)
+        self._require_unused(target, self._aliases(target))
+        self._client.options(ignore_status=_NOT_FOUND).indices.delete(index=target.index_name)
+
+    def _aliases(self, target: Target) -> set[str]:
+        """The aliases to an index, besides the one that writes name; none if it is gone."""
+        found = self._client.options(ignore_status=_NOT_FOUND).indices.get_alias(index=target.index_name)
         if found.meta.status == _NOT_FOUND:
-            return
-        aliases = found.body[target.index_name]["aliases"].keys() - {target.write_alias}
+            return set()
+        return set(found.body[target.index_name]["aliases"]) - {target.write_alias}
+
+    def _require_unused(self, target: Target, aliases: set[str]) -> None:
         if aliases:
             raise IndexingError(
                 f"{target.index_name} is searched as {', '.join(sorted(aliases))}, and is not dropped",
                 hint="Let the alias point at another index first.",
             )
-        quiet.indices.delete(index=target.index_name)
 
     def _is_untouched(self, target: Target) -> bool:
         """Whether nothing was ever written to an index, not even a delete, as far as every shard can be asked."""

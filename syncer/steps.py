@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from syncer import capturable, capture, compose, leftover, store, trial
 from syncer.definition import Definition
-from syncer.errors import DefinitionError
+from syncer.errors import ConfigError, DefinitionError
 from syncer.indices import Indices
 from syncer.model import Role, Target
 from syncer.postgres import Connection
@@ -72,6 +72,7 @@ class Plan:
         captures: The tables whose triggers are to be made or changed, and how.
         released: Tables that no document reads any more.
         forgotten: Documents in force that the config folder no longer has; they are left as they are.
+        removed: Those of them that are to be put out of force, each with all its indices; that which serves comes last.
         abandoned: Those whose new index is no longer wanted as it is being built.
         leftovers: Indices that somebody who died has left behind.
     """
@@ -82,25 +83,53 @@ class Plan:
     forgotten: tuple[str, ...]
     abandoned: tuple[Document, ...] = ()
     leftovers: tuple[Target, ...] = ()
+    removed: tuple[Document, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
         unchanged = all(step.change is Change.UNCHANGED for step in self.steps)
-        return unchanged and not (self.captures or self.released or self.abandoned or self.leftovers)
+        return unchanged and not (self.captures or self.released or self.abandoned or self.leftovers or self.removed)
 
 
-def plan(connection: Connection, indices: Indices, definitions: Iterable[Definition]) -> Plan:
+def plan(
+    connection: Connection, indices: Indices, definitions: Iterable[Definition], *, remove: Collection[str] = ()
+) -> Plan:
     """Compare the definitions with what is in force, and find out what they read.
 
+    Args:
+        connection: As a role that owns the tables and the syncer schema.
+        indices: Elasticsearch's.
+        definitions: Those of the config folder.
+        remove: Documents without a folder that are to be put out of force.
+
     Raises:
+        ConfigError: What is to be removed has a folder, or is not in force; nothing was changed.
         DefinitionError: A definition is refused; nothing was changed.
         ComposeError: A SELECT returns an id more than once; nothing was changed.
     """
-    in_force = standing(connection)
+    in_force, definitions = standing(connection), list(definitions)
+    _require_removable(remove, in_force, {one.name for one in definitions})
     return assemble(
-        connection, [step(connection, indices, definition, in_force) for definition in definitions], in_force
+        connection,
+        [step(connection, indices, definition, in_force) for definition in definitions],
+        in_force,
+        remove=remove,
     )
+
+
+def _require_removable(names: Collection[str], in_force: Standing, configured: set[str]) -> None:
+    for name in names:
+        if name in configured:
+            raise ConfigError(
+                f"{name} has a folder, and stays in force",
+                hint="Only what has none can be removed: move its folder away first.",
+            )
+        if name not in in_force.documents:
+            without = ", ".join(sorted(in_force.documents.keys() - configured))
+            raise ConfigError(
+                f"No document {name} is in force", hint=f"In force without a folder: {without or 'none'}."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,16 +170,19 @@ def standing(connection: Connection) -> Standing:
     )
 
 
-def assemble(connection: Connection, steps: Iterable[Step], in_force: Standing) -> Plan:
+def assemble(
+    connection: Connection, steps: Iterable[Step], in_force: Standing, *, remove: Collection[str] = ()
+) -> Plan:
     """All steps together, and what they mean for the tables."""
     steps = tuple(steps)
-    forgotten = in_force.documents.keys() - {one.document.name for one in steps}
+    removed = tuple(one for one in (*in_force.others, *in_force.documents.values()) if one.name in remove)
+    forgotten = in_force.documents.keys() - {one.document.name for one in steps} - set(remove)
     abandoned = tuple(building for one in steps if (building := _abandoned(one, in_force)) is not None)
     documents = [
         *(one.document for one in steps),
         *(one.before for one in steps if one.before is not None and one.document.role is Role.BUILDING),
         *(in_force.documents[name] for name in sorted(forgotten)),
-        *(one for one in in_force.others if one not in abandoned),
+        *(one for one in in_force.others if one not in (*abandoned, *removed)),
     ]
     wanted = {one.relation: one for one in _captures(connection, documents)}
     captured = in_force.captured
@@ -167,6 +199,7 @@ def assemble(connection: Connection, steps: Iterable[Step], in_force: Standing) 
         forgotten=tuple(sorted(forgotten)),
         abandoned=abandoned,
         leftovers=in_force.leftovers,
+        removed=removed,
     )
 
 

@@ -111,7 +111,12 @@ def show_plan(console: Console, plan: Plan) -> None:
             f"{target.index_name} was left behind by a command that did not come to its end: it will be dropped"
         )
     for name in plan.forgotten:
-        console.print(f"[yellow]{escape(name)} is in force and has no folder: it is left as it is")
+        console.print(f"[yellow]{escape(name)} is in force and has no folder: it is left as it is[/]")
+        console.print(
+            f"  syncer apply --remove {shlex.quote(name)} puts it out of force, and drops its index", style="dim"
+        )
+    for one in plan.removed:
+        console.print(f"[red]{escape(one.name)} will be put out of force, and its index {one.index_name} dropped")
     for relation in plan.released:
         console.print(f"{escape(relation)} will no longer be captured")
 

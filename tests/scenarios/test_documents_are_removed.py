@@ -1,0 +1,160 @@
+"""A document is put out of force: what it had goes with it, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from subprocess import CompletedProcess
+
+import pytest
+
+from syncer import apply, steps
+from syncer.definition import load_all
+from tests.harness import World, wait_until
+from tests.proof import Rule, faces
+
+PAGES = """
+CREATE TABLE pages (id bigint PRIMARY KEY, text text NOT NULL);
+INSERT INTO pages SELECT g, 'page ' || g FROM generate_series(1, 10) AS g
+"""
+POSTS = """
+INSERT INTO users (id, name, email) VALUES (1, 'John', 'j');
+INSERT INTO posts (user_id, title, body) SELECT 1, 'title ' || g, 'body' FROM generate_series(1, 10) AS g
+"""
+
+
+def add_pages(world: World) -> None:
+    """The folder of a second document, on a table of its own."""
+    folder = world.config / "documents" / "page"
+    folder.mkdir()
+    (folder / "document.yaml").write_text(f"index: {pages_of(world)}\n")
+    (folder / "select.sql").write_text("SELECT id AS _id, text FROM pages")
+    (folder / "index.json").write_text(json.dumps({"mappings": {"properties": {"text": {"type": "text"}}}}))
+
+
+def pages_of(world: World) -> str:
+    """What searches of pages use."""
+    return f"{world.alias}-pages"
+
+
+@pytest.fixture
+def two(empty_world: World) -> World:
+    """A world with posts and pages in force."""
+    empty_world.sql(PAGES)
+    add_pages(empty_world)
+    empty_world.set_up()
+    empty_world.sql(POSTS)
+    return empty_world
+
+
+def without_folder(world: World) -> None:
+    """The pages' folder goes away."""
+    shutil.rmtree(world.config / "documents" / "page")
+
+
+def apply_removing(world: World, name: str) -> CompletedProcess[str]:
+    """What an operator types."""
+    return world.syncer("apply", "--yes", "--remove", name)
+
+
+def indices_of_pages(world: World) -> list[str]:
+    """The physical indices of pages."""
+    with world.elasticsearch() as client:
+        return sorted(client.indices.get(index=f"{pages_of(world)}*", expand_wildcards="all").body)
+
+
+def in_force(world: World) -> list[str]:
+    """The documents in force."""
+    return [name for (name,) in world.sql("SELECT name FROM syncer.document ORDER BY 1")]
+
+
+def test_a_document_goes_with_all_that_it_has(two: World) -> None:
+    """Its index, its jobs and its tables' triggers are gone; the daemon goes on with the others, and takes it back."""
+    daemon = two.daemon()
+    two.wait_until_level()
+    without_folder(two)
+    left = two.syncer("apply", "--yes")
+    assert "page is in force and has no folder: it is left as it is" in left.stdout
+    assert "syncer apply --remove page" in left.stdout
+    assert in_force(two) == ["blogpost", "page"]
+    removed = apply_removing(two, "page")
+    assert removed.returncode == 0, removed.stderr
+    assert "page will be put out of force" in removed.stdout
+    assert in_force(two) == ["blogpost"]
+    assert indices_of_pages(two) == []
+    assert two.sql("SELECT FROM syncer.capture WHERE relation = 'public.pages'") == []
+    assert two.sql("SELECT FROM syncer.leftover") == []
+    two.sql("UPDATE pages SET text = 'nobody reads it'; UPDATE posts SET title = 'followed'")
+    two.wait_until_level()
+    assert "page" not in two.syncer("status").stdout
+    assert two.syncer("doctor", "--only", "workers").returncode == 0
+    add_pages(two)
+    again = two.syncer("apply", "--yes")
+    assert again.returncode == 0, again.stderr
+    two.sql("UPDATE pages SET text = 'read again' WHERE id = 1")
+    with two.elasticsearch() as client:
+        wait_until(
+            lambda: client.get(index=pages_of(two), id="1")["_source"]["text"] == "read again", what="it is followed"
+        )
+    assert indices_of_pages(two) == [f"{pages_of(two)}-000002"]
+    assert not [one for one in daemon.events() if one["level"] == "error"]
+    assert daemon.stop() == 0
+
+
+def test_what_cannot_be_removed_is_said(two: World) -> None:
+    """What has a folder stays, and so does what is not known; what could be meant is named; nothing is changed."""
+    refused = apply_removing(two, "page")
+    assert refused.returncode == 1
+    assert "page has a folder, and stays in force" in refused.stderr
+    without_folder(two)
+    unknown = apply_removing(two, "pgae")
+    assert unknown.returncode == 1
+    assert "No document pgae is in force" in unknown.stderr
+    assert "In force without a folder: page." in unknown.stderr
+    assert in_force(two) == ["blogpost", "page"]
+
+
+def test_an_index_that_somebody_else_searches_is_not_dropped(two: World) -> None:
+    """An alias that is none of syncer's keeps the document in force as it is."""
+    without_folder(two)
+    with two.elasticsearch() as client:
+        client.indices.put_alias(index=f"{pages_of(two)}-000001", name=f"{two.alias}-reports")
+        refused = apply_removing(two, "page")
+        assert refused.returncode == 1
+        assert f"is searched as {two.alias}-reports" in refused.stderr
+        assert client.indices.exists_alias(name=pages_of(two))
+        assert in_force(two) == ["blogpost", "page"]
+        client.indices.delete_alias(index=f"{pages_of(two)}-000001", name=f"{two.alias}-reports")
+    assert apply_removing(two, "page").returncode == 0
+
+
+@faces(
+    "whoever removes a document dies before, or after, it is out of force",
+    promises=(4,),
+    without=Rule(
+        "searches find no index any more before it is put out of force",
+        module="syncer.apply",
+        text="    indices.hide(document.target, document.index)\n    put_out_of_force(connection, document)\n",
+        instead="    put_out_of_force(connection, document)\n    indices.hide(document.target, document.index)\n",
+    ),
+)
+@pytest.mark.parametrize("step", ["hide", "drop"])
+def test_who_removes_dies(two: World, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Whoever applies next ends it: no index is left behind, and no alias."""
+    without_folder(two)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with two.connect() as connection, two.indices() as indices:
+        with monkeypatch.context() as patched:
+            patched.setattr(indices, step, die)
+            decided = steps.plan(connection, indices, load_all(two.config), remove=["page"])
+            with pytest.raises(KeyboardInterrupt):
+                apply.carry_out(connection, indices, decided)
+        if "page" in in_force(two):
+            apply.carry_out(connection, indices, steps.plan(connection, indices, load_all(two.config), remove=["page"]))
+        else:
+            apply.carry_out(connection, indices, steps.plan(connection, indices, load_all(two.config)))
+    assert in_force(two) == ["blogpost"]
+    assert indices_of_pages(two) == []

@@ -17,6 +17,7 @@ from psycopg import sql
 from syncer.plan import fitting
 from syncer.plan.fitting import Misfit
 from syncer.plan.judging import judge
+from syncer.plan.mappings import settled
 from syncer.plan.verdict import OBJECTS, ColumnType, Effect, Verdict, kind_of
 from syncer.postgres import Connection, value
 
@@ -58,7 +59,7 @@ def check(
         Each misfit with the id of a document that shows it.
     """
     names = [name for name, said in fields.items() if fitting.column_type(connection, said).kind == "json"]
-    mappings = index_body.get("mappings", {})
+    mappings = settled(index_body.get("mappings", {}))
     found: dict[_Place, _Values] = {}
     for id_, source in documents.items():
         document = json.loads(source, parse_float=Decimal)

@@ -1,20 +1,22 @@
 """Cost: what the queries behind a document cost on this database, and which indexes they miss.
 
 Nothing is guessed that can be asked: a query is run on a few real rows, read-only and for a bounded time, with
-``EXPLAIN ANALYZE``; what does not finish in that time is told by the planner alone.
+``EXPLAIN ANALYZE``; what does not finish in that time, or fails on a row, is told by the planner alone.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import psycopg
 import sqlglot
 from psycopg import errors as pg, sql
 from sqlglot import exp
 
+from syncer.policy import Action, decide
 from syncer.postgres import Connection, bounded, value
 from syncer.uses import Lookup
 
@@ -45,12 +47,14 @@ class Cost:
         seconds: How long it took; None if it was not run, or not to its end.
         rows: How many rows it returned, or, where it did not, how many the planner expects.
         scans: The large tables that are read from end to end.
+        failure: What Postgres said, if it fails on the data.
     """
 
     total: float
     seconds: float | None
     rows: float
     scans: tuple[str, ...]
+    failure: str | None = None
 
 
 def explain(
@@ -62,6 +66,11 @@ def explain(
             return _cost(connection, _plan(connection, query, parameters, analyze=", ANALYZE, TIMING OFF"))
     except pg.QueryCanceled:
         return _cost(connection, _plan(connection, query, parameters, analyze=""))
+    except psycopg.Error as error:
+        if decide(error) is not Action.PARK:
+            raise
+        planned = _cost(connection, _plan(connection, query, parameters, analyze=""))
+        return replace(planned, failure=str(error.diag.message_primary))
 
 
 def _plan(

@@ -124,8 +124,10 @@ def _way(table: TableForecast, finding: Finding) -> str:
         return query + said
     if not finding.changed_rows:
         return f"{query}{said}\n(the table has no row to try it on)"
-    documents = amount(round(finding.cost.rows), "document")
     changed = amount(finding.changed_rows, "changed row")
+    if finding.cost.failure is not None:
+        return f"{query}{said}\n{changed} → it fails: {finding.cost.failure}"
+    documents = amount(round(finding.cost.rows), "document")
     return f"{query}{said}\n{_cost(finding.cost, f'{changed} → {documents}, ')}"
 
 

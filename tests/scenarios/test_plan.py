@@ -408,6 +408,50 @@ def test_a_select_that_fails_on_the_data_is_a_warning(blog: World) -> None:
     assert found.tables
 
 
+@pytest.mark.parametrize(
+    ("select", "says"),
+    [
+        (
+            "SELECT p.id AS _id, (SELECT c.name FROM comments AS c WHERE c.post_id = p.id) AS name FROM posts AS p",
+            "more than one row",
+        ),
+        ("SELECT p.id AS _id, named(p.title) AS name FROM posts AS p", "no name for title 7"),
+    ],
+)
+def test_one_document_at_fault_hides_nothing(blog: World, select: str, says: str) -> None:
+    """A subquery that returns two rows for one post, or a function that raises, is a warning; apply begins."""
+    blog.sql("DELETE FROM comments; DELETE FROM posts WHERE id > 100")
+    blog.sql("INSERT INTO comments (post_id, name, comment) VALUES (7, 'bob', 'nice'), (7, 'eve', 'good')")
+    blog.sql(
+        "CREATE FUNCTION named(said text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS "
+        "$$ BEGIN IF said = 'title 7' THEN RAISE 'no name for %', said; END IF; RETURN said; END $$"
+    )
+    add_document(blog, "named", select, {"properties": {"name": {"type": "keyword"}}})
+    documents = {one.name: one for one in look(blog).documents}
+    (warned,) = documents["named"].warnings
+    assert warned.kind is Kind.FAILS
+    assert says in warned.what
+    assert documents["named"].refusals == ()
+    assert documents["named"].outcome is documents["blogpost"].outcome is Outcome.NEW
+    with servers(blog) as (connection, _, indices):
+        decided = steps.plan(connection, indices, definition.load_all(blog.config))
+        assert [caution.warnings(connection, one.document) for one in decided.steps] == [(), ()]
+
+
+def test_an_affects_query_that_fails_on_a_row_is_said(blog: World) -> None:
+    """Its cost is the planner's, with what Postgres says; the plan of the document stands."""
+    affects = blog.document_folder / "affects"
+    affects.mkdir()
+    query = "SELECT p.id / (c.id - 3) AS _id FROM posts AS p JOIN %(rows)s AS c ON p.user_id = c.id"
+    (affects / "users.sql").write_text(query)
+    found = of_blogpost(blog)
+    (users,) = [one for one in found.tables if one.relation == "public.users"]
+    assert users.finding[0].cost is not None
+    assert (users.finding[0].cost.failure, users.finding[0].cost.seconds) == ("division by zero", None)
+    assert found.refusals == ()
+    assert found.outcome is Outcome.NEW
+
+
 def test_a_fill_takes_about_as_long_as_estimated(blog: World) -> None:
     """The estimate is measured: ten times the documents take about ten times as long."""
 

@@ -51,6 +51,12 @@ _IN_A_NEW_INDEX = {
     Change.INDEX_GONE: Outcome.NEW,
     Change.REBUILD: Outcome.REINDEX,
 }
+_OUTCOMES = {
+    **_IN_A_NEW_INDEX,
+    Change.BUILDING: Outcome.REINDEX,
+    Change.UNCHANGED: Outcome.NOTHING,
+    Change.UNFILLED: Outcome.FILL,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +152,8 @@ def _scratch(connection: Connection, indices: Indices, step: Step) -> AbstractCo
 
 
 def _outcome(step: Step) -> Outcome:
-    if step.change in _IN_A_NEW_INDEX:
-        return _IN_A_NEW_INDEX[step.change]
-    if step.change is Change.UNCHANGED:
-        return Outcome.NOTHING
-    if step.change is Change.UNFILLED:
-        return Outcome.FILL
+    if step.change in _OUTCOMES:
+        return _OUTCOMES[step.change]
     before, after = step.before, step.document
     is_same = before is not None and (before.index_body, before.dependencies.canonical_select) == (
         after.index_body,

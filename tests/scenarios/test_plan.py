@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from syncer import definition, steps
+from syncer import apply, definition, steps
 from syncer.errors import IndexingError
 from syncer.index import Index
 from syncer.indices import Indices
@@ -161,6 +161,19 @@ def test_plan_and_apply_agree(blog: World, file: str, old: str, new: str, outcom
         blog.apply()
         assert physical(blog).keys() == before.keys()
     assert of_blogpost(blog).outcome is Outcome.NOTHING
+
+
+def test_a_new_index_that_is_being_built_is_said_to_be_one(blog: World) -> None:
+    """Between an apply that was interrupted and the next one, plan says that a new index takes the old one's place."""
+    blog.apply()
+    edit(blog, "index.json", '"title": { "type": "text" }', '"title": { "type": "keyword" }')
+    before = of_blogpost(blog)
+    with servers(blog) as (connection, _, indices):
+        apply.carry_out(connection, indices, steps.plan(connection, indices, definition.load_all(blog.config)))
+        (step,) = steps.plan(connection, indices, definition.load_all(blog.config)).steps
+    assert step.change is steps.Change.BUILDING
+    found = of_blogpost(blog)
+    assert (found.outcome, found.reason) == (before.outcome, before.reason) == (Outcome.REINDEX, step.reason)
 
 
 def test_an_affects_query_changes_triggers_only(blog: World) -> None:

@@ -366,6 +366,33 @@ def test_what_is_inside_a_jsonb_is_looked_at(blog: World) -> None:
     assert warned == {"inside.half": (Kind.CHANGED, "5"), "inside.title": (Kind.UNSEARCHABLE, "6")}
 
 
+def test_what_no_text_of_postgres_can_be_is_passed_over(blog: World) -> None:
+    """A NUL or half a pair of surrogates in a json column keeps nothing else in it from being looked at."""
+    blog.sql("DELETE FROM posts WHERE id > 100; ALTER TABLE posts ADD more json DEFAULT '{}'")
+    blog.sql(r"""UPDATE posts SET more = '{"title": "\u0000"}' WHERE id = 5""")
+    blog.sql(r"""UPDATE posts SET more = '{"title": "\ud800", "half": 0.5}' WHERE id = 6""")
+    blog.sql("""UPDATE posts SET more = '{"title": "long"}' WHERE id = 7""")
+    properties = {"half": {"type": "long"}, "title": {"type": "keyword", "ignore_above": 3}}
+    select = "SELECT p.id AS _id, p.more FROM posts AS p"
+    add_document(blog, "inner", select, {"properties": {"more": {"dynamic": False, "properties": properties}}})
+    warned = {(one.field, one.kind): one.example for one in look(blog, "inner").documents[0].warnings}
+    assert warned == {("more.half", Kind.CHANGED): "6", ("more.title", Kind.UNSEARCHABLE): "7"}
+
+
+def test_a_dot_in_a_name_is_a_step_into_an_object(blog: World) -> None:
+    """What is at the end of it is held against the mapping there, be it inside a jsonb."""
+    blog.sql("DELETE FROM posts WHERE id > 100")
+    select = """SELECT p.id AS _id, jsonb_build_object('a.b', 1.5, 'a', jsonb_build_object('c.d', 2.5)) AS inside,
+        jsonb_build_object('e.f', 3.5) AS more FROM posts AS p"""
+    deep = {"properties": {"b": {"type": "double"}, "c": {"dynamic": False, "properties": {}}}}
+    inside = {"dynamic": "strict", "properties": {"a": deep}}
+    add_document(
+        blog, "dotted", select, {"properties": {"inside": inside, "more": {"properties": {"e.f": {"type": "long"}}}}}
+    )
+    warned = {one.field: one.kind for one in look(blog, "dotted").documents[0].warnings}
+    assert warned == {"inside.a.c.d": Kind.UNSEARCHABLE, "more.e.f": Kind.CHANGED}
+
+
 def test_a_misfit_is_held_against_the_documents_of_today(blog: World) -> None:
     """An infinity is only a warning where it is; a fraction is one in any case, and says whether there is one today."""
     select = "SELECT p.id AS _id, p.created, p.views / 2.0 AS half FROM posts AS p"

@@ -15,6 +15,7 @@ import psycopg
 import sqlglot
 from psycopg import errors as pg, sql
 from sqlglot import exp
+from sqlglot.errors import SqlglotError
 
 from syncer.policy import Action, decide
 from syncer.postgres import Connection, bounded, value
@@ -179,7 +180,10 @@ def _is_served(connection: Connection, lookup: Lookup) -> bool:
 
 def _meaning(expression: str) -> str:
     """An expression without what Postgres and we write differently: quotes and brackets that change nothing."""
-    bare = sqlglot.parse_one(expression, read="postgres").unnest()
+    try:
+        bare = sqlglot.parse_one(expression, read="postgres").unnest()
+    except SqlglotError:  # somebody's index on what the parser does not know, and so no lookup of ours
+        return expression
     for brackets in list(bare.find_all(exp.Paren)):
         brackets.replace(brackets.unnest())
     return str(bare.sql(dialect="postgres", identify=True))

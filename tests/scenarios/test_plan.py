@@ -566,6 +566,8 @@ def lookups(*columns: str) -> list[Lookup]:
         ("CREATE INDEX ON t (('x-' || a))", ("('x-'::text || a)",), False),
         ("CREATE INDEX ON t (a)", ("('x-'::text || a)",), True),
         ("CREATE INDEX ON t (lower(s))", ("(lower(s))",), False),
+        ("CREATE INDEX ON t ((s ~>~ 'x'))", ("a",), True),
+        ("CREATE INDEX ON t ((point(a, b) ~= point(b, a)), a)", ("a",), True),
     ],
 )  # fmt: skip
 def test_an_index_is_missing_unless_one_leads_with_the_columns(

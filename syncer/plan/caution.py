@@ -104,12 +104,10 @@ def _examples(
         try:
             with bounded(connection, seconds=estimate.SECONDS_MAX):
                 found = compose.examples(connection, document, conditions, limit=limit)
-        except pg.QueryCanceled:  # too many documents
-            continue
-        except psycopg.Error as error:
-            if decide(error) is not Action.PARK:
+        except psycopg.Error as error:  # too many documents; or the SELECT fails on one of them
+            if not isinstance(error, pg.QueryCanceled) and decide(error) is not Action.PARK:
                 raise
-            continue  # the SELECT fails on one of them
+            continue
         return dict(zip(conditions, found, strict=True)), limit is None
     return {}, False
 

@@ -95,7 +95,7 @@ class DocumentForecast:
         halted: Why it is halted, until apply; None if it is not.
         outcome: What becomes of the index; None if the definition is refused.
         reason: Why it needs a new index, if it does.
-        documents: How many there are; None if counting took too long.
+        documents: How many there are; None if counting took too long, or failed: a warning says so.
         fill_seconds: About how long writing them all takes; None if nothing could be measured.
         sampled: On how many documents that was measured.
         compose: What composing the sample costs.
@@ -267,7 +267,7 @@ class _Forecaster:
         return replace(found, refusals=self._refusals.get(name, ()))
 
     def _compose_cost(self, document: Document, trial: Trial) -> Cost | None:
-        if trial.failure:
+        if trial.failure and not trial.sample:
             return None
         ids = compose.castable(document, list(trial.sample))
         return cost.explain(self._connection, compose.statement(document), (ids,), seconds_max=estimate.SECONDS_MAX)

@@ -492,6 +492,16 @@ def test_an_affects_query_that_fails_on_a_row_is_said(blog: World) -> None:
     assert found.outcome is Outcome.NEW
 
 
+def test_a_count_that_fails_is_no_count_that_takes_too_long(blog: World) -> None:
+    """What Postgres says of the row is what a trial says; the documents before it are tried all the same."""
+    add_document(blog, "viewed", "SELECT p.id AS _id, p.title FROM posts AS p WHERE 1 / (p.views - 9) < 1")
+    with servers(blog) as (connection, index, indices):
+        *_, step = steps.plan(connection, indices, definition.load_all(blog.config)).steps
+        blog.sql("UPDATE posts SET views = 9 WHERE id = 500")
+        trial = estimate.attempt(connection, index, indices, step)
+    assert (trial.documents, trial.failure, len(trial.sample)) == (None, "division by zero", estimate.SAMPLE_DOCUMENTS)
+
+
 def test_a_fill_takes_about_as_long_as_estimated(blog: World) -> None:
     """The estimate is measured: ten times the documents take about ten times as long."""
 

@@ -298,6 +298,26 @@ def test_what_is_not_understood_is_refused_with_the_way_out(judge: Judge, shape:
     assert "affects/" in str(refused.value.hint)
 
 
+READ_TWICE = """
+SELECT x.id AS _id,
+    (SELECT max(v) FROM seen WHERE r_id = x.id) AS f,
+    (SELECT max(v) FROM seen) AS g
+FROM r x
+"""
+
+
+@pytest.mark.parametrize("inner", ["a", "(SELECT r_id, v FROM a) AS q", "inside"])
+def test_of_a_view_that_is_read_twice_the_reading_at_fault_is_shown(judge: Judge, inner: str) -> None:
+    """The caret stands where the view is named that no path leads from, not where it is named first."""
+    with judge.undone():
+        judge.connection.execute("CREATE VIEW inside AS SELECT r_id, v FROM a")
+        judge.connection.execute(f"CREATE VIEW seen AS SELECT r_id, v FROM {inner}".encode())
+        with pytest.raises(DefinitionError, match="which documents does a change of") as refused:
+            judge.derive(READ_TWICE)
+    assert "AS g" in refused.value.message
+    assert "AS f" not in refused.value.message
+
+
 def test_what_is_beyond_the_parser_goes_by_affects_alone(judge: Judge) -> None:
     """With an affects query for each table the parser is not asked, and every column is watched."""
     select = "SELECT u.id AS _id, q.w FROM r JOIN (SELECT r_id AS id, v AS w FROM a) q USING (id) AS u"

@@ -191,13 +191,26 @@ def _meaning(expression: str) -> str:
 
 def fewest(lists: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The fewest lists of columns of which each given one, in some order, is the beginning of one."""
-    chains: list[tuple[str, ...]] = []
-    for columns in sorted(lists, key=len):
-        known = max((one for one in chains if set(one) <= set(columns)), key=len, default=())
-        longer = known + tuple(one for one in columns if one not in known)
-        chains = [one for one in chains if one != known]
-        chains.append(longer)
-    return chains
+    wanted = sorted({frozenset(one): one for one in lists}.values(), key=len)
+    begun: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def begins(shorter: tuple[str, ...], tried: set[tuple[str, ...]]) -> bool:
+        """Let a list be the beginning of a longer one; if need be, what is its beginning now begins another."""
+        for longer in wanted:
+            if set(shorter) < set(longer) and longer not in tried:
+                tried.add(longer)
+                if longer not in begun or begins(begun[longer], tried):
+                    begun[longer] = shorter
+                    return True
+        return False
+
+    def ordered(columns: tuple[str, ...]) -> tuple[str, ...]:
+        known = ordered(begun[columns]) if columns in begun else ()
+        return known + tuple(one for one in columns if one not in known)
+
+    # As many as can be begin another one, each a different one: so as few as can be are left to be indexes.
+    ends = [one for one in wanted if not begins(one, set())]
+    return [ordered(one) for one in ends]
 
 
 def _missing(connection: Connection, relation: str, wanted: tuple[str, ...]) -> MissingIndex:

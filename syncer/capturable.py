@@ -31,6 +31,8 @@ _KINDS = {
     "f": ("a foreign table", f"Its rows change on another server. {_NO_TRIGGER} Copy them into a table of this one."),
     "S": ("a sequence", f"{_NO_TRIGGER} Select from the table that it numbers."),
 }
+# The primary key, or what does its work: an index of columns that are never null, which no two rows ever share, not
+# even for the length of a statement. The one that replication was told to use comes before others, then the shortest.
 _KEY = """
 SELECT array(SELECT a.attname::text
              FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (number, place)

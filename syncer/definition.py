@@ -26,6 +26,7 @@ from syncer.errors import DefinitionError
 _INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
 _DOCUMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _BODY_HINT = 'As in: {"settings": {"number_of_shards": 1}, "mappings": {"properties": {"title": {"type": "text"}}}}'
+_MAPPING_HINT = 'As in: "properties": {"title": {"type": "text", "fields": {"exact": {"type": "keyword"}}}}'
 _OPTIONS_HINT = "It names the alias that searches use, as in: index: blogpost"
 
 
@@ -186,12 +187,25 @@ def _read_index_body(file: Path) -> dict[str, Any]:
     for name, part in body.items():
         if not isinstance(part, dict):
             raise DefinitionError(f"{file}: {name} must be an object", hint=_BODY_HINT)
+    _require_objects(file, body.get("mappings", {}), "mappings")
     if str(flat_settings(body.get("settings", {})).get("index.routing_partition_size", 1)) != "1":
         raise DefinitionError(
             f"{file} sets routing_partition_size",
             hint="Leave it out: syncer must know the shard of a document from its _routing alone.",
         )
     return body
+
+
+def _require_objects(file: Path, mapping: Mapping[str, Any], path: str) -> None:
+    """Refuse a mapping in which a field, or a multi-field, is no object."""
+    for part in ("properties", "fields"):
+        fields = mapping.get(part, {})
+        if not isinstance(fields, dict):
+            raise DefinitionError(f"{file}: {path}.{part} must be an object", hint=_MAPPING_HINT)
+        for name, field in fields.items():
+            if not isinstance(field, dict):
+                raise DefinitionError(f"{file}: {path}.{part}.{name} must be an object", hint=_MAPPING_HINT)
+            _require_objects(file, field, f"{path}.{part}.{name}")
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

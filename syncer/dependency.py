@@ -196,8 +196,6 @@ class _Analysis:
         )
 
 
-# The primary key, or what does its work: an index of columns that are never null, which no two rows ever share, not
-# even for the length of a statement. The one that replication was told to use comes before others, then the shortest.
 def _affects(connection: Connection, definition: Definition, relation: str) -> tuple[str, str | None]:
     """The file and the text of the affects query for a table, if the definition has one."""
     for name, query in definition.affects.items():

@@ -127,21 +127,24 @@ class _Reading:
         self.graph = Graph()
         self._types = types
         self._views = views
-        self._places: dict[int, int] = {}
-        self._unread: dict[int, exp.Table] = {}
+        self._places = {id(table): place for place, table in enumerate(tables(tree))}
+        self._view_place: int | None = None
+        self._unread: dict[tuple[int, int], exp.Table] = {}
         self._contexts = 0
-        for place, table in enumerate(tables(tree)):
-            self._expect(table, place)
+        for table in tables(tree):
+            self._expect(table)
 
-    def _expect(self, table: exp.Table, place: int) -> None:
-        if id(table) not in self._places:
-            self._places[id(table)] = place
-            self._unread[id(table)] = table
+    def _place(self, table: exp.Table) -> int:
+        """Where a table stands in the SELECT; one that a view reads, where that view is."""
+        return self._places[id(table)] if self._view_place is None else self._view_place
+
+    def _expect(self, table: exp.Table) -> None:
+        self._unread[self._place(table), id(table)] = table
 
     def place_the_rest(self) -> None:
         """Make nodes without edges of the tables in places that are not understood."""
-        for table in self._unread.values():
-            self._lost(table, self._places[id(table)])
+        for (place, _), table in self._unread.items():
+            self._lost(table, place)
 
     def _lost(self, table: exp.Table, place: int) -> None:
         view = self._views.get(table_name(table))
@@ -250,21 +253,27 @@ class _Reading:
 
     def _table(self, table: exp.Table, body: _Body) -> Node | Columns:
         if table.db:
-            place = self._places[id(table)]
-            self._unread.pop(id(table), None)
+            self._unread.pop((self._place(table), id(table)), None)
             view = self._views.get(table_name(table))
             if view is None:
-                node = self._node(table, body.context, place)
+                node = self._node(table, body.context, self._place(table))
                 return node if not column_aliases(table) else []
-            for one in tables(view):
-                self._expect(one, place)
-            return renamed(self.query(view, None, {}, body.context), table)
+            return renamed(self._view(view, self._place(table), body.context), table)
         cte = body.ctes.get(table.name) if isinstance(table.this, exp.Identifier) else None
         if cte is not None:
             found = self.query(cte.definition.this, cte.scope, cte.ctes, body.context)
             return renamed(renamed(found, cte.definition), table)
         self._nested(table.this, body)
         return []
+
+    def _view(self, view: exp.Expr, place: int, context: tuple[int, ...]) -> Columns:
+        """Read a view in one of the places that it is read in."""
+        around, self._view_place = self._view_place, place
+        for table in tables(view):
+            self._expect(table)
+        found = self.query(view, None, {}, context)
+        self._view_place = around
+        return found
 
     def _derived(self, item: exp.Expr, body: _Body) -> Columns:
         is_lateral = isinstance(item, exp.Lateral)

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import typer
 
+_LONG_NUMBER = 40
+
 _Word = TypeVar("_Word", bound=StrEnum)
 
 
@@ -61,5 +63,12 @@ _Number = TypeVar("_Number", int, float)
 def _within(value: _Number, least: _Number, most: _Number | None) -> _Number:
     if value >= least and (most is None or value <= most):
         return value
-    bounds = f"at least {least:,.10g}" if most is None else f"between {least:,.10g} and {most:,.10g}"
-    raise typer.BadParameter(f"{value:,.10g} is out of bounds: it is {bounds}")
+    bounds = f"at least {_said(least)}" if most is None else f"between {_said(least)} and {_said(most)}"
+    raise typer.BadParameter(f"{_said(value)} is out of bounds: it is {bounds}")
+
+
+def _said(value: float) -> str:
+    if isinstance(value, float):
+        return f"{value:,.10g}"
+    said = f"{value:,}"  # as a float it may have no end
+    return said if len(said) <= _LONG_NUMBER else f"{said[:_LONG_NUMBER]}… ({len(str(abs(value)))} digits)"

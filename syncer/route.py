@@ -118,7 +118,7 @@ class Routes:
         columns = frozenset(
             one.name for part in (id_, *conditions) for one in part.find_all(exp.Column) if one.table == own
         )
-        is_direct = not hops and isinstance(id_, exp.Column) and self._is_plain(id_, self._id_type)
+        is_direct = not hops and self._is_text_of_id(id_)
         return Route(query=self._query(node, id_, hops), columns=columns, id_column=id_.name if is_direct else None)
 
     def _shortened(self, path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:
@@ -140,6 +140,10 @@ class Routes:
         own = self._type(column)
         return own in PLAIN_TYPES and PLAIN_TYPES[own] == PLAIN_TYPES.get(type_)
 
+    def _is_text_of_id(self, expression: exp.Expr) -> bool:
+        """Whether an expression is a column whose text is the id as the SELECT returns it."""
+        return isinstance(expression, exp.Column) and self._is_plain(expression, self._id_type)
+
     def _query(self, node: Node, id_: exp.Expr, hops: tuple[Hop, ...]) -> str:
         rows = f"jsonb_populate_recordset(NULL::{self._relations[node.table]}, {ROWS_MARK})"
         joins = "".join(
@@ -148,10 +152,9 @@ class Routes:
             for hop in hops
         )
         # Names of relations come from Postgres, conditions from what it deparsed.
-        query = (
-            f"SELECT ({id_.sql(dialect='postgres')})::{self._id_type}::text AS _id\n"
-            f"FROM {rows} AS n{node.number}{joins}"
-        )
+        # A column of a wider type may have values that no id can be: what is cast without need, those make fail.
+        as_id = "" if self._is_text_of_id(id_) else f"::{self._id_type}"
+        query = f"SELECT ({id_.sql(dialect='postgres')}){as_id}::text AS _id\nFROM {rows} AS n{node.number}{joins}"
         self._require_runs(query)
         return query.replace(ROWS_MARK, "$1::jsonb")
 

@@ -6,4 +6,5 @@ caution      what is probably not meant            estimate     apply, tried out
 contents     does what is inside JSON fit?         cost         what queries cost, missing indexes
 fitting      do columns fit their mapping?         judging      what each mapping makes of each type
 verdict      … and what such a judgement is        numeric      of numbers        temporal      of dates
+mappings     those of an index.json, as they are judged
 """

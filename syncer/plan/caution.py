@@ -21,6 +21,7 @@ from syncer.plan import contents, estimate, fitting
 from syncer.plan.estimate import Trial
 from syncer.plan.fitting import Misfit
 from syncer.plan.verdict import Effect
+from syncer.policy import Action, decide
 from syncer.postgres import Connection, bounded
 from syncer.store import Document
 
@@ -103,7 +104,9 @@ def _examples(
         try:
             with bounded(connection, seconds=estimate.SECONDS_MAX):
                 found = compose.examples(connection, document, conditions, limit=limit)
-        except (pg.QueryCanceled, psycopg.DataError):  # too many documents; or the SELECT fails on one of them
+        except psycopg.Error as error:  # too many documents; or the SELECT fails on one of them
+            if not isinstance(error, pg.QueryCanceled) and decide(error) is not Action.PARK:
+                raise
             continue
         return dict(zip(conditions, found, strict=True)), limit is None
     return {}, False

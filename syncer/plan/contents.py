@@ -17,6 +17,7 @@ from psycopg import sql
 from syncer.plan import fitting
 from syncer.plan.fitting import Misfit
 from syncer.plan.judging import judge
+from syncer.plan.mappings import settled
 from syncer.plan.verdict import OBJECTS, ColumnType, Effect, Verdict, kind_of
 from syncer.postgres import Connection, value
 
@@ -58,15 +59,18 @@ def check(
         Each misfit with the id of a document that shows it.
     """
     names = [name for name, said in fields.items() if fitting.column_type(connection, said).kind == "json"]
-    mappings = index_body.get("mappings", {})
+    mappings = settled(index_body.get("mappings", {}))
     found: dict[_Place, _Values] = {}
     for id_, source in documents.items():
         document = json.loads(source, parse_float=Decimal)
         for leaf in _leaves({name: document[name] for name in names}, "", mappings, "true"):
+            text = str(leaf.value)
+            if not _is_text(text):
+                continue
             place = _Place(path=leaf.path, kind=_kind(leaf.value))
             values = found.setdefault(place, _Values(mapping=leaf.mapping, dynamic=leaf.dynamic, texts=[], ids=[]))
             if len(values.texts) < _VALUES_MAX:
-                values.texts.append(str(leaf.value))
+                values.texts.append(text)
                 values.ids.append(id_)
     return tuple(_misfits(connection, found, mappings))
 
@@ -89,11 +93,20 @@ def _leaves(part: object, path: str, mapping: Mapping[str, Any] | None, dynamic:
         if mapping is None or kind_of(mapping) not in OBJECTS or mapping.get("enabled") is False:
             return
         inherited = str(mapping.get("dynamic", dynamic)).lower()
+        properties = mapping.get("properties", {})
         for name, one in part.items():
-            inner = mapping.get("properties", {}).get(name)
-            yield from _leaves(one, f"{path}.{name}" if path else name, inner, inherited)
+            head, dot, rest = name.partition(".")
+            if dot and name not in properties:  # to Elasticsearch, {"a.b": 1} is {"a": {"b": 1}}
+                yield from _leaves({head: {rest: one}}, path, mapping, dynamic)
+            else:
+                yield from _leaves(one, f"{path}.{name}" if path else name, properties.get(name), inherited)
     elif part is not None:
         yield _Leaf(path=path, value=part, mapping=mapping, dynamic=dynamic)
+
+
+def _is_text(text: str) -> bool:
+    """Whether Postgres has such a text: JSON may spell a NUL, or half of a pair of surrogates."""
+    return "\0" not in text and not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def _kind(part: object) -> str:
@@ -117,8 +130,10 @@ def _misfits(
             continue
         for path, mapping in fitting.destinations(place.path, values.mapping, mappings):
             for verdict in judge(type_, mapping):
+                if verdict.effect is Effect.REFUSED:
+                    continue
                 example = _example(connection, place.kind, values, verdict)
-                if example is not None and verdict.effect is not Effect.REFUSED:
+                if example is not None:
                     yield fitting.place(path, type_, mapping, verdict, None), example
 
 

@@ -1,20 +1,23 @@
 """Cost: what the queries behind a document cost on this database, and which indexes they miss.
 
 Nothing is guessed that can be asked: a query is run on a few real rows, read-only and for a bounded time, with
-``EXPLAIN ANALYZE``; what does not finish in that time is told by the planner alone.
+``EXPLAIN ANALYZE``; what does not finish in that time, or fails on a row, is told by the planner alone.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import psycopg
 import sqlglot
 from psycopg import errors as pg, sql
 from sqlglot import exp
+from sqlglot.errors import SqlglotError
 
+from syncer.policy import Action, decide
 from syncer.postgres import Connection, bounded, value
 from syncer.uses import Lookup
 
@@ -45,12 +48,14 @@ class Cost:
         seconds: How long it took; None if it was not run, or not to its end.
         rows: How many rows it returned, or, where it did not, how many the planner expects.
         scans: The large tables that are read from end to end.
+        failure: What Postgres said, if it fails on the data.
     """
 
     total: float
     seconds: float | None
     rows: float
     scans: tuple[str, ...]
+    failure: str | None = None
 
 
 def explain(
@@ -62,6 +67,11 @@ def explain(
             return _cost(connection, _plan(connection, query, parameters, analyze=", ANALYZE, TIMING OFF"))
     except pg.QueryCanceled:
         return _cost(connection, _plan(connection, query, parameters, analyze=""))
+    except psycopg.Error as error:
+        if decide(error) is not Action.PARK:
+            raise
+        planned = _cost(connection, _plan(connection, query, parameters, analyze=""))
+        return replace(planned, failure=str(error.diag.message_primary))
 
 
 def _plan(
@@ -170,7 +180,10 @@ def _is_served(connection: Connection, lookup: Lookup) -> bool:
 
 def _meaning(expression: str) -> str:
     """An expression without what Postgres and we write differently: quotes and brackets that change nothing."""
-    bare = sqlglot.parse_one(expression, read="postgres").unnest()
+    try:
+        bare = sqlglot.parse_one(expression, read="postgres").unnest()
+    except SqlglotError:  # somebody's index on what the parser does not know, and so no lookup of ours
+        return expression
     for brackets in list(bare.find_all(exp.Paren)):
         brackets.replace(brackets.unnest())
     return str(bare.sql(dialect="postgres", identify=True))
@@ -178,13 +191,26 @@ def _meaning(expression: str) -> str:
 
 def fewest(lists: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The fewest lists of columns of which each given one, in some order, is the beginning of one."""
-    chains: list[tuple[str, ...]] = []
-    for columns in sorted(lists, key=len):
-        known = max((one for one in chains if set(one) <= set(columns)), key=len, default=())
-        longer = known + tuple(one for one in columns if one not in known)
-        chains = [one for one in chains if one != known]
-        chains.append(longer)
-    return chains
+    wanted = sorted({frozenset(one): one for one in lists}.values(), key=len)
+    begun: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def begins(shorter: tuple[str, ...], tried: set[tuple[str, ...]]) -> bool:
+        """Let a list be the beginning of a longer one; if need be, what is its beginning now begins another."""
+        for longer in wanted:
+            if set(shorter) < set(longer) and longer not in tried:
+                tried.add(longer)
+                if longer not in begun or begins(begun[longer], tried):
+                    begun[longer] = shorter
+                    return True
+        return False
+
+    def ordered(columns: tuple[str, ...]) -> tuple[str, ...]:
+        known = ordered(begun[columns]) if columns in begun else ()
+        return known + tuple(one for one in columns if one not in known)
+
+    # As many as can be begin another one, each a different one: so as few as can be are left to be indexes.
+    ends = [one for one in wanted if not begins(one, set())]
+    return [ordered(one) for one in ends]
 
 
 def _missing(connection: Connection, relation: str, wanted: tuple[str, ...]) -> MissingIndex:

@@ -51,6 +51,12 @@ _IN_A_NEW_INDEX = {
     Change.INDEX_GONE: Outcome.NEW,
     Change.REBUILD: Outcome.REINDEX,
 }
+_OUTCOMES = {
+    **_IN_A_NEW_INDEX,
+    Change.BUILDING: Outcome.REINDEX,
+    Change.UNCHANGED: Outcome.NOTHING,
+    Change.UNFILLED: Outcome.FILL,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +65,11 @@ class Trial:
 
     Args:
         outcome: What apply would do.
-        documents: How many documents there are; None if counting took too long.
+        documents: How many documents there are; None if counting took too long, or failed.
         sample: The documents that were tried, by id.
         rejections: Those that Elasticsearch refused.
         fill_seconds: About how long writing all documents takes; None if nothing could be measured.
-        failure: Why the sample could not be composed: the SELECT fails on the data.
+        failure: Why the sample could not be composed, or all not be counted: the SELECT fails on the data.
     """
 
     outcome: Outcome
@@ -81,7 +87,8 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
         IndexingError: Elasticsearch refuses index.json as such.
     """
     document = step.document
-    ids, count, failure = _sample_ids(connection, document), _count(connection, document), None
+    ids = _sample_ids(connection, document)
+    count, failure = _count(connection, document)
     compose_seconds = 0.0
     try:
         sample = _compose(connection, document, ids)
@@ -112,19 +119,22 @@ def _sample_ids(connection: Connection, document: Document) -> list[str]:
     try:
         with bounded(connection, seconds=SECONDS_MAX):
             return compose.some_ids(connection, document, SAMPLE_DOCUMENTS)
-    except pg.QueryCanceled:
-        return compose.first_ids(connection, document, SAMPLE_DOCUMENTS)
+    except psycopg.Error as error:
+        if not isinstance(error, pg.QueryCanceled) and decide(error) is not Action.PARK:
+            raise
+    # Too many to choose from; or a row on which the SELECT fails, and the first ones may be without it.
+    return compose.first_ids(connection, document, SAMPLE_DOCUMENTS)
 
 
-def _count(connection: Connection, document: Document) -> int | None:
+def _count(connection: Connection, document: Document) -> tuple[int | None, str | None]:
+    """How many documents there are, if that is known; why it could not be counted, if the SELECT fails on the data."""
     try:
         with bounded(connection, seconds=SECONDS_MAX):
-            return compose.count(connection, document)
+            return compose.count(connection, document), None
     except pg.QueryCanceled:
-        return None
+        return None, None
     except DocumentError as error:
-        _of_the_data(error)
-        return None
+        return None, _of_the_data(error)
 
 
 def _of_the_data(error: DocumentError) -> str:
@@ -146,12 +156,8 @@ def _scratch(connection: Connection, indices: Indices, step: Step) -> AbstractCo
 
 
 def _outcome(step: Step) -> Outcome:
-    if step.change in _IN_A_NEW_INDEX:
-        return _IN_A_NEW_INDEX[step.change]
-    if step.change is Change.UNCHANGED:
-        return Outcome.NOTHING
-    if step.change is Change.UNFILLED:
-        return Outcome.FILL
+    if step.change in _OUTCOMES:
+        return _OUTCOMES[step.change]
     before, after = step.before, step.document
     is_same = before is not None and (before.index_body, before.dependencies.canonical_select) == (
         after.index_body,

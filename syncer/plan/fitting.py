@@ -15,6 +15,7 @@ from typing import Any
 from psycopg import sql
 
 from syncer.plan.judging import judge
+from syncer.plan.mappings import settled
 from syncer.plan.verdict import FRACTIONS, OBJECTS, WORDS, ColumnType, Effect, Verdict, kind_of
 from syncer.postgres import Connection
 
@@ -117,11 +118,11 @@ def check(connection: Connection, fields: Mapping[str, str], index_body: Mapping
         index_body: ``settings`` and ``mappings``, as in index.json.
     """
     types = {name: column_type(connection, said) for name, said in fields.items()}
-    return misfits(types, index_body.get("mappings", {}))
+    return misfits(types, settled(index_body.get("mappings", {})))
 
 
 def misfits(fields: Mapping[str, ColumnType], mappings: Mapping[str, Any]) -> tuple[Misfit, ...]:
-    """The same of types that are known; pure."""
+    """The same of types that are known, and mappings that are settled; pure."""
     found = [misfit for name, type_ in fields.items() for misfit in _field(name, type_, mappings)]
     return (*found, *_unused(fields, mappings))
 
@@ -164,8 +165,7 @@ def destinations(
     yield name, dict(mapping)
     for sub, one in mapping.get("fields", {}).items():
         yield f"{name}.{sub}", dict(one)
-    copies = mapping.get("copy_to", [])
-    for copy in [copies] if isinstance(copies, str) else copies:
+    for copy in mapping.get("copy_to", []):
         target = _lookup(copy, mappings.get("properties", {}))
         if target is not None and kind_of(target) not in WORDS:
             yield copy, dict(target)
@@ -218,7 +218,7 @@ def unmapped(name: str, type_: ColumnType, mappings: Mapping[str, Any]) -> Itera
 
 def _unused(fields: Mapping[str, ColumnType], mappings: Mapping[str, Any]) -> Iterator[Misfit]:
     properties = mappings.get("properties", {})
-    copied = {copy for one in properties.values() for copy in _copies(one)}
+    copied = {copy for one in properties.values() for copy in one.get("copy_to", [])}
     heads = {name.partition(".")[0] for name in fields}
     for name, mapping in properties.items():
         is_filled = name in fields or name.partition(".")[0] in heads or name in copied
@@ -231,11 +231,6 @@ def _unused(fields: Mapping[str, ColumnType], mappings: Mapping[str, Any]) -> It
                 what="index.json maps it, and the SELECT returns no such column",
                 mend=f'Is it spelled as in the SELECT? An unquoted name is lower case there: AS "{name}".',
             )
-
-
-def _copies(mapping: Mapping[str, Any]) -> list[str]:
-    copies = mapping.get("copy_to", [])
-    return [copies] if isinstance(copies, str) else list(copies)
 
 
 def place(path: str, type_: ColumnType, mapping: Mapping[str, Any], verdict: Verdict, condition: str | None) -> Misfit:

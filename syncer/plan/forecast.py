@@ -95,7 +95,7 @@ class DocumentForecast:
         halted: Why it is halted, until apply; None if it is not.
         outcome: What becomes of the index; None if the definition is refused.
         reason: Why it needs a new index, if it does.
-        documents: How many there are; None if counting took too long.
+        documents: How many there are; None if counting took too long, or failed: a warning says so.
         fill_seconds: About how long writing them all takes; None if nothing could be measured.
         sampled: On how many documents that was measured.
         compose: What composing the sample costs.
@@ -254,36 +254,20 @@ class _Forecaster:
                 refusals=refusals,
                 halted=before.halted if before else None,
             )
-        document = step.document
-        try:
+        found = DocumentForecast(name=name, index=step.document.index, refusals=(), halted=step.halted)
+        trial = None
+        with self._refusing(name):
             trial = estimate.attempt(self._connection, self._index, self._indices, step)
-        except _REFUSALS as error:
-            return DocumentForecast(
-                name=name,
-                index=document.index,
-                refusals=(*refusals, _refusal(error)),
-                halted=step.halted,
-                tables=tuple(self._tables(document, captures)),
-                warnings=caution.warnings(self._connection, document),
-            )
-        return DocumentForecast(
-            name=name,
-            index=document.index,
-            refusals=refusals,
-            halted=step.halted,
-            outcome=trial.outcome,
-            reason=step.reason,
-            documents=trial.documents,
-            fill_seconds=trial.fill_seconds,
-            sampled=len(trial.sample),
-            compose=self._compose_cost(document, trial),
-            tables=tuple(self._tables(document, captures)),
-            warnings=caution.warnings(self._connection, document, trial),
-            sample=_first(trial.sample),
-        )
+            found = _with_trial(found, step, trial)
+            found = replace(found, compose=self._compose_cost(step.document, trial))
+        with self._refusing(name):
+            found = replace(found, tables=tuple(self._tables(step.document, captures)))
+        with self._refusing(name):
+            found = replace(found, warnings=caution.warnings(self._connection, step.document, trial))
+        return replace(found, refusals=self._refusals.get(name, ()))
 
     def _compose_cost(self, document: Document, trial: Trial) -> Cost | None:
-        if trial.failure:
+        if trial.failure and not trial.sample:
             return None
         ids = compose.castable(document, list(trial.sample))
         return cost.explain(self._connection, compose.statement(document), (ids,), seconds_max=estimate.SECONDS_MAX)
@@ -315,6 +299,18 @@ class _Forecaster:
             documents = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))
             costs = cost.explain(self._connection, documents, (rows,), seconds_max=estimate.SECONDS_MAX)
             yield Finding(id_column=None, query=query, changed_rows=number, cost=costs)
+
+
+def _with_trial(found: DocumentForecast, step: Step, trial: Trial) -> DocumentForecast:
+    return replace(
+        found,
+        outcome=trial.outcome,
+        reason=step.reason,
+        documents=trial.documents,
+        fill_seconds=trial.fill_seconds,
+        sampled=len(trial.sample),
+        sample=_first(trial.sample),
+    )
 
 
 _IS_OWNED = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = $1::regclass"

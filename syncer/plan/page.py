@@ -67,8 +67,10 @@ def _show_heading(console: Console, one: DocumentForecast) -> None:
         console.print(f"{title}: [bold red]refused", soft_wrap=True)
     else:
         style, words = _OUTCOMES[one.outcome]
-        because = f": {one.reason};" if one.reason else ","
-        console.print(f"{title}: [{style}]{words}[/]{escape(because)}{_fill(one)}", soft_wrap=True)
+        because = f": {escape(one.reason)}" if one.reason else ""
+        fill = _fill(one)
+        joint = f"{';' if one.reason else ','} " if fill else ""
+        console.print(f"{title}: [{style}]{words}[/]{because}{joint}{fill}", soft_wrap=True)
     if one.halted is not None:
         console.print(Text(indent(f"halted: {one.halted}", "  "), style="yellow"), soft_wrap=True)
     for refusal in one.refusals:
@@ -78,10 +80,11 @@ def _show_heading(console: Console, one: DocumentForecast) -> None:
 
 
 def _fill(one: DocumentForecast) -> str:
-    """How many documents are written, and how long that takes."""
+    """How many documents are written, and how long that takes; nothing if the SELECT fails when they are counted."""
     if one.documents is None:
-        return " too many documents to count in time"
-    counted = f" {amount(one.documents, 'document')}"
+        is_failing = any(warned.kind is Kind.FAILS for warned in one.warnings)
+        return "" if is_failing else "too many documents to count in time"
+    counted = f"{amount(one.documents, 'document')}"
     if one.outcome is Outcome.NOTHING:
         return counted
     if one.fill_seconds is None:
@@ -107,7 +110,7 @@ def _show_tables(console: Console, one: DocumentForecast) -> None:
             _show_part(console, "" if number else "finds", _way(table, finding))
     if one.compose is not None and one.sampled:
         composed = amount(one.sampled, "document")
-        console.print(f"  composing {composed}: {_cost(one.compose, '')}", soft_wrap=True)
+        console.print(f"  composing {composed}: {escape(_cost(one.compose, ''))}", soft_wrap=True)
 
 
 def _show_part(console: Console, label: str, text: str) -> None:
@@ -124,8 +127,10 @@ def _way(table: TableForecast, finding: Finding) -> str:
         return query + said
     if not finding.changed_rows:
         return f"{query}{said}\n(the table has no row to try it on)"
-    documents = amount(round(finding.cost.rows), "document")
     changed = amount(finding.changed_rows, "changed row")
+    if finding.cost.failure is not None:
+        return f"{query}{said}\n{changed} → it fails: {finding.cost.failure}"
+    documents = amount(round(finding.cost.rows), "document")
     return f"{query}{said}\n{_cost(finding.cost, f'{changed} → {documents}, ')}"
 
 

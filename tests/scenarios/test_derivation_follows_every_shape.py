@@ -298,6 +298,26 @@ def test_what_is_not_understood_is_refused_with_the_way_out(judge: Judge, shape:
     assert "affects/" in str(refused.value.hint)
 
 
+READ_TWICE = """
+SELECT x.id AS _id,
+    (SELECT max(v) FROM seen WHERE r_id = x.id) AS f,
+    (SELECT max(v) FROM seen) AS g
+FROM r x
+"""
+
+
+@pytest.mark.parametrize("inner", ["a", "(SELECT r_id, v FROM a) AS q", "inside"])
+def test_of_a_view_that_is_read_twice_the_reading_at_fault_is_shown(judge: Judge, inner: str) -> None:
+    """The caret stands where the view is named that no path leads from, not where it is named first."""
+    with judge.undone():
+        judge.connection.execute("CREATE VIEW inside AS SELECT r_id, v FROM a")
+        judge.connection.execute(f"CREATE VIEW seen AS SELECT r_id, v FROM {inner}".encode())
+        with pytest.raises(DefinitionError, match="which documents does a change of") as refused:
+            judge.derive(READ_TWICE)
+    assert "AS g" in refused.value.message
+    assert "AS f" not in refused.value.message
+
+
 def test_what_is_beyond_the_parser_goes_by_affects_alone(judge: Judge) -> None:
     """With an affects query for each table the parser is not asked, and every column is watched."""
     select = "SELECT u.id AS _id, q.w FROM r JOIN (SELECT r_id AS id, v AS w FROM a) q USING (id) AS u"
@@ -380,6 +400,41 @@ def test_a_word_for_a_day_is_refused(judge: Judge, condition: str) -> None:
     """Postgres makes it the day on which the SELECT is read, and that of the apply says nothing."""
     with pytest.raises(DefinitionError, match="whose value changes without a commit"):
         judge.derive(f"SELECT x.id AS _id FROM r x JOIN t y ON y.r_id = x.id WHERE {condition}")
+
+
+LINKED = """
+CREATE TABLE post (id {id_type} PRIMARY KEY);
+CREATE TABLE comment (id int PRIMARY KEY, post_id {type});
+CREATE TABLE mark (id int PRIMARY KEY, comment_id int);
+INSERT INTO post VALUES ('1');
+INSERT INTO comment VALUES (1, '1'), (2, '{other}');
+"""
+MARKED = """
+SELECT p.id AS _id, (SELECT count(*) FROM public.mark AS m JOIN public.comment AS c ON c.id = m.comment_id
+                     WHERE c.post_id = p.id) AS marks
+FROM public.post AS p
+"""
+
+
+@pytest.mark.parametrize(
+    ("id_type", "type_", "other"),
+    [
+        ("int", "bigint", "5000000000"),
+        ("int", "numeric(20, 2)", "5000000000"),
+        ("smallint", "int", "70000"),
+        ("bigint", "smallint", "5"),
+        ("varchar(2)", "text", "abcdef"),
+    ],
+)
+def test_a_link_that_no_id_can_be_hides_no_document(judge: Judge, id_type: str, type_: str, other: str) -> None:
+    """A row that leads to no document does not make the query fail by which others do; an id is the SELECT's own."""
+    with judge.undone():
+        judge.connection.execute(LINKED.format(id_type=id_type, type=type_, other=other).encode())
+        (query,) = judge.derive(MARKED).tables["public.mark"].affected
+        rows = '[{"id": 1, "comment_id": 1}, {"id": 2, "comment_id": 2}]'
+        ids = {row[0] for row in judge.connection.execute(query.encode(), (rows,))}
+        assert judge.contents().keys() == {"1"}
+        assert {"1"} <= ids <= {"1", other}
 
 
 VIRTUAL = """

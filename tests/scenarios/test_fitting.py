@@ -207,6 +207,15 @@ CASES: list[tuple[str, str | dict[str, Any], Effect | None]] = [
     ("'twelve'::text", {"type": "integer", "ignore_malformed": True}, UNSEARCHABLE),
     ("'hello'::text", {"type": "text", "fields": {"number": {"type": "long"}}}, REFUSED),
     ("'hello'::text", {"type": "keyword", "copy_to": "a_number"}, REFUSED),
+    # options that are spelled as texts
+    ("'hello'::text", {"type": "object", "enabled": "false"}, None),
+    ("12.34::numeric", {"type": "integer", "coerce": "false"}, REFUSED),
+    ("12.34::numeric", {"type": "integer", "coerce": "true"}, CHANGED),
+    ("'twelve'::text", {"type": "integer", "ignore_malformed": "false"}, REFUSED),
+    ("'hello'::text", {"type": "keyword", "ignore_above": "3"}, UNSEARCHABLE),
+    ("'hello'::text", {"type": "keyword", "ignore_above": "5"}, None),
+    ("12.345::numeric", {"type": "scaled_float", "scaling_factor": "100"}, CHANGED),
+    ("'hello'::text", {"type": "keyword", "copy_to": ["other", "a_number"]}, REFUSED),
     # what is not judged
     ("B'101'", "keyword", None),
     ("'08:00:2b:01:02:03'::macaddr", "keyword", None),

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from syncer import definition, steps
+from syncer import apply, definition, steps
 from syncer.errors import IndexingError
 from syncer.index import Index
 from syncer.indices import Indices
@@ -163,6 +163,19 @@ def test_plan_and_apply_agree(blog: World, file: str, old: str, new: str, outcom
     assert of_blogpost(blog).outcome is Outcome.NOTHING
 
 
+def test_a_new_index_that_is_being_built_is_said_to_be_one(blog: World) -> None:
+    """Between an apply that was interrupted and the next one, plan says that a new index takes the old one's place."""
+    blog.apply()
+    edit(blog, "index.json", '"title": { "type": "text" }', '"title": { "type": "keyword" }')
+    before = of_blogpost(blog)
+    with servers(blog) as (connection, _, indices):
+        apply.carry_out(connection, indices, steps.plan(connection, indices, definition.load_all(blog.config)))
+        (step,) = steps.plan(connection, indices, definition.load_all(blog.config)).steps
+    assert step.change is steps.Change.BUILDING
+    found = of_blogpost(blog)
+    assert (found.outcome, found.reason) == (before.outcome, before.reason) == (Outcome.REINDEX, step.reason)
+
+
 def test_an_affects_query_changes_triggers_only(blog: World) -> None:
     """Another way from changed rows to documents leaves the index and the documents as they are."""
     blog.apply()
@@ -184,13 +197,24 @@ def test_lost_triggers_and_an_unfilled_index_are_seen(blog: World) -> None:
     assert of_blogpost(blog).outcome is Outcome.TRIGGERS
 
 
-def test_an_index_json_that_elasticsearch_refuses_is_a_refusal(blog: World) -> None:
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        {"type": "wrong"},
+        {"type": "scaled_float", "scaling_factor": "wrong"},
+        {"type": "keyword", "ignore_above": "wrong"},
+        {"type": "integer", "coerce": "wrong"},
+    ],
+)
+def test_an_index_json_that_elasticsearch_refuses_is_a_refusal(blog: World, mapping: dict[str, str]) -> None:
     """A mapping that is none is said with Elasticsearch's reason, and the rest of the plan stands."""
-    edit(blog, "index.json", '"type": "nested"', '"type": "nesting"')
-    found = of_blogpost(blog)
+    select = "SELECT p.id AS _id, p.title, p.views / 2.0 AS half FROM posts AS p"
+    add_document(blog, "halves", select, {"properties": {"half": mapping, "title": mapping}})
+    (found,) = look(blog, "halves").documents
     assert found.outcome is None
-    assert "nesting" in found.refusals[0].message
-    assert len(found.tables) == 3
+    (refusal,) = found.refusals
+    assert "Elasticsearch refuses the index.json of halves" in refusal.message
+    assert len(found.tables) == 1
 
 
 @pytest.mark.parametrize(
@@ -342,6 +366,33 @@ def test_what_is_inside_a_jsonb_is_looked_at(blog: World) -> None:
     assert warned == {"inside.half": (Kind.CHANGED, "5"), "inside.title": (Kind.UNSEARCHABLE, "6")}
 
 
+def test_what_no_text_of_postgres_can_be_is_passed_over(blog: World) -> None:
+    """A NUL or half a pair of surrogates in a json column keeps nothing else in it from being looked at."""
+    blog.sql("DELETE FROM posts WHERE id > 100; ALTER TABLE posts ADD more json DEFAULT '{}'")
+    blog.sql(r"""UPDATE posts SET more = '{"title": "\u0000"}' WHERE id = 5""")
+    blog.sql(r"""UPDATE posts SET more = '{"title": "\ud800", "half": 0.5}' WHERE id = 6""")
+    blog.sql("""UPDATE posts SET more = '{"title": "long"}' WHERE id = 7""")
+    properties = {"half": {"type": "long"}, "title": {"type": "keyword", "ignore_above": 3}}
+    select = "SELECT p.id AS _id, p.more FROM posts AS p"
+    add_document(blog, "inner", select, {"properties": {"more": {"dynamic": False, "properties": properties}}})
+    warned = {(one.field, one.kind): one.example for one in look(blog, "inner").documents[0].warnings}
+    assert warned == {("more.half", Kind.CHANGED): "6", ("more.title", Kind.UNSEARCHABLE): "7"}
+
+
+def test_a_dot_in_a_name_is_a_step_into_an_object(blog: World) -> None:
+    """What is at the end of it is held against the mapping there, be it inside a jsonb."""
+    blog.sql("DELETE FROM posts WHERE id > 100")
+    select = """SELECT p.id AS _id, jsonb_build_object('a.b', 1.5, 'a', jsonb_build_object('c.d', 2.5)) AS inside,
+        jsonb_build_object('e.f', 3.5) AS more FROM posts AS p"""
+    deep = {"properties": {"b": {"type": "double"}, "c": {"dynamic": False, "properties": {}}}}
+    inside = {"dynamic": "strict", "properties": {"a": deep}}
+    add_document(
+        blog, "dotted", select, {"properties": {"inside": inside, "more": {"properties": {"e.f": {"type": "long"}}}}}
+    )
+    warned = {one.field: one.kind for one in look(blog, "dotted").documents[0].warnings}
+    assert warned == {"inside.a.c.d": Kind.UNSEARCHABLE, "more.e.f": Kind.CHANGED}
+
+
 def test_a_misfit_is_held_against_the_documents_of_today(blog: World) -> None:
     """An infinity is only a warning where it is; a fraction is one in any case, and says whether there is one today."""
     select = "SELECT p.id AS _id, p.created, p.views / 2.0 AS half FROM posts AS p"
@@ -395,6 +446,60 @@ def test_a_select_that_fails_on_the_data_is_a_warning(blog: World) -> None:
     assert "division by zero" in found.warnings[0].what
     assert found.outcome is Outcome.NEW
     assert found.tables
+
+
+@pytest.mark.parametrize(
+    ("select", "says"),
+    [
+        (
+            "SELECT p.id AS _id, (SELECT c.name FROM comments AS c WHERE c.post_id = p.id) AS name FROM posts AS p",
+            "more than one row",
+        ),
+        ("SELECT p.id AS _id, named(p.title) AS name FROM posts AS p", "no name for title 7"),
+    ],
+)
+def test_one_document_at_fault_hides_nothing(blog: World, select: str, says: str) -> None:
+    """A subquery that returns two rows for one post, or a function that raises, is a warning; apply begins."""
+    blog.sql("DELETE FROM comments; DELETE FROM posts WHERE id > 100")
+    blog.sql("INSERT INTO comments (post_id, name, comment) VALUES (7, 'bob', 'nice'), (7, 'eve', 'good')")
+    blog.sql(
+        "CREATE FUNCTION named(said text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS "
+        "$$ BEGIN IF said = 'title 7' THEN RAISE 'no name for %', said; END IF; RETURN said; END $$"
+    )
+    add_document(blog, "named", select, {"properties": {"name": {"type": "keyword"}}})
+    documents = {one.name: one for one in look(blog).documents}
+    (warned,) = documents["named"].warnings
+    assert warned.kind is Kind.FAILS
+    assert says in warned.what
+    assert documents["named"].refusals == ()
+    assert documents["named"].outcome is documents["blogpost"].outcome is Outcome.NEW
+    with servers(blog) as (connection, _, indices):
+        decided = steps.plan(connection, indices, definition.load_all(blog.config))
+        assert [caution.warnings(connection, one.document) for one in decided.steps] == [(), ()]
+
+
+def test_an_affects_query_that_fails_on_a_row_is_said(blog: World) -> None:
+    """Its cost is the planner's, with what Postgres says; the plan of the document stands."""
+    affects = blog.document_folder / "affects"
+    affects.mkdir()
+    query = "SELECT p.id / (c.id - 3) AS _id FROM posts AS p JOIN %(rows)s AS c ON p.user_id = c.id"
+    (affects / "users.sql").write_text(query)
+    found = of_blogpost(blog)
+    (users,) = [one for one in found.tables if one.relation == "public.users"]
+    assert users.finding[0].cost is not None
+    assert (users.finding[0].cost.failure, users.finding[0].cost.seconds) == ("division by zero", None)
+    assert found.refusals == ()
+    assert found.outcome is Outcome.NEW
+
+
+def test_a_count_that_fails_is_no_count_that_takes_too_long(blog: World) -> None:
+    """What Postgres says of the row is what a trial says; the documents before it are tried all the same."""
+    add_document(blog, "viewed", "SELECT p.id AS _id, p.title FROM posts AS p WHERE 1 / (p.views - 9) < 1")
+    with servers(blog) as (connection, index, indices):
+        *_, step = steps.plan(connection, indices, definition.load_all(blog.config)).steps
+        blog.sql("UPDATE posts SET views = 9 WHERE id = 500")
+        trial = estimate.attempt(connection, index, indices, step)
+    assert (trial.documents, trial.failure, len(trial.sample)) == (None, "division by zero", estimate.SAMPLE_DOCUMENTS)
 
 
 def test_a_fill_takes_about_as_long_as_estimated(blog: World) -> None:
@@ -471,6 +576,8 @@ def lookups(*columns: str) -> list[Lookup]:
         ("CREATE INDEX ON t (('x-' || a))", ("('x-'::text || a)",), False),
         ("CREATE INDEX ON t (a)", ("('x-'::text || a)",), True),
         ("CREATE INDEX ON t (lower(s))", ("(lower(s))",), False),
+        ("CREATE INDEX ON t ((s ~>~ 'x'))", ("a",), True),
+        ("CREATE INDEX ON t ((point(a, b) ~= point(b, a)), a)", ("a",), True),
     ],
 )  # fmt: skip
 def test_an_index_is_missing_unless_one_leads_with_the_columns(

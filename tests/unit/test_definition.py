@@ -100,6 +100,19 @@ BAD: dict[str, tuple[dict[str, str | None], tuple[str, ...]]] = {
     "json_is_null": ({"index.json": "null"}, ("index.json", "settings and mappings")),
     "aliases": ({"index.json": '{"aliases": {}}'}, ("index.json", "settings and mappings", "Aliases")),
     "mappings_null": ({"index.json": '{"mappings": null}'}, ("index.json", "mappings")),
+    "properties_a_list": ({"index.json": '{"mappings": {"properties": []}}'}, ("index.json", "mappings.properties")),
+    "field_a_word": (
+        {"index.json": '{"mappings": {"properties": {"title": "text"}}}'},
+        ("index.json", "mappings.properties.title must be an object"),
+    ),
+    "inner_field_a_word": (
+        {"index.json": '{"mappings": {"properties": {"user": {"properties": {"name": "text"}}}}}'},
+        ("index.json", "mappings.properties.user.properties.name must be an object"),
+    ),
+    "multi_field_a_word": (
+        {"index.json": '{"mappings": {"properties": {"title": {"type": "text", "fields": {"k": "keyword"}}}}}'},
+        ("index.json", "mappings.properties.title.fields.k must be an object"),
+    ),
     "settings_a_word": ({"index.json": '{"settings": "x"}'}, ("index.json", "settings")),
     "affects_without_rows": ({"affects/users.sql": "SELECT 1"}, ("users.sql", "%(rows)s")),
     "affects_empty": ({"affects/users.sql": ""}, ("users.sql", "empty")),

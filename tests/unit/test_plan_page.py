@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from syncer.plan.caution import Kind, Warned
+from syncer.plan.cost import Cost
 from syncer.plan.estimate import Outcome
-from syncer.plan.forecast import DocumentForecast, Forecast
+from syncer.plan.forecast import DocumentForecast, Forecast, TableForecast
 from syncer.plan.page import show_forecast
 
 
@@ -40,3 +42,30 @@ def test_a_new_index_is_said_with_its_reason_and_how_long_it_takes() -> None:
     assert heading(replace(document, documents=None)).endswith("[keyword]; too many documents to count in time")
     in_place = replace(document, outcome=Outcome.IN_PLACE, reason=None, fill_seconds=None)
     assert heading(in_place) == "blogpost → blog: changed in place, 90,000 documents"
+
+
+def test_of_a_count_that_failed_on_the_data_nothing_is_said() -> None:
+    """A SELECT that fails on a row is not called too large; what fails, the warning says."""
+    failing = Warned(kind=Kind.FAILS, field="", what="division by zero", mend="Mend the data.")
+    document = DocumentForecast(name="a", index="a", refusals=(), outcome=Outcome.NEW, warnings=(failing,))
+    for reason, said in ((None, "a → a: new index"), ("why", "a → a: new index: why")):
+        assert heading(replace(document, reason=reason)).splitlines()[0] == said
+
+
+def test_the_name_of_a_table_is_no_markup() -> None:
+    """One that reads like a colour is printed letter by letter."""
+    scan = Cost(total=1, seconds=1, rows=1, scans=('public."[red]"',))
+    table = TableForecast(
+        relation="public.a",
+        rows=1,
+        watched=(),
+        routing=(),
+        is_derived=True,
+        finding=(),
+        capture="new",
+        is_owned=True,
+    )
+    document = DocumentForecast(
+        name="a", index="a", refusals=(), outcome=Outcome.NEW, compose=scan, sampled=1, tables=(table,)
+    )
+    assert 'reads all of public."[red]"' in heading(document)

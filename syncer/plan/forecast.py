@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from syncer import compose, definition, schema, steps, store
+from syncer import capturable, compose, definition, schema, steps, store
 from syncer.compose import Row
 from syncer.definition import Definition
 from syncer.errors import DefinitionError, SyncerError
@@ -218,7 +218,7 @@ class _Forecaster:
             self._indices.require_free(step.document.index, installation)
 
     def forecast(self, *, is_migrated: bool, only: str | None) -> Forecast:
-        whole = steps.assemble(self._connection, self._steps.values(), self._standing())
+        whole = steps.assemble(self._connection, self._steps.values(), self._in_force)
         captures = {one.relation: one for one in whole.captures}
         names = sorted(self._steps.keys() | self._refusals.keys())
         documents = [self._document(name, captures) for name in names if only in (None, name)]
@@ -228,21 +228,9 @@ class _Forecaster:
             is_migrated=is_migrated,
             documents=tuple(documents),
             missing_indexes=cost.missing_indexes(self._connection, lookups),
-            released=tuple(one for one in whole.released if self._exists(one)),
+            released=tuple(one for one in whole.released if capturable.exists(self._connection, one)),
             forgotten=tuple(one for one in whole.forgotten if one not in self._refusals),
         )
-
-    def _standing(self) -> Standing:
-        """What is in force, without the documents whose tables are gone: what is to be captured for them is unknown."""
-        documents = {
-            name: document
-            for name, document in self._in_force.documents.items()
-            if name in self._steps or all(self._exists(relation) for relation in document.dependencies.tables)
-        }
-        return replace(self._in_force, documents=documents)
-
-    def _exists(self, relation: str) -> bool:
-        return bool(value(self._connection, "SELECT to_regclass($1) IS NOT NULL", (relation,)))
 
     def _document(self, name: str, captures: dict[str, Capture]) -> DocumentForecast:
         step, refusals = self._steps.get(name), self._refusals.get(name, ())

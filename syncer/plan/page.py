@@ -46,7 +46,9 @@ def show_forecast(console: Console, seen: Forecast) -> None:
     for one in seen.documents:
         _show_heading(console, one)
     for name in seen.forgotten:
-        console.print(f"[bold]{escape(name)}[/]: [yellow]in force without a folder; it is left as it is")
+        console.print(
+            f"[bold]{escape(name)}[/]: [yellow]in force without a folder: left as it is, but for apply --remove"
+        )
     for one in seen.documents:
         _show_tables(console, one)
     for relation in seen.released:

@@ -1,7 +1,8 @@
 """App: what answers an HTTP request: the page, the API, metrics and health.
 
 Guarantees: every answer of the API is JSON, an error ``{"message": …, "hint": …}`` as a command would say it, never a
-traceback; nothing changes but by POST; what a request may have is decided here, before anything is read for it.
+traceback; no document, job or dead letter changes but by POST, though who waits to find what he has written has its
+index refreshed; what a request may have is decided here, before anything is read for it.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import json
 import re
 import socket
 from contextlib import closing
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -14,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from syncer import store
 from syncer.job import JobKind
-from syncer.jobs import create
+from syncer.jobs import create, pause
 from tests.harness import REPOSITORY, Daemon, World, wait_until
 
 TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
@@ -121,7 +122,14 @@ def test_the_api_says_what_the_commands_say(world: World) -> None:
     retries_and_discards(world, operator)
     world.sql(f"UPDATE syncer.job SET error = 'nobody foresaw {SECRET}'")
     assert str(SECRET) in operator.ask("GET", "/api/jobs", status=200)
-    assert str(SECRET) not in anybody.ask("GET", "/api/jobs", status=200)
+    where = f"id = {SECRET} + 1"
+    with world.connect() as connection, connection.transaction():
+        made = create(connection, store.served(connection)["blogpost"], JobKind.PART, where=where)
+        assert made is not None
+        pause(connection, made.id)
+    for path in ("/api/jobs", "/api/status"):
+        wait_until(partial(is_said, operator, path, where), what=f"{path} says the condition of a job")
+        assert not is_said(anybody, path, str(SECRET))
     assert str(SECRET) not in daemon.log_file.read_text()
     assert daemon.stop() == 0
 
@@ -158,6 +166,11 @@ def breaks_off(world: World, daemon: Daemon, operator: Api) -> None:
     assert refused.returncode == 1
     assert [*acted["jobs"], *json.loads(refused.stdout)["jobs"]] == world.sql(PARTS)[0][0]
     world.sql("DELETE FROM syncer.document WHERE index_name = 'zz'; DROP FUNCTION refuse CASCADE")
+
+
+def is_said(api: Api, path: str, what: str) -> bool:
+    """Whether an answer has it."""
+    return what in api.ask("GET", path, status=200)
 
 
 def retries_and_discards(world: World, operator: Api) -> None:

@@ -214,9 +214,8 @@ def never() -> Any:
 def test_what_a_server_has_said_is_not_for_everybody(*, listens: str, sent: bool, reason: str) -> None:
     """It may name hosts and roles: from elsewhere one learns only that a daemon is not ready."""
     survey = Survey(connect=never, observe=never, search=never)
-    daemon = facts.Daemon(
-        settings=Settings.model_construct(), survey=survey, stop=Stop(), stages=("web",), needs=(Server.KAFKA,)
-    )
+    survey.needs = frozenset({Server.KAFKA})
+    daemon = facts.Daemon(settings=Settings.model_construct(), survey=survey, stop=Stop(), stages=("web",))
     answers = facts.Facts(daemon, Access(host=listens, token=TOKEN))
     checks = answers.ready(Asked(words={}, has_token=sent, address="")).get_json()["checks"]
     assert reason in next(one["reason"] for one in checks if one["name"] == "kafka")
@@ -260,7 +259,6 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
             survey=Survey(connect=never, observe=never, search=never),
             stop=Stop(),
             stages=(),
-            needs=(),
         )
         access = Access(host=LOCAL, token=None)
         answers = routes(facts.Facts(daemon, access), Actions(daemon), Waits(daemon))

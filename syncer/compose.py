@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -260,7 +259,8 @@ class Composer:
             for id_, source, routing in rows
         }
         if len(found) != len(rows):
-            raise _twice(document, next(id_ for id_, times in Counter(row[0] for row in rows).items() if times > 1))
+            # Why a document is halted is shown to who may see no id: see `syncer.halting`.
+            raise _twice(document, "an _id", hint="`syncer plan` says which. ")
         return tuple(
             found.get(one) or Composition(id=one, version=drawn, source=None, routing=absent)
             for one in dict.fromkeys(ids)
@@ -307,14 +307,14 @@ def require_unique(connection: Connection, document: Document) -> None:
     """
     row = connection.execute(_statement(_DUPLICATE, document)).fetchone()
     if row is not None:
-        raise _twice(document, row[0])
+        raise _twice(document, f"_id {row[0]}")
 
 
-def _twice(document: Document, id_: str) -> ComposeError:
+def _twice(document: Document, which: str, *, hint: str = "") -> ComposeError:
     return ComposeError(
-        f"The SELECT of {document.name} returns _id {id_} more than once",
-        hint="Does a join multiply its rows? Then aggregate the joined table in a subquery. Or is _id not unique by\n"
-        "itself? Then choose another one. Then run: syncer apply",
+        f"The SELECT of {document.name} returns {which} more than once",
+        hint=f"{hint}Does a join multiply its rows? Then aggregate the joined table in a subquery. Or is _id not\n"
+        "unique by itself? Then choose another one. Then run: syncer apply",
     )
 
 

@@ -71,7 +71,9 @@ AND ($5::text[] IS NULL OR l.id = ANY ($5))
 """)
 _KNOWN = "SELECT DISTINCT l.id FROM syncer.dead_letter AS l WHERE {which}"
 _DISCARD = "DELETE FROM syncer.dead_letter AS l WHERE {which}"
-_INDICES = "SELECT l.index_name, count(*) FROM syncer.dead_letter AS l WHERE {which} GROUP BY l.index_name"
+_INDICES = """
+SELECT l.index_name, count(*) FROM syncer.dead_letter AS l WHERE {which} GROUP BY l.index_name ORDER BY l.index_name
+"""
 _IDS = "SELECT l.id AS _id FROM syncer.dead_letter AS l WHERE {which} AND NOT l.is_id_cut"
 
 

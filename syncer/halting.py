@@ -11,6 +11,8 @@ what is written after it shows T. A document that changed while no trigger was t
 since triggers are installed before that commit.
 
 Whoever is late with a halt names the generation that it failed under: once g + 1 is in force, nothing happens.
+
+Why a document is halted is read by more people than its rows are, in the log and on the status page: it quotes none.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import structlog
 from syncer import events, store
 from syncer.errors import DocumentError
 from syncer.model import Role
+from syncer.policy import is_of_data, kind
 from syncer.postgres import Connection
 from syncer.store import Document
 
@@ -44,10 +47,18 @@ def require_going(document: Document) -> None:
 
 def halt(connection: Connection, error: DocumentError) -> bool:
     """Halt a document, unless it is halted already or another generation is in force; whether it was this call."""
-    reason = "\n".join(part for part in (error.message, error.hint) if part)
-    is_first = store.halt(connection, error.document, error.generation, reason)
+    what, hint = _said(error)
+    is_first = store.halt(connection, error.document, error.generation, f"{what}\n{hint}" if hint else what)
     if is_first:
-        structlog.get_logger().error(
-            events.DOCUMENT_HALTED, document=error.document, reason=error.message, hint=error.hint
-        )
+        structlog.get_logger().error(events.DOCUMENT_HALTED, document=error.document, reason=what, hint=hint)
     return is_first
+
+
+def _said(error: DocumentError) -> tuple[str, str]:
+    """What happened, and what to do; Postgres's own sentence only if no row has a part in it."""
+    if error.__cause__ is None or not is_of_data(error):
+        return error.message, error.hint
+    return (
+        f"The SELECT of {error.document} fails on the data: {kind(error.__cause__)}",
+        "`syncer plan` says on which value. Mend the rows, or select.sql. Then run: syncer apply",
+    )

@@ -205,31 +205,48 @@ def retry(
     """
     done = _Retried(jobs=[])
     out = terminal.console(None if as_json else sys.stdout)
-    wants_records = _require_one(records=records, record=record, document=document, everything=everything)
+    wants_records = _wants_records(
+        records=records, record=record, document=document, everything=everything, narrows=(kind, field) != (None, None)
+    )
     with open_parts("dead-letters") as parts:
-        if wants_records or (everything and document is None and kind is None and field is None):
-            _retry_records(parts, record or [], done, out)
-        if not wants_records:
-            _retry_letters(parts, _selection(parts, document, ids or (), kind, field), done, out)
-    if as_json:
-        typer.echo(json.dumps({name: getattr(done, name) for name in _Retried.__dataclass_fields__}, indent=2))
+        selection = _selection(parts, document, ids or (), kind, field)
+        lacking = [] if wants_records else _lacking(parts, selection)
+        try:
+            if wants_records or (everything and document is None and kind is None and field is None):
+                _retry_records(parts, record or [], done, out)
+            if not wants_records:
+                _retry_letters(parts, selection, lacking, done, out)
+        finally:  # whatever ends it: what is done is done
+            if as_json:
+                typer.echo(json.dumps({name: getattr(done, name) for name in _Retried.__dataclass_fields__}, indent=2))
     if done.remaining or done.records_remaining:
         raise typer.Exit(1)
 
 
-def _retry_letters(parts: Parts, selection: Selection, done: _Retried, out: Console) -> None:
+def _lacking(parts: Parts, selection: Selection) -> list[tuple[Document, int]]:
+    """What is to be written to each index again, and how many documents; not to one on standby.
+
+    What that refuses is what the one that serves was made for.
+
+    Raises:
+        SyncerError: There is no such dead letter; or a document is halted, and none is tried.
+    """
     _require_ids(parts, selection)
     rows = {one.index_name: one for one in store.documents(parts.connection)}
-    # What an index on standby refuses is what the one that serves was made for.
-    before = {
-        name: letters
-        for name, letters in dead_letters.indices(parts.connection, selection).items()
-        if rows[name].role is not Role.STANDBY
-    }
-    if not before:
+    found = [(rows[name], letters) for name, letters in dead_letters.indices(parts.connection, selection).items()]
+    found = [(document, letters) for document, letters in found if document.role is not Role.STANDBY]
+    for document, _ in found:
+        halting.require_going(document)
+    return found
+
+
+def _retry_letters(
+    parts: Parts, selection: Selection, lacking: list[tuple[Document, int]], done: _Retried, out: Console
+) -> None:
+    if not lacking:
         out.print("There are no such dead letters.")
-    for index_name, letters in before.items():
-        _retry_index(parts, rows[index_name], selection.of_index(index_name), letters=letters, done=done, out=out)
+    for document, letters in lacking:
+        _retry_index(parts, document, selection.of_index(document.index_name), letters=letters, done=done, out=out)
 
 
 def _retry_index(
@@ -238,9 +255,8 @@ def _retry_index(
     """Write again what one index lacks.
 
     Raises:
-        SyncerError: The document is halted, or the job was cancelled, or failed.
+        SyncerError: The document was halted meanwhile, or the job was cancelled, or failed.
     """
-    halting.require_going(document)
     query, parameters = dead_letters.ids_query(selection)
     page = parts.settings.worker.batch_documents_max
     job = listing.create_selected(parts.connection, document, JobKind.PART, query, parameters, page=page)
@@ -311,7 +327,9 @@ def discard(
 
     --json has letters and records: how many are forgotten.
     """
-    wants_records = _require_one(records=records, record=record, document=document, everything=everything)
+    wants_records = _wants_records(
+        records=records, record=record, document=document, everything=everything, narrows=(kind, field) != (None, None)
+    )
     if not wants_records and not (ids or kind or field or everything):
         raise ConfigError(
             f"Which dead letters of {document} are to be forgotten?", hint="Name their ids, --kind, --field, or --all."
@@ -350,11 +368,20 @@ def _selection(
     return Selection(document=document, ids=tuple(dict.fromkeys(ids)), kind=kind, field=field)
 
 
-def _require_one(*, records: bool, record: list[int] | None, document: str | None, everything: bool) -> bool:
-    """Whether it is about records; refuse what is about nothing, or about both."""
+def _wants_records(
+    *, records: bool, record: list[int] | None, document: str | None, everything: bool, narrows: bool
+) -> bool:
+    """Whether it is about records; refuse what is about nothing, or about both, or what would do more than it says."""
     wants_records = records or bool(record)
     if wants_records and (document is not None or everything):
         raise ConfigError("Records are of no document", hint="Leave out the document and --all, or --records.")
+    if wants_records and narrows:
+        raise ConfigError(
+            "Records have no kind and no field: --kind and --field are for documents",
+            hint="Which records there are: syncer dead-letters list. Name some with --record, or all with --records.",
+        )
+    if records and record:
+        raise ConfigError("All records, or only some of them?", hint="Leave out --records, or each --record.")
     if not wants_records and document is None and not everything:
         raise ConfigError(
             "Which dead letters?", hint="Name a document, or say --all; or --records for what could not be read."

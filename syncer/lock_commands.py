@@ -92,8 +92,7 @@ def list_(
 ) -> None:
     """Every lock: who holds it, how, since when; how its holder is, and what it may have left half done."""
     registry = find(_connect(), index)
-    entries = [] if registry is None else list(registry.entries.of())
-    known = {} if registry is None else _known(registry, entries, is_watched=watch)
+    known, entries = ({}, []) if registry is None else _known(registry, is_watched=watch)
     if as_json:
         typer.echo(json.dumps(_as_json(known, entries), indent=2))
     elif registry is None:
@@ -127,8 +126,8 @@ def break_(
     registry = find(client, index)
     if registry is None:
         raise LockError(f"There is no index {index}", hint="Nobody has ever taken a lock there: --index names another.")
-    entries = list(registry.entries.of())
-    id_, found = _choose(_known(registry, entries, is_watched=False), holder)
+    known, entries = _known(registry, is_watched=False)
+    id_, found = _choose(known, holder)
     if not yes:
         typer.echo(_foretold(registry, id_, found.holder, entries, recovery))
         typer.confirm("Take all locks away from it?", abort=True)
@@ -145,11 +144,16 @@ def _connect() -> Elasticsearch:
     return elastic.connect(loaded.elasticsearch)
 
 
-def _known(registry: Registry, entries: Sequence[Entry], *, is_watched: bool) -> dict[str, _Known]:
-    """All holders, also those of which only entries are left."""
-    found = {one.id: _Known(holder=one, term=registry.term(seen)) for one, seen in registry.holders.all()}
-    gone = {one.holder: _Known(holder=None) for one in entries if one.holder not in found}
-    return (_watched(registry, found) if is_watched else found) | gone
+def _known(registry: Registry, *, is_watched: bool) -> tuple[dict[str, _Known], list[Entry]]:
+    """All holders, also those of which only entries are left; and all entries."""
+    known = {one.id: _Known(holder=one, term=registry.term(seen)) for one, seen in registry.holders.all()}
+    if is_watched:
+        known = _watched(registry, known)
+    entries = list(registry.entries.of())  # as they are now: who was watched may have left, and others have come
+    for id_ in {one.holder for one in entries} - known.keys():
+        look = registry.holders.look(id_)
+        known[id_] = _Known(holder=None) if look is None else _Known(holder=look[0], term=registry.term(look[1]))
+    return known, entries
 
 
 def _watched(registry: Registry, known: Mapping[str, _Known]) -> dict[str, _Known]:

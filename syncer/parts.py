@@ -41,6 +41,10 @@ class Parts:
 
     def __exit__(self, *_: object) -> None:
         """Let go of Postgres."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of Postgres."""
         self.connection.close()
 
     def connect(self) -> Connection:
@@ -78,7 +82,11 @@ def open_parts(name: str) -> Parts:
     loaded = settings.load()
     telemetry.configure(loaded.log, is_command=True)
     connection = postgres.connect(loaded.postgres, name=name)
-    schema.require_current(connection)
-    client = elastic.connect(loaded.elasticsearch)
+    try:
+        schema.require_current(connection)
+        client = elastic.connect(loaded.elasticsearch)
+    except BaseException:
+        connection.close()
+        raise
     index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
     return Parts(settings=loaded, connection=connection, index=index, indices=Indices(client), name=name)

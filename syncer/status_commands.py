@@ -110,6 +110,7 @@ class _Watch:
         at: When the last overview was read, by this process's clock.
         lags: The lag of each look; None where one has failed.
         writes: How many documents were written each second, likewise.
+        parts: What the servers are asked with; None until they are reached, and after a look that has failed.
     """
 
     seen: Overview | None = None
@@ -134,7 +135,7 @@ class _Watch:
             if said is None or self.seen is None:
                 raise
             self.trouble = said.message
-            self.parts = None
+            self.close()
             self.lags.append(None)
             self.writes.append(None)
             return
@@ -142,6 +143,12 @@ class _Watch:
         self.seen, self.trouble, self.at = seen, None, time.monotonic()
         self.lags.append(seen.lag_seconds)
         self.writes.append(None if self.rates is None else self.rates.written)
+
+    def close(self) -> None:
+        """Let go of the servers; the next look reaches them again."""
+        if self.parts is not None:
+            self.parts.close()
+        self.parts = None
 
     def page(self, console: Console) -> RenderableType:
         """What there is to see."""

@@ -163,7 +163,7 @@ class Survey:
         self._history: deque[Sample] = deque(maxlen=_SAMPLES_MAX)
         self._postgres = Question[Known](Server.POSTGRES)
         self._kafka = Question[Queued](Server.KAFKA)
-        self._elasticsearch = Question[Held](Server.ELASTICSEARCH)
+        self._elasticsearch = Question[Held | None](Server.ELASTICSEARCH)
         self._failures: dict[Server, str] = {}
         self._lags_since: float | None = None
         self._log = structlog.get_logger()
@@ -207,7 +207,7 @@ class Survey:
         known = self._answered(Server.POSTGRES, self._postgres, answers)
         self._elasticsearch.ask(partial(self._ask_elasticsearch, known))
         queued = self._answered(Server.KAFKA, self._kafka, answers)
-        held = self._answered(Server.ELASTICSEARCH, self._elasticsearch, answers)
+        held = _about(known, self._answered(Server.ELASTICSEARCH, self._elasticsearch, answers))
         if queued is not None:
             self._ends.note(queued.partitions)
         surveyed = self._surveyed(answers, known, queued, held)
@@ -298,12 +298,12 @@ class Survey:
             self._observer = self._observe()
         return overview.ask_kafka(self._observer)
 
-    def _ask_elasticsearch(self, known: Known | None) -> Held:
+    def _ask_elasticsearch(self, known: Known | None) -> Held | None:
         if self._client is None:
             self._client = self._search()
         if known is None:
             self._client.info()  # whether it answers, though nobody knows which indices there are
-            return Held(counts={}, written=0)
+            return None
         return overview.ask_elasticsearch(Holdings(self._client), known.stored.in_force)
 
     def _whole(self, known: Known | None, queued: Queued | None, held: Held | None) -> Overview | None:
@@ -391,6 +391,13 @@ class Survey:
         """When a stage was last seen to go on, in Unix time: now, if it is patient."""
         at = time.monotonic() if self._stop.waits_for(stage) else self._stop.beat_at(stage)
         return None if at is None else time.time() - (time.monotonic() - at)
+
+
+def _about(known: Known | None, held: Held | None) -> Held | None:
+    """What Elasticsearch has said, unless it was asked about other indices: an answer may be to an earlier turn."""
+    if known is None or held is None:
+        return None
+    return held if held.counts.keys() == {one.index_name for one in known.stored.in_force} else None
 
 
 def _sample(now: Surveyed, before: Surveyed | None, known: Known | None, queued: Queued | None) -> Sample:

@@ -201,7 +201,9 @@ def _mend(writer: Writer, looking: _Looking, report: VerifyReport) -> None:
     report.drifts = left
     report.moving = [*report.moving, *moving]
     again = {one.id for one in left}.union(moving, looking.left)
-    report.repaired += [one for id_, one in drifted.items() if id_ not in again]
+    # What has drifted again since an earlier round is told of once, and only if it is equal now.
+    repaired = {one.id: one for one in report.repaired} | drifted
+    report.repaired = [one for id_, one in repaired.items() if id_ not in again]
 
 
 def _outdone(drift: Drift) -> Drift:
@@ -308,7 +310,7 @@ class _Suspect:
     Args:
         drift: How.
         held: Which versions of it are where in Elasticsearch.
-        since: For how long that has been so.
+        since: Since when that has been so, by the monotonic clock.
     """
 
     drift: Drift

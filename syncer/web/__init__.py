@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from syncer.lifecycle import Stage, Stop
 from syncer.settings import Settings
-from syncer.survey import Server, Survey
+from syncer.survey import Survey
 from syncer.web.access import Access, Need
 from syncer.web.actions import JOB_ID_MAX, Actions
 from syncer.web.app import App, Route
@@ -36,8 +36,7 @@ def serve(settings: Settings, stages: dict[str, Stage], stop: Stop) -> None:
     survey = stages["survey"]
     assert isinstance(survey, Survey)  # noqa: S101 - every daemon has one
     names = (*stages, "web")
-    needs = tuple(Server) if any(name.startswith("worker") for name in stages) else (Server.POSTGRES, Server.KAFKA)
-    daemon = Daemon(settings=settings, survey=survey, stop=stop, stages=names, needs=needs)
+    daemon = Daemon(settings=settings, survey=survey, stop=stop, stages=names)
     access = Access(host=settings.web.host, token=token)
     app = App(access, routes(Facts(daemon, access), Actions(daemon), Waits(daemon)))
     stages["web"] = WebServer(listening, app, has_token=token is not None)

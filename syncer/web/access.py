@@ -83,6 +83,7 @@ class Access:
                 f"This is not {host[:100]!r}",
                 hint="It answers to localhost and 127.0.0.1 only, so that no other site can ask it from a browser. "
                 "Does a proxy stand before it? Let it send localhost as the Host.",
+                kind="host",
             )
         follows_link = is_page and headers.get("Sec-Fetch-Dest") == "document"
         if headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES and not follows_link:

@@ -54,7 +54,7 @@ class Actions:
         """Write documents again that could not be written, as jobs; those that only an index on standby lacks are left.
 
         Raises:
-            SyncerError: It is not said which; or the document is halted.
+            SyncerError: It is not said which; or the document is halted, and nothing is tried.
         """
         _require_some(asked)
         page = self._daemon.settings.worker.batch_documents_max
@@ -62,16 +62,19 @@ class Actions:
         with self._daemon.connection() as connection:
             selection = selected(connection, asked)
             rows = {one.index_name: one for one in store.documents(connection)}
-            for index_name in dead_letters.indices(connection, selection):
-                if rows[index_name].role is Role.STANDBY:
-                    continue
-                halting.require_going(rows[index_name])
-                query, parameters = dead_letters.ids_query(selection.of_index(index_name))
-                job = listing.create_selected(connection, rows[index_name], JobKind.PART, query, parameters, page=page)
-                made += [] if job is None else [job]
-        letters = sum(one.documents_total or 0 for one in made)
-        _tell(asked, "retry", jobs=[one.id for one in made], document=selection.document, letters=letters)
-        return {"jobs": [one.id for one in made], "letters": letters}
+            lacking = [rows[name] for name in dead_letters.indices(connection, selection)]
+            lacking = [one for one in lacking if one.role is not Role.STANDBY]
+            for one in lacking:
+                halting.require_going(one)
+            try:
+                for one in lacking:
+                    query, parameters = dead_letters.ids_query(selection.of_index(one.index_name))
+                    job = listing.create_selected(connection, one, JobKind.PART, query, parameters, page=page)
+                    made += [] if job is None else [job]
+            finally:  # whatever ends it: the jobs that are made are made
+                done = {"jobs": [one.id for one in made], "letters": sum(one.documents_total or 0 for one in made)}
+                _tell(asked, "retry", document=selection.document, **done)
+        return done
 
     def discard(self, asked: Asked) -> dict[str, Any]:
         """Forget dead letters; their documents stay as they are until they change.

@@ -1,7 +1,8 @@
 """App: what answers an HTTP request: the page, the API, metrics and health.
 
 Guarantees: every answer of the API is JSON, an error ``{"message": …, "hint": …}`` as a command would say it, never a
-traceback; nothing changes but by POST; what a request may have is decided here, before anything is read for it.
+traceback; no document, job or dead letter changes but by POST, though who waits to find what he has written has its
+index refreshed; what a request may have is decided here, before anything is read for it.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class App:
         rules.append(Rule("/static/<name>", endpoint="", methods=["GET"]))
         # A path is what it is: one that is nearly right leads nowhere, and least of all elsewhere.
         self._paths = Map(rules, strict_slashes=False, merge_slashes=False, redirect_defaults=False)
-        self._refused = Repeated[str, str](_tell_refused)
+        self._refused = Repeated[str, tuple[str, str]](_tell_refused)
         self._lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
@@ -146,7 +147,8 @@ class App:
         """Tell of what an attempt may be; that the page asks without a token for what takes one is none."""
         if "Authorization" in request.headers or isinstance(error, ForbiddenError):
             with self._lock:
-                self._refused.note(error.message[:60], request.remote_addr or "")
+                # Who makes up names is told of as seldom as who sends the same one.
+                self._refused.note(error.kind or error.message, (error.message[:60], request.remote_addr or ""))
 
 
 def as_json(said: Any, status: int = 200) -> Response:
@@ -192,5 +194,6 @@ def _words(request: Request) -> dict[str, Any]:
     return words | said
 
 
-def _tell_refused(message: str, requests: int, address: str) -> None:
-    structlog.get_logger().warning(events.WEB_REFUSED, reason=message, requests=requests, address=address)
+def _tell_refused(_: str, requests: int, last: tuple[str, str]) -> None:
+    reason, address = last
+    structlog.get_logger().warning(events.WEB_REFUSED, reason=reason, requests=requests, address=address)

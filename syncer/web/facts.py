@@ -26,6 +26,7 @@ from syncer.explain import explanation
 from syncer.explain.events import Limits
 from syncer.explain.verdict import Verdict
 from syncer.index import Index
+from syncer.job import Job
 from syncer.lifecycle import Stop
 from syncer.postgres import Connection
 from syncer.settings import Settings
@@ -54,14 +55,12 @@ class Daemon:
         survey: What asks the servers how syncer is doing.
         stop: Which its stages ask.
         stages: Their names.
-        needs: The servers that they work with.
     """
 
     settings: Settings
     survey: Survey
     stop: Stop
     stages: tuple[str, ...]
-    needs: tuple[Server, ...]
     _places: threading.BoundedSemaphore = field(
         init=False, repr=False, default_factory=lambda: threading.BoundedSemaphore(_ASKED_AT_ONCE)
     )
@@ -97,7 +96,7 @@ class Facts:
         self._index: Callable[[], Index] = _once(lambda: _open_index(daemon.settings))
 
     def status(self, asked: Asked) -> dict[str, Any]:
-        """How syncer is doing.
+        """How syncer is doing; what a job was asked for and why one failed only to who has the token.
 
         Raises:
             UnavailableError: Nobody knows yet.
@@ -111,6 +110,7 @@ class Facts:
                 hint="It is tried again and again: ask again in a few seconds.",
             )
         said = concern.as_json(overview, surveyed.rates)
+        said["jobs"] = [_job(one, asked) for one in overview.jobs]
         silent_ones = [_silence(one) for one in surveyed.answers if one.error is not None]
         if silent_ones:
             said["concerns"] = [asdict(one) for one in silent_ones] + said["concerns"]
@@ -146,13 +146,12 @@ class Facts:
         return {"samples": [asdict(one) for one in self._daemon.survey.history if one.at > since]}
 
     def jobs(self, asked: Asked) -> dict[str, Any]:
-        """Jobs that are not finished, and the last that are; why one failed only to who has the token."""
+        """Jobs that are not finished, and the last that are; their conditions, and why one failed, as in `status`."""
         with self._daemon.connection() as connection:
             found = job.recent(connection)
         finished = [one for one in found if one.state.is_finished][:_FINISHED_SHOWN_MAX]
         shown = [one for one in found if not one.state.is_finished] + finished
-        told = [one if asked.has_token or one.error is None else replace(one, error=_HIDDEN) for one in shown]
-        return {"jobs": [{**one.as_json(), "reason": one.reason} for one in told]}
+        return {"jobs": [{**_job(one, asked), "reason": one.reason} for one in shown]}
 
     def letters(self, asked: Asked) -> dict[str, Any]:
         """Dead letters by kind, and with ``limit`` one by one; what was said of them only to who has the token."""
@@ -209,7 +208,7 @@ class Facts:
     def ready(self, asked: Asked) -> Response:
         """Whether this process can do its work; what a server has said, which may name hosts, is not for everybody."""
         one = self._daemon
-        seen = health.ready(one.stop, one.stages, one.survey.latest, needs=one.needs)
+        seen = health.ready(one.stop, one.stages, one.survey.latest, needs=one.survey.needs)
         if asked.has_token or self._access.is_own:
             return _health(seen)
         checks = (each if each.is_well else replace(each, reason=_HIDDEN) for each in seen.checks)
@@ -233,6 +232,12 @@ def selected(connection: Connection, asked: Asked) -> Selection:
         field=words.text(asked.words, "field"),
         ids=words.ids(asked.words),
     )
+
+
+def _job(one: Job, asked: Asked) -> dict[str, Any]:
+    """A job as data; its condition and its error have values of rows."""
+    said = one.as_json()
+    return said if asked.has_token else said | {name: said[name] and _HIDDEN for name in ("where", "error")}
 
 
 def _silence(answer: Answer) -> Concern:

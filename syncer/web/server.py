@@ -2,12 +2,14 @@
 
 Guarantees: the port is taken when it is made, so that a daemon whose port somebody else has says so before it does
 anything else; it holds up no other stage, nor the end of the daemon: what is not answered in time then is cut. What a
-client sends is bounded, in size, in number, and in time.
+client sends is bounded, in size, in number, and in time; what is no request, or too large a one, is told so as the API
+says it.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import socket
 import time
@@ -18,6 +20,8 @@ import structlog
 from waitress import wasyncore
 from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
+from waitress.task import ErrorTask
+from waitress.utilities import Error
 
 from syncer import events
 from syncer.errors import ConfigError
@@ -36,6 +40,7 @@ _BODY_BYTES_MAX = 64 * 1024
 _SILENT_SECONDS = 30
 _REQUEST_SECONDS = 30
 _CLEANUP_SECONDS = 10
+_BOUNDS = f"A request has at most {_HEADER_BYTES_MAX // 1024} KB of headers, and {_BODY_BYTES_MAX // 1024} KB of body."
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -72,6 +77,7 @@ class WebServer:
             max_request_body_size=_BODY_BYTES_MAX,
         )
         assert isinstance(server, TcpWSGIServer)  # noqa: S101 - one socket makes one server
+        server.channel_class = _Channel
         structlog.get_logger().info(events.WEB_LISTENING, address=self.address, has_token=self._has_token)
         stop.call(server.pull_trigger)
         unfinished = _Unfinished()
@@ -82,6 +88,31 @@ class WebServer:
         finally:
             server.task_dispatcher.shutdown(timeout=_STOP_SECONDS)
             wasyncore.close_all(sockets)
+
+
+class _Refusal(ErrorTask):
+    """What the server refuses by itself, before anything of ours sees it."""
+
+    def execute(self) -> None:
+        """Answer."""
+        error: Error = self.request.error  # type: ignore[attr-defined]  # typeshed has another class
+        body = json.dumps({"message": f"{error.reason}: {error.body}", "hint": _BOUNDS}).encode()
+        self.status = f"{error.code} {error.reason}"
+        self.response_headers = [
+            *self.response_headers,
+            ("Content-Type", "application/json"),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+        ]
+        self.set_close_on_finish()
+        self.content_length = len(body)
+        self.write(body)
+
+
+class _Channel(HTTPChannel):
+    """A connection."""
+
+    error_task_class = _Refusal
 
 
 class _Unfinished:

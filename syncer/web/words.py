@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from syncer.errors import ConfigError
-from syncer.model import ID_BYTES_MAX
 
 IDS_MAX = 1000
 _TEXT_MAX = 1000
@@ -50,7 +49,7 @@ def ids(words: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(said, list) or len(said) > IDS_MAX:
         raise ConfigError(f"ids is to be a list of at most {IDS_MAX:,}")
     if not all(isinstance(one, str) and one and "\0" not in one and _is_storable(one) for one in said):
-        raise ConfigError(f"An id is a text of 1 to {ID_BYTES_MAX} bytes")
+        raise ConfigError("An id is a text, and not an empty one")
     return tuple(dict.fromkeys(said))
 
 

@@ -120,6 +120,10 @@ def test_what_is_asked_for_must_be_there(poisoned: World) -> None:
     assert "--kind" in refused(world, "discard", "blogpost")
     assert "no record 7" in refused(world, "discard", "--record", "7")
     assert "Leave out" in refused(world, "retry", "blogpost", "--records")
+    for command in ("retry", "discard"):
+        assert "Records have no kind" in refused(world, command, "--records", "--kind", "X")
+        assert "Records have no kind" in refused(world, command, "--record", "5", "--field", "x")
+        assert "only some of them" in refused(world, command, "--records", "--record", "5")
     assert count(world) == 20
 
 

@@ -8,9 +8,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from syncer import lock_commands
 from syncer.locks import Recovery
 from syncer.sandbox import Endpoints
 from tests.harness import REPOSITORY
@@ -93,6 +97,34 @@ def test_a_holder_that_moves_is_told_from_one_that_does_not(
         assert still, states
         assert float(still[1]) >= 3
         assert states["second"].startswith("moved "), states
+
+
+def test_who_leaves_while_he_is_watched_is_not_listed(
+    endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are his locks; who comes meanwhile is, with his."""
+    watched = lock_commands._watched
+    monkeypatch.setenv("SYNCER_ELASTICSEARCH_URL", endpoints.elasticsearch_url)
+    monkeypatch.setattr("syncer.telemetry.configure", lambda *_, **__: None)
+    with ExitStack() as staying, ExitStack() as leaving:
+        first, _ = leaving.enter_context(lockers(endpoints, index))
+        leaving.enter_context(first.tree("/a"))
+
+        def leave(*arguments: Any) -> Any:
+            leaving.close()
+            other, _ = staying.enter_context(lockers(endpoints, index))
+            staying.enter_context(other.tree("/b"))
+            return watched(*arguments)
+
+        monkeypatch.setattr(lock_commands, "_watched", leave)
+        monkeypatch.setattr(lock_commands, "_WATCHED_SECONDS_MAX", 0)
+        done = CliRunner().invoke(
+            lock_commands.app, ["list", "--watch", "--index", f"{index}-locks"], env={"COLUMNS": "160"}
+        )
+    assert done.exit_code == 0, done.exception
+    assert "/b" in done.stdout
+    assert "/a" not in done.stdout
+    assert "left" not in done.stdout
 
 
 @pytest.mark.parametrize(

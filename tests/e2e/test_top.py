@@ -15,9 +15,12 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
+from syncer import postgres, status_commands
+from syncer.postgres import Connection
 from tests.harness import DEADLINE_SECONDS, World
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
@@ -108,6 +111,29 @@ def test_top_tells_what_is_away_and_leaves_at_ctrl_c(world: World) -> None:
         one.process.send_signal(signal.SIGINT)
         one.read(1)
         assert one.process.wait(20) == 0
+
+
+def test_top_leaves_no_connection_behind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that fails closes what it has asked with, and one that cannot begin closes what it has opened."""
+    opened: list[Connection] = []
+    connect = postgres.connect
+
+    def connect_and_note(*arguments: Any, **named: Any) -> Connection:
+        opened.append(connect(*arguments, **named))
+        return opened[-1]
+
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("syncer.telemetry.configure", lambda *_, **__: None)
+    monkeypatch.setattr("syncer.postgres.connect", connect_and_note)
+    watch = status_commands._Watch()
+    watch.look()
+    world.sql("ALTER SCHEMA syncer RENAME TO away")
+    for number in (1, 2):
+        watch.look()
+        assert watch.trouble
+        assert [one.closed for one in opened] == [True] * number
+    world.sql("ALTER SCHEMA away RENAME TO syncer")
 
 
 def test_top_in_a_pipe_shows_it_once(world: World) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import socket
 from contextlib import closing
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -14,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from syncer import store
 from syncer.job import JobKind
-from syncer.jobs import create
+from syncer.jobs import create, pause
 from tests.harness import REPOSITORY, Daemon, World, wait_until
 
 TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
@@ -117,12 +118,59 @@ def test_the_api_says_what_the_commands_say(world: World) -> None:
     assert operator.get("/api/explain/blogpost", status=400)["message"] == "Which id?"
     assert "cannot be an id" in operator.get(f"/api/explain/blogpost?id={quote('../x')}", status=404)["message"]
 
+    breaks_off(world, daemon, operator)
     retries_and_discards(world, operator)
     world.sql(f"UPDATE syncer.job SET error = 'nobody foresaw {SECRET}'")
     assert str(SECRET) in operator.ask("GET", "/api/jobs", status=200)
-    assert str(SECRET) not in anybody.ask("GET", "/api/jobs", status=200)
+    where = f"id = {SECRET} + 1"
+    with world.connect() as connection, connection.transaction():
+        made = create(connection, store.served(connection)["blogpost"], JobKind.PART, where=where)
+        assert made is not None
+        pause(connection, made.id)
+    for path in ("/api/jobs", "/api/status"):
+        wait_until(partial(is_said, operator, path, where), what=f"{path} says the condition of a job")
+        assert not is_said(anybody, path, str(SECRET))
     assert str(SECRET) not in daemon.log_file.read_text()
     assert daemon.stop() == 0
+
+
+ANOTHER_INDEX = """
+INSERT INTO syncer.document
+SELECT another.* FROM syncer.document AS d, jsonb_populate_record(d, '{"index_name": "zz", "write_alias": "zz-write",
+    "role": "building", "generation": 9, "halted": "it has to be"}') AS another;
+INSERT INTO syncer.dead_letter
+SELECT another.* FROM syncer.dead_letter AS l, jsonb_populate_record(l, '{"index_name": "zz"}') AS another
+"""
+REFUSING = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON syncer.job FOR EACH ROW WHEN (NEW.index_name = 'zz') EXECUTE FUNCTION refuse();
+UPDATE syncer.document SET halted = NULL WHERE index_name = 'zz'
+"""
+PARTS = "SELECT coalesce(array_agg(id ORDER BY id), '{}') FROM syncer.job WHERE kind = 'part'"
+
+
+def breaks_off(world: World, daemon: Daemon, operator: Api) -> None:
+    """A retry begins nothing if one of the indices is halted; if it fails halfway, what it has begun is told."""
+    which = {"document": "blogpost", "all": True}
+    world.sql(ANOTHER_INDEX)
+    assert "zz is halted" in operator.post("/api/dead-letters/retry", which, status=503)["message"]
+    refused = world.syncer("dead-letters", "retry", "blogpost", "--json")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "zz is halted" in refused.stderr
+    assert world.sql(PARTS) == [([],)]
+    world.sql(REFUSING)
+    assert operator.post("/api/dead-letters/retry", which, status=503)["message"] == "Postgres says: not this one"
+    acted = daemon.wait_for("web.acted")
+    assert acted["jobs"] == world.sql(PARTS)[0][0] != []
+    refused = world.syncer("dead-letters", "retry", "blogpost", "--json")
+    assert refused.returncode == 1
+    assert [*acted["jobs"], *json.loads(refused.stdout)["jobs"]] == world.sql(PARTS)[0][0]
+    world.sql("DELETE FROM syncer.document WHERE index_name = 'zz'; DROP FUNCTION refuse CASCADE")
+
+
+def is_said(api: Api, path: str, what: str) -> bool:
+    """Whether an answer has it."""
+    return what in api.ask("GET", path, status=200)
 
 
 def retries_and_discards(world: World, operator: Api) -> None:

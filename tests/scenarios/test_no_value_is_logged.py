@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from urllib.request import urlopen
 
-from tests.harness import BLOG_SCHEMA, World
+from syncer import store
+from syncer.job import JobKind
+from syncer.jobs import create
+from tests.harness import BLOG_SCHEMA, World, wait_until
 
 VALUE = "Wert-der-Zeile"
 """What is in rows, and in nothing else."""
@@ -44,3 +48,38 @@ def test_errors_on_values_are_logged_without_them(empty_world: World) -> None:
     for command in (("status",), ("dead-letters", "list", "--limit", "0"), ("jobs", "list"), ("doctor",)):
         ended = world.syncer("--debug", *command)
         assert VALUE not in ended.stderr, command
+
+
+def test_a_select_that_fails_while_it_is_listed_quotes_no_row(empty_world: World) -> None:
+    """The log and the page without a token say which kind of error has halted the document; `syncer plan` says more."""
+    world = empty_world
+    (world.document_folder / "select.sql").write_text(
+        "SELECT p.id AS _id, p.title FROM posts AS p WHERE (p.body LIKE '%-%')::text <> p.body::integer::text"
+    )
+    (world.document_folder / "index.json").write_text('{"mappings": {"dynamic": true}}')
+    world.sql(BLOG_SCHEMA.read_text())
+    world.migrate()
+    world.apply()
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', 'john')")
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'fine', '1'), (2, 1, 'other', %s)", VALUE)
+    daemon = world.daemon()
+    daemon.wait_for("document.parked")
+    with world.connect() as connection:
+        assert create(connection, store.served(connection)["blogpost"], JobKind.REFRESH)
+    halted = daemon.wait_for("document.halted")
+    assert "InvalidTextRepresentation" in str(halted["reason"])
+    address = daemon.wait_for("web.listening")["address"]
+    wait_until(lambda: "halted: " in ask(f"{address}/api/status"), what="the page knows that it is halted")
+    for path in ("/api/status", "/api/explain/blogpost?id=1"):
+        said = ask(f"{address}{path}")
+        assert "InvalidTextRepresentation" in said
+        assert VALUE not in said
+    assert daemon.stop() == 0
+    assert VALUE not in daemon.log_file.read_text()
+    assert VALUE in world.syncer("plan").stdout
+
+
+def ask(url: str) -> str:
+    """What a daemon answers to who sends no token."""
+    with urlopen(url, timeout=30) as answer:  # noqa: S310 - our own
+        return str(answer.read().decode())

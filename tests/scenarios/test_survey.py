@@ -17,20 +17,21 @@ from pydantic import SecretStr
 from rich.console import Console
 from structlog.testing import capture_logs
 
-from syncer import health, metrics, service, verification
+from syncer import health, metrics, postgres, service, verification
 from syncer.comparing import compared
 from syncer.lifecycle import Stop
 from syncer.searchable import Searchable, Written
 from syncer.settings import MetricsSettings, PostgresSettings
 from syncer.store import served
 from syncer.survey import Server, Survey
-from tests.harness import World, running, wait_until
+from tests.harness import BLOG_SCHEMA, World, running, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
 INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'Relationships', 'long');
 """
 NOBODY = "127.0.0.1:1"
+AWAY = PostgresSettings(dsn=SecretStr(f"postgresql://x@{NOBODY}/x"))
 
 
 def scraped() -> dict[str, dict[tuple[str, ...], float]]:
@@ -178,6 +179,33 @@ def test_servers_that_hang_hang_nobody(world: World, monkeypatch: pytest.MonkeyP
             monkeypatch.setattr("syncer.asking.PATIENCE_SECONDS", 60)
             with running(survey, seconds=5):
                 wait_until(lambda: len(scraped()["syncer_survey_is_answered"]) == 3, what="it is at it")
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+def test_an_answer_about_other_indices_is_none(
+    empty_world: World, monkeypatch: pytest.MonkeyPatch, *, is_away: bool
+) -> None:
+    """Elasticsearch is slow, and was asked when Postgres was away, or knew of no document: no index is called gone."""
+    world, begins = empty_world, threading.Event()
+    world.sql(BLOG_SCHEMA.read_text() + BLOG)
+    world.migrate()
+    with surveying(world) as survey:
+        connect, search = survey._connect, survey._search
+        monkeypatch.setattr(survey, "_search", lambda: search() if begins.wait(30) else None)
+        monkeypatch.setattr("syncer.asking.PATIENCE_SECONDS", 0.3)
+        if is_away:
+            monkeypatch.setattr(survey, "_connect", lambda: postgres.connect(AWAY, name="survey"))
+        survey.run_once()
+        monkeypatch.setattr(survey, "_connect", connect)
+        world.apply()
+        world.backfill()
+        monkeypatch.setattr("syncer.asking.PATIENCE_SECONDS", 30)
+        begins.set()
+        assert survey.run_once().overview is None
+        overview = survey.run_once().overview
+        assert overview is not None
+        assert overview.documents[0].targets == {world.index_of(): 1}
+    assert {one.written_per_second for one in survey.history} == {None}
 
 
 def test_what_is_measured_is_what_a_search_sees(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

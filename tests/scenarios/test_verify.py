@@ -13,6 +13,7 @@ from syncer import verify as verifying
 from syncer.drift import Cause, Kind
 from syncer.errors import DocumentError
 from syncer.verify import VerifyReport, verify
+from syncer.writer import Writer
 from tests.faults.rules import EXTRAS_COUNTED, LOOKED_AT_AGAIN
 from tests.harness import World
 from tests.proof import Rule, faces
@@ -385,6 +386,29 @@ def test_repair_goes_on_in_rounds(blog: World, client: Elasticsearch) -> None:
     report = run(blog, repair=True)
     assert report.holds
     assert len(report.repaired) == 60
+    assert blog.differences() == []
+
+
+@pytest.mark.usefixtures("few")
+def test_what_drifts_in_two_rounds_is_told_of_once(
+    blog: World, client: Elasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was repaired, somebody has deleted it again, and it was repaired again: that is one repaired document."""
+    for number in range(30):
+        client.delete(index=blog.alias, id=str(number))
+        client.index(index=blog.alias, id=str(number + 1000), document={})
+    mend, lost = verifying._mend, list[str]()
+
+    def mend_and_lose(writer: Writer, looking: Any, report: VerifyReport) -> None:
+        mend(writer, looking, report)
+        if not lost:
+            lost.append(next(one.id for one in report.repaired if one.kind is Kind.MISSING))
+            client.delete(index=blog.alias, id=lost[0])
+
+    monkeypatch.setattr(verifying, "_mend", mend_and_lose)
+    report = run(blog, repair=True)
+    assert report.holds
+    assert len({one.id for one in report.repaired}) == len(report.repaired) == 60
     assert blog.differences() == []
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -17,6 +19,7 @@ from urllib.request import urlopen
 import pytest
 from hypothesis import given, settings as budget, strategies as st
 from pydantic import SecretStr, ValidationError
+from structlog.testing import capture_logs
 from werkzeug.test import Client, TestResponse
 
 from syncer.errors import ConfigError
@@ -97,6 +100,16 @@ def test_a_name_that_is_not_ours_leads_nowhere(host: str) -> None:
     """Whoever lets his own name lead to this machine's loopback gets nothing, with the token or without."""
     assert ask(Need.NOTHING, host=host) == 403
     assert ask(Need.FACTS, host=host, token=TOKEN, sent=TOKEN) == 403
+
+
+def test_many_names_that_are_not_ours_fill_no_log() -> None:
+    """However many are made up, one line says so, until it is time for the next."""
+    fresh = Client(App(Access(host=LOCAL, token=TOKEN), ROUTES))
+    with capture_logs() as logs:
+        for number in range(100):
+            assert fresh.get("/metrics", headers={"Host": f"{number}.example"}).status_code == 403
+        assert fresh.get("/facts", headers={"Authorization": "Bearer another"}).status_code == 401
+    assert [one["reason"] for one in logs] == ["This is not '0.example'", "That is not the token"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:9", "127.1.2.3", "[::1]:8765", "localhost."])
@@ -214,9 +227,8 @@ def never() -> Any:
 def test_what_a_server_has_said_is_not_for_everybody(*, listens: str, sent: bool, reason: str) -> None:
     """It may name hosts and roles: from elsewhere one learns only that a daemon is not ready."""
     survey = Survey(connect=never, observe=never, search=never)
-    daemon = facts.Daemon(
-        settings=Settings.model_construct(), survey=survey, stop=Stop(), stages=("web",), needs=(Server.KAFKA,)
-    )
+    survey.needs = frozenset({Server.KAFKA})
+    daemon = facts.Daemon(settings=Settings.model_construct(), survey=survey, stop=Stop(), stages=("web",))
     answers = facts.Facts(daemon, Access(host=listens, token=TOKEN))
     checks = answers.ready(Asked(words={}, has_token=sent, address="")).get_json()["checks"]
     assert reason in next(one["reason"] for one in checks if one["name"] == "kafka")
@@ -260,7 +272,6 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
             survey=Survey(connect=never, observe=never, search=never),
             stop=Stop(),
             stages=(),
-            needs=(),
         )
         access = Access(host=LOCAL, token=None)
         answers = routes(facts.Facts(daemon, access), Actions(daemon), Waits(daemon))
@@ -270,6 +281,25 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
             assert status(f"{web.address}/healthz") == 200
             assert time.monotonic() - began < 3
             assert {one.result() for one in asking} == {503}
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (b"GET /metrics HTTP/1.1\r\nno header\r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\nLong: " + b"x" * 16_500, 431),
+        (b"POST /act/7 HTTP/1.1\r\nContent-Length: 100000\r\n\r\n", 413),
+        (b"POST /act/7 HTTP/1.1\r\nTransfer-Encoding: zip\r\n\r\n", 501),
+    ],
+)
+def test_what_the_server_itself_refuses_is_said_as_json(sent: bytes, expected: int) -> None:
+    """What is no request, or too large a one, before any of ours sees it."""
+    with serving(APP) as web, socket.create_connection((LOCAL, urlsplit(web.address).port), timeout=20) as connection:
+        connection.sendall(sent)
+        answer = HTTPResponse(connection)
+        answer.begin()
+        assert (answer.status, answer.headers["Content-Type"]) == (expected, "application/json")
+        assert json.loads(answer.read()).keys() == {"message", "hint"}
 
 
 def test_who_sends_a_byte_now_and_then_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

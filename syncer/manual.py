@@ -54,7 +54,12 @@ ENDINGS = {
         zero="if nothing is refused",
         one="if something is, with --strict also if something is warned of",
     ),
-    "apply": _of("syncer apply", "syncer apply --yes --timeout 300", zero="if the definitions are in force and filled"),
+    "apply": _of(
+        "syncer apply",
+        "syncer apply --yes --timeout 300",
+        "syncer apply --remove blogpost",
+        zero="if the definitions are in force and filled",
+    ),
     "backfill": _of(
         "syncer backfill blogpost",
         'syncer backfill blogpost --where "user_id = 7" --rate 500',

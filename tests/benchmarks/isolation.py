@@ -44,14 +44,13 @@ class _Edited:
     writes: dict[str, list[int]] = field(default_factory=lambda: {_ONE: [], _FIVE: []})
 
     def at_rest(self, seconds: float) -> None:
-        """Edit while nothing else goes on."""
+        """Edit while nothing else goes on, nor the servers are busy still with what went on before."""
+        self._settle()
         self._note(_AT_REST, self._edits().go_on_for(seconds))
 
     def during(self, name: str, renames: int) -> None:
         """Edit while an author is renamed so many times, until every document has been written."""
-        self.live.wait_settled()
-        self.blog.settle(self.blog.world.alias)
-        self.live.start_idle()
+        self._settle()
         names = [f"Renamed {uuid.uuid4().hex}" for _ in range(renames)]
         over = threading.Event()
         with ThreadPoolExecutor(1, thread_name_prefix="edits") as pool, self.live.writes() as writes:
@@ -70,6 +69,11 @@ class _Edited:
         self._note(name, [one for one in edits.result() if began <= one.committed_at <= span.last_at])
         self.rates[name].append(self.blog.large / (span.last_at - began))
         self.writes[name].append(span.writes)
+
+    def _settle(self) -> None:
+        self.live.wait_settled()
+        self.blog.settle(self.blog.world.alias)
+        self.live.start_idle()
 
     def _edits(self) -> Edits:
         return Edits(self.blog, self.posts, _PER_SECOND)

@@ -197,6 +197,15 @@ def test_lost_triggers_and_an_unfilled_index_are_seen(blog: World) -> None:
     assert of_blogpost(blog).outcome is Outcome.TRIGGERS
 
 
+def test_an_index_json_that_elasticsearch_refuses_is_a_refusal(blog: World) -> None:
+    """A mapping that is none is said with Elasticsearch's reason, and the rest of the plan stands."""
+    edit(blog, "index.json", '"type": "nested"', '"type": "nesting"')
+    found = of_blogpost(blog)
+    assert found.outcome is None
+    assert "nesting" in found.refusals[0].message
+    assert len(found.tables) == 3
+
+
 @pytest.mark.parametrize(
     "mapping",
     [
@@ -206,8 +215,8 @@ def test_lost_triggers_and_an_unfilled_index_are_seen(blog: World) -> None:
         {"type": "integer", "coerce": "wrong"},
     ],
 )
-def test_an_index_json_that_elasticsearch_refuses_is_a_refusal(blog: World, mapping: dict[str, str]) -> None:
-    """A mapping that is none is said with Elasticsearch's reason, and the rest of the plan stands."""
+def test_an_option_that_elasticsearch_refuses_is_a_refusal(blog: World, mapping: dict[str, str]) -> None:
+    """A value that an option cannot have is said with Elasticsearch's reason, and the rest of the plan stands."""
     select = "SELECT p.id AS _id, p.title, p.views / 2.0 AS half FROM posts AS p"
     add_document(blog, "halves", select, {"properties": {"half": mapping, "title": mapping}})
     (found,) = look(blog, "halves").documents

@@ -56,7 +56,7 @@ def halt(connection: Connection, error: DocumentError) -> bool:
 
 def _said(error: DocumentError) -> tuple[str, str]:
     """What happened, and what to do; Postgres's own sentence only if no row has a part in it."""
-    if error.__cause__ is None or not is_of_data(error):
+    if not is_of_data(error.__cause__):
         return error.message, error.hint
     return (
         f"The SELECT of {error.document} fails on the data: {kind(error.__cause__)}",

@@ -248,7 +248,7 @@ def list_pages(
             jobs.fail(connection, job.id, f"{error.message}\n{error.hint}")
             return False
         except DocumentError as error:
-            if job.kind is not JobKind.FAN_OUT or not is_of_data(error):
+            if job.kind is not JobKind.FAN_OUT or not is_of_data(error.__cause__):
                 raise
             jobs.widen(connection, document, job.id, error.message)
             return False

@@ -44,6 +44,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeGuard
 
 import elasticsearch
 import psycopg
@@ -205,10 +206,13 @@ def at_work_for(document: str, generation: int, *, parks: bool = False) -> Itera
         raise DocumentError(said.message, hint=said.hint, document=document, generation=generation) from error
 
 
-def is_of_data(error: DocumentError) -> bool:
-    """Whether it was SQL that failed on the data that it met, not on the tables or the definition."""
-    cause = error.__cause__
-    return isinstance(cause, psycopg.Error) and decide(cause) is Action.PARK
+def is_of_data(error: BaseException | None) -> TypeGuard[psycopg.Error]:
+    """Whether it was SQL that failed on the data that it met, not on the tables or the definition.
+
+    Args:
+        error: Postgres's, which is the cause of a `DocumentError`.
+    """
+    return isinstance(error, psycopg.Error) and decide(error) is Action.PARK
 
 
 @dataclass(slots=True)

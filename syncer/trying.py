@@ -56,7 +56,7 @@ def attempt(connection: Connection, index: Index, document: Document, letter: De
     try:
         row = compose.current(connection, document, [letter.id]).get(letter.id)
     except DocumentError as error:
-        if error.__cause__ is None or not is_of_data(error):
+        if not is_of_data(error.__cause__):
             raise
         return Trial(now=Now.SELECT_FAILS, fault=fault.of_select(error.__cause__))
     if row is None:

@@ -20,7 +20,7 @@ from syncer.holdings import Copy as Stored
 from syncer.index import Index
 from syncer.model import Place
 from syncer.owing import Pending
-from syncer.policy import Action, at_work_for, decide
+from syncer.policy import at_work_for, is_of_data
 from syncer.postgres import Connection
 from syncer.store import Document
 from syncer.version import Origin
@@ -145,9 +145,7 @@ def _row(connection: Connection, document: Document, id_: str) -> tuple[Row | No
     try:
         return compose.current(connection, document, [id_]).get(id_), None, False
     except DocumentError as error:
-        cause = error.__cause__
-        is_at_fault = isinstance(cause, psycopg.Error) and decide(cause) is Action.PARK
-        return None, error, is_at_fault
+        return None, error, is_of_data(error.__cause__)
 
 
 def standing(

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import psycopg
-from psycopg import errors as pg
 
 from syncer import compose
 from syncer.index import Rejection
@@ -21,7 +20,6 @@ from syncer.plan import contents, estimate, fitting
 from syncer.plan.estimate import Trial
 from syncer.plan.fitting import Misfit
 from syncer.plan.verdict import Effect
-from syncer.policy import Action, decide
 from syncer.postgres import Connection, bounded
 from syncer.store import Document
 
@@ -105,7 +103,7 @@ def _examples(
             with bounded(connection, seconds=estimate.SECONDS_MAX):
                 found = compose.examples(connection, document, conditions, limit=limit)
         except psycopg.Error as error:  # too many documents; or the SELECT fails on one of them
-            if not isinstance(error, pg.QueryCanceled) and decide(error) is not Action.PARK:
+            if not estimate.is_too_much(error):
                 raise
             continue
         return dict(zip(conditions, found, strict=True)), limit is None

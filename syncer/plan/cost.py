@@ -17,7 +17,7 @@ from psycopg import errors as pg, sql
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from syncer.policy import Action, decide
+from syncer.policy import is_of_data
 from syncer.postgres import Connection, bounded, value
 from syncer.uses import Lookup
 
@@ -68,7 +68,7 @@ def explain(
     except pg.QueryCanceled:
         return _cost(connection, _plan(connection, query, parameters, analyze=""))
     except psycopg.Error as error:
-        if decide(error) is not Action.PARK:
+        if not is_of_data(error):
             raise
         planned = _cost(connection, _plan(connection, query, parameters, analyze=""))
         return replace(planned, failure=str(error.diag.message_primary))

@@ -22,7 +22,7 @@ from syncer.errors import DocumentError
 from syncer.index import Index, Rejection
 from syncer.indices import Indices
 from syncer.model import Composition, Target
-from syncer.policy import Action, decide
+from syncer.policy import is_of_data
 from syncer.postgres import Connection, bounded
 from syncer.steps import Change, Step
 from syncer.store import Document
@@ -115,12 +115,17 @@ def _compose(connection: Connection, document: Document, ids: list[str]) -> dict
     return sample
 
 
+def is_too_much(error: psycopg.Error) -> bool:
+    """Whether a query over all documents has come to no end since it takes too long, or fails on one of them."""
+    return isinstance(error, pg.QueryCanceled) or is_of_data(error)
+
+
 def _sample_ids(connection: Connection, document: Document) -> list[str]:
     try:
         with bounded(connection, seconds=SECONDS_MAX):
             return compose.some_ids(connection, document, SAMPLE_DOCUMENTS)
     except psycopg.Error as error:
-        if not isinstance(error, pg.QueryCanceled) and decide(error) is not Action.PARK:
+        if not is_too_much(error):
             raise
     # Too many to choose from; or a row on which the SELECT fails, and the first ones may be without it.
     return compose.first_ids(connection, document, SAMPLE_DOCUMENTS)
@@ -140,7 +145,7 @@ def _count(connection: Connection, document: Document) -> tuple[int | None, str 
 def _of_the_data(error: DocumentError) -> str:
     """What Postgres says, if it is a row that the SELECT fails on; any other error goes on."""
     cause = error.__cause__
-    if not isinstance(cause, psycopg.Error) or decide(cause) is not Action.PARK:
+    if not is_of_data(cause):
         raise error
     return str(cause.diag.message_primary)
 

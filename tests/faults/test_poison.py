@@ -362,7 +362,7 @@ def test_a_change_that_cannot_be_followed_refreshes_all(noted: World) -> None:
     without=Rule(
         "a refresh takes the place of a fan-out that cannot be listed",
         module="syncer.listing",
-        text="if job.kind is not JobKind.FAN_OUT or not is_of_data(error):",
+        text="if job.kind is not JobKind.FAN_OUT or not is_of_data(error.__cause__):",
         instead="if True:",
     ),
 )

@@ -12,13 +12,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from syncer import completion, dead_letters, halting, letter_page, listing, store, terminal, trying, unreadable
+from syncer import completion, dead_letters, letter_page, listing, store, terminal, trying, unreadable
 from syncer.dead_letters import Selection
 from syncer.entered import whole
 from syncer.errors import ConfigError
 from syncer.filling import Filling
 from syncer.job import JobKind, find
-from syncer.model import Change, Role
+from syncer.model import Change
 from syncer.parts import Parts, open_parts
 from syncer.producer import ChangeProducer
 from syncer.store import Document
@@ -210,7 +210,10 @@ def retry(
     )
     with open_parts("dead-letters") as parts:
         selection = _selection(parts, document, ids or (), kind, field)
-        lacking = [] if wants_records else _lacking(parts, selection)
+        lacking: list[tuple[Document, int]] = []
+        if not wants_records:
+            _require_ids(parts, selection)
+            lacking = trying.lacking(parts.connection, selection)
         try:
             if wants_records or (everything and document is None and kind is None and field is None):
                 _retry_records(parts, record or [], done, out)
@@ -221,23 +224,6 @@ def retry(
                 typer.echo(json.dumps({name: getattr(done, name) for name in _Retried.__dataclass_fields__}, indent=2))
     if done.remaining or done.records_remaining:
         raise typer.Exit(1)
-
-
-def _lacking(parts: Parts, selection: Selection) -> list[tuple[Document, int]]:
-    """What is to be written to each index again, and how many documents; not to one on standby.
-
-    What that refuses is what the one that serves was made for.
-
-    Raises:
-        SyncerError: There is no such dead letter; or a document is halted, and none is tried.
-    """
-    _require_ids(parts, selection)
-    rows = {one.index_name: one for one in store.documents(parts.connection)}
-    found = [(rows[name], letters) for name, letters in dead_letters.indices(parts.connection, selection).items()]
-    found = [(document, letters) for document, letters in found if document.role is not Role.STANDBY]
-    for document, _ in found:
-        halting.require_going(document)
-    return found
 
 
 def _retry_letters(

@@ -1,4 +1,4 @@
-"""Trying: whether a document that could not be written could be now, found out without writing it."""
+"""Trying: what is to be written again that could not be; and whether it could be now, found out without writing it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,31 @@ from enum import StrEnum
 
 import elasticsearch
 
-from syncer import compose, fault
-from syncer.dead_letters import DeadLetter
+from syncer import compose, dead_letters, fault, halting, store
+from syncer.dead_letters import DeadLetter, Selection
 from syncer.errors import DocumentError
 from syncer.fault import Fault
 from syncer.index import Index
+from syncer.model import Role
 from syncer.policy import is_of_data
 from syncer.postgres import Connection
 from syncer.store import Document
+
+
+def lacking(connection: Connection, selection: Selection) -> list[tuple[Document, int]]:
+    """What is to be written to each index again, and how many documents; not to one on standby.
+
+    What that refuses is what the one that serves was made for.
+
+    Raises:
+        DocumentError: A document is halted: none is to be tried.
+    """
+    rows = {one.index_name: one for one in store.documents(connection)}
+    found = [(rows[name], letters) for name, letters in dead_letters.indices(connection, selection).items()]
+    found = [(document, letters) for document, letters in found if document.role is not Role.STANDBY]
+    for document, _ in found:
+        halting.require_going(document)
+    return found
 
 
 class Now(StrEnum):

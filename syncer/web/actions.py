@@ -7,10 +7,9 @@ from typing import Any
 
 import structlog
 
-from syncer import dead_letters, events, halting, jobs, listing, store
+from syncer import dead_letters, events, jobs, listing, trying
 from syncer.errors import ConfigError
 from syncer.job import Job, JobKind
-from syncer.model import Role
 from syncer.postgres import Connection
 from syncer.web import words
 from syncer.web.app import Asked
@@ -61,13 +60,9 @@ class Actions:
         made: list[Job] = []
         with self._daemon.connection() as connection:
             selection = selected(connection, asked)
-            rows = {one.index_name: one for one in store.documents(connection)}
-            lacking = [rows[name] for name in dead_letters.indices(connection, selection)]
-            lacking = [one for one in lacking if one.role is not Role.STANDBY]
-            for one in lacking:
-                halting.require_going(one)
+            lacking = trying.lacking(connection, selection)
             try:
-                for one in lacking:
+                for one, _ in lacking:
                     query, parameters = dead_letters.ids_query(selection.of_index(one.index_name))
                     job = listing.create_selected(connection, one, JobKind.PART, query, parameters, page=page)
                     made += [] if job is None else [job]

@@ -127,11 +127,12 @@ class _Reading:
         self.graph = Graph()
         self._types = types
         self._views = views
-        self._places = {id(table): place for place, table in enumerate(tables(tree))}
+        read = list(tables(tree))
+        self._places = {id(table): place for place, table in enumerate(read)}
         self._view_place: int | None = None
         self._unread: dict[tuple[int, int], exp.Table] = {}
         self._contexts = 0
-        for table in tables(tree):
+        for table in read:
             self._expect(table)
 
     def _place(self, table: exp.Table) -> int:

@@ -1,7 +1,8 @@
 """A lane that writes nothing: what the protocol of `syncer.job_pages` says, without Elasticsearch. Also as a process.
 
-As a process it prints a line each time it takes, empty if there was nothing; with ``--holding`` it finishes what it has
-taken only once it is told to, by a line on standard input. With ``--listing`` it lists the only job, and leaves.
+As a process it says that it has entered, and begins once it is told to, by a line on standard input. It prints a line
+each time it takes, empty if there was nothing; with ``--holding`` it finishes what it has taken only once it is told
+to, likewise. With ``--listing`` it lists the only job, and leaves.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ def main() -> None:
     lane = Lane(connection)
     is_holding = "--holding" in sys.argv
     print("entered", flush=True)  # noqa: T201 - the test reads it
+    sys.stdin.readline()
     while True:
         pages = lane.take()
         print(",".join(str(page.number) for page in pages), flush=True)  # noqa: T201

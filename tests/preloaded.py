@@ -58,8 +58,9 @@ def serve(address: str) -> None:
         importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(address)
+        listening.bind(f"{address}~")
         listening.listen()
+        Path(f"{address}~").rename(address)  # it is there once it can be asked
         while True:
             client, _ = listening.accept()
             if os.fork() == 0:

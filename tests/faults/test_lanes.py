@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 import time
@@ -17,7 +18,7 @@ from syncer import job_pages, jobs, listing, store
 from syncer.job import Job, JobKind, JobState, find
 from syncer.postgres import AdvisoryLock, Connection
 from tests.faults.rules import COUNTED_ONCE, RECLAIMED, RENUMBERED
-from tests.harness import World, wait_until
+from tests.harness import DEADLINE_SECONDS, World, wait_until
 from tests.lane import Lane, LaneProcess, wait_until_gone, written
 from tests.proof import Rule, faces
 
@@ -26,6 +27,8 @@ INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') O
 INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, {}) AS g
 """
 LANES = 6
+_TURNS_BEFORE = 150
+"""How many turns a lane takes until what is to happen meanwhile has happened: a quick one would be through before."""
 
 
 @pytest.fixture
@@ -77,7 +80,7 @@ def together(work: list[Callable[[], None]]) -> None:
     begin = threading.Barrier(len(work))
 
     def start(one: Callable[[], None]) -> None:
-        begin.wait(10)
+        begin.wait(DEADLINE_SECONDS)
         one()
 
     with ThreadPoolExecutor(len(work)) as threads:
@@ -140,7 +143,8 @@ def test_pages_of_killed_lanes_are_done_by_others(world: World, connection: Conn
         processes = [LaneProcess(world, "--holding"), LaneProcess(world), LaneProcess(world)]
         assert [one.line() for one in processes] == ["entered"] * 3
         for one in processes:
-            one.line()
+            one.tell()
+            assert one.line()
         for one in processes:
             one.kill()
     wait_until_gone(connection, 0)
@@ -182,6 +186,7 @@ def test_a_page_of_a_stalled_lane_is_given_to_another(world: World, connection: 
     stalled = LaneProcess(world, "--holding")
     try:
         assert stalled.line() == "entered"
+        stalled.tell()
         assert stalled.line() == "0"
         stalled.process.send_signal(signal.SIGSTOP)
         assert job_pages.reclaim(connection) == 0
@@ -300,12 +305,14 @@ def test_a_pause_stops_all_lanes_at_once(world: World, connection: Connection) -
     """From the commit of the pause on no page is taken; what is in hand is finished; then it goes on."""
     job = listed(world, connection, pages=3000)
     turns = [0] * LANES
-    stop = threading.Event()
+    stop, happened = threading.Event(), threading.Event()
     with lanes(world) as crowd:
 
         def work(number: int) -> Callable[[], None]:
             def run() -> None:
                 while not stop.is_set():
+                    if turns[number] == _TURNS_BEFORE:
+                        happened.wait(DEADLINE_SECONDS)
                     crowd[number].turn()
                     turns[number] += 1
 
@@ -319,6 +326,7 @@ def test_a_pause_stops_all_lanes_at_once(world: World, connection: Connection) -
             try:
                 wait_until(lambda: find(connection, job.id).documents_done > 100, what="lanes are at work")
                 jobs.pause(connection, job.id)
+                happened.set()
                 at_pause = pages_next()
                 enough = [one + 20 for one in turns]
                 wait_until(lambda: all(map(ge, turns, enough)), what="each lane has asked twenty times more")
@@ -326,6 +334,7 @@ def test_a_pause_stops_all_lanes_at_once(world: World, connection: Connection) -
                 assert rows(world, job)[0] == 3000 - at_pause
             finally:
                 stop.set()
+                happened.set()
 
         together([watch, *(work(one) for one in range(LANES))])
         assert find(connection, job.id).documents_per_second is None
@@ -349,12 +358,26 @@ def test_a_cancelled_job_counts_nothing_more(world: World, connection: Connectio
     job = listed(world, connection, pages=1000)
     with lanes(world) as crowd:
         held = crowd[0].take()
+        happened = threading.Event()
 
         def cancel() -> None:
-            wait_until(lambda: find(connection, job.id).documents_done > 100, what="lanes are at work")
-            jobs.cancel(connection, job.id)
+            try:
+                wait_until(lambda: find(connection, job.id).documents_done > 100, what="lanes are at work")
+                jobs.cancel(connection, job.id)
+            finally:
+                happened.set()
 
-        together([cancel, *(one.drain for one in crowd[1:])])
+        def work(lane: Lane) -> Callable[[], None]:
+            def run() -> None:
+                for turn in itertools.count():
+                    if turn == _TURNS_BEFORE:
+                        happened.wait(DEADLINE_SECONDS)
+                    if not lane.turn():
+                        return
+
+            return run
+
+        together([cancel, *(work(one) for one in crowd[1:])])
         after = find(connection, job.id)
         assert crowd[0].finish(held) == 0
         assert sum(one.counted for one in crowd) * 10 == after.documents_done < 10000
@@ -430,24 +453,37 @@ def test_a_halted_document_keeps_others_going(world: World, connection: Connecti
     ),
 )
 def test_a_rate_holds_for_all_lanes_together(world: World, connection: Connection) -> None:
-    """However many lanes, no more is taken than the rate allows in the time that passed, and nearly as much."""
+    """However many lanes, no more is taken than the rate allows in the time that passed; and nearly as much.
+
+    As much is taken in some stretch of time: a machine may stand still in between, and what it missed then is no debt.
+    """
     rate = 300.0  # a machine that is busy manages that many too
     job = listed(world, connection, pages=1000, rate=rate)
+    stretch_seconds = 3
+    at_once, stretch, enough = (int(rate * one) // 10 for one in (job_pages.BURST_SECONDS, stretch_seconds, 30))
+    taken_at: list[float] = []
+
+    def is_over() -> bool:
+        recent = sorted(taken_at)[-stretch - 1 :]
+        is_quick = len(taken_at) > at_once + stretch and 0.8 * (recent[-1] - recent[0]) <= stretch_seconds
+        return is_quick or len(taken_at) >= enough
+
     began = time.monotonic()
     with lanes(world) as crowd:
 
         def work(lane: Lane) -> Callable[[], None]:
             def run() -> None:
-                while time.monotonic() - began < 4:
-                    lane.turn()
+                while not is_over():
+                    if lane.turn():
+                        taken_at.append(time.monotonic())
 
             return run
 
         together([work(one) for one in crowd])
         seconds = time.monotonic() - began
         taken = sum(len(page.ids) for lane in crowd for page in lane.taken)
-    most = rate * (seconds + job_pages.BURST_SECONDS) + 10
-    assert 0.8 * rate * 4 <= taken <= most
+    assert taken <= rate * (seconds + job_pages.BURST_SECONDS) + 10
+    assert taken < enough * 10, "in no stretch of time was nearly as much taken as the rate allows"
     assert find(connection, job.id).documents_done == taken
 
 

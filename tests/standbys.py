@@ -15,7 +15,7 @@ import psycopg
 from syncer.sandbox import Sandbox, silent
 from syncer.sandbox.postgres import PostgresServer
 from syncer.sandbox.process import run
-from tests.harness import wait_until
+from tests.harness import DEADLINE_SECONDS, wait_until
 
 
 class Standbys:
@@ -72,7 +72,7 @@ class Standbys:
             self._replace_data(standby)
             self.primary.start()
             with psycopg.connect(self.primary.address, autocommit=True) as connection:
-                connection.execute("SELECT pg_promote(true, 60)")
+                connection.execute("SELECT pg_promote(true, 120)")
 
         return fail_over
 
@@ -135,7 +135,7 @@ class Standbys:
 
     def _run_for(self, server: PostgresServer, program: str, *arguments: str, given: bytes = b"") -> bytes:
         command = [str(server.bin_folder / program), *arguments]
-        done = subprocess.run(command, input=given, capture_output=True, check=True, timeout=120)
+        done = subprocess.run(command, input=given, capture_output=True, check=True, timeout=2 * DEADLINE_SECONDS)
         return done.stdout
 
     def stop(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -19,11 +19,16 @@ def admin(world: World) -> AdminClient:
 
 
 def ends(world: World) -> dict[int, int]:
-    """By partition, the next offset to be written; nothing while a partition that was just added has no leader."""
-    try:
-        return {one.partition: one.end for one in topic.lag(world.settings.kafka)}
-    except KafkaException:
-        return {}
+    """By partition, the next offset to be written, once Kafka says so: a partition without a leader does not."""
+    said: dict[int, int] = {}
+
+    def is_said() -> bool:
+        with suppress(KafkaException):
+            said.update({one.partition: one.end for one in topic.lag(world.settings.kafka)})
+        return bool(said)
+
+    wait_until(is_said, what="Kafka says how far the topic is")
+    return said
 
 
 def publish(world: World, *changes: str) -> None:

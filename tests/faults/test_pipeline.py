@@ -441,7 +441,7 @@ def test_a_lane_makes_way_for_live_changes_that_are_late(world: World, monkeypat
 def test_requests_of_a_lane_are_small_while_live_changes_flow(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single edit that comes meanwhile waits in Elasticsearch behind hundreds of documents, not behind thousands."""
     world.sql(POSTS.format(2000))
-    traffic = LiveTraffic(late_seconds=60)
+    traffic, flowing_seconds = LiveTraffic(late_seconds=60), pace._FLOWING_SECONDS
     with world.index() as index, writing(world, index, traffic=traffic) as made:
         write, sizes = index.write, list[int]()
 
@@ -455,9 +455,11 @@ def test_requests_of_a_lane_are_small_while_live_changes_flow(world: World, monk
         for flows in (True, False):
             sizes.clear()
             if flows:
+                monkeypatch.setattr(pace, "_FLOWING_SECONDS", 3600.0)  # until all is written, however long that takes
                 for _ in range(20):
                     traffic.note(begun_at=time.monotonic())
             else:
+                monkeypatch.setattr(pace, "_FLOWING_SECONDS", flowing_seconds)
                 wait_until(lambda: not traffic.is_flowing, what="nothing flows")
             made.write(Task(), world.index_of(), numbers(2000))
             land_all(made)

@@ -23,7 +23,7 @@ from syncer import postgres
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
 from tests.faults.writers import SEED, Work, at_work, fill, writing
-from tests.harness import Daemon, World, made, postgres_server, wait_until
+from tests.harness import DEADLINE_SECONDS, Daemon, World, made, postgres_server, wait_until
 from tests.proof import Rule, faces
 
 ROLE = "syncer_worker"
@@ -212,7 +212,7 @@ def test_who_takes_nothing_of_an_answer_holds_no_locks(world: World) -> None:
         rows = postgres.copied(connection, everything)
         next(rows)
         pid = connection.info.backend_pid
-        wait_until(lambda: not world.sql(IS_CONNECTED, pid), what="its session is over", seconds=15)
+        wait_until(lambda: not world.sql(IS_CONNECTED, pid), what="its session is over")
         with suppress(psycopg.Error):  # what had been sent by then may be the rest of a message, or end with one
             deque(rows, maxlen=0)
 
@@ -270,7 +270,7 @@ def test_a_database_that_is_being_restored_is_waited_for(world: World, server: P
     daemon = world.daemon()
     world.wait_until_level()
     dump = subprocess.run(
-        [server.bin_folder / "pg_dump", world.dsn], capture_output=True, check=True, timeout=60
+        [server.bin_folder / "pg_dump", world.dsn], capture_output=True, check=True, timeout=DEADLINE_SECONDS
     ).stdout.decode()
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1000, 1, 'lost', '')")
     world.wait_until_level()
@@ -279,10 +279,11 @@ def test_a_database_that_is_being_restored_is_waited_for(world: World, server: P
     half = dump.index("COPY syncer.relay_cursor")
     restrict = "".join(line for line in dump.splitlines(keepends=True) if line.startswith("\\restrict"))
     psql = [str(server.bin_folder / "psql"), "--quiet", "--set=ON_ERROR_STOP=1", world.dsn]
-    subprocess.run(psql, input=dump[:half].encode(), capture_output=True, check=True, timeout=60)
+    subprocess.run(psql, input=dump[:half].encode(), capture_output=True, check=True, timeout=DEADLINE_SECONDS)
     before = sessions(world)
     wait_until(lambda: sessions(world) > before + 8, what="each stage looks at what is there")
-    subprocess.run(psql, input=(restrict + dump[half:]).encode(), capture_output=True, check=True, timeout=60)
+    rest = (restrict + dump[half:]).encode()
+    subprocess.run(psql, input=rest, capture_output=True, check=True, timeout=DEADLINE_SECONDS)
     world.wait_until_level()
     assert told(daemon, "no syncer schema") <= 6
     assert world.syncer("verify").returncode == 0

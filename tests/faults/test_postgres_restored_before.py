@@ -11,14 +11,14 @@ from syncer import schema
 from syncer.errors import SourceError, SyncerError
 from tests.doctoring import is_well, look, mend
 from tests.faults.writers import fill
-from tests.harness import BLOG_SCHEMA, World
+from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World
 from tests.proof import faces
 
 
 def dump(world: World) -> bytes:
     """The database as it is."""
     program = world.sandbox.postgres.bin_folder / "pg_dump"
-    return subprocess.run([str(program), world.dsn], capture_output=True, check=True, timeout=60).stdout
+    return subprocess.run([str(program), world.dsn], capture_output=True, check=True, timeout=DEADLINE_SECONDS).stdout
 
 
 def restore(world: World, dumped: bytes) -> None:
@@ -27,7 +27,7 @@ def restore(world: World, dumped: bytes) -> None:
         connection.execute(f'DROP DATABASE "{world.name}" WITH (FORCE)')
         connection.execute(f'CREATE DATABASE "{world.name}"')
     psql = [str(world.sandbox.postgres.bin_folder / "psql"), "--quiet", "--set=ON_ERROR_STOP=1", world.dsn]
-    subprocess.run(psql, input=dumped, capture_output=True, check=True, timeout=60)
+    subprocess.run(psql, input=dumped, capture_output=True, check=True, timeout=DEADLINE_SECONDS)
 
 
 @pytest.mark.parametrize("is_migrated", [False, True], ids=["before_migrate", "before_apply"])

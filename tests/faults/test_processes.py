@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ def wait_until_dead(daemon: Daemon, point: Point) -> None:
 def finish(world: World) -> None:
     """What a daemon that nobody kills makes of it, once writers rest."""
     world.daemon()
-    world.wait_until_level(seconds=120)
+    world.wait_until_level(seconds=2 * DEADLINE_SECONDS)
     assert world.sql("SELECT * FROM syncer.dead_letter") == []
     assert world.sql("SELECT name FROM syncer.document WHERE halted IS NOT NULL") == []
     verified = world.syncer("verify")
@@ -343,8 +344,9 @@ def test_a_daemon_that_hangs_ends_when_told_to(blog: World) -> None:
     hasty = Plan(points=(HANGS,), constants={"syncer.service:STOP_SECONDS": 0.5})
     daemon = blog.daemon(program=hasty.program)
     wait_until_reached(daemon, HANGS)
-    assert daemon.stop(seconds=DEADLINE_SECONDS) == 1
-    assert "worker-1 did not end within" in daemon.log_file.read_text()
+    assert daemon.stop() == 1
+    # In so short a time others may not end either.
+    assert re.search(r"\bworker-1\b.* did not end within", daemon.log_file.read_text())
     patient = blog.daemon(program=Plan(points=(HANGS,)).program)
     wait_until_reached(patient, HANGS)
     with blog.connect() as connection:
@@ -441,9 +443,14 @@ def test_a_job_is_done_beside_a_lane_that_stands_still(blog: World) -> None:
     """A process that is stopped looks alive to Postgres: its pages are taken by who follows the job."""
     stops = Plan(points=(Point(at="syncer.job_pages:take", when="after", send="SIGSTOP"),))
     sleeping = blog.daemon(program=stops.program, environment={"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "1000"})
+    with blog.connect() as connection:
+        job = jobs.create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL)
+    stand_still(sleeping)
     following = Plan(constants={"syncer.job_pages:STALLED_SECONDS": 1})
     assert_done(blog.syncer("backfill", "blogpost", program=following.program))
-    stand_still(sleeping)
+    with blog.connect() as connection:
+        assert job is not None
+        assert find(connection, job.id).state is JobState.DONE
     go_on(sleeping)
     assert blog.differences() == []
     assert sleeping.stop() == 0

@@ -175,7 +175,11 @@ main()
 def die_before(world: World, step: str) -> None:
     """A rebuild that is killed with SIGKILL at a step."""
     ended = subprocess.run(
-        [sys.executable, "-c", DIE, *STEPS[step]], env=world.environment, capture_output=True, check=False, timeout=120
+        [sys.executable, "-c", DIE, *STEPS[step]],
+        env=world.environment,
+        capture_output=True,
+        check=False,
+        timeout=2 * DEADLINE_SECONDS,
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
 
@@ -348,7 +352,7 @@ def test_a_full_disk_in_the_middle_of_a_rebuild_leaves_the_old_index_serving_and
     wait_until(lambda: is_searchable(blog), what="all that stays is found")
     before = blog.index_of()
     with searching(blog):
-        process = begin(blog, "--rebuild", "--rate", "100")
+        process = begin(blog, "--rebuild", "--rate", "20")
         new = building(blog)
         block(blog, new, is_blocked=True)
         assert process.wait(DEADLINE_SECONDS) == 1
@@ -444,7 +448,7 @@ def test_a_rebuild_goes_on_once_elasticsearch_is_back(blog: World) -> None:
     blog.daemon()
     blog.wait_until_level()
     before = blog.index_of()
-    process = begin(blog, "--rebuild", "--rate", "50")
+    process = begin(blog, "--rebuild", "--rate", "30")
     try:
         wait_until(lambda: is_half_built(blog), what="the new index has some of the documents")
         with writing(blog):

@@ -58,7 +58,7 @@ def bare(sandbox: Sandbox, endpoints: Endpoints, brokers: list[KafkaServer], tmp
         broker.start()
     there = replace(endpoints, kafka_bootstrap_servers=",".join(one.address for one in brokers))
     with made(World(sandbox=sandbox, endpoints=there, folder=tmp_path)) as world:
-        wait_until(lambda: len(admin(world).list_topics(timeout=10).brokers) == 3, what="all three are there")
+        wait_until(lambda: len(admin(world).list_topics(timeout=60).brokers) == 3, what="all three are there")
         yield world
 
 

@@ -49,7 +49,7 @@ def make_anew(world: World) -> None:
     name = world.settings.kafka.topic
     client = admin(world)
     client.delete_topics([name])[name].result()
-    wait_until(lambda: name not in client.list_topics(timeout=10).topics, what="the topic is gone")
+    wait_until(lambda: name not in client.list_topics(timeout=60).topics, what="the topic is gone")
     wait_until(lambda: _is_made(client, name), what="another topic is there")
 
 

@@ -100,7 +100,10 @@ def crowd(endpoints: Endpoints, index: str, kind: str, folder: Path) -> Iterator
 
 def settled(url: str, index: str) -> tuple[int, ...]:
     """What the two documents say once whoever was killed is buried."""
-    with Elasticsearch(url) as client, Locks(client, owner="test", index=f"{index}-locks", lease_seconds=15) as locks:
+    with (
+        Elasticsearch(url, request_timeout=60) as client,
+        Locks(client, owner="test", index=f"{index}-locks", lease_seconds=15) as locks,
+    ):
         for one, _ in ensure(client, f"{index}-locks").holders.all():
             if one.owner != "test":
                 wait_until(lambda dead=one.id: locks.bury(dead).is_gone, what="the dead are buried")  # type: ignore[misc]

@@ -28,7 +28,7 @@ from syncer.locks import Locks, Recovery, burial, held
 from syncer.locks.fence import Fence
 from tests.locking.locker import turn
 
-LEASE_SECONDS = 2.0
+LEASE_SECONDS = 5.0
 STEPS = {"holder": 24, "burier": 22}
 """More than there are, so that some come to their end."""
 STANDING = "none is running any more"

@@ -65,7 +65,7 @@ CASES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
 @pytest.fixture(scope="module")
 def said(endpoints: Endpoints) -> Iterator[dict[str, Fault]]:
     """What there is against each of these documents, on the real server."""
-    client = Elasticsearch(endpoints.elasticsearch_url)
+    client = Elasticsearch(endpoints.elasticsearch_url, request_timeout=60)
     name = "syncer-test-faults"
     client.options(ignore_status=404).indices.delete(index=name)
     target = Target(index_name=name, write_alias=f"{name}-write")

@@ -24,7 +24,7 @@ _EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 def index(endpoints: Endpoints) -> Iterator[str]:
     """The index of the example, under a name of its own."""
     name = f"files-{random.randrange(10**9)}"
-    with Elasticsearch(endpoints.elasticsearch_url) as client:
+    with Elasticsearch(endpoints.elasticsearch_url, request_timeout=60) as client:
         client.indices.create(index=name, **files.INDEX_BODY)
         yield name
         client.indices.delete(index=[name, f"{name}-locks", f"{name}-locks-intents"], ignore_unavailable=True)
@@ -33,7 +33,7 @@ def index(endpoints: Endpoints) -> Iterator[str]:
 def test_the_examples_run_one_after_the_other(endpoints: Endpoints, index: str) -> None:
     """As they are, but for the address and the names of the indices; then the guide's renames."""
     known: dict[str, Any] = {}
-    with Elasticsearch(endpoints.elasticsearch_url) as client:
+    with Elasticsearch(endpoints.elasticsearch_url, request_timeout=60) as client:
         client.index(
             index=index,
             id="1",

@@ -16,7 +16,7 @@ from syncer.producer import ChangeProducer
 from syncer.relay import Relay
 from syncer.settings import RelaySettings
 from tests.faults.rules import CURSOR_IS_A_SNAPSHOT, ONE_LEADER, SAVED_LAST
-from tests.harness import World, wait_until
+from tests.harness import DEADLINE_SECONDS, World, wait_until
 from tests.proof import Rule, faces
 
 Application = psycopg.Connection[tuple[Any, ...]]
@@ -65,7 +65,7 @@ def published(world: World) -> list[int]:
     try:
         ends: dict[int, int] = {}
         for number in range(world.settings.kafka.partitions):
-            _, ends[number] = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=15)
+            _, ends[number] = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=60)
         places = [TopicPartition(topic, number, OFFSET_BEGINNING) for number, end in ends.items() if end]
         found: list[int] = []
         if places:
@@ -456,7 +456,7 @@ def test_a_writer_with_an_old_segment_number_loses_nothing(world: World) -> None
             writer.start()
             wait_until(lambda: waits_for_segment(world), what="the writer waits for the segment")
             trimming.execute("TRUNCATE syncer.outbox_0; SELECT setval('syncer.outbox_segment', 1)")
-        writer.join(timeout=30)
+        writer.join(DEADLINE_SECONDS)
         assert not writer.is_alive()
         insert(world, 3)
         in_segments = world.sql("SELECT segment, new ->> 'id' FROM syncer.outbox ORDER BY segment")

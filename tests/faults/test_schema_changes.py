@@ -22,6 +22,7 @@ from syncer.index import BulkOutcome, Index
 from syncer.reading import following
 from syncer.watch import Watch
 from tests.faults.rules import HALT_ENDS_ANEW, SHAPE_COMPARED, SHORT_WAITS
+from tests.faults.test_backfill import with_retries
 from tests.faults.test_version_rule import HeldIndex
 from tests.harness import DEADLINE_SECONDS, REPOSITORY, Daemon, World, wait_until
 from tests.proof import Rule, faces
@@ -175,7 +176,7 @@ def write_some(world: World, number: int) -> None:
     for statement in WRITES:
         try:
             world.sql(statement.format(n=number))
-        except (psycopg.ProgrammingError, psycopg.IntegrityError):
+        except (psycopg.ProgrammingError, psycopg.IntegrityError, psycopg.errors.DeadlockDetected):
             continue
 
 
@@ -219,7 +220,7 @@ def role(world: World) -> Iterator[str]:
 
 def make_trouble(world: World, trouble: Trouble, name: str) -> None:
     """Do what the trouble is, under the running daemon."""
-    world.sql(trouble.sql.format(role=name))
+    with_retries(world, trouble.sql.format(role=name))  # the application may be in the way
     if trouble.index is not None:
         with world.elasticsearch() as client:
             trouble.index(client, f"{world.alias}-000001")
@@ -424,11 +425,16 @@ def test_a_daemon_stops_while_a_table_is_being_altered(two: World) -> None:
     daemon = two.daemon()
     two.wait_until_level()
     with two.application() as altering:
-        two.sql("UPDATE posts SET title = 'changed'")
         altering.execute("ALTER TABLE posts ALTER COLUMN views TYPE numeric")
+        two.sql("UPDATE users SET name = 'changed'")  # whose posts are to be composed
         wait_until(lambda: is_waiting(two), what="the daemon waits for the table")
-        assert daemon.wait_for("stage.retried")["stage"].startswith("worker")
+        wait_until(lambda: is_told_by_a_worker(daemon), what="a worker says so", detail=daemon.log_file.read_text)
         assert daemon.stop() == 0
+
+
+def is_told_by_a_worker(daemon: Daemon) -> bool:
+    """Whether a worker has told of trouble."""
+    return any(one["event"] == "stage.retried" and one["stage"].startswith("worker") for one in daemon.events())
 
 
 def is_waiting(world: World) -> bool:

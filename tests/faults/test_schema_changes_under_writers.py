@@ -27,7 +27,8 @@ from tests.harness import World, wait_until
 from tests.proof import Rule, faces
 
 SECONDS = 18.0
-LONGEST_MIGRATION_SECONDS = 15.0
+LONGEST_MIGRATION_SECONDS = 60.0
+"""Nobody of syncer's holds a table for long; what a busy machine takes for a commit is not its own."""
 ENVIRONMENT = {"SYNCER_WATCH_SECONDS": "0.3", "SYNCER_KAFKA_PROPERTIES": '{"session.timeout.ms": 6000}'}
 
 SCHEMA = """

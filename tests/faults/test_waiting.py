@@ -16,7 +16,7 @@ from elasticsearch import Elasticsearch
 from syncer.errors import WaitTimeoutError
 from syncer.waiting import Waiter
 from tests.faults.writers import at_work
-from tests.harness import World, wait_until
+from tests.harness import DEADLINE_SECONDS, World, wait_until
 from tests.proof import Rule, faces
 from tests.scenarios.test_fan_outs import BLOG, follow, refresher, worker
 from tests.scenarios.test_jobs import new_generation
@@ -299,4 +299,4 @@ class _Author:
         row = connection.execute(token).fetchone()
         connection.commit()
         assert row is not None
-        assert self.waiter.wait(row[0], timeout_seconds=60, searchable=searchable).is_complete
+        assert self.waiter.wait(row[0], timeout_seconds=DEADLINE_SECONDS, searchable=searchable).is_complete

@@ -15,7 +15,7 @@ import pytest
 from syncer import capture, trigger
 from tests.capturing import Change, capture_only, define, forget, install, plan, written
 from tests.faults.rules import GONE_IS_NULL
-from tests.harness import World
+from tests.harness import DEADLINE_SECONDS, World
 from tests.proof import faces
 
 ORDINARY = "CREATE TABLE things (id int PRIMARY KEY, place int, name text, note text, views int)"
@@ -338,10 +338,18 @@ def test_disabled_triggers_are_told(things: World) -> None:
 def test_capture_survives_dump_and_restore(things: World) -> None:
     """A database that was dumped and restored captures as before, and its partitions are looked at once."""
     bin_folder = things.sandbox.postgres.bin_folder
-    dump = subprocess.run([str(bin_folder / "pg_dump"), things.dsn], check=True, capture_output=True, timeout=60).stdout
+    dump = subprocess.run(
+        [str(bin_folder / "pg_dump"), things.dsn], check=True, capture_output=True, timeout=DEADLINE_SECONDS
+    ).stdout
     things.sql("DROP SCHEMA public, syncer CASCADE; CREATE SCHEMA public")
     psql = [str(bin_folder / "psql"), things.dsn, "-X", "-q", "-v", "ON_ERROR_STOP=1"]
-    subprocess.run(psql, input=dump.replace(b"CREATE SCHEMA public;", b""), check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        psql,
+        input=dump.replace(b"CREATE SCHEMA public;", b""),
+        check=True,
+        capture_output=True,
+        timeout=DEADLINE_SECONDS,
+    )
     with things.connect() as connection:
         assert capture.is_installed(connection, RELATION)
         assert plan(things).captures == ()

@@ -16,7 +16,7 @@ from syncer import apply, capture
 from syncer.errors import DefinitionError, SourceError
 from tests.capturing import Change, capture_only, define, forget, install, plan, triggers, written
 from tests.faults.rules import KEY_CHANGES
-from tests.harness import World, wait_until
+from tests.harness import DEADLINE_SECONDS, World, wait_until
 from tests.proof import Rule, faces
 
 BLOG = """
@@ -157,7 +157,7 @@ def test_psql_and_copy_count_like_any_client(blog: World) -> None:
     script = (
         "\n".join(line.strip() for line in commands.strip().splitlines()) + "\n7,Ann,ann@x.com\n8,Bo,b@x.com\n\\.\n"
     )
-    subprocess.run(psql, input=script, text=True, check=True, capture_output=True, timeout=30)
+    subprocess.run(psql, input=script, text=True, check=True, capture_output=True, timeout=DEADLINE_SECONDS)
     assert written(blog) == [
         ("public.posts", "U", post(2), post(2)),
         ("public.users", "I", None, {"id": 7}),
@@ -458,7 +458,7 @@ def install_beside_traffic(world: World) -> list[str]:
 
     with ThreadPoolExecutor(1) as threads, open_transaction(world, "UPDATE things SET name = 'long'") as long:
         installing = threads.submit(wait_for_lock)
-        with psycopg.connect(world.dsn, autocommit=True, options="-c lock_timeout=1500ms") as writer:
+        with psycopg.connect(world.dsn, autocommit=True, options="-c lock_timeout=10s") as writer:
 
             def another_write() -> bool:
                 try:
@@ -469,7 +469,7 @@ def install_beside_traffic(world: World) -> list[str]:
 
             wait_until(another_write, what="the lock is asked for twice, or someone is blocked")
         long.rollback()
-        installing.result(timeout=30)
+        installing.result(timeout=DEADLINE_SECONDS)
     return failed
 
 
@@ -555,12 +555,12 @@ def test_the_outbox_is_migrated_beside_its_writers(blog: World) -> None:
     write = "UPDATE posts SET title = 'long' WHERE id = 2"
     with ThreadPoolExecutor(1) as threads, open_transaction(blog, write) as long:
         migrating = threads.submit(blog.migrate)
-        with psycopg.connect(blog.dsn, autocommit=True, options="-c lock_timeout=1500ms") as writer:
+        with psycopg.connect(blog.dsn, autocommit=True, options="-c lock_timeout=10s") as writer:
             for _ in range(300):
                 writer.execute("UPDATE users SET name = name || '.'")
                 assert not wait([migrating], timeout=0.01).done
         long.commit()
-        migrating.result(timeout=30)
+        migrating.result(timeout=DEADLINE_SECONDS)
     assert not blog.sql("SELECT 1 FROM pg_constraint WHERE conname = 'outbox_operation_check'")
 
 
@@ -576,7 +576,7 @@ def test_a_write_in_flight_is_not_lost_to_a_wider_definition(blog: World) -> Non
         applying = threads.submit(blog.apply)
         wait([applying], timeout=2)  # it may wait for the transaction, or not: the promise is the same
         application.commit()
-        applying.result(timeout=60)
+        applying.result(timeout=DEADLINE_SECONDS)
     with blog.index() as index, blog.relay() as relay, blog.worker(index) as worker:
         relay.run_once()
         blog.sql("INSERT INTO posts (id, user_id, title, body) VALUES (9, 1, 'last', '')")

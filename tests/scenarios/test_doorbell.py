@@ -31,7 +31,7 @@ from tests.harness import DEADLINE_SECONDS, World, made, postgres_with, wait_unt
 from tests.proof import Rule, faces
 
 HOUR = 3600.0
-RING_SECONDS = 15.0
+RING_SECONDS = DEADLINE_SECONDS
 """How soon at the latest a sleeping relay has published, or has heeded a stop; a machine may be very busy."""
 HEARD = "syncer_test_heard"
 """Where a listener tells itself that it has heard all that was said before."""

@@ -212,7 +212,7 @@ def test_the_wait_for_replicas_is_bounded_and_says_how_it_ended(room: Room) -> N
     alone, with_replica, built = room.create(1), room.create(2, body), room.build(3, body)
     began = monotonic()
     found = room.indices.settle(built, like=alone, seconds_max=1)
-    assert 1 <= monotonic() - began < 20
+    assert 1 <= monotonic() - began < 60
     assert (found.health, found.wanted, found.is_ready) == ("yellow", "green", False)
     found = room.indices.settle(built, like=with_replica, seconds_max=30)
     assert (found.health, found.wanted, found.is_ready) == ("yellow", "yellow", True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import BLOG_SCHEMA, World
+from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World
 
 TYPES = """
 SELECT format('%I.%I', n.nspname, t.typname), t.typname::text
@@ -218,7 +218,7 @@ def test_somebody_on_a_terminal_chooses(bare: World, tmp_path: Path) -> None:
         )
         os.close(theirs)
         os.write(ours, b"nope\n3\n")
-        assert asking.wait(60) == 0
+        assert asking.wait(DEADLINE_SECONDS) == 0
     os.close(ours)
     said = (tmp_path / "out").read_text()
     assert "public.users" in said

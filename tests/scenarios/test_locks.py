@@ -15,7 +15,7 @@ from syncer.errors import LockError, LockLostError, LockTimeoutError
 from syncer.locks import Change, Held, Locks
 from syncer.locks.registry import ensure
 from syncer.sandbox import Endpoints
-from tests.harness import DEADLINE_SECONDS
+from tests.harness import DEADLINE_SECONDS, wait_until
 from tests.locking.files import INDEX_BODY, rename_directory, rename_file
 
 Take = Callable[[Locks], AbstractContextManager[Held]]
@@ -216,14 +216,16 @@ def test_who_waits_to_be_alone_is_not_overtaken_for_ever(owner: Callable[[str], 
             with alone.tree("/a", timeout=DEADLINE_SECONDS):
                 is_alone.set()
 
+        def is_kept_out() -> bool:
+            try:
+                with late.tree("/a/2", timeout=0):
+                    return False
+            except LockTimeoutError:
+                return True
+
         with sharing.tree("/a/1"):
             waiting = pool.submit(take)
-            while True:  # until the one who waits has come
-                try:
-                    with late.tree("/a/2", timeout=0):
-                        pass
-                except LockTimeoutError:
-                    break
+            wait_until(is_kept_out, what="the one who waits has come")
             assert not is_alone.is_set()
         waiting.result()
 

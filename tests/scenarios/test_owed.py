@@ -22,7 +22,7 @@ from syncer.store import Document
 from syncer.verify import VerifyReport, verify
 from tests.faults.rules import OWED_UNFILLED, OWED_WAITED_FOR
 from tests.faults.test_rebuild import begin, require_done
-from tests.harness import World, wait_until
+from tests.harness import DEADLINE_SECONDS, World, wait_until
 from tests.lane import Lane
 from tests.proof import Rule, faces
 from tests.scenarios.test_fan_outs import BLOG, OTHER, fan_out, follow, list_, the_document
@@ -343,7 +343,7 @@ def test_no_new_index_waits_for_what_is_paused(
     if when == "meanwhile":
         wait_until(lambda: f"waits for job {late.id}" in log.read_text(), what="it waits")
         jobs.pause(connection, late.id)
-    assert process.wait(60) == 1
+    assert process.wait(DEADLINE_SECONDS) == 1
     assert f"syncer jobs resume {late.id}" in log.read_text()
     assert world.index_of() == before
     jobs.set_rate(connection, late.id, None)
@@ -365,7 +365,7 @@ def test_a_fan_out_that_is_cancelled_lets_no_index_serve(
     log = world.folder / "backfill.log"
     wait_until(lambda: f"waits for job {late.id}" in log.read_text(), what="it waits")
     jobs.cancel(connection, late.id)
-    assert process.wait(60) == 1
+    assert process.wait(DEADLINE_SECONDS) == 1
     assert f"Job {late.id} was cancelled" in log.read_text()
     assert world.index_of() == before
     require_done(world, begin(world, "--rebuild"))

@@ -16,7 +16,7 @@ from syncer import capture, trigger
 from syncer.watch import Watch
 from tests.capturing import Change, capture_only, define, forget, install, plan, written
 from tests.faults.rules import FILES_NOTED, ROW_TRIGGERS, WRITERS_WAITED_FOR
-from tests.harness import World, wait_until
+from tests.harness import DEADLINE_SECONDS, World, wait_until
 from tests.proof import Rule, faces
 
 # Three levels; partitions whose columns are numbered otherwise than their parent's.
@@ -323,7 +323,7 @@ def test_a_partition_that_is_being_detached_concurrently_is_noted_once(events: W
         assert not detaching.done()
         assert note(events) == [RELATION]
         reader.rollback()
-        detaching.result(timeout=30)
+        detaching.result(timeout=DEADLINE_SECONDS)
     assert note(events) == []
     assert written(events) == [TRUNCATED]
 
@@ -534,7 +534,7 @@ def test_a_writer_of_a_partition_in_flight_is_waited_for(events: World) -> None:
         wait_until(lambda: bool(told) or installing.done(), what="it waits")
         assert not installing.done()
         application.commit()
-        installing.result(timeout=30)
+        installing.result(timeout=DEADLINE_SECONDS)
 
 
 def test_a_document_over_partitions_follows_what_is_attached(empty_world: World) -> None:

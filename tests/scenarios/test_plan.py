@@ -24,7 +24,7 @@ from syncer.plan.caution import Kind
 from syncer.plan.estimate import Outcome, Trial
 from syncer.plan.forecast import DocumentForecast, Forecast
 from syncer.uses import Lookup
-from tests.harness import BLOG_SCHEMA, REPOSITORY, World, wait_until
+from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World, wait_until
 
 POSTS = """
 INSERT INTO users (id, name, email) SELECT i, 'user ' || i, i || '@example.com' FROM generate_series(1, 50) AS i;
@@ -318,7 +318,7 @@ def test_two_plans_at_once_do_not_take_each_others_index_away(blog: World) -> No
     with servers(blog) as (connection, _, indices), blog.elasticsearch() as client:
         step = steps.plan(connection, indices, definition.load_all(blog.config)).steps[0]
         trial = estimate.attempt(connection, Joined(client, bulk_bytes_max=8_000_000), indices, step)
-    others[0].join(60)
+    others[0].join(DEADLINE_SECONDS)
     assert trial.rejections == ()
     assert physical(blog) == {}
 

@@ -14,7 +14,7 @@ from syncer import schema, shipped
 from syncer.errors import SourceError
 from syncer.policy import explain
 from syncer.postgres import AdvisoryLock
-from tests.harness import World, wait_until
+from tests.harness import DEADLINE_SECONDS, World, wait_until
 
 APPLIED = "SELECT migration_id FROM syncer._yoyo_migration ORDER BY 1"
 SHIPPED = sorted(file.stem for file in shipped.folder("migrations").glob("*.sql"))
@@ -63,9 +63,9 @@ def test_two_that_migrate_at_once_both_succeed(empty_world: World) -> None:
     with ThreadPoolExecutor(2) as threads, empty_world.connect() as holder:
         holder.execute("SELECT pg_advisory_lock($1)", (AdvisoryLock.SCHEMA,))
         both = [threads.submit(migrate, empty_world) for _ in range(2)]
-        wait_until(lambda: waiting_for_the_lock(empty_world) == 2, what="both wait", seconds=20)
+        wait_until(lambda: waiting_for_the_lock(empty_world) == 2, what="both wait")
         holder.execute("SELECT pg_advisory_unlock($1)", (AdvisoryLock.SCHEMA,))
-        assert sorted(one.result(timeout=30) for one in both) == [[], SHIPPED]
+        assert sorted(one.result(timeout=DEADLINE_SECONDS) for one in both) == [[], SHIPPED]
     assert [row[0] for row in empty_world.sql(APPLIED)] == SHIPPED
 
 
@@ -81,10 +81,10 @@ def test_without_the_lock_one_of_two_would_fail(empty_world: World, monkeypatch:
     for bookkeeping in ("create_lock_table", "break_lock", "ensure_internal_schema_updated"):
         monkeypatch.setattr(schema._Backend, bookkeeping, lambda _: None)
     both_have_looked = threading.Barrier(2)
-    monkeypatch.setattr(schema, "_require_known", lambda *_: both_have_looked.wait(timeout=20))
+    monkeypatch.setattr(schema, "_require_known", lambda *_: both_have_looked.wait(timeout=DEADLINE_SECONDS))
     with ThreadPoolExecutor(2) as threads:
         both = [threads.submit(migrate, empty_world) for _ in range(2)]
-        failures = [one.exception(timeout=30) for one in both]
+        failures = [one.exception(timeout=DEADLINE_SECONDS) for one in both]
     assert sum(isinstance(failure, psycopg.Error) for failure in failures) == 1
 
 

@@ -24,7 +24,7 @@ from syncer.searchable import Searchable, Written
 from syncer.settings import MetricsSettings, PostgresSettings
 from syncer.store import served
 from syncer.survey import Server, Survey
-from tests.harness import BLOG_SCHEMA, World, running, wait_until
+from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World, running, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
@@ -76,7 +76,7 @@ def at_work(world: World, **settings: Any) -> Iterator[tuple[Survey, Stop]]:
         yield survey, stop
     finally:
         stop.request()
-        running.join(30)
+        running.join(DEADLINE_SECONDS)
     assert not running.is_alive()
 
 
@@ -177,7 +177,7 @@ def test_servers_that_hang_hang_nobody(world: World, monkeypatch: pytest.MonkeyP
             asking = [one.name for one in set(threading.enumerate()) - before if one.name.startswith("ask-")]
             assert sorted(asking) == [f"ask-{one}-1" for one in sorted(Server)]
             monkeypatch.setattr("syncer.asking.PATIENCE_SECONDS", 60)
-            with running(survey, seconds=5):
+            with running(survey, seconds=30):
                 wait_until(lambda: len(scraped()["syncer_survey_is_answered"]) == 3, what="it is at it")
 
 
@@ -191,7 +191,7 @@ def test_an_answer_about_other_indices_is_none(
     world.migrate()
     with surveying(world) as survey:
         connect, search = survey._connect, survey._search
-        monkeypatch.setattr(survey, "_search", lambda: search() if begins.wait(30) else None)
+        monkeypatch.setattr(survey, "_search", lambda: search() if begins.wait(DEADLINE_SECONDS) else None)
         monkeypatch.setattr("syncer.asking.PATIENCE_SECONDS", 0.3)
         if is_away:
             monkeypatch.setattr(survey, "_connect", lambda: postgres.connect(AWAY, name="survey"))
@@ -244,6 +244,7 @@ def test_too_much_lag_is_said_once_and_once_that_it_is_over(world: World) -> Non
             survey.run_once()
         with world.relay() as relay, world.worker(index) as worker:
             world.drain(relay, worker)
+            world.handle(worker)
             wait_until(lambda: survey.run_once().lag_seconds == 0, what="nothing waits")
     assert [one["event"] for one in logs if one["event"].startswith("lag.")] == ["lag.exceeded", "lag.recovered"]
 

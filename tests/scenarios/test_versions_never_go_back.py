@@ -23,7 +23,7 @@ from syncer.postgres import Connection
 from syncer.session import Session
 from tests.drawing import draw
 from tests.faults.rules import EPOCH_RECORDED
-from tests.harness import World
+from tests.harness import DEADLINE_SECONDS, World
 from tests.proof import Rule, faces
 
 SEQUENCE = "SELECT last_value FROM syncer.version"
@@ -102,7 +102,7 @@ def test_draws_of_many_threads_at_once_keep_the_order_of_time(database: World, i
 
     def draw_many(_: int) -> list[tuple[int, int, int]]:
         with database.connect() as connection:
-            begin.wait(timeout=30)
+            begin.wait(timeout=DEADLINE_SECONDS)
             return [_timed_draw(connection) for _ in range(DRAWS)]
 
     with ThreadPoolExecutor(THREADS) as threads:
@@ -429,13 +429,14 @@ def test_a_dump_restored_into_the_same_cluster_is_another_incarnation(database: 
     enter(database, index)
     bin_folder = database.sandbox.postgres.bin_folder
     dump = database.folder / "yesterday.dump"
-    subprocess.run([bin_folder / "pg_dump", "--format=custom", f"--file={dump}", database.dsn], check=True, timeout=60)
+    dumping = [bin_folder / "pg_dump", "--format=custom", f"--file={dump}", database.dsn]
+    subprocess.run(dumping, check=True, timeout=DEADLINE_SECONDS)
     for _ in range(3):  # a day's work
         enter(database, index)
     before = draw_alone(database)
     with psycopg.connect(database.endpoints.postgres_dsn, autocommit=True) as connection:
         connection.execute(f'DROP DATABASE "{database.name}" WITH (FORCE)')
         connection.execute(f'CREATE DATABASE "{database.name}"')
-    subprocess.run([bin_folder / "pg_restore", f"--dbname={database.dsn}", dump], check=True, timeout=60)
+    subprocess.run([bin_folder / "pg_restore", f"--dbname={database.dsn}", dump], check=True, timeout=DEADLINE_SECONDS)
     enter(database, index)
     assert draw_alone(database) > before

@@ -14,7 +14,7 @@ from syncer.doctor.examination import CHECKS, examine
 from syncer.doctor.finding import Finding
 from syncer.doctor.symptom import How, Limits, Severity
 from syncer.settings import Settings
-from tests.harness import World
+from tests.harness import DEADLINE_SECONDS, World
 
 # Kafka's shell scripts are not in the sandbox; those that are asked for are played by its client, with their arguments.
 _KAFKA_TOOL = """#!{python}
@@ -105,7 +105,7 @@ def mend(world: World, finding: Finding, environment: Mapping[str, str] | None =
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=3 * DEADLINE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, (finding.mend.text, done.stdout, done.stderr)

@@ -77,7 +77,7 @@ def test_kafka_carries_messages(endpoints: Endpoints) -> None:
     connection: dict[str, Any] = {"bootstrap.servers": endpoints.kafka_bootstrap_servers}
     client = AdminClient(connection)
     [created] = client.create_topics([NewTopic("carries", 2, 1)]).values()
-    created.result(timeout=20)
+    created.result(timeout=60)
     producer = Producer(connection | {"transactional.id": "carries"})
     producer.init_transactions()
     producer.begin_transaction()
@@ -85,7 +85,7 @@ def test_kafka_carries_messages(endpoints: Endpoints) -> None:
     producer.commit_transaction()
     consumer = Consumer(connection | {"group.id": "carries", "auto.offset.reset": "earliest"})
     consumer.subscribe(["carries"])
-    message = consumer.poll(30)
+    message = consumer.poll(120)
     consumer.close()
     assert message is not None
     assert (message.key(), message.value()) == (b"key", b"value")
@@ -94,13 +94,13 @@ def test_kafka_carries_messages(endpoints: Endpoints) -> None:
 def test_kafka_does_not_make_topics_by_itself(endpoints: Endpoints) -> None:
     """A misspelt topic stays absent."""
     client = AdminClient({"bootstrap.servers": endpoints.kafka_bootstrap_servers})
-    client.list_topics("misspelt", timeout=10)
-    assert "misspelt" not in client.list_topics(timeout=10).topics
+    client.list_topics("misspelt", timeout=60)
+    assert "misspelt" not in client.list_topics(timeout=60).topics
 
 
 def test_elasticsearch_indexes_and_searches(endpoints: Endpoints) -> None:
     """It is an 8.16 that can analyse, which is what a trimmed Java runtime would break."""
-    with Elasticsearch(endpoints.elasticsearch_url) as client:
+    with Elasticsearch(endpoints.elasticsearch_url, request_timeout=60) as client:
         assert client.info()["version"]["number"].startswith("8.16.")
         client.indices.create(index="searches", mappings=THAI_INDEX)
         client.index(index="searches", id="1", document={"text": "สวัสดีชาวโลก"}, refresh=True)
@@ -161,7 +161,7 @@ def test_paused_server_is_deaf_until_resumed(sandbox: Sandbox, endpoints: Endpoi
             assert not client.ping()
             assert sandbox.elasticsearch.is_running()
             sandbox.elasticsearch.resume()
-            assert wait_until(client.ping, seconds=20)
+            assert wait_until(client.ping, seconds=120)
     finally:
         sandbox.elasticsearch.resume()
 

@@ -50,6 +50,14 @@ class Terminal:
             assert time.monotonic() < deadline, f"{text} is not shown:\n{self.said}"
             self.read(1)
 
+    def end(self) -> int:
+        """Its exit code, once it has ended; until then what it shows is read, since a terminal holds little."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it does not end:\n{self.said}"
+            self.read(0.2)
+        return self.process.wait()
+
     def read(self, seconds: float) -> None:
         """Read what is shown within so long."""
         readable, _, _ = select.select([self._screen], [], [], seconds)
@@ -94,8 +102,7 @@ def test_top_goes_on_until_q(world: World, columns: int) -> None:
         one.wait_for("2 changes in")
         one.wait_for("written")
         one.press("q")
-        one.read(1)
-        assert one.process.wait(20) == 0
+        assert one.end() == 0
     assert "Traceback" not in one.said
 
 
@@ -109,8 +116,7 @@ def test_top_tells_what_is_away_and_leaves_at_ctrl_c(world: World) -> None:
         one.said = ""
         one.wait_for("No daemon is at work")
         one.process.send_signal(signal.SIGINT)
-        one.read(1)
-        assert one.process.wait(20) == 0
+        assert one.end() == 0
 
 
 def test_top_leaves_no_connection_behind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

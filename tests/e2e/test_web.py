@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from syncer import store
 from syncer.job import JobKind
 from syncer.jobs import create, pause
-from tests.harness import REPOSITORY, Daemon, World, wait_until
+from tests.harness import DEADLINE_SECONDS, REPOSITORY, Daemon, World, wait_until
 
 TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
 BLOG = """
@@ -55,7 +55,7 @@ class Api:
 
     def ask(self, method: str, path: str, body: str | None = None, *, status: int) -> str:
         """Likewise, as text."""
-        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=30)
+        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=DEADLINE_SECONDS)
         with closing(connection):
             headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
             connection.request(method, path, body, headers)
@@ -78,7 +78,7 @@ class Api:
         return seen
 
     def _status(self) -> str:
-        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=30)
+        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=DEADLINE_SECONDS)
         with closing(connection):
             connection.request("GET", "/api/status")
             return connection.getresponse().read().decode()
@@ -205,7 +205,7 @@ def test_monitoring_finds_what_it_looks_for(world: World) -> None:
     assert api.get("/api/explain/blogpost?id=1&values=true", status=403)["hint"]
     assert api.get("/api/explain/blogpost?id=1")["indices"][0]["verdict"] == "absent"
     held_up = socket.create_connection(("127.0.0.1", urlsplit(api.address).port or 0))  # says nothing, ever
-    assert daemon.stop(seconds=15) == 0
+    assert daemon.stop() == 0
     held_up.close()
 
 

@@ -55,11 +55,13 @@ def careless(endpoints: Endpoints) -> Iterator[Endpoints]:
 
 
 def configure(world: World, name: str, value: str) -> None:
-    """Give the topic a setting, as somebody does who knows no better."""
+    """Give the topic a setting, as somebody does who knows no better; the broker knows it a moment later."""
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, world.settings.kafka.topic, incremental_configs=[entry])
     client = admin(world)  # answers only as long as it lives
     client.incremental_alter_configs([resource])[resource].result()
+    asked = ConfigResource(ResourceType.TOPIC, world.settings.kafka.topic)
+    wait_until(lambda: client.describe_configs([asked])[asked].result()[name].value == value, what=f"{name} is {value}")
 
 
 def with_kafka(world: World, **changes: object) -> Settings:
@@ -85,7 +87,7 @@ def test_a_setting_that_breaks_a_promise_is_seen_and_mended(world: World, id_: s
     (found,) = look(world, id_)
     assert found.severity is severity
     mend(world, found)
-    assert is_well(look(world, id_))
+    wait_until(lambda: is_well(look(world, id_)), what="the broker knows of it")
 
 
 def test_kafkas_own_tool_takes_the_mend(world: World, sandbox: Sandbox) -> None:
@@ -104,7 +106,7 @@ def test_kafkas_own_tool_takes_the_mend(world: World, sandbox: Sandbox) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert is_well(look(world, "kafka.cleanup_policy"))
+    wait_until(lambda: is_well(look(world, "kafka.cleanup_policy")), what="the broker knows of it")
 
 
 def test_retention_by_size_is_told_of(world: World) -> None:
@@ -114,7 +116,7 @@ def test_retention_by_size_is_told_of(world: World) -> None:
     assert found.severity is CONSIDER
     assert "retention.bytes" in found.found
     mend(world, found)
-    assert is_well(look(world, "kafka.retention"))
+    wait_until(lambda: is_well(look(world, "kafka.retention")), what="the broker knows of it")
 
 
 def test_what_will_be_lost_soon_is_told_of(world: World) -> None:

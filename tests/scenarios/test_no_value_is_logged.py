@@ -8,7 +8,7 @@ from urllib.request import urlopen
 from syncer import store
 from syncer.job import JobKind
 from syncer.jobs import create
-from tests.harness import BLOG_SCHEMA, World, wait_until
+from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World, wait_until
 
 VALUE = "Wert-der-Zeile"
 """What is in rows, and in nothing else."""
@@ -81,5 +81,5 @@ def test_a_select_that_fails_while_it_is_listed_quotes_no_row(empty_world: World
 
 def ask(url: str) -> str:
     """What a daemon answers to who sends no token."""
-    with urlopen(url, timeout=30) as answer:  # noqa: S310 - our own
+    with urlopen(url, timeout=DEADLINE_SECONDS) as answer:  # noqa: S310 - our own
         return str(answer.read().decode())

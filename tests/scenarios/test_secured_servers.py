@@ -18,7 +18,7 @@ from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, Us
 from elasticsearch import AuthorizationException
 from psycopg.conninfo import make_conninfo
 
-from tests.harness import BLOG_SCHEMA, REPOSITORY, made
+from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, made
 from tests.secured import Authority, Secured, SecuredWorld, secured_servers
 
 PAGE = (REPOSITORY / "docs" / "security.md").read_text()
@@ -238,12 +238,12 @@ def test_no_duty_can_do_what_is_another_s(guarded: Guarded) -> None:
 
     errors: list[KafkaError | None] = []
     said = {name: value for name, value in client("worker").items() if name != "group.id"}
-    producer = Producer(said | {"message.timeout.ms": "20000"})
+    producer = Producer(said | {"message.timeout.ms": "100000"})
     producer.produce(topic, b"{}", on_delivery=lambda error, _: errors.append(error))
-    producer.flush(30)
+    producer.flush(DEADLINE_SECONDS)
     consumer = Consumer(client("relay"))
     consumer.assign([TopicPartition(topic, 0, 0)])
-    message = consumer.poll(30)
+    message = consumer.poll(DEADLINE_SECONDS)
     consumer.close()
     refused = [errors[0], message and message.error()]
     assert [one and one.code() for one in refused] == [KafkaError.TOPIC_AUTHORIZATION_FAILED] * 2
@@ -256,7 +256,7 @@ def test_no_duty_can_do_what_is_another_s(guarded: Guarded) -> None:
         ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:worker", "*", AclOperation.ALL, _ALLOW
     )
     with pytest.raises(KafkaException) as refusal:
-        worker.create_acls([rule])[rule].result(timeout=30)
+        worker.create_acls([rule])[rule].result(timeout=DEADLINE_SECONDS)
     assert refusal.value.args[0].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
 
 

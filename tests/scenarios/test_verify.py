@@ -328,7 +328,7 @@ def test_a_document_that_is_written_all_the_while_is_moving(blog: World, client:
     blog.sql("SELECT count(nextval('syncer.version')) FROM generate_series(1, 1000)")
     blog.sql("UPDATE posts SET title = 'title 0' WHERE id = 7")
     busy = _Busy(blog, client, lambda held: held + 1)
-    report = run(blog, settle=0.2, pause=busy)
+    report = run(blog, settle=0.5, pause=busy)
     assert busy.looks > 2
     assert (report.drifts, report.moving, report.holds) == ([], ["7"], True)
 

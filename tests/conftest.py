@@ -11,7 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from syncer.sandbox import Endpoints, Sandbox
+from syncer.sandbox import Endpoints, Sandbox, server
 from tests.harness import World, made, postgres_with
 from tests.without import without_rules
 
@@ -32,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--soak-seconds", type=float, default=3600, help="how long the soak goes on (-m soak)")
     parser.addoption("--soak-seed", type=int, help="what its dice begin with; printed by the soak that went before")
+
+
+def pytest_configure() -> None:
+    """Of several that run tests beside one another each has ports of its own: one is free until its server listens."""
+    number, of = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:], os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    server.PORTS = server.PORTS[int(number) :: int(of)]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -135,8 +135,8 @@ class Daemon:
 
     def events(self) -> list[dict[str, Any]]:
         """What it has logged so far; a last line that is not whole yet is left out."""
-        lines = self.log_file.read_text().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        whole, _, _ = self.log_file.read_text(errors="replace").rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{") and line.endswith("}")]
 
     def require_known_events(self) -> None:
         """Fail the test if it has logged what is not as the catalogue of events says."""

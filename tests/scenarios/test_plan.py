@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -512,12 +513,16 @@ def test_a_count_that_fails_is_no_count_that_takes_too_long(blog: World) -> None
 
 
 def test_a_fill_takes_about_as_long_as_estimated(blog: World) -> None:
-    """The estimate is measured: ten times the documents take about ten times as long."""
+    """The estimate is measured: ten times the documents take about ten times as long.
+
+    Of several measurements the least counts: a machine that has other things to do makes them greater only.
+    """
 
     def trial() -> Trial:
         with servers(blog) as (connection, index, indices):
             step = steps.plan(connection, indices, definition.load_all(blog.config)).steps[0]
-            return estimate.attempt(connection, index, indices, step)
+            seen = [estimate.attempt(connection, index, indices, step) for _ in range(4)]
+            return min(seen, key=lambda one: one.fill_seconds or inf)
 
     few = trial()
     blog.sql("INSERT INTO posts (id, user_id, title, body) SELECT i, 1, 't', 'b' FROM generate_series(501, 5000) AS i")

@@ -31,6 +31,7 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from syncer import apply, definition, job, jobs, postgres, schema, service, steps, store, topic
+from syncer.errors import TopicError
 from syncer.filling import Filling
 from syncer.index import Index
 from syncer.indices import Indices
@@ -288,7 +289,7 @@ class World:
 
     def apply(self) -> None:
         """What ``syncer apply`` does."""
-        topic.ensure_topic(self.settings.kafka)
+        wait_until(self._has_topic, what="Kafka makes the topic")
         with self.connect() as connection, self.elasticsearch() as client:
             parts = self.parts(connection, client)
             decided = steps.plan(connection, parts.indices, definition.load_all(self.config))
@@ -298,6 +299,12 @@ class World:
             for fill in fills:
                 if fill.document.role is Role.BUILDING:
                     filling.fill(replace(fill, job=None))
+
+    def _has_topic(self) -> bool:
+        with suppress(KafkaException, TopicError):  # it does not answer just now
+            topic.ensure_topic(self.settings.kafka)
+            return True
+        return False
 
     def parts(self, connection: Connection, client: Elasticsearch) -> Parts:
         """What a command works with."""

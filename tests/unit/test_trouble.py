@@ -105,9 +105,9 @@ def test_threads_do_what_they_are_given_and_tell_what_came_of_it() -> None:
     """No more of them than allowed are made, and an error is its asker's."""
     threads = Threads(2, name="test")
     answers = [threads.submit(divmod, 7, one) for one in (1, 2, 0, 3)]
-    assert [answers[at].result(10) for at in (0, 1, 3)] == [(7, 0), (3, 1), (2, 1)]
+    assert [answers[at].result(60) for at in (0, 1, 3)] == [(7, 0), (3, 1), (2, 1)]
     with pytest.raises(ZeroDivisionError):
-        answers[2].result(10)
+        answers[2].result(60)
     assert threads.end()
 
 
@@ -119,7 +119,7 @@ def test_a_thread_that_hangs_is_left_and_keeps_no_process() -> None:
     assert not threads.end(seconds=0)
     assert all(one.daemon for one in threading.enumerate() if one.name.startswith("test-"))
     go_on.set()
-    assert answer.result(10)
+    assert answer.result(60)
     assert threads.end()
 
 

@@ -243,7 +243,8 @@ class World:
     def make(self) -> None:
         """Create the database, and a config folder with the blogpost document."""
         with psycopg.connect(self.endpoints.postgres_dsn, autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{self.name}"')
+            # To the other template Postgres connects by itself now and then, and then it cannot be copied.
+            connection.execute(f'CREATE DATABASE "{self.name}" TEMPLATE template0')
         self.use("blogpost")
 
     def use(self, *documents: str) -> None:

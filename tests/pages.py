@@ -35,7 +35,6 @@ DOCS = REPOSITORY / "docs"
 _FENCE = re.compile(r"^ *```(?P<language>\w+)(?P<words>[^\n]*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _IN = re.compile(r"<!-- in: (\w+) -->\n")
 _WORDS = re.compile(r"run|fails|background|shows|until|file=\S+")
-_STOP_SECONDS = 30
 _TABLES = {"file": REPOSITORY / "syncer" / "demo" / "filesystem.sql"}
 _BASH = shutil.which("bash") or "bash"
 
@@ -188,7 +187,7 @@ class Reader:
             yield
         finally:
             process.terminate()
-            process.wait(_STOP_SECONDS)
+            process.wait(DEADLINE_SECONDS)
 
     @property
     def environment(self) -> dict[str, str]:

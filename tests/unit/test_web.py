@@ -256,7 +256,7 @@ def serving(app: App) -> Iterator[server.WebServer]:
 def status(url: str) -> int:
     """The status of an answer."""
     try:
-        with urlopen(url, timeout=20) as answer:  # noqa: S310 - our own
+        with urlopen(url, timeout=60) as answer:  # noqa: S310 - our own
             return int(answer.status)
     except HTTPError as refused:
         return refused.code
@@ -266,7 +266,7 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
     """However many ask what only Postgres knows: the rest is answered, and some of them are told to come again."""
     with closing(socket.create_server((LOCAL, 0))) as silent, ThreadPoolExecutor(20) as many:
         dsn = SecretStr(f"host={LOCAL} port={silent.getsockname()[1]}")
-        postgres = PostgresSettings(dsn=dsn, connect_timeout_seconds=4)
+        postgres = PostgresSettings(dsn=dsn, connect_timeout_seconds=8)
         daemon = facts.Daemon(
             settings=Settings.model_construct(postgres=postgres),
             survey=Survey(connect=never, observe=never, search=never),
@@ -279,7 +279,7 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
             asking = [many.submit(status, f"{web.address}/api/jobs") for _ in range(10)]
             began = time.monotonic()
             assert status(f"{web.address}/healthz") == 200
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 7
             assert {one.result() for one in asking} == {503}
 
 

@@ -429,8 +429,8 @@ def test_a_dump_restored_into_the_same_cluster_is_another_incarnation(database: 
     enter(database, index)
     bin_folder = database.sandbox.postgres.bin_folder
     dump = database.folder / "yesterday.dump"
-    dumping = [bin_folder / "pg_dump", "--format=custom", f"--file={dump}", database.dsn]
-    subprocess.run(dumping, check=True, timeout=DEADLINE_SECONDS)
+    taking = ("--format=custom", f"--file={dump}", database.dsn)
+    subprocess.run([bin_folder / "pg_dump", *taking], check=True, timeout=DEADLINE_SECONDS)
     for _ in range(3):  # a day's work
         enter(database, index)
     before = draw_alone(database)

@@ -6,8 +6,8 @@ time to time. What is in its way: Elasticsearch refuses for want of room in its 
 jobs, live changes take longer than they should. So jobs make way for what people have just changed, and take what is
 left.
 
-Beside live traffic a lane begins with one request at a time: that two are too many would be known only by those who
-have waited for them.
+Once there is live traffic, a lane that writes jobs has one small request on its way at a time, and then tries more:
+that two are too many would be known only by those who have waited for them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Window:
         self._least = min(LEAST_DOCUMENTS, most)
         self._size = self._bound = 0.0
         self._held_until = self._shrunk_at = 0.0
-        self._begin(most)
+        self._begin()
         self._moved_at = -math.inf
 
     @property
@@ -69,17 +69,25 @@ class Window:
         self._held_until = self._shrunk_at + HOLD_SECONDS
         return True
 
-    def resume(self, *, cautiously: bool = False) -> None:
+    def resume(self) -> bool:
         """Something is to be sent: after a while without, nobody knows any more how much there is room for.
 
-        Args:
-            cautiously: Begin with one request at a time, since somebody else is on the way too.
+        Returns:
+            Whether it begins anew.
         """
-        if time.monotonic() - self._moved_at > _FORGOTTEN_SECONDS:
-            self._begin(self._request if cautiously else self._most)
+        is_forgotten = time.monotonic() - self._moved_at > _FORGOTTEN_SECONDS
+        if is_forgotten:
+            self._begin()
+        return is_forgotten
 
-    def _begin(self, bound: int) -> None:
-        self._bound = min(bound, self._most)
+    def limit(self, documents: int) -> None:
+        """Let no more be on their way for a while, since somebody else now is, too."""
+        self._bound = min(self._bound, max(self._least, documents))
+        self._size = min(self._size, self._bound)
+        self._held_until = time.monotonic() + HOLD_SECONDS
+
+    def _begin(self) -> None:
+        self._bound = self._most
         self._size = min(FIRST_DOCUMENTS, self._bound)
         self._shrunk_at = self._moved_at = time.monotonic()
         self._held_until = self._shrunk_at + HOLD_SECONDS

@@ -34,8 +34,9 @@ KEEP_SECONDS = 1.0
 _UNKNOWN_DOCUMENTS = 50
 """How many documents are composed together as long as nobody knows how large they are."""
 _BESIDE_TRAFFIC_DOCUMENTS = 250
-"""How many of a job's documents are composed together while live changes flow: they wait in Elasticsearch behind whole
-requests, and behind small ones less."""
+"""How many of a job's documents are composed together while live changes flow, and may be on their way when they begin
+to: they wait in Elasticsearch behind whole requests, behind small ones less, and behind one hardly, where it has a
+thread left for them."""
 _MEAN_OVER = 8
 
 _Result = TypeVar("_Result")
@@ -150,6 +151,7 @@ class Pipeline:
         self._batch_documents_max = batch_documents_max
         self._batch_bytes_max = batch_bytes_max
         self._traffic = traffic
+        self._is_beside_traffic = False
         self._window = Window(request=batch_documents_max, most=in_flight_max * batch_documents_max)
         self._name = name
         self._threads = self._new_threads()
@@ -188,8 +190,7 @@ class Pipeline:
         begun = 0
         while begun < len(ids):
             self._heed()
-            if self.is_empty:
-                self._window.resume(cautiously=self._is_beside_traffic)
+            self._make_way()
             end = min(len(ids), begun + self._slice_documents(index_name))
             while not self._has_room_for(end - begun):
                 self.land()
@@ -246,9 +247,13 @@ class Pipeline:
             and sum(one.size for one in flights) < 2 * self._batch_bytes_max
         )
 
-    @property
-    def _is_beside_traffic(self) -> bool:
-        return self._traffic is not None and self._traffic.is_flowing
+    def _make_way(self) -> None:
+        """See whether live changes flow, and begin with one request at a time if they now do."""
+        was_beside = self._is_beside_traffic
+        self._is_beside_traffic = self._traffic is not None and self._traffic.is_flowing
+        begins = self.is_empty and self._window.resume()
+        if self._is_beside_traffic and (begins or not was_beside):
+            self._window.limit(_BESIDE_TRAFFIC_DOCUMENTS)
 
     def _slice_documents(self, index_name: str) -> int:
         """How many documents to compose together: by what they weighed so far, and as the window allows."""

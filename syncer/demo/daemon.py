@@ -27,7 +27,7 @@ class Totals:
     Args:
         relayed: Changes that the relay has published.
         handled: Changes that the workers have done.
-        indexed: Documents written.
+        indexed: Documents written; those of a job, when it is finished.
         deleted: Documents deleted.
         lag_seconds: The age of the oldest change in the last batch.
     """
@@ -103,9 +103,10 @@ class DaemonProcess:
             self.totals.relayed += int(number["changes"])
         elif event["event"] == events.WORKER_INDEXED:
             self.totals.handled += int(number["changes"])
+            self.totals.lag_seconds = float(number["lag_seconds"])
+        if event["event"] in (events.WORKER_INDEXED, events.JOB_FINISHED):
             self.totals.indexed += int(number["indexed"])
             self.totals.deleted += int(number["deleted"])
-            self.totals.lag_seconds = float(number["lag_seconds"])
 
     def stop(self) -> int:
         """SIGTERM, and SIGKILL if that takes too long; its exit code."""

@@ -31,6 +31,7 @@ from tests.faults.test_worker_crashes import Killed
 from tests.harness import DEADLINE_SECONDS, World, running, wait_until
 from tests.proof import Rule, faces
 
+_SOON_SECONDS = 3.0  # a lane has composed its next request by then, on a busy machine, too
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
 INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, {}) AS g
@@ -192,6 +193,7 @@ def writing(
     *,
     keep: Callable[[], None] = lambda: None,
     halt: Callable[[DocumentError], object] | None = None,
+    batch_documents_max: int = 1000,
     traffic: LiveTraffic | None = None,
 ) -> Iterator[Pipeline]:
     """A pipeline by itself."""
@@ -207,7 +209,7 @@ def writing(
             leave=left_to_nobody,
             name="test",
             in_flight_max=4,
-            batch_documents_max=1000,
+            batch_documents_max=batch_documents_max,
             batch_bytes_max=8_000_000,
             traffic=traffic,
         )
@@ -440,31 +442,98 @@ def test_a_lane_makes_way_for_live_changes_that_are_late(world: World, monkeypat
 )
 def test_requests_of_a_lane_are_small_while_live_changes_flow(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A single edit that comes meanwhile waits in Elasticsearch behind hundreds of documents, not behind thousands."""
+    monkeypatch.setattr(pace, "HOLD_SECONDS", 0.0)
+    monkeypatch.setattr(pace, "_STEP_SECONDS", 0.0)
     world.sql(POSTS.format(2000))
-    traffic, flowing_seconds = LiveTraffic(late_seconds=60), pace._FLOWING_SECONDS
+    traffic = LiveTraffic(late_seconds=60)
+    flow(traffic)
     with world.index() as index, writing(world, index, traffic=traffic) as made:
-        write, sizes = index.write, list[int]()
-
-        def noted(target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
-            sizes.append(len(compositions))
-            return write(target, compositions)
-
-        monkeypatch.setattr(index, "write", noted)
+        seen = Requests(index, monkeypatch)
         made.write(Task(), world.index_of(), numbers(50))  # by these it is known how large they are
         land_all(made)
         for flows in (True, False):
-            sizes.clear()
-            if flows:
-                monkeypatch.setattr(pace, "_FLOWING_SECONDS", 3600.0)  # until all is written, however long that takes
-                for _ in range(20):
-                    traffic.note(begun_at=time.monotonic())
-            else:
-                monkeypatch.setattr(pace, "_FLOWING_SECONDS", flowing_seconds)
-                wait_until(lambda: not traffic.is_flowing, what="nothing flows")
+            seen.forget()
+            monkeypatch.setattr(pace, "_FLOWING_SECONDS", DEADLINE_SECONDS if flows else 0)
             made.write(Task(), world.index_of(), numbers(2000))
             land_all(made)
-            assert sum(sizes) == 2000
-            assert (max(sizes) <= 250) is flows
+            assert sum(seen.sizes) == 2000
+            assert (max(seen.sizes) <= 250) is flows
+
+
+@faces(
+    "single edits begin to come beside a job",
+    promises=(4,),
+    without=Rule(
+        "once live changes flow, a lane begins with one request at a time",
+        module="syncer.pipeline",
+        text="self._window.limit(_BESIDE_TRAFFIC_DOCUMENTS)",
+        instead="pass",
+    ),
+)
+def test_a_lane_has_one_request_on_its_way_once_live_changes_flow(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elasticsearch has a thread left for single edits; after a while that goes well the lane tries more again."""
+    monkeypatch.setattr(pace, "HOLD_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr(pace, "_STEP_SECONDS", 0.0)
+    monkeypatch.setattr(pace, "_FLOWING_SECONDS", DEADLINE_SECONDS)
+    world.sql(POSTS.format(2000))
+    traffic = LiveTraffic(late_seconds=60)
+    with world.index() as index, writing(world, index, batch_documents_max=250, traffic=traffic) as made:
+        seen = Requests(index, monkeypatch, wait_seconds=_SOON_SECONDS)
+        made.write(Task(), world.index_of(), numbers(2000))
+        assert seen.most_at_once > 1
+        land_all(made)
+        flow(traffic)
+        seen.forget()
+        for is_held in (True, False):
+            seen.wait_seconds = 0.2 if is_held else _SOON_SECONDS
+            if not is_held:
+                made._window._held_until = 0.0
+            made.write(Task(), world.index_of(), numbers(2000))
+            land_all(made)
+            assert (seen.most_at_once == 1) is is_held
+
+
+class Requests:
+    """Notes bulk requests that an index is sent: how many documents each has, how many are on their way at once.
+
+    Args:
+        index: Which.
+        wait_seconds: How long each waits for another one, as long as none has met another one.
+    """
+
+    def __init__(self, index: Index, monkeypatch: pytest.MonkeyPatch, *, wait_seconds: float = 0) -> None:
+        self.forget()
+        self.wait_seconds = wait_seconds
+        self._write = index.write
+        monkeypatch.setattr(index, "write", self._noted)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.sizes: list[int] = []
+        self.most_at_once = 0
+        self._now = 0
+        self._changed = threading.Condition()
+
+    def _noted(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        with self._changed:
+            self.sizes.append(len(compositions))
+            self._now += 1
+            self.most_at_once = max(self.most_at_once, self._now)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most_at_once > 1, timeout=self.wait_seconds)
+        try:
+            return self._write(target, compositions)
+        finally:
+            with self._changed:
+                self._now -= 1
+
+
+def flow(traffic: LiveTraffic) -> None:
+    """As many live changes as are more than the few that a job is made for."""
+    for _ in range(20):
+        traffic.note(begun_at=time.monotonic())
 
 
 @faces(

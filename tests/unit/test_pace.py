@@ -50,23 +50,25 @@ def test_after_a_pause_it_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What there was room for minutes ago says nothing of now."""
     window = Window(request=REQUEST, most=MOST)
     window.grow(MOST)
-    window.resume()
+    assert not window.resume()
     assert window.documents == MOST
     monkeypatch.setattr(pace, "_FORGOTTEN_SECONDS", 0.0)
-    window.resume()
+    assert window.resume()
     assert window.documents == FIRST_DOCUMENTS
 
 
-def test_beside_live_traffic_it_begins_with_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That two are too many would be noticed too late by those who are on the way as well."""
+def test_a_limit_holds_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes way for others tries more again only after that; a limit opens no window that is smaller."""
     window = Window(request=REQUEST, most=MOST)
-    window.resume(cautiously=True)
+    window.limit(250)
     for _ in range(3):
         window.grow(window.documents)
-    assert window.documents == REQUEST
+    assert window.documents == 250
+    window.limit(REQUEST)
+    assert window.documents == 250
     monkeypatch.setattr(window, "_held_until", 0.0)
-    window.grow(REQUEST)
-    assert window.documents == 2 * REQUEST
+    window.grow(250)
+    assert window.documents == 500
 
 
 @given(most=st.integers(min_value=1, max_value=10_000), steps=st.lists(st.none() | st.integers(1, 5000), max_size=60))

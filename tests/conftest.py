@@ -18,9 +18,25 @@ from tests.without import without_rules
 hypothesis.settings.register_profile("syncer", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("syncer")  # no test fails by the clock of a machine that has much to do
 
+_OF_TERMINALS = frozenset(
+    {
+        *("CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "LINES", "NO_COLOR"),
+        *("PY_COLORS", "TERMINAL_WIDTH", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
+    }
+)
+"""By what somebody who runs tests may say what his terminal is like."""
 KEPT_SANDBOX = "SYNCER_TEST_SANDBOX"
 """Names the folder of a sandbox that is to be used, and to be left running, for quick runs while developing."""
 _SHARED = pytest.StashKey[str]()
+
+
+def pytest_configure() -> None:
+    """What a test meets is what it says: no other terminal, no other login, and no proxy before this machine."""
+    for name in [one for one in os.environ if one in _OF_TERMINALS or one.startswith("PG")]:
+        del os.environ[name]
+    os.environ["TERM"] = "xterm"
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -56,7 +56,15 @@ class Terminal:
         try:
             self.said += os.read(self._screen, 65536).decode("utf-8", "replace") if readable else ""
         except OSError:
-            assert self.process.poll() is not None or self.process.wait(10) is not None, self.said
+            assert self.process.wait(DEADLINE_SECONDS) is not None, self.said
+
+    def wait(self) -> int:
+        """Read until it ends, since who is not read from does not come to its end; its exit code."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it does not end:\n{self.said}"
+            self.read(0.1)
+        return int(self.process.returncode)
 
 
 @contextmanager
@@ -94,8 +102,7 @@ def test_top_goes_on_until_q(world: World, columns: int) -> None:
         one.wait_for("2 changes in")
         one.wait_for("written")
         one.press("q")
-        one.read(1)
-        assert one.process.wait(20) == 0
+        assert one.wait() == 0
     assert "Traceback" not in one.said
 
 
@@ -109,8 +116,7 @@ def test_top_tells_what_is_away_and_leaves_at_ctrl_c(world: World) -> None:
         one.said = ""
         one.wait_for("No daemon is at work")
         one.process.send_signal(signal.SIGINT)
-        one.read(1)
-        assert one.process.wait(20) == 0
+        assert one.wait() == 0
 
 
 def test_top_leaves_no_connection_behind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

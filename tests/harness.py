@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from elasticsearch import Elasticsearch
 from elasticsearch.helpers import scan
@@ -30,6 +31,7 @@ from pydantic import SecretStr
 from rich.console import Console
 
 from syncer import apply, definition, job, jobs, postgres, schema, service, steps, store, topic
+from syncer.errors import TopicError
 from syncer.filling import Filling
 from syncer.index import Index
 from syncer.indices import Indices
@@ -53,6 +55,9 @@ REPOSITORY = Path(__file__).parent.parent
 BLOG_SCHEMA = REPOSITORY / "syncer" / "demo" / "blog.sql"
 DEADLINE_SECONDS = float(os.environ.get(DEADLINE, "60"))
 _LOOK_SECONDS = 0.05
+_END_SECONDS = 60
+"""How long a stage or a daemon may take to end, by the clock of a machine that has much to do: it says itself if it was
+held up for longer than it may be."""
 
 
 def wait_until(
@@ -101,7 +106,7 @@ def made(world: World) -> Iterator[World]:
 
 
 @contextmanager
-def running(made: Stage, *, seconds: float = 30) -> Iterator[Stop]:
+def running(made: Stage, *, seconds: float = _END_SECONDS) -> Iterator[Stop]:
     """A stage at work in a thread of its own until the block ends; what ends it fails the test, as does a late end."""
     stop = Stop()
     failures: list[BaseException] = []
@@ -132,8 +137,8 @@ class Daemon:
 
     def events(self) -> list[dict[str, Any]]:
         """What it has logged so far; a last line that is not whole yet is left out."""
-        lines = self.log_file.read_text().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        *whole, _ = self.log_file.read_bytes().split(b"\n")
+        return [json.loads(line) for line in whole if line.startswith(b"{")]
 
     def require_known_events(self) -> None:
         """Fail the test if it has logged what is not as the catalogue of events says."""
@@ -151,12 +156,26 @@ class Daemon:
         wait_until(is_logged, what=f"the daemon logs {event}", seconds=seconds, detail=self.log_file.read_text)
         return found[0]
 
+    def wait_for_workers(self, number: int = 2) -> None:
+        """Return once so many workers have partitions: whoever joins takes some of the others' away."""
+
+        def have_some() -> bool:
+            held: dict[str, set[int]] = {}
+            for one in self.events():
+                if one["event"] == "worker.partitions_assigned":
+                    held.setdefault(one["worker"], set()).update(one["partitions"])
+                elif one["event"] == "worker.partitions_revoked":
+                    held.setdefault(one["worker"], set()).difference_update(one["partitions"])
+            return sum(map(bool, held.values())) == number
+
+        wait_until(have_some, what=f"{number} workers have partitions", detail=self.log_file.read_text)
+
     def kill(self) -> None:
         """SIGKILL: nothing is finished, nothing is said."""
         self.process.kill()
         self.process.wait()
 
-    def stop(self, *, seconds: float = 30) -> int:
+    def stop(self, *, seconds: float = _END_SECONDS) -> int:
         """SIGTERM; its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -259,12 +278,20 @@ class World:
             if names:
                 client.indices.delete(index=",".join(names))
         admin = AdminClient({"bootstrap.servers": self.endpoints.kafka_bootstrap_servers})
-        if self.settings.kafka.topic in admin.list_topics(timeout=10).topics:
-            admin.delete_topics([self.settings.kafka.topic])[self.settings.kafka.topic].result()
-        with psycopg.connect(self.endpoints.postgres_dsn, autocommit=True) as connection:
-            connection.execute(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
+        if self.settings.kafka.topic in admin.list_topics(timeout=DEADLINE_SECONDS).topics:
+            admin.delete_topics([self.settings.kafka.topic])[self.settings.kafka.topic].result(2 * DEADLINE_SECONDS)
+        wait_until(self._is_dropped, what="the database is dropped")
         for daemon in self.daemons:
             daemon.require_known_events()
+
+    def _is_dropped(self) -> bool:
+        """Drop the database; Postgres waits for no more than five seconds for sessions that it has told to end."""
+        with psycopg.connect(self.endpoints.postgres_dsn, autocommit=True) as connection:
+            try:
+                connection.execute(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
+            except psycopg.errors.ObjectInUse:
+                return False
+        return True
 
     @property
     def document_folder(self) -> Path:
@@ -284,7 +311,7 @@ class World:
 
     def apply(self) -> None:
         """What ``syncer apply`` does."""
-        topic.ensure_topic(self.settings.kafka)
+        wait_until(self._has_topic, what="Kafka answers, and there is a topic")
         with self.connect() as connection, self.elasticsearch() as client:
             parts = self.parts(connection, client)
             decided = steps.plan(connection, parts.indices, definition.load_all(self.config))
@@ -294,6 +321,14 @@ class World:
             for fill in fills:
                 if fill.document.role is Role.BUILDING:
                     filling.fill(replace(fill, job=None))
+
+    def _has_topic(self) -> bool:
+        """Make the topic, if it is not there; a broker that stands still for a while answers later."""
+        try:
+            topic.ensure_topic(self.settings.kafka)
+        except (KafkaException, TopicError):
+            return False
+        return True
 
     def parts(self, connection: Connection, client: Elasticsearch) -> Parts:
         """What a command works with."""
@@ -484,8 +519,11 @@ class World:
             wait_until(turn, what="every document equals its SELECT")
 
     def is_handled(self) -> bool:
-        """Whether every record of the topic is handled, and its offset committed."""
-        return not any(one.records for one in topic.lag(self.settings.kafka))
+        """Whether every record of the topic is handled, and its offset committed; as far as Kafka says so now."""
+        try:
+            return not any(one.records for one in topic.lag(self.settings.kafka))
+        except (KafkaException, TopicError):  # it may stand still for a while
+            return False
 
     def handle(self, worker: Worker) -> None:
         """Turn a worker until every record is handled: a document may be equal to its SELECT before its last one is."""

@@ -56,11 +56,11 @@ def test_a_stage_may_be_patient_with_one_question() -> None:
     def ask() -> None:
         with stop.patient("a listing"):
             asked.set()
-            answered.wait(10)
+            answered.wait(60)
 
     thread = threading.Thread(target=ask, name=STAGE)
     thread.start()
-    assert asked.wait(10)
+    assert asked.wait(60)
     (check,) = health.alive(stop, [STAGE], hang_seconds=-1).checks
     assert (check.is_well, check.reason) == (True, "waits for a listing")
     answered.set()

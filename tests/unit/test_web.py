@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -266,7 +265,7 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
     """However many ask what only Postgres knows: the rest is answered, and some of them are told to come again."""
     with closing(socket.create_server((LOCAL, 0))) as silent, ThreadPoolExecutor(20) as many:
         dsn = SecretStr(f"host={LOCAL} port={silent.getsockname()[1]}")
-        postgres = PostgresSettings(dsn=dsn, connect_timeout_seconds=4)
+        postgres = PostgresSettings(dsn=dsn, connect_timeout_seconds=8)
         daemon = facts.Daemon(
             settings=Settings.model_construct(postgres=postgres),
             survey=Survey(connect=never, observe=never, search=never),
@@ -277,9 +276,8 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
         answers = routes(facts.Facts(daemon, access), Actions(daemon), Waits(daemon))
         with serving(App(access, answers)) as web:
             asking = [many.submit(status, f"{web.address}/api/jobs") for _ in range(10)]
-            began = time.monotonic()
             assert status(f"{web.address}/healthz") == 200
-            assert time.monotonic() - began < 3
+            assert not all(one.done() for one in asking)  # it has not waited for them
             assert {one.result() for one in asking} == {503}
 
 

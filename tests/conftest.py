@@ -11,16 +11,32 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from syncer.sandbox import Endpoints, Sandbox, server
+from syncer.sandbox import Endpoints, Sandbox
 from tests.harness import World, made, postgres_with
 from tests.without import without_rules
 
 hypothesis.settings.register_profile("syncer", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("syncer")  # no test fails by the clock of a machine that has much to do
 
+_OF_TERMINALS = frozenset(
+    {
+        *("CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "LINES", "NO_COLOR"),
+        *("PY_COLORS", "TERMINAL_WIDTH", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
+    }
+)
+"""By what somebody who runs tests may say what his terminal is like."""
 KEPT_SANDBOX = "SYNCER_TEST_SANDBOX"
 """Names the folder of a sandbox that is to be used, and to be left running, for quick runs while developing."""
 _SHARED = pytest.StashKey[str]()
+
+
+def pytest_configure() -> None:
+    """What a test meets is what it says: no other terminal, no other login, and no proxy before this machine."""
+    for name in [one for one in os.environ if one in _OF_TERMINALS or one.startswith("PG")]:
+        del os.environ[name]
+    os.environ["TERM"] = "xterm"
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,12 +48,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--soak-seconds", type=float, default=3600, help="how long the soak goes on (-m soak)")
     parser.addoption("--soak-seed", type=int, help="what its dice begin with; printed by the soak that went before")
-
-
-def pytest_configure() -> None:
-    """Of several that run tests beside one another each has ports of its own: one is free until its server listens."""
-    number, of = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:], os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
-    server.PORTS = server.PORTS[int(number) :: int(of)]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,9 @@ DEADLINE_SECONDS = float(os.environ.get(DEADLINE, "120"))
 """How long a test waits for what is to come: a busy machine may pause a server for 20 s, and more than once."""
 _LOOK_SECONDS = 0.05
 _LEADS = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = ANY (%s)"
+_END_SECONDS = 60
+"""How long a stage or a daemon may take to end, by the clock of a machine that has much to do: it says itself if it was
+held up for longer than it may be."""
 
 
 def wait_until(
@@ -105,7 +108,7 @@ def made(world: World) -> Iterator[World]:
 
 
 @contextmanager
-def running(made: Stage, *, seconds: float = DEADLINE_SECONDS) -> Iterator[Stop]:
+def running(made: Stage, *, seconds: float = _END_SECONDS) -> Iterator[Stop]:
     """A stage at work in a thread of its own until the block ends; what ends it fails the test, as does a late end."""
     stop = Stop()
     failures: list[BaseException] = []
@@ -136,8 +139,8 @@ class Daemon:
 
     def events(self) -> list[dict[str, Any]]:
         """What it has logged so far; a last line that is not whole yet is left out."""
-        whole, _, _ = self.log_file.read_text(errors="replace").rpartition("\n")
-        return [json.loads(line) for line in whole.splitlines() if line.startswith("{") and line.endswith("}")]
+        *whole, _ = self.log_file.read_bytes().split(b"\n")
+        return [json.loads(line) for line in whole if line.startswith(b"{")]
 
     def require_known_events(self) -> None:
         """Fail the test if it has logged what is not as the catalogue of events says."""
@@ -155,12 +158,26 @@ class Daemon:
         wait_until(is_logged, what=f"the daemon logs {event}", seconds=seconds, detail=self.log_file.read_text)
         return found[0]
 
+    def wait_for_workers(self, number: int = 2) -> None:
+        """Return once so many workers have partitions: whoever joins takes some of the others' away."""
+
+        def have_some() -> bool:
+            held: dict[str, set[int]] = {}
+            for one in self.events():
+                if one["event"] == "worker.partitions_assigned":
+                    held.setdefault(one["worker"], set()).update(one["partitions"])
+                elif one["event"] == "worker.partitions_revoked":
+                    held.setdefault(one["worker"], set()).difference_update(one["partitions"])
+            return sum(map(bool, held.values())) == number
+
+        wait_until(have_some, what=f"{number} workers have partitions", detail=self.log_file.read_text)
+
     def kill(self) -> None:
         """SIGKILL: nothing is finished, nothing is said."""
         self.process.kill()
         self.process.wait()
 
-    def stop(self, *, seconds: float = DEADLINE_SECONDS) -> int:
+    def stop(self, *, seconds: float = _END_SECONDS) -> int:
         """SIGTERM; its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -265,12 +282,20 @@ class World:
             if names:
                 client.indices.delete(index=",".join(names))
         admin = AdminClient({"bootstrap.servers": self.endpoints.kafka_bootstrap_servers})
-        if self.settings.kafka.topic in admin.list_topics(timeout=60).topics:
-            admin.delete_topics([self.settings.kafka.topic])[self.settings.kafka.topic].result()
-        with psycopg.connect(self.endpoints.postgres_dsn, autocommit=True) as connection:
-            connection.execute(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
+        if self.settings.kafka.topic in admin.list_topics(timeout=DEADLINE_SECONDS).topics:
+            admin.delete_topics([self.settings.kafka.topic])[self.settings.kafka.topic].result(2 * DEADLINE_SECONDS)
+        wait_until(self._is_dropped, what="the database is dropped")
         for daemon in self.daemons:
             daemon.require_known_events()
+
+    def _is_dropped(self) -> bool:
+        """Drop the database; Postgres waits for no more than five seconds for sessions that it has told to end."""
+        with psycopg.connect(self.endpoints.postgres_dsn, autocommit=True) as connection:
+            try:
+                connection.execute(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
+            except psycopg.errors.ObjectInUse:
+                return False
+        return True
 
     @property
     def document_folder(self) -> Path:
@@ -290,7 +315,7 @@ class World:
 
     def apply(self) -> None:
         """What ``syncer apply`` does."""
-        wait_until(self._has_topic, what="Kafka makes the topic")
+        wait_until(self._has_topic, what="Kafka answers, and there is a topic")
         with self.connect() as connection, self.elasticsearch() as client:
             parts = self.parts(connection, client)
             decided = steps.plan(connection, parts.indices, definition.load_all(self.config))
@@ -302,10 +327,12 @@ class World:
                     filling.fill(replace(fill, job=None))
 
     def _has_topic(self) -> bool:
-        with suppress(KafkaException, TopicError):  # it does not answer just now
+        """Make the topic, if it is not there; a broker that stands still for a while answers later."""
+        try:
             topic.ensure_topic(self.settings.kafka)
-            return True
-        return False
+        except (KafkaException, TopicError):
+            return False
+        return True
 
     def parts(self, connection: Connection, client: Elasticsearch) -> Parts:
         """What a command works with."""
@@ -507,10 +534,11 @@ class World:
             wait_until(turn, what="every document equals its SELECT")
 
     def is_handled(self) -> bool:
-        """Whether every record of the topic is handled, and its offset committed."""
-        with suppress(KafkaException):  # it does not say just now
+        """Whether every record of the topic is handled, and its offset committed; as far as Kafka says so now."""
+        try:
             return not any(one.records for one in topic.lag(self.settings.kafka))
-        return False
+        except (KafkaException, TopicError):  # it may stand still for a while
+            return False
 
     def handle(self, worker: Worker) -> None:
         """Turn a worker until every record is handled: a document may be equal to its SELECT before its last one is."""

@@ -35,6 +35,8 @@ DOCS = REPOSITORY / "docs"
 _FENCE = re.compile(r"^ *```(?P<language>\w+)(?P<words>[^\n]*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _IN = re.compile(r"<!-- in: (\w+) -->\n")
 _WORDS = re.compile(r"run|fails|background|shows|until|file=\S+")
+_IS_AT_WORK = b"worker.partitions_assigned"
+"""What a daemon says of which a page takes it that it runs."""
 _TABLES = {"file": REPOSITORY / "syncer" / "demo" / "filesystem.sql"}
 _BASH = shutil.which("bash") or "bash"
 
@@ -182,8 +184,8 @@ class Reader:
                 stdout=log,
                 stderr=log,
             )
-        wait_until(lambda: "daemon.started" in log_file.read_text(), what="it starts", detail=log_file.read_text)
         try:
+            wait_until(lambda: _IS_AT_WORK in log_file.read_bytes(), what="it is at work", detail=log_file.read_text)
             yield
         finally:
             process.terminate()

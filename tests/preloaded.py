@@ -26,9 +26,10 @@ _LOADED_LATE = ("syncer.plan.forecast", "syncer.plan.page", "syncer.plan.caution
 _CLIENT = """\
 #!{python} -SE
 import json, os, socket, sys
-here = socket.socket(socket.AF_UNIX)
-here.connect({address!r})
-asked = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
+here, folder = socket.socket(socket.AF_UNIX), os.getcwd()
+os.chdir({folder!r})  # the address of a socket has a hundred characters at most
+here.connect("socket")
+asked = json.dumps([sys.argv[1:], dict(os.environ), folder]).encode()
 socket.send_fds(here, [len(asked).to_bytes(8, "big")], [0, 1, 2])
 here.sendall(asked)
 answer = here.recv(1)
@@ -39,12 +40,11 @@ sys.exit(answer[0] if answer else 70)
 @contextmanager
 def preloaded(folder: Path) -> Iterator[Path]:
     """A folder for the PATH, with ``syncer`` in it, for as long as the block lasts."""
-    address = folder / "socket"
-    server = subprocess.Popen([sys.executable, "-m", "tests.preloaded", str(address)])
+    server = subprocess.Popen([sys.executable, "-m", "tests.preloaded", str(folder)])
     try:
-        wait_until(address.exists, what="the program is loaded")
+        wait_until((folder / "socket").exists, what="the program is loaded")
         client = folder / "syncer"
-        client.write_text(_CLIENT.format(python=sys.executable, address=str(address)))
+        client.write_text(_CLIENT.format(python=sys.executable, folder=str(folder)))
         client.chmod(client.stat().st_mode | stat.S_IXUSR)
         yield folder
     finally:
@@ -52,15 +52,16 @@ def preloaded(folder: Path) -> Iterator[Path]:
         server.wait()
 
 
-def serve(address: str) -> None:
+def serve(folder: str) -> None:
     """Run commands until told to end."""
     for name in ("syncer.cli", *_LOADED_LATE):
         importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(f"{address}~")
+        os.chdir(folder)
+        listening.bind("socket.new")
         listening.listen()
-        Path(f"{address}~").rename(address)  # it is there once it can be asked
+        Path("socket.new").rename("socket")  # who sees it is let in
         while True:
             client, _ = listening.accept()
             if os.fork() == 0:
@@ -77,7 +78,10 @@ def _run(client: socket.socket) -> None:
     size, streams, _, _ = socket.recv_fds(client, 8, 3)
     asked = b""
     while len(asked) < int.from_bytes(size, "big"):
-        asked += client.recv(1 << 16)
+        more = client.recv(1 << 16)
+        if not more:  # who asked was killed meanwhile
+            os._exit(0)
+        asked += more
     arguments, environment, folder = json.loads(asked)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)

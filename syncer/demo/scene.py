@@ -26,6 +26,7 @@ from syncer.sandbox import ConsoleReporter, Endpoints, Sandbox
 _COMMAND = sys.argv[0] if Path(sys.argv[0]).name == "syncer" else f"{sys.executable} -m syncer"
 _PID_FILE = "daemon.pid"
 _KEPT = "demo"
+_ANSWER_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +168,8 @@ def perform(console: Console, play: Callable[[Scene, Endpoints, Elasticsearch], 
     try:
         with _ended_like_ctrl_c():
             endpoints = scene.start()
-            with Elasticsearch(endpoints.elasticsearch_url) as client:
+            # On a small machine that has just begun, answers may take long.
+            with Elasticsearch(endpoints.elasticsearch_url, request_timeout=_ANSWER_SECONDS) as client:
                 ending = play(scene, endpoints, client)
             is_over = True
             if keep:

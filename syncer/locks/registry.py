@@ -29,6 +29,7 @@ _MAPPINGS = {
     },
 }
 _INTENT_MAPPINGS = {"dynamic": False, "properties": {"holder": {"type": "keyword"}}}
+_MAKE_SECONDS = 60
 _TERM_BITS = 31
 """Of the sequence number, below the seconds at which the index was made."""
 
@@ -107,7 +108,8 @@ def _born(found: Mapping[str, Any], index: str) -> int:
 
 def _make(client: Elasticsearch, name: str, mappings: dict[str, Any]) -> None:
     try:
-        client.indices.create(index=name, settings=_SETTINGS, mappings=mappings)
+        # Not under a lease, so it may take longer than one lasts.
+        client.options(request_timeout=_MAKE_SECONDS).indices.create(index=name, settings=_SETTINGS, mappings=mappings)
     except BadRequestError as error:
         if error.error == "invalid_index_name_exception":
             raise LockError(f"No index can be called {name!r}", hint=f"As in: {INDEX}") from error

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-ATTEMPTS_WITHOUT_PROGRESS_MAX = 4
+ATTEMPTS_WITHOUT_PROGRESS_MAX = 5  # half a minute in all: a server that begins anew is waited for
 TIMEOUT_SECONDS = (10.0, 30.0)  # to connect; between two bytes
 CHUNK_BYTES = 1 << 18
 
@@ -69,15 +69,16 @@ def download(
 
 def fetch_span(url: str, span: Span, *, pause_seconds: float = 1.0) -> bytes | None:
     """The bytes of a span, or None if the server does not honour ranges. Tries as often as `download`."""
-    error: requests.RequestException | None = None
-    for failures in range(ATTEMPTS_WITHOUT_PROGRESS_MAX):
+    failures = 0
+    while True:
         try:
             with _request(url, span) as response:
                 return response.content if _is_partial(response) else None
-        except requests.RequestException as latest:
-            error = latest
+        except requests.RequestException as error:
+            failures += 1
+            if failures == ATTEMPTS_WITHOUT_PROGRESS_MAX:
+                raise _given_up(url, error) from error
         time.sleep(pause_seconds * 2**failures)
-    raise _given_up(url, error)
 
 
 def _missing(spans: Sequence[Span], file: Path) -> list[Span]:

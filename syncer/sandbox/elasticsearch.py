@@ -32,7 +32,7 @@ class ElasticsearchServer(Server):
 
     name = "Elasticsearch"
     ports_needed = 2  # one for clients, one for the transport between nodes, which cannot be turned off
-    ready_seconds = 180.0
+    ready_seconds = 300.0
 
     def __init__(self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter) -> None:
         super().__init__(sandbox_folder, cache, account, report=report)

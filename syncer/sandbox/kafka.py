@@ -55,7 +55,7 @@ class KafkaServer(Server):
 
     name = "Kafka"
     ports_needed = 2  # one for clients, one for the controller
-    ready_seconds = 120.0
+    ready_seconds = 180.0
 
     def __init__(self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter) -> None:
         super().__init__(sandbox_folder, cache, account, report=report)

@@ -37,7 +37,7 @@ class PostgresServer(Server):
     """Postgres with one superuser, ``postgres``, whom everybody on this machine may be (trust)."""
 
     name = "Postgres"
-    ready_seconds = 60.0
+    ready_seconds = 120.0
     stop_signal = signal.SIGINT  # "fast": roll back what is open, do not wait for clients
 
     def __init__(self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter) -> None:

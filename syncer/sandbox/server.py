@@ -8,8 +8,8 @@ import os
 import random
 import signal
 import socket
-import threading
 from abc import ABC, abstractmethod
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -30,7 +30,7 @@ from syncer.sandbox.process import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from syncer.sandbox.account import Account
@@ -44,8 +44,6 @@ STOP_SECONDS = 30.0
 # Below the range from which systems take the ports of outgoing connections. A client that keeps dialling a
 # server that is down would otherwise, sooner or later, be given that very port and connect to itself.
 PORTS = range(20000, 32000)
-_chosen: set[int] = set()
-_choosing = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +136,10 @@ class Server(ABC):
                 return False
             self.kill()
             self._account.own(self.folder)
-            self._choose_ports()
-            self._prepare()
-            with self._report.step(f"starting {self.name}"):
-                self._launch()
+            with self._ports_chosen():
+                self._prepare()
+                with self._report.step(f"starting {self.name}"):
+                    self._launch()
             return True
 
     def stop(self) -> None:
@@ -184,15 +182,19 @@ class Server(ABC):
         """Nothing of the caller's environment, which could change what the server does."""
         return {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "HOME": str(self.folder)}
 
-    def _choose_ports(self) -> None:
-        ports = self._state.ports or free_ports(self.ports_needed)
-        for port in ports:
+    @contextmanager
+    def _ports_chosen(self) -> Iterator[None]:
+        """Have the ports of before, or new ones, which nobody else chooses until the server listens there."""
+        known = self._state.ports
+        for port in known:
             if not port_is_free(port):
                 raise SandboxError(
                     f"{self.name} cannot have its port {port} back: something else listens there",
                     hint="Stop the whole sandbox and start it again: it then chooses other ports.",
                 )
-        ServerState(ports=ports).save(self._state_file)
+        with chosen_ports(0 if known else self.ports_needed) as new:
+            ServerState(ports=known or new).save(self._state_file)
+            yield
 
     def _launch(self) -> None:
         if self.log_file.exists():
@@ -212,8 +214,9 @@ class Server(ABC):
         self._remember(pid)  # again, now with the processes that it has started itself
 
     def _becomes_ready(self) -> bool:
-        wait_until(lambda: not self.is_running() or self._is_ready(), seconds=self.ready_seconds)
-        return self.is_running() and self._is_ready()
+        # One answer is enough: a server that has just begun may be slow to give the next.
+        is_over = wait_until(lambda: not self.is_running() or self._is_ready(), seconds=self.ready_seconds)
+        return is_over and self.is_running()
 
     def _remember(self, pid: int) -> None:
         root = mark(pid)
@@ -238,21 +241,42 @@ class Server(ABC):
         return "\n".join([f"The end of {self.log_file}:", *lines[-LOG_LINES_SHOWN:]])
 
 
-def free_ports(count: int) -> tuple[int, ...]:
-    """Different ports that nothing listens on, and that no other server of this process is about to listen on."""
-    with _choosing:
-        candidates = [one for one in random.sample(PORTS, k=len(PORTS)) if one not in _chosen]
-        ports = tuple(itertools.islice(filter(port_is_free, candidates), count))
-        _chosen.update(ports)
-    return ports
+@contextmanager
+def chosen_ports(count: int) -> Iterator[tuple[int, ...]]:
+    """Different ports that nothing listens on, and that nobody else chooses as long as the block lasts.
+
+    Between the choice and a server that listens there are seconds, in which others choose for theirs.
+    """
+    with ExitStack() as held:
+        kept = (held.enter_context(probe) for port in random.sample(PORTS, k=len(PORTS)) if (probe := _kept(port)))
+        yield tuple(probe.getsockname()[1] for probe in itertools.islice(kept, count))
+
+
+def _kept(port: int) -> socket.socket | None:
+    """A port that nobody listens on or keeps, kept from others who choose; a server can listen there all the same."""
+    alone = _bound(port, beside=False)
+    if alone is None:
+        return None
+    alone.close()
+    return _bound(port, beside=True)
 
 
 def port_is_free(port: int) -> bool:
     """Whether a server could listen on a port of the loopback address."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the servers do
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
+    probe = _bound(port, beside=True)
+    if probe is None:
+        return False
+    probe.close()
     return True
+
+
+def _bound(port: int, *, beside: bool) -> socket.socket | None:
+    """A socket of that port, or None; if need be beside others that do not listen there, as those of the servers."""
+    probe = socket.socket()
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(beside))
+    try:
+        probe.bind((LOOPBACK, port))
+    except OSError:
+        probe.close()
+        return None
+    return probe

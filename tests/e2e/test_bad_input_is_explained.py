@@ -20,7 +20,7 @@ import pytest
 
 from syncer import apply, definition, policy, steps
 from syncer.sandbox import Endpoints, Sandbox
-from tests.harness import BLOG_SCHEMA, World
+from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World
 
 MORE_TABLES = """
 CREATE TABLE keyless (id bigint NOT NULL);
@@ -42,8 +42,11 @@ INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'Relationships', 'lon
 INSERT INTO comments (id, post_id, name, comment) VALUES (1, 2, 'Alice White', 'More'), (2, 2, 'Bob', 'Less');
 """
 SECRET = "s3cr3t-w0rd"  # noqa: S105 - what no output may show
-DOWN_SECONDS = 25
-"""How long a command may look for a server that is not there; librdkafka's own patience is 15 seconds."""
+DOWN_SECONDS = 60
+"""How long a command may look for a server that is not there; librdkafka's own patience is 15 seconds, and to begin
+takes some, too, on a machine that has much to do."""
+PATIENCE_SECONDS = 3 * DEADLINE_SECONDS
+"""How long a command may take that has its servers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,13 +331,15 @@ def test_the_alias_cannot_be_another_database_s(draft: World, filled: World) -> 
 
 
 def command(
-    world: World, *arguments: str, environment: Mapping[str, str] | None = None, seconds: float = 60
+    world: World, *arguments: str, environment: Mapping[str, str] | None = None, seconds: float = PATIENCE_SECONDS
 ) -> subprocess.CompletedProcess[str]:
     """Run a command where nobody can answer a question."""
     return execute({**world.environment, **(environment or {})}, *arguments, seconds=seconds)
 
 
-def execute(environment: Mapping[str, str], *arguments: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+def execute(
+    environment: Mapping[str, str], *arguments: str, seconds: float = PATIENCE_SECONDS
+) -> subprocess.CompletedProcess[str]:
     """Run a command with this environment and no other."""
     return subprocess.run(
         [sys.executable, "-m", "syncer", *arguments],
@@ -469,7 +474,7 @@ def test_a_backfill_of_nonsense_is_refused(
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
         )
     assert ended.returncode in (1, 2)
     assert "Traceback" not in ended.stderr
@@ -557,12 +562,11 @@ def test_bad_settings_are_named(tmp_path: Path, variables: dict[str, str], file:
 
 
 @pytest.fixture
-def closed_port() -> int:
-    """A port of this machine where nothing listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
+def closed_port() -> Iterator[int]:
+    """A port of this machine where nothing listens, nor begins to meanwhile, since it is taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 @pytest.mark.parametrize("arguments", [("migrate",), ("status",), ("run",)], ids=" ".join)

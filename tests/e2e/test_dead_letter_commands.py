@@ -105,7 +105,7 @@ def test_a_mapping_mended_by_hand(poisoned: World) -> None:
     world.wait_until_level()
     wait_until(lambda: count(world) == 0, what="what is mended is cleared by itself")
     assert "There are no dead letters" in done(world, "list")
-    assert world.syncer("status").returncode == 0
+    wait_until(lambda: world.syncer("status").returncode == 0, what="status is well")
     assert world.daemons[0].stop() == 0
 
 
@@ -150,6 +150,7 @@ def test_a_record_that_nobody_can_read(world: World) -> None:
     value = json.dumps(change).encode()
     assert Change.parse(value).operation is Operation.UPDATE
     world.sql("UPDATE syncer.unreadable_record SET value = %s, value_bytes = %s", value, len(value))
+    wait_until(world.is_handled, what="nobody writes it but who tries the record again")
     with world.elasticsearch() as client:
         is_ = client.get(index=world.alias, id="3")["_version"]  # and no greater one: the next may be the next drawn
         client.delete(index=world.alias, id="3", version=is_, version_type="external_gte", refresh=True)

@@ -36,7 +36,7 @@ def environment() -> Iterator[dict[str, str]]:
 def demo(environment: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     """Run it in a pipe."""
     command = [sys.executable, "-m", "syncer", "demo", *options]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
 
 def processes_of(environment: dict[str, str]) -> list[psutil.Process]:
@@ -82,7 +82,7 @@ def end_as_printed(environment: dict[str, str], said: str) -> None:
     """Paste the lines that end what was kept; nothing is left running."""
     ending = re.search(r"To end it:\n((?:  .*\n?)+)", said)
     assert ending is not None
-    subprocess.run(["/bin/bash", "-ec", ending[1]], env=environment, check=True, capture_output=True, timeout=_SECONDS)
+    subprocess.run(["/bin/bash", "-ec", ending[1]], env=environment, check=True, capture_output=True, timeout=180)
     wait_until(lambda: processes_of(environment) == [], what="nothing is left running")
 
 
@@ -101,7 +101,7 @@ def test_every_model_of_the_guide_is_shown_on_the_same_servers(environment: dict
         pasted = re.search(r"  export SYNCER_POSTGRES_DSN(?:.*\n)*?  curl .*\n", done.stdout)
         assert pasted is not None
         last = subprocess.run(
-            ["/bin/bash", "-ec", pasted[0]], env=environment, capture_output=True, text=True, check=True
+            ["/bin/bash", "-ec", pasted[0]], env=environment, capture_output=True, text=True, timeout=180, check=True
         )
         assert "UPDATE 1" in last.stdout
         assert '"timed_out" : false' in last.stdout

@@ -40,13 +40,15 @@ def test_from_nothing_to_all_well_by_what_the_doctor_says(empty_world: World) ->
             daemon = world.daemon()
             daemon.wait_for("relay.led")
             daemon.wait_for("worker.partitions_assigned")
+    began = time.monotonic()
     seen = world.syncer("doctor", "--json")
+    took = time.monotonic() - began
     report = json.loads(seen.stdout)
     assert seen.returncode == 0, report
     assert report["is_well"]
     assert report["wrong"] == 0
     assert {one["id"] for one in report["findings"]} == {one.id for one in CHECKS}
-    assert report["seconds"] < 30
+    assert 0 < report["seconds"] < took
     assert set(report["servers"]) == {"postgres", "kafka", "elasticsearch"}
     # One broker has one replica: that is to be considered.
     assert world.syncer("doctor", "--strict").returncode == 1

@@ -10,6 +10,7 @@ import pytest
 from syncer import store
 from syncer.job import JobKind, unfinished
 from syncer.jobs import create
+from syncer.sandbox.server import chosen_ports
 from tests.browser import Browser, browser, program
 from tests.harness import Daemon, World, wait_until
 
@@ -49,7 +50,13 @@ def test_the_page_follows_what_happens(world: World, page: Browser) -> None:
     world.sql("ALTER TABLE comments ALTER age TYPE bigint")
     world.apply()
     world.sql(BLOG)
-    daemon = world.daemon(environment={"SYNCER_WEB_TOKEN": TOKEN, "SYNCER_METRICS_SECONDS": "1"})
+    with chosen_ports(1) as (port,):  # which is there again for who comes back
+        follow(world, page, {"SYNCER_WEB_TOKEN": TOKEN, "SYNCER_WEB_PORT": str(port), "SYNCER_METRICS_SECONDS": "1"})
+
+
+def follow(world: World, page: Browser, environment: dict[str, str]) -> None:
+    """All of it, one after the other."""
+    daemon = world.daemon(environment=environment)
     address = str(daemon.wait_for("web.listening")["address"])
     page.open(address)
     page.wait_for("#headline", "All is well")
@@ -72,7 +79,7 @@ def test_the_page_follows_what_happens(world: World, page: Browser) -> None:
     assert {urlsplit(one).netloc for one in page.requests} == {urlsplit(address).netloc}
     assert page.errors == []
 
-    lose_and_find(world, page, daemon, address)
+    lose_and_find(world, page, daemon, environment)
     page.wait_for("#jobs", f"{job} ·")
 
 
@@ -146,13 +153,12 @@ def read_the_plot(page: Browser) -> None:
     wait_until(lambda: page.evaluate("document.querySelectorAll('#lag-plot tbody tr').length") > 1, what="a table")
 
 
-def lose_and_find(world: World, page: Browser, daemon: Daemon, address: str) -> None:
+def lose_and_find(world: World, page: Browser, daemon: Daemon, environment: dict[str, str]) -> None:
     """The daemon goes away and comes back at the same place: the page says so, and goes on by itself."""
     assert daemon.stop() == 0
     page.wait_for("#headline", "No connection to the daemon")
     assert page.evaluate("document.body.classList.contains('lost')")
     assert page.text("#at-index .big") == "41"
-    port = str(urlsplit(address).port)
-    world.daemon(environment={"SYNCER_WEB_TOKEN": TOKEN, "SYNCER_WEB_PORT": port, "SYNCER_METRICS_SECONDS": "1"})
+    world.daemon(environment=environment)
     page.wait_for("#headline", "All is well")
     assert not page.evaluate("document.body.classList.contains('lost')")

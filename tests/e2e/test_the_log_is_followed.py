@@ -15,10 +15,12 @@ INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'Relationships', 'lon
 def test_a_change_is_followed_by_its_id_its_place_and_its_version(world: World) -> None:
     """Outbox id → batch of the relay → place in the topic → batch of a worker → document and version."""
     daemon = world.daemon(environment={"SYNCER_LOG_LEVELS": '{"document.written": "debug"}'})
+    daemon.wait_for_workers()  # else what is handled while the second one joins is handled once more
     world.sql(BLOG)
     world.wait_until_level()
-    world.sql("UPDATE posts SET title = 'Relations' WHERE id = 2")
-    ((change,),) = world.sql("SELECT max(id) FROM syncer.outbox")
+    with world.application() as application:
+        application.execute("UPDATE posts SET title = 'Relations' WHERE id = 2")
+        ((change,),) = application.execute("SELECT max(id) FROM syncer.outbox").fetchall()
     world.wait_until_level()
 
     def said(event: str) -> list[dict[str, Any]]:

@@ -50,21 +50,21 @@ class Terminal:
             assert time.monotonic() < deadline, f"{text} is not shown:\n{self.said}"
             self.read(1)
 
-    def end(self) -> int:
-        """Its exit code, once it has ended; until then what it shows is read, since a terminal holds little."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline, f"it does not end:\n{self.said}"
-            self.read(0.2)
-        return self.process.wait()
-
     def read(self, seconds: float) -> None:
         """Read what is shown within so long."""
         readable, _, _ = select.select([self._screen], [], [], seconds)
         try:
             self.said += os.read(self._screen, 65536).decode("utf-8", "replace") if readable else ""
         except OSError:
-            assert self.process.poll() is not None or self.process.wait(10) is not None, self.said
+            assert self.process.wait(DEADLINE_SECONDS) is not None, self.said
+
+    def wait(self) -> int:
+        """Read until it ends, since who is not read from does not come to its end; its exit code."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it does not end:\n{self.said}"
+            self.read(0.1)
+        return int(self.process.returncode)
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def test_top_goes_on_until_q(world: World, columns: int) -> None:
         one.wait_for("2 changes in")
         one.wait_for("written")
         one.press("q")
-        assert one.end() == 0
+        assert one.wait() == 0
     assert "Traceback" not in one.said
 
 
@@ -116,7 +116,7 @@ def test_top_tells_what_is_away_and_leaves_at_ctrl_c(world: World) -> None:
         one.said = ""
         one.wait_for("No daemon is at work")
         one.process.send_signal(signal.SIGINT)
-        assert one.end() == 0
+        assert one.wait() == 0
 
 
 def test_top_leaves_no_connection_behind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

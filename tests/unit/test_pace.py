@@ -85,15 +85,15 @@ def test_a_window_is_never_closed_and_never_too_wide(most: int, steps: list[int 
 
 def test_live_traffic_is_late_only_if_a_batch_took_too_long() -> None:
     """And it is known when that batch began, so that a window shrinks for it once."""
-    traffic = LiveTraffic(late_seconds=5)
+    traffic = LiveTraffic(late_seconds=500)
     assert not traffic.is_flowing
     now = time.monotonic()
     traffic.note(begun_at=now)
     assert traffic.late_begun_at == 0
     assert not traffic.is_flowing
-    traffic.note(begun_at=now - 10)
-    traffic.note(begun_at=now - 20)
-    assert traffic.late_begun_at == now - 10
+    traffic.note(begun_at=now - 1000)
+    traffic.note(begun_at=now - 2000)
+    assert traffic.late_begun_at == now - 1000
 
 
 def test_traffic_flows_if_there_is_more_than_what_a_job_is_made_for() -> None:

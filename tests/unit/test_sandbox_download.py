@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import socket
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -75,7 +76,8 @@ def serving(repository: Repository) -> Iterator[Repository]:
 
 @pytest.fixture(autouse=True)
 def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("NO_PROXY", "no_proxy"):  # the latter goes before the former
+        monkeypatch.setenv(name, "127.0.0.1")
 
 
 def test_spans_land_at_their_own_offsets(tmp_path: Path) -> None:
@@ -133,12 +135,13 @@ def test_gives_up_when_nothing_comes(tmp_path: Path) -> None:
 
 def test_gives_up_when_nobody_answers(tmp_path: Path) -> None:
     """No network is an error with a hint, not a traceback."""
-    repository = Repository()
-    repository.server_close()
-    with pytest.raises(SandboxError, match="Could not download"):
-        download(repository.url, tmp_path / "file", WHOLE, pause_seconds=0)
-    with pytest.raises(SandboxError, match="Could not download"):
-        fetch_span(repository.url, Span(0, 10), pause_seconds=0)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen: nobody else can meanwhile
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/content"
+        with pytest.raises(SandboxError, match="Could not download"):
+            download(url, tmp_path / "file", WHOLE, pause_seconds=0)
+        with pytest.raises(SandboxError, match="Could not download"):
+            fetch_span(url, Span(0, 10), pause_seconds=0)
 
 
 def test_jar_gets_its_name_once_verified(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from syncer.sandbox import ConsoleReporter, Endpoints, Sandbox, server
 from syncer.sandbox.lock import ARCHIVE_COORDINATE, JAR_GROUPS, read_lock
 from syncer.sandbox.maven import address, file_name
 from syncer.sandbox.process import mark
-from syncer.sandbox.server import PORTS, ServerState, free_ports, port_is_free
+from syncer.sandbox.server import PORTS, ServerState, chosen_ports, port_is_free
 
 EPHEMERAL_PORTS_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -100,17 +101,10 @@ def test_sandbox_that_was_never_started_has_no_address(tmp_path: Path, monkeypat
 
 def test_ports_are_free_and_no_client_is_given_them() -> None:
     """Chosen ports differ, and lie outside the range that systems give to outgoing connections."""
-    assert len(set(free_ports(5))) == 5
+    with chosen_ports(5) as ports:
+        assert len(set(ports)) == 5
     if EPHEMERAL_PORTS_FILE.exists():
         assert PORTS.stop <= int(EPHEMERAL_PORTS_FILE.read_text("utf-8").split()[0])
-
-
-def test_no_port_is_chosen_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three servers start at once, and none listens as yet when the next one looks for a port that is free."""
-    monkeypatch.setattr(server, "PORTS", range(4))
-    monkeypatch.setattr(server, "_chosen", set())
-    monkeypatch.setattr(server, "port_is_free", lambda _: True)
-    assert sorted(free_ports(2) + free_ports(2)) == [0, 1, 2, 3]
 
 
 def test_taken_port_is_not_free() -> None:
@@ -119,11 +113,22 @@ def test_taken_port_is_not_free() -> None:
         assert not port_is_free(listener.getsockname()[1])
 
 
+def test_two_who_choose_at_once_choose_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one has chosen no other chooses until a server listens there, which it can; then it is free again."""
+    with chosen_ports(2) as ports:
+        monkeypatch.setattr(server, "PORTS", ports)
+    with chosen_ports(1) as (one,), chosen_ports(1) as (other,):
+        assert {one, other} == set(server.PORTS)
+        with chosen_ports(1) as none, socket.create_server(("127.0.0.1", one)):
+            assert none == ()
+    assert all(map(port_is_free, server.PORTS))
+
+
 def test_state_survives_being_written(tmp_path: Path) -> None:
     """What is saved is what is loaded, and an absent state is an empty one."""
     file = tmp_path / "state.json"
     assert ServerState.load(file) == ServerState()
-    own = mark(1)
+    own = mark(os.getpid())
     assert own
     state = ServerState(ports=(1, 2), processes=(own,))
     state.save(file)

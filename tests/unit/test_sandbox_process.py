@@ -23,6 +23,7 @@ from syncer.sandbox.process import (
     tree,
     wait_until,
 )
+from tests.harness import DEADLINE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def family(tmp_path: Path) -> Iterator[ProcessMark]:
-    """A process with one child, both of which would live for a minute."""
+    """A process with one child, both of which would live for ten minutes."""
     pid = start_detached(
-        ["/bin/sh", "-c", "sleep 60 & echo started; wait"],
+        ["/bin/sh", "-c", "sleep 600 & echo started; wait"],
         folder=tmp_path,
         log_file=tmp_path / "log",
         environment={"PATH": os.defpath},
@@ -41,7 +42,7 @@ def family(tmp_path: Path) -> Iterator[ProcessMark]:
     )
     root = mark(pid)
     assert root
-    assert wait_until(lambda: len(tree([root])) == 2, seconds=60)
+    assert wait_until(lambda: len(tree([root])) == 2, seconds=DEADLINE_SECONDS)
     yield root
     kill([root])
 
@@ -55,7 +56,7 @@ def test_started_process_is_nobodys_child(family: ProcessMark, tmp_path: Path) -
     """It outlives who started it, in a session of its own, and writes to its log."""
     assert psutil.Process(family.pid).ppid() != os.getpid()
     assert os.getsid(family.pid) != os.getsid(0)
-    assert wait_until(lambda: (tmp_path / "log").read_text("utf-8") == "started\n", seconds=60)
+    assert wait_until(lambda: (tmp_path / "log").read_text("utf-8") == "started\n", seconds=DEADLINE_SECONDS)
 
 
 def test_kill_reaches_the_whole_family(family: ProcessMark) -> None:
@@ -85,22 +86,25 @@ def test_recycled_id_is_not_mistaken(family: ProcessMark) -> None:
 def test_dead_child_that_nobody_buried_does_not_live() -> None:
     """A zombie is not a running server."""
     with subprocess.Popen(["/bin/sh", "-c", ":"]) as process:
-        assert wait_until(lambda: mark(process.pid) is None, seconds=60)
+        assert wait_until(lambda: mark(process.pid) is None, seconds=DEADLINE_SECONDS)
         assert psutil.pid_exists(process.pid)
 
 
 def test_process_lives_while_one_of_its_threads_does() -> None:
     """A killed server is gone when it has let go of its ports, not when its first thread has ended."""
     program = (
-        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[60]).start(); "
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[600]).start(); "
         "ctypes.CDLL(None).pthread_exit(0)"
     )
     with subprocess.Popen([sys.executable, "-c", program]) as process:
-        assert wait_until(lambda: status_of(process.pid) == "zombie", seconds=60)
-        marked = mark(process.pid)
-        assert marked
-        kill([marked])
-        assert not lives(marked)
+        try:
+            assert wait_until(lambda: status_of(process.pid) == "zombie", seconds=DEADLINE_SECONDS)
+            marked = mark(process.pid)
+            assert marked
+            kill([marked])
+            assert not lives(marked)
+        finally:
+            process.kill()
 
 
 def test_lock_is_held_by_one(tmp_path: Path) -> None:

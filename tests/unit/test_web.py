@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -277,9 +276,8 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
         answers = routes(facts.Facts(daemon, access), Actions(daemon), Waits(daemon))
         with serving(App(access, answers)) as web:
             asking = [many.submit(status, f"{web.address}/api/jobs") for _ in range(10)]
-            began = time.monotonic()
             assert status(f"{web.address}/healthz") == 200
-            assert time.monotonic() - began < 7
+            assert not all(one.done() for one in asking)  # it has not waited for them
             assert {one.result() for one in asking} == {503}
 
 

@@ -28,9 +28,9 @@ export class Refused extends Error {
 /** Thrown when nobody answers. */
 export class Unreachable extends Error {}
 
-async function send(method, path, body) {
+async function send(method, path, body, sent = token) {
   const headers = {};
-  if (token !== null) headers.Authorization = `Bearer ${token}`;
+  if (sent !== null) headers.Authorization = `Bearer ${sent}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response, said;
   try {
@@ -51,6 +51,8 @@ export const get = (path, words = {}) => {
   const query = new URLSearchParams(words).toString();
   return send("GET", query ? `${path}?${query}` : path);
 };
+/** Whether a token is taken: it is sent with this question alone, and not with those that are asked meanwhile. */
+export const tryToken = (value) => send("GET", "/api/status", undefined, value);
 export const post = (path, body = {}) => send("POST", path, body);
 
 /** Do something, and say in an element what has come of it. */

@@ -1,6 +1,6 @@
 // The page: asks the daemon every two seconds, shows what it says, and says so when it does not answer.
 
-import { Unreachable, get, hasToken, useToken } from "./ask.js";
+import { Unreachable, get, hasToken, tryToken, useToken } from "./ask.js";
 import { showDocuments } from "./documents.js";
 import { by, el, fill, say, show } from "./dom.js";
 import { lookUp } from "./explain.js";
@@ -127,15 +127,15 @@ by("unlock").addEventListener("click", () => {
 
 by("token-form").addEventListener("submit", async (event) => {
   event.preventDefault();
-  useToken(by("token").value.trim());
+  const value = by("token").value.trim();
   by("token").value = "";
   try {
-    await get("/api/status");
+    await tryToken(value);
+    useToken(value);
     unlockForm(false);
     by("unlock").focus();
     turn();
   } catch (error) {
-    useToken(null);
     unlockForm(true, error.hint ? `${error.message}. ${error.hint}` : `${error.message}.`);
     by("token").focus();
   }

@@ -21,7 +21,7 @@ import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import psycopg
@@ -95,7 +95,7 @@ class Batch:
         document: The definition that the snapshot has in force; None if it has none, or a halted one.
         has_dead_letters: Whether the snapshot knows of parked documents.
         listings: How often it knows that somebody has begun to list all documents.
-        read_at: When it was taken, by the clock of the server.
+        read_at: When it was taken, or before, by the clock of the primary.
     """
 
     compositions: tuple[Composition, ...]
@@ -220,12 +220,15 @@ class Composer:
 
     def _read(self, index_name: str, read: Callable[[int, Document, DocumentState], _Read]) -> _Read | None:
         """Read in one snapshot in which a definition is in force, and known; None if none is, or it is halted."""
-        while (document := self._catalogue.last(self._connection, index_name)) is not None:
+        # Of the primary it is asked which there are: a replica may not know as yet of one that was put in force.
+        while (document := self._catalogue.last(self._primary, index_name)) is not None:
             try:
-                with self._drawn(document) as drawn:
+                with self._drawn(document) as (drawn, drawn_at):
                     state = store.state(self._connection, index_name)
                     if state is None or state.is_halted:
                         break  # what skips it here is made good by the fill of the next generation: `syncer.halting`
+                    if drawn_at is not None:
+                        state = replace(state, server_seconds=drawn_at)
                     if (state.generation, state.role) == (document.generation, document.role):
                         return read(drawn, document, state)
             except DocumentError:
@@ -236,15 +239,15 @@ class Composer:
         return None
 
     @contextmanager
-    def _drawn(self, document: Document) -> Iterator[int]:
-        """A version, and the snapshot that may be written with it."""
-        drawn = None if self._replica is None else self._replica.draw(self._primary)
+    def _drawn(self, document: Document) -> Iterator[tuple[int, float | None]]:
+        """A version, with the snapshot that may be written with it; and when it was drawn, if that cannot say."""
+        drawn, drawn_at = (None, None) if self._replica is None else self._replica.draw(self._primary)
         with locked(self._connection, document, parks=True, lock_seconds=STAGE_LOCK_SECONDS):
             if drawn is None:
                 drawn = version.draw(self._connection)  # the version rule: with the snapshot, and in turn
             elif self._replica is not None:
                 self._replica.require_draw(drawn)
-            yield drawn
+            yield drawn, drawn_at
 
     def _compositions(
         self, document: Document, ids: Sequence[str], drawn: int, absent: str | None

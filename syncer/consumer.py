@@ -92,6 +92,8 @@ class ChangeConsumer:
         self.rewrites = Rewrites()
         """Those that are heeded; to be told before the first `receive`."""
         self._on_change = on_change
+        # By partition that is ours, from where on it has been read since it came.
+        self._begun: dict[int, int] = {}
         # Offsets of what is done and not yet known to be committed: a commit may fail in a rebalance.
         self._done: dict[int, int] = {}
         self._epochs: dict[int, int] = {}
@@ -204,11 +206,12 @@ class ChangeConsumer:
 
         A commit that fails is tried again while the partition is ours. If it is lost all the same, whoever has
         the partition next does the records again, which is harmless. Of a partition that was lost meanwhile nothing is
-        said: whoever has it now may be further.
+        said: whoever has it now may be further; nor, if it has come back, of what lies before where it then began.
         """
-        ours = {place.partition for place in self._consumer.assignment()}
-        self._done |= {partition: offset for partition, offset in received.next_offsets.items() if partition in ours}
-        self._epochs |= received.epochs
+        for partition, offset in received.next_offsets.items():
+            if partition in self._begun and offset > self._begun[partition]:
+                self._done[partition] = offset
+                self._epochs[partition] = received.epochs.get(partition, -1)
         self._commit()
 
     def _commit(self) -> None:
@@ -241,8 +244,12 @@ class ChangeConsumer:
         self._consumer.pause(assigned)
         message = self._consumer.poll(0)
         if message is not None:
+            partition, offset, error = message.partition() or 0, message.offset() or 0, message.error()
+            if error is not None:
+                self._failure = self._lost(error, partition, offset)
+                return
             # Of a partition that came with this very poll: it is to be received again.
-            self._consumer.seek(TopicPartition(self._topic, message.partition() or 0, message.offset() or 0))
+            self._consumer.seek(TopicPartition(self._topic, partition, offset))
         self._consumer.resume([one for one in self._consumer.assignment() if one in assigned])
 
     def close(self) -> None:
@@ -264,6 +271,7 @@ class ChangeConsumer:
             # Who is closing reads nothing more, and librdkafka answers nothing more.
             places = partitions if self._is_closing else self._beginnings(consumer, partitions)
             consumer.incremental_assign(places)
+            self._begun |= {place.partition: place.offset for place in places}
         except (KafkaException, LossError) as error:
             self._failure = error
         self._on_change(events.WORKER_ASSIGNED, [place.partition for place in partitions])
@@ -299,6 +307,8 @@ class ChangeConsumer:
 
     def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         leaving = {one.partition: self._done.pop(one.partition) for one in partitions if one.partition in self._done}
+        for one in partitions:
+            self._begun.pop(one.partition, None)
         if leaving:
             # What is not committed is done again by whoever has the partition next.
             with suppress(KafkaException):

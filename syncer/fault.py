@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,14 +95,12 @@ def _located(reason: str, source: bytes | None) -> tuple[str | None, str | None]
     """The field that a sentence names, and the type of the value that the document has there."""
     if source is None:
         return None, None
-    try:
+    with suppress(ValueError, RecursionError):  # beyond what can be read here: nested too deeply
         document = json.loads(source)
-    except (ValueError, RecursionError):  # beyond what can be read here: nested too deeply
-        return None, None
-    for path in _paths(reason):
-        types = {_type(value) for value in _values(document, path)}
-        if types:
-            return path, " or ".join(sorted(types))
+        for path in _paths(reason):
+            types = {_type(value) for value in _values(document, path)}
+            if types:
+                return path, " or ".join(sorted(types))
     return None, None
 
 
@@ -143,4 +142,5 @@ def _type(value: Any) -> str:
             return "string"
         case dict():
             return "object"
-    return f"array of {' or '.join(sorted({_type(one) for one in value})) or 'nothing'}"
+    of = {"array" if isinstance(one, list) else _type(one) for one in value}  # however deep that goes on
+    return f"array of {' or '.join(sorted(of)) or 'nothing'}"

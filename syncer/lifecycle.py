@@ -40,7 +40,7 @@ class Abandoned(Exception):  # noqa: N818 - likewise
 
 
 class Stop:
-    """Tells stages to end. Safe to share between threads and to call from a signal handler.
+    """Tells stages to end. Safe to share between threads; what handles a signal is to request it in another thread.
 
     A thread that asks it, or waits by it, shows that it goes on: its *beat*, see `syncer.health`.
     """
@@ -82,6 +82,13 @@ class Stop:
         """Whether what was in hand has had the time to be finished, and is to be given up: it will be done again."""
         self.beat()
         return time.monotonic() - self._requested_at > GRACE_SECONDS
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long what is in hand may take yet; None for as long as it takes."""
+        if not self.is_requested:
+            return None
+        return max(0.0, self._requested_at + GRACE_SECONDS - time.monotonic())
 
     def wait(self, seconds: float) -> bool:
         """Wait; True if the stage is to end."""

@@ -163,7 +163,9 @@ def make_up(
         connection.execute(_NOT_LAZILY)
         made = _refresh_all(connection)
         if rewritten:
-            rewrites.add(connection, rewritten, begins or {one.partition: one.end for one in losses})
+            # Of one that fell back twice, the lowest place counts.
+            ends = {one.partition: one.end for one in sorted(losses, key=lambda one: -one.end)}
+            rewrites.add(connection, rewritten, begins or ends)
     causes = "; ".join(sorted({one.cause for one in losses}))
     _tell(made, cause=causes, partitions=[asdict(one) for one in losses])
     return made

@@ -80,6 +80,15 @@ class Membership:
             self._consumer.keep_alive()
             self._kept_at = now
 
+    def pause(self, seconds: float) -> None:
+        """Wait, before something is tried again, and stay in the group meanwhile.
+
+        Raises:
+            Stopping: The stage is to end.
+        """
+        self.keep_alive()
+        self._pause(seconds)
+
     def leave(self) -> None:
         """Leave the group, if in it; whoever receives next joins anew."""
         if self._consumer is not None:
@@ -105,7 +114,7 @@ class Membership:
                 self._link.close()
                 raise
 
-        persist(make_up, pause=self._pause, stage=self._name)
+        persist(make_up, pause=self.pause, stage=self._name)
         made_up()
         try:
             self._joined().move(error.losses)
@@ -132,7 +141,7 @@ class Membership:
         """
         if self._consumer is None or time.monotonic() - self._looked_at < _LOOK_SECONDS:
             return
-        found = persist(self._known_rewrites, pause=self._pause, stage=self._name)
+        found = persist(self._known_rewrites, pause=self.pause, stage=self._name)
         if found != self._consumer.rewrites:
             raise RewrittenError
 
@@ -142,7 +151,7 @@ class Membership:
             return [Change.parse(value) for value in received.values]
         except ValueError:
             changes, records = _sorted_out(received)
-        only_counted = persist(partial(self._keep_unread, records), pause=self._pause, stage=self._name)
+        only_counted = persist(partial(self._keep_unread, records), pause=self.pause, stage=self._name)
         for number, is_kept in ((len(records) - only_counted, True), (only_counted, False)):
             if number:
                 self._unread.note(is_kept, records[-1], number)

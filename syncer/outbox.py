@@ -8,7 +8,7 @@ transaction held open for hours keeps from being vacuumed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import psycopg
@@ -127,8 +127,9 @@ def all_new(connection: Connection, cursor: str) -> Iterator[tuple[str, Iterator
     """The same however many there are, as Postgres finds them: never whole in memory."""
     with snapshot(connection):
         seen = str(value(connection, _CURRENT_SNAPSHOT))
-        rows = copied(connection, sql.SQL(_CHANGES).format(unseen=_unseen(cursor)))
-        yield seen, ((key or b"", change or b"") for key, change in rows)
+        # Closed before the transaction ends, which waits for its connection: whoever reads may have failed in between.
+        with closing(copied(connection, sql.SQL(_CHANGES).format(unseen=_unseen(cursor)))) as rows:
+            yield seen, ((key or b"", change or b"") for key, change in rows)
 
 
 def saved_cursor(connection: Connection) -> str:

@@ -7,7 +7,7 @@ error; ``json`` columns arrive as the bytes that Postgres wrote; placeholders ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from typing import Any
@@ -238,7 +238,7 @@ def bounded(connection: Connection, *, seconds: float) -> Iterator[None]:
         yield
 
 
-def copied(connection: Connection, query: sql.Composable) -> Iterator[tuple[bytes | None, ...]]:
+def copied(connection: Connection, query: sql.Composable) -> Generator[tuple[bytes | None, ...]]:
     """The rows of a query as it finds them, never whole in memory; for columns that are text or ``json``.
 
     Faster than a cursor: Postgres goes on while we are busy, and plans for the whole answer, not for its first rows.

@@ -193,7 +193,7 @@ class Refresher:
 
     def close(self) -> None:
         """Give back what is in hand, and let go of the servers; the next turn begins afresh."""
-        is_through = self._pipeline.drop(seconds=0 if self._stop.is_overdue else None)
+        is_through = self._pipeline.drop(seconds=self._stop.seconds_left)
         if is_through:
             self._writer.close()
         else:

@@ -97,7 +97,8 @@ class Patience:
 
     def __init__(self, holdings: Holdings) -> None:
         self._holdings = holdings
-        self._unwell_since: dict[str, float] = {}
+        self._unwell_since: dict[tuple[str, int], float] = {}
+        """By index and generation: what has halted for it begins anew with the next one."""
 
     def require_needed(self, document: Document, reason: str, *, is_blocked: bool) -> None:
         """Go on trying only as long as it may be worth it.
@@ -107,7 +108,7 @@ class Patience:
             UnwellError: It serves, and is unwell for too long.
         """
         now = time.monotonic()
-        since = self._unwell_since.setdefault(document.index_name, now)
+        since = self._unwell_since.setdefault((document.index_name, document.generation), now)
         is_over = now - since > PATIENCE_SECONDS
         if document.role is Role.SERVING:
             # It is left if Elasticsearch says what `syncer.unwell` asks: else nobody would know when it is well again.
@@ -133,7 +134,7 @@ class Patience:
             DocumentError, UnwellError: As above.
         """
         if not again:
-            self._unwell_since.pop(document.index_name, None)
+            self._unwell_since.pop((document.index_name, document.generation), None)
             return
         worst = again[0]
         self.require_needed(document, _said(worst), is_blocked=worst.kind == CLUSTER_BLOCK)

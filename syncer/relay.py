@@ -43,7 +43,7 @@ STANDBY_SECONDS = 1.0
 _LOOK_SECONDS = 10.0
 """How often the topic is looked at: what Kafka has lost without a word is noticed then."""
 LEASE_SECONDS = 60.0
-"""How long a leader may ask nothing of Postgres; twice as long as it may have to wait for Kafka."""
+"""How long a leader may ask nothing of Postgres; twice as long as it may have to wait for Kafka, or rests at once."""
 _IDLE_PER_REST = 10
 _SAVES_PER_STRETCH = 250
 """How many versions of the cursor's row are passed at most: fewer cost more indexing, and more cost more looking."""
@@ -235,7 +235,8 @@ class Relay:
         """Rest, having found nothing: until it rings, or for a moment, which is the longer the longer nothing came."""
         idle = time.monotonic() - self._changed_at
         if idle < self._settings.awake_seconds or not self._sleep(stop):
-            stop.wait(min(max(self._settings.busy_poll_seconds, idle / _IDLE_PER_REST), self._settings.poll_seconds))
+            longest = min(self._settings.poll_seconds, LEASE_SECONDS / 2)
+            stop.wait(min(max(self._settings.busy_poll_seconds, idle / _IDLE_PER_REST), longest))
 
     def _sleep(self, stop: Stop) -> bool:
         """Sleep until it rings, or for as long as that is safe; False if there is somebody who would not ring."""
@@ -244,7 +245,8 @@ class Relay:
             return False
         # Whoever wrote before we lay down has not rung.
         if not self.run_once().published:
-            doorbell.wait(connection, seconds=self._settings.safety_poll_seconds, is_over=lambda: stop.is_requested)
+            longest = min(self._settings.safety_poll_seconds, LEASE_SECONDS / 2)
+            doorbell.wait(connection, seconds=longest, is_over=lambda: stop.is_requested)
         doorbell.get_up(connection)
         return True
 
@@ -401,7 +403,16 @@ class Relay:
                 return producer.produce(batch.noted(rows), headers=headers), seen
         headers = batch.begin()
         with batch.trace.stage("produce"), outbox.all_new(connection, cursor) as (seen, many):
-            return producer.produce(batch.noted(many, on_some=self._stop.beat), headers=headers), seen
+            return producer.produce(batch.noted(many, on_some=self._heed_stop), headers=headers), seen
+
+    def _heed_stop(self) -> None:
+        """Give up what is published and not saved, if it takes too long: it will be published again.
+
+        Raises:
+            Stopping: It does.
+        """
+        if self._stop.is_overdue:
+            raise Stopping
 
     def _save(self, connection: Connection, cursor: str, producer: ChangeProducer) -> None:
         self._put(connection, cursor, self._topic_id, producer.ends, producer.lasts)

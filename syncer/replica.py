@@ -64,17 +64,20 @@ class Replica:
         """Let go of it."""
         self.connection.close()
 
-    def draw(self, primary: Connection) -> int:
+    def draw(self, primary: Connection) -> tuple[int, float]:
         """Draw one version on the primary; a snapshot that is taken here from now on may be written with it.
+
+        Returns:
+            The version, and when it was drawn, by the primary's clock: that of this server may show another time.
 
         Raises:
             ReplicaError: The replica is too far behind, or not a standby.
             SourceError: It belongs to another cluster, or is another database.
         """
         self.require_cluster_of(primary)
-        drawn, mark = version.draw_with_mark(primary)
+        drawn, mark, seconds = version.draw_with_mark(primary)
         self._wait_for(mark)
-        return drawn
+        return drawn, seconds
 
     def require_cluster_of(self, primary: Connection) -> None:
         """Refuse a server of another cluster, and another database.

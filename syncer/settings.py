@@ -148,7 +148,8 @@ class RelaySettings(_Section):
     poll_seconds: PositiveFloat = 0.02
     """How long it rests, at most, when it may not sleep: max_prepared_transactions is not 0, or somebody is writing."""
     safety_poll_seconds: PositiveFloat = 1.0
-    """How often it looks while it sleeps, for what no writer rang for: a net, of which nothing is expected."""
+    """How often it looks while it sleeps, for what no writer rang for: a net, of which nothing is expected. It looks
+    every half a minute at least, so that those who stand by do not take it for dead."""
     fetch_rows: PositiveInt = 2000
     """How many rows of the outbox are fetched at once; more than that are streamed."""
     trim_seconds: PositiveFloat = 10

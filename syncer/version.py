@@ -107,7 +107,8 @@ _DRAW_WITH_MARK = f"""
 WITH drawn AS MATERIALIZED (
     SELECT epoch << {EPOCH_SHIFT} | nextval('syncer.version') AS version FROM syncer.incarnation
 )
-SELECT version, pg_logical_emit_message(true, 'syncer', '')::text FROM drawn
+SELECT version, pg_logical_emit_message(true, 'syncer', '')::text, extract(epoch FROM clock_timestamp())::float8
+FROM drawn
 """  # noqa: S608 - a constant of ours
 _KNOWS = f"""
 SELECT i.epoch = $1::bigint >> {EPOCH_SHIFT} AND i.epoch << {EPOCH_SHIFT} | s.last_value >= $1::bigint
@@ -250,13 +251,13 @@ def draw(connection: Connection) -> int:
     return int(row[0])
 
 
-def draw_with_mark(connection: Connection) -> tuple[int, str]:
+def draw_with_mark(connection: Connection) -> tuple[int, str, float]:
     """Draw one version; with a place in the WAL that is behind every commit that was visible then, and is flushed.
 
-    Only a snapshot taken after this call may be written with it.
+    Only a snapshot taken after this call may be written with it. The last is when that was, by the server's clock.
     """
-    drawn, mark = _row(connection, _DRAW_WITH_MARK)
-    return drawn, mark
+    drawn, mark, seconds = _row(connection, _DRAW_WITH_MARK)
+    return drawn, mark, seconds
 
 
 def knows(connection: Connection, version: int) -> bool:

@@ -123,7 +123,10 @@ class Waiter:
     @contextmanager
     def _session(self) -> Iterator[_Session]:
         """A connection that nobody else uses meanwhile; one on which something went wrong is not used again."""
-        session = self._idle.pop() if self._idle else _Session(self._connect(), Catalogue())
+        try:
+            session = self._idle.pop()
+        except IndexError:  # asked before, it might be taken by another thread just then
+            session = _Session(self._connect(), Catalogue())
         try:
             yield session
         except BaseException:

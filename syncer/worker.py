@@ -38,8 +38,8 @@ from syncer.settings import WorkerSettings
 from syncer.writer import Writer, WriteReport
 
 _LONG_BATCH_SECONDS = 10
-_CHANGES_IN_HAND = 10_000
-"""From how many changes on no more are received; batches that touch nothing wait for those before them too."""
+_RECORDS_IN_HAND = 10_000
+"""From how many records on no more are received; batches that touch nothing wait for those before them too."""
 _FEW_DOCUMENTS = 100
 """Fewer than that are written so soon that what comes meanwhile had better wait, and go together."""
 _FEW_SECONDS = 0.01
@@ -160,7 +160,7 @@ class Worker:
 
     def close(self) -> None:
         """Leave the group and let go of the servers; what is in hand is left to whoever has the partitions next."""
-        is_through = self._pipeline.drop(seconds=0 if self._stop.is_overdue else None)
+        is_through = self._pipeline.drop(seconds=self._stop.seconds_left)
         self._batches.clear()
         self._membership.leave()
         if is_through:
@@ -199,7 +199,7 @@ class Worker:
 
     @property
     def _has_room(self) -> bool:
-        return self._pipeline.has_room and sum(len(one.changes) for one in self._batches) < _CHANGES_IN_HAND
+        return self._pipeline.has_room and sum(len(one.received.values) for one in self._batches) < _RECORDS_IN_HAND
 
     def _receive(self, wait_seconds: float) -> None:
         """Take the changes that have come, and hand what they touch to the pipeline."""
@@ -227,7 +227,7 @@ class Worker:
         with batch.trace.stage("follow"):
             persist(
                 partial(self._follower.hand_over, batch, self._pipeline, self._stop),
-                pause=self._pause,
+                pause=self._membership.pause,
                 stage=self._name,
             )
         batch.is_given = True

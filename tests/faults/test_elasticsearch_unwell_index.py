@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 
 import pytest
 from elasticsearch import Elasticsearch
 
+from syncer import refusal, store
+from syncer.errors import DocumentError
+from syncer.model import Role
+from syncer.refusal import Patience
 from tests.faults.stopping_at import Plan, Point
 from tests.faults.test_processes import wait_until_dead
 from tests.faults.test_write_lane import two_documents
@@ -103,3 +108,33 @@ def test_an_index_that_takes_nothing_keeps_no_other_waiting(world: World, troubl
     assert second.wait_for("document.resumed")["outage_seconds"] > 0
     assert world.syncer("verify").returncode == 0
     assert second.stop() == 0
+
+
+@faces(
+    "a new index takes no documents for too long, halts, is mended, and is refused something again at once",
+    promises=(4,),
+    without=Rule(
+        "what has halted is given as long as before once it goes on",
+        module="syncer.refusal",
+        text="self._unwell_since.setdefault((document.index_name, document.generation), now)",
+        instead="self._unwell_since.setdefault((document.index_name, 0), now)",
+    ),
+)
+def test_an_index_that_goes_on_is_given_time_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next generation of what was halted does not halt for the first request that Elasticsearch has no room for."""
+    monkeypatch.setattr(refusal, "PATIENCE_SECONDS", 0.1)
+    with world.connect() as connection, world.index() as index:
+        halts = replace(store.served(connection)["blogpost"], role=Role.BUILDING)
+        patience = Patience(index.holdings)
+
+        def is_over() -> bool:
+            try:
+                patience.require_needed(halts, "too many requests", is_blocked=False)
+            except DocumentError:
+                return True
+            return False
+
+        assert not is_over()
+        wait_until(is_over, what="it halts")
+        halts = replace(halts, generation=halts.generation + 1)
+        assert not is_over()

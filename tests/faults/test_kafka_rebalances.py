@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 
-from confluent_kafka import KafkaException
+import psycopg
+import pytest
+from confluent_kafka import KafkaError, KafkaException
 from structlog.testing import capture_logs
 
-from syncer import events, topic
+from syncer import events, lifecycle, membership, topic
 from syncer.consumer import CLOSE_SECONDS, ChangeConsumer
-from tests.faults.following import refreshes
+from syncer.policy import Backoff
+from syncer.postgres import Connection
+from syncer.settings import KafkaSettings, WorkerSettings
+from syncer.worker import Worker
+from tests.faults.following import ends, publish, refreshes
 from tests.faults.writers import SEED, fill, writing
 from tests.harness import DEADLINE_SECONDS, World, running, wait_until
 from tests.proof import Rule, faces
@@ -114,6 +122,94 @@ def test_a_partition_that_went_while_it_was_paused_is_read_when_it_comes_back(wo
         assert seen == everything
     finally:
         first.close()
+
+
+HURRIED = {"session.timeout.ms": 6000, "max.poll.interval.ms": 6000}
+"""Kafka's client is to take a worker that asks it nothing for dead after 6 s; by itself, it does so after 5 minutes."""
+TAKEN_FOR_DEAD_SECONDS = 7.5
+
+
+@faces(
+    "a worker that has asked Kafka nothing for too long, and is no member any more, says that it is there",
+    promises=(1,),
+    without=Rule(
+        "what fails while a worker only says that it is there is raised when it receives",
+        module="syncer.consumer",
+        text="            if error is not None:\n                self._failure = self._lost(error, partition, offset)\n"
+        "                return\n",
+        instead="",
+    ),
+)
+def test_what_is_said_to_who_stays_is_no_record(world: World) -> None:
+    """It joins anew; what it has read is not read again from the first partition's beginning."""
+    publish(world, "INSERT INTO users (id, name, email) SELECT g, 'u', 'e' FROM generate_series(1, 200) AS g")
+    consumer = ChangeConsumer(hurried(world), on_change=lambda *_: None)
+    try:
+        offsets: dict[int, int] = {}
+
+        def take() -> bool:
+            batch = consumer.receive(records_max=500, wait_seconds=0.1)
+            offsets.update(batch.next_offsets if batch else {})
+            return offsets == ends(world)
+
+        wait_until(take, what="all has come")
+        time.sleep(TAKEN_FOR_DEAD_SECONDS)  # the fault
+        consumer.keep_alive()
+        with pytest.raises(KafkaException) as said:
+            wait_until(lambda: consumer.receive(records_max=1, wait_seconds=0.1) is not None, what="it is said, or not")
+        assert said.value.args[0].code() == KafkaError._MAX_POLL_EXCEEDED
+    finally:
+        consumer.close()
+
+
+@faces(
+    "Postgres is away for longer than a worker may ask Kafka nothing",
+    promises=(1,),
+    without=Rule(
+        "who waits for Postgres stays in the group meanwhile",
+        module="syncer.membership",
+        text="        self.keep_alive()\n        self._pause(seconds)",
+        instead="        self._pause(seconds)",
+    ),
+)
+def test_who_waits_for_postgres_keeps_its_partitions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outage of another server is not taken for a worker's own: the group does not change for it."""
+    monkeypatch.setattr(membership, "_KEEP_ALIVE_SECONDS", 1)
+    monkeypatch.setattr(lifecycle, "Backoff", partial(Backoff, longest_seconds=1))
+    told: list[tuple[str, list[int]]] = []
+    is_away = threading.Event()
+
+    def connect() -> Connection:
+        if is_away.is_set():
+            raise psycopg.OperationalError("it is away")
+        return world.connect("away")
+
+    def consume(on_change: Callable[[str, list[int]], None]) -> ChangeConsumer:
+        def tell(event: str, partitions: list[int]) -> None:
+            told.append((event, partitions))
+            on_change(event, partitions)
+
+        return ChangeConsumer(hurried(world), on_change=tell)
+
+    fill(world)
+    with world.index() as index:
+        worker = Worker(connect=connect, consume=consume, index=index, settings=WorkerSettings())
+        with running(worker):
+            wait_until(lambda: bool(assigned(told)), what="it has all partitions")
+            is_away.set()
+            world.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'syncer away'")
+            with world.relay() as relay:
+                relay.run_once()
+            time.sleep(TAKEN_FOR_DEAD_SECONDS)  # the fault
+            is_away.clear()
+            world.wait_until_level()
+            wait_until(world.is_handled, what="all is committed")
+            assert [event for event, _ in told] == [events.WORKER_ASSIGNED]
+
+
+def hurried(world: World) -> KafkaSettings:
+    """As a member has them of whom Kafka's client thinks so soon that it is dead."""
+    return world.settings.kafka.model_copy(update={"properties": HURRIED})
 
 
 def assigned(told: Sequence[tuple[str, list[int]]]) -> set[int]:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka.cimpl import NewTopic
 
-from syncer import relay as relaying
+from syncer import loss, relay as relaying, rewrites
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.kafka import KafkaServer
+from syncer.topic import OVERTAKEN, Loss, Observer
 from tests.faults.following import admin, following, handle, handling, publish, refreshes
 from tests.faults.writers import fill
 from tests.harness import World, made
@@ -149,3 +150,25 @@ def test_lost_records_are_overtaken_by_a_relay_that_dies(
 
 def _die(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+@faces(
+    "a partition falls back twice while one batch is published",
+    promises=(1,),
+    without=Rule(
+        "of a partition that fell back twice the lowest place counts",
+        module="syncer.loss",
+        text="for one in sorted(losses, key=lambda one: -one.end)}",
+        instead="for one in losses}",
+    ),
+)
+def test_a_partition_falls_back_twice(world: World) -> None:
+    """Whatever a worker had handled of it before counts no further than the lowest place that it fell back to."""
+    losses = [
+        Loss(partition=0, cause=OVERTAKEN, position=position, begin=end, end=end)
+        for position, end in ((200, 90), (150, 100))
+    ]
+    topic_id = str(Observer(world.settings.kafka).id())
+    with world.connect() as connection:
+        loss.make_up(connection, losses, rewritten=topic_id)
+        assert rewrites.read(connection, topic_id).true_until(0, 200, "") == 90

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from elasticsearch import ApiError, Elasticsearch
 
-from syncer import consumer as consuming, halting, jobs, pace, pipeline, store, worker as live
+from syncer import consumer as consuming, halting, jobs, lifecycle, pace, pipeline, store, worker as live
 from syncer.consumer import ChangeConsumer
 from syncer.errors import DocumentError, UnwellError
 from syncer.index import BulkOutcome, Index, Rejection
@@ -341,6 +341,56 @@ def test_a_writer_is_let_go_of_before_anybody_else_has_it(world: World, monkeypa
         assert world.sql(f"{busy} AND datname = current_database()") == [(0,)]
 
 
+class HangingIndex(Index):
+    """Does not answer the first request, as long as the test lasts, and the others slowly."""
+
+    def __init__(self, client: Elasticsearch) -> None:
+        super().__init__(client, bulk_bytes_max=1_000_000)
+        self.has_one, self.goes_on, self.go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Hang, or be slow."""
+        if not self.has_one.is_set():
+            self.has_one.set()
+            self.go_on.wait(DEADLINE_SECONDS)
+        self.goes_on.set()
+        time.sleep(0.1)
+        return super().write(target, compositions)
+
+
+@faces(
+    "one of several requests hangs while a worker is told to stop in the middle of a long batch",
+    promises=(1,),
+    without=Rule(
+        "what hangs is not waited for longer than what is in hand may take",
+        module="syncer.worker",
+        text="self._pipeline.drop(seconds=self._stop.seconds_left)",
+        instead="self._pipeline.drop(seconds=0 if self._stop.is_overdue else None)",
+    ),
+)
+def test_a_stop_in_a_long_batch_waits_for_no_hung_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves the rest of the batch at once, and what hangs soon after."""
+    monkeypatch.setattr(lifecycle, "GRACE_SECONDS", 1)
+    monkeypatch.setattr(live, "_LONG_BATCH_SECONDS", 0)
+    world.sql(POSTS.format(500))
+    with world.relay() as relay, world.elasticsearch() as client:
+        relay.run_once()
+        index = HangingIndex(client)
+        worker = Worker(
+            connect=world.connect,
+            consume=lambda on_change: ChangeConsumer(world.settings.kafka, on_change=on_change),
+            index=index,
+            settings=WorkerSettings(batch_documents_max=10),
+        )
+        try:
+            with running(worker, seconds=10):
+                assert index.goes_on.wait(DEADLINE_SECONDS)
+        finally:
+            index.go_on.set()
+            wait_until(lambda: "worker-work" not in str(threading.enumerate()), what="it is through")
+            worker._writer.close()
+
+
 @faces("a stage begins afresh after every trouble, for months", promises=())
 def test_no_thread_is_left_by_who_has_closed(world: World) -> None:
     """A stage begins afresh after every trouble, for months."""
@@ -536,31 +586,51 @@ def flow(traffic: LiveTraffic) -> None:
         traffic.note(begun_at=time.monotonic())
 
 
+def put_users(world: World) -> None:
+    """Changes that touch no document."""
+    world.sql("INSERT INTO users (id, name, email) SELECT g, 'John', g::text FROM generate_series(2, 3000) AS g")
+    with world.relay() as relay:
+        relay.run_once()
+
+
+def put_garbage(world: World) -> None:
+    """Records that are no changes, in every partition."""
+    kafka = world.settings.kafka
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for number in range(3000):
+        producer.produce(kafka.topic, b"garbage", partition=number % kafka.partitions)
+    producer.flush()
+
+
+@pytest.mark.parametrize("put", [put_users, put_garbage])
 @faces(
-    "thousands of changes that touch nothing come behind a slow one",
+    "thousands of changes that touch nothing, or of records that are none, come behind a slow one",
     promises=(1,),
     without=Rule(
         "a worker that has enough in hand receives no more",
         module="syncer.worker",
-        text="and sum(len(one.changes) for one in self._batches) < _CHANGES_IN_HAND",
+        text="and sum(len(one.received.values) for one in self._batches) < _RECORDS_IN_HAND",
         instead="",
     ),
 )
-def test_what_is_in_hand_is_bounded_though_it_touches_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_in_hand_is_bounded_though_it_touches_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, put: Callable[[World], None]
+) -> None:
     """Batches without documents wait in memory for the one before them that is slow: so many, and no more."""
-    monkeypatch.setattr(live, "_CHANGES_IN_HAND", 500)
+    monkeypatch.setattr(live, "_RECORDS_IN_HAND", 500)
     world.sql(POSTS.format(1))
-    world.sql("INSERT INTO users (id, name, email) SELECT g, 'John', g::text FROM generate_series(2, 3000) AS g")
     too_much = threading.Event()
 
     class Watched(Worker):
         def _receive(self, wait_seconds: float) -> None:
             super()._receive(wait_seconds)
-            if sum(len(one.changes) for one in self._batches) >= 500 + 100:
+            if sum(len(one.received.values) for one in self._batches) >= 500 + 100:
                 too_much.set()
 
-    with world.relay() as relay, world.elasticsearch() as client:
+    with world.relay() as relay:
         relay.run_once()
+    put(world)
+    with world.elasticsearch() as client:
         worker = Watched(
             connect=world.connect,
             consume=lambda on_change: ChangeConsumer(world.settings.kafka, on_change=on_change),
@@ -568,7 +638,7 @@ def test_what_is_in_hand_is_bounded_though_it_touches_nothing(world: World, monk
             settings=WorkerSettings(batch_changes_max=100),
         )
         try:
-            handle(worker, 3001)
+            handle(worker, 2 if put is put_garbage else 3001)
         finally:
             worker.close()
     assert not too_much.is_set()

@@ -426,7 +426,7 @@ def put(world: World, *values: bytes) -> None:
         Rule(
             "what is no change is kept in Postgres before its offset is committed",
             module="syncer.membership",
-            text="only_counted = persist(partial(self._keep_unread, records), pause=self._pause, stage=self._name)",
+            text="only_counted = persist(partial(self._keep_unread, records), pause=self.pause, stage=self._name)",
             instead="only_counted = 0",
         ),
         Rule(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace as changed
 from pathlib import Path
@@ -18,6 +18,8 @@ from pydantic import SecretStr
 from syncer import replica, topic, version
 from syncer.compose import Composer
 from syncer.errors import ReplicaError, SourceError
+from syncer.index import BulkOutcome, Index
+from syncer.model import Composition, Target
 from syncer.replica import Replica
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
@@ -229,6 +231,85 @@ def test_a_replica_that_a_failover_left_behind(world: World, servers: Standbys) 
 
 def _give_up(_: float) -> None:
     raise InterruptedError
+
+
+@faces(
+    "a document is put in force, and the replica that a worker reads on is behind that; another one is not",
+    promises=(1, 3),
+    without=Rule(
+        "which documents are in force is asked of the primary",
+        module="syncer.compose",
+        text="self._catalogue.last(self._primary, index_name)",
+        instead="self._catalogue.last(self._connection, index_name)",
+    ),
+)
+def test_a_document_that_the_replica_does_not_know_yet(
+    world: World, servers: Standbys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is waited for: whoever fills the document may have read before the change that it would be skipped for."""
+    monkeypatch.setattr(replica, "REPLAY_SECONDS_MAX", 0.2)
+    fill(world)
+    follower = servers.follow()
+    with opened(world, follower) as reads, world.connect() as connection:
+        composer = Composer(connection, replica=reads)
+        ask(follower, "SELECT pg_wal_replay_pause()")
+        world.use("blogpost", "user")
+        world.apply()
+        with pytest.raises(ReplicaError):
+            composer.compose(world.index_of("user"), ["1"])
+        ask(follower, "SELECT pg_wal_replay_resume()")
+        monkeypatch.undo()
+        assert composer.compose(world.index_of("user"), ["1"]).document is not None
+
+
+SLOW_CLOCK = """
+CREATE SCHEMA slow;
+CREATE FUNCTION slow.clock_timestamp() RETURNS timestamptz LANGUAGE sql
+AS $$ SELECT pg_catalog.clock_timestamp() - interval '1 hour' $$;
+CREATE ROLE slow SUPERUSER LOGIN;
+ALTER ROLE slow SET search_path = slow, pg_catalog, public;
+"""
+
+
+@faces(
+    "the clock of the replica is an hour slow",
+    promises=(1, 2),
+    without=Rule(
+        "how long ago a document was read is told by the primary's clock alone",
+        module="syncer.compose",
+        text="if drawn_at is not None:",
+        instead="if False:",
+    ),
+)
+def test_a_replica_whose_clock_is_wrong(world: World, servers: Standbys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody takes what he has just read for so old that it must be read again, and again, for ever."""
+    fill(world)
+    world.sql(SLOW_CLOCK)
+    follower = servers.follow()
+    settings = settings_of(world, f"{dsn_on(world, follower)}?user=slow")
+    written: list[int] = []
+    write = Index.write
+
+    def noted(index: Index, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        written.append(len(compositions))
+        assert len(written) == 1, "it is written again"
+        return write(index, target, compositions)
+
+    monkeypatch.setattr(Index, "write", noted)
+    with (
+        world.index() as index,
+        closing(
+            Writer(
+                connect=world.connect,
+                connect_replica=replica.opener(settings, name="test"),
+                index=index,
+                pause=_give_up,
+                name="test",
+            )
+        ) as writer,
+    ):
+        writer.write(world.index_of(), ["1"])
+    assert world.held().keys() == {"1"}
 
 
 @faces("the setting names a server of another cluster", promises=(1, 2), without=SAME_CLUSTER)

@@ -27,6 +27,14 @@ PROPERTIES: dict[str, Any] = {
 }
 LIMITS = {"index.mapping.nested_objects.limit": 10}
 
+
+def _nested(value: Any, times: int) -> Any:
+    """A value in an array in an array."""
+    for _ in range(times):
+        value = [value]
+    return value
+
+
 # What is written, the field that is named, the type that its value has.
 CASES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
     "no_number": ({"integer": "xylo phone"}, "integer", "string"),
@@ -50,6 +58,7 @@ CASES: dict[str, tuple[dict[str, Any], str | None, str | None]] = {
     "in_an_array": ({"integer": [1, 2, "bad"]}, "integer", "array of number or string"),
     "unknown_field": ({"unknown": True}, "unknown", "boolean"),
     "unknown_field_within": ({"object": {"within": {"other": None}}}, "object.within.other", "null"),
+    "in_arrays_without_end": ({"integer": _nested("bad", 600)}, "integer", "array of array"),
     "dimensions": ({"vector": [1, 2]}, "vector", "array of number"),
     "completion": ({"completion": 5}, "completion", "number"),
     "join": ({"join": "zzz"}, "join", "string"),

@@ -1,7 +1,7 @@
 """The relay sleeps, and whoever writes wakes it: no wake-up is lost, no write fails for it, nobody notifies in vain.
 
-Everywhere here the look that a sleeping relay takes all the same is an hour away: a ring that is lost is a test that
-fails.
+Everywhere here the look that a sleeping relay takes all the same is as far away as it may be: a ring that is lost is a
+test that fails.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from syncer import capture, doorbell, outbox
+from syncer import capture, doorbell, outbox, relay as relaying
 from syncer.postgres import AdvisoryLock, Connection
 from syncer.producer import ChangeProducer
 from syncer.relay import Relay
@@ -367,6 +367,32 @@ def test_the_one_that_stands_by_takes_over_from_one_that_sleeps(blog: World) -> 
             wait_until_published(blog)
 
 
+@faces(
+    "a relay may sleep for longer than a leader may ask nothing, and another one stands by",
+    promises=(1,),
+    without=Rule(
+        "a leader that sleeps looks before it is taken for dead",
+        module="syncer.relay",
+        text="longest = min(self._settings.safety_poll_seconds, LEASE_SECONDS / 2)",
+        instead="longest = self._settings.safety_poll_seconds",
+    ),
+)
+def test_a_relay_that_sleeps_is_not_taken_for_dead(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its settings may say an hour: it looks often enough to keep the lead, and sleeps on."""
+    monkeypatch.setattr(relaying, "LEASE_SECONDS", 2.0)
+    query = "SELECT query_start FROM pg_stat_activity WHERE application_name = 'syncer relay-1' AND datname = %s"
+    looks: set[Any] = set()
+    with running(blog, "relay-1"), closing(relay_of(blog, "relay-2")) as other:
+        wait_until_asleep(blog)
+
+        def has_slept_for_long() -> bool:
+            assert not other.run_once().is_leader
+            looks.update(blog.sql(query, blog.name))
+            return len(looks) > 4
+
+        wait_until(has_slept_for_long, what="it has looked several times")
+
+
 # No write fails
 
 
@@ -490,7 +516,7 @@ def test_a_table_of_locks_that_is_full_fails_no_write(blog: World) -> None:
 
 
 def test_a_relay_that_sleeps_asks_nothing(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At rest there is no query, but for the one in an hour."""
+    """At rest there is no query, but for the look that it takes all the same."""
     query = "SELECT query_start FROM pg_stat_activity WHERE application_name = 'syncer relay' AND datname = %s"
     wait, has_looked = doorbell.wait, threading.Event()
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from itertools import islice
 from typing import Any
 
 import psycopg
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
+from syncer import lifecycle
+from syncer.lifecycle import Stop
 from syncer.model import Change
 from syncer.producer import ChangeProducer
 from syncer.relay import Relay
 from syncer.settings import RelaySettings
+from syncer.traces import Headers
 from tests.faults.rules import CURSOR_IS_A_SNAPSHOT, ONE_LEADER, SAVED_LAST
 from tests.harness import DEADLINE_SECONDS, World, wait_until
 from tests.proof import Rule, faces
@@ -187,7 +191,82 @@ def test_more_rows_than_one_page_arrive_whole(world: World) -> None:
     assert published(world) == list(range(1, 26))
 
 
+class _ToldToStop(ChangeProducer):
+    """Has the relay told to stop once it gets the first record of many."""
+
+    def __init__(self, world: World, stop: Stop) -> None:
+        super().__init__(world.settings.kafka)
+        self._stop = stop
+        self.taken = 0
+
+    def produce(self, records: Iterable[tuple[bytes, bytes]], *, headers: Headers | None = None) -> int:
+        def taken() -> Iterator[tuple[bytes, bytes]]:
+            for self.taken, record in enumerate(records, 1):
+                self._stop.request()
+                yield record
+
+        return super().produce(taken(), headers=headers)
+
+
+@faces(
+    "the relay is told to stop while it publishes a transaction of millions of rows",
+    promises=(1,),
+    without=Rule(
+        "who publishes for long heeds a stop",
+        module="syncer.relay",
+        text="        if self._stop.is_overdue:\n            raise Stopping\n",
+        instead="        self._stop.beat()\n",
+    ),
+)
+def test_a_stop_is_heeded_in_the_middle_of_many_rows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it has had its time it leaves, having saved nothing; the next one publishes all of them."""
+    monkeypatch.setattr(lifecycle, "GRACE_SECONDS", 0)
+    insert_many(world, 5000)
+    stop = Stop()
+    producer = _ToldToStop(world, stop)
+    Relay(connect=world.connect, produce=lambda: producer, settings=RelaySettings(fetch_rows=100)).run(stop)
+    assert producer.taken < 5000
+    with world.relay() as relay:
+        assert relay.run_once().published == 5000
+
+
 # Crashes
+
+
+class _FailsInTheMiddle(ChangeProducer):
+    """Takes some of the records, and then none: its queue has been full for as long as a record may wait."""
+
+    def produce(self, records: Iterable[tuple[bytes, bytes]], *, headers: Headers | None = None) -> int:
+        super().produce(islice(records, 500), headers=headers)
+        raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
+
+
+@faces(
+    "Kafka goes away in the middle of a transaction of many rows",
+    promises=(1,),
+    without=Rule(
+        "what is read of many changes is let go of before the transaction that reads it",
+        module="syncer.outbox",
+        text="with closing(copied(connection, sql.SQL(_CHANGES).format(unseen=_unseen(cursor)))) as rows:",
+        instead="if rows := copied(connection, sql.SQL(_CHANGES).format(unseen=_unseen(cursor))):",
+    ),
+)
+def test_a_relay_that_fails_in_the_middle_of_many_rows_goes_on(world: World) -> None:
+    """It tries again, and publishes all of them."""
+    insert_many(world, 5000)
+    producers: list[ChangeProducer] = [_FailsInTheMiddle(world.settings.kafka)]
+    relay = Relay(
+        connect=world.connect,
+        produce=lambda: producers.pop() if producers else ChangeProducer(world.settings.kafka),
+        settings=RelaySettings(fetch_rows=100),
+    )
+    stop = Stop()
+    thread = threading.Thread(target=relay.run, args=(stop,), daemon=True)  # it may hang, if the test fails
+    thread.start()
+    wait_until(lambda: set(published(world)) == set(range(1, 5001)), what="all are published")
+    stop.request()
+    thread.join(DEADLINE_SECONDS)
+    assert not thread.is_alive()
 
 
 class _DiesOnce(ChangeProducer):

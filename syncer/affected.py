@@ -25,7 +25,6 @@ batches of a topic with several partitions do: that it finds a document by each 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -36,7 +35,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from syncer.model import Change
+from syncer.model import Change, dump_images
 from syncer.policy import Action, decide
 from syncer.postgres import Connection, value
 from syncer.reading import STAGE_LOCK_SECONDS, following
@@ -235,7 +234,7 @@ class AffectedReader:
         allowance.questions -= 1
         limit = min(self._threshold, allowance.ids)
         query = sql.SQL(_FEW).format(affected=_affected(use))
-        images = json.dumps(_images(causes), default=str)
+        images = dump_images(_images(causes))
         self._connection.execute(_BOUND, (f"{max(1, allowance.seconds * 1000):.0f}ms",))
         rows = self._connection.execute(query, (images, limit + 1)).fetchall()
         if len(rows) > limit:
@@ -298,7 +297,7 @@ def _keys(changes: Sequence[Change], column: str) -> Iterator[str]:
 
 def _causes(changes: Sequence[Change]) -> list[Cause]:
     """The images of each change, each once; changes that have the same are one cause."""
-    causes = {json.dumps(images, default=str): images for images in map(_distinct, (one.images for one in changes))}
+    causes = {dump_images(images): images for images in map(_distinct, (one.images for one in changes))}
     return list(causes.values())
 
 
@@ -308,7 +307,7 @@ def _images(causes: Sequence[Cause]) -> list[Image]:
 
 
 def _distinct(images: Iterable[Image]) -> Cause:
-    return tuple({json.dumps(image, default=str): image for image in images}.values())
+    return tuple({dump_images(image): image for image in images}.values())
 
 
 def _pages(ids: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:

@@ -36,7 +36,12 @@ WITH RECURSIVE tree (oid, attached_by) AS (
     SELECT i.inhrelid, i.xmin FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid WHERE NOT i.inhdetachpending
 )
 """
-_IS_PARTITIONED = "SELECT coalesce((SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass($1)), false)"
+# The worker of a subscription fires no trigger that sees a whole statement. What has a trigger by row keeps it.
+_IS_BY_ROW = """
+SELECT EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind = 'p')
+    OR EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = to_regclass($1))
+    OR EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass($1) AND tgfoid = to_regproc($2) AND tgname = $3)
+"""
 # A table that has become a partition, or has others inherit from it, is written past its triggers.
 _HAS_STATEMENT_TRIGGERS = """
 SELECT count(*) = cardinality($3::text[])
@@ -73,8 +78,9 @@ SELECT format('%I.%I', n.nspname, c.relname)
 FROM tree AS t JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE t.attached_by IS NOT NULL
 """  # noqa: S608 - of constants
-# Types whose text, as it stands in JSON, depends on no setting; enums too. And types of which JSON shows less than
-# there is. Domains and arrays are what they are made of; what is made of several types is in the worse class.
+# Types whose text, as it stands in JSON, depends on no setting; enums too. Types that may hold JSON which jsonb does
+# not take. And types of which JSON shows less than there is. Domains and arrays are what they are made of; what is made
+# of several types is in the worse class.
 _TYPES = """
 WITH RECURSIVE type (column_name, oid) AS (
     SELECT attname::text, atttypid FROM pg_attribute
@@ -87,6 +93,7 @@ WITH RECURSIVE type (column_name, oid) AS (
 SELECT coalesce(bool_and(t.oid = ANY ('{bool,bytea,bpchar,date,int2,int4,int8,json,jsonb,name,numeric,text,time,timetz,
                                    timestamp,timestamptz,uuid,varchar}'::regtype[])
                          OR t.typtype IN ('d', 'e') OR t.typcategory = 'A'), true),
+       coalesce(bool_or(t.oid = 'json'::regtype OR t.typtype = 'c'), false),
        NOT coalesce(bool_or(t.oid = ANY ('{float4,float8,json,jsonb}'::regtype[])
                             OR t.typtype = 'c' OR t.typtype = 'b' AND t.oid >= 16384 AND t.typcategory <> 'A'), false)
 FROM type AS y JOIN pg_type AS t ON t.oid = y.oid
@@ -162,7 +169,7 @@ def captured(connection: Connection) -> dict[str, Capture]:
 def is_installed(connection: Connection, relation: str) -> bool:
     """Whether a table, and each of its partitions, has all of its triggers, and they are enabled."""
     function = trigger.function(relation).as_string()
-    if _is_partitioned(connection, relation):
+    if _is_by_row(connection, relation):
         names = trigger.row_trigger(relation), trigger.truncate_trigger(relation)
         return bool(value(connection, _HAS_ROW_TRIGGERS, (relation, function, *names)))
     return bool(value(connection, _HAS_STATEMENT_TRIGGERS, (relation, function, list(trigger.STATEMENT_TRIGGERS))))
@@ -176,7 +183,8 @@ def uncaptured(connection: Connection, relations: Collection[str]) -> list[str]:
 def is_current(connection: Connection, capture: Capture) -> bool:
     """Whether a table's function is the one that this program would make for the table as it is now."""
     function = trigger.function(capture.relation).as_string()
-    return bool(value(connection, _HAS_BODY, (function, *_body(connection, capture))))
+    body, is_plain = _body(connection, capture, is_by_row=_is_by_row(connection, capture.relation))
+    return bool(value(connection, _HAS_BODY, (function, body, is_plain)))
 
 
 def install(
@@ -207,10 +215,11 @@ def install(
     has_triggers = is_installed(connection, capture.relation)
 
     def change() -> None:
-        body, is_plain = _body(connection, capture)
+        is_by_row = _is_by_row(connection, capture.relation)
+        body, is_plain = _body(connection, capture, is_by_row=is_by_row)
         connection.execute(trigger.function_statement(body, capture.relation, is_plain=is_plain))
         if not has_triggers:
-            _create_triggers(connection, capture.relation)
+            _create_triggers(connection, capture.relation, is_by_row=is_by_row)
 
     deadline = time.monotonic() + timeout_seconds
     _without_blocking(connection, capture.relation, change, timeout_seconds, waiting)
@@ -231,30 +240,32 @@ def install(
     )
 
 
-def _body(connection: Connection, capture: Capture) -> tuple[str, bool]:
+def _body(connection: Connection, capture: Capture, *, is_by_row: bool) -> tuple[str, bool]:
     """A table's function, and whether it can do without settings of its own."""
-    is_plain, _ = _types(connection, capture.relation, capture.routing)
-    if not _is_partitioned(connection, capture.relation):
-        return trigger.statement_body(capture).as_string(connection), is_plain
-    _, is_exact = _types(connection, capture.relation, capture.compared)
+    is_plain, has_json, _ = _types(connection, capture.relation, capture.routing)
+    if not is_by_row:
+        return trigger.statement_body(capture, has_json=has_json).as_string(connection), is_plain
+    _, _, is_exact = _types(connection, capture.relation, capture.compared)
     return trigger.row_body(capture, is_exact=is_exact).as_string(connection), False
 
 
-def _types(connection: Connection, relation: str, columns: Iterable[str]) -> tuple[bool, bool]:
-    """Of these columns' types: whether their text depends on no setting, and whether JSON shows all of a value."""
+def _types(connection: Connection, relation: str, columns: Iterable[str]) -> tuple[bool, bool, bool]:
+    """Whether the text of these columns depends on no setting, one may hold any JSON, and JSON shows all of a value."""
     row = connection.execute(_TYPES, (relation, list(columns))).fetchone()
     assert row is not None  # noqa: S101 - an aggregate returns a row
-    return row[0], row[1]
+    return row[0], row[1], row[2]
 
 
-def _is_partitioned(connection: Connection, relation: str) -> bool:
-    return bool(value(connection, _IS_PARTITIONED, (relation,)))
+def _is_by_row(connection: Connection, relation: str) -> bool:
+    """Whether a trigger for each row is what sees the changes of a table."""
+    asked = relation, trigger.function(relation).as_string(), trigger.row_trigger(relation)
+    return bool(value(connection, _IS_BY_ROW, asked))
 
 
-def _create_triggers(connection: Connection, relation: str) -> None:
+def _create_triggers(connection: Connection, relation: str, *, is_by_row: bool) -> None:
     for table, name in connection.execute(_TRIGGERS, (relation, trigger.function(relation).as_string())).fetchall():
         connection.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), sql.SQL(table)))
-    if not _is_partitioned(connection, relation):
+    if not is_by_row:
         for statement in trigger.statement_triggers(relation):
             connection.execute(statement)
         return

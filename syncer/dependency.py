@@ -17,7 +17,7 @@ from syncer.errors import DefinitionError
 from syncer.graph import Node
 from syncer.postgres import Connection
 from syncer.probe import Probe, Read, TableName, place_of, probe, table_name, tables, unnamed_column
-from syncer.route import ROWS_MARK, Routes
+from syncer.route import ROWS_MARK, Routes, changed_rows
 from syncer.shape import Shape
 from syncer.uses import Dependencies, Field, TableUse
 
@@ -227,8 +227,7 @@ def _analyse_affects(
             hint="Write what it is computed from instead, or make the column STORED.",
         )
     used = read.columns if read else frozenset()
-    rows = f"jsonb_populate_recordset(NULL::{relation}, {ROWS_MARK})"
-    over_rows = query.replace(_ROWS, rows)
+    over_rows = query.replace(_ROWS, changed_rows(connection, relation))
     canonical = probe(connection, _ids(over_rows, id_type), file).canonical
     if ROWS_MARK not in canonical:
         raise DefinitionError(f"{file}: %(rows)s must stand in a FROM clause", hint="As in: FROM %(rows)s AS changed")

@@ -20,6 +20,7 @@ that satisfies the condition. Mattering includes pushing other rows out. Hence:
 - Both sides of a condition are strict: null if a column of theirs is. So WHERE rejects the rows that an outer
   join has filled with nulls.
 - Where equal rows become one, or compete, a column leads out only if equal values of its type are identical.
+- What an image does not tell of a row leads nowhere: where an array begins, whether a jsonb is null or missing.
 - ``_id`` must be known from one row. Made of two, it is lost when one transaction changes both: neither old row finds
   the other one as it was.
 
@@ -35,7 +36,7 @@ from sqlglot import exp
 
 from syncer.clause import column_aliases, conjuncts, is_cut, queries, shared_by_competitors, windows
 from syncer.errors import DefinitionError
-from syncer.graph import EXACT_TYPES, Edge, Graph, Node, Types, numbers, type_of
+from syncer.graph import EXACT_TYPES, Edge, Graph, Node, Types, is_carried, numbers, type_of
 from syncer.probe import TableName, table_name, tables
 from syncer.scope import Columns, Scope, kept_in, renamed
 
@@ -61,7 +62,7 @@ def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]
     reading = _Reading(tree, types, views)
     for name, alternatives in reading.query(tree, None, {}, ()):
         if name == "_id":
-            reading.graph.ids += alternatives
+            reading.graph.ids += [one for one in alternatives if is_carried(one, reading.graph.nodes, types)]
     reading.place_the_rest()
     return reading.graph
 
@@ -328,7 +329,7 @@ class _Reading:
         for one in body.scope.meaning(side):
             for other in others:
                 is_pair = len(numbers(one)) == len(numbers(other)) == 1 and numbers(one) != numbers(other)
-                if is_pair and self._is_strict(one) and self._is_strict(other):
+                if is_pair and all(self._is_strict(part) and self._is_carried(part) for part in (one, other)):
                     equal = exp.EQ(this=one.copy(), expression=other.copy())
                     self._edge(one, other, equal, condition, body)
                     self._edge(other, one, equal, condition, body)
@@ -336,6 +337,9 @@ class _Reading:
     def _is_strict(self, expression: exp.Expr) -> bool:
         """Whether an expression is null if a column of it is: ``||`` of texts is, that of arrays is not."""
         return all(self._type(part) == "text" for part in expression.find_all(exp.DPipe))
+
+    def _is_carried(self, expression: exp.Expr) -> bool:
+        return is_carried(expression, self.graph.nodes, self._types)
 
     def _in(self, expression: exp.In, condition: _Condition, body: _Body) -> None:
         """``x IN (SELECT …)`` is a join, whose inner rows never matter without an outer one."""

@@ -142,6 +142,15 @@ WHERE n.nspname NOT IN ('pg_catalog', 'information_schema')
                 SELECT pronamespace FROM pg_proc JOIN unnest($2::text[]) AS one ON oid = to_regprocedure(one))
 ORDER BY 1
 """
+# Of the schema syncer, and others that are named; those that everybody may call as it is need nothing.
+_CLOSED_FUNCTIONS = """
+SELECT format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes))
+FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
+WHERE (n.nspname = 'syncer' AND p.prorettype <> 'trigger'::regtype
+       OR p.oid IN (SELECT to_regprocedure(one) FROM unnest($1::text[]) AS one))
+  AND NOT has_function_privilege('public', p.oid, 'EXECUTE')
+ORDER BY 1
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +238,8 @@ def _of_role(connection: Connection, role: str, duties: Collection[Duty], reads:
     rest = set(duties) - {Duty.MIGRATOR}
     if rest and not is_owner:
         yield from _on_schema(connection, name, rest)
+    if rest:
+        yield from _on_functions(connection, name, reads.functions if rest & READS else ())
     if rest & READS:
         yield from _on_relations(connection, name, reads)
     elif rest:
@@ -259,6 +270,14 @@ def _on_schema(connection: Connection, name: sql.Identifier, duties: Collection[
                 sql.SQL(", ").join(sql.Identifier("syncer", one) for one in names),
                 name,
             )
+
+
+def _on_functions(connection: Connection, name: sql.Identifier, named: Collection[str]) -> Iterator[sql.Composed]:
+    with connection.transaction():
+        connection.execute("SET LOCAL search_path = pg_catalog")  # so that types are named in full
+        closed = connection.execute(_CLOSED_FUNCTIONS, (list(named),)).fetchall()
+    for (one,) in closed:
+        yield sql.SQL("GRANT EXECUTE ON FUNCTION {} TO {}").format(sql.SQL(one), name)  # quoted by Postgres itself
 
 
 def by_privileges(privileges: Mapping[str, frozenset[str]]) -> list[tuple[list[str], list[str]]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import UnionType
 
 from sqlglot import exp
 
@@ -235,6 +236,26 @@ def _equal_column(column: exp.Expr, number: int, equal: Sequence[tuple[exp.Expr,
     return None
 
 
+def is_carried(expression: exp.Expr, nodes: Sequence[Node], types: Types) -> bool:
+    """Whether an image tells the value of an expression.
+
+    It does not tell whether a jsonb is null or missing, nor how a json is spelled; of what is in them it does.
+    """
+    return all(
+        _is_inside(column, {"jsonb": exp.JSONExtract | exp.JSONExtractScalar, "json": exp.JSONExtractScalar}[type_])
+        for column in expression.find_all(exp.Column)
+        if (type_ := type_of(column, nodes, types)) in ("jsonb", "json")
+    )
+
+
+def _is_inside(column: exp.Column, steps: type | UnionType) -> bool:
+    """Whether one of these steps leads into a column."""
+    around = column.parent
+    while isinstance(around, exp.Paren | exp.JSONExtract) and not isinstance(around, steps):
+        around = around.parent
+    return isinstance(around, steps)
+
+
 def type_of(expression: exp.Expr, nodes: Sequence[Node], types: Types) -> str:
     """The type of an expression over nodes, those that share texts under one name; empty if it is not known."""
     expression = expression.unnest()
@@ -248,5 +269,8 @@ def type_of(expression: exp.Expr, nodes: Sequence[Node], types: Types) -> str:
     if isinstance(expression, exp.Lower | exp.Upper):
         return "text" if type_of(expression.this, nodes, types) == "text" else ""
     if isinstance(expression, exp.Cast):
+        # It keeps the collation, if there is one.
+        if not all(type_of(column, nodes, types) for column in expression.find_all(exp.Column)):
+            return ""
         return next((name for name, kinds in _CASTS.items() if expression.is_type(*kinds)), "")
     return "text" if expression.is_string else ""

@@ -155,7 +155,7 @@ class Holdings:
             IndexingError: Elasticsearch could not say of one of them.
         """
         addresses = self.shards(target).addresses
-        valid = [one for one in ids if 1 <= len(one.encode()) <= ID_BYTES_MAX]
+        valid = _valid(ids)
         step = max(1, _PLACES_MAX // len(addresses))
         return [
             copy
@@ -305,6 +305,11 @@ class Holdings:
         return answer
 
 
+def _valid(ids: Iterable[str]) -> list[str]:
+    """Those that Elasticsearch takes at all: it has no copy under another, and refuses to be asked for one."""
+    return [one for one in ids if 1 <= len(one.encode()) <= ID_BYTES_MAX]
+
+
 class View:
     """What a target held at one moment. Safe to share between threads."""
 
@@ -318,15 +323,17 @@ class View:
 
     def find(self, ids: Sequence[str]) -> list[Copy]:
         """All copies of these documents, on whatever shard and under whatever routing."""
-        request: dict[str, Any] = {"query": {"ids": {"values": ids}}, "sort": _IN_ORDER, "size": len(ids)}
+        valid = _valid(ids)
+        request: dict[str, Any] = {"query": {"ids": {"values": valid}}, "sort": _IN_ORDER, "size": len(valid)}
         request |= {"version": True, "track_total_hits": True}
         found: list[Copy] = []
-        while True:
+        while valid:
             answer = self._holdings.search(self._point, request)
             found += answer.hits
             if len(found) >= answer.total.value or not answer.hits:
-                return found
+                break
             request["search_after"] = answer.hits[-1].sort  # a document has several copies
+        return found
 
     def walk(self, *, page: int, until: int | None = None) -> Iterator[list[Place]]:
         """Where all copies lie, in pages, in no order; or those whose sequence number is no greater than that."""

@@ -9,10 +9,8 @@ index; whoever locks several rows locks the document's first, then jobs, then pa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from psycopg import sql
@@ -21,6 +19,7 @@ from psycopg.types.json import Jsonb
 from syncer import condition, store
 from syncer.errors import JobError
 from syncer.job import UNFINISHED, Job, JobKind, JobState, find, locked_new, locked_unfinished
+from syncer.model import dump_images
 from syncer.postgres import Connection
 from syncer.store import Document
 
@@ -270,8 +269,8 @@ def insert(
 
 
 def _stored(cause: Mapping[str, Sequence[Any]]) -> Jsonb:
-    """A cause as it is kept: a number that no float holds is a string, as in `model.Change`; Postgres casts either."""
-    return Jsonb(cause, dumps=partial(json.dumps, default=str))
+    """A cause as it is kept."""
+    return Jsonb(cause, dumps=dump_images)
 
 
 def advance(connection: Connection, job_id: int) -> Job:

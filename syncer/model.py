@@ -9,7 +9,6 @@ Place         where a copy of a document lies
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -58,8 +57,15 @@ def _has_nul(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(_has_nul, value))
 
 
-# Decimal, since a key that passes through a float comes out as another key.
+# Decimal, since a key that passes through a float comes out as another key. And back as the number that it was: in a
+# jsonb column 1.5 and "1.5" are two values.
 _RECORD = msgspec.json.Decoder(_Record, float_hook=Decimal)
+_IMAGES = msgspec.json.Encoder(decimal_format="number")
+
+
+def dump_images(images: object) -> str:
+    """Images, in lists or objects, as JSON in which every value is what the outbox had."""
+    return _IMAGES.encode(images).decode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +99,14 @@ class Change:
             raise ValueError(f"not a change: {error}") from error
         if _NUL in record and _has_nul((read.relation, read.old, read.new)):
             raise ValueError("not a change: it has a zero byte, which no text of Postgres has")
+        images = tuple([image for image in (read.old, read.new) if image is not None])
         return cls(
             id=read.id,
             changed_at=read.changed_at,
             relation=read.relation,
             operation=read.operation,
-            images=tuple([image for image in (read.old, read.new) if image is not None]),
+            # An update of which one image could not be made is known by neither.
+            images=() if read.operation is Operation.UPDATE and len(images) == 1 else images,
         )
 
     def without_images(self) -> bytes:
@@ -116,7 +124,7 @@ class Change:
     @staticmethod
     def dump_images(changes: Iterable[Change]) -> str:
         """All images of these changes as a JSON array, as ``jsonb_populate_recordset`` takes it."""
-        return json.dumps([image for change in changes for image in change.images], default=str)
+        return dump_images([image for change in changes for image in change.images])
 
 
 _ID = re.compile(rb'\{"id" ?: ?([0-9]+),')

@@ -63,7 +63,7 @@ SELECT c.oid, format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname:
 FROM rule
 JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
                    AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> rule.ev_class
-JOIN pg_class AS c ON c.oid = d.refobjid AND c.relkind <> 'v'
+JOIN pg_class AS c ON c.oid = d.refobjid AND c.relkind NOT IN ('c', 'v')
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = d.refobjsubid AND d.refobjsubid > 0
 GROUP BY c.oid, n.nspname
@@ -84,7 +84,8 @@ GROUP BY a.attname
 """
 # What is called leaves a trace in the stored query itself: the dependencies lack Postgres' own functions, and what an
 # operator or an aggregate calls. Written in SQL or in a language on top of it, a function may read tables that nobody
-# sees from outside. Postgres' own are told apart by name: most stable ones depend on settings only, which are ours.
+# sees from outside; and so may those of extensions that run a query which they are given. Postgres' own are told apart
+# by name: most stable ones depend on settings only, which are ours.
 _CALLED = r"""
 , named AS (
     SELECT found[1]::oid AS oid
@@ -119,7 +120,8 @@ JOIN pg_proc AS p ON p.oid = called.oid
 JOIN pg_namespace AS n ON n.oid = p.pronamespace
 JOIN pg_language AS l ON l.oid = p.prolang
 WHERE p.provolatile = 'v'
-   OR p.provolatile = 's' AND n.nspname <> 'pg_catalog' AND l.lanname NOT IN ('internal', 'c')
+   OR p.provolatile = 's' AND n.nspname <> 'pg_catalog'
+      AND (l.lanname NOT IN ('internal', 'c') OR p.proname ~ '^(connectby|crosstab|xpath_table$)')
    OR p.provolatile = 's' AND n.nspname = 'pg_catalog' AND (
           p.pronargs = 0 AND p.proname !~ '_build_'
        OR p.proname = 'age' AND p.pronargs = 1
@@ -215,6 +217,7 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
         DefinitionError: Postgres refuses the query, or it reads something whose changes cannot be captured.
     """
     with _as_view(connection, query, file):
+        connection.execute("SET LOCAL search_path = pg_catalog")  # from here on names come in full, whoever asks
         columns: dict[str, str] = dict(connection.execute(_COLUMNS).fetchall())
         canonical, views, functions = _canonical(connection)
         parsed = _parsed([canonical, *(text for *_, text in views)])
@@ -318,11 +321,9 @@ def _line_at(query: str, offset: int) -> str:
 
 def _canonical(connection: Connection) -> tuple[str, list[tuple[str, str, str, str]], tuple[str, ...]]:
     """The canonical query; of each view that it reads: relation, schema, name, canonical query; its own functions."""
-    with connection.transaction():
-        connection.execute("SET LOCAL search_path = pg_catalog")
-        text = str(value(connection, _CANONICAL))
-        views = connection.execute(_VIEWS).fetchall()
-        functions = tuple(row[0] for row in connection.execute(_OWN_FUNCTIONS))
+    text = str(value(connection, _CANONICAL))
+    views = connection.execute(_VIEWS).fetchall()
+    functions = tuple(row[0] for row in connection.execute(_OWN_FUNCTIONS))
     found = [(relation, schema, name, _statement(text)) for relation, schema, name, text in views]
     return _statement(text), found, functions
 

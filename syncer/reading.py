@@ -115,7 +115,8 @@ def uncaptured(document: Document, lost: Sequence[str]) -> DocumentError:
     """The error for tables without triggers."""
     return DocumentError(
         f"{', '.join(lost)} of {document.name} has no triggers of syncer's, or they are disabled",
-        hint="Was the table replaced by another one, or restored? Changes are not captured until: syncer apply",
+        hint="Was the table replaced by another one, or restored, or does a subscription fill it now? Changes are not\n"
+        "captured until: syncer apply",
         document=document.name,
         generation=document.generation,
     )

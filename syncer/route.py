@@ -24,6 +24,36 @@ ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
 """Stands for the changed rows until a query is run; deparsing gives it back letter by letter."""
 
 
+# A row lacks what its image lacks, and a domain may take no null: in the place of such a one stands what it is made of.
+_WITHOUT_DOMAINS = """
+WITH RECURSIVE type (number, name, oid, modifier, collated, refuses) AS (
+    SELECT attnum, attname, atttypid, atttypmod, attcollation, false
+    FROM pg_attribute WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped
+    UNION ALL
+    SELECT y.number, y.name, t.typbasetype, t.typtypmod, y.collated,
+           y.refuses OR t.typnotnull OR EXISTS (SELECT FROM pg_constraint WHERE contypid = t.oid)
+    FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype = 'd'
+)
+SELECT string_agg(concat(format('%I %s', y.name, format_type(y.oid, y.modifier)),
+                         CASE WHEN k.oid <> 100 THEN format(' COLLATE %I.%I', n.nspname, k.collname) END),
+                  ', ' ORDER BY y.number)
+FROM type AS y JOIN pg_type AS t ON t.oid = y.oid AND t.typtype <> 'd'
+LEFT JOIN pg_collation AS k ON k.oid = y.collated LEFT JOIN pg_namespace AS n ON n.oid = k.collnamespace
+HAVING bool_or(y.refuses)
+"""
+
+
+def changed_rows(connection: Connection, relation: str) -> str:
+    """The changed rows of a table, as an item of FROM that is yet to get its alias."""
+    with connection.transaction():
+        connection.execute("SET LOCAL search_path = pg_catalog")  # so that types are named in full
+        row = connection.execute(_WITHOUT_DOMAINS, (relation,)).fetchone()
+        connection.execute("SET LOCAL search_path TO DEFAULT")
+    if row is None:
+        return f"jsonb_populate_recordset(NULL::{relation}, {ROWS_MARK})"
+    return f"(SELECT * FROM jsonb_to_recordset({ROWS_MARK}) AS changed ({row[0]}))"  # noqa: S608 - quoted by Postgres
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """From the changed rows of one reading of a table to documents.
@@ -145,7 +175,7 @@ class Routes:
         return isinstance(expression, exp.Column) and self._is_plain(expression, self._id_type)
 
     def _query(self, node: Node, id_: exp.Expr, hops: tuple[Hop, ...]) -> str:
-        rows = f"jsonb_populate_recordset(NULL::{self._relations[node.table]}, {ROWS_MARK})"
+        rows = changed_rows(self._connection, self._relations[node.table])
         joins = "".join(
             f"\nJOIN {self._relations[hop.node.table]} AS n{hop.node.number} ON "
             + " AND ".join(condition.sql(dialect="postgres") for condition in hop.conditions)
@@ -178,12 +208,13 @@ FROM pg_index AS i
 WHERE i.indrelid = $1::regclass AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
 """
 # A collation that holds different texts to be equal makes a text less than plain. A changed row has no value for a
-# virtual generated column.
+# virtual generated column; nor, being JSON, does it tell where an array begins, nor exactly what is in a composite.
 _TYPES = """
 SELECT a.attname::text,
        CASE WHEN c.collisdeterministic IS FALSE THEN '' ELSE format_type(a.atttypid, -1) END
-FROM pg_attribute AS a LEFT JOIN pg_collation AS c ON c.oid = a.attcollation
+FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid LEFT JOIN pg_collation AS c ON c.oid = a.attcollation
 WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> 'v'
+  AND t.typcategory NOT IN ('A', 'C')
 """
 
 

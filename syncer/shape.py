@@ -10,8 +10,9 @@ does a value that is added to an enum. No oids and no search_path: a dump that i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from psycopg.types.json import Jsonb
 
@@ -25,8 +26,13 @@ SELECT asked.relation, c.relkind::text, a.attname::text,
             ELSE (SELECT format('%I.%I', n.nspname, t.typname)
                          || CASE WHEN a.atttypmod >= 0 THEN format(' (%s)', a.atttypmod) ELSE '' END
                          || coalesce((SELECT format(' of %s', string_agg(format('%I %s', f.attname,
-                                                    format_type(f.atttypid, f.atttypmod)), ', ' ORDER BY f.attnum))
+                                                    CASE WHEN f.atttypid < 10000
+                                                         THEN format_type(f.atttypid, f.atttypmod)
+                                                         ELSE format('%I.%I', fn.nspname, ft.typname) END),
+                                                    ', ' ORDER BY f.attnum))
                                       FROM pg_type AS e JOIN pg_attribute AS f ON f.attrelid = e.typrelid
+                                      JOIN pg_type AS ft ON ft.oid = f.atttypid
+                                      JOIN pg_namespace AS fn ON fn.oid = ft.typnamespace
                                       WHERE e.oid IN (t.oid, t.typelem) AND e.typtype = 'c'
                                         AND f.attnum > 0 AND NOT f.attisdropped HAVING count(*) > 0), '')
                   FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = a.atttypid) END
@@ -43,11 +49,11 @@ JOIN pg_class AS c ON c.oid = to_regclass(asked.relation)
 LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
                            AND (asked.columns ? a.attname::text OR asked.columns ? '*')
 """
+# How these are spelled depends on the search_path: it is set aside while they are read.
 _FUNCTIONS = """
 SELECT name, md5(pg_get_functiondef(to_regprocedure(name))) FROM unnest($1::text[]) AS name
 WHERE to_regprocedure(name) IS NOT NULL
 """
-# How these are spelled depends on the search_path: it is set aside while they are read.
 _EXPRESSIONS = """
 SELECT asked.relation, NULL, md5(pg_get_viewdef(c.oid))
 FROM jsonb_each($1) AS asked (relation, columns)
@@ -126,7 +132,7 @@ def read(
             labels.setdefault(relation, {})[column] = values
         has_expressions = has_expressions or is_generated or kinds[relation] in _VIEWS
     definitions: dict[str, str] = {}
-    for relation, column, expression in _expressions(connection, asked) if has_expressions else ():
+    for relation, column, expression in _spelled(connection, _EXPRESSIONS, asked) if has_expressions else ():
         if column is None:
             definitions[relation] = expression
         else:
@@ -142,15 +148,15 @@ def read(
         for relation, kind in kinds.items()
     }
     if functions:
-        for name, definition in connection.execute(_FUNCTIONS, (list(functions),)):
+        for name, definition in _spelled(connection, _FUNCTIONS, (list(functions),)):
             shapes[name] = Shape(kind=FUNCTION, definition=definition)
     return shapes
 
 
-def _expressions(connection: Connection, asked: tuple[Jsonb]) -> list[tuple[str, str | None, str]]:
+def _spelled(connection: Connection, query: str, asked: Sequence[object]) -> list[tuple[Any, ...]]:
     with connection.transaction():
         connection.execute(_PIN)
-        rows = connection.execute(_EXPRESSIONS, asked).fetchall()
+        rows = connection.execute(query, asked).fetchall()
         connection.execute(_UNPIN)
     return rows
 

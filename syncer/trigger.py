@@ -6,7 +6,8 @@ is gone, whole rows are written; where a watched column is gone, every UPDATE is
 
 An ordinary table has statement-level triggers, whose transition tables hold all rows of a statement. A
 partitioned table has a row-level one, since only those are cloned by Postgres to every partition, present and
-future, and fire for rows written straight into it. Both write the same.
+future, and fire for rows written straight into it. So has a table that a subscription fills, since the worker of
+logical replication fires no others. Both write the same.
 
 How a statement can name a column that may be gone: unqualified, in a subquery of its own. Where the table lacks the
 name, it is found one level up, in a row of nulls of type ``syncer.gone``; and ``syncer.is_gone`` has two
@@ -176,7 +177,7 @@ def function(relation: str) -> sql.Identifier:
 
 
 def row_trigger(relation: str) -> str:
-    """The trigger that a partitioned table and all its partitions have.
+    """The trigger that a partitioned table and all its partitions have, or a table that a subscription fills.
 
     Its name is the table's own: a partition may bring triggers from when it was captured as a table.
     """
@@ -184,7 +185,7 @@ def row_trigger(relation: str) -> str:
 
 
 def truncate_trigger(relation: str) -> str:
-    """The trigger for TRUNCATE of a partitioned table, and of its partitions."""
+    """The trigger for TRUNCATE of such a table, and of its partitions."""
     return f"syncer_truncate_{_digest(relation)[:8]}"
 
 
@@ -200,7 +201,7 @@ def statement_triggers(relation: str) -> Iterator[sql.Composed]:
 
 
 def row_triggers(relation: str) -> Iterator[sql.Composed]:
-    """What makes the triggers of a partitioned table, those of its partitions excepted that Postgres does not clone."""
+    """What makes the triggers of such a table, those of its partitions excepted that Postgres does not clone."""
     table = sql.SQL(relation)
     event = sql.SQL("AFTER INSERT OR UPDATE OR DELETE ON {}").format(table)
     yield from _trigger(relation, table, row_trigger(relation), event, "ROW")
@@ -241,26 +242,33 @@ def function_statement(body: str, relation: str, *, is_plain: bool) -> sql.Compo
     )
 
 
-def statement_body(capture: Capture) -> sql.Composed:
-    """The body of the function of an ordinary table."""
+def statement_body(capture: Capture, *, has_json: bool) -> sql.Composed:
+    """The body of the function of an ordinary table.
+
+    Args:
+        capture: How.
+        has_json: Whether a routing column may hold JSON that jsonb does not take.
+    """
     return sql.SQL(_STATEMENT_BODY).format(
         relation=sql.Literal(capture.relation),
         segment=sql.SQL(_SEGMENT),
         ring=sql.SQL(doorbell.RING_IN_TRIGGER),
-        updated=_two_sided(capture, sql.SQL("trigger.segment"), sql.SQL("old_rows"), sql.SQL("new_rows")),
-        inserted=_one_sided(capture, "I", "new_rows"),
-        deleted=_one_sided(capture, "D", "old_rows"),
+        updated=_two_sided(
+            capture, sql.SQL("trigger.segment"), sql.SQL("old_rows"), sql.SQL("new_rows"), has_json=has_json
+        ),
+        inserted=_one_sided(capture, "I", "new_rows", has_json=has_json),
+        deleted=_one_sided(capture, "D", "old_rows", has_json=has_json),
     )
 
 
 def check_statement(capture: Capture) -> sql.Composed:
     """The most demanding statement of an ordinary table's function, over the table itself."""
     table = sql.SQL(capture.relation)  # quoted by Postgres itself
-    return sql.SQL("EXPLAIN ") + _two_sided(capture, sql.SQL("0"), table, table)
+    return sql.SQL("EXPLAIN ") + _two_sided(capture, sql.SQL("0"), table, table, has_json=False)
 
 
 def row_body(capture: Capture, *, is_exact: bool) -> sql.Composed:
-    """The body of the function of a partitioned table.
+    """The body of the function of a table that has a trigger for each row.
 
     Args:
         capture: How.
@@ -282,27 +290,32 @@ def row_body(capture: Capture, *, is_exact: bool) -> sql.Composed:
     )
 
 
-def _one_sided(capture: Capture, operation: str, table: str) -> sql.Composed:
+def _one_sided(capture: Capture, operation: str, table: str, *, has_json: bool) -> sql.Composed:
     places = _places(capture)
     return sql.SQL(_ONE_SIDED).format(
         relation=sql.Literal(capture.relation),
         operation=sql.Literal(operation),
         gone=_gone(places),
-        image=_image("r", capture, places),
+        image=_image("r", capture, places, has_json=has_json),
         rows=_rows("r", places, sql.SQL(table)),
     )
 
 
 def _two_sided(
-    capture: Capture, segment: sql.Composable, old_table: sql.Composable, new_table: sql.Composable
+    capture: Capture,
+    segment: sql.Composable,
+    old_table: sql.Composable,
+    new_table: sql.Composable,
+    *,
+    has_json: bool,
 ) -> sql.Composed:
     places = _places(capture)
     return sql.SQL(_TWO_SIDED).format(
         segment=segment,
         relation=sql.Literal(capture.relation),
         gone=_gone(places),
-        old_image=_image("o", capture, places),
-        new_image=_image("n", capture, places),
+        old_image=_image("o", capture, places, has_json=has_json),
+        new_image=_image("n", capture, places, has_json=has_json),
         old_rows=_rows("o", places, old_table),
         new_rows=_rows("n", places, new_table),
         same_key=sql.SQL(" AND ").join(
@@ -338,12 +351,12 @@ def _is_gone(alias: str, places: Iterable[str]) -> sql.Composed:
     return sql.SQL(" OR ").join(sql.SQL("syncer.is_gone({})").format(sql.Identifier(alias, one)) for one in places)
 
 
-def _image(alias: str, capture: Capture, places: dict[str, str]) -> sql.Composed:
+def _image(alias: str, capture: Capture, places: dict[str, str], *, has_json: bool) -> sql.Composed:
     routing = sorted(capture.routing)
     return sql.SQL("CASE WHEN {} THEN syncer.row_image(to_json({})) ELSE {} END").format(
         _is_gone(alias, (places[one] for one in routing)),
         sql.Identifier(alias, "whole"),
-        _object((one, sql.Identifier(alias, places[one])) for one in routing),
+        _object(((one, sql.Identifier(alias, places[one])) for one in routing), has_json=has_json),
     )
 
 
@@ -356,11 +369,12 @@ def _looked_up_object(image: str, columns: Iterable[str]) -> sql.Composed:
     return _object((one, sql.SQL("{} -> {}").format(sql.SQL(image), sql.Literal(one))) for one in sorted(columns))
 
 
-def _object(pairs: Iterable[tuple[str, sql.Composable]]) -> sql.Composed:
+def _object(pairs: Iterable[tuple[str, sql.Composable]], *, has_json: bool = False) -> sql.Composed:
     """A JSON object, in parts: a function takes a hundred arguments."""
+    built = sql.SQL("syncer.row_image(json_build_object({}))" if has_json else "jsonb_build_object({})")
     arguments = [sql.SQL("{}, {}").format(sql.Literal(name), value) for name, value in pairs]
     parts = [arguments[start : start + _PAIRS_MAX] for start in range(0, len(arguments), _PAIRS_MAX)]
-    return sql.SQL(" || ").join(sql.SQL("jsonb_build_object({})").format(_comma(part)) for part in parts)
+    return sql.SQL(" || ").join(built.format(_comma(part)) for part in parts)
 
 
 def _array(columns: Iterable[str]) -> sql.Composed:

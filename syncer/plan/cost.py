@@ -7,7 +7,7 @@ Nothing is guessed that can be asked: a query is run on a few real rows, read-on
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +35,8 @@ FROM pg_class AS c LEFT JOIN pg_stat_all_tables AS s ON s.relid = c.oid
 WHERE c.relkind <> 'p' AND c.oid IN (SELECT $1::regclass UNION ALL SELECT relid FROM pg_partition_tree($1::regclass))
 """
 _SAMPLE = (
-    "SELECT coalesce(jsonb_agg(to_jsonb(r)), '[]')::text FROM (SELECT * FROM {relation} {sample} LIMIT {rows}) AS r"
+    "SELECT coalesce(jsonb_agg(to_jsonb(r)), '[]')::text "
+    "FROM (SELECT {columns} FROM {relation} {sample} LIMIT {rows}) AS r"
 )
 
 
@@ -107,19 +108,20 @@ def rows(connection: Connection, relation: str) -> int:
     return int(str(value(connection, _ROWS, (relation,))))
 
 
-def sample(connection: Connection, relation: str) -> str:
-    """Some rows of a table as a JSON array, such as the images of changes are; from one page, if it is large."""
+def sample(connection: Connection, relation: str, columns: Collection[str]) -> str:
+    """Some rows of a table, as the images of changes are: a JSON array with these columns; from one page, if large."""
     known = rows(connection, relation)
     if known > LARGE_ROWS:
         percent = min(100.0, 100 * SAMPLE_ROWS * SAMPLE_ROWS / known)
-        found = _sample(connection, relation, f"TABLESAMPLE SYSTEM ({percent:.6f}) REPEATABLE (1)")
+        found = _sample(connection, relation, columns, f"TABLESAMPLE SYSTEM ({percent:.6f}) REPEATABLE (1)")
         if found != "[]":
             return found
-    return _sample(connection, relation, "")
+    return _sample(connection, relation, columns, "")
 
 
-def _sample(connection: Connection, relation: str, how: str) -> str:
+def _sample(connection: Connection, relation: str, columns: Collection[str], how: str) -> str:
     statement = sql.SQL(_SAMPLE).format(
+        columns=sql.SQL(", ").join(sql.Identifier(one) for one in sorted(columns)),
         relation=sql.SQL(relation),  # quoted by Postgres
         sample=sql.SQL(how),  # a constant of ours
         rows=sql.Literal(SAMPLE_ROWS),

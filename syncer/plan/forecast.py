@@ -281,7 +281,7 @@ class _Forecaster:
     def _finding(self, use: TableUse) -> Iterator[Finding]:
         for column in use.id_columns:
             yield Finding(id_column=column, query=None, changed_rows=0, cost=None)
-        rows = cost.sample(self._connection, use.relation) if use.affected else "[]"
+        rows = cost.sample(self._connection, use.relation, use.routing) if use.affected else "[]"
         number = len(json.loads(rows))
         for query in use.affected:
             documents = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))

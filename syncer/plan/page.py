@@ -33,7 +33,10 @@ _KINDS = {
     Kind.UNUSED: "[dim]unused[/]",
 }
 # The changed rows, as an affects query names them.
-_CHANGED_ROWS = re.compile(r"jsonb_populate_recordset\(NULL::(?:[^,]|\"[^\"]*\")+, \$1::jsonb\)")
+_CHANGED_ROWS = re.compile(
+    r"jsonb_populate_recordset\(NULL::(?:[^,]|\"[^\"]*\")+, \$1::jsonb\)"
+    r"|\(SELECT \* FROM jsonb_to_recordset\(\$1::jsonb\) AS changed \(.*?\)\)(?= AS n\d)"
+)
 
 _SHORTEST_SECONDS = 0.0001
 _NUMBERED = re.compile(r'"(n\d+)"')

@@ -74,6 +74,7 @@ def test_relay_and_workers_do_the_whole_job_as_roles_of_their_own(parted: World)
     done(world, "migrator", "migrate")
     assert "order" not in done(world, "migrator", "plan")
     done(world, "migrator", "apply", "--yes")
+    world.sql("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA syncer FROM public")
     grant(world, "relay", "worker", "operator", "reader")
     few = {"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5", "SYNCER_RELAY_TRIM_SECONDS": "0.1", "SYNCER_LOG_LEVEL": "debug"}
     relay = world.daemon("--only", "relay", environment={**role(world, "relay"), **few})

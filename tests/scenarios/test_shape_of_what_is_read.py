@@ -103,8 +103,18 @@ def test_what_no_document_would_show(tables: World, statements: str) -> None:
 
 def test_no_search_path_makes_a_difference(tables: World) -> None:
     """Whoever applies and whoever watches see the same shape, and keep their own search_path."""
+    tables.sql(
+        """
+        CREATE TYPE public.report AS (about text, mood public.mood);
+        CREATE TABLE reports (id int PRIMARY KEY, report public.report);
+        CREATE FUNCTION public.is_happy(public.mood) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN $1 = 'happy';
+        """
+    )
     with tables.connect() as connection:
-        before = shape.read(connection, NAMED)
+        before = shape.read(
+            connection, NAMED | {"public.reports": ["report"]}, functions=["public.is_happy(public.mood)"]
+        )
+        assert before["public.reports"].columns == {"report": "public.report of about text, mood public.mood"}
         for path in ("pg_catalog", '"Other", public', "nowhere"):
             connection.execute(f"SET search_path = {path}")
             assert shape.read_again(connection, before) == before

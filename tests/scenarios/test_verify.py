@@ -456,3 +456,14 @@ def test_an_index_that_is_gone_is_explained(blog: World, client: Elasticsearch) 
     client.indices.delete(index=f"{blog.alias}-000001")
     with pytest.raises((NotFoundError, DocumentError)):
         run(blog)
+
+
+def test_an_id_that_no_document_can_have_is_a_drift_of_its_own(world: World) -> None:
+    """A row whose id is empty is missing, and parked; all others are compared."""
+    (world.document_folder / "select.sql").write_text("SELECT p.body AS _id, p.title FROM posts AS p")
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'a', 'a'), (2, 1, 'b', '')")
+    world.apply()
+    report = run(world)
+    assert report.documents == 2
+    assert [(one.id, one.kind, one.cause) for one in report.drifts] == [("", Kind.MISSING, Cause.PARKED)]

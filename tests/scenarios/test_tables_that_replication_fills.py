@@ -1,0 +1,81 @@
+"""Tables of a database that is a subscriber of logical replication are captured like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from pydantic import SecretStr
+
+from syncer import capture, postgres, schema
+from syncer.postgres import Connection
+from syncer.settings import PostgresSettings
+from syncer.trigger import Capture
+from tests.harness import postgres_server, wait_until
+
+TABLES = "CREATE TABLE posts (id int PRIMARY KEY, title text); CREATE TABLE users (id int PRIMARY KEY, title text)"
+POSTS, USERS = (
+    Capture(
+        relation=f"public.{one}",
+        key=("id",),
+        watched=frozenset({"id", "title"}),
+        routing=frozenset({"id"}),
+        aggregate=f"public.{one}",
+        aggregate_column="id",
+    )
+    for one in ("posts", "users")
+)
+WRITES = """
+INSERT INTO {0} VALUES (1, 'a'), (2, 'b'); UPDATE {0} SET title = 'c' WHERE id = 1; DELETE FROM {0} WHERE id = 2
+"""
+WRITTEN = [("I", None, {"id": 1}), ("I", None, {"id": 2}), ("U", {"id": 1}, {"id": 1}), ("D", {"id": 2}, None)]
+
+
+@pytest.fixture
+def publisher() -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    """A database that publishes all of its tables; another one of the same server is to follow it."""
+    with (
+        postgres_server({"wal_level": "logical"}) as server,
+        psycopg.connect(server.address, autocommit=True) as connection,
+    ):
+        connection.execute("CREATE DATABASE subscriber")
+        connection.execute(TABLES)
+        connection.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+        connection.execute("SELECT pg_create_logical_replication_slot('everything', 'pgoutput')")
+        yield connection
+
+
+def changes(connection: Connection) -> list[tuple[object, ...]]:
+    """What the outbox holds, as it came."""
+    return connection.execute("SELECT operation::text, old, new FROM syncer.outbox ORDER BY id").fetchall()
+
+
+def test_what_a_subscription_brings_is_captured(publisher: psycopg.Connection[tuple[object, ...]]) -> None:
+    """Each row that the worker writes is in the outbox; a table that it takes up later counts as not captured."""
+    address = publisher.info.dsn
+    settings = PostgresSettings(dsn=SecretStr(make_conninfo(address, dbname="subscriber")))
+    with postgres.connect(settings, name="test") as connection:
+        for statement in TABLES.split(";"):
+            connection.execute(statement.encode())
+        schema.migrate(connection)
+        capture.install(connection, USERS)
+        connection.execute(
+            f"CREATE SUBSCRIPTION everything CONNECTION '{address}' PUBLICATION everything "
+            "WITH (create_slot = false, copy_data = false)"
+        )
+        capture.install(connection, POSTS)
+        assert capture.is_installed(connection, POSTS.relation)
+        assert not capture.is_installed(connection, USERS.relation)
+        capture.install(connection, USERS)
+        for one in (POSTS, USERS):
+            assert capture.is_installed(connection, one.relation)
+            assert capture.is_current(connection, one)
+            publisher.execute(WRITES.format(one.relation).encode())
+            wait_until(lambda: len(changes(connection)) == len(WRITTEN), what="the worker has applied all")
+            assert changes(connection) == WRITTEN
+            connection.execute("TRUNCATE syncer.outbox")
+            publisher.execute(f"TRUNCATE {one.relation}")
+            wait_until(lambda: changes(connection) == [("T", None, None)], what="and the TRUNCATE")
+            connection.execute("TRUNCATE syncer.outbox")

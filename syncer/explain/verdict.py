@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from syncer import rebuild
 from syncer.drift import Kind
 from syncer.explain.events import Event, Flow, Stage
 from syncer.explain.standing import Standing
-from syncer.model import Role
 from syncer.version import Origin
 from syncer.wording import amount, duration
 
@@ -152,10 +152,7 @@ def _different(standing: Standing, flow: Flow, how: str) -> Answer:
     if standing.jobs:
         return _being_written(standing, how)
     if not document.is_filled:
-        refill = "apply" if document.role is Role.SERVING else f"backfill {document.name} --rebuild"
-        return Answer(
-            verdict=Verdict.UNFILLED, says=f"{how}: its index has not been filled yet.", hint=f"Run: syncer {refill}"
-        )
+        return Answer(verdict=Verdict.UNFILLED, says=f"{how}: its index is not filled.", hint=rebuild.way_on(document))
     if (why := _unsure(flow, document.index_name)) is not None:
         return Answer(verdict=Verdict.UNKNOWN, says=f"{how}; whether a change is on its way is not known: {why}.")
     hint = f"Run: syncer verify {document.name} --repair"
@@ -200,6 +197,8 @@ def _unsure(flow: Flow, index_name: str) -> str | None:
         return flow.undecided[index_name]
     if flow.lost:
         return f"{amount(flow.lost, 'record')} left the topic before the workers had them"
+    if flow.unreadable:
+        return f"{amount(flow.unreadable, 'record')} in the topic cannot be read as changes"
     short = [one for one in flow.searched if one.stage is not Stage.DONE and not one.is_complete]
     if short:
         return " and ".join(

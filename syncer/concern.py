@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from syncer import halting
 from syncer.model import Role
 from syncer.overview import DocumentOverview, Overview, Rates
 from syncer.wording import amount, duration
@@ -180,7 +181,7 @@ def _do_without(one: DocumentOverview, index_name: str, hint: str) -> str:
     """What to do about an index that searches do not find, and that is halted; none on standby is filled again."""
     if one.roles[index_name] is Role.BUILDING:
         return f"{hint}\nTo give it up: syncer backfill {one.name} --abandon".strip()
-    return f"There is no way back to it any more. To drop it: syncer backfill {one.name} --drop-old"
+    return halting.no_way_back(one.name)
 
 
 def _of_jobs(seen: Overview) -> Iterator[Concern]:

@@ -214,7 +214,7 @@ def way_on(document: Document) -> str:
         return f"To fill it: syncer apply, or syncer backfill {document.name}"
     if document.role is Role.BUILDING:
         return f"To fill it and go on: {_command(document.name)}"
-    return f"There is no way back to it any more. To drop it: syncer backfill {document.name} --drop-old"
+    return halting.no_way_back(document.name)
 
 
 def _command(name: str) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from syncer import rebuild
+from syncer import halting, rebuild
 from syncer.drift import Kind
 from syncer.explain.events import Event, Flow, Stage
 from syncer.explain.standing import Standing
+from syncer.model import Role
 from syncer.version import Origin
 from syncer.wording import amount, duration
 
@@ -93,6 +94,8 @@ def _halted(standing: Standing) -> Answer | None:
     document, look = standing.document, standing.look
     if document.halted is not None:
         what, _, hint = document.halted.partition("\n")
+        if document.role is Role.STANDBY:
+            hint = halting.no_way_back(document.name)
         return Answer(verdict=Verdict.HALTED, says=f"{document.name} is halted: {what}.", hint=hint)
     if look.unreadable is not None:
         return Answer(verdict=Verdict.UNKNOWN, says=f"{look.unreadable.message}.", hint=look.unreadable.hint)

@@ -320,9 +320,12 @@ def test_a_halted_standby_is_no_way_back(blog: World) -> None:
     refused = blog.syncer("backfill", "blogpost", "--rollback")
     assert refused.returncode == 1
     assert "halted" in refused.stderr
+    assert "syncer apply" not in refused.stderr
+    assert "syncer backfill blogpost --drop-old" in refused.stderr
     assert blog.index_of() != before
     assert blog.syncer("verify", "--sample", "10").returncode == 0
-    assert blog.syncer("explain", "blogpost", "1000001").returncode == 0
+    explained = blog.syncer("explain", "blogpost", "1000001")
+    assert (explained.returncode, "--drop-old" in explained.stdout) == (0, True)
     assert blog.syncer("backfill", "blogpost", "--drop-old").returncode == 0
     assert blog.syncer("status").returncode == 0
 

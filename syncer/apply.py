@@ -23,7 +23,7 @@ from syncer.indices import Indices
 from syncer.job import JobKind
 from syncer.model import Target
 from syncer.postgres import AdvisoryLock, Connection, value
-from syncer.steps import Change, Plan, Step
+from syncer.steps import Change, Plan, Step, standing
 from syncer.store import Document
 from syncer.trigger import Capture
 
@@ -65,6 +65,7 @@ def carry_out(
         SyncerError: A step was refused. What was done before it does no harm, and apply can be run again.
     """
     with alone(connection):
+        _require_planned_on(decided, connection)
         indices.prepare()
         _clear_away(connection, indices, decided.leftovers, tell)
         steps = [
@@ -75,8 +76,8 @@ def carry_out(
             if step.change is not Change.UNCHANGED
         ]
         # Once triggers are back, nothing else tells that they were gone.
-        lost = [step.document.index_name for step in steps if step.change is Change.TRIGGERS_GONE]
-        jobs.mark_unfilled(connection, lost)
+        missed = [one for one in store.documents(connection) if decided.in_force.lost & one.dependencies.tables.keys()]
+        jobs.mark_unfilled(connection, [one.index_name for one in missed])
         too_wide = _capture(connection, decided.captures, tell, timeout_seconds=timeout_seconds)
         for building in decided.abandoned:
             withdraw(connection, indices, building)
@@ -86,12 +87,34 @@ def carry_out(
             tell(f"index {document.index_name} of {document.name} is dropped")
         with connection.transaction():
             fills = [_put_in_force(connection, step) for step in steps]
+            _refresh(connection, missed, tell)
         for one in too_wide:
             capture.install(connection, one, timeout_seconds=timeout_seconds, waiting=tell)
         for relation in decided.released:
             capture.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=tell)
             tell(f"released {relation}")
     return fills
+
+
+def _require_planned_on(decided: Plan, connection: Connection) -> None:
+    """Refuse a plan that was made before somebody else has changed what is in force, be it while a person was asked.
+
+    Raises:
+        ConfigError: It was.
+    """
+    if not decided.in_force.is_like(standing(connection)):
+        raise ConfigError(
+            "Somebody else has changed what is in force since this was planned",
+            hint="Nothing was done. Run the same command again: it looks at what is in force now.",
+        )
+
+
+def _refresh(connection: Connection, missed: Iterable[Document], tell: Callable[[str], None]) -> None:
+    """Have each index that may have missed changes written again, unless it is filled anyhow, gone or halted."""
+    for one in missed:
+        made = jobs.create(connection, one, JobKind.REFRESH) if one.halted is None else None
+        if made is not None and made.kind is JobKind.REFRESH:
+            tell(f"index {one.index_name} may have missed changes: job {made.id} writes all of it again")
 
 
 def _capture(

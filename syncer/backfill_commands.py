@@ -174,7 +174,7 @@ def _ids(lines: BinaryIO) -> Iterator[str]:
     """
     for place, line in enumerate(lines, start=1):
         try:
-            id_ = line.decode().strip()
+            id_ = line.decode("utf-8-sig" if place == 1 else "utf-8").strip()  # some editors begin a file with a mark
         except UnicodeDecodeError as error:
             raise ConfigError(f"Line {place} of --ids is not UTF-8", hint="Is it the right file?") from error
         if "\0" in id_ or len(id_.encode()) > ID_BYTES_MAX:

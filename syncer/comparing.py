@@ -6,7 +6,7 @@ from functools import partial
 
 from rich.console import Console
 
-from syncer import compose, terminal, verification
+from syncer import compose, store, terminal, verification
 from syncer.errors import DocumentError
 from syncer.parts import Parts
 from syncer.store import Document
@@ -25,6 +25,8 @@ def compared(
 ) -> VerifyReport:
     """Verify one document in one index; one that is halted, or has to be, says so in the report.
 
+    What is applied anew meanwhile is compared again: it is no drift that documents are not what they were to be before.
+
     Args:
         parts: The servers.
         document: Which.
@@ -34,6 +36,34 @@ def compared(
         values: Whether to report the values that differ.
         repair: Whether to write again what differs.
     """
+    while True:
+        report = _compared(
+            parts, document, err=err, settle_seconds=settle_seconds, sample=sample, values=values, repair=repair
+        )
+        now = _in_force(parts, document)
+        if now is None or now.generation == document.generation:
+            break
+        document = now
+    if sample is None and report.halted is None:
+        _note(parts, report)
+    return report
+
+
+def _in_force(parts: Parts, document: Document) -> Document | None:
+    """The definition that is in force for a document's index by now; None if none is."""
+    return next((one for one in store.documents(parts.connection) if one.index_name == document.index_name), None)
+
+
+def _compared(
+    parts: Parts,
+    document: Document,
+    *,
+    err: Console,
+    settle_seconds: float,
+    sample: int | None,
+    values: bool,
+    repair: bool,
+) -> VerifyReport:
     halted = partial(VerifyReport, document=document.name, index_name=document.index_name)
     if document.halted is not None:
         return halted(halted=document.halted)
@@ -41,7 +71,7 @@ def compared(
     try:
         expected = sample or compose.count(parts.connection, document)
         with terminal.progress(err, f"comparing {document.index_name}", expected) as advance:
-            report = verify(
+            return verify(
                 parts.connect,
                 document,
                 index=parts.index,
@@ -51,13 +81,10 @@ def compared(
                 repair=writer if repair else None,
                 progress=advance,
             )
-        if sample is None:
-            _note(parts, report)
     except DocumentError as error:
         return halted(halted=f"{error.message}\n{error.hint}")
     finally:
         writer.close()
-    return report
 
 
 def _note(parts: Parts, report: VerifyReport) -> None:

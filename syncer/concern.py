@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from syncer import halting
 from syncer.model import Role
 from syncer.overview import DocumentOverview, Overview, Rates
 from syncer.wording import amount, duration
@@ -73,10 +74,10 @@ def _on_the_way(seen: Overview) -> str:
 
 
 def _at_work(seen: Overview) -> str:
-    left = [one.eta_seconds for one in seen.jobs]
+    left = [one.eta_seconds for one in seen.jobs if not one.is_paused]
     known = [one for one in left if one is not None]
     until = f", for {duration(max(known))} yet" if left and len(known) == len(left) else ""
-    return f"{amount(len(seen.jobs), 'job')} at work{until}" if seen.jobs else ""
+    return f"{amount(len(left), 'job')} at work{until}" if left else ""
 
 
 def mood(seen: Overview) -> Mood:
@@ -122,7 +123,11 @@ def _of_document(one: DocumentOverview, seen: Overview) -> Iterator[Concern]:
         yield _unfilled(one, seen)
     for index_name, said in one.troubles.items():
         what, _, hint = said.partition("\n")
-        yield Concern(says=f"{index_name} ({one.roles[index_name]}) is halted: {what}.", do=hint, about=name)
+        yield Concern(
+            says=f"{index_name} ({one.roles[index_name]}) is halted: {what}.",
+            do=_do_without(one, index_name, hint),
+            about=name,
+        )
     for index_name, said in one.unwell.items():
         what, _, hint = said.partition("\n")
         yield Concern(
@@ -146,7 +151,8 @@ def _of_document(one: DocumentOverview, seen: Overview) -> Iterator[Concern]:
 
 
 def _unfilled(one: DocumentOverview, seen: Overview) -> Concern:
-    filling = [job for job in seen.jobs if job.document == one.name and job.fills and not job.is_paused]
+    serving = [name for name, role in one.roles.items() if role is Role.SERVING]
+    filling = [job for job in seen.jobs if job.index_name in serving and job.fills and not job.is_paused]
     if filling:
         left = filling[0].eta_seconds
         until = "" if left is None else f", done in {duration(left)}"
@@ -169,6 +175,13 @@ def _mend(one: DocumentOverview, index_name: str) -> str:
     if one.roles[index_name] is Role.BUILDING:
         return f"Open it again, or give it up: syncer backfill {one.name} --abandon"
     return f"Open it again, or do without it: syncer backfill {one.name} --drop-old"
+
+
+def _do_without(one: DocumentOverview, index_name: str, hint: str) -> str:
+    """What to do about an index that searches do not find, and that is halted; none on standby is filled again."""
+    if one.roles[index_name] is Role.BUILDING:
+        return f"{hint}\nTo give it up: syncer backfill {one.name} --abandon".strip()
+    return halting.no_way_back(one.name)
 
 
 def _of_jobs(seen: Overview) -> Iterator[Concern]:

@@ -50,7 +50,7 @@ _ERRORS = "SELECT id, error FROM syncer.dead_letter WHERE index_name = $1 AND id
 _COLUMNS = "l.document, l.index_name, l.id, l.version, l.kind, l.error, l.field, l.value_type, l.is_id_cut, l.parked_at"
 _ONE = f"SELECT {_COLUMNS} FROM syncer.dead_letter AS l WHERE l.index_name = $1 AND l.id = $2"  # noqa: S608 - constants
 _PAGE = f"""
-SELECT {_COLUMNS} FROM syncer.dead_letter AS l WHERE {{which}} ORDER BY l.index_name, l.id LIMIT $6 OFFSET $7
+SELECT {_COLUMNS} FROM syncer.dead_letter AS l WHERE {{which}} ORDER BY l.index_name, l.id LIMIT $7 OFFSET $8
 """  # noqa: S608 - constants
 _SINCE = f"""
 SELECT {_COLUMNS} FROM syncer.dead_letter AS l
@@ -66,8 +66,9 @@ ORDER BY count(*) DESC, l.document, l.index_name, l.kind, l.field, l.value_type
 _COUNT = "SELECT count(*) FROM syncer.dead_letter AS l WHERE {which}"
 _WHICH = sql.SQL("""
 ($1::text IS NULL OR l.document = $1) AND ($2::text IS NULL OR l.index_name = $2)
-AND ($3::text IS NULL OR l.kind = $3) AND ($4::text IS NULL OR l.field = $4)
-AND ($5::text[] IS NULL OR l.id = ANY ($5))
+AND ($3::text IS NULL OR l.kind = $3) AND ($4::text IS NULL OR coalesce(l.field, '') = $4)
+AND ($5::text IS NULL OR coalesce(l.value_type, '') = $5)
+AND ($6::text[] IS NULL OR l.id = ANY ($6))
 """)
 _KNOWN = "SELECT DISTINCT l.id FROM syncer.dead_letter AS l WHERE {which}"
 _DISCARD = "DELETE FROM syncer.dead_letter AS l WHERE {which}"
@@ -149,7 +150,8 @@ class Selection:
         document: Of this document.
         index_name: Of this index.
         kind: Of this kind of error.
-        field: With this field at fault.
+        field: With this field at fault; empty for those of which none was said.
+        value_type: With a value of this type in it; empty likewise.
         ids: These; none stands for any.
     """
 
@@ -157,6 +159,7 @@ class Selection:
     index_name: str | None = None
     kind: str | None = None
     field: str | None = None
+    value_type: str | None = None
     ids: tuple[str, ...] = ()
 
     def of_index(self, index_name: str) -> Selection:
@@ -165,9 +168,9 @@ class Selection:
 
     @property
     def parameters(self) -> tuple[object, ...]:
-        """What the queries about some dead letters have as ``$1`` to ``$5``."""
+        """What the queries about some dead letters have as ``$1`` to ``$6``."""
         ids = [recorded(one) for one in self.ids] or None
-        return (self.document, self.index_name, self.kind, self.field, ids)
+        return (self.document, self.index_name, self.kind, self.field, self.value_type, ids)
 
 
 def park(connection: Connection, index_name: str, version: int, faults: Mapping[str, Fault]) -> None:
@@ -223,7 +226,8 @@ def worst(connection: Connection, index_name: str) -> tuple[str, str] | None:
 
 def errors(connection: Connection, index_name: str, ids: Sequence[str]) -> dict[str, str]:
     """What was said of those of the documents that are parked."""
-    return dict(connection.execute(_ERRORS, (index_name, list(ids))).fetchall())
+    said: dict[str, str] = dict(connection.execute(_ERRORS, (index_name, [recorded(one) for one in ids])).fetchall())
+    return {one: said[recorded(one)] for one in ids if recorded(one) in said}
 
 
 def find(connection: Connection, index_name: str, id_: str) -> DeadLetter | None:
@@ -300,7 +304,7 @@ def indices(connection: Connection, selection: Selection) -> dict[str, int]:
 
 
 def ids_query(selection: Selection) -> tuple[sql.Composed, tuple[object, ...]]:
-    """A query for the ids of those that can be tried by their id, and its parameters, ``$1`` to ``$5``."""
+    """A query for the ids of those that can be tried by their id, and its parameters, ``$1`` to ``$6``."""
     return _about(_IDS), selection.parameters
 
 

@@ -140,7 +140,7 @@ class Filling:
         with terminal.doing(self._err, f"settling {building.index_name}"):
             rebuild.settle(parts.connection, parts.indices, building, seconds_max=rebuild.SETTLE_SECONDS_MAX)
         self._wait_for_owed(building)  # so that it is compared, too
-        report = compared(parts, building, err=self._err, repair=True)
+        report = compared(parts, self._row(building) or building, err=self._err, repair=True)
         findings.show_verify(self._out, report)
         if not report.holds:
             self._require_acceptable(building, report)

@@ -37,12 +37,19 @@ def require_going(document: Document) -> None:
         what, _, hint = document.halted.partition("\n")
         if document.role is Role.BUILDING:
             hint = f"{hint}\nTo begin anew: syncer backfill {document.name} --rebuild. To give it up: --abandon"
+        elif document.role is Role.STANDBY:
+            hint = no_way_back(document.name)
         raise DocumentError(
             f"{document.index_name} is halted: {what}",
             hint=hint,
             document=document.name,
             generation=document.generation,
         )
+
+
+def no_way_back(name: str) -> str:
+    """What helps if an index on standby is halted, or not filled: nothing that is applied, since nobody fills it."""
+    return f"There is no way back to it any more. To drop it: syncer backfill {name} --drop-old"
 
 
 def halt(connection: Connection, error: DocumentError) -> bool:

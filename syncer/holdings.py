@@ -266,8 +266,15 @@ class Holdings:
         return error["type"], ": ".join(part for part in (error.get("reason", ""), cause) if part)
 
     def count(self, target: Target) -> int:
-        """How many documents a search of this target finds."""
-        return int(self._client.count(index=target.index_name).body["count"])
+        """How many documents a search of this target finds.
+
+        Raises:
+            UnavailableError: A shard is away, and what it has was not counted.
+        """
+        answer = self._client.count(index=target.index_name).body
+        if answer["_shards"]["failed"]:
+            raise UnavailableError(f"Not every shard of {target.index_name} could be asked", hint=_AGAIN)
+        return int(answer["count"])
 
     def writes(self, targets: Sequence[Target]) -> int:
         """How many documents were ever written to these targets, or deleted; a shard that moves begins again."""

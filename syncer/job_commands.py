@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from syncer import job, job_pages, jobs, postgres, schema, settings, terminal
+from syncer import job, job_pages, jobs, postgres, rebuild, schema, settings, terminal
 from syncer.entered import whole
 from syncer.job import Job, JobKind, JobState
 from syncer.postgres import Connection
@@ -68,7 +68,10 @@ def resume(job_id: JobId) -> None:
     """Go on with a job that is paused, from where it is."""
     with _connect() as connection:
         resumed, lanes = jobs.resume(connection, job_id), job_pages.lanes_alive(connection)
-    typer.echo(f"Job {resumed.id} goes on." if lanes else f"Job {resumed.id} goes on once `syncer run` is running.")
+    if hindrance := terminal.hindrance(resumed):
+        typer.echo(f"Job {resumed.id} is resumed, and {hindrance}.")
+    else:
+        typer.echo(f"Job {resumed.id} goes on{'' if lanes else ' once `syncer run` is running'}.")
 
 
 @app.command()
@@ -81,14 +84,12 @@ def cancel(job_id: JobId) -> None:
     """
     with _connect() as connection:
         cancelled = jobs.cancel(connection, job_id)
+        unfilled = rebuild.unfilled_by(connection, cancelled)
     left = "" if cancelled.documents_left is None else f", {cancelled.documents_left:,} were left out"
     typer.echo(f"Job {cancelled.id} is cancelled: {cancelled.documents_done:,} documents were written{left}.")
-    typer.echo(_CANCELLED[cancelled.kind].format(document=cancelled.document))
-    if cancelled.kind.is_owed:
-        typer.echo(
-            f"{cancelled.document} counts as not filled until all of it is written: "
-            f"syncer backfill {cancelled.document}"
-        )
+    typer.echo(_CANCELLED[cancelled.kind])
+    if unfilled is not None:
+        typer.echo(f"{unfilled.index_name} counts as not filled. {rebuild.way_on(unfilled)}")
 
 
 _CANCELLED = {
@@ -148,9 +149,8 @@ def _state(one: Job) -> str:
         return f"[{_STYLES[one.state]}]{one.state}"
     if one.is_paused:
         return "[yellow]paused"
-    if one.is_unwell:
-        return "[red]waits: the index takes no documents"
-    return "[red]waits: the document is halted" if one.is_halted else one.state
+    hindrance = terminal.hindrance(one)
+    return f"[red]{hindrance}" if hindrance else one.state
 
 
 def _done(one: Job) -> str:
@@ -158,7 +158,7 @@ def _done(one: Job) -> str:
         return ""
     if one.documents_done == one.documents_total:
         return f"{one.documents_done:,}"
-    return f"{one.documents_done:,} of {one.documents_total:,} ({one.documents_done / one.documents_total:.0%})"
+    return f"{one.documents_done:,} of {one.documents_total:,} ({100 * one.documents_done // one.documents_total}%)"
 
 
 def _rate(one: Job) -> str:

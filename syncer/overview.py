@@ -13,6 +13,7 @@ from typing import Any
 import elasticsearch
 
 from syncer import dead_letters, outbox, policy, records, store, unreadable
+from syncer.errors import UnavailableError
 from syncer.holdings import Holdings
 from syncer.index import Index
 from syncer.job import Job, unfinished
@@ -411,7 +412,7 @@ def _count(holdings: Holdings, target: Target) -> int | None:
     """How many documents a target holds; None if it is gone or closed, or a shard of it is away."""
     try:
         return holdings.count(target)
-    except (elasticsearch.NotFoundError, elasticsearch.BadRequestError):
+    except (elasticsearch.NotFoundError, elasticsearch.BadRequestError, UnavailableError):
         return None
     except elasticsearch.ApiError as error:
         if error.status_code != _UNAVAILABLE or policy.is_by_another(error):

@@ -199,9 +199,22 @@ def _require_current(document: Document) -> None:
     """Refuse to let an index serve that may lack something."""
     halting.require_going(document)
     if not document.is_filled:
-        raise DefinitionError(
-            f"{document.index_name} has not been filled", hint=f"To fill it and go on: {_command(document.name)}"
-        )
+        raise DefinitionError(f"{document.index_name} is not filled", hint=way_on(document))
+
+
+def unfilled_by(connection: Connection, cancelled: Job) -> Document | None:
+    """What counts as not filled, since a job that documents waited for was cancelled; None if nothing does."""
+    rows = store.documents(connection) if cancelled.kind.is_owed else []
+    return next((one for one in rows if one.index_name == cancelled.index_name and not one.is_filled), None)
+
+
+def way_on(document: Document) -> str:
+    """What to do about an index that is not filled, as after a job of it was cancelled that documents waited for."""
+    if document.role is Role.SERVING:
+        return f"To fill it: syncer apply, or syncer backfill {document.name}"
+    if document.role is Role.BUILDING:
+        return f"To fill it and go on: {_command(document.name)}"
+    return halting.no_way_back(document.name)
 
 
 def _command(name: str) -> str:

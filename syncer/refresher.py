@@ -11,6 +11,7 @@ for one that is in trouble, nor for long for an index that is unwell.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from syncer.errors import DocumentError, JobError, UnwellError
 from syncer.index import Index
 from syncer.job import Job, JobState, due
 from syncer.job_pages import JobPage
-from syncer.lifecycle import Abandoned, Stop, Stopping, Trouble, persist
+from syncer.lifecycle import TELL_SECONDS, Abandoned, Stop, Stopping, Trouble, persist
 from syncer.model import Place
 from syncer.pace import LiveTraffic
 from syncer.pipeline import Pipeline, Task
@@ -89,11 +90,13 @@ class _Postponed:
     Args:
         at: When, by the monotonic clock.
         said: What was logged about it last.
+        said_at: When.
         backoff: How long to wait each time.
     """
 
     at: float = 0.0
     said: str = ""
+    said_at: float = -math.inf
     backoff: Backoff = field(default_factory=Backoff)
 
 
@@ -374,10 +377,11 @@ class Refresher:
         postponed = self._postponed.setdefault(job.id, _Postponed())
         said = explain(error)
         message = said.message if said else repr(error)
-        if message != postponed.said:
+        now = time.monotonic()
+        if message != postponed.said or now - postponed.said_at >= TELL_SECONDS:
             self._log.warning(events.STAGE_RETRIED, stage=self._name, job=job.id, error=message)
-            postponed.said = message
-        postponed.at = time.monotonic() + postponed.backoff.next_seconds()
+            postponed.said, postponed.said_at = message, now
+        postponed.at = now + postponed.backoff.next_seconds()
 
     def _step(self, connection: Connection, job: Job, document: Document) -> bool:
         """Take one job further; whether it is.

@@ -258,8 +258,8 @@ class WebSettings(_Section):
 class MetricsSettings(_Section):
     """How syncer watches itself: for /metrics, the status page and the log."""
 
-    seconds: PositiveFloat = 5
-    """How often the servers are asked how far behind everything is."""
+    seconds: Annotated[float, Field(gt=0, le=60)] = 5
+    """How often the servers are asked how far behind everything is; at least once a minute."""
     searchable_seconds: NonNegativeFloat = 60
     """How often a document that was written is searched for until it is found, to measure how long that takes; 0 for
     never. An index that nobody searches is refreshed for it."""

@@ -136,16 +136,9 @@ def _jobs(jobs: Sequence[Job]) -> RenderableType | None:
     rows = []
     for one in jobs:
         total = "?" if one.documents_total is None else f"{one.documents_total:,}"
-        pace = _waits(one) or terminal.pace(one)
         done = f"{one.documents_done:,} of {total}"
-        rows.append((escape(f"{one.id} {one.reason}"), escape(one.index_name), done, pace))
+        rows.append((escape(f"{one.id} {one.reason}"), escape(one.index_name), done, terminal.pace(one)))
     return _Rows(("job", "of", "done", "pace"), rows)
-
-
-def _waits(one: Job) -> str:
-    if one.is_unwell:
-        return "waits: the index takes no documents"
-    return "waits: the document is halted" if one.is_halted else ""
 
 
 def _running(running: Sequence[Running]) -> RenderableType | None:

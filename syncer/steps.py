@@ -68,6 +68,7 @@ class Plan:
     """What apply will do.
 
     Args:
+        in_force: What the definitions were compared with.
         steps: For each document of the config folder.
         captures: The tables whose triggers are to be made or changed, and how.
         released: Tables that no document reads any more.
@@ -77,6 +78,7 @@ class Plan:
         leftovers: Indices that somebody who died has left behind.
     """
 
+    in_force: Standing
     steps: tuple[Step, ...]
     captures: tuple[Capture, ...]
     released: tuple[str, ...]
@@ -152,6 +154,14 @@ class Standing:
     lost: frozenset[str] = frozenset()
     leftovers: tuple[Target, ...] = ()
 
+    def is_like(self, other: Standing) -> bool:
+        """Whether the same is in force, for the same indices; it may have been filled, or halted, in between."""
+        return (self._rows, self.generations) == (other._rows, other.generations)
+
+    @property
+    def _rows(self) -> set[tuple[str, int, Role]]:
+        return {(one.index_name, one.generation, one.role) for one in (*self.documents.values(), *self.others)}
+
     def building(self, name: str) -> Document | None:
         """The document's new index, if one is being built."""
         return next((one for one in self.others if one.name == name and one.role is Role.BUILDING), None)
@@ -187,6 +197,7 @@ def assemble(
     wanted = {one.relation: one for one in _captures(connection, documents)}
     captured = in_force.captured
     return Plan(
+        in_force=in_force,
         steps=steps,
         captures=tuple(
             one

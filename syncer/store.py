@@ -106,6 +106,11 @@ class Document:
         """The physical index, which is what tells two rows of one document apart."""
         return self.target.index_name
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the index is to equal its SELECT: one that is built is not to yet, one that halted is given up."""
+        return self.role is Role.SERVING or (self.is_filled and self.halted is None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentState:

@@ -184,8 +184,8 @@ def _total(job: Job) -> str:
 
 def pace(job: Job) -> str:
     """How fast a job goes, and how long it will take; or what it waits for."""
-    if job.is_paused:
-        return f"paused; to go on: syncer jobs resume {job.id}"
+    if hindered := hindrance(job):
+        return hindered
     if job.state in (JobState.NEW, JobState.LISTING):
         return "finding ids"
     if job.state is JobState.WRITTEN:
@@ -196,6 +196,15 @@ def pace(job: Job) -> str:
         return ""
     left = "" if job.eta_seconds is None else f", {duration(job.eta_seconds)} left"
     return f"{rate(job.documents_per_second)} documents/s{left}"
+
+
+def hindrance(job: Job) -> str:
+    """Why nobody works on a job, if that is so; empty if it goes on where there is a lane."""
+    if job.is_paused:
+        return f"paused; to go on: syncer jobs resume {job.id}"
+    if job.is_unwell:
+        return "waits: the index takes no documents"
+    return "waits: the document is halted" if job.is_halted else ""
 
 
 def rate(documents_per_second: float) -> str:

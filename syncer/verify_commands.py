@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -15,8 +16,7 @@ from syncer.errors import DefinitionError
 from syncer.explain import explanation, page as explain_page
 from syncer.explain.events import Limits
 from syncer.job import unfinished
-from syncer.model import Role
-from syncer.parts import open_parts
+from syncer.parts import Parts, open_parts
 from syncer.store import Document
 from syncer.verify import SETTLE_SECONDS
 
@@ -63,9 +63,6 @@ def verify(
     with open_parts("verify") as parts:
         if document is not None:
             parts.document(document)
-        chosen = [one for one in store.documents(parts.connection) if document in (None, one.name) and _is_kept(one)]
-        if not chosen:
-            raise DefinitionError("No document is in force", hint="Run: syncer apply")
         reports = [
             compared(
                 parts,
@@ -76,8 +73,10 @@ def verify(
                 values=values,
                 repair=repair,
             )
-            for one in chosen
+            for one in _kept(parts, document)
         ]
+        if not reports:
+            raise DefinitionError("No document is in force", hint="Run: syncer apply")
         owed = unfinished(parts.connection)
     if as_json:
         typer.echo(json.dumps([one.as_json() for one in reports], indent=2))
@@ -89,9 +88,16 @@ def verify(
         raise typer.Exit(1)
 
 
-def _is_kept(document: Document) -> bool:
-    """Whether an index is to equal its SELECT: one that is being built is not to yet; one that halted is given up."""
-    return document.role is Role.SERVING or (document.is_filled and document.halted is None)
+def _kept(parts: Parts, name: str | None) -> Iterator[Document]:
+    """What is to equal its SELECT, of one document or of all; each as it is in force when its turn comes."""
+    done: set[str] = set()
+    while left := [
+        one
+        for one in store.documents(parts.connection)
+        if one.index_name not in done and name in (None, one.name) and one.is_kept
+    ]:
+        done.add(left[0].index_name)
+        yield left[0]
 
 
 def explain(

@@ -71,6 +71,11 @@ def _filled(patient: Patient) -> Iterator[Symptom]:
                 f"{one.index_name} is being built, and nothing is written to it",
                 shell(f"syncer backfill {one.name} --rebuild", "Or give it up: --abandon instead."),
             )
+        elif one.role is Role.STANDBY:
+            yield consider(
+                f"{one.index_name} is kept for a rollback, and may lack changes: there is no way back to it any more",
+                shell(f"syncer backfill {one.name} --drop-old"),
+            )
         else:
             yield wrong(f"{one.name} has not been filled since it was put in force", shell("syncer apply"))
 

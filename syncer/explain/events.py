@@ -21,7 +21,7 @@ from syncer import capture, outbox, records, topic
 from syncer.affected import AffectedReader
 from syncer.errors import DocumentError, SyncerError, TopicError
 from syncer.model import Change, Operation
-from syncer.policy import explain
+from syncer.policy import explain, is_of_data, kind
 from syncer.postgres import Connection
 from syncer.records import Record, Span
 from syncer.settings import KafkaSettings
@@ -115,6 +115,7 @@ class Flow:
         searched: How much was looked at.
         trouble: Why Kafka could not be asked, if it could not.
         lost: How many records have left the topic before the workers had them.
+        unreadable: How many records in the topic are no changes that this version can read; workers set them aside.
         undecided: By physical index, why it cannot be said which changes touch the document.
     """
 
@@ -123,13 +124,14 @@ class Flow:
     searched: list[Searched] = field(default_factory=list)
     trouble: SyncerError | None = None
     lost: int = 0
+    unreadable: int = 0
     undecided: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing that is on its way can have been overlooked."""
         looked = all(one.is_complete for one in self.searched if one.stage is not Stage.DONE)
-        return looked and self.trouble is None and not self.lost
+        return looked and self.trouble is None and not self.lost and not self.unreadable
 
 
 def find(connection: Connection, kafka: KafkaSettings, documents: Sequence[Document], id_: str, limits: Limits) -> Flow:
@@ -178,11 +180,11 @@ def _search_topic(kafka: KafkaSettings, finder: _Finder, flow: Flow, limits: Lim
     behind = [(one.partition, max(one.begin, one.committed), one.end) for one in lags if one.committed < one.end]
     share = max(1, limits.changes // max(1, len(behind)))
     spans = [Span(partition=one, begin=begin, end=min(end, begin + share)) for one, begin, end in behind]
-    looked, found = _look(kafka, finder, spans, Stage.TOPIC, limits.seconds)
+    looked, found, flow.unreadable = _look(kafka, finder, spans, Stage.TOPIC, limits.seconds)
     flow.coming += found
     flow.searched.append(Searched(stage=Stage.TOPIC, looked=looked, of=sum(end - begin for _, begin, end in behind)))
     back = [_back(one, limits.done // max(1, len(lags))) for one in lags]
-    looked, flow.done = _look(kafka, finder, back, Stage.DONE, limits.seconds)
+    looked, flow.done, _ = _look(kafka, finder, back, Stage.DONE, limits.seconds)
     of = sum(max(0, one.end - one.begin) for one in back)
     flow.searched.append(Searched(stage=Stage.DONE, looked=looked, of=of))
 
@@ -195,23 +197,21 @@ def _back(lag: PartitionLag, records: int) -> Span:
 
 def _look(
     kafka: KafkaSettings, finder: _Finder, spans: Sequence[Span], stage: Stage, seconds: float
-) -> tuple[int, list[Event]]:
-    """How many records were looked at, and what was found among them.
-
-    Raises:
-        TopicError: A record that the workers have yet to handle is not a change.
-    """
-    looked = 0
+) -> tuple[int, list[Event], int]:
+    """How many records were looked at, what was found among them, and how many of them are no changes."""
+    looked = unreadable = 0
     events: list[Event] = []
     deadline = time.monotonic() + seconds
     with closing(records.look(kafka, spans, seconds=seconds)) as pages:
         for page in pages:
-            found = finder.among([seen for one in page if (seen := _parsed(one, stage)) is not None], deadline)
+            seen = [parsed for one in page if (parsed := _parsed(one, stage)) is not None]
+            found = finder.among(seen, deadline)
             if found is None:
                 break
             looked += len(page)
+            unreadable += len(page) - len(seen)
             events += found
-    return looked, events
+    return looked, events, unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,14 +227,8 @@ class _Seen:
 def _parsed(record: Record, stage: Stage) -> _Seen | None:
     try:
         change = Change.parse(record.value)
-    except ValueError as error:
-        if stage is Stage.DONE:
-            return None
-        raise TopicError(
-            f"The record at offset {record.offset} of partition {record.partition} is not a change: {error}",
-            hint="No worker goes past it. Does something else write to this topic? Set SYNCER_KAFKA_TOPIC to one that "
-            "is syncer's alone.",
-        ) from error
+    except ValueError:
+        return None
     return _Seen(change=change, stage=stage, partition=record.partition, offset=record.offset)
 
 
@@ -301,7 +295,7 @@ class _Finder:
         try:
             found = self._narrowed(document, [(seen[places[0]].change, places) for places in alike.values()], deadline)
         except DocumentError as error:
-            self._undecided[document.index_name] = error.message
+            self._undecided[document.index_name] = _undecided(error)
             return []
         return [place for _, places in found for place in places]
 
@@ -334,6 +328,13 @@ class _Finder:
             raise _OutOfTimeError from error
         finally:
             self._connection.execute(_STATEMENT_TIMEOUT, ("0",))
+
+
+def _undecided(error: DocumentError) -> str:
+    """Why a definition cannot say which documents changes touch; without the value on which its SQL fails."""
+    if not is_of_data(error.__cause__):
+        return error.message
+    return f"an affects query of {error.document} fails on the data: {kind(error.__cause__)}"
 
 
 _Groups = list[tuple[Change, list[int]]]

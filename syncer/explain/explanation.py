@@ -16,7 +16,7 @@ from syncer.explain.events import Event, Flow, Limits
 from syncer.explain.standing import Copy, Look, Standing, as_id, look, standing
 from syncer.explain.verdict import Answer, Verdict, judge
 from syncer.index import Index
-from syncer.model import ID_BYTES_MAX, Role
+from syncer.model import ID_BYTES_MAX
 from syncer.owing import pending
 from syncer.postgres import Connection, value
 from syncer.settings import KafkaSettings
@@ -48,10 +48,8 @@ class Explanation:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the document equals its SELECT; an index that is being built does not count until it is filled."""
-        counted = [
-            answer for one, answer in self.standings if one.document.role is not Role.BUILDING or one.document.is_filled
-        ]
+        """Whether the document equals its SELECT in each index that is to, as `Document.is_kept` has it."""
+        counted = [answer for one, answer in self.standings if one.document.is_kept]
         return bool(counted) and all(one.verdict is Verdict.EQUAL for one in counted)
 
     def as_json(self, *, values: bool) -> dict[str, Any]:

@@ -233,6 +233,9 @@ def _show_extent(console: Console, seen: Explanation) -> None:
     if flow.lost:
         said = f"{amount(flow.lost, 'record')} left the topic before the workers had them: is its retention too short?"
         console.print(Text(said, style="yellow"), soft_wrap=True)
+    if flow.unreadable:
+        said = f"{amount(flow.unreadable, 'record')} in the topic cannot be read as changes: a worker sets them aside"
+        console.print(Text(said, style="yellow"), soft_wrap=True)
     for index_name, why in flow.undecided.items():
         said = f"Which changes touch it in {index_name} cannot be said: {why}"
         console.print(Text(said, style="yellow"), soft_wrap=True)

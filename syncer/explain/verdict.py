@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from syncer import halting, rebuild
 from syncer.drift import Kind
 from syncer.explain.events import Event, Flow, Stage
 from syncer.explain.standing import Standing
@@ -93,6 +94,8 @@ def _halted(standing: Standing) -> Answer | None:
     document, look = standing.document, standing.look
     if document.halted is not None:
         what, _, hint = document.halted.partition("\n")
+        if document.role is Role.STANDBY:
+            hint = halting.no_way_back(document.name)
         return Answer(verdict=Verdict.HALTED, says=f"{document.name} is halted: {what}.", hint=hint)
     if look.unreadable is not None:
         return Answer(verdict=Verdict.UNKNOWN, says=f"{look.unreadable.message}.", hint=look.unreadable.hint)
@@ -152,10 +155,7 @@ def _different(standing: Standing, flow: Flow, how: str) -> Answer:
     if standing.jobs:
         return _being_written(standing, how)
     if not document.is_filled:
-        refill = "apply" if document.role is Role.SERVING else f"backfill {document.name} --rebuild"
-        return Answer(
-            verdict=Verdict.UNFILLED, says=f"{how}: its index has not been filled yet.", hint=f"Run: syncer {refill}"
-        )
+        return Answer(verdict=Verdict.UNFILLED, says=f"{how}: its index is not filled.", hint=rebuild.way_on(document))
     if (why := _unsure(flow, document.index_name)) is not None:
         return Answer(verdict=Verdict.UNKNOWN, says=f"{how}; whether a change is on its way is not known: {why}.")
     hint = f"Run: syncer verify {document.name} --repair"
@@ -200,6 +200,8 @@ def _unsure(flow: Flow, index_name: str) -> str | None:
         return flow.undecided[index_name]
     if flow.lost:
         return f"{amount(flow.lost, 'record')} left the topic before the workers had them"
+    if flow.unreadable:
+        return f"{amount(flow.unreadable, 'record')} in the topic cannot be read as changes"
     short = [one for one in flow.searched if one.stage is not Stage.DONE and not one.is_complete]
     if short:
         return " and ".join(

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from syncer import dead_letters, events, jobs, listing, trying
+from syncer import dead_letters, events, jobs, listing, rebuild, trying
 from syncer.errors import ConfigError
 from syncer.job import Job, JobKind
 from syncer.postgres import Connection
@@ -30,24 +30,21 @@ class Actions:
 
     def pause(self, asked: Asked, job_id: int) -> dict[str, Any]:
         """Write no more pages of a job until it is resumed."""
-        return self._change(asked, job_id, jobs.pause)
+        with self._daemon.connection() as connection:
+            return _said(_changed(asked, connection, job_id, jobs.pause))
 
     def resume(self, asked: Asked, job_id: int) -> dict[str, Any]:
         """Go on with a job that is paused."""
-        return self._change(asked, job_id, jobs.resume)
+        with self._daemon.connection() as connection:
+            return _said(_changed(asked, connection, job_id, jobs.resume))
 
     def cancel(self, asked: Asked, job_id: int) -> dict[str, Any]:
         """End a job; ``note`` says so if what it leaves out may be stale."""
-        done = self._change(asked, job_id, jobs.cancel)
-        if not JobKind(done["kind"]).is_owed:
-            return {**done, "note": ""}
-        return {**done, "note": f"What it left out may be stale: run syncer backfill {done['document']}"}
-
-    def _change(self, asked: Asked, job_id: int, change: Callable[[Connection, int], Job]) -> dict[str, Any]:
         with self._daemon.connection() as connection:
-            done = change(connection, job_id)
-        _tell(asked, change.__name__, job=job_id)
-        return {**done.as_json(), "reason": done.reason}
+            done = _changed(asked, connection, job_id, jobs.cancel)
+            unfilled = rebuild.unfilled_by(connection, done)
+        note = "" if unfilled is None else f"What it left out may be stale. {rebuild.way_on(unfilled)}"
+        return {**_said(done), "note": note}
 
     def retry(self, asked: Asked) -> dict[str, Any]:
         """Write documents again that could not be written, as jobs; those that only an index on standby lacks are left.
@@ -94,6 +91,16 @@ def _require_some(asked: Asked) -> None:
     words.required(asked.words, "document")
     if not words.whether(asked.words, "all") and not any(asked.words.get(one) for one in ("ids", "kind", "field")):
         raise ConfigError("Which of its dead letters?", hint='Say ids, kind or field; or "all": true.')
+
+
+def _changed(asked: Asked, connection: Connection, job_id: int, change: Callable[[Connection, int], Job]) -> Job:
+    done = change(connection, job_id)
+    _tell(asked, change.__name__, job=job_id)
+    return done
+
+
+def _said(done: Job) -> dict[str, Any]:
+    return {**done.as_json(), "reason": done.reason}
 
 
 def _tell(asked: Asked, action: str, **about: Any) -> None:

@@ -230,6 +230,7 @@ def selected(connection: Connection, asked: Asked) -> Selection:
         index_name=words.text(asked.words, "index_name"),
         kind=words.text(asked.words, "kind"),
         field=words.text(asked.words, "field"),
+        value_type=words.text(asked.words, "value_type"),
         ids=words.ids(asked.words),
     )
 

@@ -152,6 +152,12 @@ UPDATE syncer.document SET halted = NULL WHERE index_name = 'zz'
 PARTS = "SELECT coalesce(array_agg(id ORDER BY id), '{}') FROM syncer.job WHERE kind = 'part'"
 
 
+LETTER = """
+INSERT INTO syncer.dead_letter (document, index_name, id, version, kind, error, field, value_type, is_id_cut)
+SELECT name, index_name, %s, 1, 'k', '', %s, %s, false FROM syncer.document
+"""
+
+
 def breaks_off(world: World, daemon: Daemon, operator: Api) -> None:
     """A retry begins nothing if one of the indices is halted; if it fails halfway, what it has begun is told."""
     which = {"document": "blogpost", "all": True}
@@ -189,7 +195,13 @@ def retries_and_discards(world: World, operator: Api) -> None:
     assert operator.get("/api/dead-letters")["letters"] == 1  # nothing was mended
     assert operator.post("/api/dead-letters/discard", {"document": "blogpost", "all": "no"}, status=400)["hint"]
     assert operator.post("/api/dead-letters/discard", which) == {"letters": 1}
-    assert operator.get("/api/dead-letters")["letters"] == 0
+    others = [("1", None, None), ("2", "age", "string"), ("3", "age", "object")]
+    for id_, field, value_type in others:
+        world.sql(LETTER, id_, field, value_type)
+    for left, (_, field, value_type) in zip((2, 1, 0), others, strict=True):
+        one_row = {"document": "blogpost", "kind": "k", "field": field or "", "value_type": value_type or ""}
+        assert operator.post("/api/dead-letters/discard", one_row) == {"letters": 1}
+        assert operator.get("/api/dead-letters")["letters"] == left
     assert world.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
 
 

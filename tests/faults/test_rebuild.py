@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from syncer import rebuild, service
-from syncer.errors import DocumentError
+from syncer import apply, definition, rebuild, service, steps
+from syncer.errors import ConfigError, DocumentError
 from syncer.model import Role
 from tests.faults.rules import FOLLOWED, NOT_NEEDED
 from tests.faults.writers import SEED, fill, writing
@@ -324,9 +324,70 @@ def test_a_halted_standby_is_no_way_back(blog: World) -> None:
     refused = blog.syncer("backfill", "blogpost", "--rollback")
     assert refused.returncode == 1
     assert "halted" in refused.stderr
+    assert "syncer apply" not in refused.stderr
+    assert "syncer backfill blogpost --drop-old" in refused.stderr
     assert blog.index_of() != before
+    assert blog.syncer("verify", "--sample", "10").returncode == 0
+    explained = blog.syncer("explain", "blogpost", "1000001")
+    assert (explained.returncode, "--drop-old" in explained.stdout) == (0, True)
     assert blog.syncer("backfill", "blogpost", "--drop-old").returncode == 0
     assert blog.syncer("status").returncode == 0
+
+
+@faces(
+    "triggers were gone for a while, and no daemon ran that would have halted the index before",
+    promises=(2, 3),
+    without=Rule(
+        "whatever may have missed changes is written again, be it on standby, or without a folder",
+        module="syncer.apply",
+        text="_refresh(connection, missed, tell)",
+        instead="pass",
+    ),
+)
+def test_an_index_on_standby_that_missed_changes_is_written_again(world: World) -> None:
+    """What is applied mends the index that serves; the one before is mended by a job, which the way back waits for."""
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'first', '')")
+    before = world.index_of()
+    require_done(world, begin(world, "--rebuild"))
+    world.sql("DROP TRIGGER syncer_update ON users")
+    world.sql("UPDATE users SET name = 'unheard of'")
+    applied = world.syncer("apply", "--yes")
+    assert applied.returncode == 0, applied.stderr
+    assert f"index {before} may have missed changes" in applied.stdout
+    assert world.syncer("backfill", "blogpost", "--rollback").returncode == 0
+    assert world.index_of() == before
+    assert world.differences() == []
+
+
+@faces(
+    "a new index begins to serve while a person is asked whether it is to be given up",
+    promises=(3, 4),
+    without=Rule(
+        "what was planned is carried out only on what it was planned for",
+        module="syncer.apply",
+        text="_require_planned_on(decided, connection)",
+        instead="pass",
+    ),
+)
+def test_a_plan_that_is_out_of_date_is_not_carried_out(world: World) -> None:
+    """Nothing is changed: the index that serves by now stays in force, and the next plan is made for that."""
+    select = world.document_folder / "select.sql"
+    with world.connect() as connection, world.indices() as indices:
+        rebuild.begin(connection, indices, "blogpost", tell=lambda _: None)
+        select.write_text(select.read_text().replace("p.title,", "upper(p.title) AS title,"))
+        decided = steps.plan(connection, indices, definition.load_all(world.config))
+        assert len(decided.abandoned) == 1
+        require_done(world, begin(world, "--rebuild"))
+        now = roles(world)
+        with pytest.raises(ConfigError, match="Somebody else has changed what is in force"):
+            apply.carry_out(connection, indices, decided)
+    assert roles(world) == now
+    assert now["serving"] == world.index_of() == decided.abandoned[0].index_name
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'first', '')")
+    world.apply()
+    assert world.differences() == []
 
 
 # An index that takes nothing

@@ -580,15 +580,35 @@ def test_without_kafka_the_rest_is_shown(world: World) -> None:
 
 
 @level
-def test_a_record_that_is_no_change_is_named(world: World) -> None:
-    """What no worker goes past is said, with its place; the rest is still shown."""
+def test_a_record_that_is_no_change_is_told_of(world: World) -> None:
+    """It may have been one, so that nobody knows what is on its way; the rest is shown all the same."""
     with closing(ChangeProducer(world.settings.kafka)) as producer:
         producer.produce([(b"", b"hello")])
         producer.flush()
     seen = explained(world)
-    assert seen.flow.trouble is not None
-    assert "is not a change" in seen.flow.trouble.message
+    assert (seen.flow.trouble, seen.flow.unreadable) == (None, 1)
     assert seen.is_equal
+    with world.elasticsearch() as client:
+        client.delete(index=world.alias, id="2")
+    assert verdict(seen := explained(world)) is Verdict.UNKNOWN
+    assert says(seen).endswith("not known: 1 record in the topic cannot be read as changes.")
+
+
+def test_what_an_affects_query_fails_on_is_not_quoted(empty_world: World) -> None:
+    """Who may not see values is told which error it is, and not the value."""
+    world = empty_world
+    folder = world.document_folder / "affects"
+    folder.mkdir()
+    (folder / "users.sql").write_text(
+        "SELECT p.id AS _id FROM %(rows)s AS u JOIN posts AS p ON p.user_id = u.id WHERE u.name::integer > 0"
+    )
+    world.set_up()
+    world.sql(BLOG)
+    world.sql("TRUNCATE syncer.outbox")
+    world.sql("UPDATE users SET name = 'John' WHERE id = 1")
+    seen = explained(world)
+    assert verdict(seen) is Verdict.UNKNOWN
+    assert says(seen).endswith("an affects query of blogpost fails on the data: InvalidTextRepresentation 22P02.")
 
 
 # What a stranger asks wrongly

@@ -515,7 +515,7 @@ def test_commands_say_what_caused_a_job_and_no_value(world: World, connection: C
     assert not any("4711000815" in one for one in (*shown, said))
     cancelled = world.syncer("jobs", "cancel", str(job.id)).stdout
     assert "it does not show the change that caused the job" in cancelled
-    assert "counts as not filled until all of it is written: syncer backfill blogpost" in cancelled
+    assert "counts as not filled. To fill it: syncer apply, or syncer backfill blogpost" in cancelled
 
 
 def test_one_lister_waits_with_the_cause_for_a_migration(world: World, connection: Connection) -> None:

@@ -163,8 +163,10 @@ def test_ids_and_values_that_are_hostile_to_formats(empty_world: World) -> None:
             explained = world.syncer("explain", "posts", id_, "--json", "--seconds", "2")
             assert json.loads(explained.stdout)["is_equal"], explained.stderr
         listed = world.folder / "ids"
-        listed.write_text("\n".join(one for one in IDS if one.strip() == one and "\n" not in one))
-        assert world.syncer("backfill", "posts", "--ids", str(listed)).returncode == 0
+        lines = [one for one in IDS if one.strip() == one and "\n" not in one]
+        listed.write_text("\r\n".join(lines), encoding="utf-8-sig")  # as an editor of Windows leaves it
+        written = world.syncer("backfill", "posts", "--ids", str(listed), "--json")
+        assert json.loads(written.stdout)["job"]["indexed"] == len(lines), written.stderr
         world.sql("DELETE FROM posts WHERE length(id) < 400")
         world.drain(relay, worker)
     assert len(world.held("posts")) == 1

@@ -11,8 +11,9 @@ from contextlib import ExitStack, contextmanager
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
-from syncer import condition, jobs, listing, store
+from syncer import condition, jobs, listing, refresher, store
 from syncer.errors import DocumentError, JobError
 from syncer.job import Job, JobKind, JobState, due, find, recent, unfinished
 from syncer.postgres import Connection
@@ -451,6 +452,27 @@ def test_a_killed_lister_leaves_it_to_the_next(world: World, connection: Connect
     assert sorted(drain(world), key=int) == EVERY_ID
 
 
+def test_trouble_of_a_job_that_lasts_is_told_of_again(
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and then each minute: it is in the last lines of the log, and not only among the first."""
+    job = create(connection, JobKind.BACKFILL)
+    with capture_logs() as said, altering(world), world.index() as index, world.refresher(index) as lane:
+
+        def attempts() -> int:
+            lane.run_once()
+            return lane._postponed[job.id].backoff._attempts
+
+        def told() -> int:
+            return [(one["event"], one.get("job")) for one in said].count(("stage.retried", job.id))
+
+        wait_until(lambda: attempts() >= 3, what="it was tried again")
+        assert told() == 1
+        monkeypatch.setattr(refresher, "TELL_SECONDS", 0)
+        wait_until(lambda: attempts() >= 5, what="it was tried again")
+        assert told() == 3
+
+
 @faces(
     "a job is cancelled while it is listed",
     promises=(4,),
@@ -627,6 +649,9 @@ def test_the_commands_show_and_change_jobs(world: World, connection: Connection)
     assert "paused" in world.syncer("jobs", "list").stdout
     assert drain(world) == []
     assert f"Job {job.id} goes on" in world.syncer("jobs", "resume", str(job.id)).stdout
+    world.sql("UPDATE syncer.document SET unwell = 'a disk is full'")
+    resumed = world.syncer("jobs", "resume", str(job.id)).stdout
+    assert f"Job {job.id} is resumed, and waits: the index takes no documents." in resumed
     cancelled = world.syncer("jobs", "cancel", str(job.id)).stdout
     assert "10 documents were written, 15 were left out" in cancelled
     assert "counts as not filled" in cancelled

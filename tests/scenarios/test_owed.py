@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import Iterator
@@ -275,11 +276,13 @@ def done_where_it_serves(world: World, connection: Connection, building: Documen
     return jobs.resume(connection, late.id)
 
 
-def fill_on(world: World, building: Document) -> None:
-    """What the command does about a new index that is filled, here."""
-    out = Console(file=io.StringIO())
+def fill_on(world: World, building: Document) -> str:
+    """What the command does about a new index that is filled, here; and what it says."""
+    said = io.StringIO()
+    out = Console(file=said, width=160)
     with world.elasticsearch() as client, world.connect() as own:
         filling.Filling(world.parts(own, client), out=out, err=out).fill(Fill(document=building, job=None))
+    return said.getvalue()
 
 
 @faces(
@@ -328,6 +331,17 @@ def test_what_comes_while_a_new_index_is_compared_is_waited_for(
     assert world.held() == world.expected()
 
 
+def test_what_differs_in_a_new_index_is_not_said_to_be_unfilled(world: World, building: Document) -> None:
+    """By the time that it is compared it is filled, and what it lacks then has another cause."""
+    with world.elasticsearch() as client:
+        client.delete(index=building.index_name, id="7")
+    begun = dataclasses.replace(building, is_filled=False)  # as it was put in force
+    said = fill_on(world, begun)
+    assert "1 document differed and is equal now" in said
+    assert "not filled" not in said
+    assert world.held() == world.expected()
+
+
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_no_new_index_waits_for_what_is_paused(
     world: World, connection: Connection, building: Document, when: str
@@ -364,7 +378,9 @@ def test_a_fan_out_that_is_cancelled_lets_no_index_serve(
     process = begin(world, "--rebuild")
     log = world.folder / "backfill.log"
     wait_until(lambda: f"waits for job {late.id}" in log.read_text(), what="it waits")
-    jobs.cancel(connection, late.id)
+    cancelled = world.syncer("jobs", "cancel", str(late.id)).stdout
+    way_on = "To fill it and go on: syncer backfill blogpost --rebuild"
+    assert f"{building.index_name} counts as not filled. {way_on}" in cancelled
     assert process.wait(DEADLINE_SECONDS) == 1
     assert f"Job {late.id} was cancelled" in log.read_text()
     assert world.index_of() == before

@@ -17,8 +17,9 @@ from pydantic import SecretStr
 from rich.console import Console
 from structlog.testing import capture_logs
 
-from syncer import health, metrics, postgres, service, verification
+from syncer import health, metrics, overview, postgres, service, verification
 from syncer.comparing import compared
+from syncer.holdings import Holdings
 from syncer.lifecycle import Stop
 from syncer.searchable import Searchable, Written
 from syncer.settings import MetricsSettings, PostgresSettings
@@ -206,6 +207,20 @@ def test_an_answer_about_other_indices_is_none(
         assert overview is not None
         assert overview.documents[0].targets == {world.index_of(): 1}
     assert {one.written_per_second for one in survey.history} == {None}
+
+
+def test_an_index_of_which_a_shard_is_away_is_not_counted_in_part(world: World) -> None:
+    """The others would be counted without a word: fewer documents, and all is well."""
+    name = world.index_of()
+    lonely = {"number_of_shards": 2, "number_of_replicas": 0, "index.routing.allocation.total_shards_per_node": 1}
+    with world.elasticsearch() as client, world.connect() as connection:
+        (made,) = client.indices.get(index=name, expand_wildcards="all").body.values()
+        client.indices.delete(index=name)
+        both = {"mappings": made["mappings"], "aliases": made["aliases"]}
+        client.indices.create(index=name, settings=lonely, wait_for_active_shards=0, **both)
+        wait_until(lambda: client.search(index=name)["_shards"]["successful"] == 1, what="one of two shards answers")
+        in_force = list(served(connection).values())
+        assert overview.ask_elasticsearch(Holdings(client), in_force).counts == {name: None}
 
 
 def test_what_is_measured_is_what_a_search_sees(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

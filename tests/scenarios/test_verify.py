@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from elasticsearch import Elasticsearch, NotFoundError
+from rich.console import Console
 
-from syncer import verify as verifying
+from syncer import verification, verify as verifying
+from syncer.comparing import compared
 from syncer.drift import Cause, Kind
 from syncer.errors import DocumentError
 from syncer.verify import VerifyReport, verify
@@ -436,6 +438,32 @@ def test_a_sample_looks_at_both_sides(blog: World, client: Elasticsearch) -> Non
     assert report.sampled == 60
     small = [run(blog, sample=3) for _ in range(5)]
     assert all(3 <= one.documents <= 6 for one in small)
+
+
+# What is applied meanwhile
+
+
+@faces(
+    "another definition is put in force while documents are compared, or wait for their turn",
+    promises=(3,),
+    without=Rule(
+        "no document is blamed for what its definition was before",
+        module="syncer.comparing",
+        text="if now is None or now.generation == document.generation:",
+        instead="if True:",
+    ),
+)
+def test_what_is_applied_meanwhile_is_no_drift(blog: World, client: Elasticsearch) -> None:
+    """Documents are compared with the definition that is in force in the end; so is what is noted."""
+    before = document(blog)
+    select = blog.document_folder / "select.sql"
+    select.write_text(select.read_text().replace("p.title,", "upper(p.title) AS title,"))
+    blog.apply()
+    with blog.connect() as connection:
+        parts = blog.parts(connection, client)
+        report = compared(parts, before, err=Console(quiet=True), settle_seconds=0)
+        assert (report.holds, report.documents) == (True, 60)
+        assert [one.drifted for one in verification.last(connection)] == [0]
 
 
 # What fails

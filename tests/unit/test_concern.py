@@ -113,6 +113,7 @@ def test_the_headline_says_what_goes_on() -> None:
     assert headline(replace(WELL, jobs=(JOB,))) == "All is well. 1 job at work, for about 8 s yet."
     unknown = replace(JOB, documents_total=None)
     assert headline(replace(WELL, jobs=(JOB, unknown))) == "All is well. 2 jobs at work."
+    assert headline(replace(WELL, jobs=(JOB, replace(JOB, is_paused=True)))).startswith("All is well. 1 job at work")
 
 
 def test_what_matters_most_comes_first() -> None:
@@ -129,6 +130,19 @@ def test_what_matters_most_comes_first() -> None:
     filling = replace(WELL, documents=(replace(DOCUMENT, is_filled=False),), jobs=(JOB,))
     assert mood(filling) is Mood.BUSY
     assert headline(filling) == "blogpost is being filled, done in about 8 s."
+    of_another = replace(filling, jobs=(replace(JOB, index_name=NEXT),))
+    assert headline(of_another) == "blogpost is not filled: documents may be missing or stale."
+
+
+def test_what_helps_depends_on_what_the_index_is_for() -> None:
+    """Nothing that is applied makes an index on standby go on; one that is being built may be given up too."""
+    halted = replace(DOCUMENT, troubles={NEXT: "a column is gone\nRun: syncer apply"})
+    (one,) = concerns(replace(WELL, documents=(halted,)))
+    assert "syncer apply" not in one.do
+    assert "syncer backfill blogpost --drop-old" in one.do
+    building = replace(halted, roles={INDEX: Role.SERVING, NEXT: Role.BUILDING})
+    (one,) = concerns(replace(WELL, documents=(building,)))
+    assert one.do == "Run: syncer apply\nTo give it up: syncer backfill blogpost --abandon"
 
 
 def test_rates_follow_from_two_readings() -> None:

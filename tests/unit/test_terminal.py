@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from syncer import terminal
+from syncer import job_commands, terminal
 from syncer.job import Job, JobKind, JobState
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -84,6 +84,27 @@ def test_on_a_narrow_terminal_the_numbers_are_whole() -> None:
 def test_a_slow_rate_is_not_none(changed: dict[str, Any], said: str) -> None:
     """Half a document per second is neither 0 nor 1."""
     assert terminal.pace(dataclasses.replace(JOB, **changed)).startswith(f"{said} documents/s")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"is_unwell": True}, "waits: the index takes no documents"),
+        ({"is_halted": True}, "waits: the document is halted"),
+        ({"is_paused": True, "is_unwell": True}, "paused; to go on: syncer jobs resume 7"),
+    ],
+)
+def test_what_a_job_waits_for_is_said(changed: dict[str, Any], said: str) -> None:
+    """Who follows one that nobody may list yet is not told that its ids are being found."""
+    assert terminal.pace(dataclasses.replace(JOB, state=JobState.NEW, **changed)) == said
+
+
+def test_a_job_that_is_not_done_is_not_all_done() -> None:
+    """The last document but one is no 100 %."""
+    out = io.StringIO()
+    almost = dataclasses.replace(JOB, documents_done=199_999)
+    job_commands.show_jobs(Console(file=out, width=160), [almost], lanes=1)
+    assert "199,999 of 200,000 (99%)" in out.getvalue()
 
 
 def test_seconds_are_no_full_minute() -> None:

@@ -39,7 +39,9 @@ function change(row, one, canAct, refresh, explain) {
 
 function choices(one, refresh) {
   const said = by("letters-said");
-  const these = { document: one.document, index_name: one.index_name, kind: one.kind, ...(one.field === null ? {} : { field: one.field }) };
+  const these = {
+    document: one.document, index_name: one.index_name, kind: one.kind, field: one.field ?? "", value_type: one.value_type ?? "",
+  };
   const go = async (doing, path, done) => { await act(said, doing, path, these, done); refresh(); };
   return [
     el("button", { type: "button", onclick: () => go("Trying again …", "/api/dead-letters/retry",

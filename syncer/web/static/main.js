@@ -61,7 +61,8 @@ async function ask() {
     get("/api/jobs"),
   ]);
   Object.assign(state, { status, answeredAt: Date.now() });
-  state.samples = [...state.samples, ...history.samples].filter((one) => one.at > status.at - SPAN_SECONDS);
+  const samples = [...state.samples, ...history.samples];
+  state.samples = samples.filter((one) => one.at > samples.at(-1).at - SPAN_SECONDS);
   document.body.classList.remove("waits", "lost");
   showBanner(status);
   showFlow(status);

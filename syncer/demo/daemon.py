@@ -27,7 +27,7 @@ class Totals:
     Args:
         relayed: Changes that the relay has published.
         handled: Changes that the workers have done.
-        indexed: Documents written.
+        indexed: Documents written: by workers, and by jobs that are finished.
         deleted: Documents deleted.
         lag_seconds: The age of the oldest change in the last batch.
     """
@@ -106,6 +106,9 @@ class DaemonProcess:
             self.totals.indexed += int(number["indexed"])
             self.totals.deleted += int(number["deleted"])
             self.totals.lag_seconds = float(number["lag_seconds"])
+        elif event["event"] == events.JOB_FINISHED:
+            self.totals.indexed += int(number["indexed"])
+            self.totals.deleted += int(number["deleted"])
 
     def stop(self) -> int:
         """SIGTERM, and SIGKILL if that takes too long; its exit code."""

@@ -25,6 +25,8 @@ from syncer.policy import Backoff
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
 _LOCKS_MAX = 10_000
+_ASKED_MAX = 1000
+"""In one request, which is to be answered within a lease."""
 
 
 class Locks:
@@ -186,17 +188,17 @@ class Locks:
     def _take(self, missing: list[str], wanted: Mapping[str, Mode], deadline: float | None) -> None:
         """Take locks in order: who waits for one holds only such as come before it."""
         backoff = Backoff(first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS)
-        asked = missing
+        asked = missing[:_ASKED_MAX]
         while missing:
             blocked = self._lease.persist(partial(self._ask, [(lock, wanted[lock]) for lock in asked]))
             first = next((place for place, lock in enumerate(asked) if lock in blocked), len(asked))
             missing, behind = missing[first:], {lock: self._mode(lock) for lock in asked[first + 1 :]}
             self._lease.persist(partial(self._registry.entries.give_back, self._lease.id, behind))
             if first == len(asked):
-                asked = missing
+                asked = missing[:_ASKED_MAX]
                 continue
             # Those behind it are left to others meanwhile; unless an entry may come there yet, to be given back.
-            asked = missing if self._is_unsure else missing[:1]
+            asked = missing[: _ASKED_MAX if self._is_unsure else 1]
             in_the_way = blocked[missing[0]]
             dead = self._lease.persist(partial(self._watch.look, {one.holder for one in in_the_way}))
             buried = [self._bury(one) for one in dead]

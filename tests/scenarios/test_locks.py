@@ -356,6 +356,28 @@ def test_who_waits_for_one_lock_leaves_those_behind_it_alone(
     assert sizes[-1] == 6
 
 
+def test_many_locks_are_taken_in_parts(
+    index: str, owner: Callable[[str], Locks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request for all of them could take longer than a lease: it would be given up, and sent again."""
+    monkeypatch.setattr("syncer.locks.keeper._ASKED_MAX", 4)
+    first, second = owner("123"), owner("234")
+    take, asked = second._registry.entries.take, []
+
+    def take_and_note(holder: str, wanted: Sequence[tuple[str, Mode]]) -> dict[str, list[Entry]]:
+        asked.append([lock.rpartition(":")[2] for lock, _ in wanted])
+        return take(holder, wanted)
+
+    monkeypatch.setattr(second._registry.entries, "take", take_and_note)
+    with (
+        second.documents(index, map(str, range(10))),
+        pytest.raises(LockTimeoutError),
+        first.documents(index, ["9"], timeout=SHORT),
+    ):
+        pass
+    assert asked == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"]]
+
+
 def test_locks_go_on_after_their_index_was_deleted(
     client: Elasticsearch, index: str, owner: Callable[[str], Locks]
 ) -> None:

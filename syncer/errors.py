@@ -19,7 +19,7 @@
     ├── TokenError         a transaction cannot be waited for: it is none, open, rolled back, of another database
     ├── WaitTimeoutError   what a transaction has committed is not indexed in time
     ├── LockError          a lock in Elasticsearch cannot be had as asked, or a change not be made under it
-    │   ├── LockTimeoutError   somebody else holds it for too long
+    │   ├── LockTimeoutError   it cannot be had in time: somebody else holds it, or Elasticsearch does not answer
     │   └── LockLostError      it was taken away from us: nothing is changed under it any more
     └── SandboxError       an embedded server could not be fetched, started or stopped
 
@@ -168,7 +168,7 @@ class LockError(SyncerError):
 
 
 class LockTimeoutError(LockError):
-    """Somebody else has held the lock for longer than one wanted to wait."""
+    """The lock could not be had in time: somebody else has held it, or Elasticsearch did not do what that takes."""
 
 
 class LockLostError(LockError):

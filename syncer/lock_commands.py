@@ -33,6 +33,7 @@ _WATCHED_SECONDS_MAX = 15.0
 _LOOK_SECONDS = 0.1
 _SHORT_ID = 8
 _ATTEMPTS = 5
+_PATIENCE_SECONDS = 60
 _NAMED_MAX = 5
 _OUTCOMES = {
     Recovery.FINISH: "All of them are changed as it was going to; if Elasticsearch refuses one, all are put back as "
@@ -86,7 +87,7 @@ def list_(
     *,
     index: LocksIndex = INDEX,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Watch for as long as a lease lasts, to tell who is alive.")
+        bool, typer.Option("--watch", help="Watch for as long as a lease lasts, 15 s at most, to tell who is alive.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -188,7 +189,7 @@ def _choose(known: Mapping[str, _Known], name: str) -> tuple[str, _Known]:
     wanted = [
         (id_, one)
         for id_, one in known.items()
-        if name and (name == id_ or _short(id_).startswith(name) or (one.holder and name == one.holder.owner))
+        if name and (name == id_ or _bare(id_).startswith(name) or (one.holder and name == one.holder.owner))
     ]
     if len(wanted) == 1:
         return wanted[0]
@@ -228,7 +229,7 @@ def _changing(registry: Registry, intent: Intent) -> str:
 def _bury(locks: Locks, holder: str) -> Burial:
     """Bury it; whoever lives may just have moved."""
     for _ in range(_ATTEMPTS):
-        done = locks.bury(holder)
+        done = locks.bury(holder, timeout=_PATIENCE_SECONDS)
         if done.is_gone:
             break
     return done
@@ -290,4 +291,8 @@ def _called(id_: str, one: _Known) -> str:
 
 
 def _short(id_: str) -> str:
-    return id_.rpartition(":")[2][:_SHORT_ID]
+    return _bare(id_)[:_SHORT_ID]
+
+
+def _bare(id_: str) -> str:
+    return id_.rpartition(":")[2]

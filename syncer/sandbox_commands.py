@@ -23,14 +23,17 @@ err = terminal.console(sys.stderr)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Folder = Annotated[
-    Path | None, typer.Option("--folder", help="Where the sandbox lives. Each folder is a sandbox of its own.")
+    Path | None,
+    typer.Option("--folder", metavar="FOLDER", help="Where the sandbox lives. Each folder is a sandbox of its own."),
 ]
 
 
 @app.command("start")
 def start(*, folder: Folder = None, as_json: AsJson = False) -> None:
     """Start the servers, and print the three settings: eval "$(syncer sandbox start)"."""
-    environment = Sandbox(folder, report=ConsoleReporter(err)).start().environment()
+    sandbox = Sandbox(folder, report=ConsoleReporter(err))
+    environment = sandbox.start().environment()
+    err.print(f"A psql for it is {sandbox.postgres.bin_folder / 'psql'}", markup=False, soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(environment))
     else:

@@ -96,7 +96,7 @@ def show_plan(console: Console, plan: Plan) -> None:
             step.document.index,
             str(step.document.generation),
             f"[{style}]{step.change}",
-            ", ".join(step.document.dependencies.tables),
+            escape(", ".join(step.document.dependencies.tables)),
         )
     console.print(documents)
     for step in plan.steps:

@@ -28,9 +28,9 @@ _INTRODUCTION = """\
 
 Every error that syncer meets has one of five answers, and `syncer/policy.py` is the only place that gives them.
 
-- **RETRY**: the stage waits and does the same again, with pauses of up to {longest:.0f} s, each by chance a little
-  shorter. Nothing is skipped, no offset is committed. The log says `stage.retried` once, with what to do, then each
-  {tell:.0f} s how often and for how long, and `stage.recovered` when it is over.
+- **RETRY**: the stage waits and does the same again, with pauses of up to {longest:.0f} s, which chance makes
+  shorter by up to half. Nothing is skipped, no offset is committed. The log says `stage.retried` once, with what to do,
+  then each {tell:.0f} s how often and for how long, and `stage.recovered` when it is over.
 - **PARK**: one document becomes a dead letter, its siblings go on. It is cleared by itself when a newer version of it
   is written. The log says `document.parked`; `syncer status` counts them.
 - **HALT THE DOCUMENT**: one definition stops, the others go on. `syncer apply` lets it go on, and writes what it has
@@ -104,7 +104,7 @@ _OURS = {
     errors.TokenError: "a transaction cannot be waited for",
     errors.WaitTimeoutError: "a transaction is not indexed in time",
     errors.LockError: "a lock in Elasticsearch cannot be had as asked",
-    errors.LockTimeoutError: "somebody else holds a lock",
+    errors.LockTimeoutError: "a lock cannot be had in time: somebody else holds it, or Elasticsearch does not answer",
     errors.LockLostError: "a lock was taken away",
     errors.SandboxError: "an embedded server did not start",
 }

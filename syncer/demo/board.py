@@ -26,6 +26,7 @@ _COLUMN_WIDTH = 10
 _FRAMES_PER_SECOND = 10
 _LOOK_SECONDS = 0.2
 _PATIENCE_SECONDS = 90
+_PATIENCE_PER_POST = 0.002
 
 
 class Board:
@@ -41,21 +42,25 @@ class Board:
         """How many changes the workers have done."""
         return self._daemon.follow().handled
 
+    @property
+    def indexed(self) -> int:
+        """How many documents were written."""
+        return self._daemon.follow().indexed
+
     def watch(self, title: str, is_over: Callable[[], bool]) -> float:
         """Draw until something is over; how many seconds that took.
 
         Raises:
-            SyncerError: It is not over in a minute and a half, or the daemon has ended.
+            SyncerError: It is not over in time, or the daemon has ended.
         """
         began = time.monotonic()
+        patience = _PATIENCE_SECONDS + _PATIENCE_PER_POST * self._blog.posts
         before = self._daemon.follow().indexed
         with self._drawing() as draw:
             while not is_over():
                 draw(self._table(title, began, before))
-                if time.monotonic() - began > _PATIENCE_SECONDS:
-                    raise SyncerError(
-                        f"{title}: not done within {_PATIENCE_SECONDS} s", hint=f"See {self._daemon.log_file}"
-                    )
+                if time.monotonic() - began > patience:
+                    raise SyncerError(f"{title}: not done within {patience:.0f} s", hint=f"See {self._daemon.log_file}")
                 time.sleep(_LOOK_SECONDS)
             seconds = time.monotonic() - began
             self._daemon.follow()

@@ -64,9 +64,13 @@ class Show:
 
         scene.act(f"{_OLD_NAME} becomes {_NEW_NAME}: one row in Postgres, {posts:,} documents in Elasticsearch")
         scene.console.print(f'$ psql -c "{_RENAME.format(_NEW_NAME)}"', style="bold", markup=False)
+        written = board.indexed
         committed = blog.rename(_NEW_NAME)
         renamed = {"term": {"user.name.raw": _NEW_NAME}}
-        board.watch("renaming, while readers go on commenting", lambda: _count(client, renamed) >= posts)
+        board.watch(
+            "renaming, while readers go on commenting",
+            lambda: _count(client, renamed) >= posts and board.indexed - written >= posts,
+        )
         seconds = time.monotonic() - committed
         scene.console.print(
             f"[bold green]{posts:,} posts show the new name {seconds:.2f} s after the commit[/], "

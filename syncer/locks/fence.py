@@ -33,7 +33,6 @@ class Fence:
 
     def __init__(self, client: Elasticsearch) -> None:
         self._client = client
-        self._remembering: set[str] = set()
 
     def plan(self, changes: Sequence[Change]) -> list[Planned]:
         """The changes, with what is there now, as a read right after a write sees it.
@@ -49,10 +48,9 @@ class Fence:
         planned = []
         for change, document in zip(changes, found, strict=True):
             _require_read(change, document)
-            before = replace(change, source=document.get("_source"))
-            planned.append(Planned(after=change, before=before))
-            if change.source is None or before.source is None:
-                self._require_memory(change.index)
+            planned.append(Planned(after=change, before=replace(change, source=document.get("_source"))))
+        for index in {one.after.index for one in planned if None in (one.after.source, one.before.source)}:
+            self._require_memory(index)
         return planned
 
     def write(self, changes: Sequence[Change], *, term: int) -> LockError | None:
@@ -93,8 +91,6 @@ class Fence:
         Raises:
             LockError: With the setting that is to be made.
         """
-        if index in self._remembering:
-            return
         try:
             found = self._client.indices.get_settings(index=index, flat_settings=True, include_defaults=True).body
         except NotFoundError:
@@ -109,11 +105,15 @@ class Fence:
                     f"{name} forgets deleted documents after {said}, so that a late write could bring one back",
                     hint=f'Run: PUT {name}/_settings {{"index.gc_deletes": "1h"}}',
                 )
-        self._remembering.add(index)
 
 
 def _require_read(change: Change, document: Mapping[str, Any]) -> None:
     error = document.get("error")
+    if document.get("found") and "_source" not in document:
+        raise LockError(
+            f"{change.index} does not keep what its documents are made of",
+            hint="What is to be changed under a lock must be readable: an index with _source, as they are by default.",
+        )
     if error is None or error["type"] == _NO_INDEX:
         return
     if error["type"] in _AWAY:
@@ -126,9 +126,9 @@ def _is_busy(item: Mapping[str, Any]) -> bool:
 
 
 def _refusal(change: Change, item: Mapping[str, Any]) -> LockError | None:
-    """Why a document was not written; None if it was, or if it is not there to be deleted."""
+    """Why a document was not written; None if it was, or if its index is not there to delete it from."""
     error = item.get("error")
-    if error is None or item["status"] == _NOT_FOUND:
+    if error is None or (change.source is None and item["status"] == _NOT_FOUND):
         return None
     if item["status"] == _CONFLICT:
         return LockError(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 from syncer.errors import LockError, LockLostError
 from syncer.locks import burial
-from syncer.locks.change import Change, Intent, Recovery
+from syncer.locks.change import Change, Intent, Planned, Recovery
 from syncer.locks.fence import Fence
 from syncer.locks.lease import Lease
 from syncer.locks.registry import Registry
+
+_One = TypeVar("_One")
 
 _PAGE_CHANGES_MAX = 500
 _PAGE_BYTES_MAX = 4_000_000
@@ -49,7 +52,8 @@ class Held:
 
         What is to be changed is put down first, with what is there now. Then each document is written whole, with a
         term as external version. So all who write these documents must do it by this method. Of many changes one page
-        at a time is in memory. Searches see them one by one: Elasticsearch has no transactions.
+        at a time is in memory. Searches see them one by one: Elasticsearch has no transactions. What it does not take
+        as yet is tried again for as long as the lease is renewed.
 
         Returns:
             How many documents were written.
@@ -81,12 +85,13 @@ class Held:
     def _put_down(self, changes: Iterable[Change]) -> tuple[Intent, int]:
         id_, pages, count = uuid.uuid4().hex, 0, 0
         try:
-            for page in _pages(changes):
+            for page in _pages(changes, _size):
                 planned = self._lease.persist(partial(self._fence.plan, page))
-                self._lease.persist(partial(self._registry.intents.put, id_, pages, planned, holder=self._lease.id))
-                pages, count = pages + 1, count + len(page)
+                for part in _pages(planned, _size_of_both):  # what is there may be larger than what is to be
+                    self._lease.persist(partial(self._registry.intents.put, id_, pages, part, holder=self._lease.id))
+                    pages, count = pages + 1, count + len(part)
         except BaseException:
-            self._drop(Intent(id=id_, pages=pages))
+            self._drop(Intent(id=id_, pages=pages + 1))  # also one whose request was not answered
             raise
         return Intent(id=id_, pages=pages), count
 
@@ -95,16 +100,24 @@ class Held:
             self._lease.persist(partial(self._registry.intents.drop, intent))
 
 
-def _pages(changes: Iterable[Change]) -> Iterator[list[Change]]:
+def _pages(changes: Iterable[_One], size: Callable[[_One], int]) -> Iterator[list[_One]]:
     """Changes in parts of which each is a request that Elasticsearch takes, and bounds what is in memory."""
-    page: list[Change] = []
+    page: list[_One] = []
     used = 0
     for one in changes:
-        size = len(json.dumps(one.source, default=str))
-        if page and (used + size > _PAGE_BYTES_MAX or len(page) == _PAGE_CHANGES_MAX):
+        more = size(one)
+        if page and (used + more > _PAGE_BYTES_MAX or len(page) == _PAGE_CHANGES_MAX):
             yield page
             page, used = [], 0
         page.append(one)
-        used += size
+        used += more
     if page:
         yield page
+
+
+def _size(change: Change) -> int:
+    return len(json.dumps(change.source, default=str))
+
+
+def _size_of_both(planned: Planned) -> int:
+    return max(_size(planned.after), _size(planned.before))

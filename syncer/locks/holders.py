@@ -72,6 +72,10 @@ class Holders:
         self._client = client
         self._index = index
 
+    def within(self, seconds: float) -> Holders:
+        """The same, for requests that are given up after so many seconds."""
+        return Holders(self._client.options(request_timeout=seconds), index=self._index)
+
     def all(self) -> list[tuple[Holder, Seen]]:
         """Everybody who holds locks, or did and has left something behind."""
         self._client.indices.refresh(index=self._index)

@@ -25,6 +25,8 @@ from syncer.policy import Backoff
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
 _LOCKS_MAX = 10_000
+_ASKED_MAX = 1000
+"""In one request, which is to be answered within a lease."""
 
 
 class Locks:
@@ -57,7 +59,7 @@ class Locks:
             raise LockError(f"A lease cannot last {lease_seconds} s", hint="As in: lease_seconds=10")
         # No request is waited for longer than the lease that allows it.
         self._client = client.options(request_timeout=lease_seconds, max_retries=0)
-        self._registry = ensure(self._client, index)
+        self._index = index
         self._fence = Fence(self._client)
         self._owner = owner
         self._lease_seconds = lease_seconds
@@ -88,7 +90,7 @@ class Locks:
             timeout: How many seconds to wait for it; None for as long as it takes.
 
         Raises:
-            LockTimeoutError: Somebody else has it for so long.
+            LockTimeoutError: Somebody else has it for so long, or Elasticsearch does not answer.
             LockLostError: We were taken for dead meanwhile.
         """
         with self._holding(names.everything(name), timeout) as held:
@@ -124,10 +126,20 @@ class Locks:
         with self._holding(names.tree(name, paths), timeout) as held:
             yield held
 
-    def bury(self, holder: str) -> Burial:
-        """Take a holder for dead without waiting: what it holds is free, and its changes finished or rolled back."""
+    def bury(self, holder: str, *, timeout: float | None = None) -> Burial:
+        """Take a holder for dead without waiting: what it holds is free, and its changes finished or rolled back.
+
+        Args:
+            holder: Its id.
+            timeout: For how many seconds to try again what Elasticsearch does not do; None for as long as it takes.
+
+        Raises:
+            LockTimeoutError: Elasticsearch does not do it for so long.
+            LockLostError: We were taken for dead meanwhile.
+        """
         self._be_somebody()
-        return self._lease.persist(partial(self._bury, holder))
+        with self._lease.patient_until(_deadline(timeout)):
+            return self._bury(holder)
 
     # Taking
 
@@ -136,10 +148,12 @@ class Locks:
         self._be_somebody()
         missing = [lock for lock in names.in_order(wanted) if not names.covers(self._mode(lock), wanted[lock])]
         self._require_possible(missing, timeout)
+        deadline = _deadline(timeout)
         try:
-            self._take(missing, wanted, None if timeout is None else time.monotonic() + timeout)
-            # Granted only now: a write which fails for who is taken for dead; and its number is the term.
-            term = self._registry.term(self._lease.persist(self._lease.amend))
+            with self._lease.patient_until(deadline):
+                self._take(missing, wanted, deadline)
+                # Granted only now: a write which fails for who is taken for dead; and its number is the term.
+                term = self._registry.term(self._lease.persist(self._lease.amend))
             for lock, mode in wanted.items():
                 self._held.setdefault(lock, []).append(mode)
         except BaseException:
@@ -174,31 +188,38 @@ class Locks:
     def _take(self, missing: list[str], wanted: Mapping[str, Mode], deadline: float | None) -> None:
         """Take locks in order: who waits for one holds only such as come before it."""
         backoff = Backoff(first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS)
+        asked = missing[:_ASKED_MAX]
         while missing:
-            blocked = self._lease.persist(partial(self._ask, [(lock, wanted[lock]) for lock in missing]))
-            first = next((place for place, lock in enumerate(missing) if lock in blocked), len(missing))
-            missing, behind = missing[first:], missing[first + 1 :]
-            if not missing:
-                return
-            self._give_back(behind)
+            blocked = self._lease.persist(partial(self._ask, [(lock, wanted[lock]) for lock in asked]))
+            first = next((place for place, lock in enumerate(asked) if lock in blocked), len(asked))
+            missing, behind = missing[first:], {lock: self._mode(lock) for lock in asked[first + 1 :]}
+            self._lease.persist(partial(self._registry.entries.give_back, self._lease.id, behind))
+            if first == len(asked):
+                asked = missing[:_ASKED_MAX]
+                continue
+            # Those behind it are left to others meanwhile; unless an entry may come there yet, to be given back.
+            asked = missing[: _ASKED_MAX if self._is_unsure else 1]
             in_the_way = blocked[missing[0]]
+            dead = self._lease.persist(partial(self._watch.look, {one.holder for one in in_the_way}))
+            buried = [self._bury(one) for one in dead]
+            if any(one.is_gone for one in buried):
+                continue
+            self._lease.require()
             if deadline is not None and time.monotonic() >= deadline:
                 raise self._too_late(missing[0], in_the_way)
-            for dead in self._lease.persist(partial(self._watch.look, {one.holder for one in in_the_way})):
-                self.bury(dead)
-            self._lease.require()
             pause = backoff.next_seconds()
             time.sleep(pause if deadline is None else max(0.0, min(pause, deadline - time.monotonic())))
 
     def _ask(self, asked: list[tuple[str, Mode]]) -> dict[str, list[Entry]]:
         try:
             return self._registry.entries.take(self._lease.id, asked)
-        except (ApiError, TransportError, UnavailableError):
+        except BaseException:
             self._is_unsure = True
             raise
 
     def _bury(self, dead: str) -> Burial:
-        return burial.bury(self._registry, self._fence, dead, successor=self._lease, recovery=self._recovery)
+        bury = partial(burial.bury, self._registry, self._fence, dead, successor=self._lease, recovery=self._recovery)
+        return self._lease.persist(bury)
 
     def _too_late(self, lock: str, in_the_way: Iterable[Entry]) -> LockTimeoutError:
         said = [f"{self._who(one.holder)}, {one.mode} since {one.since}" for one in in_the_way]
@@ -217,7 +238,8 @@ class Locks:
         """Give back what nothing else needs; returns what was no longer ours."""
         held.end()
         for lock, mode in wanted.items():
-            self._held[lock].remove(mode)
+            if lock in self._held:  # unless all was closed meanwhile
+                self._held[lock].remove(mode)
         free = [lock for lock, mode in wanted.items() if not names.covers(self._mode(lock), mode)]
         self._held = {lock: modes for lock, modes in self._held.items() if modes}
         missing = self._give_back(free)
@@ -225,19 +247,19 @@ class Locks:
         return missing
 
     def _give_back(self, locks: Iterable[str]) -> list[str]:
-        """Leave of locks no more than what is held by now; returns those that were no longer ours.
+        """Leave of locks no more than what is held by now; returns those that were, or may be, no longer ours.
 
         What was broken off is not given back: nobody may have it before it is finished or rolled back, and that is
         done by who buries us. What cannot be given back now is others' once we have left.
         """
         kept = {lock: self._mode(lock) for lock in locks}
         if self._lease.is_unfinished or not kept:
-            return []
+            return list(kept)
         try:
             return self._registry.entries.give_back(self._lease.id, kept)
         except (ApiError, TransportError, UnavailableError):
             self._is_unsure = True
-            return []
+            return list(kept) if self._lease.is_over else []
 
     def _mode(self, lock: str) -> Mode | None:
         return max(self._held.get(lock, ()), key=lambda mode: mode is Mode.EXCLUSIVE, default=None)
@@ -256,7 +278,12 @@ class Locks:
             self._lease.close()
 
     def _enter(self) -> None:
+        self._registry = ensure(self._client, self._index)  # again: it may have been deleted since
         self._lease = Lease(self._registry.holders, owner=self._owner, seconds=self._lease_seconds)
         self._watch = Watch(self._registry.holders, own=self._lease.id)
         self._is_unsure = False
         """Whether an entry may be there, or come yet, that we believe we do not have: a request was not answered."""
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout

@@ -10,16 +10,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from elasticsearch import ApiError, TransportError
+from elasticsearch import ApiError, AuthenticationException, AuthorizationException, TransportError
 
 from syncer.compose import clock
-from syncer.errors import LockLostError
+from syncer.errors import LockLostError, LockTimeoutError
 from syncer.locks.holders import Holder, Holders, Seen
-from syncer.policy import Action, Backoff, decide
+from syncer.policy import Action, Backoff, decide, explain
 
 _Result = TypeVar("_Result")
 
 _RENEWALS_PER_LEASE = 4
+_RETRIES_PER_LEASE = 20
+_PATIENCE_PER_LEASE = 0.5
+"""How long one renewal is waited for: an answer that never comes must leave time for another request."""
+_REFUSED = (AuthenticationException, AuthorizationException)
+"""Not waited for here, while others wait for the lock."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0
 
 
@@ -36,12 +41,13 @@ class Lease:
     """
 
     def __init__(self, holders: Holders, *, owner: str, seconds: float) -> None:
-        self._holders = holders
+        self._holders = holders.within(seconds * _PATIENCE_PER_LEASE)
         self._holder = Holder(id=f"holder:{uuid.uuid4().hex}", owner=owner, lease_seconds=seconds)
         self._mutex = threading.Lock()
         self._ended = threading.Event()
         self._is_lost = False
         self._is_unfinished = False
+        self._until: float | None = None
         self._renewed_at = clock()
         self._seen = holders.enter(self._holder)
         self._thread = threading.Thread(target=self._renew, name="lock-lease", daemon=True)
@@ -104,11 +110,25 @@ class Lease:
             self._holder, self._seen, self._renewed_at = wanted, seen, begun_at
             return seen
 
+    @contextmanager
+    def patient_until(self, deadline: float | None) -> Iterator[None]:
+        """Within, nothing is tried again after that moment. What goes well may take longer.
+
+        Args:
+            deadline: On the monotonic clock; None for never.
+        """
+        self._until = deadline
+        try:
+            yield
+        finally:
+            self._until = None
+
     def persist(self, action: Callable[[], _Result]) -> _Result:
         """Do something until Elasticsearch has answered, but for no longer than the lease lasts.
 
         Raises:
             LockLostError: It lasts no longer.
+            LockTimeoutError: One is no longer patient.
             Exception: What trying again does not mend.
         """
         backoff = Backoff(first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS)
@@ -116,11 +136,14 @@ class Lease:
             try:
                 return action()
             except Exception as error:
-                if decide(error) is not Action.RETRY:
+                if decide(error) is not Action.RETRY or isinstance(error, _REFUSED):
                     raise
                 if self.is_over:
                     raise self.lost() from error
-            time.sleep(backoff.next_seconds())
+                left = float("inf") if self._until is None else self._until - time.monotonic()
+                if left <= 0:
+                    raise _out_of_patience(error) from error
+            time.sleep(min(backoff.next_seconds(), left))
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
@@ -143,8 +166,10 @@ class Lease:
         with suppress(ApiError, TransportError):  # they find out by themselves, after a while
             if self._is_unfinished:
                 self._holders.amend(replace(self._holder, is_dead=True), self._seen)
-            else:
-                self._holders.leave(self._holder.id, self._seen)
+            elif not self._holders.leave(self.id, self._seen):
+                found = self._holders.look(self.id)  # the answer to our last write may have been lost
+                if found is not None and not found[0].is_dead:
+                    self._holders.leave(self.id, found[1])
 
     def _look(self) -> None:
         """See what became of our holder: an answer that was lost may have been a write that was not."""
@@ -154,11 +179,19 @@ class Lease:
         self._seen = found[1]
 
     def _renew(self) -> None:
-        pause = self._holder.lease_seconds / _RENEWALS_PER_LEASE
+        lease = self._holder.lease_seconds
+        pause = lease / _RENEWALS_PER_LEASE
         while not self._ended.wait(pause):
             try:
                 self.amend()
+                pause = lease / _RENEWALS_PER_LEASE
             except LockLostError:
                 return
             except (ApiError, TransportError):
-                continue  # the next one may come through in time
+                pause = lease / _RETRIES_PER_LEASE  # the next one may come through in time
+
+
+def _out_of_patience(error: Exception) -> LockTimeoutError:
+    said = explain(error)
+    assert said is not None  # noqa: S101 - what is tried again is an error of Elasticsearch's, and has words
+    return LockTimeoutError(f"Elasticsearch did not do what it was asked for in time: {said.message}", hint=said.hint)

@@ -27,7 +27,13 @@ def everything(name: str) -> dict[str, Mode]:
 
 
 def documents(index: str, ids: Iterable[str]) -> dict[str, Mode]:
-    """What locks on documents take: one for each."""
+    """What locks on documents take: one for each.
+
+    Raises:
+        LockError: The ids are one text, whose characters would be locked.
+    """
+    if isinstance(ids, str):
+        raise LockError(f"{ids!r} is one id, and not some", hint=f"As in: [{ids!r}]")
     return {_id("document", index, one): Mode.EXCLUSIVE for one in ids}
 
 

@@ -10,6 +10,7 @@ from syncer.locks.holders import Holders, Seen
 
 _MARGIN = 1.25
 """How much longer than a lease somebody must not have moved: clocks do not run equally fast."""
+_SIGHTS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class Watch:
     """Who has not moved for how long, by our own clock.
 
     Whoever buries a dead holder moves it with each step. So one that is being buried is like any other: once it has not
-    moved for a lease, somebody else may go on, which is safe at any time.
+    moved for a lease, somebody else may go on, which is safe at any time. What was seen is kept from one wait to the
+    next: who asks again and again for what he does not wait for finds the dead out too.
 
     Args:
         holders: Where they are.
@@ -35,24 +37,24 @@ class Watch:
         self._sights: dict[str, _Sight] = {}
 
     def look(self, holders: Iterable[str]) -> list[str]:
-        """Look at holders once more; how long others have not moved is forgotten.
+        """Look at holders once more.
 
         Returns:
             Those that are gone, that have not moved for as long as their lease lasts, or that are dead and nobody else
             buries.
         """
-        sights: dict[str, _Sight] = {}
-        over = [holder for holder in sorted(set(holders)) if self._is_over(holder, sights)]
-        self._sights = sights
-        return over
+        return [holder for holder in sorted(set(holders)) if self._is_over(holder)]
 
-    def _is_over(self, holder: str, sights: dict[str, _Sight]) -> bool:
+    def _is_over(self, holder: str) -> bool:
         found = self._holders.look(holder)
+        before = self._sights.pop(holder, None)
         if found is None:
             return True
         known, seen = found
-        sight = self._sights.get(holder)
-        sights[holder] = sight = sight if sight is not None and sight.seen == seen else _Sight(seen, clock())
+        sight = before if before is not None and before.seen == seen else _Sight(seen, clock())
+        if len(self._sights) == _SIGHTS_MAX:
+            del self._sights[next(iter(self._sights))]  # whoever was not looked at for longest
+        self._sights[holder] = sight
         if known.is_dead and known.successor in (None, self._own):
             return True
         return clock() - sight.since > known.lease_seconds * _MARGIN

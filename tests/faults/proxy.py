@@ -1,6 +1,6 @@
 """What stands before a real Elasticsearch and spoils its answers: a load balancer, a bad line, a proxy.
 
-It knows HTTP, so that it can spoil the n-th bulk request and let all else pass; whether a request has reached
+It knows HTTP, so that it can spoil the n-th request of a kind and let all else pass; whether a request has reached
 Elasticsearch is part of what a fault is.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 _HOP_BY_HOP = frozenset({"connection", "content-length", "transfer-encoding", "host", "accept-encoding"})
 
@@ -110,6 +110,7 @@ class Proxy:
         self._upstream = upstream
         self._lock = threading.Lock()
         self._fault: Fault | None = None
+        self._spoilt = ""
         self._left = 0
         self.bulks = 0
         self.sizes: list[int] = []
@@ -133,10 +134,10 @@ class Proxy:
             thread.join()
 
     @contextmanager
-    def spoiling(self, fault: Fault, *, times: int = 10**9) -> Iterator[None]:
-        """Do this to the next bulk requests that come while the block lasts."""
+    def spoiling(self, fault: Fault, *, times: int = 10**9, path: str = "/_bulk") -> Iterator[None]:
+        """Do this to the next requests that come while the block lasts: bulk requests, or those with another path."""
         with self._lock:
-            self._fault, self._left = fault, times
+            self._fault, self._left, self._spoilt = fault, times, path
         try:
             yield
         finally:
@@ -148,21 +149,20 @@ class Proxy:
         """Whether it has been done as often as asked for."""
         return self._left == 0
 
-    def _next_fault(self) -> Fault | None:
+    def _next_fault(self, path: str) -> Fault | None:
         with self._lock:
-            if self._fault is None or self._left == 0:
+            if self._fault is None or self._left == 0 or self._spoilt not in path:
                 return None
             self._left -= 1
             return self._fault
 
     def _handle(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
-        is_bulk = urlsplit(handler.path).path.endswith("/_bulk")
-        fault = None
-        if is_bulk:
+        path = unquote(urlsplit(handler.path).path)
+        if path.endswith("/_bulk"):
             self.bulks += 1
             self.sizes.append(len(body))
-            fault = self._next_fault()
+        fault = self._next_fault(path)
 
         def forward() -> Answer:
             return self._forward(handler, body)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 
 import pytest
-from elasticsearch import Elasticsearch
+from elasticsearch import ConnectionTimeout, Elasticsearch
 
 from syncer.errors import LockError, LockLostError, LockTimeoutError
 from syncer.locks import Change, Held, Locks
+from syncer.locks.change import Planned
+from syncer.locks.entries import Entry
+from syncer.locks.names import Mode
 from syncer.locks.registry import ensure
 from syncer.sandbox import Endpoints
 from tests.harness import DEADLINE_SECONDS, wait_until
 from tests.locking.files import INDEX_BODY, rename_directory, rename_file
+from tests.locking.owners import fail_at
 
 Take = Callable[[Locks], AbstractContextManager[Held]]
 SHORT = 0.2
@@ -251,6 +255,7 @@ def test_sets_that_overlap_are_taken_without_a_circle(owner: Callable[[str], Loc
         (lambda locks: locks.tree("/a/../b"), "not an absolute path"),
         (lambda locks: locks.everything(""), "without a name"),
         (lambda locks: locks.documents("files", map(str, range(20_000))), "too many"),
+        (lambda locks: locks.documents("files", "12"), "is one id, and not some"),
     ],
 )
 def test_what_cannot_be_locked_is_refused(owner: Callable[[str], Locks], take: Take, said: str) -> None:
@@ -294,6 +299,120 @@ def test_an_index_that_is_not_there_is_refused(index: str, owner: Callable[[str]
     """Elasticsearch would make one that forgets deletes within a minute."""
     with owner("123").everything() as held, pytest.raises(LockError, match="There is no index"):
         held.write([Change(index=f"{index}-other", id="1", source={})])
+
+
+def test_what_cannot_be_read_is_not_changed(client: Elasticsearch, index: str, owner: Callable[[str], Locks]) -> None:
+    """An index without _source: nobody could put back what was there."""
+    client.indices.delete(index=index)
+    client.indices.create(index=index, settings={"index.gc_deletes": "1h"}, mappings={"_source": {"enabled": False}})
+    client.index(index=index, id="1", document={"name": "a"})
+    with owner("123").everything() as held, pytest.raises(LockError, match="does not keep what its documents"):
+        held.write([Change(index=index, id="1", source={"name": "b"})])
+    assert client.get(index=index, id="1")["_version"] == 1
+
+
+def test_what_is_deleted_makes_no_page_too_large(
+    client: Elasticsearch, index: str, owner: Callable[[str], Locks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elasticsearch takes no request beyond its bounds, and the documents as they are belong to what is put down."""
+    monkeypatch.setattr("syncer.locks.held._PAGE_BYTES_MAX", 1000)
+    for id_ in "123":
+        client.index(index=index, id=id_, document={"name": "a" * 600}, version=1, version_type="external")
+    locks, sizes = owner("123"), []
+    put = locks._registry.intents.put
+
+    def put_and_note(intent: str, number: int, planned: Sequence[Planned], *, holder: str) -> None:
+        sizes.append(len(planned))
+        put(intent, number, planned, holder=holder)
+
+    monkeypatch.setattr(locks._registry.intents, "put", put_and_note)
+    with locks.everything() as held:
+        assert held.write([Change(index=index, id=id_, source=None) for id_ in "123"]) == 3
+    assert sizes == [1, 1, 1]
+
+
+def test_who_waits_for_one_lock_leaves_those_behind_it_alone(
+    index: str, owner: Callable[[str], Locks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long list is not taken and given back again and again for as long as its first one is somebody else's."""
+    first, second = owner("123"), owner("234")
+    take, sizes = second._registry.entries.take, []
+
+    def take_and_note(holder: str, wanted: Sequence[tuple[str, Mode]]) -> dict[str, list[Entry]]:
+        sizes.append(len(wanted))
+        return take(holder, wanted)
+
+    monkeypatch.setattr(second._registry.entries, "take", take_and_note)
+
+    def take_all() -> None:
+        with second.documents(index, map(str, range(10))):
+            pass
+
+    with ThreadPoolExecutor() as pool:
+        with first.documents(index, ["3"]):
+            waiting = pool.submit(take_all)
+            wait_until(lambda: len(sizes) > 3, what="it has asked a few times")
+        waiting.result()
+    assert sizes[0] == 10
+    assert set(sizes[1:-1]) == {1}
+    assert sizes[-1] == 6
+
+
+def test_many_locks_are_taken_in_parts(
+    index: str, owner: Callable[[str], Locks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request for all of them could take longer than a lease: it would be given up, and sent again."""
+    monkeypatch.setattr("syncer.locks.keeper._ASKED_MAX", 4)
+    first, second = owner("123"), owner("234")
+    take, asked = second._registry.entries.take, []
+
+    def take_and_note(holder: str, wanted: Sequence[tuple[str, Mode]]) -> dict[str, list[Entry]]:
+        asked.append([lock.rpartition(":")[2] for lock, _ in wanted])
+        return take(holder, wanted)
+
+    monkeypatch.setattr(second._registry.entries, "take", take_and_note)
+    with (
+        second.documents(index, map(str, range(10))),
+        pytest.raises(LockTimeoutError),
+        first.documents(index, ["9"], timeout=SHORT),
+    ):
+        pass
+    assert asked == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"]]
+
+
+def test_locks_go_on_after_their_index_was_deleted(
+    client: Elasticsearch, index: str, owner: Callable[[str], Locks]
+) -> None:
+    """Whoever comes back makes it anew, and not Elasticsearch by itself, which knows nothing of locks."""
+    locks = owner("123")
+    locks.close()
+    client.indices.delete(index=[f"{index}-locks", f"{index}-locks-intents"])
+    with locks.everything(), pytest.raises(LockTimeoutError), everything(owner("234")):
+        pass
+
+
+def test_nothing_remains_of_who_left_without_knowing_what_it_wrote(
+    client: Elasticsearch, index: str, owner: Callable[[str], Locks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to a renewal was lost; an intent was put down, and that was not said."""
+    locks = owner("123")
+    with locks.everything() as held:
+        fail_at(monkeypatch, locks._registry.intents, "put", KeyboardInterrupt(), after=True)
+        with pytest.raises(KeyboardInterrupt):
+            held.write([Change(index=index, id="1", source={"name": "a"})])
+    fail_at(monkeypatch, locks._lease._holders, "amend", ConnectionTimeout("it takes long"), after=True)
+    with pytest.raises(ConnectionTimeout):
+        locks._lease.amend()
+    locks.close()
+    client.indices.refresh(index=f"{index}-locks*", expand_wildcards="all")
+    assert client.count(index=f"{index}-locks,{index}-locks-intents")["count"] == 0
+
+
+def test_who_gives_everything_back_in_between_is_told(owner: Callable[[str], Locks]) -> None:
+    """At the end of the block, which was to hold a lock for so long."""
+    locks = owner("123")
+    with pytest.raises(LockLostError), locks.everything():
+        locks.close()
 
 
 def test_who_lost_his_lock_is_told_at_the_end(owner: Callable[[str], Locks]) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,10 +19,14 @@ from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, Us
 from elasticsearch import AuthorizationException
 from psycopg.conninfo import make_conninfo
 
+from syncer.locks import Change, Locks
+from syncer.locks.registry import ensure
 from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, made
+from tests.locking.owners import stall
 from tests.secured import Authority, Secured, SecuredWorld, secured_servers
 
 PAGE = (REPOSITORY / "docs" / "security.md").read_text()
+LOCKS_PAGE = (REPOSITORY / "docs" / "locks.md").read_text()
 DUTIES = ("migrator", "relay", "worker", "operator", "reader")
 HOSTILE = "pa:ss'w\"o%s{}/@\\ *&!$#r"
 """What every password here begins with: whatever a URL, YAML, JSON, a shell, a format or a log might stumble over."""
@@ -265,6 +270,43 @@ WRONG = {
     "kafka password": ({"SYNCER_KAFKA_SASL_PASSWORD_FILE": "wrong-kafka"}, "kafka does not let syncer in"),
     "api key": ({"SYNCER_ELASTICSEARCH_API_KEY_FILE": "wrong-key"}, "login"),
 }
+
+
+def test_who_may_not_put_down_a_change_is_told_so(guarded: Guarded) -> None:
+    """The rights of docs/locks.md will do; without those to the index of intents nobody keeps a lock, and hopes."""
+    it, index = guarded, f"{guarded.world.alias}-locked"
+    locks_index, intents_index = f"{index}-locks", f"{index}-locks-intents"
+    with it.world.elasticsearch() as client, ThreadPoolExecutor() as pool:
+        owner = client.options(basic_auth=("owner", f"{HOSTILE}owner"))
+        ensure(owner, locks_index)
+        owner.indices.create(index=index, settings={"index.gc_deletes": "1h"})
+        (said,) = re.findall(
+            r"needs (`create_index`.*?) on `syncer-locks\*`, and (.*?) on", " ".join(LOCKS_PAGE.split())
+        )
+        on_locks, on_documents = (re.findall(r"`(\w+)`", one) for one in said)
+
+        def locker(*names: str) -> Locks:
+            rights = [
+                {"names": [index], "privileges": on_documents},
+                {"names": names, "privileges": on_locks},
+                {"names": [intents_index], "privileges": ["view_index_metadata"]},
+            ]
+            key = owner.security.create_api_key(name="locker", role_descriptors={"locker": {"indices": rights}})
+            return Locks(client.options(api_key=key["encoded"]), owner="locker", index=locks_index)
+
+        def change(locks: Locks) -> None:
+            with locks.everything() as held:
+                held.write([Change(index=index, id="1", source={"name": "a"})])
+
+        with locker(f"{locks_index}*") as locks:
+            change(locks)
+        with locker(locks_index) as locks:
+            try:
+                with pytest.raises(AuthorizationException):
+                    pool.submit(change, locks).result(DEADLINE_SECONDS / 4)
+            finally:
+                stall(locks)
+        owner.indices.delete(index=[index, locks_index, intents_index])
 
 
 @pytest.mark.parametrize("what", WRONG)

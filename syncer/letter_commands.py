@@ -26,6 +26,7 @@ from syncer.unreadable import Kept
 from syncer.wording import amount
 
 _SHOWN_MAX = 10_000
+_NUMBER_MAX = 2**63 - 1
 _RECORDS_AT_ONCE = 500
 _MISSING_SHOWN = 5
 
@@ -42,7 +43,7 @@ OneRecord = Annotated[
     typer.Option(
         "--record",
         metavar="NUMBER",
-        parser=whole(least=1),
+        parser=whole(least=1, most=_NUMBER_MAX),
         help="This record of the topic; can be given several times.",
     ),
 ]
@@ -60,7 +61,8 @@ def list_(
         typer.Option(metavar="NUMBER", parser=whole(least=0, most=_SHOWN_MAX), help="How many to show one by one."),
     ] = 20,
     offset: Annotated[
-        int, typer.Option(metavar="NUMBER", parser=whole(least=0), help="How many of those to leave out.")
+        int,
+        typer.Option(metavar="NUMBER", parser=whole(least=0, most=_NUMBER_MAX), help="How many of those to leave out."),
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -103,7 +105,9 @@ def show(
     *,
     record: Annotated[
         int | None,
-        typer.Option("--record", metavar="NUMBER", parser=whole(least=1), help="A record of the topic instead."),
+        typer.Option(
+            "--record", metavar="NUMBER", parser=whole(least=1, most=_NUMBER_MAX), help="A record of the topic instead."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -807,6 +807,8 @@ USAGE = {
     "not_a_number": (("verify", "--settle", "long"), 2, ("--settle", "'long' is not a number")),
     "no_number_at_all": (("verify", "--settle", "nan"), 2, ("--settle", "'nan' is not a number")),
     "less_than_nothing": (("verify", "--settle", "-1"), 2, ("--settle", "-1 is out of bounds", "at least 0")),
+    "beyond_any_record": (("dead-letters", "show", "--record", "9" * 20), 2, ("--record", "is out of bounds")),
+    "beyond_any_letter": (("dead-letters", "list", "--offset", "9" * 20), 2, ("--offset", "is out of bounds")),
     "not_a_job": (("jobs", "cancel", "abc"), 2, ("'ID'", "'abc' is not a whole number")),
     "not_a_way_out": (("locks", "break", "x", "--changes", "undo"), 2, ("'undo' is none of these", "roll-back")),
 }

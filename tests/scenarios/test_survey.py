@@ -218,7 +218,8 @@ def test_an_index_of_which_a_shard_is_away_is_not_counted_in_part(world: World) 
         client.indices.delete(index=name)
         both = {"mappings": made["mappings"], "aliases": made["aliases"]}
         client.indices.create(index=name, settings=lonely, wait_for_active_shards=0, **both)
-        wait_until(lambda: client.search(index=name)["_shards"]["successful"] == 1, what="one of two shards answers")
+        health = partial(client.cluster.health, index=name)
+        wait_until(lambda: health().body["active_primary_shards"] == 1, what="one of two shards is there")
         in_force = list(served(connection).values())
         assert overview.ask_elasticsearch(Holdings(client), in_force).counts == {name: None}
 

@@ -75,10 +75,13 @@ def find(client: Elasticsearch, index: str) -> Registry | None:
         LockError: There is an index of that name that cannot hold locks.
     """
     try:
-        found = client.indices.get(index=f"{index},{_intents(index)}").body
-    except NotFoundError:
+        found = client.indices.get(index=f"{index},{_intents(index)}", ignore_unavailable=True).body
+    except NotFoundError:  # a name that no index can have
         return None
-    return Registry(client, index=index, born=_born(found, index))
+    if found.keys() <= {_intents(index)}:
+        return None
+    born = _born(found, index)
+    return Registry(client, index=index, born=born) if _intents(index) in found else None
 
 
 def _born(found: Mapping[str, Any], index: str) -> int:

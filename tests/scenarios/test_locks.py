@@ -16,7 +16,7 @@ from syncer.locks import Change, Held, Locks
 from syncer.locks.change import Planned
 from syncer.locks.entries import Entry
 from syncer.locks.names import Mode
-from syncer.locks.registry import ensure
+from syncer.locks.registry import ensure, find
 from syncer.sandbox import Endpoints
 from tests.harness import DEADLINE_SECONDS, wait_until
 from tests.locking.files import INDEX_BODY, rename_directory, rename_file
@@ -195,6 +195,8 @@ def test_an_index_that_cannot_hold_locks_is_refused(client: Elasticsearch, index
     client.indices.put_alias(index=index, name=name)
     with pytest.raises(LockError, match="is an alias"):
         Locks(client, owner="123", index=name)
+    with pytest.raises(LockError, match="not made for locks"):
+        find(client, index)  # though it has no intents beside it
 
 
 def test_a_shared_lock_is_an_entry_for_each(client: Elasticsearch, index: str, owner: Callable[[str], Locks]) -> None:

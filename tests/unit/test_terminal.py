@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import io
 from datetime import UTC, datetime
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
 from syncer import job_commands, terminal
 from syncer.job import Job, JobKind, JobState
+from syncer.steps import Change, Plan
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 JOB = Job(
@@ -120,3 +122,14 @@ def test_a_value_that_elasticsearch_quotes_is_not_shown() -> None:
     assert "secret" not in terminal.brief(reason)
     assert len(terminal.brief(reason)) < 300
     assert terminal.brief("refused. Preview of field's value: 'secret'") == "refused."
+
+
+def test_a_table_with_brackets_in_its_name_is_shown_whole() -> None:
+    """A name is no markup, in what apply will do neither."""
+    dependencies = SimpleNamespace(tables=("public.[old]",))
+    document = SimpleNamespace(name="blogpost", index="blogpost", generation=1, dependencies=dependencies)
+    step = SimpleNamespace(document=document, change=Change.UNCHANGED, reason=None, halted=None)
+    nothing: dict[str, tuple[()]] = dict.fromkeys(("abandoned", "leftovers", "forgotten", "removed", "released"), ())
+    said = io.StringIO()
+    terminal.show_plan(Console(file=said, width=100), cast("Plan", SimpleNamespace(steps=(step,), **nothing)))
+    assert "public.[old]" in said.getvalue()

@@ -185,6 +185,7 @@ class _Reading:
         return []
 
     def _union(self, tree: exp.SetOperation, outer: Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> Columns:
+        first = len(self.graph.nodes)
         left = self.query(tree.this, outer, ctes, self._inner(context))
         right = self.query(tree.expression, outer, ctes, self._inner(context))
         if len(left) != len(right):
@@ -192,8 +193,9 @@ class _Reading:
         if is_cut(tree):
             return kept_in(left)
         compares = not isinstance(tree, exp.Union) or bool(tree.args.get("distinct"))
+        # A row of outside that a branch hands on is there for the other branch, too, which has another value.
         return [
-            (name, one + other if self._is_alike(one, other, compares=compares) else [])
+            (name, _of(first, one + other) if self._is_alike(one, other, compares=compares) else [])
             for (name, one), (_, other) in zip(left, right, strict=True)
         ]
 
@@ -366,6 +368,11 @@ class _Reading:
         for one in part if isinstance(part, list) else [part]:
             for query in queries(one):
                 self.query(query, body.scope, body.ctes, self._inner(body.context))
+
+
+def _of(first: int, meanings: Sequence[exp.Expr]) -> list[exp.Expr]:
+    """Those that are made of nodes from this one on."""
+    return [one for one in meanings if min(numbers(one)) >= first]
 
 
 def _with(tree: exp.Expr, outer: Scope | None, ctes: _Ctes) -> _Ctes:

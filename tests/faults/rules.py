@@ -40,7 +40,7 @@ GONE_IS_NULL = Rule(
 ROW_TRIGGERS = Rule(
     "a partitioned table has triggers for each row, in every partition",
     module="syncer.capture",
-    text="return bool(value(connection, _IS_PARTITIONED, (relation,)))",
+    text="return bool(value(connection, _IS_BY_ROW, asked))",
     instead="return False",
 )
 WRITERS_WAITED_FOR = Rule(

@@ -548,6 +548,7 @@ MUTATIONS = {
         new="left = self.query(tree.this, outer, ctes, context)\n"
         "        right = self.query(tree.expression, outer, ctes, context)",
     ),
+    "an outer row is a branch": Mutation(old="_of(first, one + other) if", new="one + other if"),
     "outer rows followed inwards": Mutation(old="if one >= body.first and (", new="if ("),
     "coalesce is strict": Mutation(old="exp.DPipe,\n", new="exp.DPipe, exp.Coalesce,\n"),
     "|| is strict": Mutation(
@@ -686,6 +687,11 @@ TRAPS = {
         select="SELECT x.id AS _id, s.v FROM a y JOIN (SELECT w.r_id AS c, w.k AS d, w.v FROM a w UNION ALL "
         "SELECT z.r_id, z.a_id, z.v FROM l z) s ON s.d = y.id JOIN r x ON x.id = s.c",
         caught=("contexts ignored", "UNION without contexts"),
+    ),
+    "a branch hands an outer row on": Trap(
+        select="SELECT x.id AS _id, (SELECT sum(y.v) FROM a y WHERE y.id = s.c) AS f FROM r x CROSS JOIN LATERAL "
+        "(SELECT z.r_id AS c FROM l z WHERE z.a_id = x.id UNION ALL SELECT x.v) s",
+        caught=("an outer row is a branch",),
     ),
     "outer rows do not need the inner": Trap(
         select="SELECT x.id AS _id, EXISTS (SELECT FROM l z WHERE z.a_id = y.id AND z.r_id = x.id) AS f, y.v "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -86,6 +87,7 @@ def at_work(world: World, works: Sequence[Work], *, seed: int = SEED, outlive: b
                         raise
                     stop.wait(0.05)
         except BaseException as error:  # noqa: BLE001 - told to the test below
+            traceback.print_exception(error)  # also if the test fails for another reason, which this may have caused
             failures.append(error)
 
     threads = [
@@ -109,9 +111,9 @@ def write_until(stop: threading.Event, connection: psycopg.Connection[Any], dice
     while not stop.is_set():
         try:
             transact(stop, connection, dice)
-        except (psycopg.errors.IntegrityError, psycopg.errors.OperationalError):
-            if connection.closed:
-                raise
+        except (psycopg.errors.IntegrityError, psycopg.errors.OperationalError) as error:
+            if connection.closed:  # it may be gone by the time that it rolls back what was refused
+                raise psycopg.OperationalError("the connection is gone") from error
             # A key that is taken, a row that is gone, a deadlock: an application goes on with the next thing.
             continue
 

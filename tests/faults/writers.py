@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import threading
@@ -98,6 +99,9 @@ def at_work(world: World, works: Sequence[Work], *, seed: int = SEED, outlive: b
         thread.start()
     try:
         yield
+    except BaseException:
+        faulthandler.dump_traceback()  # where each of them is
+        raise
     finally:
         stop.set()
         for thread in threads:

@@ -36,6 +36,7 @@ OVERTAKEN = "records that were acknowledged are gone, and others are in their pl
 _NEVER_SECONDS = 3600
 """As long as a question to Kafka may be on its way at all."""
 _AS_IN_ADDRESSES = str.maketrans({"+": "-", "/": "_", "=": None})
+_NOT_ANSWERED = frozenset({KafkaError._TIMED_OUT, KafkaError._TRANSPORT})  # noqa: SLF001 - librdkafka's own
 _COORDINATOR_SECONDS = 0.2
 _NO_COORDINATOR = frozenset(
     {
@@ -164,7 +165,7 @@ class Extent:
 
 
 class Observer:
-    """Asks Kafka about the topic, over connections that are kept. Safe to share between threads.
+    """Asks Kafka about the topic, over connections that are kept while they answer. Safe to share between threads.
 
     A topic's *id* is given to it when it is made: another topic of the same name, or in another cluster, has
     another one. Brokers before Kafka 2.8 give the same to all.
@@ -182,7 +183,8 @@ class Observer:
         Raises:
             KafkaException: Kafka does not answer, or refuses.
         """
-        return _id(self._asked_for_id())
+        with self._asking():
+            return _id(self._asked_for_id())
 
     def soon_id(self) -> Future[Any]:
         """The same, for who does not wait: `id_of` says what has come of it."""
@@ -194,12 +196,12 @@ class Observer:
         Raises:
             KafkaException: Kafka does not answer, has no such topic, or refuses.
         """
-        if partitions is None:
-            partitions = [one.id for one in answer(self._asked_for_id()).partitions]
-        if not partitions:
-            return {}
-        places = [TopicPartition(self._settings.topic, one) for one in sorted(partitions)]
-        return _extents(self._admin, places)
+        with self._asking() as admin:
+            if partitions is None:
+                partitions = [one.id for one in answer(self._asked_for_id()).partitions]
+            if not partitions:
+                return {}
+            return _extents(admin, [TopicPartition(self._settings.topic, one) for one in sorted(partitions)])
 
     def ends(self) -> dict[int, int]:
         """By partition, the offset behind the last record that may be read.
@@ -207,9 +209,10 @@ class Observer:
         Raises:
             KafkaException: Kafka does not answer, has no such topic, or refuses.
         """
-        places = [TopicPartition(self._settings.topic, one.id) for one in answer(self._asked_for_id()).partitions]
-        asked = self._admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), request_timeout=ANSWER_SECONDS)
-        return {place.partition: answer(asked[place]).offset for place in places}
+        with self._asking() as admin:
+            places = [TopicPartition(self._settings.topic, one.id) for one in answer(self._asked_for_id()).partitions]
+            asked = admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), request_timeout=ANSWER_SECONDS)
+            return {place.partition: answer(asked[place]).offset for place in places}
 
     def committed(self, id_: str, partitions: Collection[int]) -> dict[int, tuple[int, str]]:
         """How far the workers are in the topic of that id, by partition; what nobody has committed is left out.
@@ -231,11 +234,12 @@ class Observer:
         Raises:
             TopicError: Kafka does not answer, or has no such topic.
         """
-        found = _topics(self._admin).get(self._settings.topic)
-        if found is None:
-            raise missing(self._settings)
-        places = [TopicPartition(self._settings.topic, one) for one in sorted(found.partitions)]
-        extents = _extents(self._admin, places)
+        with self._asking() as admin:
+            found = _topics(admin).get(self._settings.topic)
+            if found is None:
+                raise missing(self._settings)
+            places = [TopicPartition(self._settings.topic, one) for one in sorted(found.partitions)]
+            extents = _extents(admin, places)
         committed = {one.partition: one.offset for one in self._offsets(places)}
         return [
             PartitionLag(partition=one, begin=has.begin, committed=committed.get(one, has.begin), end=has.end)
@@ -276,6 +280,22 @@ class Observer:
             TopicError: It does not let syncer in.
         """
         return len(self.group().members)
+
+    @contextmanager
+    def _asking(self) -> Iterator[_Admin]:
+        """The client for questions, which is let go of if one has no answer: some, after an outage, never answer again.
+
+        Seen with librdkafka 2.16: for two minutes, while others that were made meanwhile were answered at once.
+        """
+        asked = self._admin
+        try:
+            yield asked
+        except (KafkaException, TopicError) as error:
+            cause = error if isinstance(error, KafkaException) else error.__cause__
+            is_silent = isinstance(cause, KafkaException) and cause.args[0].code() in _NOT_ANSWERED
+            if is_silent and self._admin is asked:  # else another thread has another one already
+                self._admin = _admin(self._settings)
+            raise
 
     def _offsets(self, places: list[TopicPartition]) -> list[TopicPartition]:
         """What the group has committed of them, of those of which it has any.

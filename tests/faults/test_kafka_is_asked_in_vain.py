@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException
 
 from syncer import topic
 from syncer.consumer import ChangeConsumer
+from syncer.errors import TopicError
 from syncer.sandbox import Sandbox
 from syncer.sandbox.kafka import KafkaServer
 from syncer.settings import KafkaSettings
@@ -83,3 +85,14 @@ def test_a_process_outlives_questions_that_are_not_answered(broker: KafkaServer,
                 wait_for_answers()
         finally:
             asking.kill()
+
+
+def test_a_client_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next question is asked by another client: one that went silent in an outage may stay so."""
+    monkeypatch.setattr(topic, "ANSWER_SECONDS", 0.5)
+    observer = topic.Observer(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+    for ask in (observer.id, observer.extents, observer.ends, observer.lag):
+        asked = observer._admin
+        with pytest.raises((KafkaException, TopicError)):
+            ask()
+        assert observer._admin is not asked

@@ -214,7 +214,9 @@ def a_round(world: World, dice: random.Random) -> list[str]:
         to_halt.add("user")
     if not untimely.ident:
         wait_until(lambda: halted(world) >= to_halt, what=f"{to_halt} halt after {done}", detail=world._last_words)
-        assert halted(world) == to_halt
+        # Who has planned over the changed rows of a table fails, once, when the type of a column of theirs is another.
+        may_halt = {"post"} if "a type of another table is changed" in done else set()
+        assert to_halt <= halted(world) <= to_halt | may_halt
     page_follows(world, dice)
     if untimely.ident:
         untimely.join()

@@ -87,6 +87,16 @@ def test_a_process_outlives_questions_that_are_not_answered(broker: KafkaServer,
             asking.kill()
 
 
+@faces(
+    "Kafka does not answer a question, and the client that asked stays silent for good",
+    promises=(1,),
+    without=Rule(
+        "a client of Kafka's that has not answered is not asked again",
+        module="syncer.topic",
+        text="is_silent and self._admin is asked",
+        instead="False",
+    ),
+)
 def test_a_client_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next question is asked by another client: one that went silent in an outage may stay so."""
     monkeypatch.setattr(topic, "ANSWER_SECONDS", 0.5)

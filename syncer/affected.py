@@ -26,15 +26,17 @@ batches of a topic with several partitions do: that it finds a document by each 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import sql
 
+from syncer.errors import DocumentError
 from syncer.model import Change, dump_images
 from syncer.policy import Action, decide
 from syncer.postgres import Connection, value
@@ -60,6 +62,8 @@ _TOUCHED_BY = (
 )
 _CAUSE = "(SELECT j.cause -> {relation} FROM syncer.job AS j WHERE j.id = $1)"
 _NOTHING = "SELECT NULL::text WHERE false"
+
+_Answer = TypeVar("_Answer")
 
 Image = dict[str, Any]
 Cause = tuple[Image, ...]
@@ -179,7 +183,7 @@ class AffectedReader:
     ) -> list[Cause]:
         """Add the ids of causes that lead to few, and the names of errors; the other causes."""
         try:
-            return self._halved(document, use, causes, allowance, ids)
+            return _planned_anew(partial(self._halved, document, use, causes, allowance, ids))
         except psycopg.Error as error:
             if decide(error) is not Action.PARK:
                 raise
@@ -256,12 +260,14 @@ class AffectedReader:
             use = document.dependencies.tables[relation]
             if any(id_ in _keys(some, column) for column in use.id_columns):
                 return True
-            if use.affected:
-                query = sql.SQL(_TOUCHES).format(affected=_affected(use))
-                with following(self._connection, document, lock_seconds=STAGE_LOCK_SECONDS):
-                    if value(self._connection, query, (Change.dump_images(some), id_)):
-                        return True
+            if use.affected and _planned_anew(partial(self._leads_to, document, use, some, id_)):
+                return True
         return False
+
+    def _leads_to(self, document: Document, use: TableUse, changes: Sequence[Change], id_: str) -> bool:
+        query = sql.SQL(_TOUCHES).format(affected=_affected(use))
+        with following(self._connection, document, lock_seconds=STAGE_LOCK_SECONDS):
+            return bool(value(self._connection, query, (Change.dump_images(changes), id_)))
 
 
 def touched_by(document: Document, relations: Iterable[str]) -> sql.Composed:
@@ -271,6 +277,20 @@ def touched_by(document: Document, relations: Iterable[str]) -> sql.Composed:
         _affected(one, _CAUSE.format(relation=sql.Literal(one.relation).as_string())) for one in uses
     ]
     return sql.SQL(_TOUCHED_BY).format(affected=sql.SQL(" UNION ALL ").join(parts or [sql.SQL(_NOTHING)]))
+
+
+def _planned_anew(ask: Callable[[], _Answer]) -> _Answer:
+    """What a question in a transaction of its own comes to; asked once more if it may have been planned too long ago.
+
+    Postgres does not plan anew when a table is altered of which a statement has only the row type. Nothing is prepared
+    any more on a connection whose transaction has failed: psycopg sees to that.
+    """
+    try:
+        return ask()
+    except DocumentError as error:
+        if not isinstance(error.__cause__, psycopg.ProgrammingError):
+            raise
+    return ask()
 
 
 def _affected(use: TableUse, rows: str = _ROWS) -> sql.Composed:

@@ -260,8 +260,10 @@ class AffectedReader:
             use = document.dependencies.tables[relation]
             if any(id_ in _keys(some, column) for column in use.id_columns):
                 return True
-            if use.affected and _planned_anew(partial(self._leads_to, document, use, some, id_)):
-                return True
+            if use.affected:
+                is_touched = _planned_anew(partial(self._leads_to, document, use, some, id_))
+                if is_touched:
+                    return True
         return False
 
     def _leads_to(self, document: Document, use: TableUse, changes: Sequence[Change], id_: str) -> bool:

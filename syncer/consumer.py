@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -33,7 +32,7 @@ from syncer.errors import LossError
 from syncer.rewrites import Rewrites
 from syncer.settings import KafkaSettings
 from syncer.threads import Threads
-from syncer.topic import ANSWER_SECONDS, Extent, Loss, Observer, common, id_of
+from syncer.topic import ANSWER_SECONDS, Extent, Loss, Observer, Question, common
 from syncer.traces import HEADER
 
 CLOSE_SECONDS = 2.0
@@ -98,7 +97,7 @@ class ChangeConsumer:
         self._done: dict[int, int] = {}
         self._epochs: dict[int, int] = {}
         self._id = ""
-        self._asked_for_id: Future[Any] | None = None
+        self._question: Question | None = None
         self._asked_at = self._committed_at = time.monotonic()
         self._failure: KafkaException | LossError | None = None
         self._is_closing = False
@@ -183,11 +182,11 @@ class ChangeConsumer:
         Raises:
             KafkaException: It is another one: what was read, and is to be read, is in neither of them.
         """
-        if self._asked_for_id is None and time.monotonic() - self._asked_at > _LOOK_SECONDS:
-            self._asked_for_id, self._asked_at = self.observer.soon_id(), time.monotonic()
-        if self._asked_for_id is None or not self._asked_for_id.done():
+        if self._question is None and time.monotonic() - self._asked_at > _LOOK_SECONDS:
+            self._question, self._asked_at = self.observer.soon_id(), time.monotonic()
+        if self._question is None or not self._question.is_over:
             return
-        id_, self._asked_for_id = id_of(self._asked_for_id), None
+        id_, self._question = self.observer.said(self._question), None
         if id_ is not None and self._id not in ("", id_):
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_ID))
 

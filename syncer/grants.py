@@ -18,7 +18,7 @@ from psycopg import sql
 from syncer import dependency, outbox, schema, store
 from syncer.definition import Definition
 from syncer.errors import DefinitionError, SourceError
-from syncer.postgres import Connection, value
+from syncer.postgres import Connection, names_in_full, value
 from syncer.shape import FUNCTION, Shapes
 from syncer.uses import Dependencies
 
@@ -273,8 +273,7 @@ def _on_schema(connection: Connection, name: sql.Identifier, duties: Collection[
 
 
 def _on_functions(connection: Connection, name: sql.Identifier, named: Collection[str]) -> Iterator[sql.Composed]:
-    with connection.transaction():
-        connection.execute("SET LOCAL search_path = pg_catalog")  # so that types are named in full
+    with names_in_full(connection):
         closed = connection.execute(_CLOSED_FUNCTIONS, (list(named),)).fetchall()
     for (one,) in closed:
         yield sql.SQL("GRANT EXECUTE ON FUNCTION {} TO {}").format(sql.SQL(one), name)  # quoted by Postgres itself

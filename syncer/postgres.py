@@ -160,6 +160,15 @@ def value(connection: Connection, query: str | sql.Composed, parameters: Sequenc
     return row[0]
 
 
+@contextmanager
+def names_in_full(connection: Connection) -> Iterator[None]:
+    """Inside, Postgres spells every name that is not its own with its schema, whatever search_path whoever asks has."""
+    with connection.transaction():
+        connection.execute("SET LOCAL search_path = pg_catalog")
+        yield
+        connection.execute("SET LOCAL search_path TO DEFAULT")  # the transaction may be a part of another
+
+
 _SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 _STATEMENTS = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _GIVE_UP = "SET LOCAL lock_timeout = {}"

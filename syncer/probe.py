@@ -25,7 +25,7 @@ from sqlglot.errors import SqlglotError
 
 from syncer.capturable import require_capturable
 from syncer.errors import DefinitionError
-from syncer.postgres import Connection, value
+from syncer.postgres import Connection, names_in_full, value
 
 _PREFIX = "CREATE TEMPORARY VIEW syncer_probe AS\n"
 _COLUMNS = """
@@ -216,8 +216,7 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
     Raises:
         DefinitionError: Postgres refuses the query, or it reads something whose changes cannot be captured.
     """
-    with _as_view(connection, query, file):
-        connection.execute("SET LOCAL search_path = pg_catalog")  # from here on names come in full, whoever asks
+    with _as_view(connection, query, file), names_in_full(connection):
         columns: dict[str, str] = dict(connection.execute(_COLUMNS).fetchall())
         canonical, views, functions = _canonical(connection)
         parsed = _parsed([canonical, *(text for *_, text in views)])

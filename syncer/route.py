@@ -16,7 +16,7 @@ from sqlglot import exp
 from syncer.derivation import read_graph
 from syncer.errors import DefinitionError
 from syncer.graph import PLAIN_TYPES, Graph, Hop, Node, Path, numbers, of_one_row
-from syncer.postgres import Connection
+from syncer.postgres import Connection, names_in_full
 from syncer.probe import Probe
 from syncer.uses import Lookup
 
@@ -45,10 +45,8 @@ HAVING bool_or(y.refuses)
 
 def changed_rows(connection: Connection, relation: str) -> str:
     """The changed rows of a table, as an item of FROM that is yet to get its alias."""
-    with connection.transaction():
-        connection.execute("SET LOCAL search_path = pg_catalog")  # so that types are named in full
+    with names_in_full(connection):
         row = connection.execute(_WITHOUT_DOMAINS, (relation,)).fetchone()
-        connection.execute("SET LOCAL search_path TO DEFAULT")
     if row is None:
         return f"jsonb_populate_recordset(NULL::{relation}, {ROWS_MARK})"
     return f"(SELECT * FROM jsonb_to_recordset({ROWS_MARK}) AS changed ({row[0]}))"  # noqa: S608 - quoted by Postgres
@@ -190,8 +188,7 @@ class Routes:
 
     def _require_runs(self, query: str) -> None:
         try:
-            with self._connection.transaction():
-                self._connection.execute("SET LOCAL search_path = pg_catalog")
+            with names_in_full(self._connection):
                 self._connection.execute(sql.SQL("EXPLAIN " + query))
         except psycopg.ProgrammingError as error:
             raise DefinitionError(

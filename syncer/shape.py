@@ -16,7 +16,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from syncer.postgres import Connection
+from syncer.postgres import Connection, names_in_full
 
 # Postgres's own types (their oids are fixed, below 10000) have one name under any search_path, and are most of all:
 # what it takes to name another type, or another collation than the default, is looked up for those only.
@@ -65,8 +65,6 @@ JOIN pg_attribute AS a ON a.attrelid = to_regclass(asked.relation) AND a.attgene
                       AND (asked.columns ? a.attname::text OR asked.columns ? '*')
 JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 """
-_PIN = "SET LOCAL search_path = pg_catalog"
-_UNPIN = "SET LOCAL search_path TO DEFAULT"
 
 _KINDS = {
     "r": "a table",
@@ -154,11 +152,8 @@ def read(
 
 
 def _spelled(connection: Connection, query: str, asked: Sequence[object]) -> list[tuple[Any, ...]]:
-    with connection.transaction():
-        connection.execute(_PIN)
-        rows = connection.execute(query, asked).fetchall()
-        connection.execute(_UNPIN)
-    return rows
+    with names_in_full(connection):
+        return connection.execute(query, asked).fetchall()
 
 
 def read_again(connection: Connection, shapes: Shapes) -> dict[str, Shape]:

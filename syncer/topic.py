@@ -164,6 +164,26 @@ class Extent:
     end: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question for the topic's id that is on its way.
+
+    Args:
+        client: Who was asked.
+        answer: What is to come.
+        until: When it is over, answered or not, by `time.monotonic`.
+    """
+
+    client: _Admin
+    answer: Future[Any]
+    until: float
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is an answer, or none will come."""
+        return self.answer.done() or time.monotonic() >= self.until
+
+
 class Observer:
     """Asks Kafka about the topic, over connections that are kept while they answer. Safe to share between threads.
 
@@ -183,12 +203,20 @@ class Observer:
         Raises:
             KafkaException: Kafka does not answer, or refuses.
         """
-        with self._asking():
-            return _id(self._asked_for_id())
+        with self._asking() as admin:
+            return _id(self._described(admin))
 
-    def soon_id(self) -> Future[Any]:
-        """The same, for who does not wait: `id_of` says what has come of it."""
-        return self._asked_for_id()
+    def soon_id(self) -> Question:
+        """The same, for who does not wait: once it is over, `said` tells what has come of it."""
+        asked = self._admin
+        until = time.monotonic() + 2 * ANSWER_SECONDS
+        return Question(client=asked, answer=self._described(asked), until=until)
+
+    def said(self, question: Question) -> str | None:
+        """The topic's id; None if there is no answer, or none that says it."""
+        with suppress(KafkaException), self._asking(question.client):
+            return _id(question.answer, seconds=0)
+        return None
 
     def extents(self, partitions: Collection[int] | None = None) -> dict[int, Extent]:
         """What these partitions have, or all.
@@ -198,7 +226,7 @@ class Observer:
         """
         with self._asking() as admin:
             if partitions is None:
-                partitions = [one.id for one in answer(self._asked_for_id()).partitions]
+                partitions = [one.id for one in answer(self._described(admin)).partitions]
             if not partitions:
                 return {}
             return _extents(admin, [TopicPartition(self._settings.topic, one) for one in sorted(partitions)])
@@ -210,7 +238,7 @@ class Observer:
             KafkaException: Kafka does not answer, has no such topic, or refuses.
         """
         with self._asking() as admin:
-            places = [TopicPartition(self._settings.topic, one.id) for one in answer(self._asked_for_id()).partitions]
+            places = [TopicPartition(self._settings.topic, one.id) for one in answer(self._described(admin)).partitions]
             asked = admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), request_timeout=ANSWER_SECONDS)
             return {place.partition: answer(asked[place]).offset for place in places}
 
@@ -282,12 +310,12 @@ class Observer:
         return len(self.group().members)
 
     @contextmanager
-    def _asking(self) -> Iterator[_Admin]:
+    def _asking(self, client: _Admin | None = None) -> Iterator[_Admin]:
         """The client for questions, which is let go of if one has no answer: some, after an outage, never answer again.
 
         Seen with librdkafka 2.16: for two minutes, while others that were made meanwhile were answered at once.
         """
-        asked = self._admin
+        asked = client or self._admin
         try:
             yield asked
         except (KafkaException, TopicError) as error:
@@ -300,13 +328,13 @@ class Observer:
     def _offsets(self, places: list[TopicPartition]) -> list[TopicPartition]:
         """What the group has committed of them, of those of which it has any.
 
-        Asked by a consumer that does not join: an AdminClient's own question ends the process, by a fault of memory, if
-        the broker answers that it is not the group's coordinator, or not yet (seen with librdkafka 2.16).
+        Asked by a consumer that does not join, and is let go of if it has no answer. An AdminClient's own question ends
+        the process, by a fault of memory, if the broker answers that it is not the group's coordinator, or not yet
+        (seen with librdkafka 2.16).
         """
-        if self._outsider is None:
-            settings = {"group.id": self._settings.group, "enable.auto.commit": False, **common(self._settings)}
-            self._outsider = Consumer(settings, logger=telemetry.library_logger())
-        asking = self._outsider
+        settings = {"group.id": self._settings.group, "enable.auto.commit": False, **common(self._settings)}
+        asking = self._outsider or Consumer(settings, logger=telemetry.library_logger())
+        self._outsider = None
 
         def ask() -> list[TopicPartition]:
             found = asking.committed(places, timeout=ANSWER_SECONDS)
@@ -315,11 +343,13 @@ class Observer:
                     raise KafkaException(place.error)
             return [place for place in found if place.offset >= 0]
 
-        return _of_group(ask)
+        found = _of_group(ask)
+        self._outsider = asking
+        return found
 
-    def _asked_for_id(self) -> Future[Any]:
+    def _described(self, admin: _Admin) -> Future[Any]:
         name = self._settings.topic
-        asked: Future[Any] = self._admin.describe_topics(TopicCollection([name]), request_timeout=ANSWER_SECONDS)[name]
+        asked: Future[Any] = admin.describe_topics(TopicCollection([name]), request_timeout=ANSWER_SECONDS)[name]
         return asked
 
 
@@ -335,16 +365,9 @@ def answer(asked: Future[Any], *, seconds: float = 2 * ANSWER_SECONDS) -> Any:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None  # noqa: SLF001 - spelled so
 
 
-def id_of(asked: Future[Any]) -> str | None:
-    """What a question for the topic's id has come to: None if there is no answer yet, or none that says it."""
-    with suppress(KafkaException):
-        return _id(asked) if asked.done() else None
-    return None
-
-
-def _id(asked: Future[Any]) -> str | None:
+def _id(asked: Future[Any], *, seconds: float = 2 * ANSWER_SECONDS) -> str | None:
     try:
-        return str(answer(asked).topic_id).translate(_AS_IN_ADDRESSES)
+        return str(answer(asked, seconds=seconds).topic_id).translate(_AS_IN_ADDRESSES)
     except KafkaException as error:
         if error.args[0].code() in NO_SUCH_TOPIC:
             return None

@@ -106,3 +106,7 @@ def test_a_client_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyP
         with pytest.raises((KafkaException, TopicError)):
             ask()
         assert observer._admin is not asked
+    question = observer.soon_id()
+    wait_until(lambda: question.is_over, what="the question is over")
+    assert observer.said(question) is None
+    assert observer._admin is not question.client

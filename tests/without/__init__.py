@@ -1,7 +1,7 @@
 """Running tests with a rule taken out of syncer, to see them fail.
 
 The test runs in a process of its own, in which `sitecustomize`, beside this file, changes the text of a module as it
-is imported; so it does in every process that the test starts.
+is imported; so it does in every process that the test starts. `-rP` shows how each has failed: whether for the rule.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class WithoutRule(pytest.Item):
         closing = said.strip().rpartition("\n")[2]
         assert re.search(r"\b1 failed", closing), f"without its rule the test does not fail\n{said[-3000:]}"
         assert "error" not in closing, f"without its rule the test cannot run\n{said[-3000:]}"
+        self.add_report_section("call", "failure", said[-3000:])
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:  # noqa: ARG002 - the signature is pytest's
         """What went wrong, without this module's own lines."""

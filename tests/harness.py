@@ -367,7 +367,7 @@ class World:
         """What an application does: one transaction with this query."""
         with psycopg.connect(self.dsn) as connection:
             cursor = connection.execute(query, parameters or None)
-            return cursor.fetchall() if cursor.description else []
+            return cursor.fetchall() if cursor.description is not None else []
 
     @contextmanager
     def elasticsearch(self) -> Iterator[Elasticsearch]:

@@ -45,13 +45,14 @@ ground; a module knows only those below it:
     refresher    pages of jobs → documents: the other lane    backfill   a job, followed to its end
     watch        tables and triggers → documents that halt
     verify       documents against their SELECT; repair       drift      how two documents differ
+    looking      what differs, looked at again until it is known why
     listing      which documents a job writes: pages          job_pages  taken by lanes, finished, given back
     pipeline     composing while others are written           pace       how many at once
     gathering    … until enough changes are together
     writer       ids → written documents: the version rule
     refusal      what Elasticsearch's mean                    parking      documents at fault, set aside
     session      a writer's connection, and its lives
-    owing        which jobs may yet come to a document
+    owing        which jobs may yet come to a document        transit    whether what was committed is handled
     affected     changes → ids, if they are few               compose    ids → documents, in one snapshot
     halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are
     unwell       an index that takes no documents for now: its changes wait in a job

@@ -265,7 +265,7 @@ SHORT_WAITS = Rule(
 
 LOOKED_AT_AGAIN = Rule(
     "what differs is looked at again until it has stayed so for a while",
-    module="syncer.verify",
+    module="syncer.looking",
     text="ripe_at = time.monotonic() - self.settle_seconds",
     instead="ripe_at = time.monotonic()",
 )

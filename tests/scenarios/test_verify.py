@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -591,3 +592,24 @@ def test_an_id_that_no_document_can_have_is_a_drift_of_its_own(world: World) -> 
     report = run(world)
     assert report.documents == 2
     assert [(one.id, one.kind, one.cause) for one in report.drifts] == [("", Kind.MISSING, Cause.PARKED)]
+
+
+def test_documents_nested_hundreds_deep_are_compared(world: World, client: Elasticsearch) -> None:
+    """What differs in them is named, and explained, and shown, as far as that can be."""
+    levels = 900
+    (world.document_folder / "select.sql").write_text("SELECT p.id AS _id, p.body::json AS deep FROM posts AS p")
+    body = {"mappings": {"properties": {"deep": {"type": "object", "enabled": False}}}}
+    (world.document_folder / "index.json").write_text(json.dumps(body))
+    ours, theirs = (f"{'[' * levels}{leaf}{']' * levels}" for leaf in (1, 2))
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'a', %s)", ours)
+    world.apply()
+    handled(world)
+    assert run(world).holds
+    client.index(index=world.alias, id="1", document={"deep": json.loads(theirs)})
+    (found,) = run(world, values=True).drifts
+    assert [(one.path, one.expected, one.held) for one in found.differences] == [(f"deep{'[0]' * levels}", "1", "2")]
+    for command in (("verify", "--settle", "0"), ("explain", "blogpost", "1")):
+        for options in (["--values"], ["--values", "--json"]):
+            ended = world.syncer(*command, *options)
+            assert (ended.returncode, ended.stderr) == (1, ""), ended.stderr[-2000:]

@@ -85,8 +85,9 @@ ground; a module knows only those below it:
     threads      work beside a stage                          link       a stage's connection to Postgres
     schema       migrations                                   postgres   connections
     telemetry    which events are logged, and how             traces     … and what each batch was, as spans
-    metrics      what is counted and measured                 repeated   said once, and then counted
-    searchable   how long until a search finds it             settings   config/syncer.yaml and the environment
+    metrics      what is counted and measured                 collectors its kinds
+    repeated     said once, and then counted                  settings   config/syncer.yaml and the environment
+    searchable   how long until a search finds it
     events       what each line of the log means              secret_files  settings that are the content of a file
     model        what stages hand to one another              errors     the tree of errors
     sandbox      real servers to try it on

@@ -165,9 +165,7 @@ def verify(
             values=values,
             pause=pause,
         )
-        passing = _Pass(
-            document=document, index=index, streaming=streaming, page=page, progress=progress, owed=looking.owed
-        )
+        passing = _Pass.before(looking, streaming=streaming, page=page, progress=progress)
         _verify(passing, looking, repair, report)
     report.seconds = time.monotonic() - began
     return report
@@ -252,6 +250,18 @@ class _Pass:
     progress: Callable[[int], None]
     owed: Owed
     documents: int = 0
+
+    @classmethod
+    def before(cls, looking: Looking, *, streaming: Connection, page: int, progress: Callable[[int], None]) -> _Pass:
+        """One whose suspects are looked at by that."""
+        return cls(
+            document=looking.document,
+            index=looking.index,
+            streaming=streaming,
+            page=page,
+            progress=progress,
+            owed=looking.owed,
+        )
 
     def run(self) -> set[str]:
         """The ids of what differs; if they are too many, those of the first."""

@@ -45,13 +45,14 @@ ground; a module knows only those below it:
     refresher    pages of jobs → documents: the other lane    backfill   a job, followed to its end
     watch        tables and triggers → documents that halt
     verify       documents against their SELECT; repair       drift      how two documents differ
+    looking      what differs, looked at again until it is known why
     listing      which documents a job writes: pages          job_pages  taken by lanes, finished, given back
     pipeline     composing while others are written           pace       how many at once
     gathering    … until enough changes are together
     writer       ids → written documents: the version rule
     refusal      what Elasticsearch's mean                    parking      documents at fault, set aside
     session      a writer's connection, and its lives
-    owing        which jobs may yet come to a document
+    owing        which jobs may yet come to a document        transit    whether what was committed is handled
     affected     changes → ids, if they are few               compose    ids → documents, in one snapshot
     halting      a document that cannot go on                 reading    a snapshot of tables that stay as they are
     unwell       an index that takes no documents for now: its changes wait in a job
@@ -84,8 +85,9 @@ ground; a module knows only those below it:
     threads      work beside a stage                          link       a stage's connection to Postgres
     schema       migrations                                   postgres   connections
     telemetry    which events are logged, and how             traces     … and what each batch was, as spans
-    metrics      what is counted and measured                 repeated   said once, and then counted
-    searchable   how long until a search finds it             settings   config/syncer.yaml and the environment
+    metrics      what is counted and measured                 collectors its kinds
+    repeated     said once, and then counted                  settings   config/syncer.yaml and the environment
+    searchable   how long until a search finds it
     events       what each line of the log means              secret_files  settings that are the content of a file
     model        what stages hand to one another              errors     the tree of errors
     sandbox      real servers to try it on

@@ -68,23 +68,12 @@ def carry_out(
         _require_planned_on(decided, connection)
         indices.prepare()
         _clear_away(connection, indices, decided.leftovers, tell)
-        steps = [
-            dataclasses.replace(step, document=_with_index(connection, indices, step, tell))
-            if step.is_new_generation
-            else step
-            for step in decided.steps
-            if step.change is not Change.UNCHANGED
-        ]
+        steps = list(_with_indices(connection, indices, decided.steps, tell))
         # Once triggers are back, nothing else tells that they were gone.
         missed = [one for one in store.documents(connection) if decided.in_force.lost & one.dependencies.tables.keys()]
         jobs.mark_unfilled(connection, [one.index_name for one in missed])
         too_wide = _capture(connection, decided.captures, tell, timeout_seconds=timeout_seconds)
-        for building in decided.abandoned:
-            withdraw(connection, indices, building)
-            tell(f"index {building.index_name} is built no more")
-        for document in decided.removed:
-            _remove(connection, indices, document)
-            tell(f"index {document.index_name} of {document.name} is dropped")
+        _drop(connection, indices, decided, tell)
         with connection.transaction():
             fills = [_put_in_force(connection, step) for step in steps]
             _refresh(connection, missed, tell)
@@ -94,6 +83,27 @@ def carry_out(
             capture.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=tell)
             tell(f"released {relation}")
     return fills
+
+
+def _with_indices(
+    connection: Connection, indices: Indices, steps: Iterable[Step], tell: Callable[[str], None]
+) -> Iterator[Step]:
+    """The steps that change anything, with the indices that they need, which are there then."""
+    for step in steps:
+        if step.is_new_generation:
+            yield dataclasses.replace(step, document=_with_index(connection, indices, step, tell))
+        elif step.change is not Change.UNCHANGED:
+            yield step
+
+
+def _drop(connection: Connection, indices: Indices, decided: Plan, tell: Callable[[str], None]) -> None:
+    """Put out of force what is not wanted any more."""
+    for building in decided.abandoned:
+        withdraw(connection, indices, building)
+        tell(f"index {building.index_name} is built no more")
+    for document in decided.removed:
+        _remove(connection, indices, document)
+        tell(f"index {document.index_name} of {document.name} is dropped")
 
 
 def _require_planned_on(decided: Plan, connection: Connection) -> None:

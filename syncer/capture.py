@@ -226,17 +226,18 @@ def install(
     if has_triggers and (before is None or not _covers(before, capture)):
         _wait_for_writers(connection, capture.relation, deadline, waiting)
     # Last, so that whoever is interrupted before waits for the writers again.
-    connection.execute(
-        _PUT,
-        (
-            capture.relation,
-            list(capture.key),
-            sorted(capture.watched),
-            sorted(capture.routing),
-            capture.aggregate,
-            capture.aggregate_column,
-            files,
-        ),
+    connection.execute(_PUT, (*_columns(capture), files))
+
+
+def _columns(capture: Capture) -> tuple[object, ...]:
+    """As they are remembered."""
+    return (
+        capture.relation,
+        list(capture.key),
+        sorted(capture.watched),
+        sorted(capture.routing),
+        capture.aggregate,
+        capture.aggregate_column,
     )
 
 

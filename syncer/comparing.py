@@ -75,6 +75,7 @@ def _compared(
                 parts.connect,
                 document,
                 index=parts.index,
+                kafka=parts.settings.kafka,
                 settle_seconds=settle_seconds,
                 sample=sample,
                 values=values,

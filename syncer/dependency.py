@@ -25,6 +25,7 @@ _ROWS = "%(rows)s"
 
 # Columns that say what and where a document is.
 _NO_FIELDS = frozenset({"_id", "_routing"})
+_FLOATS = frozenset({"real", "double precision"})
 
 
 def analyse(connection: Connection, definition: Definition) -> Dependencies:
@@ -75,6 +76,12 @@ def _require_columns(file: str, columns: dict[str, str]) -> None:
         raise DefinitionError(
             f"{file} has no column _id",
             hint="Name the document's id so, as in: SELECT p.id AS _id, … FROM posts AS p",
+        )
+    if columns["_id"] in _FLOATS:
+        raise DefinitionError(
+            f"{file}: _id is of type {columns['_id']}, of which 0 and -0 are equal, and would be two documents",
+            hint="Have another column for it, of integers, numerics or texts. A cast in the SELECT does not help:\n"
+            "a change says which row it is in JSON, where there is no -0.",
         )
     reserved = [name for name in columns if name.startswith("_") and name not in _NO_FIELDS]
     if reserved:

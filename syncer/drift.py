@@ -1,7 +1,8 @@
 """Drift: how a document in Elasticsearch differs from what its SELECT says, to the field.
 
 Compares values as JSON has them: numbers by their value, however long; the order of an object's keys, and how
-something is spelled, do not matter.
+something is spelled, do not matter. What is nested deeper than Python's parser goes, about 900 levels, is compared
+by its bytes alone, and what differs within it is not named: its path is `TOO_DEEP`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 from syncer.compose import Row
 from syncer.holdings import Copy
 from syncer.model import Place
 
+TOO_DEEP = "…"
 _DIFFERENCES_MAX = 20
 _VALUE_CHARACTERS_MAX = 80
+_NOTHING = object()
 
 
 class Kind(StrEnum):
@@ -164,11 +167,19 @@ def compare(
 
 def _is_same(expected: bytes, held: bytes) -> bool:
     # Elasticsearch keeps the bytes that we wrote, so that parsing is for what somebody else wrote.
-    return expected == held or next(_differences("", _parsed(expected), _parsed(held)), None) is None
+    if expected == held:
+        return True
+    try:
+        return next(_differences("", _parsed(expected), _parsed(held)), None) is None
+    except RecursionError:
+        return False
 
 
 def _differing(expected: bytes, held: bytes, *, values: bool) -> tuple[tuple[str, ...], tuple[Difference, ...]]:
-    left, right = _parsed(expected), _parsed(held)
+    try:
+        left, right = _parsed(expected), _parsed(held)
+    except RecursionError:
+        return (), (Difference(path=TOO_DEEP, how=How.CHANGED),)
     found = _differences("", left, right)
     named = tuple(islice((one if values else _hidden(one) for one in found), _DIFFERENCES_MAX))
     return _names(left, right), named
@@ -188,24 +199,24 @@ def _hidden(difference: Difference) -> Difference:
 
 
 def _differences(path: str, left: Any, right: Any) -> Iterator[Difference]:
-    if isinstance(left, dict) and isinstance(right, dict):
-        for name in sorted(left.keys() | right.keys()):
-            yield from _member(f"{path}.{name}" if path else name, name, left, right)
-    elif isinstance(left, list) and isinstance(right, list):
-        before, after = dict(enumerate(left)), dict(enumerate(right))
-        for number in range(max(len(left), len(right))):
-            yield from _member(f"{path}[{number}]", number, before, after)
-    elif isinstance(left, bool) is not isinstance(right, bool) or left != right:  # to Python, true equals 1
-        yield Difference(path=path, how=How.CHANGED, expected=_shown(left), held=_shown(right))
-
-
-def _member(path: str, key: Any, left: dict[Any, Any], right: dict[Any, Any]) -> Iterator[Difference]:
-    if key not in right:
-        yield Difference(path=path, how=How.MISSING, expected=_shown(left[key]))
-    elif key not in left:
-        yield Difference(path=path, how=How.EXTRA, held=_shown(right[key]))
-    else:
-        yield from _differences(path, left[key], right[key])
+    """In the order of the document. What is left to compare is a list of ours: documents may be nested very deep."""
+    left_to_do = [(path, left, right)]
+    while left_to_do:
+        path, left, right = left_to_do.pop()
+        if isinstance(left, dict) and isinstance(right, dict):
+            names = sorted(left.keys() | right.keys(), reverse=True)
+            left_to_do += [
+                (f"{path}.{one}" if path else one, left.get(one, _NOTHING), right.get(one, _NOTHING)) for one in names
+            ]
+        elif isinstance(left, list) and isinstance(right, list):
+            pairs = list(enumerate(zip_longest(left, right, fillvalue=_NOTHING)))
+            left_to_do += [(f"{path}[{number}]", *pair) for number, pair in reversed(pairs)]
+        elif right is _NOTHING:
+            yield Difference(path=path, how=How.MISSING, expected=_shown(left))
+        elif left is _NOTHING:
+            yield Difference(path=path, how=How.EXTRA, held=_shown(right))
+        elif isinstance(left, bool) is not isinstance(right, bool) or left != right:  # to Python, true equals 1
+            yield Difference(path=path, how=How.CHANGED, expected=_shown(left), held=_shown(right))
 
 
 def _parsed(source: bytes) -> Any:
@@ -225,6 +236,9 @@ def _plain(number: Decimal) -> int | float:
 
 
 def _shown(value: Any) -> str:
-    text = str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False, default=_plain)
+    try:
+        text = str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False, default=_plain)
+    except RecursionError:
+        return TOO_DEEP
     text = text.encode(errors="replace").decode()  # half of a surrogate pair cannot be shown
     return text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 1] + "…"

@@ -184,7 +184,7 @@ class Filling:
 
     def _require_acceptable(self, building: Document, report: VerifyReport) -> None:
         """Refuse an index that differs, unless in no more than what the one that serves lacks too, or was accepted."""
-        ids = [drift.id for drift in report.drifts]
+        ids = [drift.id for drift in (*report.drifts, *report.coming)]
         connection = self._parts.connection
         parked = set(dead_letters.errors(connection, building.index_name, ids))
         served = store.served(connection)[building.name]

@@ -42,6 +42,7 @@ def show_verify(console: Console, report: VerifyReport, owed: Sequence[Job] = ()
     for said in _remarks(report, owed):
         console.print(said, soft_wrap=True)
     _show_drifts(console, report.repaired, style="dim")
+    _show_drifts(console, report.coming, style="yellow")
     _show_drifts(console, report.drifts, style="")
     for advice in _advices(report):
         console.print(escape(advice), style="dim", soft_wrap=True)
@@ -50,9 +51,10 @@ def show_verify(console: Console, report: VerifyReport, owed: Sequence[Job] = ()
 def _verdict(report: VerifyReport) -> str:
     took = f"({report.seconds:.1f} s, {report.documents_per_second:,.0f} documents/s)"
     sampled = "" if report.sampled is None else " of a sample"
-    if report.holds:
-        if report.owed:
-            return f"[green]{report.document}: nothing has drifted[/], of {report.documents:,} compared{sampled} {took}"
+    if not report.has_drifted:
+        if report.coming or report.owed:
+            nothing = "[yellow]{}: nothing is known to have" if report.coming else "[green]{}: nothing has"
+            return f"{nothing.format(report.document)} drifted[/], of {report.documents:,} compared{sampled} {took}"
         equal = _counted(report.documents, "equals its", "equal their", sampled)
         return f"[green]{report.document}: {equal} SELECT[/] {took}"
     at_least = "" if report.is_complete else "at least "
@@ -75,6 +77,11 @@ def _remarks(report: VerifyReport, owed: Sequence[Job]) -> Iterator[str]:
         for job in owed:
             if job.is_paused and job.id in report.owed_by:
                 yield f"[yellow]Job {job.id} ({escape(job.reason)}) is paused[/]; to go on: syncer jobs resume {job.id}"
+    if report.coming:
+        yield (
+            f"[yellow]{_counted(len(report.coming), 'differs', 'differ')}, and whether that is drift is not known[/]: "
+            f"changes may be on the way, and nothing moves ({escape(report.awaited)}). To see why: syncer status"
+        )
     if report.moving:
         some = ", ".join(report.moving[:_MOVING_SHOWN_MAX]) + (" …" if len(report.moving) > _MOVING_SHOWN_MAX else "")
         written = _counted(len(report.moving), "was", "were")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from syncer import metrics, outbox, overview, verification
-from syncer.metrics import Metric
+from syncer.collectors import Metric
 from syncer.model import Role
 from syncer.outbox import Room
 from syncer.overview import Held, Queued, Stored

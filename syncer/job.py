@@ -49,6 +49,7 @@ WHERE {which}
 """
 _ONE = sql.SQL("j.id = $1")
 _OF_INDEX = UNFINISHED + sql.SQL(" AND (j.index_name = $1 OR $1 IS NULL) ORDER BY j.id")
+_FIRST_UNFINISHED = UNFINISHED + sql.SQL(" ORDER BY j.id LIMIT $1")
 _LOCKED_NEW_OF_INDEX = sql.SQL("j.state = 'new' AND j.index_name = $1 ORDER BY j.id FOR NO KEY UPDATE OF j")
 _LOCKED_OF_INDEX = UNFINISHED + sql.SQL(" AND j.index_name = $1 ORDER BY j.id FOR NO KEY UPDATE OF j")
 _OF_IDS = sql.SQL("j.id = ANY ($1) ORDER BY j.id")
@@ -63,7 +64,7 @@ SELECT d.index_name FROM syncer.document AS d
 WHERE d.filled_at IS NULL AND NOT EXISTS (
     SELECT FROM syncer.job AS j WHERE j.index_name = d.index_name AND j.fills AND {unfinished})
 """).format(unfinished=UNFINISHED)
-_FINISHED = sql.SQL("NOT (") + UNFINISHED + sql.SQL(") ORDER BY j.finished_at DESC, j.id DESC")
+_FINISHED = sql.SQL("NOT (") + UNFINISHED + sql.SQL(") ORDER BY j.finished_at DESC, j.id DESC LIMIT $1")
 # A load that truncates one table after the other makes two refreshes, not one for each table: the second one waits to
 # begin, and is joined by all others, until the first one is through. Those that take least long to list come first.
 # While an index is unwell nothing is listed, so that what comes meanwhile is taken up by few jobs.
@@ -263,9 +264,9 @@ def unfilled(connection: Connection) -> set[str]:
     return {row[0] for row in connection.execute(_UNFILLED)}
 
 
-def recent(connection: Connection) -> list[Job]:
-    """The unfinished, oldest first, and then the finished that are remembered, last first."""
-    return unfinished(connection) + _read(connection, _FINISHED)
+def recent(connection: Connection, *, unfinished_max: int | None = None, finished_max: int | None = None) -> list[Job]:
+    """The unfinished, oldest first, and then the finished that are remembered, last first; all, or so many of each."""
+    return _read(connection, _FIRST_UNFINISHED, unfinished_max) + _read(connection, _FINISHED, finished_max)
 
 
 def locked_unfinished(connection: Connection, index_name: str) -> list[Job]:

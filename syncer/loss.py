@@ -104,6 +104,11 @@ class Known:
     ends: dict[int, int]
 
 
+def has_begun(connection: Connection) -> bool:
+    """Whether any topic was ever known: if not, no relay has published anything."""
+    return connection.execute(_KNOWN).fetchone() is not None
+
+
 def known(connection: Connection, settings: KafkaSettings) -> Known | None:
     """The topic as it is known; None if it is not."""
     row = connection.execute(_STANDING, (settings.topic,)).fetchone()

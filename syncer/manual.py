@@ -17,22 +17,25 @@ class Ending:
         examples: Command lines.
         zero: When the exit code is 0.
         one: When it is 1, besides for errors.
+        three: When it is 3.
     """
 
     examples: tuple[str, ...]
     zero: str
     one: str = ""
+    three: str = ""
 
     @property
     def text(self) -> str:
         """In paragraphs, as Typer's epilogs are."""
         one = f" 1 {self.one}, or for an error." if self.one else " 1 for an error."
+        three = f" 3 {self.three}." if self.three else ""
         lines = ["Examples:", *(f"  {example}" for example in self.examples)]
-        return "\n\n".join([*lines, f"Exit code: 0 {self.zero};{one} 2 if it was mistyped."])
+        return "\n\n".join([*lines, f"Exit code: 0 {self.zero};{one} 2 if it was mistyped.{three}"])
 
 
-def _of(*examples: str, zero: str, one: str = "") -> Ending:
-    return Ending(examples=examples, zero=zero, one=one)
+def _of(*examples: str, zero: str, one: str = "", three: str = "") -> Ending:
+    return Ending(examples=examples, zero=zero, one=one, three=three)
 
 
 ENDINGS = {
@@ -81,8 +84,9 @@ ENDINGS = {
         "syncer verify",
         "syncer verify blogpost --sample 1000",
         "syncer verify blogpost --repair --json",
-        zero="if every document equals its SELECT",
-        one="if one does not",
+        zero="if every document equals its SELECT, or is known to be on its way to it",
+        one="if one has drifted",
+        three="if that is not known of all",
     ),
     "explain": _of(
         "syncer explain blogpost 7",

@@ -14,176 +14,19 @@ stages and the unfinished jobs, and on nothing else. A batch of changes costs so
 
 from __future__ import annotations
 
-import threading
 import time
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-    exposition,
-)
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import Counter, ProcessCollector, exposition
+
+from syncer import collectors
+from syncer.collectors import REGISTRY, Delays, Question, Survey, counter, gauge, histogram
 
 CONTENT_TYPE: Final = exposition.CONTENT_TYPE_LATEST
-REGISTRY: Final = CollectorRegistry()
-"""Syncer's own: nothing else of the process is in it."""
-
-_DELAYS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-_WORK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_NOT_YET = "a"  # a metric's name is its key in the registry; this is no name of one
-
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series of each, which nobody asks for
-
-
-class Question(StrEnum):
-    """What an operator asks."""
-
-    KEEPING_UP = "Is it keeping up?"
-    STUCK = "Is anything stuck?"
-    WRONG = "Is anything wrong?"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One metric, as it is scraped.
-
-    Args:
-        name: Its name; that of a counter ends in ``_total``.
-        kind: ``counter``, ``gauge`` or ``histogram``.
-        labels: The names of its labels.
-        question: Which question it answers.
-        meaning: What it says.
-        is_surveyed: Whether it is asked of the servers, and so the same in every daemon.
-    """
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    question: Question
-    meaning: str
-    is_surveyed: bool = False
-
-    @property
-    def series(self) -> tuple[str, ...]:
-        """The names that a query may use."""
-        if self.kind == "histogram":
-            return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
-        return (self.name,)
-
-
-CATALOGUE: Final[dict[str, Metric]] = {}
+CATALOGUE: Final = collectors.CATALOGUE
 """Every metric, by its name."""
-
-
-def _noted(
-    name: str, kind: str, question: Question, meaning: str, labels: Sequence[str] = (), *, is_surveyed: bool = False
-) -> Metric:
-    made = Metric(
-        name=name, kind=kind, labels=tuple(labels), question=question, meaning=meaning, is_surveyed=is_surveyed
-    )
-    CATALOGUE[name] = made
-    return made
-
-
-def _counter(name: str, question: Question, meaning: str, *labels: str) -> Counter:
-    _noted(name, "counter", question, meaning, labels)
-    return Counter(name.removesuffix("_total"), meaning, labels, registry=REGISTRY)
-
-
-def _gauge(name: str, question: Question, meaning: str, *labels: str) -> Gauge:
-    _noted(name, "gauge", question, meaning, labels)
-    return Gauge(name, meaning, labels, registry=REGISTRY)
-
-
-def _histogram(name: str, question: Question, meaning: str) -> Histogram:
-    _noted(name, "histogram", question, meaning)
-    return Histogram(name, meaning, buckets=_WORK, registry=REGISTRY)
-
-
-class Delays(Collector):
-    """A histogram that takes the delays of a whole batch at once. Safe to share between threads.
-
-    Args:
-        name: The metric's.
-        meaning: What it says.
-    """
-
-    def __init__(self, name: str, meaning: str) -> None:
-        self._metric = _noted(name, "histogram", Question.KEEPING_UP, meaning)
-        self._within = [0] * len(_DELAYS)
-        self._count = 0
-        self._sum = 0.0
-        self._lock = threading.Lock()
-        REGISTRY.register(self)
-
-    def note(self, seconds: Iterable[float]) -> None:
-        """Count these; that a clock is behind another makes nothing less."""
-        ordered = sorted(seconds)
-        within = [bisect_right(ordered, bound) for bound in _DELAYS]
-        with self._lock:
-            self._within = [before + more for before, more in zip(self._within, within, strict=True)]
-            self._count += len(ordered)
-            self._sum += max(0.0, sum(ordered))
-
-    def describe(self) -> Iterator[HistogramMetricFamily]:
-        """Its name, for the registry."""
-        yield HistogramMetricFamily(self._metric.name, self._metric.meaning)
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        """What was counted so far."""
-        with self._lock:
-            within, count, total = self._within, self._count, self._sum
-        buckets = [(str(bound), number) for bound, number in zip(_DELAYS, within, strict=True)]
-        yield HistogramMetricFamily(
-            self._metric.name, self._metric.meaning, buckets=[*buckets, ("+Inf", count)], sum_value=total
-        )
-
-
-Values = Mapping[Metric, Mapping[tuple[str, ...], float]]
-"""Of each metric, its value by those of its labels."""
-
-
-class Survey(Collector):
-    """What the survey found last, shown until it finds something else. Safe to share between threads."""
-
-    def __init__(self) -> None:
-        self._metrics: list[Metric] = []
-        self._values: Values = {}
-        REGISTRY.register(self)
-
-    def metric(self, name: str, question: Question, meaning: str, *labels: str) -> Metric:
-        """One more that it shows."""
-        made = _noted(name, "gauge", question, meaning, labels, is_surveyed=True)
-        self._metrics.append(made)
-        return made
-
-    def show(self, values: Values) -> None:
-        """Show these, and nothing that was shown before."""
-        self._values = values
-
-    def describe(self) -> Iterator[GaugeMetricFamily]:
-        """No name as yet, for the registry: each is unlike all others, since `CATALOGUE` has it once."""
-        yield GaugeMetricFamily(_NOT_YET, "")
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """What is shown."""
-        values = self._values
-        for one in self._metrics:
-            family = GaugeMetricFamily(one.name, one.meaning, labels=one.labels)
-            for labels, value in values.get(one, {}).items():
-                family.add_metric(labels, value)
-            yield family
-
 
 ProcessCollector(registry=REGISTRY)
 SURVEYED: Final = Survey()
@@ -203,32 +46,32 @@ INDEXED_TO_SEARCHABLE: Final = Delays(
     "syncer_worker_indexed_to_searchable_seconds",
     "From the answer of Elasticsearch until a search finds the document: its refresh_interval, mostly.",
 )
-_PUBLISHED = _counter(
+_PUBLISHED = counter(
     "syncer_relay_published_changes_total", Question.KEEPING_UP, "Changes that Kafka has acknowledged."
 )
-_RELAY_BATCH = _histogram(
+_RELAY_BATCH = histogram(
     "syncer_relay_batch_seconds", Question.KEEPING_UP, "From the query of a batch until its cursor is saved."
 )
-_HANDLED = _counter("syncer_worker_handled_changes_total", Question.KEEPING_UP, "Changes that are done.")
-_WORKER_BATCH = _histogram(
+_HANDLED = counter("syncer_worker_handled_changes_total", Question.KEEPING_UP, "Changes that are done.")
+_WORKER_BATCH = histogram(
     "syncer_worker_batch_seconds", Question.KEEPING_UP, "From the receipt of a batch until all of it is written."
 )
-_WORKER_COMPOSE = _histogram(
+_WORKER_COMPOSE = histogram(
     "syncer_worker_compose_seconds", Question.KEEPING_UP, "How much of that Postgres took to read documents."
 )
-_WORKER_INDEX = _histogram(
+_WORKER_INDEX = histogram(
     "syncer_worker_index_seconds",
     Question.KEEPING_UP,
     "What Elasticsearch took for a batch: its requests are sent side by side, so that this may be more than all of it.",
 )
-_WORKER_DOCUMENTS = _counter(
+_WORKER_DOCUMENTS = counter(
     "syncer_worker_written_documents_total",
     Question.KEEPING_UP,
     "Documents that live changes touched, by what became of them: indexed, deleted, superseded (something at least as "
     "new was there), parked.",
     "outcome",
 )
-_REFRESHER_DOCUMENTS = _counter(
+_REFRESHER_DOCUMENTS = counter(
     "syncer_refresher_written_documents_total", Question.KEEPING_UP, "The same of documents of jobs.", "outcome"
 )
 OUTBOX_WAITING: Final = SURVEYED.metric(
@@ -274,11 +117,11 @@ JOB_ETA: Final = SURVEYED.metric(
 
 # Is anything stuck?
 
-_LEADS = _gauge("syncer_relay_leads", Question.STUCK, "1 if the relay of this daemon leads, 0 if it stands by.")
+_LEADS = gauge("syncer_relay_leads", Question.STUCK, "1 if the relay of this daemon leads, 0 if it stands by.")
 LEADERS: Final = SURVEYED.metric(
     "syncer_relay_leaders", Question.STUCK, "1 if a relay leads, of whatever daemon; 0 if none does."
 )
-_PROGRESS = _gauge(
+_PROGRESS = gauge(
     "syncer_stage_progress_timestamp_seconds",
     Question.STUCK,
     "When a stage has last done something: published, written, finished a page; in Unix time.",
@@ -290,7 +133,7 @@ BEAT: Final = SURVEYED.metric(
     "When a stage was last seen to go on, be it only to wait or to try again; in Unix time.",
     "stage",
 )
-_TROUBLED = _gauge(
+_TROUBLED = gauge(
     "syncer_stage_is_troubled", Question.STUCK, "1 while a stage tries the same again and again.", "stage"
 )
 ANSWERED: Final = SURVEYED.metric(
@@ -343,8 +186,8 @@ JOB_PAUSED: Final = SURVEYED.metric(
 
 # Is anything wrong?
 
-_RETRIES = _counter("syncer_stage_retries_total", Question.WRONG, "Attempts that failed and were made again.", "stage")
-_PARKED = _counter(
+_RETRIES = counter("syncer_stage_retries_total", Question.WRONG, "Attempts that failed and were made again.", "stage")
+_PARKED = counter(
     "syncer_writer_parked_documents_total",
     Question.WRONG,
     "Documents that could not be written and became dead letters.",
@@ -353,23 +196,23 @@ _PARKED = _counter(
 DEAD_LETTERS: Final = SURVEYED.metric(
     "syncer_document_dead_letters", Question.WRONG, "Documents that are parked now.", "document"
 )
-_UNREADABLE = _counter(
+_UNREADABLE = counter(
     "syncer_worker_unreadable_records_total", Question.WRONG, "Records of the topic that were no changes."
 )
 UNREADABLE: Final = SURVEYED.metric(
     "syncer_topic_unreadable_records", Question.WRONG, "Such records that nobody has decided on."
 )
-_UNPLACED = _counter(
+_UNPLACED = counter(
     "syncer_worker_unplaced_batches_total",
     Question.WRONG,
     "Batches on which an affects query failed, so that all of the document was refreshed.",
     "document",
 )
-_LOSSES = _counter("syncer_topic_losses_total", Question.WRONG, "How often records were gone before they were handled.")
+_LOSSES = counter("syncer_topic_losses_total", Question.WRONG, "How often records were gone before they were handled.")
 EPOCH: Final = SURVEYED.metric(
     "syncer_incarnation_epoch", Question.WRONG, "The epoch of versions; it grows with each failover and restore."
 )
-_JOB_FAILURES = _counter(
+_JOB_FAILURES = counter(
     "syncer_job_failures_total", Question.WRONG, "Jobs that failed for a reason that nobody foresaw."
 )
 DRIFTED: Final = SURVEYED.metric(
@@ -438,10 +281,10 @@ def pages_written(stage: str, outcomes: Mapping[str, int]) -> None:
     progressed(stage)
 
 
-def _count(counter: Counter, outcomes: Mapping[str, int]) -> None:
+def _count(by_outcome: Counter, outcomes: Mapping[str, int]) -> None:
     for outcome, number in outcomes.items():
         if number:
-            counter.labels(outcome).inc(number)
+            by_outcome.labels(outcome).inc(number)
 
 
 def progressed(stage: str) -> None:
@@ -487,8 +330,8 @@ def job_failed() -> None:
 
 def know(document: str) -> None:
     """There is such a document: what was not counted of it is 0, so that the first one that is counts as growth."""
-    for counter in (_PARKED, _UNPLACED):
-        counter.labels(document)
+    for by_document in (_PARKED, _UNPLACED):
+        by_document.labels(document)
 
 
 def render() -> bytes:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -47,14 +48,29 @@ class _Record(msgspec.Struct):
 
 
 _NUL = b"\\u0000"
+_LEVELS_MAX = 900
+"""How deep an image may be nested: what is nested deeper may be read, and then not be written."""
 
 
-def _has_nul(value: Any) -> bool:
-    if isinstance(value, str):
-        return "\0" in value
+def _refused(record: bytes, images: Iterable[object]) -> str:
+    """Why Postgres cannot be asked what these images touch; empty if it can. What is nested deep ends nobody."""
+    has_nul = _NUL in record
+    if not has_nul and record.count(b"[") + record.count(b"{") <= _LEVELS_MAX:
+        return ""
+    level = list(images)
+    for _ in range(_LEVELS_MAX):
+        if has_nul and any("\0" in one for one in level if isinstance(one, str)):
+            return "it has a zero byte, which no text of Postgres has"
+        level = [inner for one in level for inner in _within(one)]
+        if not level:
+            return ""
+    return "it is nested too deep"
+
+
+def _within(value: object) -> Iterable[object]:
     if isinstance(value, dict):
-        return any(_has_nul(one) for pair in value.items() for one in pair)
-    return isinstance(value, list | tuple) and any(map(_has_nul, value))
+        return chain(value.keys(), value.values())
+    return value if isinstance(value, list) else ()
 
 
 # Decimal, since a key that passes through a float comes out as another key. And back as the number that it was: in a
@@ -97,8 +113,8 @@ class Change:
             read = _RECORD.decode(record)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"not a change: {error}") from error
-        if _NUL in record and _has_nul((read.relation, read.old, read.new)):
-            raise ValueError("not a change: it has a zero byte, which no text of Postgres has")
+        if refused := _refused(record, (read.relation, read.old, read.new)):
+            raise ValueError(f"not a change: {refused}")
         images = tuple([image for image in (read.old, read.new) if image is not None])
         return cls(
             id=read.id,

@@ -71,6 +71,12 @@ FROM (VALUES (true)) AS one (row)
 LEFT JOIN (SELECT snapshot, adopted_in, {_IS_TRUE} AS is_true FROM {CURSOR} AS saved) AS c ON true
 CROSS JOIN LATERAL (SELECT greatest($1::xid8, CASE WHEN c.is_true THEN c.adopted_in END) AS xid) AS t
 """  # noqa: S608 - constants of ours
+# What was adopted has another id since, which is that of no writer: it counts as committed before.
+_UNPUBLISHED = f"""
+SELECT count(*) FROM syncer.outbox AS o
+WHERE {{unseen}} AND o.relation = ANY ($2)
+  AND (pg_visible_in_snapshot(o.xid, $1::pg_snapshot) OR o.xid = (SELECT c.adopted_in FROM {CURSOR} AS c))
+"""  # noqa: S608 - a constant of ours
 _WRITTEN_BY = f"SELECT {_CHANGE} FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2"  # noqa: S608 - a constant of ours
 _RELATIONS = """
 SELECT array_agg(DISTINCT w.relation), count(*)
@@ -148,6 +154,17 @@ def publication(connection: Connection, xid: int) -> Publication:
     """What has become of the changes of a transaction that is committed."""
     is_published, is_there = connection.execute(_PUBLICATION, (str(xid),)).fetchone() or (False, False)
     return Publication(is_published=is_published, is_captured=is_published or is_there)
+
+
+def moment(connection: Connection) -> str:
+    """What is committed as of now, for `unpublished`."""
+    return str(value(connection, _CURRENT_SNAPSHOT))
+
+
+def unpublished(connection: Connection, moment: str, relations: Collection[str]) -> int:
+    """How many changes of these tables were committed before a moment, and are not known to be published."""
+    query = sql.SQL(_UNPUBLISHED).format(unseen=_unseen(saved_cursor(connection)))
+    return int(str(value(connection, query, (moment, list(relations)))))
 
 
 def relations_of(connection: Connection, xid: int) -> frozenset[str] | None:

@@ -47,7 +47,7 @@ from typing import Any
 
 import psycopg
 
-from syncer import dead_letters, job, loss, outbox, overview, rewrites
+from syncer import dead_letters, job, outbox, overview
 from syncer.affected import AffectedReader
 from syncer.commit import Token
 from syncer.dead_letters import DeadLetter
@@ -58,6 +58,7 @@ from syncer.postgres import Connection
 from syncer.settings import KafkaSettings
 from syncer.store import Catalogue, Document
 from syncer.topic import Observer
+from syncer.transit import Handling
 from syncer.wording import amount, duration
 
 PARKED_MAX = 100
@@ -141,21 +142,6 @@ class Waited:
         """Plain data."""
         parked = [one.as_json() for one in self.parked]
         return {**asdict(self), "parked": parked, "is_complete": self.is_complete}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Goal:
-    """Which offsets are waited for.
-
-    Args:
-        topic_id: Of this topic.
-        ends: By partition, the offset that is to be committed, or a greater one.
-        saved: The ends that the relay had saved then.
-    """
-
-    topic_id: str
-    ends: dict[int, int]
-    saved: dict[int, int]
 
 
 class Passage:
@@ -257,41 +243,9 @@ class Passage:
 
     def _until_handled(self) -> None:
         """Return once workers have handled all that the topic had when this began."""
-        goal: _Goal | None = None
-        while True:
-            goal = goal or self._goal()
-            left = {} if goal is None else self._left(goal)
-            if goal is not None and not left:
-                return
-            if goal is not None and self._is_overtaken(goal):
-                goal = None
-            self._clock.rest(partial(self._unhandled, left))
-
-    def _goal(self) -> _Goal | None:
-        """Behind what the topic has; None if it is one that is not known as yet."""
-        ends, id_ = self._observer.ends(), self._observer.id()
-        known = loss.known(self._connection, self._kafka)
-        if known is None or known.id != id_:
-            return None
-        return _Goal(
-            topic_id=known.id,
-            ends={one: max(ends.get(one, 0), known.ends.get(one, 0)) for one in ends | known.ends},
-            saved=known.ends,
-        )
-
-    def _left(self, goal: _Goal) -> dict[int, int]:
-        """How many records have yet to be handled, by partition."""
-        committed = self._observer.committed(goal.topic_id, goal.ends)
-        heeded = rewrites.read(self._connection, goal.topic_id)
-        at = {one: heeded.true_until(one, offset, mark) for one, (offset, mark) in committed.items()}
-        return {one: end - at.get(one, 0) for one, end in goal.ends.items() if end > at.get(one, 0)}
-
-    def _is_overtaken(self, goal: _Goal) -> bool:
-        """Whether a loss was made up for since, so that there may be no such offsets any more."""
-        known = loss.known(self._connection, self._kafka)
-        if known is None or known.id != goal.topic_id:
-            return True
-        return any(known.ends.get(partition, 0) < end for partition, end in goal.saved.items())
+        handling = Handling(self._connection, self._observer, self._kafka)
+        while (left := handling.left()) is None or left:
+            self._clock.rest(partial(self._unhandled, left or {}))
 
     def _unhandled(self, left: dict[int, int]) -> WaitTimeoutError:
         hint = f"{amount(sum(left.values()), 'record')} in {amount(len(left), 'partition')} come first, or are its own."

@@ -24,6 +24,7 @@ from elasticsearch import Elasticsearch
 
 from syncer import events, gauges, metrics, overview, schema
 from syncer.asking import Question
+from syncer.collectors import Values
 from syncer.gauges import Known
 from syncer.holdings import Holdings
 from syncer.lifecycle import Stop, Stopping
@@ -363,9 +364,7 @@ class Survey:
             since, self._lags_since = self._lags_since, None
             self._log.info(events.LAG_RECOVERED, lag_seconds=round(lag_seconds, 3), seconds=round(now - since, 3))
 
-    def _values(
-        self, surveyed: Surveyed, known: Known | None, queued: Queued | None, held: Held | None
-    ) -> metrics.Values:
+    def _values(self, surveyed: Surveyed, known: Known | None, queued: Queued | None, held: Held | None) -> Values:
         beats: dict[tuple[str, ...], float] = {
             (name,): at for name in self.stages if (at := self._beat_at(name)) is not None
         }

@@ -10,19 +10,17 @@ what is counted is what was found, not what was looked for. Only if there are ex
 walked, until that many are named. Nothing depends on how long it takes: neither view moves.
 
 *In flight is not drift.* The views are of two moments, so what was being written then is suspect too. Each suspect is
-looked at again, as both sides are now: a read by id is realtime. It is drift if it differs at every look, for the time
-allowed, while what Elasticsearch has of it stays as it is. If that changes, somebody is at work on it and the time
-begins anew; one that changes all the while and never is equal when we look is called *moving*, not drift.
+looked at again, until it is known what it is: see `syncer.looking`. It is drift only if every change that was committed
+before we saw it so is handled, and no job comes to it: what lags is waited for as long as the workers move on, however
+far they are behind. If nothing moves, nobody knows what it is: that is said, and it is not called drift.
 
-*Owed is not drift* either: what a fan-out, a refresh or a fill has yet to write differs for as long as that waits for
-its turn, or is paused. Which jobs come to a suspect is asked once it has differed for the time allowed, and then it is
-looked at for the last time, in this order: see `syncer.owing`. What is owed is counted, and left to the jobs: it is
-neither reported nor repaired. Nor does it take the room of other suspects, however much it is.
+*Owed is not drift* either: what is owed by a job is counted, and left to the jobs: it is neither reported nor repaired.
+Nor does it take the room of other suspects, however much it is.
 
-*Repair* writes what drifted through the version rule like everybody else, so it is safe beside live traffic, and to do
-again after a crash; then it compares again. A round holds a bounded number of suspects. If there are more, there is
-another round, as long as most of what it met was in flight, or mended. No lock is held while anything is
-written, or looked at again: a migration never waits for both, and we for it.
+*Repair* writes what drifted, and what nobody knows of, through the version rule like everybody else, so it is safe
+beside live traffic, and to do again after a crash; then it compares again. A round holds a bounded number of suspects.
+If there are more, there is another round, as long as most of what it met was in flight, or mended. No lock is held
+while anything is written, or looked at again: a migration never waits for both, and we for it.
 """
 
 from __future__ import annotations
@@ -30,24 +28,26 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from syncer import compose, dead_letters, drift, version
+from syncer import compose, drift
 from syncer.compose import Row
 from syncer.drift import Cause, Drift, Kind
 from syncer.holdings import View
 from syncer.index import Index
 from syncer.lifecycle import Stop, persist
-from syncer.owing import Owed, Pending
+from syncer.looking import Looking, Seen, parts
+from syncer.owing import Owed
 from syncer.postgres import Connection
 from syncer.reading import reading
+from syncer.settings import KafkaSettings
 from syncer.store import Document
-from syncer.version import Origin
+from syncer.transit import Transit
 from syncer.writer import Writer, WriteReport
 
 SUSPECTS_MAX = 10_000
@@ -55,10 +55,6 @@ ROUNDS_MAX = 5
 SETTLE_SECONDS = 10.0
 _PAGE_BYTES_MAX = 4_000_000
 _SEARCHES_MAX = 3
-_LOOK_PAGE = 200
-_LOOK_AGAIN_SECONDS = 0.25
-_MOVING_FACTOR = 6
-"""After how many times the time allowed a document that is being written all the while is left alone."""
 
 
 @dataclass(slots=True)
@@ -71,6 +67,9 @@ class VerifyReport:
         documents: How many were compared.
         drifts: Those that stayed different, and were not repaired.
         repaired: Those that stayed different, and are equal after they were written again.
+        coming: Those that stayed different, and of which nobody knows whether they have drifted: a change may be on its
+            way to them, and nothing moves.
+        awaited: What is on its way and does not move, if any is coming.
         moving: Those that were being written all the while, and never equal when they were looked at.
         owed: How many differ that a job has yet to write, which is no drift: nothing is known of them until then.
         owed_by: Which jobs.
@@ -86,6 +85,8 @@ class VerifyReport:
     documents: int = 0
     drifts: list[Drift] = field(default_factory=list)
     repaired: list[Drift] = field(default_factory=list)
+    coming: list[Drift] = field(default_factory=list)
+    awaited: str = ""
     moving: list[str] = field(default_factory=list)
     owed: int = 0
     owed_by: list[int] = field(default_factory=list)
@@ -97,13 +98,18 @@ class VerifyReport:
 
     @property
     def holds(self) -> bool:
-        """Whether every document that was compared equals its SELECT, now, or is on its way to it."""
-        return not self.drifts and self.is_complete and self.halted is None
+        """Whether every document that was compared equals its SELECT, now, or is known to be on its way to it."""
+        return not (self.has_drifted or self.coming)
+
+    @property
+    def has_drifted(self) -> bool:
+        """Whether anything has, or was not compared."""
+        return bool(self.drifts) or not self.is_complete or self.halted is not None
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
         found = {**asdict(self), "documents_per_second": round(self.documents_per_second), "holds": self.holds}
-        for one in (*found["drifts"], *found["repaired"]):
+        for one in (*found["drifts"], *found["repaired"], *found["coming"]):
             one |= {name: one[name] and one[name].isoformat() for name in ("drawn_after", "drawn_before")}
         return found
 
@@ -118,6 +124,7 @@ def verify(
     document: Document,
     *,
     index: Index,
+    kafka: KafkaSettings,
     page: int = 1000,
     settle_seconds: float = SETTLE_SECONDS,
     sample: int | None = None,
@@ -132,8 +139,10 @@ def verify(
         connect: Opens a connection to Postgres.
         document: Which definition, and so which index.
         index: Elasticsearch.
+        kafka: Where the changes go; asked once something differs.
         page: How many documents are compared at once.
-        settle_seconds: How long a document may stay different before that is called drift.
+        settle_seconds: How long a document may stay different before it is asked whether a change is on its way to it,
+            and how long these may stand still before that is left open.
         sample: Compare so many documents that Postgres has, and as many that Elasticsearch has, chosen at random.
         values: Whether the report is to have the values that differ: they may be secrets.
         repair: Writes what drifted again.
@@ -146,29 +155,37 @@ def verify(
     report = VerifyReport(document=document.name, index_name=document.index_name, sampled=sample)
     began = time.monotonic()
     with connect() as streaming, connect() as asking:
-        looking = _Looking(
+        looking = Looking(
             document=document,
             index=index,
             asking=asking,
             owed=Owed(document=document, asking=asking),
+            transit=Transit(asking, kafka, document.dependencies.tables),
             settle_seconds=settle_seconds,
             values=values,
             pause=pause,
         )
-        passing = _Pass(
-            document=document, index=index, streaming=streaming, page=page, progress=progress, owed=looking.owed
-        )
-        for _ in range(ROUNDS_MAX):
-            looking.owed.forget()
-            suspects = _chosen(passing, sample, report) if sample is not None else _compared(passing, report)
-            report.drifts, report.moving = looking.settled(suspects)
-            if repair is not None and report.drifts:
-                _mend(repair, looking, report)
-            report.owed, report.owed_by = looking.owed.documents, sorted(looking.owed.jobs)
-            if report.is_complete or len(report.drifts) > SUSPECTS_MAX // 2:
-                break
+        passing = _Pass.before(looking, streaming=streaming, page=page, progress=progress)
+        _verify(passing, looking, repair, report)
     report.seconds = time.monotonic() - began
     return report
+
+
+def _verify(passing: _Pass, looking: Looking, repair: Writer | None, report: VerifyReport) -> None:
+    """In rounds, until there was room for all that differs, or most of what there was room for stays so."""
+    for _ in range(ROUNDS_MAX):
+        looking.owed.forget()
+        suspects = _compared(passing, report) if report.sampled is None else _chosen(passing, report.sampled, report)
+        _note(looking.settled(suspects), report)
+        if repair is not None and (report.drifts or report.coming):
+            _mend(repair, looking, report)
+        report.owed, report.owed_by = looking.owed.documents, sorted(looking.owed.jobs)
+        if report.is_complete or len(report.drifts) + len(report.coming) > SUSPECTS_MAX // 2:
+            break
+
+
+def _note(seen: Seen, report: VerifyReport) -> None:
+    report.drifts, report.coming, report.moving, report.awaited = seen.drifts, seen.coming, seen.moving, seen.awaited
 
 
 def _compared(passing: _Pass, report: VerifyReport) -> set[str]:
@@ -187,23 +204,23 @@ def _chosen(passing: _Pass, number: int, report: VerifyReport) -> set[str]:
     return chosen
 
 
-def _mend(writer: Writer, looking: _Looking, report: VerifyReport) -> None:
-    """Write what drifted again, and find out which of it is equal now."""
-    drifted = {one.id: one for one in report.drifts}
+def _mend(writer: Writer, looking: Looking, report: VerifyReport) -> None:
+    """Write what differs again, and find out which of it is equal now."""
+    differing = {one.id: one for one in (*report.drifts, *report.coming)}
     total = WriteReport()
     for everywhere in (False, True):  # what should not be there may be on any shard
-        ids = [one.id for one in report.drifts if (one.kind in (Kind.EXTRA, Kind.MISPLACED)) is everywhere]
-        for part in _parts(ids):
+        ids = [one.id for one in differing.values() if (one.kind in (Kind.EXTRA, Kind.MISPLACED)) is everywhere]
+        for part in parts(ids):
             total.add(writer.write(report.index_name, part, everywhere=everywhere))
-    left, moving = looking.settled(drifted)
+    moving = report.moving
+    seen = looking.settled(differing)
+    _note(seen, report)
+    report.moving = [*moving, *seen.moving]
     if total.superseded:
-        left = [_outdone(one) for one in left]
-    report.drifts = left
-    report.moving = [*report.moving, *moving]
-    again = {one.id for one in left}.union(moving, looking.left)
+        report.drifts = [_outdone(one) for one in seen.drifts]
     # What has drifted again since an earlier round is told of once, and only if it is equal now.
-    repaired = {one.id: one for one in report.repaired} | drifted
-    report.repaired = [one for id_, one in repaired.items() if id_ not in again]
+    repaired = {one.id: one for one in report.repaired} | differing
+    report.repaired = [one for id_, one in repaired.items() if id_ not in seen.ids]
 
 
 def _outdone(drift: Drift) -> Drift:
@@ -233,6 +250,18 @@ class _Pass:
     progress: Callable[[int], None]
     owed: Owed
     documents: int = 0
+
+    @classmethod
+    def before(cls, looking: Looking, *, streaming: Connection, page: int, progress: Callable[[int], None]) -> _Pass:
+        """One whose suspects are looked at by that."""
+        return cls(
+            document=looking.document,
+            index=looking.index,
+            streaming=streaming,
+            page=page,
+            progress=progress,
+            owed=looking.owed,
+        )
 
     def run(self) -> set[str]:
         """The ids of what differs; if they are too many, those of the first."""
@@ -301,133 +330,3 @@ class _Pass:
 def _page(view: View, expected: dict[str, Row], stop: Stop) -> tuple[set[str], int, int]:
     copies = persist(partial(view.find, list(expected)), pause=stop.pause, stage="verify")
     return drift.suspects(expected, copies), len(copies), len(expected)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Suspect:
-    """A document that differs.
-
-    Args:
-        drift: How.
-        held: Which versions of it are where in Elasticsearch.
-        since: Since when that has been so, by the monotonic clock.
-    """
-
-    drift: Drift
-    held: frozenset[tuple[str | None, int]]
-    since: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Looking:
-    """Documents looked at as they are now, until each is equal, drifted or known to be moving.
-
-    Args:
-        document: Which definition.
-        index: Elasticsearch.
-        asking: For what Postgres says.
-        owed: Which jobs may yet come to the documents.
-        settle_seconds: How long a document may stay different.
-        values: Whether to show the values that differ.
-        pause: How to wait between two looks.
-        left: Those of the last look that were left to a job.
-    """
-
-    document: Document
-    index: Index
-    asking: Connection
-    owed: Owed
-    settle_seconds: float
-    values: bool
-    pause: Callable[[float], None]
-    left: set[str] = field(default_factory=set)
-
-    def settled(self, ids: Iterable[str]) -> tuple[list[Drift], list[str]]:
-        """What has drifted, and what is moving."""
-        self.left.clear()
-        drifts: list[Drift] = []
-        suspects = self._look({}, list(ids))
-        give_up_at = time.monotonic() + _MOVING_FACTOR * self.settle_seconds
-        while suspects:
-            ripe_at = time.monotonic() - self.settle_seconds
-            drifts += self._ripe(suspects, ripe_at)
-            if not suspects or time.monotonic() > give_up_at:
-                break
-            self.pause(_LOOK_AGAIN_SECONDS)
-            suspects = self._look(suspects, list(suspects))
-        restless = self._explained([one.drift for one in suspects.values()])
-        foreign = [one for one in restless if one.cause in (Cause.FOREIGN, Cause.FOREIGN_AHEAD)]
-        moving = [one.id for one in restless if one not in foreign]
-        return sorted(self._explained(drifts) + foreign, key=lambda one: one.id), sorted(moving)
-
-    def _ripe(self, suspects: dict[str, _Suspect], ripe_at: float) -> list[Drift]:
-        """Take away those that have differed since then: the drifts among them, the others being owed, or equal now."""
-        ids = [id_ for id_, one in suspects.items() if one.since <= ripe_at]
-        coming = self.owed.coming(ids)
-        last = self._look(suspects, ids)
-        for id_ in ids:
-            del suspects[id_]
-        suspects |= {id_: one for id_, one in last.items() if one.since > ripe_at}
-        drifts = [one.drift for one in last.values() if one.since <= ripe_at]
-        return [one for one in drifts if not self._is_owed(one, coming.get(one.id, ()))]
-
-    def _is_owed(self, drift: Drift, coming: Sequence[Pending]) -> bool:
-        """Whether it is left to a job: not what no write of a job replaces."""
-        is_stray = drift.kind in (Kind.EXTRA, Kind.MISPLACED)
-        is_owed = bool(coming) and not self._is_ahead(drift) and self.owed.owe(coming, is_stray=is_stray)
-        self.left.update([drift.id] if is_owed else [])
-        return is_owed
-
-    def _is_ahead(self, drift: Drift) -> bool:
-        """Whether somebody else wrote it with a version that no write of syncer's surpasses."""
-        number = drift.version
-        if number is None or version.is_surpassed(self.asking, number):
-            return False
-        return version.origin(self.asking, self.index, number) is Origin.FOREIGN
-
-    def _look(self, before: dict[str, _Suspect], ids: Sequence[str]) -> dict[str, _Suspect]:
-        """Those that still differ."""
-        suspects: dict[str, _Suspect] = {}
-        for part in _parts(ids):
-            copies = persist(
-                partial(self.index.holdings.read, self.document.target, part), pause=self.pause, stage="verify"
-            )
-            wanted = set(part)
-            rows = compose.current(self.asking, self.document, part)
-            # To Postgres 007 is 7: which nobody asked for.
-            expected = {id_: row for id_, row in rows.items() if id_ in wanted}
-            for one in drift.compare(
-                self.document.name, self.document.index_name, expected, copies, values=self.values
-            ):
-                held = frozenset((copy.routing, copy.version) for copy in copies if copy.id == one.id)
-                last = before.get(one.id)
-                since = last.since if last is not None and last.held == held else time.monotonic()
-                suspects[one.id] = _Suspect(drift=one, held=held, since=since)
-        return suspects
-
-    def _explained(self, drifts: Sequence[Drift]) -> list[Drift]:
-        """The same, with what is known of why."""
-        if not drifts:
-            return []
-        errors = dead_letters.errors(self.asking, self.document.index_name, [one.id for one in drifts])
-        return [self._traced(replace(one, error=errors.get(one.id))) for one in drifts]
-
-    def _traced(self, drift: Drift) -> Drift:
-        """With its cause, and when its version was drawn."""
-        cause = None if self.document.is_filled else Cause.UNFILLED
-        cause = cause if drift.error is None else Cause.PARKED
-        if drift.version is None:
-            return replace(drift, cause=cause)
-        if self._is_ahead(drift):
-            return replace(drift, cause=Cause.FOREIGN_AHEAD)
-        match version.origin(self.asking, self.index, drift.version):
-            case Origin.FOREIGN:
-                return replace(drift, cause=cause if drift.error is not None else Cause.FOREIGN)
-            case Origin.LOST:
-                return replace(drift, cause=Cause.LOST)
-        after, before = version.drawn_between(self.asking, drift.version)
-        return replace(drift, cause=cause, drawn_after=after, drawn_before=before)
-
-
-def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (ids[at : at + _LOOK_PAGE] for at in range(0, len(ids), _LOOK_PAGE))

@@ -32,10 +32,14 @@ Sample = Annotated[
 Settle = Annotated[
     float,
     typer.Option(
-        metavar="NUMBER", parser=number(least=0), help="Seconds that a difference may last before it is drift."
+        metavar="NUMBER",
+        parser=number(least=0),
+        help="Seconds that a difference may last, or changes on their way stand still.",
     ),
 ]
 DriftValues = Annotated[bool, typer.Option("--values", help="Show the values that differ; they may be secrets.")]
+_NOT_KNOWN = 3
+"""The exit code if nothing is known to have drifted, and not all could be judged."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
 
@@ -48,14 +52,15 @@ def verify(
     values: DriftValues = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare every document with its SELECT, beside live traffic. Exit code 1 if anything differs.
+    """Compare every document with its SELECT, beside live traffic. Exit code 1 if anything has drifted.
 
     Says of each document that differs which fields do, since which version, and why if
-    that is known: it is parked, not filled yet, or somebody else wrote it.
+    that is known: it is parked, not filled yet, or somebody else wrote it. What changes may
+    be on their way to is waited for while they move on; if they do not, exit code 3.
 
-    --json is a list with document, index_name, documents, drifts, repaired, moving, owed,
-    owed_by, is_complete, sampled, halted, seconds, comparing_seconds, documents_per_second and
-    holds; a drift has document, index_name, id, kind (missing, extra, different or
+    --json is a list with document, index_name, documents, drifts, repaired, coming, awaited,
+    moving, owed, owed_by, is_complete, sampled, halted, seconds, comparing_seconds,
+    documents_per_second and holds; a drift has document, index_name, id, kind (missing, extra, different or
     misplaced), fields, differences (path, how, expected, held), version, routing,
     cause (parked, foreign, foreign_ahead, foreign_delete, lost, unfilled), error,
     drawn_after and drawn_before.
@@ -84,8 +89,10 @@ def verify(
         out = terminal.console(sys.stdout)
         for report in reports:
             findings.show_verify(out, report, owed)
-    if not all(report.holds for report in reports):
+    if any(report.has_drifted for report in reports):
         raise typer.Exit(1)
+    if not all(report.holds for report in reports):
+        raise typer.Exit(_NOT_KNOWN)
 
 
 def _kept(parts: Parts, name: str | None) -> Iterator[Document]:

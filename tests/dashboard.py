@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from syncer.metrics import Question
+from syncer.collectors import Question
 
 FILE = Path(__file__).parent.parent / "config" / "grafana" / "syncer.json"
 _WIDTH, _COLUMNS, _HEIGHT = 24, 3, 8

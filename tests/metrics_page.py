@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from syncer import health
-from syncer.metrics import CATALOGUE, Metric, Question
+from syncer.collectors import Metric, Question
+from syncer.metrics import CATALOGUE
 from syncer.searchable import GIVE_UP_SECONDS
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"

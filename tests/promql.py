@@ -25,7 +25,8 @@ from promql_parser import (
     VectorSelector,
 )
 
-from syncer.metrics import CATALOGUE, Metric
+from syncer.collectors import Metric
+from syncer.metrics import CATALOGUE
 
 OF_PROMETHEUS = frozenset({"job", "instance"})
 """Labels that Prometheus itself gives to a series: where a metric has one of that name, it is called another."""

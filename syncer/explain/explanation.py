@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ from syncer.drift import Kind
 from syncer.errors import DefinitionError
 from syncer.explain import events
 from syncer.explain.events import Event, Flow, Limits
-from syncer.explain.standing import Copy, Look, Standing, as_id, look, standing
+from syncer.explain.standing import Copy, Look, Standing, as_id, contents, look, standing
 from syncer.explain.verdict import Answer, Verdict, judge
 from syncer.index import Index
 from syncer.model import ID_BYTES_MAX
@@ -177,7 +176,7 @@ def _row_json(seen: Look, *, values: bool) -> dict[str, Any]:
         "bytes": len(row.source) if row else None,
         "failure": seen.failure.message if seen.failure else None,
     }
-    return {**said, "source": json.loads(row.source) if row else None} if values else said
+    return {**said, "source": contents(row.source) if row else None} if values else said
 
 
 def _fields_json(one: Standing) -> dict[str, Any]:

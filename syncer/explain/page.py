@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from syncer import version
-from syncer.drift import Kind
+from syncer.drift import TOO_DEEP, Kind
 from syncer.explain.events import Event, Searched, Stage
 from syncer.explain.explanation import Explanation
-from syncer.explain.standing import Copy, Standing
+from syncer.explain.standing import Copy, Standing, contents
 from syncer.explain.verdict import Answer, Verdict, age
 from syncer.model import Operation
 from syncer.version import Origin
@@ -166,8 +166,9 @@ def _show_values(console: Console, one: Standing) -> None:
             grid.add_row(f"  {escape(name)}", _value(ours), _value(theirs))
         console.print(grid)
         return
-    held = json.loads(one.look.copies[0].source) if one.look.copies else {}
-    for name, value in (json.loads(one.look.row.source) if one.look.row else held).items():
+    held = contents(one.look.copies[0].source) if one.look.copies else {}
+    shown = contents(one.look.row.source) if one.look.row else held
+    for name, value in (shown if isinstance(shown, dict) else {TOO_DEEP: shown}).items():
         console.print(Text.assemble(f"    {name}: ", _value(value)), soft_wrap=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,7 +14,7 @@ from psycopg import sql
 from syncer import compose, dead_letters, version
 from syncer.compose import Row
 from syncer.dead_letters import DeadLetter
-from syncer.drift import Drift, compare
+from syncer.drift import TOO_DEEP, Drift, compare
 from syncer.errors import DocumentError, SyncerError
 from syncer.holdings import Copy as Stored
 from syncer.index import Index
@@ -25,6 +25,8 @@ from syncer.postgres import Connection
 from syncer.store import Document
 from syncer.version import Origin
 
+_LEVELS_MAX = 300
+"""How deep JSON may be nested that is shown."""
 _AS_ID = "SELECT $1::text::{id_type}::text"
 
 
@@ -107,8 +109,28 @@ class Standing:
         drift, row = self.look.drift, self.look.row
         if drift is None or row is None or not self.look.copies:
             return {}
-        expected, held = json.loads(row.source), json.loads(self.look.copies[0].source)
+        expected, held = contents(row.source), contents(self.look.copies[0].source)
+        if not (isinstance(expected, dict) and isinstance(held, dict)):
+            return dict.fromkeys(drift.fields or (TOO_DEEP,), (TOO_DEEP, TOO_DEEP))
         return {one: (expected.get(one), held.get(one)) for one in drift.fields}
+
+
+def contents(source: bytes) -> Any:
+    """A document from its JSON; its text, if it is nested too deep to be shown otherwise."""
+    try:
+        document = json.loads(source)
+    except RecursionError:
+        return source.decode(errors="replace")
+    level = [document]
+    for _ in range(_LEVELS_MAX):
+        level = [inner for one in level if isinstance(one, dict | list) for inner in _within(one)]
+        if not level:
+            return document
+    return source.decode(errors="replace")
+
+
+def _within(one: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return one.values() if isinstance(one, dict) else one
 
 
 def as_id(connection: Connection, document: Document, id_: str) -> str | None:

@@ -55,30 +55,49 @@ def download(
     resource is in the file. Gives up after a few attempts that brought nothing.
     """
     file.touch()
-    failures = 0
+    failures = _Failures(url, pause_seconds)
     while missing := _missing(spans, file):
         size_before = file.stat().st_size
         error = _try_to_fetch(url, missing[0], file, lambda: progress(_present_bytes(spans, file)))
-        failures = 0 if file.stat().st_size > size_before else failures + 1
-        if failures == ATTEMPTS_WITHOUT_PROGRESS_MAX:
-            raise _given_up(url, error)
-        if error:
-            time.sleep(pause_seconds * 2**failures)
+        failures.note(error, has_progressed=file.stat().st_size > size_before)
     progress(_present_bytes(spans, file))
 
 
 def fetch_span(url: str, span: Span, *, pause_seconds: float = 1.0) -> bytes | None:
     """The bytes of a span, or None if the server does not honour ranges. Tries as often as `download`."""
-    failures = 0
+    failures = _Failures(url, pause_seconds)
     while True:
         try:
             with _request(url, span) as response:
                 return response.content if _is_partial(response) else None
         except requests.RequestException as error:
-            failures += 1
-            if failures == ATTEMPTS_WITHOUT_PROGRESS_MAX:
-                raise _given_up(url, error) from error
-        time.sleep(pause_seconds * 2**failures)
+            failures.note(error)
+
+
+class _Failures:
+    """Attempts in a row that brought nothing; after a few of them, it is given up.
+
+    Args:
+        url: What was asked for.
+        pause_seconds: How long to wait after an attempt that failed, if it brought something; longer after others.
+    """
+
+    def __init__(self, url: str, pause_seconds: float) -> None:
+        self._url = url
+        self._pause_seconds = pause_seconds
+        self._number = 0
+
+    def note(self, error: requests.RequestException | None, *, has_progressed: bool = False) -> None:
+        """An attempt is over; return when there may be another one.
+
+        Raises:
+            SandboxError: There is to be none.
+        """
+        self._number = 0 if has_progressed else self._number + 1
+        if self._number == ATTEMPTS_WITHOUT_PROGRESS_MAX:
+            raise _given_up(self._url, error) from error
+        if error:
+            time.sleep(self._pause_seconds * 2**self._number)
 
 
 def _missing(spans: Sequence[Span], file: Path) -> list[Span]:
@@ -119,9 +138,7 @@ def _is_partial(response: requests.Response) -> bool:
 
 
 def _given_up(url: str, error: requests.RequestException | None) -> SandboxError:
-    given_up = SandboxError(
+    return SandboxError(
         f"Could not download {url}: {error or 'it is shorter than expected'}",
         hint="The first start downloads the servers. Check the network and its proxy settings, and try again.",
     )
-    given_up.__cause__ = error
-    return given_up

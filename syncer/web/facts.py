@@ -36,6 +36,7 @@ from syncer.web.access import Access
 from syncer.web.app import Asked, as_json
 
 _FINISHED_SHOWN_MAX = 3
+_UNFINISHED_SHOWN_MAX = 200
 _KINDS_SHOWN_MAX = 200
 _LETTERS_SHOWN_MAX = 1000
 _ASKED_AT_ONCE = 3
@@ -146,12 +147,21 @@ class Facts:
         return {"samples": [asdict(one) for one in self._daemon.survey.history if one.at > since]}
 
     def jobs(self, asked: Asked) -> dict[str, Any]:
-        """Jobs that are not finished, and the last that are; their conditions, and why one failed, as in `status`."""
+        """Jobs that are not finished, and the last that are; their conditions, and why one failed, as in `status`.
+
+        No more than are shown are read, and one of either, which says that there are more.
+        """
         with self._daemon.connection() as connection:
-            found = job.recent(connection)
-        finished = [one for one in found if one.state.is_finished][:_FINISHED_SHOWN_MAX]
-        shown = [one for one in found if not one.state.is_finished] + finished
-        return {"jobs": [{**_job(one, asked), "reason": one.reason} for one in shown]}
+            found = job.recent(
+                connection, unfinished_max=_UNFINISHED_SHOWN_MAX + 1, finished_max=_FINISHED_SHOWN_MAX + 1
+            )
+        unfinished = [one for one in found if not one.state.is_finished]
+        finished = [one for one in found if one.state.is_finished]
+        shown = unfinished[:_UNFINISHED_SHOWN_MAX] + finished[:_FINISHED_SHOWN_MAX]
+        return {
+            "jobs": [{**_job(one, asked), "reason": one.reason} for one in shown],
+            "has_more": len(shown) < len(found),
+        }
 
     def letters(self, asked: Asked) -> dict[str, Any]:
         """Dead letters by kind, and with ``limit`` one by one; what was said of them only to who has the token."""

@@ -123,6 +123,7 @@ def test_the_api_says_what_the_commands_say(world: World) -> None:
 
     breaks_off(world, daemon, operator)
     retries_and_discards(world, operator)
+    assert operator.get("/api/jobs")["has_more"] is (world.sql(FINISHED)[0][0] > 3)
     world.sql(f"UPDATE syncer.job SET error = 'nobody foresaw {SECRET}'")
     assert str(SECRET) in operator.ask("GET", "/api/jobs", status=200)
     where = f"id = {SECRET} + 1"
@@ -137,6 +138,7 @@ def test_the_api_says_what_the_commands_say(world: World) -> None:
     assert daemon.stop() == 0
 
 
+FINISHED = "SELECT count(*) FROM syncer.job WHERE finished_at IS NOT NULL"
 ANOTHER_INDEX = """
 INSERT INTO syncer.document
 SELECT another.* FROM syncer.document AS d, jsonb_populate_record(d, '{"index_name": "zz", "write_alias": "zz-write",

@@ -399,6 +399,7 @@ def test_a_fan_out_keeps_the_digits_of_its_cause(noted: World) -> None:
 
 # Records that are no changes
 
+NESTED = b'{"id":1,"changed_at":1,"relation":"public.posts","operation":"I","old":null,"new":{"id":%s%s%s}}'
 GARBAGE = (
     b"",
     b"\xff\xfe",
@@ -408,6 +409,8 @@ GARBAGE = (
     b'{"id":1,"changed_at":1e999,"relation":"public.posts","operation":"T","old":null,"new":null}',
     b'{"id":1,"changed_at":1,"relation":"public.posts","operation":"X","old":null,"new":null}',
     b'{"id":1,"changed_at":1,"relation":"public.posts","operation":"I","old":null,"new":{"id":"\\u0000"}}',
+    NESTED % (b"[" * 970, b"1", b"]" * 970),
+    NESTED % (b'{"a":' * 500, b'"\\u0000"', b"}" * 500),
 )
 
 

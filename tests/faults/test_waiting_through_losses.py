@@ -27,7 +27,7 @@ from tests.standbys import Standbys, standbys
 
 OVERTAKEN = Rule(
     "who waits for offsets of another topic than there is begins anew",
-    module="syncer.passage",
+    module="syncer.transit",
     text="        if known is None or known.id != goal.topic_id:\n            return True\n",
     instead="        if known is None or known.id != goal.topic_id:\n            return False\n",
 )

@@ -397,6 +397,9 @@ def test_finished_jobs_are_forgotten_in_the_end(world: World, connection: Connec
     for _ in range(jobs.FINISHED_KEPT_MAX + 5):
         jobs.cancel(connection, create(connection, JobKind.BACKFILL).id)
     assert len(recent(connection)) == jobs.FINISHED_KEPT_MAX + 1
+    assert [one.id for one in recent(connection, unfinished_max=0, finished_max=3)] == [
+        one.id for one in recent(connection)[1:4]
+    ]
     world.sql("UPDATE syncer.job SET finished_at = finished_at - interval '31 days'")
     jobs.cancel(connection, create(connection, JobKind.BACKFILL).id)
     assert len(recent(connection)) == 2

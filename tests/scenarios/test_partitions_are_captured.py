@@ -388,8 +388,8 @@ def test_a_change_of_the_definition_forgets_no_partition(events: World) -> None:
     without=Rule(
         "partitions are looked at before the triggers are made",
         module="syncer.capture",
-        text="            files,\n        ),\n    )",
-        instead="            value(connection, _PRESENT, (capture.relation,)),\n        ),\n    )",
+        text="(*_columns(capture), files)",
+        instead="(*_columns(capture), value(connection, _PRESENT, (capture.relation,)))",
     ),
 )
 @pytest.mark.parametrize("moment", ["before_the_triggers", "after_the_triggers"])

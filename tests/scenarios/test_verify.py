@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from elasticsearch import Elasticsearch, NotFoundError
 from rich.console import Console
 
-from syncer import verification, verify as verifying
+from syncer import looking, transit, verification, verify as verifying
 from syncer.comparing import compared
 from syncer.drift import Cause, Kind
 from syncer.errors import DocumentError
@@ -40,9 +41,15 @@ def blog(world: World) -> World:
     return world
 
 
+def handled(world: World) -> None:
+    """As if every change so far were handled."""
+    world.sql("TRUNCATE syncer.outbox")
+
+
 def fill(world: World) -> None:
-    """What ``syncer backfill`` does."""
+    """What ``syncer backfill`` does, and what has come before is handled."""
     world.backfill()
+    handled(world)
     world.sql("UPDATE syncer.document SET filled_at = now()")
     # What somebody writes over the last version drawn can be told from syncer's own.
     with world.index() as index, world.writer(index) as writer:
@@ -60,7 +67,14 @@ def run(
         writer = stack.enter_context(world.writer(index)) if repair else None
         options |= {"pause": pause} if pause else {}
         return verify(
-            world.connect, document(world), index=index, page=7, settle_seconds=settle, repair=writer, **options
+            world.connect,
+            document(world),
+            index=index,
+            kafka=world.settings.kafka,
+            page=7,
+            settle_seconds=settle,
+            repair=writer,
+            **options,
         )
 
 
@@ -87,8 +101,8 @@ def version(client: Elasticsearch, world: World, id_: str = "7") -> int:
 Plant = Callable[[Elasticsearch, World, dict[str, Any]], object]
 
 
-def _overwrite(client: Elasticsearch, world: World, changed: dict[str, Any], number: int) -> None:
-    client.index(index=world.alias, id="7", document=changed, version=number, version_type="external")
+def _overwrite(client: Elasticsearch, world: World, changed: dict[str, Any], number: int, *, id_: str = "7") -> None:
+    client.index(index=world.alias, id=id_, document=changed, version=number, version_type="external")
 
 
 def _comment(source: dict[str, Any]) -> dict[str, Any]:
@@ -97,11 +111,13 @@ def _comment(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stale(_: Elasticsearch, world: World, __: dict[str, Any]) -> None:
-    world.sql("UPDATE posts SET title = 'new' WHERE id = 7")  # and nobody relays it
+    world.sql("UPDATE posts SET title = 'new' WHERE id = 7")
+    handled(world)
 
 
 def _internal(client: Elasticsearch, world: World, _: dict[str, Any]) -> None:
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (80, 1, 'title', '')")
+    handled(world)
     client.index(index=world.alias, id="80", document=world.expected()["80"] | {"title": "other"})
 
 
@@ -159,6 +175,7 @@ def test_drift_is_found_named_and_repaired(blog: World, client: Elasticsearch, n
 def test_a_dead_letter_is_said(blog: World) -> None:
     """With its error; a repair tries it once more, and leaves it parked."""
     blog.sql("UPDATE posts SET created = 'infinity' WHERE id = 7")
+    handled(blog)
     for _ in range(2):
         report = run(blog, repair=True)
         (found,) = report.drifts
@@ -343,15 +360,94 @@ def test_somebody_else_who_writes_all_the_while_is_drift(blog: World, client: El
     assert (found.id, found.cause) == ("7", Cause.FOREIGN_AHEAD)
 
 
-def test_a_document_that_nobody_writes_is_drift_though_postgres_moves(blog: World) -> None:
-    """With no worker at work, a document that changes again and again stays behind."""
+class _Slowly:
+    """A clock that each look is four seconds by, beside which a relay and a worker turn at certain looks.
 
-    def pause(_: float) -> None:
-        blog.sql("UPDATE posts SET views = views + 1, title = 'title ' || views WHERE id = 7")
+    Args:
+        world: Whose they are.
+        relayed: At which look the relay does.
+        handled: At which the worker does.
+    """
 
-    pause(0)
-    (found,) = run(blog, settle=0.2, pause=pause).drifts
-    assert found.id == "7"
+    def __init__(self, world: World, *, relayed: int = 0, handled: int = 0) -> None:
+        self._world, self._relayed, self._handled = world, relayed, handled
+        self.looks = 0
+
+    def monotonic(self) -> float:
+        """The time of this clock."""
+        return 4.0 * self.looks
+
+    def __call__(self, _: float) -> None:
+        self.looks += 1
+        with self._world.index() as index, self._world.relay() as relay, self._world.worker(index) as worker:
+            if self.looks == self._relayed:
+                relay.run_once()
+            if self.looks == self._handled:
+                self._world.handle(worker)
+
+
+@pytest.fixture
+def slowly(blog: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., VerifyReport]:
+    """Verify by such a clock, ten seconds being allowed."""
+
+    def verified(*, repair: bool = False, **when: int) -> VerifyReport:
+        clock = _Slowly(blog, **when)
+        for module in (looking, transit):
+            monkeypatch.setattr(module, "time", clock)
+        return run(blog, settle=10, pause=clock, repair=repair)
+
+    return verified
+
+
+@faces(
+    "a change lags for longer than a difference may last",
+    promises=(3,),
+    without=Rule(
+        "what differs has drifted only once every change from before that is handled",
+        module="syncer.looking",
+        text="is_through = self.transit.is_through()",
+        instead="is_through = True",
+    ),
+)
+def test_what_lags_for_long_is_waited_for(
+    blog: World, client: Elasticsearch, slowly: Callable[..., VerifyReport]
+) -> None:
+    """As long as it moves on, it is no drift; what has drifted beside it is told from it then."""
+    blog.sql("UPDATE posts SET title = 'new' WHERE id < 30; DELETE FROM posts WHERE id > 50")
+    client.delete(index=blog.alias, id="40")
+    report = slowly(relayed=5, handled=7)
+    assert ([one.id for one in report.drifts], report.coming, report.moving) == (["40"], [], [])
+
+
+def test_what_does_not_move_is_not_judged(
+    blog: World, client: Elasticsearch, slowly: Callable[..., VerifyReport]
+) -> None:
+    """Whether it has drifted is not known, and it is said what is waited for; a repair writes it."""
+    blog.sql("UPDATE posts SET title = 'new' WHERE id = 7")
+    client.delete(index=blog.alias, id="8")
+    _overwrite(client, blog, source(client, blog, "9") | {"title": "other"}, FAR_AHEAD, id_="9")
+    report = slowly()
+    assert [(one.id, one.cause) for one in report.drifts] == [("9", Cause.FOREIGN_AHEAD)]
+    assert ([one.id for one in report.coming], report.awaited) == (["7", "8"], "1 change in the outbox")
+    report = slowly(relayed=1)
+    assert ([one.id for one in report.coming], report.awaited) == (["7", "8"], "1 record in the topic")
+    report = slowly(repair=True)
+    assert ([one.id for one in report.repaired], [one.id for one in report.coming]) == (["7", "8"], [])
+
+
+def test_the_command_says_what_it_cannot_judge(blog: World, client: Elasticsearch) -> None:
+    """And has an exit code of its own for that."""
+    blog.sql("UPDATE posts SET title = 'new' WHERE id = 7")
+    ended = blog.syncer("verify", "--settle", "0")
+    assert ended.returncode == 3, ended.stdout + ended.stderr
+    assert "nothing is known to have drifted" in ended.stdout
+    assert "1 document differs, and whether that is drift is not known: " in ended.stdout
+    assert "nothing moves (1 change in the outbox)" in ended.stdout
+    client.delete(index=blog.alias, id="8")
+    handled(blog)
+    ended = blog.syncer("verify", "--settle", "0")
+    assert ended.returncode == 1
+    assert "2 documents differ" in ended.stdout
 
 
 # Many
@@ -401,8 +497,8 @@ def test_what_drifts_in_two_rounds_is_told_of_once(
         client.index(index=blog.alias, id=str(number + 1000), document={})
     mend, lost = verifying._mend, list[str]()
 
-    def mend_and_lose(writer: Writer, looking: Any, report: VerifyReport) -> None:
-        mend(writer, looking, report)
+    def mend_and_lose(writer: Writer, looks: Any, report: VerifyReport) -> None:
+        mend(writer, looks, report)
         if not lost:
             lost.append(next(one.id for one in report.repaired if one.kind is Kind.MISSING))
             client.delete(index=blog.alias, id=lost[0])
@@ -492,6 +588,28 @@ def test_an_id_that_no_document_can_have_is_a_drift_of_its_own(world: World) -> 
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'a', 'a'), (2, 1, 'b', '')")
     world.apply()
+    handled(world)
     report = run(world)
     assert report.documents == 2
     assert [(one.id, one.kind, one.cause) for one in report.drifts] == [("", Kind.MISSING, Cause.PARKED)]
+
+
+def test_documents_nested_hundreds_deep_are_compared(world: World, client: Elasticsearch) -> None:
+    """What differs in them is named, and explained, and shown, as far as that can be."""
+    levels = 900
+    (world.document_folder / "select.sql").write_text("SELECT p.id AS _id, p.body::json AS deep FROM posts AS p")
+    body = {"mappings": {"properties": {"deep": {"type": "object", "enabled": False}}}}
+    (world.document_folder / "index.json").write_text(json.dumps(body))
+    ours, theirs = (f"{'[' * levels}{leaf}{']' * levels}" for leaf in (1, 2))
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'a', %s)", ours)
+    world.apply()
+    handled(world)
+    assert run(world).holds
+    client.index(index=world.alias, id="1", document={"deep": json.loads(theirs)})
+    (found,) = run(world, values=True).drifts
+    assert [(one.path, one.expected, one.held) for one in found.differences] == [(f"deep{'[0]' * levels}", "1", "2")]
+    for command in (("verify", "--settle", "0"), ("explain", "blogpost", "1")):
+        for options in (["--values"], ["--values", "--json"]):
+            ended = world.syncer(*command, *options)
+            assert (ended.returncode, ended.stderr) == (1, ""), ended.stderr[-2000:]

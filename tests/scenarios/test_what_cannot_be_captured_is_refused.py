@@ -72,6 +72,17 @@ def test_a_temporary_table_is_refused(empty_world: World) -> None:
             dependency.analyse(connection, one)
 
 
+@pytest.mark.parametrize("type_", ["real", "double precision"])
+def test_an_id_of_floats_is_refused(empty_world: World, type_: str) -> None:
+    """A row whose key is -0 and then 0 keeps its key, as Postgres has it, and would be two documents."""
+    shutil.rmtree(empty_world.document_folder)
+    empty_world.sql(f"CREATE TABLE things (id {type_} PRIMARY KEY, name text)")
+    empty_world.migrate()
+    define(empty_world, "thing", "SELECT t.id AS _id, t.name FROM things AS t")
+    with pytest.raises(DefinitionError, match=f"_id is of type {type_}, of which 0 and -0 are equal"):
+        plan(empty_world)
+
+
 KEYS = {
     "primary_key_before_others": ("id int PRIMARY KEY, a int NOT NULL UNIQUE", "", ("id",)),
     "a_deferrable_primary_key": ("id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED", "", ("id",)),

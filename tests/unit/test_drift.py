@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from syncer.compose import Row
-from syncer.drift import Difference, Drift, How, Kind, compare, suspects
+from syncer.drift import TOO_DEEP, Difference, Drift, How, Kind, compare, suspects
 from syncer.holdings import Copy
 
 POST = {"title": "t", "n": 1, "user": {"id": 7}, "comments": [{"age": 3}, {"age": 4}]}
@@ -109,6 +109,19 @@ def test_long_values_and_many_differences_are_cut() -> None:
     assert len(found.differences) == 20
     assert len(found.fields) == 99
     assert max(len(one.expected or "") for one in found.differences) == 80
+
+
+@pytest.mark.parametrize("opening", ['{"a":', "["])
+def test_documents_may_be_nested_deep(opening: str) -> None:
+    """What differs is found some 900 levels deep; deeper, only that it differs, and not where."""
+    closing = "]" if opening == "[" else "}"
+    for levels, is_named in ((900, True), (5000, False)):
+        deep = [f'{{"b":{opening * levels}{leaf}{closing * levels}}}' for leaf in (1, 1, 2)]
+        assert differences(deep[0], deep[1]) == ()
+        (found,) = differences(deep[0], deep[2])
+        assert (found.path == TOO_DEEP) is not is_named
+        (found,) = differences(deep[0], '{"b":[1]}')
+        assert (found.path, found.how) == ("b" if is_named and opening != "[" else found.path, How.CHANGED)
 
 
 def test_every_place_is_looked_at() -> None:

@@ -15,7 +15,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from syncer import metrics
-from syncer.metrics import CATALOGUE, Delays
+from syncer.collectors import REGISTRY, Delays
+from syncer.metrics import CATALOGUE
 from tests import dashboard, metrics_page, promql
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -67,7 +68,7 @@ def test_many_delays_are_counted_as_one_by_one() -> None:
             one.join()
         (family,) = delays.collect()
     finally:
-        metrics.REGISTRY.unregister(delays)
+        REGISTRY.unregister(delays)
         del CATALOGUE["syncer_test_delays_seconds"]
     counts = {sample.labels["le"]: sample.value for sample in family.samples if sample.name.endswith("_bucket")}
     assert (counts["0.005"], counts["0.01"], counts["0.5"], counts["1800.0"], counts["+Inf"]) == (40, 60, 80, 80, 100)

@@ -4,10 +4,11 @@ import { act } from "./ask.js";
 import { by, confirmed, el, fill, keep, say, show } from "./dom.js";
 import { amount, count, duration, moment, rate } from "./words.js";
 
-export function showJobs(jobs, { canAct, refresh }) {
+export function showJobs(jobs, { hasMore, canAct, refresh }) {
   const unfinished = jobs.filter((one) => one.finished_at === null).length;
   say(by("jobs-count"), unfinished ? `${count(unfinished)} at work` : "");
   show(by("jobs-none"), !jobs.length);
+  show(by("jobs-more"), hasMore);
   by("jobs").classList.toggle("acts", canAct);
   keep(by("jobs"), jobs, (one) => one.id, make, (row, one) => change(row, one, canAct, refresh));
 }

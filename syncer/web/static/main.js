@@ -68,7 +68,7 @@ async function ask() {
   showFlow(status);
   showRunning(status);
   showDocuments(status.documents);
-  showJobs(jobs.jobs, { canAct: access.can_act, refresh: turn });
+  showJobs(jobs.jobs, { hasMore: jobs.has_more, canAct: access.can_act, refresh: turn });
   showLetters(letters, { canAct: access.can_act, refresh: turn, explain });
   if (!access.sees_rows && letters.letters) say(by("letters-none"), "With the token it is shown which these are, and why.");
   plots.forEach((plot) => plot.update(state.samples));

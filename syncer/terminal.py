@@ -54,8 +54,14 @@ def console(stream: TextIO | None) -> Console:
 
 
 @contextmanager
-def progress(console: Console, label: str, total: int) -> Iterator[Callable[[int], None]]:
+def progress(console: Console, label: str, total: int, *, then: str) -> Iterator[Callable[[int], None]]:
     """Show how far something is: a bar on a terminal, a line every few seconds elsewhere.
+
+    Args:
+        console: Where.
+        label: What is done.
+        total: With how many.
+        then: What is done once that is: a full bar that stays is not understood.
 
     Yields:
         What to call with the number that is done so far.
@@ -66,7 +72,12 @@ def progress(console: Console, label: str, total: int) -> Iterator[Callable[[int
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as shown:
         task: TaskID = shown.add_task(label, total=total)
-        yield lambda done: shown.update(task, completed=done, total=max(total, done))
+
+        def tell(done: int) -> None:
+            said = label if done < total else then
+            shown.update(task, description=said, completed=done, total=max(total, done))
+
+        yield tell
 
 
 def _plain_progress(console: Console, label: str, total: int) -> Callable[[int], None]:
@@ -122,10 +133,11 @@ def show_plan(console: Console, plan: Plan) -> None:
 
 
 @contextmanager
-def doing(console: Console, what: str) -> Iterator[None]:
-    """Say what takes a while, of which nobody knows how long."""
+def doing(console: Console, what: str, *, in_pipes: bool = True) -> Iterator[None]:
+    """Say what takes a while, of which nobody knows how long; to a person only, if it is not for pipes."""
     if not console.is_terminal:
-        console.print(what)
+        if in_pipes:
+            console.print(what)
         yield
         return
     with console.status(what):
@@ -291,4 +303,4 @@ def _way_back(job: Job, *, is_building: bool) -> str:
 
 def brief(error: str) -> str:
     """What was said of a document that could not be written, without the value that Elasticsearch quotes."""
-    return str(shortened(_PREVIEW.sub("", error)))
+    return str(shortened(_PREVIEW.sub("", error).replace(".: ", ": ")))

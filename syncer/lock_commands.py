@@ -253,6 +253,7 @@ def _as_json(known: Mapping[str, _Known], entries: Sequence[Entry]) -> dict[str,
 
 def _show(console: Console, known: Mapping[str, _Known], entries: Sequence[Entry]) -> None:
     busy = {one.holder for one in entries} | {id_ for id_, one in known.items() if one.holder and one.holder.intent}
+    _show_idle(console, {id_: one for id_, one in known.items() if id_ not in busy})
     if not busy:
         console.print("Nobody holds a lock.")
         return
@@ -275,11 +276,26 @@ def _show(console: Console, known: Mapping[str, _Known], entries: Sequence[Entry
         console.print("\nWhat is being changed, or was left half done, whoever takes the locks finishes or rolls back.")
 
 
+def _show_idle(console: Console, idle: Mapping[str, _Known]) -> None:
+    """Who holds nothing and does not move: killed, it has left its document behind."""
+    still = [_called(id_, one) for id_, one in sorted(idle.items()) if _is_late(one)]
+    if still:
+        more = f" and {len(still) - _NAMED_MAX:,} more" if len(still) > _NAMED_MAX else ""
+        console.print(
+            f"Hold nothing, and did not move for as long as a lease: {escape(', '.join(still[:_NAMED_MAX]))}{more}. "
+            "Whoever was killed so has left a document, which goes with: syncer locks break HOLDER\n",
+            soft_wrap=True,
+        )
+
+
+def _is_late(one: _Known) -> bool:
+    return one.holder is not None and (one.still_seconds or 0) >= one.holder.lease_seconds
+
+
 def _coloured(one: _Known) -> str:
-    is_late = one.holder is not None and (one.still_seconds or 0) >= one.holder.lease_seconds
     if one.holder is not None and one.holder.is_dead:
         return f"[red]{one.state}"
-    return f"[yellow]{one.state}" if is_late else one.state
+    return f"[yellow]{one.state}" if _is_late(one) else one.state
 
 
 def _said(time_: str) -> str:

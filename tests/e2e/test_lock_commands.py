@@ -104,6 +104,25 @@ def test_a_holder_that_moves_is_told_from_one_that_does_not(endpoints: Endpoints
         wait_until(has_the_other_moved, what="who renews his lease is seen to move")
 
 
+def test_what_is_left_of_who_was_killed_idle_is_shown_and_removed(endpoints: Endpoints, index: str) -> None:
+    """It holds nothing, and would be in no list; who moves is not among them."""
+    where = ("--index", f"{index}-locks")
+    with lockers(endpoints, index, other_lease=OTHER_LEASE) as (first, second):
+        stall(first)
+
+        def is_only_the_first_shown() -> bool:
+            code, said = syncer(endpoints, "list", "--watch", *where)
+            assert code == 0
+            idle, _, _ = said.partition("Nobody holds a lock.")
+            return f"a lease: first ({first._lease.id.rpartition(':')[2][:8]}). " in idle
+
+        wait_until(is_only_the_first_shown, what="who does not move is shown, and nobody else")
+        code, said = syncer(endpoints, "break", "first", *where, "--yes")
+        assert (code, "it holds nothing any more" in said) == (0, True)
+        assert first._registry.holders.look(first._lease.id) is None
+        assert second._registry.holders.look(second._lease.id) is not None
+
+
 def test_who_leaves_while_he_is_watched_is_not_listed(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

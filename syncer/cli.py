@@ -142,7 +142,8 @@ def plan(
     with postgres.connect(loaded.postgres, name="plan") as connection:
         client = elastic.connect(loaded.elasticsearch)
         index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
-        seen = forecast.read(connection, index, Indices(client), settings.config_folder(), only=document)
+        with terminal.doing(err, "trying it out, with the rows of today", in_pipes=False):
+            seen = forecast.read(connection, index, Indices(client), settings.config_folder(), only=document)
     if as_json:
         typer.echo(json.dumps(seen.as_json(), indent=2))
     else:
@@ -183,7 +184,9 @@ def apply(
         terminal.show_plan(out, decided)
         for step in decided.steps:
             if step.is_new_generation:
-                warnings = caution.warnings(parts.connection, step.document)
+                looking = f"looking for values of {step.document.name} that do not fit their mapping"
+                with terminal.doing(err, looking, in_pipes=False):
+                    warnings = caution.warnings(parts.connection, step.document)
                 page.show_warnings(out, step.document.name, warnings)
         if decided.is_empty and topic.exists(parts.settings.kafka):
             out.print("Nothing to do.")

@@ -85,7 +85,7 @@ def _show_letters(console: Console, letters: Sequence[DeadLetter], *, total: int
 def _said(one: DeadLetter) -> str:
     """In one line, without what the other columns say, and without the value that Elasticsearch quotes."""
     said = _PLACE.sub("", one.error.removeprefix(f"{one.kind}: "))
-    return " ".join(brief(said).replace(".: ", ": ").split())
+    return " ".join(brief(said).split())
 
 
 def _show_records(console: Console, topics: Sequence[TopicCount], records: Sequence[Kept]) -> None:

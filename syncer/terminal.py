@@ -122,10 +122,11 @@ def show_plan(console: Console, plan: Plan) -> None:
 
 
 @contextmanager
-def doing(console: Console, what: str) -> Iterator[None]:
-    """Say what takes a while, of which nobody knows how long."""
+def doing(console: Console, what: str, *, in_pipes: bool = True) -> Iterator[None]:
+    """Say what takes a while, of which nobody knows how long; to a person only, if it is not for pipes."""
     if not console.is_terminal:
-        console.print(what)
+        if in_pipes:
+            console.print(what)
         yield
         return
     with console.status(what):
@@ -291,4 +292,4 @@ def _way_back(job: Job, *, is_building: bool) -> str:
 
 def brief(error: str) -> str:
     """What was said of a document that could not be written, without the value that Elasticsearch quotes."""
-    return str(shortened(_PREVIEW.sub("", error)))
+    return str(shortened(_PREVIEW.sub("", error).replace(".: ", ": ")))

@@ -122,6 +122,18 @@ def test_a_value_that_elasticsearch_quotes_is_not_shown() -> None:
     assert "secret" not in terminal.brief(reason)
     assert len(terminal.brief(reason)) < 300
     assert terminal.brief("refused. Preview of field's value: 'secret'") == "refused."
+    assert terminal.brief("refused. Preview of field's value: 'secret': no date") == "refused: no date"
+
+
+@pytest.mark.parametrize(
+    ("is_person", "in_pipes", "is_said"), [(True, False, True), (False, False, False), (False, True, True)]
+)
+def test_who_waits_is_told_for_what(*, is_person: bool, in_pipes: bool, is_said: bool) -> None:
+    """A person always; a pipe only what belongs into a log."""
+    out = io.StringIO()
+    with terminal.doing(Console(file=out, force_terminal=is_person), "trying it out", in_pipes=in_pipes):
+        pass
+    assert ("trying it out" in out.getvalue()) is is_said
 
 
 def test_a_table_with_brackets_in_its_name_is_shown_whole() -> None:

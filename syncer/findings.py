@@ -16,6 +16,7 @@ from syncer.verify import VerifyReport
 _DRIFTS_SHOWN_MAX = 20
 _PATHS_SHOWN_MAX = 3
 _MOVING_SHOWN_MAX = 5
+_AGAIN_SECONDS = 1  # from here on it is said that something was looked at again
 
 _CAUSES = {
     Cause.PARKED: "parked: a dead letter",
@@ -41,14 +42,19 @@ def show_verify(console: Console, report: VerifyReport, owed: Sequence[Job] = ()
     console.print(_verdict(report), soft_wrap=True)
     for said in _remarks(report, owed):
         console.print(said, soft_wrap=True)
-    _show_drifts(console, report.repaired, style="dim")
+    if report.repaired:
+        repaired = _counted(len(report.repaired), "differed and is", "differed and are")
+        console.print(f"[yellow]{repaired} equal now[/]: repaired", soft_wrap=True)
+        _show_drifts(console, report.repaired, style="dim")
+    if report.repaired and report.drifts:
+        console.print(f"[red]{_counted(len(report.drifts), 'differs', 'differ')} still[/]", soft_wrap=True)
     _show_drifts(console, report.drifts, style="")
     for advice in _advices(report):
         console.print(escape(advice), style="dim", soft_wrap=True)
 
 
 def _verdict(report: VerifyReport) -> str:
-    took = f"({report.seconds:.1f} s, {report.documents_per_second:,.0f} documents/s)"
+    took = f"({_took(report)})"
     sampled = "" if report.sampled is None else " of a sample"
     if report.holds:
         if report.owed:
@@ -60,14 +66,21 @@ def _verdict(report: VerifyReport) -> str:
     return f"[bold red]{report.document}: {at_least}{differ}[/], of {report.documents:,} compared{sampled} {took}"
 
 
+def _took(report: VerifyReport) -> str:
+    """How long it took, and how fast it compared; what waited for changes on their way is no part of the pace."""
+    pace = f"{report.documents_per_second:,.0f} documents/s"
+    again = report.seconds - report.comparing_seconds
+    if again < _AGAIN_SECONDS:
+        return f"{report.seconds:.1f} s, {pace}"
+    return f"{report.comparing_seconds:.1f} s, {pace}; {again:.1f} s more to look again at what differed"
+
+
 def _remarks(report: VerifyReport, owed: Sequence[Job]) -> Iterator[str]:
     if report.sampled is not None:
         yield (
             f"[yellow]Only a sample was compared[/]: {report.sampled:,} documents that Postgres has, and as many that "
             "Elasticsearch has, at most; nothing is known of the others"
         )
-    if report.repaired:
-        yield f"[yellow]{_counted(len(report.repaired), 'differed and is', 'differed and are')} equal now[/]: repaired"
     if report.owed:
         jobs = f"job{'s' * (len(report.owed_by) > 1)} {', '.join(map(str, report.owed_by))}"
         on_the_way = _counted(report.owed, "is", "are")

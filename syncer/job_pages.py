@@ -62,6 +62,7 @@ WITH job AS (
 ), served AS (
     UPDATE syncer.job AS j
     SET served_at = clock_timestamp(),
+        started_at = coalesce(j.started_at, clock_timestamp()),
         measured_at = coalesce(j.measured_at, clock_timestamp()),
         pages_next = t.last + 1,
         next_at = CASE WHEN j.rate IS NULL THEN j.next_at

@@ -154,7 +154,9 @@ def test_ids_that_are_given_are_there_all_or_none(world: World, connection: Conn
     job = listing.create_listed(connection, the_document(connection), JobKind.REPAIR, asked, page=10)
     assert job is not None
     assert set(drain(world)) == set(EVERY_ID)
-    assert jobs.advance(connection, job.id).state is JobState.DONE
+    done = jobs.advance(connection, job.id)
+    assert done.state is JobState.DONE
+    assert done.started_at is not None
 
 
 def test_who_reads_ids_keeps_no_generation_from_coming(world: World, connection: Connection) -> None:

@@ -62,7 +62,7 @@ def init(
         for file in folder.write(settings.config_folder(), one):
             out.print(f"wrote {escape(str(file))}")
         for remark in one.remarks:
-            out.print(Padding(escape(remark), (0, 0, 0, 2)), style="dim")
+            out.print(Padding(escape(remark), (0, 0, 0, 2), expand=False), style="dim")
     out.print("Look it over, then: syncer migrate, syncer plan, syncer apply, syncer run")
 
 

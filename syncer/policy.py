@@ -375,14 +375,14 @@ def _explain_another(error: elasticsearch.ApiError) -> SyncerError:
 
 
 def reason(error: elasticsearch.ApiError) -> str:
-    """What Elasticsearch says of an error: of its root, and of its cause if that says more."""
+    """What Elasticsearch says of an error, on one line: of its root, and of its cause if that says more."""
     detail = error.body.get("error") if isinstance(error.body, dict) else None
     if not isinstance(detail, dict):
         return str(error.message)
     root = (detail.get("root_cause") or [detail])[0]
     said = str(root.get("reason", error.message))
     cause = detail.get("caused_by", {}).get("reason")
-    return f"{said}: {cause}" if cause and cause not in said else said
+    return " ".join((f"{said}: {cause}" if cause and cause not in said else said).split())
 
 
 _SAID_OF_KAFKA: tuple[tuple[frozenset[int], str, str], ...] = (

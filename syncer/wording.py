@@ -21,9 +21,9 @@ def amount(many: int, noun: str) -> str:
 
 
 def shortened(value: object) -> object:
-    """JSON in which long texts and lists are cut, and say so."""
-    if isinstance(value, str) and len(value) > _LONG_TEXT:
-        return f"{value[:_LONG_TEXT]}… ({len(value):,} characters)"
+    """JSON in which long texts and lists are cut, and say so; a cut that would save nothing is not made."""
+    if isinstance(value, str):
+        return min(value, f"{value[:_LONG_TEXT]}… ({len(value):,} characters)", key=len)
     if isinstance(value, list):
         rest = [f"… {len(value) - _LONG_LIST:,} more"] if len(value) > _LONG_LIST else []
         return [shortened(one) for one in value[:_LONG_LIST]] + rest

@@ -58,6 +58,7 @@ def drafted(world: World, *arguments: str) -> str:
     """What `syncer init` says; the documents get an alias of this world."""
     ended = world.syncer("init", *arguments)
     assert ended.returncode == 0, ended.stderr
+    assert not [line for line in ended.stdout.splitlines() if line.endswith(" ")]
     names = []
     for folder in sorted((world.config / "documents").iterdir()):
         names.append(folder.name)

@@ -240,6 +240,12 @@ def test_what_is_met_in_the_work_for_a_document(error: Exception, action: Action
         assert said.hint or said.message == str(error)
 
 
+def test_what_elasticsearch_says_is_one_line() -> None:
+    """A reason stands in tables and sentences: its line breaks and tabs are spaces."""
+    said = "Mapper for [title] conflicts with existing mapper:\n\tCannot update parameter [analyzer]"
+    assert policy.reason(api_error(400, said)) == " ".join(said.split())
+
+
 def test_a_row_that_is_found_out_is_parked() -> None:
     """Where the caller halves the batch until the row is alone, bad data halts nothing."""
     with pytest.raises(pg.DivisionByZero):

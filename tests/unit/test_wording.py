@@ -25,9 +25,10 @@ def test_a_duration_is_said_as_a_person_says_it(seconds: float, said: str) -> No
 
 
 def test_long_values_are_cut_and_say_so() -> None:
-    """A long text and a long list show their beginning and how much there is; what is short is left alone."""
+    """A long text and a long list show their beginning and how much there is; what is hardly long is left alone."""
     shown = shortened({"text": "x" * 300, "list": list(range(9)), "nested": [{"text": "short"}]})
     assert isinstance(shown, dict)
     assert shown["text"].endswith("… (300 characters)")
     assert shown["list"] == [0, 1, 2, 3, 4, "… 4 more"]
     assert shown["nested"] == [{"text": "short"}]
+    assert shortened("x" * 205) == "x" * 205

@@ -42,7 +42,7 @@ class Show:
         daemon = scene.put_in_force(_INDEX)
         self._play_blog(scene, blog, Board(scene.console, blog, daemon), client)
         holds = scene.syncer("verify", may_fail=True)
-        scene.console.print(f"\nAll of it took {time.monotonic() - began:.0f} s.")
+        scene.console.print(f"\nFrom the first table to the last document it took {time.monotonic() - began:.0f} s.")
         return Ending(
             holds=holds,
             change=_RENAME.format("Johnny Doe"),

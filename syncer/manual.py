@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +137,32 @@ def flowing(text: str) -> str:
     return "\n\n".join(one if one.startswith(" ") else " ".join(one.split()) for one in paragraphs)
 
 
+class _Command(TyperCommand):
+    """A command whose help does not ask for a value where none is to be given."""
+
+    def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
+        return _without_type_of_flags(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    """The same of several."""
+
+    def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
+        return _without_type_of_flags(super().get_params(ctx))
+
+
+def _without_type_of_flags(parameters: list[Any]) -> list[Any]:
+    for one in parameters:
+        if getattr(one, "is_flag", False):
+            one.metavar = ""
+    return parameters
+
+
 def complete(app: typer.Typer, prefix: str = "") -> None:
     """Give each command its ending, and its help in lines as long as the terminal is wide."""
+    app.info.cls = _Group
     for command in app.registered_commands:
+        command.cls = _Command
         command.help = flowing(inspect.getdoc(command.callback) or "")
         name = command.name or getattr(command.callback, "__name__", "").rstrip("_").replace("_", "-")
         ending = ENDINGS.get(prefix + name)

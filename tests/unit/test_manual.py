@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from syncer import completion, manual
 from syncer.cli import app
@@ -55,6 +56,15 @@ def test_help_ends_with_examples_and_exit_codes(name: str, tmp_path: Path, monke
         assert words[: 1 + len(name.split())] == ["syncer", *name.split()]
         arguments = [{"HOLDER": "x", "TOKEN": "1.a"}.get(one, one) for one in words[1 + len(name.split()) :]]
         command.make_context(name, arguments).close()
+
+
+@pytest.mark.parametrize("words", ["", "apply", "dead-letters", "jobs list"])
+def test_help_asks_for_no_value_of_a_flag(words: str) -> None:
+    """What is given by its name alone has no type beside it; what takes a value has."""
+    said = CliRunner().invoke(app, [*words.split(), "--help"]).output
+    assert "--help" in said
+    assert "bool" not in said
+    assert ("NUMBER" in said) is (words == "apply")
 
 
 def test_documents_are_completed_from_the_config_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

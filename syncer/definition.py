@@ -144,7 +144,8 @@ def _read_options(file: Path) -> _Options:
         return _Options.model_validate(loaded)
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc']) or 'document'}: {problem['msg']}"
+            f"{'.'.join(str(part) for part in problem['loc']) or 'document'}: "
+            + problem["msg"].removeprefix("Value error, ")
             for problem in error.errors(include_url=False)
         )
         raise DefinitionError(f"{file} is not valid: {problems}", hint=_OPTIONS_HINT) from error

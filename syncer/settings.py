@@ -29,6 +29,7 @@ from pydantic import (
     ValidationError,
     field_validator,
 )
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -45,6 +46,21 @@ TOKEN_CHARACTERS_MIN = 16
 _DEFAULT_CONFIG_FOLDER = Path("config")
 _FILE_NAME = "syncer.yaml"
 _FILE_HINT = "As in:\npostgres:\n  dsn: postgresql://user@host/database"
+_REQUIRED = {
+    "postgres": "postgres.dsn",
+    "kafka": "kafka.bootstrap_servers",
+    "elasticsearch": "elasticsearch.url",
+}
+"""What of a section has no default."""
+_SAID = {
+    "int_parsing": "is to be a whole number",
+    "int_type": "is to be a whole number",
+    "int_from_float": "is to be a whole number",
+    "float_parsing": "is to be a number",
+    "float_type": "is to be a number",
+    "extra_forbidden": "there is no such setting",
+}
+"""What is said of a mistake, by pydantic's name for it; of others its own words."""
 
 
 class _Section(BaseModel):
@@ -434,11 +450,15 @@ def _place(error: yaml.YAMLError) -> str:
 
 
 def _sentence(error: ValidationError) -> str:
-    problems = [
-        f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg'].removeprefix('Value error, ').lower()}"
-        for problem in error.errors(include_url=False, include_input=False)
-    ]
+    problems = [_problem(one) for one in error.errors(include_url=False, include_input=False)]
     return "The settings are not valid: " + "; ".join(problems)
+
+
+def _problem(problem: ErrorDetails) -> str:
+    name = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"{_REQUIRED.get(name, name)} is not set"
+    return f"{name}: {_SAID.get(problem['type'], problem['msg'].removeprefix('Value error, ').lower())}"
 
 
 def _hint(file: Path) -> str:

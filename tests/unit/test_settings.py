@@ -111,8 +111,8 @@ def test_an_empty_replica_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WRONG = {
-    "SYNCER_WORKER_THREADS": ("many", ("worker.threads", "integer")),
-    "SYNCER_WORKER_THREAD": ("1", ("worker.thread", "not permitted")),
+    "SYNCER_WORKER_THREADS": ("many", ("worker.threads", "whole number")),
+    "SYNCER_WORKER_THREAD": ("1", ("worker.thread", "no such setting")),
     "SYNCER_WORKER_BATCH_CHANGES_MAX": ("0", ("worker.batch_changes_max", "greater than 0")),
     "SYNCER_RELAY_POLL_SECONDS": ("-1", ("relay.poll_seconds", "greater than 0")),
     "SYNCER_METRICS_SECONDS": ("300", ("metrics.seconds", "less than or equal to 60")),
@@ -135,14 +135,15 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -
 
 
 FILES = {
-    "unknown_key": (FILE + "  thread: 2\n", ("worker.thread", "not permitted")),
-    "unknown_section": (FILE + "workers:\n  threads: 2\n", ("workers", "not permitted")),
+    "unknown_key": (FILE + "  thread: 2\n", ("worker.thread", "no such setting")),
+    "unknown_section": (FILE + "workers:\n  threads: 2\n", ("workers", "no such setting")),
     "section_is_a_word": ("postgres: here\n", ("postgres",)),
     "not_yaml": ("postgres: [\n", ("syncer.yaml", "YAML")),
     "a_list": ("- postgres\n", ("syncer.yaml",)),
     "a_word": ("postgres\n", ("syncer.yaml",)),
     "empty": ("", ("postgres", "kafka", "elasticsearch", "SYNCER_POSTGRES_DSN")),
-    "incomplete": ("postgres:\n  dsn: x\n", ("kafka", "elasticsearch")),
+    "incomplete": ("postgres:\n  dsn: x\n", ("kafka.bootstrap_servers is not set", "elasticsearch.url is not set")),
+    "section_is_empty": ("postgres: {}\n", ("postgres.dsn is not set",)),
 }
 
 

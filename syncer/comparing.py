@@ -70,7 +70,8 @@ def _compared(
     writer = parts.writer()
     try:
         expected = sample or compose.count(parts.connection, document)
-        with terminal.progress(err, f"comparing {document.index_name}", expected) as advance:
+        again = "looking again at what differs, if anything does"
+        with terminal.progress(err, f"comparing {document.index_name}", expected, then=again) as advance:
             return verify(
                 parts.connect,
                 document,

@@ -54,8 +54,14 @@ def console(stream: TextIO | None) -> Console:
 
 
 @contextmanager
-def progress(console: Console, label: str, total: int) -> Iterator[Callable[[int], None]]:
+def progress(console: Console, label: str, total: int, *, then: str) -> Iterator[Callable[[int], None]]:
     """Show how far something is: a bar on a terminal, a line every few seconds elsewhere.
+
+    Args:
+        console: Where.
+        label: What is done.
+        total: With how many.
+        then: What is done once that is: a full bar that stays is not understood.
 
     Yields:
         What to call with the number that is done so far.
@@ -66,7 +72,12 @@ def progress(console: Console, label: str, total: int) -> Iterator[Callable[[int
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as shown:
         task: TaskID = shown.add_task(label, total=total)
-        yield lambda done: shown.update(task, completed=done, total=max(total, done))
+
+        def tell(done: int) -> None:
+            said = label if done < total else then
+            shown.update(task, description=said, completed=done, total=max(total, done))
+
+        yield tell
 
 
 def _plain_progress(console: Console, label: str, total: int) -> Callable[[int], None]:

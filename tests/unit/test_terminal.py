@@ -136,6 +136,17 @@ def test_who_waits_is_told_for_what(*, is_person: bool, in_pipes: bool, is_said:
     assert ("trying it out" in out.getvalue()) is is_said
 
 
+def test_a_bar_that_is_full_says_what_goes_on() -> None:
+    """Until all is done once, what is done; from then on what comes after it."""
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True)
+    with terminal.progress(console, "comparing", 20, then="looking again") as advance:
+        advance(19)
+        assert "looking again" not in out.getvalue()
+        advance(20)
+    assert "looking again" in out.getvalue()
+
+
 def test_a_table_with_brackets_in_its_name_is_shown_whole() -> None:
     """A name is no markup, in what apply will do neither."""
     dependencies = SimpleNamespace(tables=("public.[old]",))

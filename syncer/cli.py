@@ -280,7 +280,8 @@ def doctor(
     loaded = settings.load()
     telemetry.configure(loaded.log, is_command=True)
     of_role = duties[only] if only else patient.OF_DAEMON
-    seen = examination.examine(loaded, settings.config_folder(), duties=of_role)
+    with terminal.asking():
+        seen = examination.examine(loaded, settings.config_folder(), duties=of_role)
     if as_json:
         typer.echo(json.dumps(seen.as_json(), indent=2))
     else:

@@ -44,7 +44,14 @@ def start(*, folder: Folder = None, as_json: AsJson = False) -> None:
 @app.command("stop")
 def stop(*, folder: Folder = None) -> None:
     """Stop the servers. Their data stays."""
-    Sandbox(folder, report=ConsoleReporter(err)).stop()
+    sandbox = Sandbox(folder, report=ConsoleReporter(err))
+    running = [one.name for one in sandbox.status().servers if one.running]
+    sandbox.stop()
+    if running:
+        said = f"Stopped {', '.join(running)}; the data stays in {sandbox.folder}"
+    else:
+        said = f"No server runs in {sandbox.folder}"
+    err.print(said, markup=False, soft_wrap=True)
 
 
 @app.command("status")

@@ -53,7 +53,7 @@ def status(
     topic_lag_seconds, lag_seconds, totals and rates (captured, published, handled,
     written), epoch, documents, jobs and unreadable_records.
     """
-    with open_parts("status") as parts:
+    with terminal.asking(), open_parts("status") as parts:
         before = _read(parts)
         time.sleep(seconds)
         seen = _read(parts) if seconds else before

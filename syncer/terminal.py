@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,6 +142,13 @@ def doing(console: Console, what: str, *, in_pipes: bool = True) -> Iterator[Non
         yield
         return
     with console.status(what):
+        yield
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Tell a person what is waited for while servers are asked, of which one may be away."""
+    with doing(console(sys.stderr), "asking Postgres, Kafka and Elasticsearch", in_pipes=False):
         yield
 
 

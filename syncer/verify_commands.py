@@ -131,7 +131,7 @@ def explain(
     lost and kafka; each of indices has verdict, says, hint, postgres, elasticsearch,
     refresh and dead_letter.
     """
-    with open_parts("explain") as parts:
+    with terminal.asking(), open_parts("explain") as parts:
         parts.document(document)
         chosen = [one for one in store.documents(parts.connection) if one.name == document]
         limits = Limits(seconds=seconds)

@@ -544,7 +544,7 @@ SETTINGS = {
     "unknown_key": ({}, "postgres:\n  dns: x\n", ("postgres.dns", "syncer.yaml")),
     "bad_yaml": ({}, "postgres: [\n", ("syncer.yaml", "YAML", "line 2")),
     "a_list": ({}, "- postgres\n", ("syncer.yaml",)),
-    "word_for_number": ({"SYNCER_WORKER_THREADS": "two"}, "", ("worker.threads", "integer")),
+    "word_for_number": ({"SYNCER_WORKER_THREADS": "two"}, "", ("worker.threads", "whole number")),
     "properties_not_json": ({"SYNCER_KAFKA_PROPERTIES": "acks=all"}, "", ("kafka", "SYNCER_KAFKA_PROPERTIES")),
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -240,3 +242,11 @@ def test_stop_leaves_no_process(sandbox: Sandbox) -> None:
     sandbox.stop()
     with psycopg.connect(sandbox.start().postgres_dsn) as connection:
         assert connection.execute("SELECT count(*) FROM committed").fetchone() == (4,)
+
+
+def test_who_stops_another_folder_is_told(base_folder: Path) -> None:
+    """Where nothing runs, it is said so, with the folder that was looked at; that is no error."""
+    another = base_folder / "another"
+    stop = [sys.executable, "-m", "syncer", "sandbox", "stop", "--folder", str(another)]
+    said = subprocess.run(stop, capture_output=True, text=True, check=True, timeout=60)
+    assert (said.stdout, said.stderr) == ("", f"No server runs in {another}\n")

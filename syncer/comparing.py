@@ -44,7 +44,7 @@ def compared(
         if now is None or now.generation == document.generation:
             break
         document = now
-    if sample is None and report.halted is None:
+    if sample is None and report.halted is None and (report.holds or report.has_drifted):  # else nothing is known
         _note(parts, report)
     return report
 

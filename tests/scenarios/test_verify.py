@@ -443,6 +443,7 @@ def test_the_command_says_what_it_cannot_judge(blog: World, client: Elasticsearc
     assert "nothing is known to have drifted" in ended.stdout
     assert "1 document differs, and whether that is drift is not known: " in ended.stdout
     assert "nothing moves (1 change in the outbox)" in ended.stdout
+    assert blog.sql("SELECT count(*) FROM syncer.verification") == [(0,)]
     client.delete(index=blog.alias, id="8")
     handled(blog)
     ended = blog.syncer("verify", "--settle", "0")

@@ -139,7 +139,7 @@ DRAWN_IN_TURN = Rule(
     "nobody else draws, or takes his snapshot, between a draw and its snapshot",
     module="syncer.version",
     text="LOCK TABLE syncer.turn IN EXCLUSIVE MODE;",
-    instead="SELECT pg_sleep(random() / 50);",
+    instead="DO 'BEGIN PERFORM pg_sleep(random() / 50); END';",
 )
 WRITTEN_WITH_THE_DRAW = Rule(
     "documents are written with the version of their draw, not with one of their writing",

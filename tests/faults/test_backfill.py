@@ -42,6 +42,7 @@ POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
 INSERT INTO posts (id, user_id, title, body) SELECT 1000000 + g, 1, 'title', 'body' FROM generate_series(1, {}) AS g
 """
+IN_HAND = "SELECT FROM syncer.job_page WHERE taken_by IS NOT NULL"
 
 
 @pytest.fixture
@@ -88,6 +89,15 @@ def begin(world: World, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=world.environment, stdout=log, stderr=log)
 
 
+def kill_at_a_page(world: World, process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL while it has a page in hand: between two pages, for which its rate lets it wait, none would be left."""
+    with world.application() as altering:
+        altering.execute("LOCK TABLE posts")
+        wait_until(lambda: bool(world.sql(IN_HAND)), what="it has a page in hand, and cannot read for it")
+        process.kill()
+        process.wait()
+
+
 @faces(
     "the command of a backfill is killed, twice",
     promises=(1, 4),
@@ -120,8 +130,7 @@ def test_a_command_that_was_killed_goes_on_from_where_it_was(world: World, conne
             return now >= before + 300
 
         wait_until(has_gone_on, what="some of it is done")
-        process.kill()
-        process.wait()
+        kill_at_a_page(world, process)
         at_least = done(connection, job)
         kept.append((at_least, versions(world)))
     assert begin(world, "--rate", "100000").wait(DEADLINE_SECONDS) == 0, (world.folder / "backfill.log").read_text()

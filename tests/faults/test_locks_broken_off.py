@@ -174,7 +174,7 @@ def test_what_is_finished_is_not_rolled_back(endpoints: Endpoints, index: str, m
         "who may have made a document, and finds that its lease is over, deletes it",
         module="syncer.locks.burial",
         text="fence.take_back(",
-        instead="list(",
+        instead="dict(changes=",
     ),
 )
 def test_what_was_made_too_late_is_taken_back(

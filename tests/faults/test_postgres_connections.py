@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
@@ -208,8 +208,10 @@ IS_CONNECTED = "SELECT FROM pg_stat_activity WHERE pid = %s"
 def test_who_takes_nothing_of_an_answer_holds_no_locks(world: World) -> None:
     """A relay that is stopped amid a great many changes does not stay the leader for as long as it is stopped."""
     everything = sql.SQL("SELECT repeat('x', 1000) FROM generate_series(1, 1000000)")
-    with postgres.connect(world.settings.postgres, name="test", idle_seconds_max=1) as connection:
-        rows = postgres.copied(connection, everything)
+    with (
+        postgres.connect(world.settings.postgres, name="test", idle_seconds_max=1) as connection,
+        closing(postgres.copied(connection, everything)) as rows,
+    ):
         next(rows)
         pid = connection.info.backend_pid
         wait_until(lambda: not world.sql(IS_CONNECTED, pid), what="its session is over")

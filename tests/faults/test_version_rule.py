@@ -182,7 +182,7 @@ def test_a_draw_that_has_grown_old_is_not_written(blog: World, monkeypatch: pyte
     monkeypatch.setattr("syncer.version.draw", recorded)
     with blog.index() as index, blog.writer(index) as writer:
         assert writer.write(blog.index_of(), ["2"]).indexed == 1
+    assert len(drawn) == 2
     with blog.elasticsearch() as client:
         client.indices.refresh(index=blog.alias)
         assert client.get(index=blog.alias, id="2")["_version"] == drawn[1]
-    assert len(drawn) == 2

@@ -381,7 +381,7 @@ CREATE FUNCTION slowly(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
         "a lane says that it is still at its pages",
         module="syncer.refresher",
         text="job_pages.keep(self._connected(), [hand.page for hand in self._hands])",
-        instead="set()",
+        instead="[]",
     ),
 )
 def test_a_page_stays_in_hand_however_long_postgres_takes_for_it(

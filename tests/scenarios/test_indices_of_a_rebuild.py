@@ -235,6 +235,16 @@ def test_a_built_index_is_written_and_not_searched(room: Room) -> None:
     assert room.index.holdings.count(built) == 5
 
 
+@faces(
+    "a rebuild is broken off before its index is in force",
+    promises=(4,),
+    without=Rule(
+        "an index that an interrupted rebuild has left is made anew",
+        module="syncer.indices",
+        text="if meta.items() <= self._ours(target.index_name).items() and self._is_untouched(target):",
+        instead="if False:",
+    ),
+)
 def test_what_an_interrupted_build_left_is_made_anew(room: Room) -> None:
     """Nothing was written to it, and it is this document's of this generation: the same name has what is wanted now."""
     left = room.build(2, room.body(number_of_replicas=0, refresh_interval="3s"))

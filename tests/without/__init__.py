@@ -1,7 +1,7 @@
 """Running tests with a rule taken out of syncer, to see them fail.
 
 The test runs in a process of its own, in which `sitecustomize`, beside this file, changes the text of a module as it
-is imported; so it does in every process that the test starts.
+is imported; so it does in every process that the test starts. `-rP` shows how each has failed: whether for the rule.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from tests.proof import Proof, Rule
 MUTATION = "SYNCER_TEST_MUTATION"
 """What `sitecustomize` is to change: a rule as JSON."""
 DEADLINE = "SYNCER_TEST_DEADLINE_SECONDS"
+"""Says how long a test waits for what is to come."""
 _DEADLINE_SECONDS = 20
-"""How long a test waits in vain at each place: what has a rule taken out may never come."""
+"""How long it waits in vain at each place, unless that is said: what has a rule taken out may never come."""
 _TEST_SECONDS = 300
 
 
@@ -42,9 +43,9 @@ class WithoutRule(pytest.Item):
             AssertionError: It passed, or could not run.
         """
         environment = {
+            DEADLINE: str(_DEADLINE_SECONDS),
             **os.environ,
             MUTATION: json.dumps(asdict(self._rule)),
-            DEADLINE: str(_DEADLINE_SECONDS),
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         }
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=short", self._test]
@@ -55,6 +56,7 @@ class WithoutRule(pytest.Item):
         closing = said.strip().rpartition("\n")[2]
         assert re.search(r"\b1 failed", closing), f"without its rule the test does not fail\n{said[-3000:]}"
         assert "error" not in closing, f"without its rule the test cannot run\n{said[-3000:]}"
+        self.add_report_section("call", "failure", said)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:  # noqa: ARG002 - the signature is pytest's
         """What went wrong, without this module's own lines."""

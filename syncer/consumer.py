@@ -114,6 +114,9 @@ class ChangeConsumer:
                 "auto.offset.reset": "error",
                 # librdkafka's own thread keeps the session alive: only a dead process lets it lapse.
                 "session.timeout.ms": 10_000,
+                # Nor does a rebalance wait longer for one that is late; five minutes, if nobody says so. Who is busy is
+                # never so late: see `keep_alive`.
+                "max.poll.interval.ms": 120_000,
                 # At a heartbeat a member is told that others have come or gone.
                 "heartbeat.interval.ms": 500,
                 "fetch.wait.max.ms": 100,

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import faulthandler
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
 import pytest
+from confluent_kafka import KafkaException
 
 from syncer.demo.guide.rows import FILES
 from syncer.demo.model import SCHEMAS
 from syncer.sandbox import Sandbox
+from syncer.topic import Observer
 from tests.faults import shapes
 from tests.faults.writers import fill
 from tests.harness import BLOG_SCHEMA, World, made, wait_until
@@ -49,6 +53,8 @@ def own_world(tmp_path: Path) -> Iterator[World]:
                 yield world
         finally:
             own.stop()
+            for log_file in own.folder.glob("*/server.log"):
+                shutil.copy(log_file, tmp_path / f"{log_file.parent.name}.log")
 
 
 def _set_up(world: World) -> None:
@@ -114,7 +120,7 @@ def _check(soak: Soak) -> None:
         lambda: not _differences(world),
         what="every document equals its SELECT",
         seconds=_LEVEL_SECONDS,
-        detail=lambda: "\n".join(_differences(world)[:20]),
+        detail=lambda: "\n".join([_group(world), *_differences(world)[:20]]),
     )
     journal.level_seconds.append(time.monotonic() - began)
     journal.note("level", after_seconds=round(journal.level_seconds[-1], 1))
@@ -125,6 +131,15 @@ def _check(soak: Soak) -> None:
         what="dead letters are cleared by themselves",
         detail=lambda: str(world.sql("SELECT * FROM syncer.dead_letter"))[:2000],
     )
+
+
+def _group(world: World) -> str:
+    """What Kafka says of the workers' group: its state, and who has which partitions."""
+    with suppress(KafkaException):
+        group = Observer(world.settings.kafka).group()
+        has = {one.member_id: [it.partition for it in one.assignment.topic_partitions] for one in group.members}
+        return f"the group is {group.state}: {has}"
+    return "Kafka does not say how the group is"
 
 
 def _apply(world: World) -> None:

@@ -20,6 +20,7 @@ from syncer.index import Index
 from syncer.lifecycle import Stop, Stopping
 from syncer.sandbox import Endpoints, Sandbox, silent
 from syncer.sandbox.elasticsearch import ElasticsearchServer
+from syncer.service import STOP_SECONDS
 from syncer.writer import WriteReport
 from tests.faults.proxy import Answer, Forward, Proxy, cut, emptied, page, refused, swallowed, truncated
 from tests.faults.writers import fill, writing
@@ -149,7 +150,7 @@ def test_a_stop_waits_for_no_hung_server(narrow: World, proxy: Proxy) -> None:
     """It ends in reasonable time and says what it gave up; the next daemon does that, and what comes late loses."""
     daemon = narrow.daemon(environment=through(proxy))
     narrow.wait_until_level()
-    fault, has_one, go_on = hang()
+    fault, has_one, go_on = hang(DEADLINE_SECONDS + STOP_SECONDS)
     with proxy.spoiling(fault):
         narrow.sql("UPDATE posts SET title = 'hung' WHERE id = 1")
         assert has_one.wait(DEADLINE_SECONDS)

@@ -85,6 +85,9 @@ def test_an_index_where_the_alias_was_is_said_and_left(blog: World) -> None:
 @faces("documents are deleted, edited and added by hand", promises=(3,))
 def test_what_is_changed_by_hand_is_found_and_repaired(blog: World) -> None:
     """Verify finds all of it, and with --repair makes it good, also where a version was made up."""
+    with blog.relay() as relay, blog.index() as index, blog.worker(index) as worker:
+        blog.drain(relay, worker)
+        blog.handle(worker)  # of what differs from here on, nothing is on its way
     with blog.elasticsearch() as client:
         edit(client, blog)
     assert blog.syncer("verify").returncode == 1

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,6 +28,7 @@ DEADLINE = "SYNCER_TEST_DEADLINE_SECONDS"
 _DEADLINE_SECONDS = 20
 """How long it waits in vain at each place, unless that is said: what has a rule taken out may never come."""
 _TEST_SECONDS = 300
+_END_SECONDS = 60
 
 
 class WithoutRule(pytest.Item):
@@ -49,10 +52,7 @@ class WithoutRule(pytest.Item):
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         }
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=short", self._test]
-        done = subprocess.run(
-            command, env=environment, cwd=self.config.rootpath, capture_output=True, timeout=_TEST_SECONDS, check=False
-        )
-        said = done.stdout.decode()
+        said = _said(command, environment, self.config.rootpath)
         closing = said.strip().rpartition("\n")[2]
         assert re.search(r"\b1 failed", closing), f"without its rule the test does not fail\n{said[-3000:]}"
         assert "error" not in closing, f"without its rule the test cannot run\n{said[-3000:]}"
@@ -65,6 +65,27 @@ class WithoutRule(pytest.Item):
     def reportinfo(self) -> tuple[Path, None, str]:
         """What the test is called in the report."""
         return self.path, None, self.name
+
+
+def _said(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:
+    """What a test prints; it, and whatever it has started, is gone then.
+
+    Raises:
+        AssertionError: It does not end.
+    """
+    with subprocess.Popen(
+        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as running:
+        try:
+            return running.communicate(timeout=_TEST_SECONDS)[0].decode()
+        except subprocess.TimeoutExpired:
+            running.send_signal(signal.SIGINT)  # its servers have sessions of their own, and are ended by it
+            with suppress(subprocess.TimeoutExpired):
+                running.communicate(timeout=_END_SECONDS)
+            raise AssertionError(f"without its rule the test does not end within {_TEST_SECONDS} s") from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
 
 
 def without_rules(items: Sequence[pytest.Item]) -> list[pytest.Item]:

@@ -10,7 +10,7 @@ Place         where a copy of a document lies
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
@@ -57,14 +57,20 @@ def _refused(record: bytes, images: Iterable[object]) -> str:
     has_nul = _NUL in record
     if not has_nul and record.count(b"[") + record.count(b"{") <= _LEVELS_MAX:
         return ""
-    level = list(images)
-    for _ in range(_LEVELS_MAX):
+    for number, level in enumerate(levels(list(images))):
+        if number > _LEVELS_MAX:
+            return "it is nested too deep"
         if has_nul and any("\0" in one for one in level if isinstance(one, str)):
             return "it has a zero byte, which no text of Postgres has"
+    return ""
+
+
+def levels(value: object) -> Iterator[list[object]]:
+    """A JSON value, its keys and values, what is in these, and so on; it may be nested as deep as it likes."""
+    level = [value]
+    while level:
+        yield level
         level = [inner for one in level for inner in _within(one)]
-        if not level:
-            return ""
-    return "it is nested too deep"
 
 
 def _within(value: object) -> Iterable[object]:

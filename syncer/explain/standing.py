@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 import psycopg
@@ -18,7 +19,7 @@ from syncer.drift import TOO_DEEP, Drift, compare
 from syncer.errors import DocumentError, SyncerError
 from syncer.holdings import Copy as Stored
 from syncer.index import Index
-from syncer.model import Place
+from syncer.model import Place, levels
 from syncer.owing import Pending
 from syncer.policy import at_work_for, is_of_data
 from syncer.postgres import Connection
@@ -121,16 +122,8 @@ def contents(source: bytes) -> Any:
         document = json.loads(source)
     except RecursionError:
         return source.decode(errors="replace")
-    level = [document]
-    for _ in range(_LEVELS_MAX):
-        level = [inner for one in level if isinstance(one, dict | list) for inner in _within(one)]
-        if not level:
-            return document
-    return source.decode(errors="replace")
-
-
-def _within(one: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return one.values() if isinstance(one, dict) else one
+    is_deep = any(islice(levels(document), _LEVELS_MAX, None))
+    return source.decode(errors="replace") if is_deep else document
 
 
 def as_id(connection: Connection, document: Document, id_: str) -> str | None:

@@ -6,10 +6,10 @@ import sys
 def main() -> None:
     """Entry point: loading the commands takes a while, in which somebody may have thought better of it."""
     try:
-        from syncer import cli  # noqa: PLC0415 - see above
+        from syncer.cli import app  # noqa: PLC0415 - see above
     except KeyboardInterrupt:
         sys.exit(130)
-    cli.main()
+    app.main()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from syncer import capture, definition, steps
+from syncer.apply import plan as apply_plan
+from syncer.capture import install as capture_install
+from syncer.documents import definition
 from tests.harness import World
 
 Change = tuple[str, str, Any, Any]
@@ -35,10 +37,10 @@ def define(world: World, name: str, select: str, **affects: str) -> None:
         (folder / "affects" / f"{table}.sql").write_text(query)
 
 
-def plan(world: World) -> steps.Plan:
+def plan(world: World) -> apply_plan.Plan:
     """What apply would do."""
     with world.connect() as connection, world.indices() as indices:
-        return steps.plan(connection, indices, definition.load_all(world.config))
+        return apply_plan.plan(connection, indices, definition.load_all(world.config))
 
 
 def capture_only(world: World, tables: str, select: str) -> None:
@@ -54,7 +56,7 @@ def install(world: World) -> None:
     """Install the triggers that the definitions ask for."""
     with world.connect() as connection:
         for one in plan(world).captures:
-            capture.install(connection, one)
+            capture_install.install(connection, one)
 
 
 def triggers(world: World, table: str) -> list[tuple[str, str]]:

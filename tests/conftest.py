@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 from syncer.sandbox import Endpoints, Sandbox
-from tests.harness import World, made, postgres_with
+from tests.harness import VERSIONS, World, made, postgres_with
 from tests.without import without_rules
 
 hypothesis.settings.register_profile("syncer", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -50,8 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak-seed", type=int, help="what its dice begin with; printed by the soak that went before")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the tests without rules in the place of the tests."""
+    """Replace the tests that ``-m`` and ``-k`` select by tests without rules."""
     if config.getoption("--without-rules"):
         items[:] = without_rules(items)
 
@@ -77,11 +78,11 @@ def sandbox() -> Iterator[Sandbox]:
     """Real Postgres, Kafka and Elasticsearch."""
     kept = os.environ.get(KEPT_SANDBOX)
     if kept:
-        yield Sandbox(Path(kept))
+        yield Sandbox(Path(kept), versions=VERSIONS)
         return
     with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
         Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        made = Sandbox(Path(folder) / "servers")
+        made = Sandbox(Path(folder) / "servers", versions=VERSIONS)
         try:
             yield made
         finally:
@@ -103,9 +104,17 @@ def empty_world(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> Itera
 
 @pytest.fixture
 def world(empty_world: World) -> World:
-    """A world with the blog's tables, the syncer schema and the blogpost document in force."""
+    """A world with the blog's tables, the syncer schema and the blogpost document active."""
     empty_world.set_up()
     return empty_world
+
+
+@pytest.fixture(scope="module")
+def shared_world(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A world like `world`, for all tests of a module that leave it as they found it."""
+    with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("shared"))) as world:
+        world.set_up()
+        yield world
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,12 @@
-"""Versions drawn by a test."""
+"""Versions assigned by a test."""
 
 from __future__ import annotations
 
-from syncer import version
-from syncer.postgres import Connection, snapshot
+from syncer.base.postgres import Connection, snapshot
+from syncer.indexing import version
 
 
-def draw(connection: Connection) -> int:
-    """Draw one, in a snapshot that nothing is read in."""
+def assign(connection: Connection) -> int:
+    """Assign one, in a snapshot that nothing is read in."""
     with snapshot(connection):
-        return version.draw(connection)
+        return version.assign(connection)

@@ -1,6 +1,6 @@
 """The page of errors, ``docs/errors.md``, as the policy decides them: ``python -m tests.errors_page`` writes it.
 
-Each action on it is what `syncer.policy` says when it is asked; only the meanings are words.
+Each action on it is what `syncer.base.error_policy` says when it is asked; only the meanings are words.
 """
 
 from __future__ import annotations
@@ -16,36 +16,37 @@ from confluent_kafka import KafkaError, KafkaException
 from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from psycopg import errors as pg
 
-from syncer import errors, policy
-from syncer.errors import DocumentError, SyncerError, UnwellError
-from syncer.lifecycle import TELL_SECONDS
-from syncer.policy import Action, at_work_for, decide, decide_item
+from syncer.base import error_policy, errors
+from syncer.base.error_policy import Action, at_work_for, decide, decide_item
+from syncer.base.errors import DocumentError, IndexUnavailableError, SyncerError
+from syncer.base.retry import TELL_SECONDS, Backoff
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 
 _INTRODUCTION = """\
-# What becomes of an error
+# Error handling
 
-Every error that syncer meets has one of five answers, and `syncer/policy.py` is the only place that gives them.
+syncer handles every error in one of five ways, decided only in `syncer/base/error_policy.py`.
 
-- **RETRY**: the stage waits and does the same again, with pauses of up to {longest:.0f} s, which chance makes
-  shorter by up to half. Nothing is skipped, no offset is committed. The log says `stage.retried` once, with what to do,
-  then each {tell:.0f} s how often and for how long, and `stage.recovered` when it is over.
-- **PARK**: one document becomes a dead letter, its siblings go on. It is cleared by itself when a newer version of it
-  is written. The log says `document.parked`; `syncer status` counts them.
-- **HALT THE DOCUMENT**: one definition stops, the others go on. `syncer apply` lets it go on, and writes what it has
-  missed. `document.halted` and `syncer status`, with exit code 1, say what to do.
-- **LEAVE**: an index takes nothing for now, and Elasticsearch says itself that it is unwell. After a minute of RETRY
-  its documents are left to a job, a catch-up, which is done once it is well, and the others go on.
-  `document.postponed` and `syncer status`, with exit code 1, say what to do.
-- **HALT**: the daemon ends with exit code 1. Nothing is lost: the next one begins where it was. `stage.failed` says
-  what to do.
+- **RETRY**: the component repeats the operation, with pauses of up to {longest:.0f} s and jitter. Nothing is skipped
+  and no offset is committed. The log has `component.retried` once, with a hint, then every {tell:.0f} s, and
+  `component.recovered` when it is over.
+- **DEAD_LETTER**: the document becomes a dead letter and the rest of the batch continues. The dead letter clears when a
+  newer version is written. The log has `document.dead_lettered`; `syncer status` shows the count.
+- **SUSPEND**: the definition is suspended and the others continue. It resumes by itself once its tables, or the blocks
+  of its index, are as before; otherwise `syncer apply` resumes it. Either way, all that was missed is written.
+  `document.suspended` in the log, and `syncer status` with exit code 1, show what to do.
+- **DEFER**: an index rejects writes, and Elasticsearch reports it as unavailable. After a minute of RETRY, its
+  changes are left to a refresh, which runs when the index recovers. Other documents continue.
+  `document.deferred` in the log, and `syncer status` with exit code 1, show what to do.
+- **FATAL**: the daemon stops with exit code 1. Nothing is lost: the next daemon continues where it stopped.
+  `component.failed` in the log shows what to do.
 
-Where an error is met decides with it: what a document's own SELECT and its own index say can be that document's fault,
-what anything else says cannot.
+The action depends on the context. Errors from a document's own SELECT or index can be the fault of that document; other
+errors cannot.
 
-A daemon that begins, and a command, asks each server first. What it cannot reach then, or may not enter, it says, and
-ends. Below is what a daemon does that has been at work.
+The tables below describe a running daemon. When a daemon or a command starts, it first connects to each server. If it
+cannot connect or log in, it exits with an error.
 """
 
 _STATUSES = {
@@ -53,14 +54,14 @@ _STATUSES = {
     401: "the API key was revoked, or the password changed",
     403: "the role lacks a privilege; or cluster.blocks.read_only is set",
     404: "the index is gone",
-    408: "it took too long",
-    409: "somebody else is at it",
-    413: "the request is larger than http.max_content_length: written in halves until it fits",
-    429: "the queue is full, a circuit breaker has tripped; what is larger than it ever takes is written in halves",
-    500: "a defect or a full disk",
-    502: "a load balancer finds no Elasticsearch",
-    503: "no master is elected, or a shard is away",
-    504: "a load balancer waits for Elasticsearch no longer",
+    408: "the request timed out",
+    409: "another client changes the same resource",
+    413: "the request exceeds http.max_content_length: split in halves until it fits",
+    429: "the queue is full or a circuit breaker tripped; a request that can never fit is split in halves",
+    500: "an internal error or a full disk",
+    502: "a load balancer cannot reach Elasticsearch",
+    503: "no master is elected, or a shard is unavailable",
+    504: "a load balancer timed out waiting for Elasticsearch",
 }
 _KINDS = {
     (400, "document_parsing_exception"): "a value does not fit the mapping; too many fields, nested objects, levels",
@@ -69,77 +70,83 @@ _KINDS = {
     (403, "cluster_block_exception"): "index.blocks.write or read_only was set by hand",
     (403, "security_exception"): "the role may not write this index",
     (404, "index_not_found_exception"): "the index, or its write alias, was deleted by hand",
-    (408, "timeout"): "it took too long",
-    (409, "version_conflict_engine_exception"): "something at least as new is there: a success",
-    (413, "too_large"): "the document alone is larger than a request may be",
-    (429, "cluster_block_exception"): "the disk is at the flood stage: lifted by itself when there is space",
+    (408, "timeout"): "the request timed out",
+    (409, "version_conflict_engine_exception"): "the index holds the same or a newer version: a success",
+    (413, "too_large"): "the document alone exceeds the maximum request size",
+    (
+        429,
+        "cluster_block_exception",
+    ): "the disk is above the flood-stage watermark: lifted automatically when there is space",
     (429, "es_rejected_execution_exception"): "the queue is full",
-    (500, "null_pointer_exception"): "a defect of Elasticsearch's; parked after a minute if nothing else is wrong",
-    (502, "bad_gateway"): "a node is away",
+    (
+        500,
+        "null_pointer_exception",
+    ): "a bug in Elasticsearch; dead-lettered after a minute if nothing else is wrong",
+    (502, "bad_gateway"): "a node is unavailable",
     (503, "unavailable_shards_exception"): "a shard has no primary",
-    (504, "timeout"): "a node does not answer",
+    (504, "timeout"): "a node does not respond",
 }
 _TRANSPORT = {
-    elasticsearch.ConnectionError: "nobody listens, or the connection was cut, perhaps after the request was applied",
-    elasticsearch.ConnectionTimeout: "no answer in elasticsearch.request_timeout_seconds",
+    elasticsearch.ConnectionError: "connection refused, or closed, perhaps after the request was applied",
+    elasticsearch.ConnectionTimeout: "no response within elasticsearch.request_timeout_seconds",
     elasticsearch.SSLError: "the certificate is not trusted",
-    elasticsearch.SerializationError: "the answer is cut short, or no JSON",
+    elasticsearch.SerializationError: "the response is truncated or not JSON",
 }
 _OURS = {
-    errors.UnavailableError: "a shard or a node was away while syncer read",
-    errors.ParkingError: "what cannot be written cannot be recorded as a dead letter",
-    errors.ReplicaError: "the replica to read on is behind or away",
+    errors.UnavailableError: "a shard or a node was unavailable during a read",
+    errors.DeadLetteringError: "a dead letter could not be recorded",
+    errors.ReplicaError: "the read replica is behind or unavailable",
     errors.RestoringError: "the database is being restored, or has no syncer schema",
-    errors.ComposeError: "the SELECT gives an id twice, or no longer fits",
-    errors.IndexingError: "Elasticsearch is unsupported, or refuses an index",
-    errors.UnwellError: "an index that serves has taken nothing for a minute, and is red or blocked by a full disk",
-    errors.DocumentError: "a document cannot go on, and says why",
-    errors.SourceError: "Postgres is unsupported, or without the schema",
-    errors.TopicError: "the topic is missing, or others write to it",
-    errors.LossError: "Kafka has lost records: the documents are written again, by whoever met it",
-    errors.HangingError: "a stage did not end when it was told to",
-    errors.ConfigError: "a setting is wrong",
-    errors.DefinitionError: "a document's folder is wrong",
-    errors.JobError: "there is no such job",
+    errors.ComposeError: "the SELECT returns an id twice, or no longer matches its tables",
+    errors.IndexingError: "Elasticsearch is unsupported, or rejects an index",
+    errors.IndexUnavailableError: "a current index has rejected writes for a minute, and is red or its disk is full",
+    errors.DocumentError: "a document has to be suspended",
+    errors.SourceError: "Postgres is unsupported, or the syncer schema is missing",
+    errors.TopicError: "the topic is missing, or another installation writes to it",
+    errors.LossError: "Kafka lost records: the component that detects it creates refresh jobs",
+    errors.HangingError: "a component did not stop in time",
+    errors.ConfigError: "a setting or an option is invalid",
+    errors.DefinitionError: "a document's folder is invalid",
+    errors.JobError: "the job does not exist",
     errors.TokenError: "a transaction cannot be waited for",
-    errors.WaitTimeoutError: "a transaction is not indexed in time",
-    errors.LockError: "a lock in Elasticsearch cannot be had as asked",
-    errors.LockTimeoutError: "a lock cannot be had in time: somebody else holds it, or Elasticsearch does not answer",
-    errors.LockLostError: "a lock was taken away",
+    errors.WaitTimeoutError: "a transaction was not indexed in time",
+    errors.LockError: "a lock in Elasticsearch cannot be acquired as requested",
+    errors.LockTimeoutError: "a lock was not acquired in time: it is held, or Elasticsearch does not respond",
+    errors.LockLostError: "a lock was lost",
     errors.SandboxError: "an embedded server did not start",
 }
 _SQLSTATES = {
     "02": "no data",
-    "03": "a statement is not complete",
-    "08": "the connection is gone",
+    "03": "an incomplete statement",
+    "08": "connection lost",
     "09": "a trigger's action",
-    "0A": "what Postgres cannot do",
-    "0B": "beginning a transaction",
+    "0A": "feature not supported",
+    "0B": "starting a transaction",
     "0F": "a locator",
-    "0L": "who grants",
+    "0L": "an invalid grantor",
     "0P": "a role",
     "0Z": "diagnostics in a function",
     "10": "XQuery",
-    "20": "a CASE in a function has no branch for it",
-    "21": "a subquery gives several rows where one is wanted",
-    "22": "data that a function or a cast does not take",
+    "20": "no matching branch of a CASE in a function",
+    "21": "a subquery returns more than one row",
+    "22": "data that a function or a cast rejects",
     "23": "a constraint, in a function that the SELECT calls",
     "24": "a cursor",
-    "25": "what a transaction may do",
+    "25": "an invalid transaction state",
     "26": "a prepared statement's name",
-    "27": "a trigger changes what is changed already",
-    "28": "the login: a password that was changed",
-    "2B": "privileges that depend",
+    "27": "a trigger changes data that is already being changed",
+    "28": "authentication failed: a changed password",
+    "2B": "dependent privileges",
     "2D": "ending a transaction",
-    "2F": "a function does what it may not",
+    "2F": "a function violates its declaration",
     "34": "a cursor's name",
     "38": "a function in another language failed",
     "39": "a function in another language failed",
     "3B": "a savepoint",
-    "3D": "there is no such database",
-    "3F": "there is no such schema",
+    "3D": "the database does not exist",
+    "3F": "the schema does not exist",
     "40": "rolled back: deadlock, serialization",
-    "42": "the SELECT no longer fits, or a privilege is missing",
+    "42": "the SELECT no longer matches its tables, or a privilege is missing",
     "44": "a view's check option",
     "53": "disk full, memory, too many connections",
     "54": "a limit of Postgres",
@@ -150,11 +157,11 @@ _SQLSTATES = {
     "F0": "Postgres' own files",
     "HV": "a foreign table",
     "P0": "raised by a PL/pgSQL function",
-    "XX": "a defect or corrupted data",
+    "XX": "an internal error or corrupted data",
 }
 _WHERE_ROWS_ARE_FOUND_OUT = """\
-Where documents are composed, a batch is halved until the row at fault is alone; where a whole table is read, it cannot
-be told which row is at fault.
+When building documents, syncer splits a batch in halves until it finds the row at fault. When a whole table is read, it
+cannot tell which row is at fault.
 """
 _CONFLICT = 409
 _TOO_LARGE = 413
@@ -178,10 +185,10 @@ def answered(
     return _CLASSES.get(status, elasticsearch.ApiError)(message="some_exception", meta=meta, body=body)
 
 
-def in_work(error: Exception, *, parks: bool = False) -> Action:
+def in_work(error: Exception, *, isolates: bool = False) -> Action:
     """What becomes of an error that a document's own work met."""
     try:
-        with at_work_for("post", 1, parks=parks):
+        with at_work_for("post", 1, isolates=isolates):
             _raise(error)
     except Exception as raised:  # noqa: BLE001 - asked about next
         return decide(raised)
@@ -194,7 +201,7 @@ def _raise(error: Exception) -> None:
 
 def statuses() -> list[int]:
     """Every status that the policy knows."""
-    return sorted(policy._RETRIED_STATUSES | policy._PARKED_STATUSES | {404, 409})
+    return sorted(error_policy._RETRIED_STATUSES | error_policy._DEAD_LETTERED_STATUSES | {404, 409})
 
 
 def sqlstates() -> dict[str, list[type[psycopg.Error]]]:
@@ -222,13 +229,13 @@ def our_errors() -> list[type[SyncerError]]:
 
 
 def _made(kind: type[SyncerError]) -> SyncerError:
-    if kind is UnwellError:
-        return UnwellError("x", index_name="post")
-    return DocumentError("x", document="post", generation=1) if kind is DocumentError else kind("x")
+    if kind is IndexUnavailableError:
+        return IndexUnavailableError("x", index_name="post")
+    return DocumentError("x", document="post", revision=1) if kind is DocumentError else kind("x")
 
 
 def _say(action: Action) -> str:
-    return {Action.HALT_DOCUMENT: "HALT THE DOCUMENT"}.get(action, action.name)
+    return action.name
 
 
 def _table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
@@ -239,13 +246,13 @@ def _table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
 def _requests() -> Iterator[Sequence[str]]:
     for status in statuses():
         error = answered(status)
-        # Too large: `syncer.index` writes a bulk request in halves.
+        # Too large: `syncer.elasticsearch.bulk` writes a bulk request in halves.
         working = "in halves" if status == _TOO_LARGE else _say(in_work(error))
         yield str(status), _STATUSES[status], working, _say(decide(error))
     another = answered(404, by_elasticsearch=False)
     yield (
         "any status, not from Elasticsearch",
-        "a page of a load balancer's or a proxy's",
+        "an error page of a load balancer or proxy",
         _say(in_work(another)),
         _say(decide(another)),
     )
@@ -255,7 +262,7 @@ def _requests() -> Iterator[Sequence[str]]:
 
 def _items() -> Iterator[Sequence[str]]:
     for (status, kind), meaning in sorted(_KINDS.items()):
-        # A conflict is no error: `syncer.index` counts it as superseded.
+        # A conflict is no error: `syncer.elasticsearch.bulk` counts it as skipped.
         yield str(status), f"`{kind}`", meaning, "done" if status == _CONFLICT else _say(decide_item(status, kind))
 
 
@@ -264,12 +271,19 @@ def _postgres() -> Iterator[Sequence[str]]:
         rows: dict[tuple[Action, Action, Action], list[str]] = defaultdict(list)
         for kind in kinds:
             error = kind("x")
-            answers = in_work(error, parks=True), in_work(error), decide(error)
+            answers = in_work(error, isolates=True), in_work(error), decide(error)
             rows[answers].append(f"{kind.__name__} ({kind.sqlstate})")
-        for (parking, working, elsewhere), names in rows.items():
+        for (dead_lettering, working, elsewhere), names in rows.items():
             meaning = _SQLSTATES[prefix]
-            yield prefix, meaning, ", ".join(names), _say(parking), _say(working), _say(elsewhere)
-    yield "other", "raised by a function, with a SQLSTATE of its own", "", "PARK", "HALT THE DOCUMENT", "PARK"
+            yield prefix, meaning, ", ".join(names), _say(dead_lettering), _say(working), _say(elsewhere)
+    yield (
+        "other",
+        "raised by a function with a custom SQLSTATE",
+        "",
+        "DEAD_LETTER",
+        "SUSPEND",
+        "DEAD_LETTER",
+    )
     away = psycopg.OperationalError("x")
     yield "none", "the server cannot be reached", "OperationalError", *[_say(decide(away))] * 3
 
@@ -292,24 +306,24 @@ def _raised() -> Iterator[Sequence[str]]:
 
 def page() -> str:
     """The page."""
-    introduction = _INTRODUCTION.format(longest=policy.Backoff().longest_seconds, tell=TELL_SECONDS)
+    introduction = _INTRODUCTION.format(longest=Backoff().longest_seconds, tell=TELL_SECONDS)
     where = ("In a document's work", "Elsewhere")
     parts = [
         introduction,
-        "## Elasticsearch: a request as a whole\n",
+        "## Elasticsearch: requests\n",
         _table(("Answer", "Meaning", *where), _requests()),
-        "\n## Elasticsearch: one document of a bulk request\n",
-        _table(("Status", "Type, for example", "Meaning", "What becomes of it"), _items()),
+        "\n## Elasticsearch: documents in a bulk request\n",
+        _table(("Status", "Type, for example", "Meaning", "Action"), _items()),
         "\n## Postgres\n",
         _WHERE_ROWS_ARE_FOUND_OUT,
         _table(
             ("SQLSTATE", "Meaning", "Errors", "Composing documents", "In other work of one", "Elsewhere"), _postgres()
         ),
         "\n## Kafka\n",
-        _table(("Answer", "Codes"), _kafka()),
-        "\n## Errors of syncer's own\n",
+        _table(("Action", "Codes"), _kafka()),
+        "\n## syncer errors\n",
         _table(("Error", "Meaning", *where), _raised()),
-        "\nThis page is written by `python -m tests.errors_page`, from `syncer/policy.py`.",
+        "\nGenerated by `python -m tests.errors_page` from `syncer/base/error_policy.py`.",
     ]
     return "\n".join(parts) + "\n"
 

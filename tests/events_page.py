@@ -1,4 +1,4 @@
-"""The page of events: what `syncer.events` has of each, as docs/events.md."""
+"""Generates docs/events.md from the catalogue in `syncer.base.events`."""
 
 from __future__ import annotations
 
@@ -6,42 +6,51 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from syncer.events import CATALOGUE, ON_EVERY_LINE, Event
+from syncer.base.events import CATALOGUE, ON_EVERY_LINE, Event
 
 PAGE = Path(__file__).parent.parent / "docs" / "events.md"
 
 _INTRODUCTION = """\
-# What the log says
+# Log events
 
-Each line is one event. As JSON it has the fields {common}, and those that are named below; on a terminal it reads as
-`console` renders it (`log.format`). No line has a value of a row, or a secret: ids of documents, names of tables and of
-fields are in it.
+Each line of the log is one event. In JSON it has the fields {common}, and those listed below. On a terminal, it
+reads as `console` renders it (`log.format`). Lines contain document ids and the names of tables and
+fields, but no row values and no secrets.
 
-**Which lines there are.** `log.level` is for all; `log.levels` for single events, or for all whose names begin so:
-`{{"worker": "warning", "document.written": "debug"}}`. Of the lines of batches one of `log.batch_sample` is logged, and
-each of a batch that took `log.batch_slow_seconds` or more, or is so far behind.
+**Filtering.** `log.level` applies to all events. `log.levels` sets the level of single events, or of all events with a
+common prefix: `{{"worker": "warning", "document.written": "debug"}}`. Batches are logged
+every ten seconds, in one line (`batches.summarised`). A batch that took `log.batch_slow_seconds` or more has a line of
+its own; if the level of its event is `debug`, so has every batch.
 
-**What goes on and on** is said once, then as a number, more and more rarely, and once more when it is over.
+**Timeline.** Events marked *timeline* are also kept in Postgres for a week, whatever the log's level: `syncer events`.
 
-**Following one change.** Its id in the outbox lies between the two `ids` of a `relay.batch_published`, whose `offsets`
-say where its record is in the topic. The `worker.batch_indexed` whose `offsets` have that place is the batch that
-handled it, with its lag. At level `debug` each document of that batch has a line `document.written`, with its `stage`
-and `batch`, its id and its version: that is what `syncer explain` finds in Elasticsearch. What went to a job instead
-has a `job.created` of that worker, and lines with that `job`. A change that was published twice is in two batches.
+**Repeated events** are logged once, then as a count at growing intervals, and once more when they are over.
+
+**Following one change.** With `relay.batch_published` and `worker.batch_indexed` at level `debug`, find the
+`relay.batch_published` whose `ids` include the change's outbox id; its `offsets` give the position in the topic. The
+`worker.batch_indexed` whose `offsets` include that position handled the change. At level `debug`, each document of that
+batch has a `document.written` line with its `component`, `batch`, id and version. `syncer explain` shows the same
+version in Elasticsearch. If the worker left the documents to a job, look for its `job.created` and for lines with that
+`job`. A change that was published twice is in two batches.
 """
 _SECTIONS = {
-    "daemon": "The daemon and its stages",
-    "stage": "The daemon and its stages",
-    "survey": "How far behind it is",
-    "lag": "How far behind it is",
+    "daemon": "The daemon and its components",
+    "component": "The daemon and its components",
+    "batches": "The daemon and its components",
+    "poll": "Status and lag",
+    "lag": "Status and lag",
     "relay": "The relay",
     "worker": "Workers and documents",
+    "writer": "Workers and documents",
     "document": "Workers and documents",
-    "watch": "What documents rely on, and jobs",
-    "job": "What documents rely on, and jobs",
-    "incarnation": "What servers do to it",
-    "topic": "What servers do to it",
-    "traces": "What servers do to it",
+    "watch": "Schema changes and jobs",
+    "job": "Schema changes and jobs",
+    "apply": "Commands",
+    "verify": "Commands",
+    "timeline": "The timeline",
+    "failover": "Servers",
+    "topic": "Servers",
+    "traces": "Servers",
     "web": "The status page",
 }
 
@@ -52,25 +61,25 @@ def _section(event: Event) -> str:
 
 def _described(event: Event) -> Iterator[str]:
     yield f"### {event.name}\n"
-    yield f"`{event.level}`. {event.meaning}"
+    yield f"`{event.level}`{', timeline' if event.timeline else ''}. {event.meaning}"
     if event.action:
-        yield f"\n**What to do:** {event.action}"
+        yield f"\n**Action:** {event.action}"
     if event.fields:
         yield ""
     for name, meaning in event.fields.items():
-        yield f"- `{name}`{' (not always)' if name in event.optional else ''}: {meaning}"
+        yield f"- `{name}`{' (optional)' if name in event.optional else ''}: {meaning}"
     yield ""
 
 
 def page() -> str:
-    """The page."""
+    """Render the page."""
     common = ", ".join(f"`{name}` ({meaning})" for name, meaning in ON_EVERY_LINE.items())
     lines = [_INTRODUCTION.format(common=common)]
     for title, events in groupby(CATALOGUE.values(), key=_section):
         lines.append(f"## {title}\n")
         for event in events:
             lines += _described(event)
-    lines.append("This page is written by `python -m tests.events_page`, from `syncer/events.py`.")
+    lines.append("Generated by `python -m tests.events_page` from `syncer/base/events.py`.")
     return "\n".join(lines) + "\n"
 
 

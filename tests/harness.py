@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from elasticsearch import Elasticsearch
@@ -30,35 +31,48 @@ from elasticsearch.helpers import scan
 from pydantic import SecretStr
 from rich.console import Console
 
-from syncer import apply, definition, job, jobs, postgres, schema, service, steps, store, topic
-from syncer.errors import TopicError
-from syncer.filling import Filling
-from syncer.index import Index
-from syncer.indices import Indices
-from syncer.job import JobKind
-from syncer.lifecycle import Stage, Stop
-from syncer.model import Role
-from syncer.parts import Parts
-from syncer.postgres import Connection
-from syncer.producer import ChangeProducer
-from syncer.refresher import Refresher
-from syncer.relay import Relay
-from syncer.sandbox import Endpoints, Sandbox
+from syncer import daemon as syncer_daemon
+from syncer.apply import activate, plan
+from syncer.base import migrations, postgres
+from syncer.base.errors import TopicError
+from syncer.base.lifecycle import Component, Stop
+from syncer.base.model import Role
+from syncer.base.postgres import Connection
+from syncer.base.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings
+from syncer.cli.context import Parts
+from syncer.cli.follow_jobs import LoadProgress
+from syncer.documents import definition, registry
+from syncer.elasticsearch.bulk import Index
+from syncer.elasticsearch.indices import Indices
+from syncer.indexing.writer import Writer
+from syncer.jobs import model, queue
+from syncer.jobs.model import JobKind
+from syncer.kafka import topic
+from syncer.kafka.producer import ChangeProducer
+from syncer.relay.loop import Relay
+from syncer.sandbox import Endpoints, Sandbox, Versions
 from syncer.sandbox.postgres import PostgresServer
-from syncer.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings
-from syncer.worker import Worker
-from syncer.writer import Writer
+from syncer.worker.job_loop import JobWorker
+from syncer.worker.loop import Worker
+from tests import preloaded
 from tests.log_lines import objections
 from tests.without import DEADLINE
 
 REPOSITORY = Path(__file__).parent.parent
 BLOG_SCHEMA = REPOSITORY / "syncer" / "demo" / "blog.sql"
+OTHER_VERSIONS = "SYNCER_TEST_VERSIONS"
+"""Names other versions than the sandbox's defaults, as JSON: {"postgres": "14", "kafka": "3.9"}."""
 DEADLINE_SECONDS = float(os.environ.get(DEADLINE, "120"))
 """How long a test waits for what is to come: a busy machine may pause a server for 20 s, and more than once."""
+EVERY_BATCH = {"relay.batch_published": "debug", "worker.batch_indexed": "debug"}
+"""Levels of events with which a test sees each batch."""
+VERSIONS = Versions(**json.loads(os.environ.get(OTHER_VERSIONS, "{}")))
+"""Those of the servers that the tests run on."""
 _LOOK_SECONDS = 0.05
 _LEADS = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = ANY (%s)"
 _END_SECONDS = min(60, 2 * DEADLINE_SECONDS)
-"""How long a stage or a daemon may take to end, by the clock of a machine that has much to do: it says itself if it was
+"""How long a component or a daemon may take to end, by the clock of a machine that has much to do: it says itself if
+it was
 held up for longer than it may be."""
 
 
@@ -88,7 +102,7 @@ def postgres_server(settings: Mapping[str, str]) -> Iterator[PostgresServer]:
     """A Postgres of its own with other settings."""
     with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
         Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        server = Sandbox(Path(folder) / "servers").postgres
+        server = Sandbox(Path(folder) / "servers", versions=VERSIONS).postgres
         server.settings |= settings
         server.start()
         try:
@@ -108,8 +122,11 @@ def made(world: World) -> Iterator[World]:
 
 
 @contextmanager
-def running(made: Stage, *, seconds: float = _END_SECONDS) -> Iterator[Stop]:
-    """A stage at work in a thread of its own until the block ends; what ends it fails the test, as does a late end."""
+def running(made: Component, *, seconds: float = _END_SECONDS) -> Iterator[Stop]:
+    """A component at work in a thread of its own until the block ends.
+
+    What ends it fails the test, as does a late end.
+    """
     stop = Stop()
     failures: list[BaseException] = []
 
@@ -134,7 +151,7 @@ def running(made: Stage, *, seconds: float = _END_SECONDS) -> Iterator[Stop]:
 class Daemon:
     """A ``syncer run`` of its own process."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | preloaded.Command
     log_file: Path
 
     def events(self) -> list[dict[str, Any]]:
@@ -195,7 +212,10 @@ class World:
     daemons: list[Daemon] = field(default_factory=list)
     worker_settings: dict[str, str] = field(default_factory=dict)
     documents: tuple[str, ...] = ("blogpost",)
+    is_preloaded: bool = True
+    """Whether commands and daemons are forks of a process that has loaded the program; measured ones are not."""
     _led: list[tuple[Connection, int]] = field(default_factory=list)
+    _installation: str = ""
 
     # Settings
 
@@ -216,13 +236,13 @@ class World:
     def index_of(self, document: str = "blogpost") -> str:
         """The physical index that searches of that document find."""
         return str(
-            self.sql("SELECT index_name FROM syncer.document WHERE name = %s AND role = 'serving'", document)[0][0]
+            self.sql("SELECT index_name FROM syncer.document WHERE name = %s AND role = 'current'", document)[0][0]
         )
 
     @property
     def settings(self) -> Settings:
-        """As a daemon of this world reads them."""
-        return Settings(
+        """The settings of a daemon of this world. Once `relay` has connected, they name its database."""
+        made = Settings(
             postgres=PostgresSettings(dsn=SecretStr(self.dsn)),
             kafka=KafkaSettings(
                 bootstrap_servers=self.endpoints.kafka_bootstrap_servers,
@@ -232,6 +252,7 @@ class World:
             ),
             elasticsearch=ElasticsearchSettings(url=self.endpoints.elasticsearch_url),
         )
+        return made.of(self._installation) if self._installation else made
 
     @property
     def environment(self) -> dict[str, str]:
@@ -246,6 +267,7 @@ class World:
             "SYNCER_KAFKA_PARTITIONS": "4",
             "SYNCER_ELASTICSEARCH_URL": self.endpoints.elasticsearch_url,
             "SYNCER_LOG_FORMAT": "json",
+            "SYNCER_LOG_LEVELS": json.dumps(EVERY_BATCH),
             "SYNCER_WEB_PORT": "0",
             **self.worker_settings,
         }
@@ -265,7 +287,7 @@ class World:
         self.use("blogpost")
 
     def use(self, *documents: str) -> None:
-        """Fill the config folder with these documents as they are shipped, and with no other."""
+        """Load the config folder with these documents as they are shipped, and with no other."""
         shutil.rmtree(self.config / "documents", ignore_errors=True)
         for name in documents:
             folder = shutil.copytree(REPOSITORY / "config" / "documents" / name, self.config / "documents" / name)
@@ -303,7 +325,7 @@ class World:
         return self.config / "documents" / "blogpost"
 
     def set_up(self) -> None:
-        """The blog's tables, the syncer schema, and the definitions in force."""
+        """The blog's tables, the syncer schema, and the definitions active."""
         self.sql(BLOG_SCHEMA.read_text())
         self.migrate()
         self.apply()
@@ -311,20 +333,20 @@ class World:
     def migrate(self) -> None:
         """What ``syncer migrate`` does."""
         with self.connect() as connection:
-            schema.migrate(connection)
+            migrations.migrate(connection)
 
     def apply(self) -> None:
         """What ``syncer apply`` does."""
         wait_until(self._has_topic, what="Kafka answers, and there is a topic")
         with self.connect() as connection, self.elasticsearch() as client:
             parts = self.parts(connection, client)
-            decided = steps.plan(connection, parts.indices, definition.load_all(self.config))
-            fills = apply.carry_out(connection, parts.indices, decided)
+            decided = plan.plan(connection, parts.indices, definition.load_all(self.config))
+            initial_loads = activate.carry_out(connection, parts.indices, decided)
             self.refresh(parts.index)
-            filling = Filling(parts, out=Console(quiet=True), err=Console(quiet=True))
-            for fill in fills:
+            filling = LoadProgress(parts, out=Console(quiet=True), err=Console(quiet=True))
+            for fill in initial_loads:
                 if fill.document.role is Role.BUILDING:
-                    filling.fill(replace(fill, job=None))
+                    filling.initial_load(replace(fill, job=None))
 
     def _has_topic(self) -> bool:
         """Make the topic, if it is not there; a broker that stands still for a while answers later."""
@@ -342,21 +364,21 @@ class World:
     def backfill(self, document: str = "blogpost") -> None:
         """What ``syncer backfill`` does, beside no daemon."""
         with self.connect() as connection, self.index() as index:
-            jobs.create(connection, store.served(connection)[document], JobKind.BACKFILL)
+            queue.create(connection, registry.current(connection)[document], JobKind.BACKFILL)
             self.refresh(index)
 
     def refresh(self, index: Index) -> None:
-        """Write every page of every job that there is, as the lane of a daemon does."""
+        """Write every page of every job that there is, as the job worker of a daemon does."""
         deadline = time.monotonic() + 2 * DEADLINE_SECONDS
-        with self.connect() as connection, self.refresher(index) as refresher:
-            while any(not one.is_halted for one in job.unfinished(connection)):
-                assert time.monotonic() < deadline, job.unfinished(connection)
-                refresher.run_once()
+        with self.connect() as connection, self.job_worker(index) as job_worker:
+            while any(not one.is_suspended for one in model.unfinished(connection)):
+                assert time.monotonic() < deadline, model.unfinished(connection)
+                job_worker.run_once()
 
     # Parts
 
     def connect(self, name: str = "test") -> Connection:
-        """A connection as syncer's stages have them."""
+        """A connection as syncer's components have them."""
         return postgres.connect(self.settings.postgres, name=name)
 
     def application(self) -> psycopg.Connection[tuple[Any, ...]]:
@@ -368,6 +390,12 @@ class World:
         with psycopg.connect(self.dsn) as connection:
             cursor = connection.execute(query, parameters or None)
             return cursor.fetchall() if cursor.description is not None else []
+
+    def require_postgres(self, major: int, what: str) -> None:
+        """Skip the test on a Postgres that is older than what it needs."""
+        with psycopg.connect(self.dsn) as connection:
+            if connection.info.server_version < major * 10_000:
+                pytest.skip(f"needs {what}, and so Postgres {major}")
 
     @contextmanager
     def elasticsearch(self) -> Iterator[Elasticsearch]:
@@ -410,6 +438,7 @@ class World:
             if left := [pid for one, pid in self._led if one.closed]:
                 wait_until(lambda: not self.sql(_LEADS, left), what="who led before is gone")
             opened = self.connect()
+            self._installation = registry.installation(opened)
             self._led.append((opened, opened.info.backend_pid))
             return opened
 
@@ -422,16 +451,16 @@ class World:
     @contextmanager
     def worker(self, index: Index, *, name: str = "worker-test") -> Iterator[Worker]:
         """A worker that turns only when the test says so."""
-        made = service.worker(self.settings, index, name=name)
+        made = syncer_daemon.worker(self.settings, index, name=name)
         try:
             yield made
         finally:
             made.close()
 
     @contextmanager
-    def refresher(self, index: Index, *, name: str = "refresher-test") -> Iterator[Refresher]:
-        """A lane that turns only when the test says so."""
-        made = service.refresher(self.settings, index, name=name)
+    def job_worker(self, index: Index, *, name: str = "job_worker-test") -> Iterator[JobWorker]:
+        """A job worker that turns only when the test says so."""
+        made = syncer_daemon.job_worker(self.settings, index, name=name)
         try:
             yield made
         finally:
@@ -440,15 +469,17 @@ class World:
     def daemon(
         self, *arguments: str, environment: Mapping[str, str] | None = None, program: Sequence[str] = ("syncer",)
     ) -> Daemon:
-        """Start ``syncer run``, and return once its stages run; another program may run it in its own way."""
+        """Start ``syncer run``, and return once its components run; another program may run it in its own way."""
         log_file = self.folder / f"daemon-{len(self.daemons)}.log"
-        with log_file.open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *program, "run", *arguments],
-                env={**self.environment, **(environment or {})},
-                stderr=log,
-                stdout=log,
-            )
+        given = {**self.environment, **(environment or {})}
+        process: subprocess.Popen[bytes] | preloaded.Command
+        with log_file.open("wb") as log, Path(os.devnull).open("rb") as nothing:
+            if self.is_preloaded and program == ("syncer",):
+                streams = [nothing.fileno(), log.fileno(), log.fileno()]
+                process = preloaded.Command(["run", *arguments], environment=given, streams=streams)
+            else:
+                command = [sys.executable, "-m", *program, "run", *arguments]
+                process = subprocess.Popen(command, env=given, stdin=nothing, stderr=log, stdout=log)
         daemon = Daemon(process=process, log_file=log_file)
         self.daemons.append(daemon)
         daemon.wait_for("daemon.started")
@@ -457,15 +488,13 @@ class World:
     def syncer(
         self, *arguments: str, environment: Mapping[str, str] | None = None, program: Sequence[str] = ("syncer",)
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as a person in a pipe would; another program may run it in its own way."""
-        return subprocess.run(
-            [sys.executable, "-m", *program, *arguments],
-            env={**self.environment, "COLUMNS": "160", **(environment or {})},
-            capture_output=True,
-            text=True,
-            timeout=3 * DEADLINE_SECONDS,
-            check=False,
-        )
+        """Run a command in a pipe, as a person sees it; another program may run it in its own way."""
+        given = {**self.environment, "COLUMNS": "160", "SYNCER_LOG_FORMAT": "console", **(environment or {})}
+        seconds = 3 * DEADLINE_SECONDS
+        if self.is_preloaded and program == ("syncer",):
+            return preloaded.run(*arguments, environment=given, seconds=seconds)
+        command = [sys.executable, "-m", *program, *arguments]
+        return subprocess.run(command, env=given, capture_output=True, text=True, timeout=seconds, check=False)
 
     # The oracle
 
@@ -522,21 +551,21 @@ class World:
         return self.sql("SELECT relation, operation::text, old, new FROM syncer.outbox ORDER BY id")
 
     def drain(self, relay: Relay, worker: Worker) -> None:
-        """Turn a relay, a worker and a lane for what he leaves to jobs, until every document equals its SELECT."""
+        """Run relay, worker and job worker in turns until every document equals its SELECT."""
 
         def turn() -> bool:
             relay.run_once()
             worker.run_once()
-            lane.run_once()
+            job_worker.run_once()
             return not self.differences()
 
-        with self.index() as index, self.refresher(index) as lane:
+        with self.index() as index, self.job_worker(index) as job_worker:
             wait_until(turn, what="every document equals its SELECT")
 
     def is_handled(self) -> bool:
         """Whether every record of the topic is handled, and its offset committed; as far as Kafka says so now."""
         try:
-            return not any(one.records for one in topic.lag(self.settings.kafka))
+            return not any(one.records for one in topic.Observer(self.settings.kafka).lag())
         except (KafkaException, TopicError):  # it may stand still for a while
             return False
 

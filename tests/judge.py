@@ -17,12 +17,14 @@ from typing import Any
 
 import psycopg
 
-from syncer import capturable, capture, dependency, schema
-from syncer.definition import Definition
-from syncer.model import Change, Operation
-from syncer.postgres import Connection
-from syncer.trigger import Capture
-from syncer.uses import Dependencies
+from syncer.base import migrations
+from syncer.base.model import Change, Operation
+from syncer.base.postgres import Connection, names_as_written
+from syncer.capture import eligibility, install
+from syncer.capture.triggers import Capture
+from syncer.documents import analyze
+from syncer.documents.definition import Definition
+from syncer.lineage.dependencies import Dependencies
 
 Contents = Mapping[str, Sequence[str]]
 """For each id, the rows that the SELECT returns for it, as text."""
@@ -31,7 +33,7 @@ _TABLES = """
 SELECT format('%I.%I', n.nspname, c.relname)
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer')
-  AND c.relname !~ 'yoyo' AND EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary)
+  AND EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary)
 """
 _COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped"
 _OUTBOX = "DELETE FROM syncer.outbox RETURNING id, relation, operation::text, old::text, new::text"
@@ -89,14 +91,14 @@ class Judge:
 
     def set_up(self) -> None:
         """Capture every table that has a primary key."""
-        schema.migrate(self.connection)
+        migrations.migrate(self.connection)
         for (relation,) in self.connection.execute(_TABLES).fetchall():
             every = frozenset(row[0] for row in self.connection.execute(_COLUMNS, (relation,)))
-            key = capturable.primary_key(self.connection, relation)
+            key = eligibility.primary_key(self.connection, relation)
             captured = Capture(
                 relation=relation, key=key, watched=every, routing=every, aggregate=relation, aggregate_column=key[0]
             )
-            capture.install(self.connection, captured)
+            install.install(self.connection, captured)
 
     def derive(self, select: str, affects: Mapping[str, str] | None = None) -> Dependencies:
         """Derive, as if this were the only definition.
@@ -107,7 +109,7 @@ class Judge:
         asked = Definition(
             name="d", index="d", select=select, index_body={}, affects=dict(affects or {}), folder=Path("d")
         )
-        self.select, self.dependencies = select, dependency.analyse(self.connection, asked)
+        self.select, self.dependencies = select, analyze.analyse(self.connection, asked)
         self.connection.execute("DELETE FROM syncer.outbox")
         return self.dependencies
 
@@ -120,17 +122,22 @@ class Judge:
     def contents(self) -> Contents:
         """What the SELECT says now."""
         found: dict[str, list[str]] = {}
-        for id_, row in self.connection.execute(
-            f"SELECT judged._id::text, judged::text FROM (\n{self.select}\n) AS judged"
-        ):
+        with names_as_written(self.connection):
+            rows = self.connection.execute(f"SELECT judged._id::text, judged::text FROM (\n{self.select}\n) AS judged")
+        for id_, row in rows:
             if id_ is not None:
                 found.setdefault(id_, []).append(row)
         return {id_: sorted(rows) for id_, rows in found.items()}
 
+    def write(self, statements: str) -> None:
+        """Execute what is no change of a row, as an application does."""
+        with names_as_written(self.connection):
+            self.connection.execute(statements.encode())
+
     def run(self, transaction: Sequence[str]) -> list[Change]:
         """Run a transaction as an application does; what it leaves in the outbox. Nothing if a constraint is broken."""
         try:
-            with self.connection.transaction():
+            with names_as_written(self.connection):
                 for statement in transaction:
                     self.connection.execute(statement)
         except psycopg.errors.IntegrityError:
@@ -138,7 +145,7 @@ class Judge:
         return list(self._changes())
 
     def named(self, changes: Sequence[Change]) -> Named:
-        """The documents that these changes are said to touch, asked now, as `syncer.affected` asks."""
+        """The documents that these changes are said to touch, asked now, as `syncer.documents.affected` asks."""
         assert self.dependencies is not None
         ids: set[str] = set()
         for relation, use in self.dependencies.tables.items():

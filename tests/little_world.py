@@ -66,7 +66,7 @@ def transactions(random: Random, tables: Collection[str]) -> list[list[str]]:
     return [[_statement(random, names) for _ in range(random.randint(1, 4))] for _ in range(random.randint(1, 4))]
 
 
-def sweeping(tables: Collection[str]) -> Iterator[list[list[str]]]:
+def cleaning_up(tables: Collection[str]) -> Iterator[list[list[str]]]:
     """What empties tables: each alone, all in one transaction, one after the other, and by TRUNCATE."""
     deletes = [f"DELETE FROM {table}" for table in sorted(tables)]
     for one in deletes:

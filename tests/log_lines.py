@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from syncer.events import CATALOGUE, ON_EVERY_LINE
+from syncer.base.events import CATALOGUE, ON_EVERY_LINE
 
 
 def objections(lines: Iterable[Mapping[str, Any]]) -> list[str]:

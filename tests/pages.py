@@ -10,7 +10,7 @@ A fenced block says after its language what is done with it. A block without suc
     until         of a block that is carried out: again and again, until it prints what is shown below it
 
 A page works in a folder of its own, with the settings of a world in the environment. If it begins with a comment
-``in: DOCUMENT``, the tables of that document of `config/documents` are there, and it is in force.
+``in: DOCUMENT``, the tables of that document of `config/documents` are there, and it is active.
 """
 
 from __future__ import annotations

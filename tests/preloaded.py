@@ -1,28 +1,31 @@
-"""The command ``syncer`` without the second that Python takes to load it: for who runs very many of them.
+"""Runs the command ``syncer`` without the second that Python takes to load its libraries.
 
-A server has loaded the program once, and forks for each command; what stands on the PATH as ``syncer`` hands it its
-arguments, its environment, its folder and its standard streams, and ends as it does. What runs is the program's own
-entry point, in a process of its own.
+A server has loaded them once and forks for each command. What runs is the program's own entry point, in a process of
+its own, with its own arguments, environment, folder and standard streams, to its ordinary end.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import json
 import os
+import pkgutil
+import select
 import signal
 import socket
-import stat
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import IO
 
-from tests.harness import wait_until
-
-_LOADED_LATE = ("syncer.plan.forecast", "syncer.plan.page", "syncer.plan.caution", "syncer.doctor.examination")
 _CLIENT = """\
 #!{python} -SE
 import json, os, socket, sys
@@ -32,76 +35,175 @@ here.connect("socket")
 asked = json.dumps([sys.argv[1:], dict(os.environ), folder]).encode()
 socket.send_fds(here, [len(asked).to_bytes(8, "big")], [0, 1, 2])
 here.sendall(asked)
-answer = here.recv(1)
-sys.exit(answer[0] if answer else 70)
+answer = here.makefile().read().split()
+sys.exit(int(answer[1]) if len(answer) > 1 else 70)
 """
 
 
-@contextmanager
-def preloaded(folder: Path) -> Iterator[Path]:
-    """A folder for the PATH, with ``syncer`` in it, for as long as the block lasts."""
-    server = subprocess.Popen([sys.executable, "-m", "tests.preloaded", str(folder)])
-    try:
-        wait_until((folder / "socket").exists, what="the program is loaded")
-        client = folder / "syncer"
-        client.write_text(_CLIENT.format(python=sys.executable, folder=str(folder)))
-        client.chmod(client.stat().st_mode | stat.S_IXUSR)
-        yield folder
-    finally:
-        server.terminate()
-        server.wait()
+class Command:
+    """A command that runs; to be asked as a `subprocess.Popen` is."""
+
+    def __init__(self, arguments: Sequence[str], *, environment: Mapping[str, str], streams: Sequence[int]) -> None:
+        self.args = ["syncer", *arguments]
+        self.returncode: int | None = None
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(_server() / "socket"))
+        asked = json.dumps([list(arguments), dict(environment), str(Path.cwd())]).encode()
+        socket.send_fds(self._socket, [len(asked).to_bytes(8, "big")], streams)
+        self._socket.sendall(asked)
+        self._answers = self._socket.makefile()
+        self.pid = int(self._answers.readline())
+
+    def poll(self) -> int | None:
+        """Its exit code, if it has ended."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended."""
+        if self.returncode is None:
+            if not select.select([self._socket], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.returncode = int(self._answers.readline())
+            self._answers.close()
+            self._socket.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
 
 
-def serve(folder: str) -> None:
-    """Run commands until told to end."""
-    for name in ("syncer.cli", *_LOADED_LATE):
-        importlib.import_module(name)
+def run(
+    *arguments: str, environment: Mapping[str, str], seconds: float, stdin: bytes | IO[bytes] = b""
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with this environment and no other."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        if isinstance(stdin, bytes):
+            given.write(stdin)
+            given.seek(0)
+            stdin = given
+        command = Command(arguments, environment=environment, streams=[stdin.fileno(), out.fileno(), err.fileno()])
+        try:
+            code = command.wait(seconds)
+        except subprocess.TimeoutExpired:
+            command.kill()
+            command.wait()
+            raise
+        said = []
+        for file in (out, err):
+            file.seek(0)
+            said.append(file.read().decode())
+    return subprocess.CompletedProcess(command.args, code, *said)
+
+
+def program(folder: Path) -> None:
+    """Put ``syncer`` into a folder for the PATH, for shells."""
+    client = folder / "syncer"
+    client.write_text(_CLIENT.format(python=sys.executable, folder=str(_server())))
+    client.chmod(0o755)
+
+
+@cache
+def _server() -> Path:
+    """Start the server of this process; its folder. It ends with this process."""
+    folder = tempfile.TemporaryDirectory(prefix="syncer-")
+    server = subprocess.Popen([sys.executable, "-m", "tests.preloaded", folder.name], stdin=subprocess.PIPE)
+
+    def end() -> None:
+        server.communicate()
+        folder.cleanup()
+
+    atexit.register(end)
+    while not (Path(folder.name) / "socket").exists():
+        assert server.poll() is None, "it cannot be loaded"
+        time.sleep(0.02)
+    return Path(folder.name)
+
+
+def _serve(folder: str) -> None:
+    """Fork for each command, until standard input ends. Return only in the process of a command."""
+    for found in pkgutil.walk_packages(importlib.import_module("syncer").__path__, "syncer."):
+        if found.name != "syncer.__main__":
+            importlib.import_module(found.name)
+    importlib.import_module("typer.rich_utils")
+    gc.freeze()  # a collection in a command would copy every page
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listening:
         os.chdir(folder)
         listening.bind("socket.new")
         listening.listen()
-        Path("socket.new").rename("socket")  # who sees it is let in
+        Path("socket.new").rename("socket")  # now clients may connect
         while True:
+            if sys.stdin in select.select([listening, sys.stdin], [], [])[0]:
+                os._exit(0)
             client, _ = listening.accept()
             if os.fork() == 0:
                 listening.close()
-                _run(client)
+                return _become(client)
             client.close()
 
 
-def _run(client: socket.socket) -> None:
-    """One command, in a process of its own, which ends with it."""
-    from syncer.cli import main  # noqa: PLC0415 - the server has loaded it, whoever imports this need not
-
+def _become(client: socket.socket) -> None:
+    """Become one command, below a process that tells how it ends."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, streams, _, _ = socket.recv_fds(client, 8, 3)
     asked = b""
     while len(asked) < int.from_bytes(size, "big"):
         more = client.recv(1 << 16)
-        if not more:  # who asked was killed meanwhile
+        if not more:  # the client was killed
             os._exit(0)
         asked += more
+    if pid := os.fork():
+        client.sendall(f"{pid}\n".encode())
+        for stream in (0, 1, 2, *streams):
+            os.close(stream)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _, status = os.waitpid(pid, 0)
+        client.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        os._exit(0)
+    client.close()
     arguments, environment, folder = json.loads(asked)
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
+    for number, file in enumerate(streams):
+        os.dup2(file, number)
+        os.close(file)
     os.environ.clear()
     os.environ.update(environment)
+    time.tzset()
     os.chdir(folder)
     sys.argv = ["syncer", *arguments]
+    sys.modules["__main__"].__package__ = ""  # else the usage names this module
+    render = importlib.import_module("syncer.cli.render")
+    for module in [one for name, one in sys.modules.items() if name.startswith("syncer.cli.")]:
+        for name, output in ("out", sys.stdout), ("err", sys.stderr):
+            if hasattr(module, name):  # a console, which has looked at the terminal that the server has
+                setattr(module, name, render.console(output))
+
+
+def _main() -> None:
+    """Run the command, and end as the interpreter does, but for taking its libraries apart, which takes long."""
     code = 0
     try:
-        main()
+        importlib.import_module("syncer.__main__").main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(bool(end.code))
-    except BaseException:  # noqa: BLE001 - as the interpreter would
+    except BaseException:  # noqa: BLE001 - as the interpreter
         traceback.print_exc()
         code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    client.sendall(bytes([code]))
-    os._exit(0)
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    _serve(sys.argv[1])
+    _main()

@@ -21,12 +21,13 @@ from promql_parser import (
     NumberLiteral,
     ParenExpr,
     StringLiteral,
+    SubqueryExpr,
     ValueType,
     VectorSelector,
 )
 
-from syncer.collectors import Metric
-from syncer.metrics import CATALOGUE
+from syncer.base.collectors import Metric
+from syncer.base.metrics import CATALOGUE
 
 OF_PROMETHEUS = frozenset({"job", "instance"})
 """Labels that Prometheus itself gives to a series: where a metric has one of that name, it is called another."""
@@ -55,7 +56,7 @@ def read(query: str) -> Asked:
         ValueError: It is no PromQL, or asks for what there is not.
     """
     try:
-        parsed = promql_parser.parse(query.replace("$__rate_interval", "1m"))  # which Grafana fills in
+        parsed = promql_parser.parse(query.replace("$__rate_interval", "1m"))  # which Grafana loads in
     except ValueError as error:
         raise ValueError(f"it is no PromQL: {error}: {query}") from error
     found: list[Metric] = []
@@ -70,7 +71,7 @@ def _labels(one: Expr, found: list[Metric]) -> frozenset[str] | None:
     match one:
         case VectorSelector() | MatrixSelector():
             return _of_series(one.vector_selector if isinstance(one, MatrixSelector) else one, found)
-        case ParenExpr():
+        case ParenExpr() | SubqueryExpr():
             return _labels(one.expr, found)
         case AggregateExpr():
             return _of_aggregate(one, found)

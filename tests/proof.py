@@ -1,8 +1,20 @@
-"""What a test proves: which fault, which promises, and the rule of syncer's that it would miss.
+"""What a test proves: which fault, which guarantees, and the rule of syncer's that it would miss.
 
 A test that injects a fault says so with `faces`. From these marks comes the fault matrix, ``docs/faults.md``
 (``python -m tests.proof`` writes it). ``pytest --without-rules`` runs each such test once for each of its rules, with
 that rule taken out of syncer, and demands that it fails: see `tests.without`.
+
+A rule names the function, method, property or constant of syncer that keeps it, and a replacement of the tests:
+
+    Rule(
+        "one relay leads, by a lock of the connection that saves the cursor",
+        patch="syncer.relay.loop:_LEAD",
+        instead=Is("SELECT true"),
+    )
+
+Code may move and change as long as that name is kept, or changed here too. If a rule is an expression in the middle of
+a function, give it a name first, one that reads as the rule. Generic replacements are in `tests.mutations`, others in
+modules beside it; a replacement can call the original. tests/unit/test_proofs.py checks all of them without servers.
 """
 
 from __future__ import annotations
@@ -19,18 +31,21 @@ from typing import Any, TypeVar
 import pytest
 
 import tests
+from tests import mutations
+from tests.model import explorer
+from tests.mutations import Instead
 
 _Test = TypeVar("_Test", bound=Callable[..., Any])
 
 REPOSITORY = Path(__file__).parent.parent
 PAGE = REPOSITORY / "docs" / "faults.md"
 
-PROMISED = {
-    1: "Every committed change reaches every document that shows it; nothing is lost by a crash of any part.",
-    2: "A document never goes back to an older state, whatever is delayed, repeated, reordered or run twice.",
-    3: "When writes stop, every document equals its SELECT, deletes included, and `syncer verify` proves it.",
-    4: "Backfills run beside live traffic without weakening 1 to 3.",
-    5: "Applications change nothing: plain SQL from any language.",
+GUARANTEED = {
+    1: "Every committed change reaches every document that shows it. A crash of any component loses nothing.",
+    2: "A document never goes back to an older state, even if writes are delayed, repeated or reordered.",
+    3: "When writes stop, every document equals its SELECT, deletes included, and `syncer verify` checks it.",
+    4: "Backfills, rebuilds and repairs run beside live traffic without weakening 1 to 3.",
+    5: "Applications need no changes: plain SQL from any client.",
 }
 """As `syncer` numbers them."""
 SECTIONS = {
@@ -39,58 +54,86 @@ SECTIONS = {
     "All servers": ("servers",),
     "Elasticsearch": ("elasticsearch", "search"),
     "Kafka": ("kafka", "scale_out"),
-    "Postgres": ("postgres", "relay", "doorbell", "replica"),
+    "Postgres": ("postgres", "relay", "wakeup", "replica"),
     "Documents at fault": ("poison", "dead_letters"),
-    "Jobs, rebuilds and their lanes": (
-        *("backfill", "fan_outs", "jobs", "lanes", "write_lane", "rebuild", "indices_of_a_rebuild", "owed"),
+    "Jobs, rebuilds and their job workers": (
+        *(
+            "backfill",
+            "fan_outs",
+            "jobs",
+            "job_workers",
+            "write_job_worker",
+            "rebuild",
+            "indices_of_a_rebuild",
+            "pending",
+        ),
     ),
     "Capture and schema": ("capture", "every_way", "partitions", "schema"),
     "Verify": ("verify",),
-    "Locks, for those who have no other database": ("locks",),
+    "Locks, without a relational database": ("locks",),
 }
 """What is faulted, and with what the names of its modules begin; the rest comes last."""
-_OTHERS = "And besides"
+_OTHERS = "Other faults"
 
 _INTRODUCTION = """\
 # The fault matrix
 
-What is done to syncer, its servers and its data, which promise that threatens, the test that does it on the real
-servers, and the rule that protects the promise.
+Each row names a fault, the guarantees that it threatens, the test that injects it on real servers, and the rule that
+protects the guarantees. This page is for readers who want to check the claims; you do not need it to use syncer.
 
-Each rule can be taken out. `pytest --without-rules tests/faults` runs every test that names one in a process of its own
-in which syncer lacks it, the daemons that the test starts included, and demands that the test fails. Where none is
-named, what protects is somebody else's: a server's, or a library's.
+Each rule can be removed. `pytest --without-rules tests/faults` runs each test that names a rule in a process without
+that rule, including the daemons of the test, and requires that the test fails. If a row names no rule, a server or a
+library provides the protection.
 
-Random writers print their seed when a test fails; `SYNCER_TEST_SEED` sets it, and `SYNCER_TEST_SECONDS` how long they
-write. In the end every document is compared with its SELECT, by code that shares nothing with syncer.
+By default, long tests run in a short form: random writers write for three seconds, and only some of many similar cases
+run. `pytest -m thorough` writes ten times as long and runs all cases.
+`SYNCER_TEST_SECONDS` sets how long random writers write. A failed test prints its seed; `SYNCER_TEST_SEED` sets it.
+At the end, each test compares every document with its SELECT, with code that is independent of syncer.
 
-This page is written by `python -m tests.proof`, from the tests.
+Generated by `python -m tests.proof` from the tests.
 """
 _RULES = """
 ## The rules
 
-Each with the module that keeps it, and how many of the tests above fail without it.
+Each rule, the module that implements it, and how many of the tests above fail without it.
 
-| Rule | Kept by | Tests |
+| Rule | Module | Tests |
 |---|---|---|"""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule that protects a promise, and the mutation that takes it out.
+    """A rule that protects a guarantee, and the mutation that takes it out.
 
     Args:
-        name: The rule, as a sentence without its full stop.
-        module: Where it is kept.
-        text: Stands there exactly once.
-        instead: What stands there when the rule is taken out.
+        rule: A sentence without its full stop; or a rule of the protocol, which has its name and its words from there.
+        patch: What keeps it, as ``module:qualified.name``.
+        instead: What replaces that when the rule is taken out; see `tests.mutations`.
     """
 
-    name: str
+    rule: str | explorer.Rule
     _: KW_ONLY
-    module: str
-    text: str
-    instead: str
+    patch: str
+    instead: Instead
+
+    @property
+    def name(self) -> str:
+        """It, as a sentence."""
+        return self.rule if isinstance(self.rule, str) else self.rule.says
+
+    @property
+    def shown(self) -> str:
+        """The same as the page has it: with its name, if it is a rule of the protocol."""
+        return self.rule if isinstance(self.rule, str) else f"{self.rule.says} ([`{self.rule.name}`](protocol.md))"
+
+    @property
+    def kept_by(self) -> str:
+        """The module that keeps it."""
+        return self.patch.partition(":")[0]
+
+    def mutation(self) -> dict[str, str]:
+        """What `sitecustomize` is told."""
+        return mutations.encoded(self.patch, self.instead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,27 +142,29 @@ class Proof:
 
     Args:
         fault: What is done, in words.
-        promises: Which of them that threatens.
+        guarantees: Which of them that threatens.
         rules: What protects them; without any one of these the test fails.
     """
 
     fault: str
-    promises: tuple[int, ...]
+    guarantees: tuple[int, ...]
     rules: tuple[Rule, ...]
 
 
-def faces(fault: str, *, promises: tuple[int, ...], without: Rule | tuple[Rule, ...] = ()) -> Callable[[_Test], _Test]:
+def faces(
+    fault: str, *, guarantees: tuple[int, ...], without: Rule | tuple[Rule, ...] = ()
+) -> Callable[[_Test], _Test]:
     """Say what a test proves.
 
     Args:
         fault: What is done, in words.
-        promises: Which of them that threatens, by their numbers.
+        guarantees: Which of them that threatens, by their numbers.
         without: The rules that the test would miss; none, if what protects is not syncer's.
     """
     rules = (without,) if isinstance(without, Rule) else without
-    assert list(promises) == [one for one in PROMISED if one in promises], promises
+    assert list(guarantees) == [one for one in GUARANTEED if one in guarantees], guarantees
     assert "|" not in fault, fault
-    return pytest.mark.faces(Proof(fault=fault, promises=promises, rules=rules))
+    return pytest.mark.faces(Proof(fault=fault, guarantees=guarantees, rules=rules))
 
 
 def proof(test: object) -> Proof | None:
@@ -153,7 +198,7 @@ def page() -> str:
     for title in [*SECTIONS, _OTHERS]:
         if some := [one for one in found if _section(one[0]) == title]:
             sections[title] = some
-    parts = [_INTRODUCTION, *_promises([shown for _, _, shown in found]), "", "What is faulted:"]
+    parts = [_INTRODUCTION, *_guarantees([shown for _, _, shown in found]), "", "Sections:"]
     parts.append(" ·\n".join(f"[{title}](#{_anchor(title)}) ({len(some)})" for title, some in sections.items()))
     for title, some in sections.items():
         parts.append(f"\n## {title}")
@@ -162,17 +207,17 @@ def page() -> str:
             if module is not last:
                 parts += _heading(module)
                 last = module
-            rules = "; ".join(rule.name for rule in shown.rules)
+            rules = "; ".join(rule.shown for rule in shown.rules)
             parts.append(f"| {shown.fault} | {_numbers(shown)} | `{name}` | {rules} |")
     parts += [_RULES, *_rules([shown for _, _, shown in found])]
     return "\n".join(parts) + "\n"
 
 
-def _promises(shown: Sequence[Proof]) -> Iterator[str]:
-    """A table of the promises: how many tests threaten each of them, and how many rules protect it."""
-    yield "| | Promise | Tests | Rules |\n|---|---|---|---|"
-    for number, said in PROMISED.items():
-        some = [one for one in shown if number in one.promises]
+def _guarantees(shown: Sequence[Proof]) -> Iterator[str]:
+    """A table of the guarantees: how many tests threaten each of them, and how many rules protect it."""
+    yield "| | Guarantee | Tests | Rules |\n|---|---|---|---|"
+    for number, said in GUARANTEED.items():
+        some = [one for one in shown if number in one.guarantees]
         rules = {rule.name for one in some for rule in one.rules}
         yield f"| {number} | {said} | {len(some)} | {len(rules)} |"
     yield f"| | In all | {len(shown)} | {len({rule.name for one in shown for rule in one.rules})} |"
@@ -180,21 +225,20 @@ def _promises(shown: Sequence[Proof]) -> Iterator[str]:
 
 def _rules(shown: Sequence[Proof]) -> Iterator[str]:
     """The rows of a table of all rules."""
-    tests_of = Counter((rule.module, rule.name) for one in shown for rule in one.rules)
+    tests_of = Counter((rule.kept_by, rule.shown) for one in shown for rule in one.rules)
     for (module, name), number in sorted(tests_of.items()):
-        file = f"{module.replace('.', '/')}.py"
-        yield f"| {name} | [{module}](../{file}) | {number} |"
+        yield f"| {name} | `{module}` | {number} |"
 
 
 def _heading(module: ModuleType) -> list[str]:
     """What stands above the tests of a module."""
     file = Path(str(module.__file__)).relative_to(REPOSITORY)
-    table = "| Fault | Promises | Test | Rule |\n|---|---|---|---|"
-    return [f"\n### {str(module.__doc__).splitlines()[0]}\n", f"[{file}](../{file})\n", table]
+    table = "| Fault | Guarantees | Test | Rule |\n|---|---|---|---|"
+    return [f"\n### {str(module.__doc__).splitlines()[0]}\n", f"`{file}`\n", table]
 
 
 def _numbers(shown: Proof) -> str:
-    return ", ".join(map(str, shown.promises)) or "none"
+    return ", ".join(map(str, shown.guarantees)) or "none"
 
 
 def _section(module: ModuleType) -> str:

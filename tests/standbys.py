@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from syncer.sandbox import Sandbox, silent
+from syncer.sandbox import Reporter, Sandbox
 from syncer.sandbox.postgres import PostgresServer
 from syncer.sandbox.process import run
 from tests.harness import DEADLINE_SECONDS, wait_until
@@ -35,7 +35,11 @@ class Standbys:
 
     def _server(self, **settings: str) -> PostgresServer:
         made = PostgresServer(
-            self._folder / str(len(self._servers)), self._sandbox._cache, self._sandbox.postgres._account, report=silent
+            self._folder / str(len(self._servers)),
+            self._sandbox._cache,
+            self._sandbox.postgres._account,
+            report=Reporter(),
+            version=self._sandbox.postgres.version,
         )
         made.settings |= settings
         self._servers.append(made)
@@ -138,10 +142,15 @@ class Standbys:
         done = subprocess.run(command, input=given, capture_output=True, check=True, timeout=2 * DEADLINE_SECONDS)
         return done.stdout
 
+    def stop_replicas(self) -> None:
+        """End all but the primary."""
+        for one in reversed(self._servers[1:]):
+            one.stop("immediate")
+
     def stop(self) -> None:
         """End all of them."""
-        for one in reversed(self._servers):
-            one.stop("immediate")
+        self.stop_replicas()
+        self.primary.stop("immediate")
 
 
 @contextmanager

@@ -1,11 +1,11 @@
-"""The demo: a blog whose author renames himself, or the guide's models, one by one.
+"""The demo: a blog with a renamed author, or the guide's models one by one.
 
-Everything in it is real: the servers of a sandbox of its own, the daemon as a process, the commands as a person
-would type them. It ends with `syncer verify`, whose verdict is the demo's.
+Everything in it is real: the servers of a sandbox of its own, the daemon as a process, the commands as you would type
+them. It ends with `syncer verify`, whose result is the demo's.
 
     scene     servers, daemon, commands; begins and ends every demo
-    show      the blog of thousands of posts:          blog   the application    board    what happens, live
-    lesson    a model of the guide, shown:             model  what one is made of    guide    the models themselves
+    show      the blog of thousands of posts:          blog   the application
+    lesson    shows a model of the guide:              model  its parts       guide    the models themselves
     daemon    ``syncer run`` as a process
 """
 
@@ -17,50 +17,45 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from syncer.base.errors import ConfigError
 from syncer.demo.guide import MODELS
 from syncer.demo.lesson import Lessons
-from syncer.demo.model import Model
+from syncer.demo.model import GuideModel
 from syncer.demo.scene import perform
 from syncer.demo.show import Show
-from syncer.errors import ConfigError
 
 
 def play(console: Console, *, keep: bool, posts: int) -> bool:
-    """Play the show of the blog; whether `syncer verify` found every document equal to its SELECT.
-
-    Args:
-        console: Where to show it.
-        keep: Leave the servers and the daemon running, and say how to play with them.
-        posts: How many posts the famous author has.
+    """Play the blog, whose famous author has so many posts; return what `syncer.demo.scene.perform` does.
 
     Raises:
-        SyncerError: A part of it failed; the servers are stopped then.
+        SyncerError: A part of it failed; the servers are stopped.
     """
     return perform(console, Show(posts=posts).play, keep=keep)
 
 
 def play_models(console: Console, names: Sequence[str], *, keep: bool) -> bool:
-    """Play models of the guide, one after the other on the same servers; the same verdict.
+    """Play models of the guide one after the other on the same servers; return what `perform` does.
 
     Raises:
-        ConfigError: There is no model of such a name.
-        SyncerError: A part of it failed; the servers are stopped then.
+        ConfigError: There is no model of that name.
+        SyncerError: A part of it failed; the servers are stopped.
     """
     models = [_model(name) for name in dict.fromkeys(names)]
     return perform(console, Lessons(models).play, keep=keep)
 
 
-def _model(name: str) -> Model:
+def _model(name: str) -> GuideModel:
     if name not in MODELS:
         raise ConfigError(
-            f"There is no model {name} to show",
+            f"There is no model {name}",
             hint=f"The models: {', '.join(MODELS)}\nsyncer demo --list says what each is for.",
         )
     return MODELS[name]
 
 
 def list_models(console: Console) -> None:
-    """Say of each model what it answers, what it costs, and when to choose it."""
+    """Print each model's question, its price, and when to choose it."""
     table = Table("model", "answers", "its price", "when to choose it", box=None, pad_edge=False, header_style="bold")
     for model in MODELS.values():
         table.add_row(model.name, *(escape(said) for said in (model.question, model.price, model.choice)))

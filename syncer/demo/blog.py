@@ -1,4 +1,4 @@
-"""The application of the demo: a blog that writes plain SQL to Postgres and knows nothing of syncer."""
+"""The demo's application: a blog that writes plain SQL to Postgres and does not know syncer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _POSTS = "INSERT INTO posts (id, user_id, title, body) VALUES (%s, %s, %s, %s)"
 _FIRST_FREE_ID = 1000
 
 
-class Blog:
-    """Writes like an application: in transactions of a few statements, several connections at a time."""
+class BlogApplication:
+    """Writes like an application: small transactions on several concurrent connections."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -44,7 +44,7 @@ class Blog:
 
     @property
     def committed(self) -> int:
-        """How many rows were written so far."""
+        """The number of rows written so far."""
         return self._committed
 
     def create(self) -> None:
@@ -53,13 +53,13 @@ class Blog:
             connection.execute(SCHEMAS["blog"].creation)
 
     def write_users(self) -> None:
-        """The guide's two users, and a few others."""
+        """Write the guide's two users and a few others."""
         others = [(10 + number, name, f"user{number}@example.com", None) for number, name in enumerate(_NAMES)]
         self._run(guide.USERS)
         self._write(_USERS, others)
 
     def write_posts(self, famous_posts: int) -> None:
-        """The guide's two posts, thousands by John Smith, and a fifth as many by the others."""
+        """Write the guide's two posts, thousands by John Smith, and a fifth as many by the others."""
         guides = self._run(guide.POSTS)
         authors = [FAMOUS] * (famous_posts - 1) + self._random.choices(range(10, 10 + len(_NAMES)), k=famous_posts // 5)
         self._random.shuffle(authors)
@@ -69,20 +69,20 @@ class Blog:
             self._write(_POSTS, rows[at : at + _BATCH])
 
     def rename(self, name: str) -> float:
-        """Rename the famous author; the moment of the commit, on the monotonic clock."""
+        """Rename the famous author; return the time of the commit on the monotonic clock."""
         self._write("UPDATE users SET name = %s WHERE id = %s", [(name, FAMOUS)])
         return time.monotonic()
 
     def start_chatter(self) -> None:
-        """Begin to comment, edit and delete in the background, as readers and authors do."""
+        """Start to comment, edit and delete in the background, like readers and authors."""
         self._chatter = threading.Thread(target=self._chat, name="blog", daemon=True)
         self._chatter.start()
 
     def stop_chatter(self) -> None:
-        """End that.
+        """Stop the background writes.
 
         Raises:
-            psycopg.Error: A write had failed.
+            psycopg.Error: One of them failed.
         """
         self._chatter_stop.set()
         if self._chatter is not None:

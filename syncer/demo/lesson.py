@@ -1,4 +1,4 @@
-"""A model of the guide, shown: questions as one would send them, answers as tables, and what a change has cost."""
+"""Shows a model of the guide: requests, answers as tables, and how many documents a change has written."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from syncer.base.errors import SyncerError
 from syncer.demo.daemon import DaemonProcess
-from syncer.demo.model import SCHEMAS, Ask, Body, Model, Row, Write, commit, execute, search
-from syncer.demo.scene import Ending, Scene
-from syncer.errors import SyncerError
+from syncer.demo.model import SCHEMAS, Ask, Body, GuideModel, Row, Write, commit, execute, search
+from syncer.demo.scene import Finale, Scene
 from syncer.sandbox import Endpoints
 
 _REQUEST_COLUMNS = 76
@@ -25,46 +25,48 @@ _LOOK_SECONDS = 0.02
 _PATIENCE_SECONDS = 60
 _NAMED_MAX = 3
 
-# Every number of it is a captured change: nothing rolls back here.
+# Equals the number of captured changes: no transaction rolls back here.
 _CAPTURED = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM syncer.outbox_id_seq"
 
 _Versions = dict[tuple[str, str], int]
 
 
 class Lessons:
-    """Models, one after the other, each with its own rows in the same tables."""
+    """Plays models one after the other, each with its own rows in the same tables."""
 
-    def __init__(self, models: Sequence[Model]) -> None:
+    def __init__(self, models: Sequence[GuideModel]) -> None:
         self._models = models
         self._schemas: set[str] = set()
 
-    def play(self, scene: Scene, endpoints: Endpoints, client: Elasticsearch) -> Ending:
-        """Play all of them.
+    def play(self, scene: Scene, endpoints: Endpoints, client: Elasticsearch) -> Finale:
+        """Play all models.
 
         Raises:
-            SyncerError: An answer is not the guide's, or the daemon has ended.
+            SyncerError: An answer differs from the guide's, or the daemon has ended.
         """
         for model in self._models:
             self._play(scene, endpoints.postgres_dsn, client, model)
         scene.act("Every document is compared with its SELECT")
         holds = scene.syncer("verify", may_fail=True)
-        return Ending(holds=holds, change=self._models[-1].encore, search=_as_curl(self._models[-1]))
+        return Finale(holds=holds, change=self._models[-1].encore, search=_as_curl(self._models[-1]))
 
-    def _play(self, scene: Scene, dsn: str, client: Elasticsearch, model: Model) -> None:
+    def _play(self, scene: Scene, dsn: str, client: Elasticsearch, model: GuideModel) -> None:
         scene.act(f"The guide's model: {model.name}")
         scene.console.print(model.question)
         if model.schema not in self._schemas:
             execute(dsn, SCHEMAS[model.schema].creation)
             self._schemas.add(model.schema)
         scene.console.print(f"Its documents: {_listed([f'config/documents/{name}' for name in model.documents])}")
-        daemon = scene.put_in_force(*model.documents)
+        daemon = scene.activate(*model.documents)
         _Lesson(scene.console, dsn, client, daemon, model).play()
 
 
 class _Lesson:
-    """One model."""
+    """Plays one model."""
 
-    def __init__(self, console: Console, dsn: str, client: Elasticsearch, daemon: DaemonProcess, model: Model) -> None:
+    def __init__(
+        self, console: Console, dsn: str, client: Elasticsearch, daemon: DaemonProcess, model: GuideModel
+    ) -> None:
         self._console = console
         self._dsn = dsn
         self._client = client
@@ -111,7 +113,7 @@ class _Lesson:
         return response
 
     def _answer(self, ask: Ask, request: Body) -> Body:
-        """The response, once it says what the guide says."""
+        """Return the response once it is the expected one."""
         response: Body = {}
 
         def is_answered() -> bool:
@@ -153,15 +155,15 @@ class _Lesson:
         return found
 
     def _wait_until_handled(self) -> None:
-        """Return once the daemon has done every change that was committed."""
+        """Return once the daemon has handled every committed change."""
         with psycopg.connect(self._dsn) as connection:
             captured: Any = connection.execute(_CAPTURED).fetchall()[0][0]
-        self._wait(lambda: self._daemon.follow().handled >= captured, lambda: f"{captured} changes are not handled")
+        self._wait(lambda: self._daemon.handled() >= captured, lambda: f"{captured} changes are not handled")
 
     def _wait(self, is_over: Callable[[], bool], trouble: Callable[[], str]) -> None:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not is_over():
-            self._daemon.follow()
+            self._daemon.handled()  # raises if the daemon has ended
             if time.monotonic() > deadline:
                 raise SyncerError(
                     f"{self._model.name}: {trouble()}, within {_PATIENCE_SECONDS} s",
@@ -171,13 +173,7 @@ class _Lesson:
 
 
 def as_text(value: Any, *, indent: int = 0, before: int = 0) -> str:
-    """JSON for a person: what fits on a line stays on it.
-
-    Args:
-        value: What to show.
-        indent: How far its lines are indented.
-        before: How much of its first line is taken.
-    """
+    """Format JSON for reading: values that fit stay on one line, of which ``before`` columns are taken."""
     on_one_line = json.dumps(value)
     if indent + before + len(on_one_line) <= _REQUEST_COLUMNS or not isinstance(value, dict | list):
         return on_one_line
@@ -197,8 +193,8 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _as_curl(model: Model) -> str:
-    """The last question that stands by itself, as arguments to curl."""
+def _as_curl(model: GuideModel) -> str:
+    """Return the last question with a fixed request, as arguments to curl."""
     ask = next(step for step in reversed(model.steps) if isinstance(step, Ask) and not callable(step.body))
     body = json.dumps(ask.request({}))
     return f"'{{url}}/{ask.document}/_search?pretty' -H 'Content-Type: application/json' -d '{body}'"

@@ -1,4 +1,4 @@
-"""What every demo stands on: real servers of its own, the daemon as a process, the commands as a person types them."""
+"""What every demo needs: real servers of its own, the daemon as a process, the commands as you would type them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,26 +18,27 @@ from rich.console import Console
 from rich.markup import escape
 from rich.rule import Rule
 
-from syncer import shipped
+from syncer.base import shipped
+from syncer.base.errors import SyncerError
 from syncer.demo.daemon import DaemonProcess
-from syncer.errors import SyncerError
-from syncer.sandbox import ConsoleReporter, Endpoints, Sandbox
+from syncer.sandbox import Endpoints, Reporter, Sandbox
 
-# As this very program was called, so that what is shown can be pasted.
+# The command as this program was called, so that the output can be pasted.
 _COMMAND = sys.argv[0] if Path(sys.argv[0]).name == "syncer" else f"{sys.executable} -m syncer"
 _PID_FILE = "daemon.pid"
 _KEPT = "demo"
 _ANSWER_SECONDS = 60
+_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How a demo has ended.
+class Finale:
+    """The end of a demo.
 
     Args:
         holds: Whether `syncer verify` found every document equal to its SELECT.
-        change: SQL that is worth trying by hand on what is kept.
-        search: A search that shows what it did, as arguments to curl; ``{url}`` stands for Elasticsearch.
+        change: SQL to try by hand on a kept demo.
+        search: A search that shows the change, as arguments to curl; ``{url}`` stands for Elasticsearch.
     """
 
     holds: bool
@@ -45,12 +47,12 @@ class Ending:
 
 
 class Scene:
-    """Servers, documents in force, a daemon, and how they are shown."""
+    """Servers, active documents, a daemon, and their output."""
 
     def __init__(self, console: Console, folder: Path) -> None:
         self.console = console
         self._folder = folder
-        self._sandbox = Sandbox(folder / "servers", report=ConsoleReporter(console))
+        self._sandbox = Sandbox(folder / "servers", report=Reporter(console))
         self._environment: dict[str, str] = {}
         self._daemon: DaemonProcess | None = None
 
@@ -61,8 +63,8 @@ class Scene:
         self._environment = {**endpoints.environment(), "SYNCER_CONFIG": str(self._folder / "config")}
         return endpoints
 
-    def put_in_force(self, *documents: str) -> DaemonProcess:
-        """Put documents of config/documents in force, and see that the daemon runs."""
+    def activate(self, *documents: str) -> DaemonProcess:
+        """Activate documents of config/documents; start the daemon if it is not running."""
         ours = self._folder / "config" / "documents"
         for name in documents:
             shutil.copytree(shipped.folder("config") / "documents" / name, ours / name, dirs_exist_ok=True)
@@ -78,7 +80,7 @@ class Scene:
         return self._daemon
 
     def act(self, title: str) -> None:
-        """Announce what comes."""
+        """Print a heading."""
         if self.console.is_terminal:
             self.console.print()
             self.console.print(Rule(f"[bold]{escape(title)}", align="left", style="blue"))
@@ -86,10 +88,10 @@ class Scene:
             self.console.print(f"\n# {title}", markup=False)
 
     def syncer(self, *arguments: str, may_fail: bool = False) -> bool:
-        """Run a command and show what it says; whether it succeeded.
+        """Run a command and print its output; return whether it succeeded.
 
         Raises:
-            SyncerError: It failed, and may not.
+            SyncerError: It failed, and ``may_fail`` is not set.
         """
         self.console.print(f"$ syncer {' '.join(arguments)}", style="bold", markup=False)
         done = subprocess.run(
@@ -104,12 +106,30 @@ class Scene:
             raise SyncerError(f"syncer {' '.join(arguments)} failed", hint=done.stderr)
         return done.returncode == 0
 
+    def wait(self, title: str, count: Callable[[], int], expected: int, *, seconds_max: float) -> None:
+        """Return once there are as many as expected; on a terminal, show the current number.
+
+        Raises:
+            SyncerError: The time is over, or the daemon has ended.
+        """
+        began = time.monotonic()
+        with self.console.status(f"{title} …") as status:
+            while (found := count()) < expected:
+                status.update(f"{title}: {found:,} of {expected:,}")
+                daemon = self._daemon
+                assert daemon is not None  # noqa: S101 - only its work is waited for
+                daemon.handled()  # raises if it has ended
+                if time.monotonic() - began > seconds_max:
+                    raise SyncerError(f"{title}: not done within {seconds_max:.0f} s", hint=f"See {daemon.log_file}")
+                time.sleep(_LOOK_SECONDS)
+        self.console.print(f"{title}: {expected:,} in {time.monotonic() - began:.1f} s")
+
     def paste(self, text: str) -> None:
-        """Show what is meant to be pasted: no line is broken."""
+        """Print text for pasting, without breaking lines."""
         self.console.print(text, markup=False, soft_wrap=True)
 
-    def say_how_to_go_on(self, ending: Ending) -> None:
-        """How to play with what is left running, and how to end it."""
+    def say_how_to_go_on(self, finale: Finale) -> None:
+        """Print how to use what is left running, and how to end it."""
         endpoints = self._sandbox.status().endpoints
         if endpoints is None:
             raise SyncerError("The servers of the demo have ended", hint=f"Their logs are in {self._folder}")
@@ -119,8 +139,8 @@ class Scene:
         self.paste(f"""
 Everything is left running{"" if page is None else f", and shown at {page}"}. To play with it:
 {exports}
-  {psql} "$SYNCER_POSTGRES_DSN" -c "{ending.change}"
-  curl {ending.search.replace("{url}", endpoints.elasticsearch_url)}
+  {psql} "$SYNCER_POSTGRES_DSN" -c "{finale.change}"
+  curl {finale.search.replace("{url}", endpoints.elasticsearch_url)}
   {_COMMAND} top
   {_COMMAND} verify
   tail -f {self._folder / "daemon.log"}
@@ -129,7 +149,7 @@ To end it:
   {_COMMAND} sandbox stop --folder {self._sandbox.folder}""")
 
     def say_what_to_try(self) -> None:
-        """What to do after a demo that has left nothing."""
+        """Print what to try after a demo that left nothing running."""
         self.paste(
             "\nTry next:\n"
             f"  {_COMMAND} demo --list         the guide's models, one by one\n"
@@ -139,23 +159,20 @@ To end it:
         )
 
     def end(self) -> None:
-        """Stop everything, and leave nothing behind."""
+        """Stop everything and delete the folder."""
         if self._daemon is not None:
             self._daemon.stop()
         self._sandbox.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def perform(console: Console, play: Callable[[Scene, Endpoints, Elasticsearch], Ending], *, keep: bool) -> bool:
-    """Play a demo on servers of its own; whether `syncer verify` found every document equal to its SELECT.
+def perform(console: Console, play: Callable[[Scene, Endpoints, Elasticsearch], Finale], *, keep: bool) -> bool:
+    """Play a demo on servers of its own; return whether `syncer verify` found every document equal to its SELECT.
 
-    Args:
-        console: Where to show it.
-        play: What happens once the servers run.
-        keep: Leave the servers and the daemon running, and say how to play with them.
+    If ``keep``, leave the servers and the daemon running, and print how to use them.
 
     Raises:
-        SyncerError: A part of it failed; the servers are stopped then.
+        SyncerError: A part of it failed; the servers are stopped.
     """
     home = Sandbox().folder.parent
     _clear_away_dead(home)
@@ -168,12 +185,12 @@ def perform(console: Console, play: Callable[[Scene, Endpoints, Elasticsearch], 
     try:
         with _ended_like_ctrl_c():
             endpoints = scene.start()
-            # On a small machine that has just begun, answers may take long.
+            # A small machine may be slow to answer after its servers have started.
             with Elasticsearch(endpoints.elasticsearch_url, request_timeout=_ANSWER_SECONDS) as client:
-                ending = play(scene, endpoints, client)
+                finale = play(scene, endpoints, client)
             is_over = True
             if keep:
-                scene.say_how_to_go_on(ending)
+                scene.say_how_to_go_on(finale)
                 is_kept = True
             else:
                 scene.say_what_to_try()
@@ -182,12 +199,12 @@ def perform(console: Console, play: Callable[[Scene, Endpoints, Elasticsearch], 
             console.print("Stopping …")
         if not is_kept:
             scene.end()
-    return ending.holds
+    return finale.holds
 
 
 @contextmanager
 def _ended_like_ctrl_c() -> Iterator[None]:
-    """Let a closed terminal, and a polite kill, end the demo as Ctrl-C does: with everything stopped."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that everything is stopped."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -201,7 +218,7 @@ def _ended_like_ctrl_c() -> Iterator[None]:
 
 
 def _clear_away_dead(home: Path) -> None:
-    """What demos have left that were killed before they could clear up."""
+    """Clean up demos that were killed before they could do so."""
     for folder in home.glob("demo-*"):
         number = folder.name.removeprefix("demo-")
         if number.isdigit() and not Path(f"/proc/{number}").exists():
@@ -209,10 +226,10 @@ def _clear_away_dead(home: Path) -> None:
 
 
 def _clear_away(folder: Path) -> None:
-    """End an earlier demo, and remove what it has left."""
+    """Stop an earlier demo and delete its folder."""
     with suppress(OSError, ValueError):
         pid = int((folder / _PID_FILE).read_text())
-        # Only if it still is that daemon: ids are given again.
+        # Check that it is still that daemon: process ids are reused.
         if b"syncer" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGTERM)
     Sandbox(folder / "servers").stop()

@@ -1,4 +1,4 @@
-"""The show: a blog, a rename that reaches thousands of posts, and a question asked before and after it."""
+"""The show: a blog, a rename that affects thousands of posts, and a question asked before and after it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from elasticsearch import Elasticsearch
 from rich.markup import escape
 from rich.table import Table
 
-from syncer.demo.blog import Blog
-from syncer.demo.board import Board
-from syncer.demo.scene import Ending, Scene
+from syncer.demo.blog import BlogApplication
+from syncer.demo.daemon import DaemonProcess
+from syncer.demo.scene import Finale, Scene
 from syncer.sandbox import Endpoints
 
 _OLD_NAME, _NEW_NAME = "John Smith", "John Doe"
 _RENAME = "UPDATE users SET name = '{}' WHERE id = 1"
 _INDEX = "blogpost"
+_SECONDS_MAX = 90
+_SECONDS_PER_POST = 0.002
 
 # The question of "Elasticsearch: The Definitive Guide", in one request.
 _QUESTION: dict[str, Any] = {
@@ -28,35 +30,36 @@ _QUESTION: dict[str, Any] = {
 
 
 class Show:
-    """The blog, act by act."""
+    """Plays the blog, act by act."""
 
     def __init__(self, *, posts: int) -> None:
         self._posts = posts
 
-    def play(self, scene: Scene, endpoints: Endpoints, client: Elasticsearch) -> Ending:
-        """Play all of it."""
+    def play(self, scene: Scene, endpoints: Endpoints, client: Elasticsearch) -> Finale:
+        """Play all acts."""
         began = time.monotonic()
-        blog = Blog(endpoints.postgres_dsn)
+        blog = BlogApplication(endpoints.postgres_dsn)
         scene.act("A blog in Postgres, and one SELECT that says what a document is")
         blog.create()
-        daemon = scene.put_in_force(_INDEX)
-        self._play_blog(scene, blog, Board(scene.console, blog, daemon), client)
+        daemon = scene.activate(_INDEX)
+        self._play_blog(scene, blog, daemon, client)
         holds = scene.syncer("verify", may_fail=True)
         scene.console.print(f"\nFrom the first table to the last document it took {time.monotonic() - began:.0f} s.")
-        return Ending(
+        return Finale(
             holds=holds,
             change=_RENAME.format("Johnny Doe"),
             search=f"'{{url}}/{_INDEX}/_search?q=user.name:Doe&size=1&pretty'",
         )
 
-    def _play_blog(self, scene: Scene, blog: Blog, board: Board, client: Elasticsearch) -> None:
+    def _play_blog(self, scene: Scene, blog: BlogApplication, daemon: DaemonProcess, client: Elasticsearch) -> None:
         posts = self._posts
         scene.act(f"The application writes {posts * 6 // 5:,} posts; it knows nothing of syncer")
         blog.write_users()
         authors = blog.committed
-        board.watch("the authors", lambda: board.handled >= authors)
+        scene.wait("the authors", daemon.handled, authors, seconds_max=_SECONDS_MAX)
         blog.write_posts(posts)
-        board.watch("their posts", lambda: _count(client, {"match_all": {}}) >= blog.posts)
+        patience = _SECONDS_MAX + _SECONDS_PER_POST * blog.posts
+        scene.wait("their posts", lambda: _count(client, {"match_all": {}}), blog.posts, seconds_max=patience)
         blog.start_chatter()
 
         scene.act('The question, in one query: posts titled "relationships" by users called John')
@@ -64,12 +67,13 @@ class Show:
 
         scene.act(f"{_OLD_NAME} becomes {_NEW_NAME}: one row in Postgres, {posts:,} documents in Elasticsearch")
         scene.console.print(f'$ psql -c "{_RENAME.format(_NEW_NAME)}"', style="bold", markup=False)
-        written = board.indexed
         committed = blog.rename(_NEW_NAME)
         renamed = {"term": {"user.name.raw": _NEW_NAME}}
-        board.watch(
-            "renaming, while readers go on commenting",
-            lambda: _count(client, renamed) >= posts and board.indexed - written >= posts,
+        scene.wait(
+            "posts with the new name, while readers go on commenting",
+            lambda: _count(client, renamed),
+            posts,
+            seconds_max=patience,
         )
         seconds = time.monotonic() - committed
         scene.console.print(
@@ -95,5 +99,5 @@ def _answer(scene: Scene, client: Elasticsearch) -> None:
 
 
 def _count(client: Elasticsearch, query: dict[str, Any]) -> int:
-    """How many posts a search finds now: Elasticsearch makes new ones visible once a second."""
+    """Return how many posts a search finds now. Elasticsearch makes new ones visible once a second."""
     return int(client.count(index=_INDEX, query=query)["count"])

@@ -1,7 +1,7 @@
-"""Burial: finishing or rolling back what a dead holder left half done, and freeing what it held.
+"""Burial: finishes or rolls back a dead holder's change, and releases its locks.
 
-Everything here can be done again from the beginning, by whoever, even by two at once: what is to be written is known
-beforehand, each page of it is written in a term of its own, and that of who came later is greater.
+Every step can be repeated from the beginning, by any process, even by two at once. What to write is known beforehand,
+each page is written in a term of its own, and the later process has the greater term.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 
 from elasticsearch import ApiError, TransportError
 
-from syncer.errors import LockError, LockLostError
-from syncer.locks.change import Change, Intent, Planned, Recovery
+from syncer.base.errors import LockError, LockLostError
 from syncer.locks.fence import Fence
-from syncer.locks.holders import Holder, Seen
+from syncer.locks.holders import Holder, SeqNo
+from syncer.locks.intents import Edit, Intent, Planned, Recovery
 from syncer.locks.lease import Lease
 from syncer.locks.registry import Registry
 
 
 class Burial(Enum):
-    """What became of a holder that was to be buried."""
+    """The result of burying a holder."""
 
-    PUT_OFF = "not dead, or somebody else is at it"
+    PUT_OFF = "not dead, or another process is burying it"
     DONE = "it holds nothing any more"
-    FINISHED = "it holds nothing any more; what it had begun is finished"
-    ROLLED_BACK = "it holds nothing any more; what it had begun is rolled back"
+    FINISHED = "it holds nothing any more; its change is finished"
+    ROLLED_BACK = "it holds nothing any more; its change is rolled back"
 
     @property
     def is_gone(self) -> bool:
@@ -38,20 +38,20 @@ class Burial(Enum):
 
 
 class _OvertakenError(Exception):
-    """Somebody else has written the dead holder's document meanwhile: he buries it now, or it was not dead."""
+    """Another process has written the dead holder's document: it is burying the holder, or the holder was not dead."""
 
 
 class _Remains:
-    """The document of a dead holder, as whoever buries it writes it: only if nobody else has, since he last did."""
+    """A dead holder's document during its burial. A write fails if another process has written it since ours."""
 
-    def __init__(self, registry: Registry, holder: Holder, seen: Seen) -> None:
+    def __init__(self, registry: Registry, holder: Holder, seen: SeqNo) -> None:
         self._registry = registry
         self._holder = holder
         self._seen = seen
 
     def amend(self, **fields: Any) -> int:
-        """Write it; returns the term of that, in which nobody but us can do anything."""
-        wanted = replace(self._holder, renewals=self._holder.renewals + 1, **fields)
+        """Write it; return the term of that write, in which only we can act."""
+        wanted = replace(self._holder, **fields)
         seen = self._registry.holders.amend(wanted, self._seen)
         if seen is None:
             raise _OvertakenError
@@ -59,27 +59,20 @@ class _Remains:
         return self._registry.term(seen)
 
     def leave(self) -> None:
-        """Remove it, if it is still ours."""
+        """Delete it, if it is unchanged since our last write."""
         self._registry.holders.leave(self._holder.id, self._seen)
 
 
 def bury(registry: Registry, fence: Fence, dead: str, *, successor: Lease, recovery: Recovery) -> Burial:
-    """Take a holder for dead, and leave nothing of it.
-
-    Args:
-        registry: Where it is.
-        fence: What documents are written with.
-        dead: Which holder.
-        successor: Who does it.
-        recovery: What to do with changes that it had put down.
+    """Declare a holder dead and remove everything of it; ``successor`` is our own lease.
 
     Raises:
-        LockLostError: We are taken for dead ourselves.
+        LockLostError: We were declared dead ourselves.
     """
     successor.require()
     found = registry.holders.look(dead)
     if found is None:
-        _free(registry, dead)  # entries of who has left are nobody's
+        _free(registry, dead)  # the holder has left, so its entries do not count
         return Burial.DONE
     remains = _Remains(registry, *found)
     try:
@@ -88,7 +81,7 @@ def bury(registry: Registry, fence: Fence, dead: str, *, successor: Lease, recov
         return Burial.PUT_OFF
     except BaseException:
         with suppress(ApiError, TransportError, _OvertakenError):
-            remains.amend(successor=None)  # let others do it
+            remains.amend(successor=None)  # let another process bury it
         raise
 
 
@@ -98,12 +91,12 @@ def _bury(
     done = Burial.DONE
     remains.amend(is_dead=True, successor=successor.id)
     if dead.intent is not None:
-        # A document that is refused both ways was refused to the dead one too, or somebody writes it without a lock:
-        # neither can be mended here, nor may it hold up others.
+        # If a document is refused both ways, it was refused to the dead holder too, or it is written without a lock.
+        # Neither can be fixed here, and neither may block others.
         refused = settle(registry, fence, dead.intent, recovery, draw=remains.amend, lease=successor)
         is_finished = recovery is Recovery.FINISH and refused is None
         done = Burial.FINISHED if is_finished else Burial.ROLLED_BACK
-        remains.amend(intent=None)  # whoever goes on from here must not do it once more, or the other way
+        remains.amend(intent=None)  # a process that continues from here must not settle it again, or the other way
     registry.intents.drop_all_of(dead.id)
     _free(registry, dead.id)
     remains.leave()
@@ -117,22 +110,16 @@ def _free(registry: Registry, dead: str) -> None:
 def settle(
     registry: Registry, fence: Fence, intent: Intent, recovery: Recovery, *, draw: Callable[[], int], lease: Lease
 ) -> LockError | None:
-    """Write all that an intent says, or put back all that was there before, page by page.
+    """Write everything that an intent says, or restore everything as it was, page by page.
 
-    Args:
-        registry: Where it is.
-        fence: What documents are written with.
-        intent: Which.
-        recovery: Which of the two; if Elasticsearch refuses what is to be finished, it is rolled back.
-        draw: The term of each page; fails if somebody else has taken over. A request of one page that comes late can
-            so undo nothing of what was done after it.
-        lease: For how long.
+    If Elasticsearch refuses to finish a change, it is rolled back. ``draw`` returns the term of each page, and fails if
+    another process has taken over. With a term per page, a late request of one page cannot undo what was done after it.
 
     Returns:
-        Why it is rolled back, if it was to be finished.
+        Why it was rolled back, if it was meant to be finished.
 
     Raises:
-        LockLostError: The lease does not last so long.
+        LockLostError: The lease ended too early.
     """
     write = partial(_write_page, registry, fence, intent, draw=draw, lease=lease)
     refused: LockError | None = None
@@ -156,14 +143,14 @@ def _write_page(
     draw: Callable[[], int],
     lease: Lease,
 ) -> LockError | None:
-    """Write a page under the lease; what may have been made after it was over is not left there.
+    """Write a page under the lease. Documents that may have been created after its end are removed again.
 
-    A version holds off a late write for as long as Elasticsearch knows it, and that of a deleted document it forgets,
-    at the latest when it is restarted.
+    A version blocks a late write only as long as Elasticsearch remembers it. It forgets the version of a deleted
+    document, at the latest in a restart.
     """
     planned: list[Planned] = lease.persist(partial(registry.intents.page, intent, number))
     term = lease.persist(draw)
-    changes: list[Change] = [one.by(recovery) for one in planned]
+    changes: list[Edit] = [one.by(recovery) for one in planned]
     try:
         refused = lease.persist(partial(fence.write, changes, term=term))
         lease.require()

@@ -1,8 +1,8 @@
-"""Entries: who holds a lock, shares it or waits to have it alone.
+"""Entries: which holders have a lock, share it, or wait to have it exclusively.
 
-A lock is a document with an entry for each holder, made and removed by a script, on the shard. So nobody reads a lock
-and writes it later, and there is no count that could drift. Who waits for a lock alone leaves an entry too, which lets
-nobody else share it.
+A lock is a document with an entry for each holder. A script on the shard adds and removes entries, so there is no
+read-modify-write by clients and no count that could drift. A holder that waits for an exclusive lock also leaves an
+entry, which prevents others from starting to share the lock.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from elasticsearch import Elasticsearch
 from elasticsearch.helpers import scan
 
-from syncer.errors import LockError, UnavailableError
+from syncer.base.error_policy import Action, decide_item
+from syncer.base.errors import LockError, UnavailableError
 from syncer.locks.holders import now
 from syncer.locks.names import Mode
-from syncer.policy import Action, decide_item
 
 WAITING = "waiting"
-"""The entry of who waits to have the lock alone."""
+"""The mode of a holder that waits for the exclusive lock."""
 
 _TAKE = """
 if (ctx._source.entries == null) { ctx._source.kind = 'lock'; ctx._source.entries = [:]; ctx._source.holders = []; }
@@ -60,14 +60,7 @@ _CONFLICT = 409
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One holder's part in a lock.
-
-    Args:
-        lock: The lock's id.
-        holder: Whose.
-        mode: As `Mode`, or waiting.
-        since: Since when, by the holder's clock.
-    """
+    """One holder's entry in a lock: its `Mode`, or `WAITING`, and since when, by the holder's clock."""
 
     lock: str
     holder: str
@@ -76,25 +69,20 @@ class Entry:
 
 
 class Entries:
-    """The entries of all locks.
-
-    Args:
-        client: Elasticsearch.
-        index: Where they are.
-    """
+    """The entries of all locks in an index."""
 
     def __init__(self, client: Elasticsearch, *, index: str) -> None:
         self._client = client
         self._index = index
 
     def take(self, holder: str, wanted: Sequence[tuple[str, Mode]]) -> dict[str, list[Entry]]:
-        """Take locks, each by itself, in one request.
+        """Acquire locks, each independently, in one request.
 
         Returns:
-            For each lock that could not be had, the entries of others that are in the way.
+            For each lock that is not available, the entries of other holders that block it.
 
         Raises:
-            UnavailableError: Elasticsearch asks to try again. Some may have been taken.
+            UnavailableError: Elasticsearch is busy; retry. Some locks may have been acquired.
         """
         operations: list[dict[str, Any]] = []
         for lock, mode in wanted:
@@ -102,7 +90,7 @@ class Entries:
             operations += [_update(lock), {"scripted_upsert": True, "upsert": {}, "script": script, "_source": True}]
         blocked: dict[str, list[Entry]] = {}
         for (lock, mode), item in zip(wanted, self._bulk(operations), strict=True):
-            if item["status"] == _CONFLICT:  # others were quicker each time: to be tried again
+            if item["status"] == _CONFLICT:  # too many concurrent updates: try again
                 blocked[lock] = []
                 continue
             entries = _entries(lock, _accepted(item)["get"]["_source"])
@@ -111,13 +99,13 @@ class Entries:
         return blocked
 
     def give_back(self, holder: str, kept: Mapping[str, Mode | None]) -> list[str]:
-        """Of each lock leave a holder only so much, or nothing; harmless to do again.
+        """Reduce a holder's entry in each lock to a mode, or remove it. Safe to repeat.
 
         Returns:
-            Those in which it had no entry.
+            The locks in which the holder had no entry.
 
         Raises:
-            UnavailableError: Elasticsearch asks to try again. Some may have been given back.
+            UnavailableError: Elasticsearch is busy; retry. Some locks may have been released.
         """
         left, missing = dict(kept), []
         while left:
@@ -135,7 +123,7 @@ class Entries:
         return missing
 
     def of(self, holder: str | None = None) -> Iterator[Entry]:
-        """All entries, or those of one holder, as of now."""
+        """Yield all current entries, or those of one holder."""
         self._client.indices.refresh(index=self._index)
         wanted = {"term": {"holders": holder}} if holder else {"term": {"kind": "lock"}}
         for hit in scan(self._client, index=self._index, query={"query": wanted}):
@@ -156,7 +144,7 @@ def _accepted(item: Mapping[str, Any]) -> Mapping[str, Any]:
     error = item.get("error")
     if error is None:
         return item
-    if decide_item(item["status"], error["type"]) is Action.RETRY:
+    if decide_item(item["status"], error["type"], error.get("reason") or "") is Action.RETRY:
         raise UnavailableError("Elasticsearch does not write locks as yet")
     raise LockError(f"Elasticsearch does not write a lock: {error.get('reason', error)}")
 

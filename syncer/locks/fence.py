@@ -1,8 +1,7 @@
-"""Fence: writing documents with a term as their external version, so that who comes late changes nothing."""
+"""Fence: writes documents with a term as their external version, so that late writes have no effect."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -10,36 +9,30 @@ from typing import Any
 
 from elasticsearch import ApiError, AuthorizationException, Elasticsearch, NotFoundError, TransportError
 
-from syncer.errors import LockError, UnavailableError
-from syncer.locks.change import Change, Planned
-from syncer.policy import Action, decide_item
+from syncer.base.error_policy import Action, decide_item
+from syncer.base.errors import LockError, UnavailableError
+from syncer.elasticsearch.indices import GC_DELETES_SECONDS, seconds
+from syncer.locks.intents import Edit, Planned
 
-GC_DELETES_SECONDS = 3600
-"""For how long Elasticsearch must remember the version of a document that was deleted."""
 _NOT_FOUND = 404
 _CONFLICT = 409
 _NO_INDEX = "index_not_found_exception"
 _AWAY = ("no_shard_available_action_exception", "illegal_index_shard_state_exception", "unavailable_shards_exception")
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _ATTEMPTS = 3
 
 
 class Fence:
-    """Writes documents under a term.
-
-    Args:
-        client: Elasticsearch.
-    """
+    """Writes documents under a term."""
 
     def __init__(self, client: Elasticsearch) -> None:
         self._client = client
 
-    def plan(self, changes: Sequence[Change]) -> list[Planned]:
-        """The changes, with what is there now, as a read right after a write sees it.
+    def plan(self, changes: Sequence[Edit]) -> list[Planned]:
+        """Return the changes together with the documents as they are now; the read is realtime.
 
         Raises:
-            LockError: A document cannot be read, or one may have to be deleted where that is forgotten too soon.
-            UnavailableError: Elasticsearch asks to try again.
+            LockError: A document cannot be read; or a deletion would be forgotten too soon.
+            UnavailableError: Elasticsearch is busy; retry.
         """
         try:
             found = self._client.mget(docs=[_place(one) for one in changes]).body["docs"]
@@ -53,14 +46,14 @@ class Fence:
             self._require_memory(index)
         return planned
 
-    def write(self, changes: Sequence[Change], *, term: int) -> LockError | None:
-        """Write documents in a term; doing it again changes nothing.
+    def write(self, changes: Sequence[Edit], *, term: int) -> LockError | None:
+        """Write documents in a term. Safe to repeat.
 
         Returns:
-            What was said of the first that was not written; the others are.
+            The error of the first document that was refused; the others are written.
 
         Raises:
-            UnavailableError: Elasticsearch asks to try again. Some may have been written.
+            UnavailableError: Elasticsearch is busy; retry. Some may have been written.
         """
         items = self._bulk(changes, version=term, version_type="external_gte")
         if any(_is_busy(item) for item in items):
@@ -68,10 +61,10 @@ class Fence:
         refusals = (_refusal(change, item) for change, item in zip(changes, items, strict=True))
         return next((one for one in refusals if one is not None), None)
 
-    def take_back(self, made: Sequence[Change], *, term: int) -> None:
-        """Delete documents that may have been made in a term, unless they have been written in a later one since.
+    def take_back(self, made: Sequence[Edit], *, term: int) -> None:
+        """Delete documents that may have been created in a term, unless they were written in a later one since.
 
-        The version of that is one more, so that a request of this term which comes later still is refused.
+        The delete has the next version, so that a late request of this term is still refused.
         """
         gone = [replace(one, source=None) for one in made]
         for _ in range(_ATTEMPTS):
@@ -79,17 +72,17 @@ class Fence:
                 if not any(map(_is_busy, self._bulk(gone, version=term + 1, version_type="external"))):
                     return
 
-    def _bulk(self, changes: Sequence[Change], **version: Any) -> list[dict[str, Any]]:
+    def _bulk(self, changes: Sequence[Edit], **version: Any) -> list[dict[str, Any]]:
         if not changes:
             return []
         answer = self._client.bulk(operations=list(_operations(changes, version)))
         return [next(iter(item.values())) for item in answer.body["items"]]
 
     def _require_memory(self, index: str) -> None:
-        """Refuse to delete where a late write could bring the document back.
+        """Refuse to delete from an index in which a late write could bring the document back.
 
         Raises:
-            LockError: With the setting that is to be made.
+            LockError: The hint has the setting to make.
         """
         try:
             found = self._client.indices.get_settings(index=index, flat_settings=True, include_defaults=True).body
@@ -100,14 +93,14 @@ class Fence:
             ) from None
         for name, settings in found.items():
             said = {**settings.get("defaults", {}), **settings["settings"]}.get("index.gc_deletes", "60s")
-            if _seconds(said) < GC_DELETES_SECONDS:
+            if seconds(said) < GC_DELETES_SECONDS:
                 raise LockError(
                     f"{name} forgets deleted documents after {said}, so that a late write could bring one back",
                     hint=f'Run: PUT {name}/_settings {{"index.gc_deletes": "1h"}}',
                 )
 
 
-def _require_read(change: Change, document: Mapping[str, Any]) -> None:
+def _require_read(change: Edit, document: Mapping[str, Any]) -> None:
     error = document.get("error")
     if document.get("found") and "_source" not in document:
         raise LockError(
@@ -122,33 +115,31 @@ def _require_read(change: Change, document: Mapping[str, Any]) -> None:
 
 
 def _is_busy(item: Mapping[str, Any]) -> bool:
-    return "error" in item and decide_item(item["status"], item["error"]["type"]) is Action.RETRY
+    return (
+        "error" in item
+        and decide_item(item["status"], item["error"]["type"], item["error"].get("reason") or "") is Action.RETRY
+    )
 
 
-def _refusal(change: Change, item: Mapping[str, Any]) -> LockError | None:
-    """Why a document was not written; None if it was, or if its index is not there to delete it from."""
+def _refusal(change: Edit, item: Mapping[str, Any]) -> LockError | None:
+    """Return why a document was not written; None if it was, or if there is no index to delete it from."""
     error = item.get("error")
     if error is None or (change.source is None and item["status"] == _NOT_FOUND):
         return None
     if item["status"] == _CONFLICT:
         return LockError(
             f"{change.index}/{change.id} has a version that is later than any of this lock's holders",
-            hint="Somebody writes it without a lock, or with versions of his own: all must use Held.write.",
+            hint="A program writes it without a lock, or with versions of its own: all must use HeldLocks.write.",
         )
     return LockError(f"{change.index}/{change.id} is refused: {error['type']}: {error['reason']}")
 
 
-def _seconds(said: str) -> float:
-    number, unit = re.fullmatch(r"(-?[0-9.]+)([a-z]*)", said).groups()  # type: ignore[union-attr]  # Elasticsearch's own
-    return float(number) * _UNITS.get(unit, 0)
-
-
-def _place(change: Change) -> dict[str, str]:
+def _place(change: Edit) -> dict[str, str]:
     place = {"_index": change.index, "_id": change.id}
     return place | ({"routing": change.routing} if change.routing is not None else {})
 
 
-def _operations(changes: Iterable[Change], version: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _operations(changes: Iterable[Edit], version: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for one in changes:
         how = {**_place(one), **version}
         if one.source is None:

@@ -1,4 +1,4 @@
-"""Held: what can be done under locks."""
+"""Held: what an application can do under its locks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from syncer.errors import LockError, LockLostError
+from syncer.base.errors import LockError, LockLostError
 from syncer.locks import burial
-from syncer.locks.change import Change, Intent, Planned, Recovery
 from syncer.locks.fence import Fence
+from syncer.locks.holders import SeqNo
+from syncer.locks.intents import Edit, Intent, Planned, Recovery
 from syncer.locks.lease import Lease
 from syncer.locks.registry import Registry
 
@@ -22,11 +23,11 @@ _PAGE_CHANGES_MAX = 500
 _PAGE_BYTES_MAX = 4_000_000
 
 
-class Held:
-    """Locks that were granted together. From `Locks`, as what its with statements yield; of no use after their end.
+class HeldLocks:
+    """Locks that were granted together; the with statements of `Locks` yield it. Unusable after their end.
 
     Attributes:
-        term: Greater than that of everybody who held any of these locks before.
+        term: Greater than the terms of all earlier holders of these locks.
     """
 
     def __init__(self, *, registry: Registry, fence: Fence, lease: Lease, term: int) -> None:
@@ -37,39 +38,39 @@ class Held:
         self.term = term
 
     def require(self) -> None:
-        """Refuse to go on if the locks are lost.
+        """Check that the locks are still held.
 
         Raises:
-            LockLostError: They are.
-            LockError: They were given back.
+            LockLostError: They were lost.
+            LockError: They were released.
         """
         if self._is_over:
             raise LockError("These locks were given back", hint="Write before the end of their with statement.")
         self._lease.require()
 
-    def write(self, changes: Iterable[Change]) -> int:
+    def write(self, changes: Iterable[Edit]) -> int:
         """Make changes, all of them or none, even if this process dies meanwhile.
 
-        What is to be changed is put down first, with what is there now. Then each document is written whole, with a
-        term as external version. So all who write these documents must do it by this method. Of many changes one page
-        at a time is in memory. Searches see them one by one: Elasticsearch has no transactions. What it does not take
-        as yet is tried again for as long as the lease is renewed.
+        The changes are stored first, with the documents as they are now. Then each document is written whole, with a
+        term as its external version. So every program that writes these documents must use this method. One page of
+        changes at a time is in memory. Searches see the documents change one by one: Elasticsearch has no
+        transactions. If Elasticsearch is busy, the write is retried for as long as the lease is renewed.
 
         Returns:
-            How many documents were written.
+            The number of documents written.
 
         Raises:
-            LockLostError: The locks are no longer ours; whoever took them finishes this, or rolls it back.
-            LockError: Elasticsearch refuses a document, or it has a later version than any of ours. All others are as
-                they were.
+            LockLostError: The locks were lost; the process that took them finishes or rolls back the changes.
+            LockError: Elasticsearch refuses a document, or has a later version than ours. All others are as they
+                were.
         """
         self.require()
         intent, count = self._put_down(changes)
         with self._lease.all_or_nothing():
-            drawn = [self._registry.term(self._lease.persist(lambda: self._lease.amend(intent=intent)))]
+            drawn = [self._registry.term(self._refer_to(intent))]
 
             def draw() -> int:
-                return drawn.pop() if drawn else self._registry.term(self._lease.amend())
+                return drawn.pop() if drawn else self._next_term()
 
             refused = burial.settle(self._registry, self._fence, intent, Recovery.FINISH, draw=draw, lease=self._lease)
             self._lease.persist(lambda: self._lease.amend(intent=None))
@@ -79,29 +80,36 @@ class Held:
         return count
 
     def end(self) -> None:
-        """Nothing more can be done under these locks."""
+        """Forbid any further use."""
         self._is_over = True
 
-    def _put_down(self, changes: Iterable[Change]) -> tuple[Intent, int]:
+    def _refer_to(self, intent: Intent) -> SeqNo:
+        """Let the process that buries us find the intent; fails if we were declared dead."""
+        return self._lease.persist(lambda: self._lease.amend(intent=intent))
+
+    def _next_term(self) -> int:
+        return self._registry.term(self._lease.amend())
+
+    def _put_down(self, changes: Iterable[Edit]) -> tuple[Intent, int]:
         id_, pages, count = uuid.uuid4().hex, 0, 0
         try:
             for page in _pages(changes, _size):
                 planned = self._lease.persist(partial(self._fence.plan, page))
-                for part in _pages(planned, _size_of_both):  # what is there may be larger than what is to be
+                for part in _pages(planned, _size_of_both):  # the old documents may be larger than the new ones
                     self._lease.persist(partial(self._registry.intents.put, id_, pages, part, holder=self._lease.id))
                     pages, count = pages + 1, count + len(part)
         except BaseException:
-            self._drop(Intent(id=id_, pages=pages + 1))  # also one whose request was not answered
+            self._drop(Intent(id=id_, pages=pages + 1))  # including a page whose request was not answered
             raise
         return Intent(id=id_, pages=pages), count
 
     def _drop(self, intent: Intent) -> None:
-        with suppress(LockLostError):  # what is left is dropped by who buries us
+        with suppress(LockLostError):  # the process that buries us drops the rest
             self._lease.persist(partial(self._registry.intents.drop, intent))
 
 
 def _pages(changes: Iterable[_One], size: Callable[[_One], int]) -> Iterator[list[_One]]:
-    """Changes in parts of which each is a request that Elasticsearch takes, and bounds what is in memory."""
+    """Split changes into pages, each small enough for one request; only one is in memory."""
     page: list[_One] = []
     used = 0
     for one in changes:
@@ -115,7 +123,7 @@ def _pages(changes: Iterable[_One], size: Callable[[_One], int]) -> Iterator[lis
         yield page
 
 
-def _size(change: Change) -> int:
+def _size(change: Edit) -> int:
     return len(json.dumps(change.source, default=str))
 
 

@@ -1,4 +1,4 @@
-"""Locks: what applications use."""
+"""Locks: the API for applications."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Self
 
 from elasticsearch import ApiError, Elasticsearch, TransportError
 
-from syncer.errors import LockError, LockTimeoutError, UnavailableError
+from syncer.base.errors import LockError, LockTimeoutError, UnavailableError
+from syncer.base.retry import Backoff
 from syncer.locks import burial, names
 from syncer.locks.burial import Burial
-from syncer.locks.change import Recovery
 from syncer.locks.entries import Entry
 from syncer.locks.fence import Fence
-from syncer.locks.held import Held
+from syncer.locks.held import HeldLocks
+from syncer.locks.holders import Liveness
+from syncer.locks.intents import Recovery
 from syncer.locks.lease import Lease
 from syncer.locks.names import Mode
 from syncer.locks.registry import INDEX, ensure
-from syncer.locks.watch import Watch
-from syncer.policy import Backoff
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.01, 0.5
 _LOCKS_MAX = 10_000
 _ASKED_MAX = 1000
-"""In one request, which is to be answered within a lease."""
+"""The number of locks in one request, which must be answered within a lease."""
 
 
 class Locks:
-    """Locks for one owner. Not for sharing between threads: each has one of its own, as has each process.
+    """Locks of one owner. Not for sharing between threads: each thread and process needs its own.
 
-    What the owner holds already it is granted again at once.
+    A lock that the owner already holds is granted again at once.
 
     Args:
         client: Elasticsearch.
-        owner: What a person calls whoever locks; need not be unique.
-        index: Where locks are; it is made if it is not there.
-        lease_seconds: After how long without a sign of life others may take this owner for dead. Elasticsearch being
-            away for longer than that costs everybody his locks.
-        recovery: What to do with changes that another owner has left half done.
+        owner: A name for people; need not be unique.
+        index: The index of locks; created if missing.
+        lease_seconds: After how long without a renewal others may declare this owner dead. If Elasticsearch is
+            unavailable for longer, all owners lose their locks.
+        recovery: What to do with changes that another owner left half done.
 
     Raises:
         LockError: The index cannot hold locks.
@@ -57,7 +57,7 @@ class Locks:
     ) -> None:
         if not 0 < lease_seconds < float("inf"):
             raise LockError(f"A lease cannot last {lease_seconds} s", hint="As in: lease_seconds=10")
-        # No request is waited for longer than the lease that allows it.
+        # No request may take longer than the lease under which it is made.
         self._client = client.options(request_timeout=lease_seconds, max_retries=0)
         self._index = index
         self._fence = Fence(self._client)
@@ -68,41 +68,41 @@ class Locks:
         self._enter()
 
     def __enter__(self) -> Self:
-        """Itself, for a with statement."""
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give everything back."""
+        """Release everything."""
         self.close()
 
     def close(self) -> None:
-        """Give everything back, and leave."""
+        """Release everything and remove the holder."""
         held, self._held = list(self._held), {}
         self._give_back(held)
         self._lease.close()
 
     @contextmanager
-    def everything(self, name: str = "everything", *, timeout: float | None = 30) -> Iterator[Held]:
-        """The global lock of that name.
+    def everything(self, name: str = "everything", *, timeout: float | None = 30) -> Iterator[HeldLocks]:
+        """Acquire the global lock of that name.
 
         Args:
-            name: Which, if there is more than one.
-            timeout: How many seconds to wait for it; None for as long as it takes.
+            name: Tells several global locks apart.
+            timeout: How many seconds to wait; None for no limit.
 
         Raises:
-            LockTimeoutError: Somebody else has it for so long, or Elasticsearch does not answer.
-            LockLostError: We were taken for dead meanwhile.
+            LockTimeoutError: Another holder kept it, or Elasticsearch did not answer.
+            LockLostError: This owner was declared dead meanwhile.
         """
         with self._holding(names.everything(name), timeout) as held:
             yield held
 
     @contextmanager
-    def documents(self, index: str, ids: Iterable[str], *, timeout: float | None = 30) -> Iterator[Held]:
-        """A lock on each of some documents: on all of them, or on none.
+    def documents(self, index: str, ids: Iterable[str], *, timeout: float | None = 30) -> Iterator[HeldLocks]:
+        """Acquire a lock on each of these documents: on all of them or none.
 
         Args:
-            index: Where they are.
-            ids: Which; they need not exist.
+            index: Their index.
+            ids: Their ids; the documents need not exist.
             timeout: As for `everything`.
 
         Raises:
@@ -112,12 +112,12 @@ class Locks:
             yield held
 
     @contextmanager
-    def tree(self, *paths: str, name: str = "files", timeout: float | None = 30) -> Iterator[Held]:
-        """A lock on paths and all that is below them; what is above them is shared, so that nobody else has it alone.
+    def tree(self, *paths: str, name: str = "files", timeout: float | None = 30) -> Iterator[HeldLocks]:
+        """Acquire locks on paths and everything below them. Their parents are shared, so that nothing else locks them.
 
         Args:
-            paths: Of directories or files, absolute. To move something, lock where it is and where it goes.
-            name: Of which tree.
+            paths: Absolute paths of directories or files. To move something, lock both its source and its target.
+            name: Tells several trees apart.
             timeout: As for `everything`.
 
         Raises:
@@ -127,32 +127,32 @@ class Locks:
             yield held
 
     def bury(self, holder: str, *, timeout: float | None = None) -> Burial:
-        """Take a holder for dead without waiting: what it holds is free, and its changes finished or rolled back.
+        """Declare a holder dead without waiting: release its locks, and finish or roll back its changes.
 
         Args:
             holder: Its id.
-            timeout: For how many seconds to try again what Elasticsearch does not do; None for as long as it takes.
+            timeout: For how many seconds to retry if Elasticsearch is unavailable; None for no limit.
 
         Raises:
-            LockTimeoutError: Elasticsearch does not do it for so long.
-            LockLostError: We were taken for dead meanwhile.
+            LockTimeoutError: Elasticsearch stayed unavailable.
+            LockLostError: This owner was declared dead meanwhile.
         """
-        self._be_somebody()
+        self._ensure_holder()
         with self._lease.patient_until(_deadline(timeout)):
             return self._bury(holder)
 
-    # Taking
+    # Acquiring
 
     @contextmanager
-    def _holding(self, wanted: Mapping[str, Mode], timeout: float | None) -> Iterator[Held]:
-        self._be_somebody()
+    def _holding(self, wanted: Mapping[str, Mode], timeout: float | None) -> Iterator[HeldLocks]:
+        self._ensure_holder()
         missing = [lock for lock in names.in_order(wanted) if not names.covers(self._mode(lock), wanted[lock])]
         self._require_possible(missing, timeout)
         deadline = _deadline(timeout)
         try:
             with self._lease.patient_until(deadline):
                 self._take(missing, wanted, deadline)
-                # Granted only now: a write which fails for who is taken for dead; and its number is the term.
+                # This grants the locks: the write fails if we were declared dead, and its number is the term.
                 term = self._registry.term(self._lease.persist(self._lease.amend))
             for lock, mode in wanted.items():
                 self._held.setdefault(lock, []).append(mode)
@@ -160,7 +160,7 @@ class Locks:
             self._give_back(missing)
             self._leave_if_unsure()
             raise
-        held = Held(registry=self._registry, fence=self._fence, lease=self._lease, term=term)
+        held = HeldLocks(registry=self._registry, fence=self._fence, lease=self._lease, term=term)
         try:
             yield held
         except BaseException:
@@ -170,10 +170,10 @@ class Locks:
             raise self._lease.lost()
 
     def _require_possible(self, missing: list[str], timeout: float | None) -> None:
-        """Refuse what cannot be had, or may never be.
+        """Refuse requests that cannot be granted, or that may deadlock.
 
         Raises:
-            LockError: It is too much; or it could be waited for in a circle, without an end.
+            LockError: Too many locks; or a wait without a timeout while holding later ones.
         """
         if len(missing) > _LOCKS_MAX:
             raise LockError(
@@ -182,11 +182,11 @@ class Locks:
         if timeout is None and missing and self._held and missing[0] <= max(self._held):
             raise LockError(
                 f"{names.readable(missing[0])} is asked for by who holds other locks, without a timeout",
-                hint="Two who do so can wait for one another for ever: take all at once, or give a timeout.",
+                hint="Two such owners can wait for each other for ever. Take all locks at once, or give a timeout.",
             )
 
     def _take(self, missing: list[str], wanted: Mapping[str, Mode], deadline: float | None) -> None:
-        """Take locks in order: who waits for one holds only such as come before it."""
+        """Acquire locks in order: while waiting for one, hold only those that come before it."""
         backoff = Backoff(first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS)
         asked = missing[:_ASKED_MAX]
         while missing:
@@ -197,7 +197,7 @@ class Locks:
             if first == len(asked):
                 asked = missing[:_ASKED_MAX]
                 continue
-            # Those behind it are left to others meanwhile; unless an entry may come there yet, to be given back.
+            # Leave the locks after it to others meanwhile, unless an unanswered request may still add entries there.
             asked = missing[: _ASKED_MAX if self._is_unsure else 1]
             in_the_way = blocked[missing[0]]
             dead = self._lease.persist(partial(self._watch.look, {one.holder for one in in_the_way}))
@@ -234,8 +234,8 @@ class Locks:
 
     # Giving back
 
-    def _release(self, held: Held, wanted: Mapping[str, Mode]) -> list[str]:
-        """Give back what nothing else needs; returns what was no longer ours."""
+    def _release(self, held: HeldLocks, wanted: Mapping[str, Mode]) -> list[str]:
+        """Release what nothing else needs; return the locks that were lost."""
         held.end()
         for lock, mode in wanted.items():
             if lock in self._held:  # unless all was closed meanwhile
@@ -247,10 +247,10 @@ class Locks:
         return missing
 
     def _give_back(self, locks: Iterable[str]) -> list[str]:
-        """Leave of locks no more than what is held by now; returns those that were, or may be, no longer ours.
+        """Reduce locks to what is still held; return those that are, or may be, lost.
 
-        What was broken off is not given back: nobody may have it before it is finished or rolled back, and that is
-        done by who buries us. What cannot be given back now is others' once we have left.
+        After an aborted change nothing is released: its locks must stay until the process that buries this holder has
+        settled it. Locks that cannot be released now become free once this holder has left.
         """
         kept = {lock: self._mode(lock) for lock in locks}
         if self._lease.is_unfinished or not kept:
@@ -264,25 +264,25 @@ class Locks:
     def _mode(self, lock: str) -> Mode | None:
         return max(self._held.get(lock, ()), key=lambda mode: mode is Mode.EXCLUSIVE, default=None)
 
-    # Who we are
+    # The holder
 
-    def _be_somebody(self) -> None:
-        """Whoever was taken for dead, or has left, comes back as somebody else."""
+    def _ensure_holder(self) -> None:
+        """If this holder was declared dead or has left, continue with a new one."""
         if self._lease.is_over and not self._held:
             self._lease.close()
             self._enter()
 
     def _leave_if_unsure(self) -> None:
-        """Entries of who has left are nobody's: that frees what we could not, and what may be entered yet."""
+        """Leave if entries may exist that we do not know of: entries of a holder that has left do not count."""
         if self._is_unsure and not self._held:
             self._lease.close()
 
     def _enter(self) -> None:
         self._registry = ensure(self._client, self._index)  # again: it may have been deleted since
         self._lease = Lease(self._registry.holders, owner=self._owner, seconds=self._lease_seconds)
-        self._watch = Watch(self._registry.holders, own=self._lease.id)
+        self._watch = Liveness(self._registry.holders, own=self._lease.id)
         self._is_unsure = False
-        """Whether an entry may be there, or come yet, that we believe we do not have: a request was not answered."""
+        """Whether an unanswered request may have added entries, or may still add them."""
 
 
 def _deadline(timeout: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Lease: one's own holder, renewed by a thread for as long as this process lives."""
+"""Lease: this process's own holder, renewed by a thread for as long as the process lives."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from typing import Any, TypeVar
 
 from elasticsearch import ApiError, AuthenticationException, AuthorizationException, TransportError
 
-from syncer.compose import clock
-from syncer.errors import LockLostError, LockTimeoutError
-from syncer.locks.holders import Holder, Holders, Seen
-from syncer.policy import Action, Backoff, decide, explain
+from syncer.base.error_policy import Action, decide, explain
+from syncer.base.errors import LockLostError, LockTimeoutError
+from syncer.base.lifecycle import clock
+from syncer.base.retry import Backoff
+from syncer.locks.holders import Holder, Holders, SeqNo, now
 
 _Result = TypeVar("_Result")
 
 _RENEWALS_PER_LEASE = 4
 _RETRIES_PER_LEASE = 20
 _PATIENCE_PER_LEASE = 0.5
-"""How long one renewal is waited for: an answer that never comes must leave time for another request."""
+"""How long to wait for one renewal, as a share of the lease: an answer that never comes must leave time to retry."""
 _REFUSED = (AuthenticationException, AuthorizationException)
-"""Not waited for here, while others wait for the lock."""
+"""Errors that are not retried here, while other processes wait for the lock."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0
 
 
 class Lease:
-    """One's own holder. It is renewed until it is given up, or lost.
+    """This process's own holder. It is renewed until it is closed or lost.
 
-    Guarantees: `amend` succeeds only as long as nobody has taken this holder for dead, and whoever does so later finds
-    what was written. Once the lease has not been renewed in time, `require` refuses, whatever Elasticsearch would say.
+    Guarantees: `amend` succeeds only while no other process has declared this holder dead, and a process that does so
+    later sees what was written. If the lease was not renewed in time, `require` refuses, whatever Elasticsearch says.
 
     Args:
-        holders: Where it is put down.
-        owner: As a person calls it.
-        seconds: How long a lease lasts without a renewal.
+        holders: The holders' documents.
+        owner: A name for people.
+        seconds: How long the lease lasts without a renewal.
     """
 
     def __init__(self, holders: Holders, *, owner: str, seconds: float) -> None:
@@ -60,49 +61,49 @@ class Lease:
 
     @property
     def owner(self) -> str:
-        """As a person calls it."""
+        """The owner's name for people."""
         return self._holder.owner
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be done under it any more."""
+        """Whether the lease was lost, closed, or not renewed in time."""
         return self._is_lost or clock() - self._renewed_at > self._holder.lease_seconds
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a change was broken off: whoever buries this holder must find all that it held."""
+        """Whether a change was aborted: the process that buries this holder must find all its locks."""
         return self._is_unfinished
 
     def require(self) -> None:
-        """Refuse to go on under a lease that is over.
+        """Check that the lease is valid.
 
         Raises:
-            LockLostError: It was not renewed in time, or somebody has taken us for dead.
+            LockLostError: It was not renewed in time, or another process has declared this holder dead.
         """
         if self.is_over:
             raise self.lost()
 
     def lost(self) -> LockLostError:
-        """Give up, since others have what was ours; returns what is to be said."""
+        """Give up the lease, since others may have its locks now; return the error to raise."""
         self._is_lost = True
         self._ended.set()
         return LockLostError(
             f"{self.owner} has lost its locks",
-            hint="It was not heard of for longer than its lease, or somebody broke them; others may have them now.\n"
-            "They finish what it had begun, or roll it back. Lock again, and look at the documents anew.",
+            hint="It did not renew its lease in time, or an operator broke its locks; others may have them now.\n"
+            "They finish its change or roll it back. Lock again, and read the documents again.",
         )
 
-    def amend(self, **fields: Any) -> Seen:
-        """Write the holder with other fields; a write that only others' burying us could have prevented.
+    def amend(self, **fields: Any) -> SeqNo:
+        """Write the holder with other fields; refused only if another process has declared it dead.
 
         Raises:
-            LockLostError: Somebody has taken us for dead.
-            ApiError, TransportError: Elasticsearch does not answer; whether it was written is not known.
+            LockLostError: Another process has declared this holder dead.
+            ApiError, TransportError: Elasticsearch did not answer; the write may or may not have happened.
         """
         with self._mutex:
             self.require()
             begun_at = clock()
-            wanted = replace(self._holder, renewals=self._holder.renewals + 1, **fields)
+            wanted = replace(self._holder, renewed=now(), **fields)
             seen = self._holders.amend(wanted, self._seen)
             while seen is None:
                 self._look()
@@ -112,10 +113,10 @@ class Lease:
 
     @contextmanager
     def patient_until(self, deadline: float | None) -> Iterator[None]:
-        """Within, nothing is tried again after that moment. What goes well may take longer.
+        """Retry nothing after a deadline during the block. Successful requests may take longer.
 
         Args:
-            deadline: On the monotonic clock; None for never.
+            deadline: On the monotonic clock; None for no limit.
         """
         self._until = deadline
         try:
@@ -124,12 +125,12 @@ class Lease:
             self._until = None
 
     def persist(self, action: Callable[[], _Result]) -> _Result:
-        """Do something until Elasticsearch has answered, but for no longer than the lease lasts.
+        """Repeat an action until Elasticsearch has answered, but no longer than the lease lasts.
 
         Raises:
-            LockLostError: It lasts no longer.
-            LockTimeoutError: One is no longer patient.
-            Exception: What trying again does not mend.
+            LockLostError: The lease is over.
+            LockTimeoutError: The deadline of `patient_until` has passed.
+            Exception: A non-retryable error.
         """
         backoff = Backoff(first_seconds=_FIRST_PAUSE_SECONDS, longest_seconds=_LONGEST_PAUSE_SECONDS)
         while True:
@@ -147,9 +148,9 @@ class Lease:
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """Around a change of many documents: if it is broken off, this holder gives itself up.
+        """Run a change of many documents; if it is aborted, this holder gives itself up.
 
-        Only who buries it can know then how far it came, and makes all of the change, or nothing.
+        Only the process that buries it can find out how far the change came; it completes or undoes all of it.
         """
         try:
             yield
@@ -159,20 +160,20 @@ class Lease:
             raise
 
     def close(self) -> None:
-        """Renew no more, and leave; or say that we are dead, for others to bury us at once."""
+        """Stop renewing and remove the holder; after an aborted change, mark it dead so that others bury it at once."""
         self._ended.set()
         self._thread.join()
         self._is_lost = True
-        with suppress(ApiError, TransportError):  # they find out by themselves, after a while
+        with suppress(ApiError, TransportError):  # other processes find out by themselves after a while
             if self._is_unfinished:
                 self._holders.amend(replace(self._holder, is_dead=True), self._seen)
             elif not self._holders.leave(self.id, self._seen):
-                found = self._holders.look(self.id)  # the answer to our last write may have been lost
+                found = self._holders.look(self.id)  # our last write may have succeeded unanswered
                 if found is not None and not found[0].is_dead:
                     self._holders.leave(self.id, found[1])
 
     def _look(self) -> None:
-        """See what became of our holder: an answer that was lost may have been a write that was not."""
+        """Read our holder again: an earlier write may have succeeded although its answer was lost."""
         found = self._holders.look(self._holder.id)
         if found is None or found[0].is_dead:
             raise self.lost()
@@ -188,10 +189,10 @@ class Lease:
             except LockLostError:
                 return
             except (ApiError, TransportError):
-                pause = lease / _RETRIES_PER_LEASE  # the next one may come through in time
+                pause = lease / _RETRIES_PER_LEASE  # the next attempt may succeed in time
 
 
 def _out_of_patience(error: Exception) -> LockTimeoutError:
     said = explain(error)
-    assert said is not None  # noqa: S101 - what is tried again is an error of Elasticsearch's, and has words
+    assert said is not None  # noqa: S101 - retryable errors come from Elasticsearch and have an explanation
     return LockTimeoutError(f"Elasticsearch did not do what it was asked for in time: {said.message}", hint=said.hint)

@@ -1,4 +1,4 @@
-"""The ids of locks: any name, any path."""
+"""The ids of locks, for any name and any path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 from hashlib import sha256
 from urllib.parse import quote, unquote
 
-from syncer.errors import LockError
+from syncer.base.errors import LockError
 
 _ID_BYTES_MAX = 512
 
@@ -16,21 +16,21 @@ class Mode(StrEnum):
     """How a lock is held."""
 
     SHARED = "shared"
-    """Together with others who share it."""
+    """Together with other holders."""
     EXCLUSIVE = "exclusive"
-    """Alone."""
+    """By one holder alone."""
 
 
 def everything(name: str) -> dict[str, Mode]:
-    """What a global lock takes: the one of that name."""
+    """Return what a global lock needs: the lock of that name."""
     return {_id("global", name): Mode.EXCLUSIVE}
 
 
 def documents(index: str, ids: Iterable[str]) -> dict[str, Mode]:
-    """What locks on documents take: one for each.
+    """Return what locks on documents need: one lock each.
 
     Raises:
-        LockError: The ids are one text, whose characters would be locked.
+        LockError: ``ids`` is a single string, whose characters would be locked.
     """
     if isinstance(ids, str):
         raise LockError(f"{ids!r} is one id, and not some", hint=f"As in: [{ids!r}]")
@@ -38,10 +38,10 @@ def documents(index: str, ids: Iterable[str]) -> dict[str, Mode]:
 
 
 def tree(name: str, paths: Iterable[str]) -> dict[str, Mode]:
-    """What locks on paths take: each path alone, and what is above it together with others.
+    """Return what locks on paths need: each path exclusively, and its parents shared.
 
     Args:
-        name: Which tree.
+        name: The tree's name.
         paths: Absolute, as ``/clinton/projects``; ``/`` is the root. Empty parts and a trailing slash do not matter.
 
     Raises:
@@ -56,18 +56,18 @@ def tree(name: str, paths: Iterable[str]) -> dict[str, Mode]:
 
 
 def readable(lock: str) -> str:
-    """A lock as a person calls it."""
+    """Return a lock's name for people."""
     kind, *parts = lock.split(":")
     return f"{kind} {' '.join(map(unquote, parts))}"
 
 
 def covers(held: Mode | None, wanted: Mode) -> bool:
-    """Whether who holds a lock so need not take it."""
+    """Whether holding a lock in one mode makes another acquisition unnecessary."""
     return held is not None and (held is Mode.EXCLUSIVE or wanted is Mode.SHARED)
 
 
 def in_order(wanted: Mapping[str, Mode]) -> list[str]:
-    """The order in which everybody takes locks, so that nobody waits in a circle; a directory before what is in it."""
+    """Return the order in which all processes acquire locks, to prevent deadlocks; a directory before its contents."""
     return sorted(wanted)
 
 
@@ -83,13 +83,13 @@ def _path_id(name: str, parts: list[str]) -> str:
 
 
 def _id(*parts: str) -> str:
-    """An id that Elasticsearch takes: the parts, each URL-encoded, so that none can be taken for another.
+    """Return an id that Elasticsearch accepts: the parts, URL-encoded, so that different parts never collide.
 
-    Of one that is too long the end is replaced by a digest of the whole.
+    If it is too long, its end is replaced by a digest of the whole.
     """
     if not all(parts):
         raise LockError("A lock without a name", hint="Give it one that is not empty.")
-    # Names of files that are no text have lone surrogates in Python.
+    # In Python, file names that are not valid text contain lone surrogates.
     id_ = ":".join(quote(part, safe="", errors="surrogatepass") for part in parts)
     if len(id_) <= _ID_BYTES_MAX:
         return id_

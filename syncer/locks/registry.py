@@ -1,8 +1,8 @@
-"""Registry: the two indices in which locks, holders and intents are documents, and the order of all writes to them.
+"""Registry: the two indices that hold locks, holders and intents, and the total order of all writes to them.
 
-The index of locks and holders has one shard. So the sequence numbers of all writes to it are in one order, which a
-deleted document does not leave: the number of a later write is greater. With the second in which the index was made as
-its upper half it is greater too after the index was deleted and made again. Such a number is a *term*.
+The index of locks and holders has one shard, so the sequence numbers of all writes to it are in one order, deletes
+included: a later write has a greater number. The upper half of a *term* is the second in which the index was created,
+the lower half such a sequence number. So terms grow even if the index is deleted and created again.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from elasticsearch import BadRequestError, Elasticsearch, NotFoundError
 
-from syncer.errors import LockError
+from syncer.base.errors import LockError
 from syncer.locks.entries import Entries
-from syncer.locks.holders import Holders, Seen
+from syncer.locks.holders import Holders, SeqNo
 from syncer.locks.intents import Intents
 
 INDEX = "syncer-locks"
-"""Where locks are, if nobody says otherwise."""
+"""The default index of locks."""
 _SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "hidden": True}
 _MAPPINGS = {
     "dynamic": False,
@@ -31,17 +31,11 @@ _MAPPINGS = {
 _INTENT_MAPPINGS = {"dynamic": False, "properties": {"holder": {"type": "keyword"}}}
 _MAKE_SECONDS = 60
 _TERM_BITS = 31
-"""Of the sequence number, below the seconds at which the index was made."""
+"""The bits of the sequence number; the bits above them are the second of the index's creation."""
 
 
 class Registry:
-    """The documents that locks are made of.
-
-    Args:
-        client: Elasticsearch.
-        index: Where they are.
-        born: The second in which it was made.
-    """
+    """The documents of all locks in an index that was created in the second ``born``."""
 
     def __init__(self, client: Elasticsearch, *, index: str, born: int) -> None:
         self._born = born
@@ -49,16 +43,16 @@ class Registry:
         self.holders = Holders(client, index=index)
         self.intents = Intents(client, index=_intents(index))
 
-    def term(self, seen: Seen) -> int:
-        """The term of a write: greater than that of any before it."""
+    def term(self, seen: SeqNo) -> int:
+        """Return the term of a write: greater than that of any earlier write."""
         return (self._born << _TERM_BITS) + seen.seq_no
 
 
 def ensure(client: Elasticsearch, index: str) -> Registry:
-    """The documents that locks are made of; their indices are made if they are not there.
+    """Return the registry of an index; create its indices if they are missing.
 
     Raises:
-        LockError: There is an index of that name that cannot hold locks.
+        LockError: The index exists but cannot hold locks.
     """
     made = find(client, index)
     if made is not None:
@@ -69,14 +63,14 @@ def ensure(client: Elasticsearch, index: str) -> Registry:
 
 
 def find(client: Elasticsearch, index: str) -> Registry | None:
-    """The same; None if nobody has ever locked anything there.
+    """Return the registry of an index; None if it does not exist.
 
     Raises:
-        LockError: There is an index of that name that cannot hold locks.
+        LockError: The index exists but cannot hold locks.
     """
     try:
         found = client.indices.get(index=f"{index},{_intents(index)}", ignore_unavailable=True).body
-    except NotFoundError:  # a name that no index can have
+    except NotFoundError:  # not a valid index name
         return None
     if found.keys() <= {_intents(index)}:
         return None
@@ -85,7 +79,7 @@ def find(client: Elasticsearch, index: str) -> Registry | None:
 
 
 def _born(found: Mapping[str, Any], index: str) -> int:
-    """The second in which the index was made.
+    """Return the second in which the index was created.
 
     Raises:
         LockError: It cannot hold locks.
@@ -93,7 +87,7 @@ def _born(found: Mapping[str, Any], index: str) -> int:
     if index not in found:
         raise LockError(
             f"{index} is an alias or a pattern, and terms need one index",
-            hint="Name an index, or one that is not there.",
+            hint="Name an index, existing or not.",
         )
     settings, mappings = found[index]["settings"]["index"], found[index]["mappings"]
     if settings["number_of_shards"] != "1":
@@ -104,14 +98,14 @@ def _born(found: Mapping[str, Any], index: str) -> int:
     if mappings.get("properties", {}).get("holders") != _MAPPINGS["properties"]["holders"]:  # type: ignore[index]
         raise LockError(
             f"The index {index} was not made for locks",
-            hint="Name another index; or delete this one, if nobody who is alive holds a lock, and it is made anew.",
+            hint="Name another index. Or, if no running process holds a lock, delete this one: it is created again.",
         )
     return int(settings["creation_date"]) // 1000
 
 
 def _make(client: Elasticsearch, name: str, mappings: dict[str, Any]) -> None:
     try:
-        # Not under a lease, so it may take longer than one lasts.
+        # No lease is held yet, so this may take longer than one.
         client.options(request_timeout=_MAKE_SECONDS).indices.create(index=name, settings=_SETTINGS, mappings=mappings)
     except BadRequestError as error:
         if error.error == "invalid_index_name_exception":

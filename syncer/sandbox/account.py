@@ -1,7 +1,11 @@
-"""Whom the servers run as. Postgres and Elasticsearch refuse root, so root starts them as ``nobody``.
+"""The account that the servers run as, and the folders for cache and state.
 
-``nobody`` has an entry everywhere, so that no account need be made; but it cannot look into folders such as
-root's home, which is why everything the servers touch is checked with `Account.can_enter`.
+Postgres and Elasticsearch refuse to run as root, so root starts them as ``nobody``. That account exists everywhere, but
+cannot enter folders such as root's home. So each folder that the servers use is checked with `Account.can_enter`.
+
+A folder is chosen in this order: the one named by the caller or SYNCER_CACHE_DIR; the user's own; if the account cannot
+enter it, a system folder. A named folder is never replaced: if the servers cannot use it, that is an error.
+Permissions of existing folders are never changed.
 """
 
 from __future__ import annotations
@@ -10,29 +14,35 @@ import os
 import pwd
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from pathlib import Path
+import platformdirs
+
+from syncer.base.errors import SandboxError
+
+CACHE_VARIABLE = "SYNCER_CACHE_DIR"
+SYSTEM_CACHE_FOLDER = Path("/var/cache/syncer")
+SYSTEM_STATE_FOLDER = Path("/var/lib/syncer/sandbox")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """A user and group for servers, or, with neither, whoever runs this program."""
+    """A user and group for servers; without them, the current user."""
 
     uid: int | None = None
     gid: int | None = None
 
     def popen_arguments(self) -> dict[str, Any]:
-        """What makes `subprocess` start a command as this account."""
+        """Return the arguments with which `subprocess` starts a command as this account."""
         if self.uid is None:
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def can_enter(self, folder: Path) -> bool:
-        """Whether this account can look into a folder; if it does not exist yet, into what it will lie in.
+        """Whether this account can enter a folder, or if it does not exist yet, its closest existing parent.
 
-        The kernel is asked, not the mode bits, so that access lists and read-only mounts count too.
+        This asks the kernel instead of reading mode bits, so that access lists and read-only mounts count.
         """
         while not os.access(folder, os.F_OK):
             folder = folder.parent
@@ -41,7 +51,7 @@ class Account:
         return entered.returncode == 0
 
     def own(self, folder: Path) -> None:
-        """Make a folder, open to look into, that belongs to this account."""
+        """Create a folder that belongs to this account and that all can enter."""
         make_open_folder(folder)
         self._give(folder)
 
@@ -57,7 +67,7 @@ class Account:
 
 
 def server_account() -> Account:
-    """Whom the servers of this process run as."""
+    """Return the account for the servers of this process."""
     if os.geteuid() != 0:
         return Account()
     nobody = pwd.getpwnam("nobody")
@@ -65,11 +75,37 @@ def server_account() -> Account:
 
 
 def make_open_folder(folder: Path) -> None:
-    """Make a folder and what it lies in. What is made can be looked into by all, whatever the umask.
+    """Create a folder and its missing parents, which all users can enter, whatever the umask.
 
-    What exists already is left as it is.
+    Existing folders are left unchanged.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(exist_ok=True)
         path.chmod(0o755)
+
+
+def cache_folder(account: Account) -> Path:
+    """Return the folder of downloads, shared by all sandboxes."""
+    named = os.environ.get(CACHE_VARIABLE)
+    default = platformdirs.user_cache_path("syncer")
+    return choose(Path(named) if named else None, default, SYSTEM_CACHE_FOLDER, account)
+
+
+def state_folder(named: Path | None, account: Account) -> Path:
+    """Return the folder for data, logs and state of one sandbox."""
+    default = platformdirs.user_state_path("syncer") / "sandbox"
+    return choose(named, default, SYSTEM_STATE_FOLDER, account)
+
+
+def choose(named: Path | None, default: Path, fallback: Path, account: Account) -> Path:
+    """Return the named folder, or the first of the others that the account can enter."""
+    if named is None:
+        return default if account.can_enter(default) else fallback
+    folder = named.expanduser().absolute()
+    if not account.can_enter(folder):
+        raise SandboxError(
+            f"The servers run as an unprivileged user, which cannot look into {folder}",
+            hint="Choose a folder that all users can enter, for example below /var/tmp, or do not run as root.",
+        )
+    return folder

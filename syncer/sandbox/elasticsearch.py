@@ -1,12 +1,13 @@
-"""An embedded Elasticsearch 8.16, complete but for its shell scripts."""
+"""An embedded Elasticsearch, complete except for its shell scripts and its Java."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import zipfile
 from typing import TYPE_CHECKING
 
-from syncer.sandbox.server import LOOPBACK, Server
+from syncer.sandbox.server import LOOPBACK, EmbeddedServer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,32 +22,45 @@ SETTINGS = {
     "node.name": "sandbox",
     "discovery.type": "single-node",
     "network.host": LOOPBACK,
-    "cluster.routing.allocation.disk.threshold_enabled": "false",  # a full laptop disk is still good enough
+    "cluster.routing.allocation.disk.threshold_enabled": "false",  # a nearly full disk is good enough here
     "xpack.security.enabled": "false",
-    "xpack.security.autoconfiguration.enabled": "false",  # no certificates and passwords of its own making
+    "xpack.security.autoconfiguration.enabled": "false",  # do not generate certificates and passwords
 }
+SERVER_LIBRARIES = "lib/tools/server-cli"
+# Elasticsearch 9 requires two modules that the Java runtime lacks, and uses no class of them. So its module descriptor
+# is made to name two others, which the runtime has; their names are as long, so that the class file stays valid.
+REPLACED_MODULES = {b"jdk.jlink": b"jdk.zipfs", b"jdk.jdi": b"jdk.jfr"}
 
 
-class ElasticsearchServer(Server):
+class ElasticsearchServer(EmbeddedServer):
     """Elasticsearch with one node."""
 
     name = "Elasticsearch"
-    ports_needed = 2  # one for clients, one for the transport between nodes, which cannot be turned off
+    default_version = "8"
+    ports_needed = 2  # for clients, and for the transport between nodes, which cannot be disabled
     ready_seconds = 300.0
 
-    def __init__(self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter) -> None:
-        super().__init__(sandbox_folder, cache, account, report=report)
+    def __init__(
+        self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter, version: str | None = None
+    ) -> None:
+        super().__init__(sandbox_folder, cache, account, report=report, version=version)
         self.settings |= SETTINGS
         self.config_folder = self.folder / "config"
         self._temporary_folder = self.folder / "tmp"
+        self._modules_folder = self.folder / "modules"
 
     @property
     def address(self) -> str:
         """The URL."""
         return f"http://{LOOPBACK}:{self.port}"
 
+    def _fetch(self) -> None:
+        self._cache.java_folder()
+        self._cache.locale_jars()
+        self._cache.elasticsearch_folder(self.version)
+
     def _prepare(self) -> None:
-        for folder in (self.config_folder, self.data_folder, self._temporary_folder):
+        for folder in (self.config_folder, self.data_folder, self._temporary_folder, self._modules_folder):
             self._account.own(folder)
         for file in (self._working_folder / "config").iterdir():
             if not (self.config_folder / file.name).exists():
@@ -62,12 +76,12 @@ class ElasticsearchServer(Server):
             "path.data": str(self.data_folder),
             "path.logs": str(self.folder / "logs"),
         }
-        # A JSON string is a YAML string.
+        # JSON strings are valid YAML.
         lines = [f"{name}: {json.dumps(value)}\n" for name, value in (self.settings | own).items()]
         self._account.write(self.config_folder / "elasticsearch.yml", "".join(lines))
 
     def _java_options(self) -> list[str]:
-        """Not the distribution's, which ask for a module that the runtime lacks and log into the home."""
+        """The distribution's own options require a module that the runtime lacks, and log into its home."""
         locales = ":".join(map(str, self._cache.locale_jars()))
         return [
             "-Xms512m",
@@ -76,40 +90,74 @@ class ElasticsearchServer(Server):
             "-XX:+ExitOnOutOfMemoryError",
             f"-Djava.io.tmpdir={self._temporary_folder}",
             f"-XX:ErrorFile={self.folder}/hs_err_pid%p.log",
-            # The runtime's own locale data is trimmed; without this, no index can be created.
+            # The runtime's own locale data is trimmed; without these, no index can be created.
             f"-Xbootclasspath/a:{locales}",
             "-Djava.locale.providers=CLDR,SPI",
+            *self._module_options(),
             "",
+        ]
+
+    def _module_options(self) -> list[str]:
+        """Let version 9 run on a Java runtime that lacks two modules and locale data."""
+        if self.version == "8":
+            return []
+        libraries = self._working_folder / "lib"
+        [jar] = libraries.glob("elasticsearch-entitlement-*.jar")
+        replace_modules(jar, self._modules_folder / jar.name)
+        return [
+            f"--upgrade-module-path={self._modules_folder}",
+            # The launcher first runs Java without its module path, to ask for the values of options.
+            f"--module-path={libraries}",
+            # Later, Elasticsearch forbids code that is not its own to provide locale data. Java makes an object of this
+            # class when logging begins, so the data for Thai is provided by then.
+            "-Djava.util.logging.config.class=org.apache.lucene.analysis.th.ThaiTokenizer",
         ]
 
     @property
     def _working_folder(self) -> Path:
-        """Elasticsearch's home, shared and read-only: the launcher looks for its libraries from there."""
-        return self._cache.elasticsearch_folder()
+        """Elasticsearch's home, shared and read-only; the launcher finds its libraries relative to it."""
+        return self._cache.elasticsearch_folder(self.version)
+
+    @property
+    def _java(self) -> str:
+        return str(self._cache.java_folder() / "bin" / "java")
+
+    @property
+    def _class_path(self) -> str:
+        return f"{self._working_folder}/lib/*:{self._working_folder}/lib/cli-launcher/*"
 
     def _environment(self) -> dict[str, str]:
         return {
             **super()._environment(),
             "ES_JAVA_HOME": str(self._cache.java_folder()),
             "ES_TMPDIR": str(self._temporary_folder),
+            # Version 9 is told the rest here, version 8 by options.
+            "ES_HOME": str(self._working_folder),
+            "ES_PATH_CONF": str(self.config_folder),
+            "ES_DISTRIBUTION_TYPE": "tar",
+            "JAVA": self._java,
+            "JAVA_TYPE": "system",
+            "CLI_NAME": "server",
+            "CLI_LIBS": SERVER_LIBRARIES,
+            "LAUNCHER_CLASSPATH": self._class_path,
         }
 
     def _command(self) -> Sequence[str]:
         home = self._working_folder
+        java = [self._java, "-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        if self.version != "8":
+            launcher = "org.elasticsearch.server.launcher.ServerLauncher"
+            return [*java, "-cp", f"{home}/lib/tools/server-launcher/*", launcher]
         return [
-            str(self._cache.java_folder() / "bin" / "java"),
-            "-Xms16m",
-            "-Xmx64m",
-            "-XX:+UseSerialGC",
-            "-XX:TieredStopAtLevel=1",
+            *java,
             "-Dcli.name=server",
-            "-Dcli.libs=lib/tools/server-cli",
+            f"-Dcli.libs={SERVER_LIBRARIES}",
             f"-Des.path.home={home}",
             f"-Des.path.conf={self.config_folder}",
             "-Des.distribution.type=tar",
             "-Des.java.type=system",
             "-cp",
-            f"{home}/lib/*:{home}/lib/cli-launcher/*",
+            self._class_path,
             "org.elasticsearch.launcher.CliToolLauncher",
         ]
 
@@ -128,3 +176,14 @@ class ElasticsearchServer(Server):
         finally:
             connection.close()
         return response
+
+
+def replace_modules(jar: Path, target: Path) -> None:
+    """Copy a jar with a module descriptor that requires only modules that the Java runtime has."""
+    with zipfile.ZipFile(jar) as original, zipfile.ZipFile(target, "w") as copy:
+        for member in original.infolist():
+            content = original.read(member)
+            if member.filename == "module-info.class":
+                for absent, present in REPLACED_MODULES.items():
+                    content = content.replace(absent, present)
+            copy.writestr(member, content)

@@ -1,4 +1,4 @@
-"""An embedded Kafka 4.1, broker and controller in one Java process (KRaft)."""
+"""An embedded Kafka, broker and controller in one Java process (KRaft)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from syncer.sandbox.process import run
-from syncer.sandbox.server import LOOPBACK, Server
+from syncer.sandbox.server import LOOPBACK, EmbeddedServer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,20 +26,21 @@ SETTINGS = {
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-    "auto.create.topics.enable": "false",  # a misspelt topic is an error, not a new topic
-    # There is one node, so there is one copy of everything.
+    "auto.create.topics.enable": "false",  # a misspelt topic must be an error
+    # A single node has one copy of everything.
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.replication.factor": "1",
     "transaction.state.log.min.isr": "1",
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
-    # Fifty partitions each, the default, only delay the first consumer on one node.
+    # The default of fifty partitions only delays the first consumer on a single node.
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
-    # After a crash the node may not register again until its former self is given up, by default after 9 s.
+    # After a crash the node cannot register until its former session has expired, by default after 9 s.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
-    "group.initial.rebalance.delay.ms": "0",  # waiting for more consumers to join only delays tests
+    "group.initial.rebalance.delay.ms": "0",  # waiting for more consumers would only delay tests
+    "group.min.session.timeout.ms": "1000",  # by default 6 s: tests may replace a dead worker sooner
 }
 JAVA_OPTIONS = (
     "-Xms128m",
@@ -50,17 +51,20 @@ JAVA_OPTIONS = (
 )
 
 
-class KafkaServer(Server):
-    """Kafka with one node, which is its own controller; others may `join` it."""
+class KafkaServer(EmbeddedServer):
+    """Kafka with one node that is its own controller; other nodes may `join` it."""
 
     name = "Kafka"
+    default_version = "4.1"
     ports_needed = 2  # one for clients, one for the controller
     ready_seconds = 180.0
 
-    def __init__(self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter) -> None:
-        super().__init__(sandbox_folder, cache, account, report=report)
+    def __init__(
+        self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter, version: str | None = None
+    ) -> None:
+        super().__init__(sandbox_folder, cache, account, report=report, version=version)
         self.settings |= SETTINGS
-        # The zero makes it begin with a letter: an id that begins with a hyphen would be taken for an option.
+        # The zero byte makes it begin with a letter: a leading hyphen would look like an option.
         self.cluster_id = base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
         self._controller: KafkaServer | None = None
         self._settings_file = self.folder / "server.properties"
@@ -70,6 +74,10 @@ class KafkaServer(Server):
         """The bootstrap servers."""
         return f"{LOOPBACK}:{self.port}"
 
+    def _fetch(self) -> None:
+        self._cache.java_folder()
+        self._cache.kafka_jars(self.version)
+
     def _prepare(self) -> None:
         self._write_settings()
         self._account.own(self.data_folder)
@@ -78,12 +86,7 @@ class KafkaServer(Server):
                 self._format()
 
     def join(self, controller: KafkaServer, *, node: int) -> None:
-        """Be one more broker of a node that has been started, which is the controller of both; before the first start.
-
-        Args:
-            controller: Which.
-            node: The number of this one; the controller's is 1.
-        """
+        """Make this server, before its first start, another broker of a running controller, whose number is 1."""
         self.cluster_id = controller.cluster_id
         self.settings |= {"node.id": str(node), "process.roles": "broker"}
         self._controller = controller
@@ -112,16 +115,16 @@ class KafkaServer(Server):
 
     def _java(self, main_class: str) -> list[str]:
         java = self._cache.java_folder() / "bin" / "java"
-        class_path = ":".join(map(str, self._cache.kafka_jars()))
+        class_path = ":".join(map(str, self._cache.kafka_jars(self.version)))
         return [str(java), *JAVA_OPTIONS, "-cp", class_path, main_class]
 
     def _command(self) -> Sequence[str]:
         return [*self._java("kafka.Kafka"), str(self._settings_file)]
 
     def _is_ready(self) -> bool:
-        # log_level 0: the client would print every refused connection while the server starts.
+        # log_level 0: otherwise the client prints every refused connection while the server starts.
         client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
         try:
-            return bool(client.list_topics(timeout=2.0).brokers)  # none, until the node is registered
+            return bool(client.list_topics(timeout=2.0).brokers)  # empty until the node is registered
         except KafkaException:
             return False

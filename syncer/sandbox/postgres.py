@@ -1,4 +1,4 @@
-"""An embedded Postgres 18."""
+"""An embedded Postgres."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import psutil
 import psycopg
 
+from syncer.sandbox.cache import PACKAGED_POSTGRES
 from syncer.sandbox.process import run, wait_until
-from syncer.sandbox.server import LOOPBACK, Server
+from syncer.sandbox.server import LOOPBACK, EmbeddedServer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,26 +23,30 @@ if TYPE_CHECKING:
 
 SETTINGS = {
     "listen_addresses": LOOPBACK,
-    "unix_socket_directories": "",  # a socket's path has 107 characters at most: too few for deep folders
+    "unix_socket_directories": "",  # a socket's path is limited to 107 characters: too few for deep folders
     "max_connections": "200",
-    "wal_level": "replica",  # what a plain installation has; nothing of syncer needs more
-    "fsync": "on",  # crash tests mean something only with a database that keeps what it has committed
+    "wal_level": "replica",  # the default; syncer needs no more
+    "fsync": "on",  # crash tests need a database that keeps what it has committed
     "log_timezone": "UTC",
     "timezone": "UTC",
     "log_line_prefix": "%m [%p] %q%a ",
 }
-ORPHAN_SECONDS = 10.0  # backends notice soon that their server was killed
+BUILTIN_LOCALE_SINCE = 17
+ORPHAN_SECONDS = 10.0  # backends soon notice that their server was killed
 
 
-class PostgresServer(Server):
-    """Postgres with one superuser, ``postgres``, whom everybody on this machine may be (trust)."""
+class PostgresServer(EmbeddedServer):
+    """Postgres with one superuser, ``postgres``; any local user may log in as it (trust authentication)."""
 
     name = "Postgres"
+    default_version = PACKAGED_POSTGRES
     ready_seconds = 120.0
-    stop_signal = signal.SIGINT  # "fast": roll back what is open, do not wait for clients
+    stop_signal = signal.SIGINT  # "fast": roll back open transactions, do not wait for clients
 
-    def __init__(self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter) -> None:
-        super().__init__(sandbox_folder, cache, account, report=report)
+    def __init__(
+        self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter, version: str | None = None
+    ) -> None:
+        super().__init__(sandbox_folder, cache, account, report=report, version=version)
         self.settings |= SETTINGS
 
     @property
@@ -51,11 +56,20 @@ class PostgresServer(Server):
 
     @property
     def bin_folder(self) -> Path:
-        """Where ``psql``, ``pgbench``, ``pg_dump`` and their like are."""
-        return self._cache.postgres_folder() / "bin"
+        """The folder of ``psql``, ``pgbench``, ``pg_dump`` and so on; of the newest version, for servers of all."""
+        return self._cache.newest_postgres_folder() / "bin"
+
+    @property
+    def server_bin_folder(self) -> Path:
+        """The folder of ``postgres`` and ``initdb`` of this version."""
+        return self._cache.postgres_folder(self.version) / "bin"
+
+    def _fetch(self) -> None:
+        self._cache.newest_postgres_folder()
+        self._cache.postgres_folder(self.version)
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop; "immediate" leaves without a checkpoint, so that the next start recovers as from a crash."""
+        """Stop; "immediate" skips the checkpoint, so that the next start recovers as from a crash."""
         self._stop(signal.SIGQUIT if mode == "immediate" else self.stop_signal)
 
     def _prepare(self) -> None:
@@ -69,34 +83,35 @@ class PostgresServer(Server):
         self._account.write(self.data_folder / "postgresql.conf", "".join(lines))
 
     def _initialise(self) -> None:
-        """Under another name first: an interrupted ``initdb`` leaves nothing that looks like a database."""
+        """Run ``initdb`` in another folder first, so that an interrupted run leaves nothing like a database."""
         unfinished = self.folder / "data.partial"
         shutil.rmtree(unfinished, ignore_errors=True)
-        command = [str(self.bin_folder / "initdb"), "--pgdata", str(unfinished), "--username=postgres"]
+        command = [str(self.server_bin_folder / "initdb"), "--pgdata", str(unfinished), "--username=postgres"]
         command += ["--auth=trust", "--encoding=UTF8", "--no-instructions"]
-        # This locale is Postgres's own: the same everywhere, whatever locales the system has.
-        command += ["--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+        command += ["--locale=C"]  # the same everywhere, whatever locales the system has
+        if int(self.version) >= BUILTIN_LOCALE_SINCE:
+            command += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         failure = f"{self.name} could not create its data folder"
         environment = self._environment()
         run(command, failure=failure, folder=self.folder, environment=environment, account=self._account)
         unfinished.rename(self.data_folder)
 
     def _clear_stale_lock(self) -> None:
-        """Remove the lock file of a server that is gone, together with all that it had started.
+        """Remove the lock file of a server that is gone, once its child processes are gone, too.
 
-        Postgres itself removes it only if no process has the id in it. But after a reboot somebody else may
-        have that id, and in a container whose first process does not bury the dead, the dead server has it.
+        Postgres removes the file itself only if its process id is unused. After a reboot another process may have
+        that id. In a container whose first process does not reap zombies, the dead server still has it.
         """
         if wait_until(lambda: not self._has_living_processes(), seconds=ORPHAN_SECONDS):
             (self.data_folder / "postmaster.pid").unlink(missing_ok=True)
 
     def _has_living_processes(self) -> bool:
-        data_folder = str(self.data_folder)  # where every Postgres process works
+        data_folder = str(self.data_folder)  # the working directory of every Postgres process
         found = psutil.process_iter(["name", "cwd"])
         return any(one.info == {"name": "postgres", "cwd": data_folder} for one in found)
 
     def _command(self) -> Sequence[str]:
-        return [str(self.bin_folder / "postgres"), "-D", str(self.data_folder)]
+        return [str(self.server_bin_folder / "postgres"), "-D", str(self.data_folder)]
 
     def _is_ready(self) -> bool:
         try:

@@ -1,7 +1,7 @@
 """Starting, finding, pausing and killing a server's processes.
 
-A process is known by its id *and* the moment it was started, so that an id which the system has given to
-another process since is never mistaken for the server, and never killed.
+A process is identified by its id *and* its start time. So a process that has reused the id is never mistaken for the
+server, and never killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from syncer.errors import SandboxError
+from syncer.base.errors import SandboxError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,20 +27,19 @@ if TYPE_CHECKING:
     from syncer.sandbox.account import Account
 
 POLL_SECONDS = 0.05
-PAUSE_SECONDS = 5.0  # a process in an uninterruptible wait takes the signal late
+PAUSE_SECONDS = 5.0  # a process in an uninterruptible sleep handles the signal late
 KILL_SECONDS = 30.0
 
-# The shell leaves the server behind as an orphan and tells its id: nobody has to wait for it, and it
+# The shell prints the server's id and exits, so that the server is an orphan: no process needs to wait for it, and it
 # outlives the command that started it.
 _START = 'log=$1; shift; exec 2>>"$log"; "$@" >>"$log" </dev/null & echo $!'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessMark:
-    """What a process is recognised by.
+    """The identity of a process.
 
-    ``started_ticks`` counts from the machine's boot: unlike a time of day, it does not change when the clock
-    is set.
+    ``started_ticks`` counts from the machine's boot. Unlike a time of day, it does not change when the clock is set.
     """
 
     pid: int
@@ -50,7 +49,7 @@ class ProcessMark:
 def start_detached(
     command: Sequence[str], *, folder: Path, log_file: Path, environment: Mapping[str, str], account: Account
 ) -> int:
-    """Start a command in a session of its own, where the terminal's Ctrl-C does not reach; returns its id."""
+    """Start a command in a session of its own, which the terminal's Ctrl-C does not reach; return its process id."""
     started = subprocess.run(
         ["/bin/sh", "-c", _START, "sh", str(log_file), *command],
         check=True,
@@ -68,7 +67,7 @@ def start_detached(
 def run(
     command: Sequence[str], *, failure: str, folder: Path, environment: Mapping[str, str], account: Account
 ) -> None:
-    """Run a command to its end; if it fails, its output is the hint of the error."""
+    """Run a command to its end; if it fails, raise an error with its output as the hint."""
     done = subprocess.run(
         command,
         check=False,
@@ -85,18 +84,18 @@ def run(
 
 
 def mark(pid: int) -> ProcessMark | None:
-    """The mark of a process, or None if there is none of that id (one that only awaits burial is none)."""
+    """Return the mark of a process; None if there is no such process, or only a zombie."""
     fields = _stat_fields(pid)
     return None if _is_dead(fields) else ProcessMark(pid=pid, started_ticks=int(fields[19]))
 
 
 def lives(marked: ProcessMark) -> bool:
-    """Whether the marked process still runs."""
+    """Whether the marked process is still running."""
     return mark(marked.pid) == marked
 
 
 def tree(marks: Iterable[ProcessMark]) -> tuple[ProcessMark, ...]:
-    """The marked processes that live, and all their descendants."""
+    """Return the marked processes that are alive, and all their descendants."""
     found: dict[ProcessMark, None] = {}
     for root in filter(lives, marks):
         found[root] = None
@@ -114,7 +113,7 @@ def send(marked: ProcessMark, number: signal.Signals) -> None:
 
 
 def pause(marks: Iterable[ProcessMark]) -> None:
-    """SIGSTOP to all, and again to those that were started meanwhile; all stand still when it returns."""
+    """Send SIGSTOP to all, including processes started meanwhile; when it returns, all are stopped."""
     stopped: set[ProcessMark] = set()
     marks = tuple(marks)
     while fresh := set(tree(marks)) - stopped:
@@ -125,15 +124,15 @@ def pause(marks: Iterable[ProcessMark]) -> None:
 
 
 def resume(marks: Iterable[ProcessMark]) -> None:
-    """SIGCONT to all."""
+    """Send SIGCONT to all."""
     for process in tree(marks):
         send(process, signal.SIGCONT)
 
 
 def kill(marks: Iterable[ProcessMark]) -> None:
-    """SIGKILL to all, and wait until they are gone."""
+    """Send SIGKILL to all, and wait until they are gone."""
     marks = tuple(marks)
-    pause(marks)  # from here on, none can start another and escape
+    pause(marks)  # from here on none can start another process that would escape
     processes = tree(marks)
     for process in processes:
         send(process, signal.SIGKILL)
@@ -142,7 +141,7 @@ def kill(marks: Iterable[ProcessMark]) -> None:
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float) -> bool:
-    """Whether the condition came true before the deadline."""
+    """Wait for a condition; return whether it became true before the deadline."""
     deadline = time.monotonic() + seconds
     while not (holds := condition()) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
@@ -151,7 +150,7 @@ def wait_until(condition: Callable[[], bool], *, seconds: float) -> bool:
 
 @contextmanager
 def locked(lock_file: Path) -> Iterator[None]:
-    """Hold a lock that other processes and threads wait for; the kernel frees it if this process dies."""
+    """Hold a lock among processes and threads; the kernel releases it if this process dies."""
     with lock_file.open("a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -163,16 +162,16 @@ def _stand_still(marks: Iterable[ProcessMark]) -> bool:
 
 
 def _is_dead(fields: Sequence[str]) -> bool:
-    """Whether a process has ended and let go of its ports and files.
+    """Whether a process has ended and released its ports and files.
 
-    Of a process with many threads, the first may have ended while others still hold on to them.
+    The main thread may be a zombie while other threads still hold them.
     """
     return not fields or (fields[0] in "ZX" and int(fields[17]) <= 1)
 
 
 def _stat_fields(pid: int) -> Sequence[str]:
-    """What the kernel says of a process, from its state on; nothing if there is no such process."""
+    """Return the fields of /proc/PID/stat from the state on; nothing if there is no such process."""
     with suppress(FileNotFoundError, ProcessLookupError):
-        # The name in parentheses comes before, and may itself hold spaces and parentheses.
+        # The name in parentheses comes first, and may contain spaces and parentheses.
         return Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()
     return ()

@@ -1,4 +1,4 @@
-"""What the three servers have in common: a folder, ports, a process, a log, and how they start and stop."""
+"""What the three servers have in common: a folder, ports, a process, a log, starting and stopping."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import signal
 import socket
 from abc import ABC, abstractmethod
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from syncer.errors import SandboxError
+from syncer.base.errors import SandboxError
 from syncer.sandbox.account import make_open_folder
 from syncer.sandbox.process import (
     ProcessMark,
@@ -41,47 +41,51 @@ LOOPBACK = "127.0.0.1"
 LOG_LINES_SHOWN = 15
 STOP_SECONDS = 30.0
 
-# Below the range from which systems take the ports of outgoing connections. A client that keeps dialling a
-# server that is down would otherwise, sooner or later, be given that very port and connect to itself.
+# Below the range of ephemeral ports. Otherwise a client that keeps dialling a stopped server would, sooner or later, be
+# given that port as its own and connect to itself.
 PORTS = range(20000, 32000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """What is remembered of a server between commands."""
+    """The state of a server that is kept between commands; the version is that of its data."""
 
+    version: str | None = None
     ports: tuple[int, ...] = ()
     processes: tuple[ProcessMark, ...] = ()
 
     @classmethod
     def load(cls, file: Path) -> ServerState:
-        """Read the state; a server that has none was never started."""
+        """Read the state; empty if the server was never started."""
         if not file.exists():
             return cls()
         content = json.loads(file.read_text("utf-8"))
         processes = tuple(ProcessMark(**process) for process in content["processes"])
-        return cls(ports=tuple(content["ports"]), processes=processes)
+        return cls(version=content.get("version"), ports=tuple(content["ports"]), processes=processes)
 
     def save(self, file: Path) -> None:
-        """Write the state whole, or not at all."""
+        """Write the state atomically."""
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(asdict(self)), encoding="utf-8")
         partial.replace(file)
 
 
-class Server(ABC):
+class EmbeddedServer(ABC):
     """One embedded server.
 
-    Its methods may be called from any process; a lock keeps starts and stops of the same server apart.
-    ``settings`` is what is written to the server's configuration at each start, and may be changed before.
+    Its methods may be called from any process; a lock serialises starts and stops of the same server. ``settings`` is
+    written to the server's configuration at each start, and may be changed before.
     """
 
     name: ClassVar[str]
+    default_version: ClassVar[str]
     ports_needed: ClassVar[int] = 1
     ready_seconds: ClassVar[float]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
 
-    def __init__(self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter) -> None:
+    def __init__(
+        self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter, version: str | None = None
+    ) -> None:
         self.folder = sandbox_folder / self.name.lower()
         self.data_folder = self.folder / "data"
         self.log_file = self.folder / "server.log"
@@ -89,17 +93,22 @@ class Server(ABC):
         self._cache = cache
         self._account = account
         self._report = report
+        self._wanted_version = version
         self._state_file = sandbox_folder / f"{self.name.lower()}.json"
         self._lock_file = sandbox_folder / f"{self.name.lower()}.lock"
 
     @property
     @abstractmethod
     def address(self) -> str:
-        """What clients connect to."""
+        """The address for clients."""
+
+    @abstractmethod
+    def _fetch(self) -> None:
+        """Download or copy what is missing of the server's files."""
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Fetch what is missing, make the data folder, write the configuration."""
+        """Create the data folder, write the configuration."""
 
     @abstractmethod
     def _command(self) -> Sequence[str]:
@@ -110,27 +119,42 @@ class Server(ABC):
         """Whether the server answers."""
 
     @property
+    def version(self) -> str:
+        """The version of its data; before the first start, the wanted version."""
+        return self._state.version or self._wanted_version or self.default_version
+
+    @property
     def port(self) -> int:
-        """The port that clients connect to; it stays the same from start to start."""
+        """The port for clients; it stays the same from start to start."""
         return self._ports[0]
 
     @property
     def pid(self) -> int | None:
-        """The id of the server's main process, or None if it does not run."""
+        """The id of the server's main process; None if it is not running."""
         processes = self._state.processes
         return processes[0].pid if processes and lives(processes[0]) else None
 
     def is_running(self) -> bool:
-        """Whether the main process lives; it may be paused, or too busy to answer."""
+        """Whether the main process is alive; it may be paused, or too busy to answer."""
         return self.pid is not None
 
-    def start(self) -> bool:
-        """Start the server and wait until it answers; returns False if it was running and answers.
+    def fetch(self) -> None:
+        """Download or copy what is missing of the server's files, in the version of its data."""
+        if self._wanted_version not in {None, self.version}:
+            raise SandboxError(
+                f"{self.name} in {self.folder} is version {self.version}, not {self._wanted_version}",
+                hint="Name another folder for another version: syncer sandbox start --folder FOLDER",
+            )
+        self._fetch()
 
-        What is alive of an earlier run and does not answer is killed first.
+    def start(self) -> bool:
+        """Start the server and wait until it answers; return False if it was running and answers.
+
+        Processes of an earlier run that do not answer are killed first.
         """
         make_open_folder(self._lock_file.parent)
         with locked(self._lock_file):
+            self.fetch()
             self.resume()
             if self.is_running() and self._becomes_ready():
                 return False
@@ -138,35 +162,38 @@ class Server(ABC):
             self._account.own(self.folder)
             with self._ports_chosen():
                 self._prepare()
-                with self._report.step(f"starting {self.name}"):
+                with self._report.step(f"starting {self.name} {self.version}"):
                     self._launch()
             return True
 
     def stop(self) -> None:
-        """Stop the server, gracefully if it can in time. Nothing of it is left."""
+        """Stop the server, gracefully if possible in time. No process is left."""
         self._stop(self.stop_signal)
 
     def kill(self) -> None:
-        """SIGKILL to all its processes, as in a crash of the machine."""
+        """Send SIGKILL to all its processes, as in a crash of the machine."""
         kill(self._state.processes)
 
     def pause(self) -> None:
-        """SIGSTOP to all its processes: connections stay open and nothing answers."""
+        """Send SIGSTOP to all its processes: connections stay open, but nothing answers."""
         pause(self._state.processes)
 
     def resume(self) -> None:
-        """SIGCONT to all its processes."""
+        """Send SIGCONT to all its processes."""
         resume(self._state.processes)
 
     def forget_taken_ports(self) -> None:
-        """Let the next start choose other ports, if something else listens on one of the remembered."""
+        """Let the next start choose other ports if another program listens on one of them."""
         state = self._state
         if not all(map(port_is_free, state.ports)):
-            ServerState(processes=state.processes).save(self._state_file)
+            self._save(ports=())
 
     @property
     def _state(self) -> ServerState:
         return ServerState.load(self._state_file)
+
+    def _save(self, **changes: Any) -> None:
+        replace(self._state, **changes).save(self._state_file)
 
     @property
     def _ports(self) -> tuple[int, ...]:
@@ -179,21 +206,21 @@ class Server(ABC):
         return self.folder
 
     def _environment(self) -> dict[str, str]:
-        """Nothing of the caller's environment, which could change what the server does."""
+        """Return a minimal environment: the caller's could change how the server behaves."""
         return {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "HOME": str(self.folder)}
 
     @contextmanager
     def _ports_chosen(self) -> Iterator[None]:
-        """Have the ports of before, or new ones, which nobody else chooses until the server listens there."""
+        """Reserve the known ports, or new ones, until the server listens on them."""
         known = self._state.ports
         for port in known:
             if not port_is_free(port):
                 raise SandboxError(
-                    f"{self.name} cannot have its port {port} back: something else listens there",
+                    f"{self.name} cannot use its port {port} again: something else listens there",
                     hint="Stop the whole sandbox and start it again: it then chooses other ports.",
                 )
         with chosen_ports(0 if known else self.ports_needed) as new:
-            ServerState(ports=known or new).save(self._state_file)
+            self._save(version=self.version, ports=known or new)
             yield
 
     def _launch(self) -> None:
@@ -211,16 +238,16 @@ class Server(ABC):
             outcome = f"did not answer in {self.ready_seconds:.0f} s" if self.is_running() else "died at start"
             self._end(self.stop_signal)
             raise SandboxError(f"{self.name} {outcome}", hint=self._log_excerpt())
-        self._remember(pid)  # again, now with the processes that it has started itself
+        self._remember(pid)  # again, with its child processes
 
     def _becomes_ready(self) -> bool:
-        # One answer is enough: a server that has just begun may be slow to give the next.
+        # One answer suffices: a server that has just started may be slow to give the next.
         is_over = wait_until(lambda: not self.is_running() or self._is_ready(), seconds=self.ready_seconds)
         return is_over and self.is_running()
 
     def _remember(self, pid: int) -> None:
         root = mark(pid)
-        ServerState(ports=self._ports, processes=tree([root] if root else [])).save(self._state_file)
+        self._save(processes=tree([root] if root else []))
 
     def _stop(self, graceful: signal.Signals) -> None:
         if self._state_file.exists():
@@ -229,12 +256,12 @@ class Server(ABC):
 
     def _end(self, graceful: signal.Signals) -> None:
         processes = tree(self._state.processes)
-        resume(processes)  # a paused process would not hear the signal
+        resume(processes)  # a paused process would not handle the signal
         for root in processes[:1]:
             send(root, graceful)
             wait_until(lambda: not tree(processes), seconds=STOP_SECONDS)
         kill(processes)
-        ServerState(ports=self._state.ports).save(self._state_file)
+        self._save(processes=())
 
     def _log_excerpt(self) -> str:
         lines = self.log_file.read_text("utf-8", errors="replace").splitlines()
@@ -243,9 +270,9 @@ class Server(ABC):
 
 @contextmanager
 def chosen_ports(count: int) -> Iterator[tuple[int, ...]]:
-    """Different ports that nothing listens on, and that nobody else chooses as long as the block lasts.
+    """Reserve different free ports that no other call chooses for the duration of the block.
 
-    Between the choice and a server that listens there are seconds, in which others choose for theirs.
+    A server takes seconds from the choice of its ports until it listens, and other servers choose theirs meanwhile.
     """
     with ExitStack() as held:
         kept = (held.enter_context(probe) for port in random.sample(PORTS, k=len(PORTS)) if (probe := _kept(port)))
@@ -253,7 +280,7 @@ def chosen_ports(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _kept(port: int) -> socket.socket | None:
-    """A port that nobody listens on or keeps, kept from others who choose; a server can listen there all the same."""
+    """Reserve a port that is neither in use nor reserved; None if it is. A server can listen on it all the same."""
     alone = _bound(port, beside=False)
     if alone is None:
         return None
@@ -271,7 +298,7 @@ def port_is_free(port: int) -> bool:
 
 
 def _bound(port: int, *, beside: bool) -> socket.socket | None:
-    """A socket of that port, or None; if need be beside others that do not listen there, as those of the servers."""
+    """Bind a socket to a port, or return None; ``beside`` allows other sockets on it that do not listen."""
     probe = socket.socket()
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(beside))
     try:

@@ -83,7 +83,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="say which of the daemon's threads take its time")
     parser.add_argument("--json", action="store_true", help="print JSON; the tables go to standard error")
     parser.add_argument(
-        "--keep", action="store_true", help="add the figures to tests/benchmarks/results and its README"
+        "--keep", action="store_true", help="add the figures to tests/benchmarks/results and to docs/benchmarks.md"
     )
     asked = parser.parse_args()
     if unknown := set(asked.names) - MEASURES.keys():

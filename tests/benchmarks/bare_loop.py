@@ -1,4 +1,4 @@
-"""The bare loop: the simplest script that fills an index from Postgres. The reference that syncer is measured by.
+"""The bare loop: the simplest script that loads an index from Postgres. The reference that syncer is measured by.
 
 One connection composes 1,000 posts a query, as JSON; four plain bulk requests are in flight. It knows nothing of
 versions, of what changes meanwhile, of what fails, of where it was when it is run again, or of posts that are gone.

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from elasticsearch import Elasticsearch
 
-from syncer.indices import GC_DELETES_SECONDS
+from syncer.elasticsearch.indices import GC_DELETES_SECONDS
 from syncer.sandbox import Endpoints, Sandbox
 from tests.benchmarks import ceiling
 from tests.benchmarks.contest import Run, run_process, say
@@ -55,7 +55,7 @@ class Blog:
         return Servers(self.world.sandbox)
 
     def make(self) -> None:
-        """Fill the tables, put the document in force, and write every document once."""
+        """Load the tables, put the document active, and write every document once."""
         say(f"making a blog of {self.posts:,} posts")
         self.world.make()
         self.world.sql(BLOG_SCHEMA.read_text())
@@ -76,12 +76,12 @@ class Blog:
         command = [sys.executable, "-m", "syncer", *arguments]
         return run_process(command, self.posts, servers=self.servers, environment=self.world.environment)
 
-    def drop_standby(self) -> None:
+    def drop_previous(self) -> None:
         """Drop what the rebuild before has left; the first has left nothing."""
-        if self.world.sql("SELECT 1 FROM syncer.document WHERE role = 'standby'"):
-            self.syncer("backfill", "blogpost", "--drop-old")
+        if self.world.sql("SELECT 1 FROM syncer.document WHERE role = 'previous'"):
+            self.syncer("index", "drop-previous", "blogpost", "--yes")
 
-    def fill_seconds(self, kind: str = "fill") -> float:
+    def initial_load_seconds(self, kind: str = "initial_load") -> float:
         """From when the last job of that kind was asked for until its last page was done, whatever came then."""
         query = """
             SELECT extract(epoch FROM finished_at - created_at)::float8 FROM syncer.job
@@ -115,7 +115,7 @@ class Blog:
             client.indices.create(index=index, settings=settings, mappings=body["mappings"])
         return index
 
-    def filled_like_it(self, name: str) -> str:
+    def loaded_like_it(self, name: str) -> str:
         """An index of that kind that holds every document, for a reference that overwrites."""
         index = self.index_like_it(name)
         self.ceiling(index, 4)
@@ -186,7 +186,7 @@ class Blogs:
     def blog(self, *, posts: int, large: int = 0, middle: int = 0) -> Iterator[Blog]:
         """A blog that is gone at the end."""
         with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
-            world = World(sandbox=self.sandbox, endpoints=self.endpoints, folder=Path(folder))
+            world = World(sandbox=self.sandbox, endpoints=self.endpoints, folder=Path(folder), is_preloaded=False)
             made = Blog(world=world, posts=posts, large=large, middle=middle)
             try:
                 made.make()

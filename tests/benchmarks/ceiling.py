@@ -27,7 +27,7 @@ WHERE d._id BETWEEN %s AND %s
 
 
 def prebuild(dsn: str, select: str, posts: int, file: Path) -> None:
-    """Write the bodies that `fill` sends."""
+    """Write the bodies that `initial_load` sends."""
     query = _BODY.replace("{select}", select)
     with psycopg.connect(dsn, autocommit=True) as postgres, file.open("wb") as out:
         for first in range(1, posts + 1, PAGE):

@@ -1,4 +1,4 @@
-"""A contest: several who do the same work, in turn, again and again, since the machine has good and bad minutes.
+"""A contest: several who do the same work, one at a time, again and again, since the machine has good and bad minutes.
 
 A ratio is taken within each pass, between runs that followed one another, and of all passes the median.
 """

@@ -68,7 +68,7 @@ def measure(blogs: Blogs, options: Options) -> Outcome:
     """Changes wait; the daemon is started."""
     blog = blogs.crowded
     live = Live(blog, is_profiled=options.is_profiled)
-    bare = blog.filled_like_it("bare")
+    bare = blog.loaded_like_it("bare")
     together = Drain(blog, live, ONE_TRANSACTION)
     each = Drain(blog, live, _TRANSACTION_EACH)
     contestants = [

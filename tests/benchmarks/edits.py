@@ -52,7 +52,7 @@ class Lookout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
+class TimedEdit:
     """One edit that was seen.
 
     Args:
@@ -92,12 +92,12 @@ class Edits:
     per_second: float
     sight: Sight = "visible"
     _pending: list[_Pending] = field(default_factory=list)
-    _seen: list[Edit] = field(default_factory=list)
+    _seen: list[TimedEdit] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _is_over: bool = False
     _turn: int = 0
 
-    def go_on(self, *, until: Callable[[], bool]) -> list[Edit]:
+    def go_on(self, *, until: Callable[[], bool]) -> list[TimedEdit]:
         """Edit until told not to, and return when all edits have been seen.
 
         Raises:
@@ -117,7 +117,7 @@ class Edits:
             raise TimeoutError(f"{len(self._pending)} edits are not {self.sight} after {_SEEN_SECONDS:.0f} s")
         return self._seen
 
-    def go_on_for(self, seconds: float) -> list[Edit]:
+    def go_on_for(self, seconds: float) -> list[TimedEdit]:
         """Edit for so long."""
         end = time.monotonic() + seconds
         return self.go_on(until=lambda: time.monotonic() >= end)
@@ -152,7 +152,7 @@ class Edits:
                 return
             with self._changed:
                 self._pending = [one for one in self._pending if one not in found]
-            self._seen += [Edit(committed_at=one.committed_at, seen_at=now) for one in found]
+            self._seen += [TimedEdit(committed_at=one.committed_at, seen_at=now) for one in found]
             time.sleep(_REST_SECONDS[self.sight] * len(wanted))
 
     def _hold_seconds(self) -> float:
@@ -160,7 +160,7 @@ class Edits:
         return _HOLD * min((one.milliseconds / 1000 for one in self._seen[-_LAST:]), default=0.0)
 
     def _wanted(self) -> list[_Pending]:
-        """Those that are pending, or some of them in turn if they are many; none if no more will come."""
+        """Those that are pending, or some of them one at a time if they are many; none if no more will come."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._is_over)
             if len(self._pending) <= _LOOK_AT_MAX:
@@ -170,7 +170,7 @@ class Edits:
             return list(islice(cycle(self._pending), first, first + _LOOK_AT_MAX))
 
 
-def milliseconds(edits: Sequence[Edit]) -> list[float]:
+def milliseconds(edits: Sequence[TimedEdit]) -> list[float]:
     """From commit until seen, of each."""
     return [one.milliseconds for one in edits]
 

@@ -15,7 +15,7 @@ _COMMAND_MEGABYTES_MAX = 200
 def backfill(blogs: Blogs, options: Options) -> Outcome:
     """Everybody overwrites documents that exist."""
     blog = blogs.even
-    filled = {name: blog.filled_like_it(name) for name in ("bare", "two", "four")}
+    loaded = {name: blog.loaded_like_it(name) for name in ("bare", "two", "four")}
     contestants = [
         Contestant(
             name="syncer backfill",
@@ -24,18 +24,18 @@ def backfill(blogs: Blogs, options: Options) -> Outcome:
         ),
         Contestant(
             name="bare loop",
-            run=partial(blog.bare_loop, filled["bare"]),
-            prepare=partial(blog.settle, filled["bare"]),
+            run=partial(blog.bare_loop, loaded["bare"]),
+            prepare=partial(blog.settle, loaded["bare"]),
         ),
         Contestant(
             name="2 in flight",
-            run=partial(blog.ceiling, filled["two"], 2),
-            prepare=partial(blog.settle, filled["two"]),
+            run=partial(blog.ceiling, loaded["two"], 2),
+            prepare=partial(blog.settle, loaded["two"]),
         ),
         Contestant(
             name="4 in flight",
-            run=partial(blog.ceiling, filled["four"], 4),
-            prepare=partial(blog.settle, filled["four"]),
+            run=partial(blog.ceiling, loaded["four"], 4),
+            prepare=partial(blog.settle, loaded["four"]),
         ),
     ]
     contest = hold(contestants, passes=options.passes, best_of={"ceiling": ("2 in flight", "4 in flight")})
@@ -56,9 +56,9 @@ def rebuild(blogs: Blogs, options: Options) -> Outcome:
     contestants = [
         Contestant(
             name="syncer rebuild",
-            run=partial(blog.syncer, "backfill", "blogpost", "--rebuild"),
-            prepare=blog.drop_standby,
-            parts={"syncer rebuild, filling": blog.fill_seconds},
+            run=partial(blog.syncer, "index", "rebuild", "blogpost"),
+            prepare=blog.drop_previous,
+            parts={"syncer rebuild, filling": blog.initial_load_seconds},
         ),
         Contestant(
             name="bare loop",
@@ -73,7 +73,7 @@ def rebuild(blogs: Blogs, options: Options) -> Outcome:
     ]
     contest = hold(contestants, passes=options.passes)
     return contest.outcome(
-        f"an empty index filled with {blog.posts:,} documents; with and without verification and alias",
+        f"an empty index loaded with {blog.posts:,} documents; with and without verification and alias",
         [
             contest.figure("syncer rebuild, filling", "bare loop", at_least=1.0),
             contest.figure("syncer rebuild", "bare loop"),

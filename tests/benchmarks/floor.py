@@ -23,7 +23,7 @@ class Floor:
     """
 
     def __init__(self, blog: Blog) -> None:
-        index = blog.filled_like_it("floor")
+        index = blog.loaded_like_it("floor")
         url = blog.world.endpoints.elasticsearch_url
         self._bodies = blog.bodies
         self._connections = Connections(url, index)

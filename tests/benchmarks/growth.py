@@ -104,13 +104,13 @@ def measure(blogs: Blogs, options: Options) -> Outcome:
 
 def _grow(blog: Blog, runs: int, options: Options) -> _Grown:
     found = _Grown()
-    bare = blog.filled_like_it("bare")
+    bare = blog.loaded_like_it("bare")
     live = Live(blog, is_profiled=options.is_profiled)
     for number in range(runs):
         say(f"{blog.posts:,} posts, run {number + 1} of {runs}")
         blog.settle(blog.world.alias)
         peak = blog.syncer("backfill", "blogpost").peak_bytes
-        found.add(_BACKFILL, blog.posts / blog.fill_seconds("backfill"), peak)
+        found.add(_BACKFILL, blog.posts / blog.initial_load_seconds("backfill"), peak)
         blog.settle(bare)
         run = blog.bare_loop(bare)
         found.add(_BARE, run.rate, run.peak_bytes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tests.benchmarks.blog import Blog, Blogs
 from tests.benchmarks.contest import MEGABYTES_MAX, say
-from tests.benchmarks.edits import COLUMNS, Edit, Edits, as_json, row
+from tests.benchmarks.edits import COLUMNS, Edits, TimedEdit, as_json, row
 from tests.benchmarks.floor import Floor
 from tests.benchmarks.live import Live
 from tests.benchmarks.options import Options
@@ -61,7 +61,7 @@ class _Edited:
                 for one in names[1:]:
                     time.sleep(_APART_SECONDS)
                     self.live.rename(one)
-                # Not all that is owed, but jobs: edits are always on their way.
+                # Not all that is pending, but jobs: edits are always on their way.
                 span = writes.wait(self.blog.large, settled=self.live.has_no_job, noise=_NOISE)
             finally:
                 over.set()
@@ -78,7 +78,7 @@ class _Edited:
     def _edits(self) -> Edits:
         return Edits(self.blog, self.posts, _PER_SECOND)
 
-    def _note(self, name: str, edits: list[Edit]) -> None:
+    def _note(self, name: str, edits: list[TimedEdit]) -> None:
         self.found[name] += [one.milliseconds for one in edits]
 
     def _check(self, name: str) -> None:

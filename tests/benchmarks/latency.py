@@ -48,7 +48,7 @@ class _Found:
 
 
 def measure(blogs: Blogs, options: Options) -> Outcome:
-    """Edits of posts, and the floor in turn with them, while a daemon runs."""
+    """Edits of posts, and the floor together with them, while a daemon runs."""
     blog = blogs.crowded
     floor, live = Floor(blog), Live(blog, is_profiled=options.is_profiled)
     posts = random.sample(blog.others, len(blog.others))

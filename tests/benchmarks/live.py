@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from syncer import job, overview
-from syncer.settings import Settings
+from syncer.base.settings import Settings
+from syncer.documents.registry import Catalogue
+from syncer.jobs import model
+from syncer.kafka.topic import Observer
+from syncer.monitoring import status
 from tests.benchmarks import processes
 from tests.benchmarks.blog import LARGE_AUTHOR, Blog
 from tests.benchmarks.contest import PROCESS, Run
@@ -108,14 +111,14 @@ class Live:
     def has_no_job(self) -> bool:
         """Whether no job is left to be done."""
         with self.blog.world.connect() as connection:
-            return not job.unfinished(connection)
+            return not model.unfinished(connection)
 
     def is_settled(self) -> bool:
         """Whether every change is done: nothing waits in the outbox, in the topic, or in a job."""
         settings: Settings = self.blog.world.settings
-        with self.blog.world.connect() as connection, self.blog.world.index() as index:
-            seen = overview.read(connection, index, settings.kafka)
-        return not (seen.outbox_waiting or seen.topic_waiting or seen.jobs)
+        with self.blog.world.connect() as connection, Observer(settings.kafka) as observer:
+            stored, queued = status.ask_postgres(connection, Catalogue()), status.ask_kafka(observer)
+        return not (stored.outbox_waiting or queued.waiting or stored.jobs)
 
     def wait_settled(self) -> None:
         """Return once every change is done.

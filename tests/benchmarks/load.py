@@ -77,7 +77,7 @@ class _Writer:
                 due = began + number / self._per_second
                 if self._is_over.wait(max(0.0, due - time.monotonic())):
                     return
-                connection.execute(_EDIT, (f"Post {post} in turn {number}", post), prepare=True)
+                connection.execute(_EDIT, (f"Post {post} one at a time {number}", post), prepare=True)
                 self.edits += 1
 
 
@@ -96,7 +96,7 @@ def _go_on(blog: Blog, live: Live, pace: int, seconds: float) -> tuple[float, di
 
 
 def measure(blogs: Blogs, options: Options) -> Outcome:
-    """Each pace in turn, pass by pass, while a daemon runs."""
+    """Each pace one at a time, pass by pass, while a daemon runs."""
     blog = blogs.crowded
     live = Live(blog, is_profiled=options.is_profiled)
     found = {pace: _Found() for pace in _PACES}

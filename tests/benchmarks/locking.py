@@ -12,8 +12,8 @@ from functools import partial
 
 from elasticsearch import ConflictError, Elasticsearch
 
-from syncer.locks import Held, Locks
-from syncer.policy import Backoff
+from syncer.base.retry import Backoff
+from syncer.locks import HeldLocks, Locks
 from tests.benchmarks import renaming
 from tests.benchmarks.blog import Blogs
 from tests.benchmarks.contest import say
@@ -24,7 +24,7 @@ _OWNERS = (1, 2, 8, 32)
 _SECONDS = 3.0
 _BARE = "a document, created and deleted"
 _PATH = "/clinton/projects/elasticsearch/README.txt"
-_KINDS: dict[str, Callable[[Locks], AbstractContextManager[Held]]] = {
+_KINDS: dict[str, Callable[[Locks], AbstractContextManager[HeldLocks]]] = {
     "global": lambda locks: locks.everything(timeout=None),
     "3 documents": lambda locks: locks.documents("files", ["1", "2", "3"], timeout=None),
     "tree, 5 levels": lambda locks: locks.tree(_PATH, timeout=None),
@@ -114,7 +114,7 @@ def _bare_turn(client: Elasticsearch, index: str) -> None:
 def _of_owners(
     client: Elasticsearch,
     index: str,
-    take: Callable[[Locks], AbstractContextManager[Held]],
+    take: Callable[[Locks], AbstractContextManager[HeldLocks]],
     owners: int,
     seconds: float,
 ) -> Taken:

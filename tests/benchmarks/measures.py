@@ -15,6 +15,7 @@ from tests.benchmarks import (
     latency,
     load,
     locking,
+    one_edit,
     pgsync,
     recovery,
 )
@@ -40,12 +41,13 @@ class Measure:
 
 MEASURES = {
     "backfill": Measure(about="every document overwritten by the command", run=filling.backfill),
-    "rebuild": Measure(about="a new index filled, verified, put in place", run=filling.rebuild),
+    "rebuild": Measure(about="a new index loaded, verified, put in place", run=filling.rebuild),
     "verify": Measure(about="every document compared with its SELECT", run=filling.verify),
     "drain": Measure(about="changes that wait for a daemon", run=drain.measure),
     "fan-out": Measure(about="renames of an author, from commit to last document", run=fan_out.measure),
     "latency": Measure(about="single edits, from commit to seen", run=latency.measure),
     "load": Measure(about="what a change costs, and when it is seen, by how many come", run=load.measure),
+    "one-edit": Measure(about="statements and functions of a single edit, and of doing nothing", run=one_edit.measure),
     "isolation": Measure(about="single edits while an author of many posts is renamed", run=isolation.measure),
     "application": Measure(about="what triggers and daemon cost those who write", run=application.measure),
     "pgsync": Measure(about="the closest peer, on the same work; if it can be installed", run=pgsync.measure),

@@ -93,7 +93,7 @@ class _Peer:
 
     @contextmanager
     def made(self) -> Iterator[None]:
-        """With a database that has never heard of syncer, a slot, and an index that PGSync has filled."""
+        """With a database that has never heard of syncer, a slot, and an index that PGSync has loaded."""
         with psycopg.connect(self.blog.world.endpoints.postgres_dsn, autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{self._database}" TEMPLATE "{self.blog.world.name}"')
             try:
@@ -248,7 +248,7 @@ def measure(blogs: Blogs, options: Options) -> Outcome:
         peer = _Peer(blog, program)
         drain = Drain(blog, live, ONE_TRANSACTION)
         renames = Renames(blog, live, LARGE_AUTHOR, posts)
-        bare = blog.filled_like_it("bare")
+        bare = blog.loaded_like_it("bare")
 
         def alone(prepare: Callable[[], None]) -> Callable[[], None]:
             def stop_and_prepare() -> None:

@@ -14,12 +14,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from syncer.sandbox import Sandbox
-from syncer.sandbox.account import server_account
+from syncer.sandbox import Reporter, Sandbox
+from syncer.sandbox.account import cache_folder, server_account
 from syncer.sandbox.cache import Cache
-from syncer.sandbox.folders import cache_folder
 from syncer.sandbox.postgres import PostgresServer
-from syncer.sandbox.report import silent
 from tests.benchmarks.blog import Blogs
 from tests.benchmarks.contest import say
 from tests.benchmarks.report import SkippedError
@@ -33,17 +31,18 @@ class _SystemPostgres(PostgresServer):
 
     def __init__(self, sandbox_folder: Path, bin_folder: Path) -> None:
         account = server_account()
-        super().__init__(sandbox_folder, Cache(cache_folder(account), account, report=silent), account, report=silent)
+        super().__init__(
+            sandbox_folder, Cache(cache_folder(account), account, report=Reporter()), account, report=Reporter()
+        )
         self.settings |= {"wal_level": "logical", "max_wal_size": "2GB"}
         self._bin_folder = bin_folder
 
     @property
-    def bin_folder(self) -> Path:
-        """Where it is installed."""
+    def server_bin_folder(self) -> Path:
         return self._bin_folder
 
     def _initialise(self) -> None:
-        command = [str(self.bin_folder / "initdb"), "--pgdata", str(self.data_folder), "--username=postgres"]
+        command = [str(self.server_bin_folder / "initdb"), "--pgdata", str(self.data_folder), "--username=postgres"]
         command += ["--auth=trust", "--encoding=UTF8", "--locale=C"]
         subprocess.run(
             command,

@@ -32,7 +32,7 @@ class Servers:
 
     @contextmanager
     def measured(self) -> Iterator[dict[str, float]]:
-        """What they use meanwhile: a dict that is filled at the end."""
+        """What they use meanwhile: a dict that is loaded at the end."""
         used: dict[str, float] = {}
         before = self.cpu_seconds()
         yield used

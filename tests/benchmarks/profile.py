@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.benchmarks import processes
 
-_INSIDE = Path(__file__).parent / "inside"
+INSIDE = Path(__file__).parent / "inside"
 _SHARE_MIN = 0.005
 _PLACES_MAX = 5
 _POOLS = re.compile(r"_\d+$")  # the threads of a pool count as one
@@ -32,7 +32,7 @@ class Profile:
     @property
     def environment(self) -> dict[str, str]:
         """What makes a Python process look at itself."""
-        return {"PYTHONPATH": f"{_INSIDE}:{Path.cwd()}", "SYNCER_BENCHMARKS_PLACES": str(self.file)}
+        return {"PYTHONPATH": f"{INSIDE}:{Path.cwd()}", "SYNCER_BENCHMARKS_PLACES": str(self.file)}
 
     def note_threads(self, pid: int) -> None:
         """Add what its threads have used; to be called before it ends."""

@@ -38,7 +38,7 @@ _MARK = "change "
 
 @dataclass(slots=True)
 class Steady:
-    """Changes at an even pace, each a transaction of its own; while Postgres is away, none.
+    """Changes at an even pace, each a transaction of its own; while Postgres is unavailable, none.
 
     Args:
         blog: Whose posts.

@@ -174,7 +174,7 @@ class Relational:
         return self.world.alias_of("file")
 
     def fill(self) -> None:
-        """Make the tables, put the document in force, and start a daemon."""
+        """Make the tables, put the document active, and start a daemon."""
         self.world.make()
         self.world.use("file")
         self.world.sql(SCHEMAS["filesystem"].creation)
@@ -269,7 +269,7 @@ def _described(run: Renamed) -> dict[str, float]:
 @contextmanager
 def _ways(blogs: Blogs, client: Elasticsearch) -> Iterator[tuple[Locked, Relational]]:
     with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
-        world = World(sandbox=blogs.sandbox, endpoints=blogs.endpoints, folder=Path(folder))
+        world = World(sandbox=blogs.sandbox, endpoints=blogs.endpoints, folder=Path(folder), is_preloaded=False)
         locked = Locked(client=client, url=blogs.endpoints.elasticsearch_url)
         relational = Relational(world=world)
         try:

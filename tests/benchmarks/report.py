@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
-_README = Path(__file__).parent / "README.md"
+_PAGE = Path(__file__).parent.parent.parent / "docs" / "benchmarks.md"
 _KEPT_MAX = 20
 _BEGIN, _END = "<!-- the last kept figures: written by the program -->", "<!-- end of the figures -->"
 
@@ -137,20 +137,20 @@ def described(outcome: Outcome, *, load_before: float) -> dict[str, Any]:
 
 
 def keep(name: str, found: dict[str, Any]) -> None:
-    """Add this to what was measured before, and put the last figures of all measures into the README."""
+    """Add this to what was measured before, and put the last figures of all measures into docs/benchmarks.md."""
     file = RESULTS / f"{name}.json"
     history = json.loads(file.read_text()) if file.exists() else []
     history.append(found)
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(history[-_KEPT_MAX:], indent=1, ensure_ascii=False) + "\n")
-    write_readme()
+    write_page()
 
 
-def write_readme() -> None:
-    """Put the last kept figures of all measures into the README."""
-    before, _, rest = _README.read_text().partition(_BEGIN)
+def write_page() -> None:
+    """Put the last kept figures of all measures into docs/benchmarks.md."""
+    before, _, rest = _PAGE.read_text().partition(_BEGIN)
     _, _, after = rest.partition(_END)
-    _README.write_text(f"{before}{_BEGIN}\n{_markdown()}{_END}{after}")
+    _PAGE.write_text(f"{before}{_BEGIN}\n{_markdown()}{_END}{after}")
 
 
 def _markdown() -> str:

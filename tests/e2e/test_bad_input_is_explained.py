@@ -9,7 +9,6 @@ import shutil
 import socket
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +17,11 @@ from typing import BinaryIO
 
 import pytest
 
-from syncer import apply, definition, policy, steps
+from syncer.apply import activate, plan
+from syncer.base import error_policy
+from syncer.documents import definition
 from syncer.sandbox import Endpoints, Sandbox
+from tests import preloaded
 from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World
 
 MORE_TABLES = """
@@ -160,6 +162,9 @@ FILES = {
     "mappings_are_null": bad_file("index.json", '{"mappings": null}', "mappings"),
     "settings_are_a_list": bad_file("index.json", '{"settings": []}', "settings"),
     "deletes_are_forgotten_early": bad_file("index.json", '{"settings": {"index.gc_deletes": "1s"}}', "gc_deletes"),
+    "pipeline_changes_documents": bad_file(
+        "index.json", '{"settings": {"final_pipeline": "stamp"}}', "final_pipeline", "select.sql"
+    ),
     "routing_is_partitioned": bad_file(
         "index.json", '{"settings": {"index": {"routing_partition_size": 2}}}', "routing_partition_size", "_routing"
     ),
@@ -171,6 +176,8 @@ FILES = {
         files={"index.json": '{"mappings": {"properties": {"is": {"type": "join", "relations": {"a": "b"}}}}}'},
         says=("select.sql has no column _routing", "is in index.json is a join field", "parent's shard"),
     ),
+}
+REFUSED_BY_ELASTICSEARCH = {
     "mapping_is_refused": Bad(
         files={"index.json": '{"mappings": {"properties": {"title": {"type": "txt"}}}}'},
         says=("index.json of blogpost", "title", "txt"),
@@ -211,7 +218,7 @@ AFFECTS = {
 
 @pytest.fixture(scope="module")
 def base(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A world with the blog's tables and some odd ones, the syncer schema, and nothing in force."""
+    """A world with the blog's tables and some odd ones, the syncer schema, and nothing active."""
     world = World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("base"))
     world.make()
     try:
@@ -225,11 +232,11 @@ def base(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture
 def draft(base: World, tmp_path: Path) -> Iterator[World]:
-    """The same world with a config folder of its own; what a test puts in force by mistake is taken out again."""
+    """The same world with a config folder of its own; what a test puts active by mistake is taken out again."""
     made = dataclasses.replace(base, folder=tmp_path, daemons=[])
     shutil.copytree(base.config, made.config)
     yield made
-    if leftovers(made):
+    if orphan_indices(made):
         made.sql("DELETE FROM syncer.document; DELETE FROM syncer.capture")
         for (function,) in made.sql("SELECT oid::regprocedure::text FROM pg_proc WHERE proname LIKE 'capture\\_%'"):
             made.sql(f"DROP FUNCTION {function} CASCADE")
@@ -238,8 +245,8 @@ def draft(base: World, tmp_path: Path) -> Iterator[World]:
                 client.indices.delete(index=name)
 
 
-def leftovers(world: World) -> list[str]:
-    """What is in force, though nothing should be: documents, triggers, indices."""
+def orphan_indices(world: World) -> list[str]:
+    """What is active, though nothing should be: documents, triggers, indices."""
     documents = world.sql("SELECT 'document ' || name FROM syncer.document")
     triggers = world.sql("SELECT 'trigger on ' || tgrelid::regclass FROM pg_trigger WHERE tgname LIKE 'syncer\\_%'")
     with world.elasticsearch() as client:
@@ -248,16 +255,16 @@ def leftovers(world: World) -> list[str]:
 
 
 def put_in_force(world: World) -> None:
-    """What ``syncer apply`` does before its first fill."""
+    """What ``syncer apply`` does before its first load."""
     with world.connect() as connection, world.indices() as indices:
-        apply.carry_out(connection, indices, steps.plan(connection, indices, definition.load_all(world.config)))
+        activate.carry_out(connection, indices, plan.plan(connection, indices, definition.load_all(world.config)))
 
 
 def refusal(world: World) -> str:
     """What apply says when it refuses the definitions of this world."""
     with pytest.raises(Exception) as raised:  # noqa: PT011 - what it must be is said in the next line
         put_in_force(world)
-    said = policy.explain(raised.value)
+    said = error_policy.explain(raised.value)
     assert said is not None, f"a stranger would see a traceback: {raised.value!r}"
     assert said.hint, f"no hint: {said.message}"
     return f"{said.message}\n{said.hint}"
@@ -265,44 +272,29 @@ def refusal(world: World) -> str:
 
 @pytest.mark.parametrize("bad", SELECTS.values(), ids=SELECTS.keys())
 def test_a_bad_select_is_refused(draft: World, bad: Bad) -> None:
-    """A SELECT that cannot be followed is refused, with what is wrong where, and nothing is in force."""
+    """A SELECT that cannot be followed is refused, with what is wrong where, and nothing is active."""
     bad.write(draft.document_folder)
     said = refusal(draft)
     assert [words for words in bad.says if words not in said] == [], said
-    assert leftovers(draft) == []
+    assert orphan_indices(draft) == []
 
 
 @pytest.mark.parametrize("bad", FILES.values(), ids=FILES.keys())
 def test_a_bad_file_is_refused(draft: World, bad: Bad) -> None:
-    """A document.yaml or index.json that is not what it should be is refused, and nothing is in force."""
+    """A document.yaml or index.json that is not what it should be is refused, and nothing is active."""
     bad.write(draft.document_folder)
     said = refusal(draft)
     assert [words for words in bad.says if words not in said] == [], said
-    assert leftovers(draft) == []
+    assert orphan_indices(draft) == []
 
 
 @pytest.mark.parametrize("bad", AFFECTS.values(), ids=AFFECTS.keys())
 def test_a_bad_affects_query_is_refused(draft: World, bad: Bad) -> None:
-    """An affects query that cannot find the documents is refused, and nothing is in force."""
+    """An affects query that cannot find the documents is refused, and nothing is active."""
     bad.write(draft.document_folder)
     said = refusal(draft)
     assert [words for words in bad.says if words not in said] == [], said
-    assert leftovers(draft) == []
-
-
-def test_two_documents_cannot_share_an_index(draft: World) -> None:
-    """Two documents that name one index are refused, both named."""
-    shutil.copytree(draft.document_folder, draft.document_folder.with_name("article"))
-    said = refusal(draft)
-    assert "article" in said
-    assert "blogpost" in said
-    assert draft.alias in said
-
-
-def test_a_folder_name_that_is_no_document_name_is_refused(draft: World) -> None:
-    """A folder's name becomes a document's name, and is refused if it cannot be one."""
-    draft.document_folder.rename(draft.document_folder.with_name("blog post"))
-    assert "'blog post'" in refusal(draft)
+    assert orphan_indices(draft) == []
 
 
 def test_the_alias_cannot_be_an_index(draft: World) -> None:
@@ -314,17 +306,17 @@ def test_the_alias_cannot_be_an_index(draft: World) -> None:
         finally:
             client.indices.delete(index=draft.alias)
     assert f"{draft.alias} is an index" in said
-    assert leftovers(draft) == []
+    assert orphan_indices(draft) == []
 
 
-def test_the_alias_cannot_be_another_database_s(draft: World, filled: World) -> None:
+def test_the_alias_cannot_be_another_database_s(draft: World, loaded: World) -> None:
     """An alias that another database's syncer feeds is left alone."""
-    (draft.document_folder / "document.yaml").write_text(f"index: {filled.alias}\n")
+    (draft.document_folder / "document.yaml").write_text(f"index: {loaded.alias}\n")
     said = refusal(draft)
-    assert f"{filled.alias}-000001" in said
+    assert f"{loaded.alias}-000001" in said
     assert "not this database's" in said
-    with filled.elasticsearch() as client:
-        assert list(client.indices.get(index=filled.alias).body) == [f"{filled.alias}-000001"]
+    with loaded.elasticsearch() as client:
+        assert list(client.indices.get(index=loaded.alias).body) == [f"{loaded.alias}-000001"]
 
 
 # Through the command line
@@ -334,22 +326,15 @@ def command(
     world: World, *arguments: str, environment: Mapping[str, str] | None = None, seconds: float = PATIENCE_SECONDS
 ) -> subprocess.CompletedProcess[str]:
     """Run a command where nobody can answer a question."""
-    return execute({**world.environment, **(environment or {})}, *arguments, seconds=seconds)
+    given = {**world.environment, "SYNCER_LOG_FORMAT": "console", **(environment or {})}
+    return execute(given, *arguments, seconds=seconds)
 
 
 def execute(
     environment: Mapping[str, str], *arguments: str, seconds: float = PATIENCE_SECONDS
 ) -> subprocess.CompletedProcess[str]:
     """Run a command with this environment and no other."""
-    return subprocess.run(
-        [sys.executable, "-m", "syncer", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=seconds,
-        check=False,
-    )
+    return preloaded.run(*arguments, environment=environment, seconds=seconds)
 
 
 def explained(done: subprocess.CompletedProcess[str], *says: str, code: int = 1) -> str:
@@ -364,27 +349,17 @@ def explained(done: subprocess.CompletedProcess[str], *says: str, code: int = 1)
 
 CLASSES = {
     "select": SELECTS["does_not_parse"],
-    "relation": SELECTS["reads_a_materialized_view"],
-    "yaml": FILES["yaml_is_none"],
-    "json": FILES["mapping_has_a_comment"],
-    "mapping": FILES["mapping_is_refused"],
-    "affects": AFFECTS["is_missing"],
+    **REFUSED_BY_ELASTICSEARCH,
 }
 
 
 @pytest.mark.parametrize("bad", CLASSES.values(), ids=CLASSES.keys())
 def test_apply_prints_the_error_and_leaves(draft: World, bad: Bad) -> None:
-    """``syncer apply`` prints what is wrong and how to mend it, and exits with 1."""
+    """``syncer apply`` prints what is wrong and how to fix it, and exits with 1."""
     bad.write(draft.document_folder)
     said = explained(command(draft, "apply", "--yes"), *bad.says)
     assert str(draft.document_folder) in said or "blogpost" in said
-    assert leftovers(draft) == []
-
-
-def test_no_documents_at_all(draft: World) -> None:
-    """A config folder without documents is said to be one, with where it was looked for."""
-    shutil.rmtree(draft.config / "documents")
-    explained(command(draft, "apply", "--yes"), str(draft.config / "documents"), "document.yaml", "SYNCER_CONFIG")
+    assert orphan_indices(draft) == []
 
 
 def test_a_closing_semicolon_is_welcome(empty_world: World) -> None:
@@ -427,8 +402,8 @@ def only_root(world: World, select: str) -> None:
     (world.document_folder / "select.sql").write_text(select)
 
 
-def test_an_id_that_comes_twice_is_explained_and_can_be_mended(empty_world: World) -> None:
-    """A join that multiplies documents is refused before it is in force; the mended SELECT is then applied."""
+def test_an_id_that_comes_twice_is_explained_and_can_be_fixed(empty_world: World) -> None:
+    """A join that multiplies documents is refused before it is active; the fixed SELECT is then applied."""
     empty_world.sql(BLOG_SCHEMA.read_text() + BLOG)
     empty_world.migrate()
     folder = empty_world.document_folder
@@ -456,31 +431,22 @@ def test_an_id_that_comes_twice_is_explained_and_can_be_mended(empty_world: Worl
         (("--ids", "-"), b"1\n2\x003\n", ("Line 2", "id")),
         (("--ids", "-"), b"1\n" + 600 * b"x" + b"\n", ("Line 2", "512 bytes")),
         (("--where", "1=1) UNION SELECT 5 WHERE (true"), b"", ("condition", "syntax error")),
-        (("--rebuild", "--rollback"), b"", ("cannot be had together",)),
-        (("--despite-parked",), b"", ("--rebuild",)),
+        (("--where", "true", "--ids", "-"), b"1\n", ("cannot be combined",)),
     ],
 )
 def test_a_backfill_of_nonsense_is_refused(
-    world: World, options: tuple[str, ...], given: bytes, says: tuple[str, ...]
+    loaded: World, options: tuple[str, ...], given: bytes, says: tuple[str, ...]
 ) -> None:
     """Nothing is made of it, and it says which word was wrong."""
-    file = world.folder / "given"
-    file.write_bytes(given)
-    with file.open("rb") as stdin:
-        ended = subprocess.run(
-            [sys.executable, "-m", "syncer", "backfill", "blogpost", *options],
-            env={**world.environment, "COLUMNS": "160"},
-            stdin=stdin,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE_SECONDS,
-        )
+    environment = {**loaded.environment, "COLUMNS": "160"}
+    ended = preloaded.run(
+        "backfill", "blogpost", *options, environment=environment, seconds=PATIENCE_SECONDS, stdin=given
+    )
     assert ended.returncode in (1, 2)
     assert "Traceback" not in ended.stderr
     for word in says:
         assert word in ended.stderr
-    assert world.sql("SELECT id FROM syncer.job WHERE kind <> 'fill'") == []
+    assert loaded.sql("SELECT id FROM syncer.job WHERE kind <> 'initial_load'") == []
 
 
 # A second apply
@@ -501,7 +467,7 @@ def test_what_cannot_change_in_place_gets_a_new_index(world: World, old: str, ne
     world.sql(BLOG)
     done = command(world, "apply", "--yes")
     assert done.returncode == 0, done.stderr
-    for word in (*said, "needs a new index", "is searched in", "--rollback"):
+    for word in (*said, "needs a new index", "is searched in", "syncer index rollback"):
         assert word in done.stdout
     assert world.index_of() != before
     assert world.differences() == []
@@ -525,14 +491,14 @@ def test_every_part_of_a_mapping_can_be_applied_again(world: World) -> None:
     mapping = world.document_folder / "index.json"
     mapping.write_text(mapping.read_text().replace('"dynamic": "strict"', f'"dynamic": "strict", {more}'))
     world.apply()
-    assert world.sql("SELECT generation FROM syncer.document") == [(2,)]
+    assert world.sql("SELECT revision FROM syncer.document") == [(2,)]
     with world.elasticsearch() as client:
         found = client.indices.get_mapping(index=world.alias).body[f"{world.alias}-000001"]
     assert found["mappings"]["date_detection"] is False
 
 
 def test_the_index_of_a_document_cannot_be_renamed(world: World) -> None:
-    """A document that is in force keeps its index; how to get another one is said."""
+    """A document that is active keeps its index; how to get another one is said."""
     (world.document_folder / "document.yaml").write_text(f"index: {world.alias}-other\n")
     explained(command(world, "apply", "--yes"), world.alias, f"{world.alias}-other", "new document folder")
 
@@ -569,7 +535,7 @@ def closed_port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-@pytest.mark.parametrize("arguments", [("migrate",), ("status",), ("run",)], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("migrate",), ("plan",), ("run",)], ids=" ".join)
 def test_postgres_is_down(draft: World, closed_port: int, arguments: tuple[str, ...]) -> None:
     """Without Postgres, a command says so, and which setting to look at."""
     down = {"SYNCER_POSTGRES_DSN": f"postgresql://syncer:{SECRET}@127.0.0.1:{closed_port}/blog"}
@@ -582,7 +548,7 @@ def test_postgres_is_down(draft: World, closed_port: int, arguments: tuple[str, 
     assert SECRET not in said
 
 
-@pytest.mark.parametrize("arguments", [("apply", "--yes"), ("status",)], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("apply", "--yes"), ("verify",)], ids=" ".join)
 def test_elasticsearch_is_down(draft: World, closed_port: int, arguments: tuple[str, ...]) -> None:
     """Without Elasticsearch, a command says so, and which setting to look at."""
     down = {"SYNCER_ELASTICSEARCH_URL": f"http://elastic:{SECRET}@127.0.0.1:{closed_port}"}
@@ -592,7 +558,34 @@ def test_elasticsearch_is_down(draft: World, closed_port: int, arguments: tuple[
         "SYNCER_ELASTICSEARCH_URL",
     )
     assert SECRET not in said
-    assert leftovers(draft) == []
+    assert orphan_indices(draft) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "address", "said"),
+    [
+        ("SYNCER_POSTGRES_DSN", "postgresql://syncer:{secret}@127.0.0.1:{port}/blog", "Postgres is down"),
+        ("SYNCER_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:{port}", "Kafka is down"),
+        ("SYNCER_ELASTICSEARCH_URL", "http://elastic:{secret}@127.0.0.1:{port}", "Elasticsearch is down"),
+    ],
+)
+def test_status_names_the_server_that_is_down(
+    draft: World, closed_port: int, variable: str, address: str, said: str
+) -> None:
+    """In one sentence, with its address and the setting to look at; what the others say is shown."""
+    down = {variable: address.format(secret=SECRET, port=closed_port)}
+    done = command(draft, "status", environment=down, seconds=DOWN_SECONDS)
+    shown(done, f"{said}: connection refused at 127.0.0.1:{closed_port}", variable)
+    assert ("no relay leads" in done.stdout) == (variable != "SYNCER_POSTGRES_DSN")
+
+
+def shown(done: subprocess.CompletedProcess[str], *says: str) -> None:
+    """`syncer status` says this where it says everything; its exit code tells that not all is well."""
+    assert done.returncode == 1, done.stderr
+    for words in says:
+        assert words in done.stdout
+    assert SECRET not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_kafka_is_down(draft: World, closed_port: int) -> None:
@@ -604,14 +597,16 @@ def test_kafka_is_down(draft: World, closed_port: int) -> None:
     done = command(draft, "apply", "--yes", environment=down, seconds=DOWN_SECONDS)
     said = explained(done, "Kafka cannot be reached", "SYNCER_KAFKA_BOOTSTRAP_SERVERS")
     assert SECRET not in done.stdout + said
-    assert leftovers(draft) == []
+    assert orphan_indices(draft) == []
 
 
 @pytest.mark.parametrize(
     ("variable", "address", "said"),
     [
         ("SYNCER_POSTGRES_DSN", "postgresql://syncer@127.0.0.1:{}/blog", "Postgres cannot be reached"),
-        ("SYNCER_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:{}", "Kafka cannot be reached"),
+        pytest.param(
+            *("SYNCER_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:{}", "Kafka cannot be reached"), marks=pytest.mark.thorough
+        ),
         ("SYNCER_ELASTICSEARCH_URL", "http://127.0.0.1:{}", "Elasticsearch cannot be reached"),
     ],
 )
@@ -645,17 +640,15 @@ def test_an_address_in_the_wrong_form(draft: World, variables: dict[str, str], s
     done = command(draft, "apply", "--yes", environment=variables, seconds=DOWN_SECONDS)
     said = explained(done, *says)
     assert SECRET not in done.stdout + said
-    assert leftovers(draft) == []
+    assert orphan_indices(draft) == []
 
 
 def test_a_server_that_is_not_elasticsearch(draft: World) -> None:
     """Another server at the address of Elasticsearch is noticed."""
     elsewhere = {"SYNCER_ELASTICSEARCH_URL": f"http://{draft.endpoints.kafka_bootstrap_servers}"}
-    explained(
-        command(draft, "status", environment=elsewhere, seconds=DOWN_SECONDS),
-        "Elasticsearch",
-        "SYNCER_ELASTICSEARCH_URL",
-    )
+    done = command(draft, "apply", "--yes", environment=elsewhere, seconds=DOWN_SECONDS)
+    explained(done, "Elasticsearch", "SYNCER_ELASTICSEARCH_URL")
+    shown(command(draft, "status", environment=elsewhere, seconds=DOWN_SECONDS), "Elasticsearch is not usable")
 
 
 REFUSING = {
@@ -670,7 +663,8 @@ def test_a_login_that_postgres_refuses(draft: World, dsn: str, says: str, debug:
     """A refused login is said as the server says it, and the password is shown nowhere, not even in a traceback."""
     server = draft.endpoints.postgres_dsn.rsplit("@", 1)[1].split("/", 1)[0]
     refused = {"SYNCER_POSTGRES_DSN": dsn.format(secret=SECRET, server=server, name=draft.name)}
-    done = command(draft, *debug, "status", environment=refused)
+    shown(command(draft, "status", environment=refused), says, "SYNCER_POSTGRES_DSN")
+    done = command(draft, *debug, "jobs", "list", environment=refused)
     if not debug:
         explained(done, says, "SYNCER_POSTGRES_DSN")
     assert done.returncode == 1
@@ -710,7 +704,7 @@ def refuse_password(client: socket.socket, received: BinaryIO) -> None:
     client.sendall(struct.pack("!ci", b"E", len(said) + 4) + said)
 
 
-@pytest.mark.parametrize("arguments", [("status",), ("run",)], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("jobs", "list"), ("run",)], ids=" ".join)
 def test_a_wrong_password_is_never_shown(draft: World, password_port: int, arguments: tuple[str, ...]) -> None:
     """A password that is refused is said to be refused, and not shown; the daemon does not wait for it to change."""
     wrong = {"SYNCER_POSTGRES_DSN": f"postgresql://syncer:{SECRET}@127.0.0.1:{password_port}/blog"}
@@ -731,14 +725,11 @@ def test_a_database_without_the_schema(empty_world: World, arguments: tuple[str,
 @pytest.mark.parametrize("arguments", [("status",), ("migrate",)], ids=" ".join)
 def test_a_database_of_a_newer_syncer(draft: World, arguments: tuple[str, ...]) -> None:
     """A database that a newer syncer has migrated is left alone."""
-    draft.sql(
-        "INSERT INTO syncer._yoyo_migration (migration_hash, migration_id, applied_at_utc) "
-        "VALUES ('future', '9999.from-the-future', now())"
-    )
+    draft.sql("INSERT INTO syncer.migration (name, checksum) VALUES ('9999.from-the-future', 'x')")
     try:
-        explained(command(draft, *arguments), "newer syncer", "9999.from-the-future", "Install")
+        explained(command(draft, *arguments), "another version of syncer", "9999.from-the-future", "Install")
     finally:
-        draft.sql("DELETE FROM syncer._yoyo_migration WHERE migration_hash = 'future'")
+        draft.sql("DELETE FROM syncer.migration WHERE name = '9999.from-the-future'")
 
 
 @pytest.fixture
@@ -767,7 +758,7 @@ def test_a_role_that_may_not_create_the_schema(empty_world: World, stranger: str
 
 
 def test_a_role_that_may_not_create_triggers(empty_world: World, stranger: str) -> None:
-    """Without owning the tables, apply says so and puts nothing in force; the owner's apply then works."""
+    """Without owning the tables, apply says so and puts nothing active; the owner's apply then works."""
     empty_world.migrate()
     empty_world.sql(
         f"GRANT USAGE, CREATE ON SCHEMA syncer TO {stranger}; GRANT ALL ON ALL TABLES IN SCHEMA syncer TO {stranger};"
@@ -797,37 +788,46 @@ def test_a_role_that_may_not_read_the_schema(empty_world: World, stranger: str) 
 # Words that a command does not know
 
 USAGE = {
-    "no_terminal": (("apply",), 1, ("--yes",)),
+    "no_terminal": (("apply",), 2, ("Confirmation required", "--yes")),
+    "apply_and_remove": (("apply", "blogpost", "--remove", "x"), 2, ("cannot be combined",)),
+    "apply_unknown": (("apply", "blogpots"), 1, ("There is no document blogpots", "blogpost")),
+    "watch_in_a_pipe": (("status", "--watch"), 2, ("--watch needs a terminal",)),
+    "watch_as_json": (("status", "--watch", "--json"), 2, ("--watch", "--json", "cannot be combined")),
+    "migrations_as_json": (("migrate", "--json"), 2, ("--status",)),
+    "jobs_of_nothing": (("jobs", "list", "--document", "nope"), 1, ("nope", "blogpost")),
+    "jobs_of_no_state": (("jobs", "list", "--state", "gone"), 2, ("'gone' is not one of", "unfinished")),
+    "abort_nothing": (("index", "abort", "blogpost"), 1, ("No index of blogpost is being built",)),
+    "drop_nothing": (("index", "drop-previous", "blogpost"), 1, ("no index kept as previous", "index rebuild")),
+    "discard_unasked": (("dead-letters", "discard", "blogpost", "--all"), 2, ("Confirmation required", "--yes")),
     "verify_unknown": (("verify", "nope"), 1, ("nope", "blogpost")),
     "backfill_unknown": (("backfill", "nope"), 1, ("nope", "blogpost")),
     "backfill_nothing": (("backfill",), 2, ("DOCUMENT",)),
     "run_half": (("run", "--only", "nonsense"), None, ("relay", "workers", "nonsense")),
     "unknown_command": (("aply",), 2, ("aply",)),
     "unknown_option": (("status", "--jsn"), 2, ("--jsn", "--json")),
-    "not_a_number": (("verify", "--settle", "long"), 2, ("--settle", "'long' is not a number")),
-    "no_number_at_all": (("verify", "--settle", "nan"), 2, ("--settle", "'nan' is not a number")),
-    "less_than_nothing": (("verify", "--settle", "-1"), 2, ("--settle", "-1 is out of bounds", "at least 0")),
-    "beyond_any_record": (("dead-letters", "show", "--record", "9" * 20), 2, ("--record", "is out of bounds")),
-    "beyond_any_letter": (("dead-letters", "list", "--offset", "9" * 20), 2, ("--offset", "is out of bounds")),
-    "not_a_job": (("jobs", "cancel", "abc"), 2, ("'ID'", "'abc' is not a whole number")),
-    "not_a_way_out": (("locks", "break", "x", "--changes", "undo"), 2, ("'undo' is none of these", "roll-back")),
+    "not_a_number": (("verify", "--settle", "long"), 2, ("--settle", "Invalid value")),
+    "no_number_at_all": (("verify", "--settle", "nan"), 2, ("--settle", "Invalid value")),
+    "less_than_nothing": (("verify", "--settle", "-1"), 2, ("--settle", "Invalid value")),
+    "beyond_any_letter": (("dead-letters", "list", "--offset", "9" * 20), 2, ("--offset", "Invalid value")),
+    "not_a_job": (("jobs", "cancel", "abc"), 2, ("'ID'", "Invalid value")),
+    "not_a_way_out": (("locks", "break", "x", "--changes", "undo"), 2, ("'undo' is not one of", "roll-back")),
 }
 
 
 @pytest.mark.parametrize(("arguments", "code", "says"), USAGE.values(), ids=USAGE.keys())
 def test_a_wrong_word_on_the_command_line(
-    filled: World, arguments: tuple[str, ...], code: int | None, says: tuple[str, ...]
+    loaded: World, arguments: tuple[str, ...], code: int | None, says: tuple[str, ...]
 ) -> None:
     """A command that cannot be understood says which word it is, and what it would take."""
-    done = command(filled, *arguments, environment={"COLUMNS": "160"})
+    done = command(loaded, *arguments, environment={"COLUMNS": "160"})
     explained(done, *says, code=done.returncode if code is None else code)
     assert done.returncode in (1, 2)
 
 
 @pytest.fixture(scope="module")
-def filled(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A world with the blogpost document in force, and a change of its definition that is not applied."""
-    world = World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("filled"))
+def loaded(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A world with the blogpost document active, and a change of its definition that is not applied."""
+    world = World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("loaded"))
     world.make()
     try:
         world.set_up()
@@ -837,9 +837,9 @@ def filled(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.Temp
         world.unmake()
 
 
-def test_apply_without_an_answer_changes_nothing(filled: World) -> None:
-    """Where nobody can answer, apply shows its plan, asks for --yes, and leaves everything as it was."""
-    done = command(filled, "apply")
-    explained(done, "--yes")
+def test_apply_without_an_answer_changes_nothing(loaded: World) -> None:
+    """If nobody can answer, apply shows its plan, asks for --yes, and leaves everything as it was."""
+    done = command(loaded, "apply")
+    explained(done, "--yes", code=2)
     assert "blogpost" in done.stdout
-    assert filled.sql("SELECT generation FROM syncer.document") == [(1,)]
+    assert loaded.sql("SELECT revision FROM syncer.document") == [(1,)]

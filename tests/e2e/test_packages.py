@@ -40,7 +40,12 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
     }
     with zipfile.ZipFile(wheel) as unpacked:
         held = set(unpacked.namelist())
-    assert held >= {"syncer/_shipped/config/syncer.yaml", "syncer/demo/blog.sql", "syncer/sandbox/artifacts.json"}
+    assert held >= {
+        "syncer/_shipped/config/syncer.yaml",
+        "syncer/_shipped/docs/runbook.md",
+        "syncer/demo/blog.sql",
+        "syncer/sandbox/artifacts.json",
+    }
     shipped = {Path(name).name for name in held if "_shipped/migrations" in name}
     assert shipped == {one.name for one in (REPOSITORY / "migrations").iterdir()}
     assert not [name for name in held if name.startswith(("tests/", "docs/"))]
@@ -80,7 +85,7 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
         "INSERT INTO users (id, name, email) VALUES (1, 'John', 'j'); "
         "INSERT INTO posts (user_id, title, body) VALUES (1, 't', 'b')"
     )
-    syncer("init", "--table", "posts", "--with", "comments", "--document", "blogpost")
+    syncer("init", "--table", "posts", "--with", "comments", "--name", "blogpost")
     (folder / "config" / "documents" / "blogpost" / "document.yaml").write_text(f"index: {world.alias}\n")
     syncer("migrate")
     assert "new index, 1 document" in syncer("plan")

@@ -10,23 +10,24 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests import preloaded
 from tests.harness import World
 from tests.pages import DOCS, Reader
-from tests.preloaded import preloaded
 
-PAGES = [DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
+PAGES = [DOCS / "tutorial.md", DOCS / "quickstart.md", *sorted((DOCS / "how-to").glob("*.md"))]
 
 
 @pytest.fixture(scope="module")
 def programs() -> Iterator[Path]:
     """The command, ready to run."""
-    with tempfile.TemporaryDirectory(prefix="syncer-") as folder, preloaded(Path(folder)) as made:
-        yield made
+    with tempfile.TemporaryDirectory(prefix="syncer-") as folder:
+        preloaded.program(Path(folder))
+        yield Path(folder)
 
 
 @pytest.fixture
 def reader(empty_world: World, programs: Path) -> Iterator[Reader]:
-    """Somebody with servers, and nothing else; whose indices go away, whatever their names are."""
+    """A reader with empty servers; its indices are deleted afterwards, whatever their names are."""
     yield Reader(world=empty_world, programs=programs)
     with empty_world.elasticsearch() as client, suppress(psycopg.errors.UndefinedTable):
         for (index,) in empty_world.sql("SELECT index_name FROM syncer.document"):

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch
 
-from syncer.errors import SandboxError
+from syncer.base.errors import SandboxError
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.process import wait_until
 from tests.harness import DEADLINE_SECONDS
@@ -25,7 +25,7 @@ from tests.harness import DEADLINE_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from syncer.sandbox.server import Server
+    from syncer.sandbox.server import EmbeddedServer
 
 THAI_INDEX = {"properties": {"text": {"type": "text", "analyzer": "thai"}}}
 
@@ -129,10 +129,13 @@ def test_second_start_uses_what_runs(sandbox: Sandbox, endpoints: Endpoints) -> 
 
 
 @pytest.mark.usefixtures("endpoints")
-@pytest.mark.parametrize("name", ["postgres", "kafka", "elasticsearch"])
+@pytest.mark.parametrize(
+    "name",
+    ["postgres", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("kafka", "elasticsearch"))],
+)
 def test_killed_server_comes_back_where_it_was(sandbox: Sandbox, name: str) -> None:
     """After a kill of its whole family, start brings it back on its port and leaves the others alone."""
-    server: Server = getattr(sandbox, name)
+    server: EmbeddedServer = getattr(sandbox, name)
     others = {other: other.pid for other in sandbox.servers if other is not server}
     address, pid = server.address, server.pid
     server.kill()
@@ -182,6 +185,7 @@ def test_client_programs_are_there(sandbox: Sandbox) -> None:
     assert programs <= {program.name for program in sandbox.postgres.bin_folder.iterdir()}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("endpoints")
 def test_two_sandboxes_do_not_meet(sandbox: Sandbox, base_folder: Path) -> None:
     """Servers in two folders share no port and no data, and stopping one set leaves the other."""
@@ -200,6 +204,7 @@ def test_two_sandboxes_do_not_meet(sandbox: Sandbox, base_folder: Path) -> None:
     assert all(server.is_running() for server in sandbox.servers)
 
 
+@pytest.mark.thorough
 def test_server_that_dies_at_start_says_why(base_folder: Path) -> None:
     """The error has the end of the log and its path, and the servers that did start are stopped again."""
     sandbox = Sandbox(base_folder / "broken")
@@ -212,6 +217,7 @@ def test_server_that_dies_at_start_says_why(base_folder: Path) -> None:
     assert not processes_below(sandbox.folder)
 
 
+@pytest.mark.thorough
 def test_taken_port_is_given_up_when_nothing_runs(base_folder: Path) -> None:
     """A single server insists on its port; a whole sandbox, starting anew, chooses another."""
     one, two = Sandbox(base_folder / "port"), Sandbox(base_folder / "thief")
@@ -249,4 +255,24 @@ def test_who_stops_another_folder_is_told(base_folder: Path) -> None:
     another = base_folder / "another"
     stop = [sys.executable, "-m", "syncer", "sandbox", "stop", "--folder", str(another)]
     said = subprocess.run(stop, capture_output=True, text=True, check=True, timeout=60)
-    assert (said.stdout, said.stderr) == ("", f"No server runs in {another}\n")
+    assert (said.stdout, said.stderr) == ("", f"No server is running in {another}\n")
+
+
+def test_version_that_there_is_not_is_refused(base_folder: Path) -> None:
+    """The error names those that there are, and nothing is started."""
+    old = [
+        sys.executable,
+        "-m",
+        "syncer",
+        "sandbox",
+        "start",
+        "--postgres",
+        "9.6",
+        "--folder",
+        str(base_folder / "old"),
+    ]
+    said = subprocess.run(old, capture_output=True, text=True, check=False, timeout=60)
+    assert (said.returncode, said.stdout) == (1, "")
+    assert "There is no Postgres 9.6 for the sandbox" in said.stderr
+    assert "14, 15, 16, 17, 18" in said.stderr
+    assert not processes_below(base_folder / "old")

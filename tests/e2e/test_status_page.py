@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
-from syncer import store
-from syncer.job import JobKind, unfinished
-from syncer.jobs import create
+from syncer.documents import registry
+from syncer.jobs.model import JobKind, unfinished
+from syncer.jobs.queue import create
 from syncer.sandbox.server import chosen_ports
-from tests.browser import Browser, browser, program
-from tests.harness import Daemon, World, wait_until
+from tests.browser import browser_page
+from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
 BLOG = """
@@ -31,17 +37,43 @@ NAMELESS = """
 """
 
 
+class Visit:
+    """A page, with every request that it made and every error that it met."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+        page.set_default_timeout(DEADLINE_SECONDS * 1000)
+        page.on("request", lambda one: self.requests.append(one.url))
+        page.on("pageerror", lambda one: self.errors.append(str(one)))
+        page.on("console", lambda one: self.errors.append(one.text) if one.type in ("error", "assert") else None)
+
+    def wait_for(self, selector: str, text: str) -> None:
+        """Return once an element shows this text."""
+        wait_until(lambda: text in self.text(selector), what=f"{selector} shows {text}", detail=self._detail)
+
+    def text(self, selector: str) -> str:
+        """What an element shows; nothing if it is not there."""
+        found = self.page.locator(selector)
+        return found.first.inner_text() if found.count() else ""
+
+    def click(self, selector: str) -> None:
+        """Click the first element that fits."""
+        self.page.locator(selector).first.click()
+
+    def _detail(self) -> str:
+        return f"{self.text('body')}\n{self.errors}"
+
+
 @pytest.fixture
-def page() -> Iterator[Browser]:
+def visit() -> Iterator[Visit]:
     """A real browser."""
-    path = program()
-    if path is None:
-        pytest.skip("no chromium on this machine; Debian has it: apt-get install chromium")
-    with browser(path) as one:
-        yield one
+    with browser_page() as page:
+        yield Visit(page)
 
 
-def test_the_page_follows_what_happens(world: World, page: Browser) -> None:
+def test_the_page_follows_what_happens(world: World, visit: Visit) -> None:
     """Numbers, jobs and dead letters are shown as they come, and its buttons and its box work.
 
     It asks no other host for anything and meets no error; at no width does it have to be scrolled sideways; and when
@@ -51,114 +83,190 @@ def test_the_page_follows_what_happens(world: World, page: Browser) -> None:
     world.apply()
     world.sql(BLOG)
     with chosen_ports(1) as (port,):  # which is there again for who comes back
-        follow(world, page, {"SYNCER_WEB_TOKEN": TOKEN, "SYNCER_WEB_PORT": str(port), "SYNCER_METRICS_SECONDS": "1"})
+        follow(world, visit, {"SYNCER_WEB_TOKEN": TOKEN, "SYNCER_WEB_PORT": str(port), "SYNCER_METRICS_SECONDS": "1"})
 
 
-def follow(world: World, page: Browser, environment: dict[str, str]) -> None:
+def follow(world: World, visit: Visit, environment: dict[str, str]) -> None:
     """All of it, one after the other."""
     daemon = world.daemon(environment=environment)
     address = str(daemon.wait_for("web.listening")["address"])
-    page.open(address)
-    page.wait_for("#headline", "All is well")
-    page.wait_for("#at-index .big", "40")
-    page.wait_for("#at-relay .big", "leads")
-    page.wait_for("#documents", "blogpost")
+    visit.page.goto(address)
+    visit.wait_for("#headline", "All is well")
+    visit.wait_for("#at-index .big", "40")
+    visit.wait_for("#at-relay .big", "leads")
+    visit.wait_for("#documents", "blogpost")
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (41, 1, 'another', 'body')")
-    page.wait_for("#at-index .big", "41")
-    assert page.text("#told") == "All is well."  # which is read aloud, and has no number that changes all the time
+    visit.wait_for("#at-index .big", "41")
+    assert visit.text("#told") == "All is well."  # which is read aloud, and has no number that changes all the time
 
-    unlock(page)
-    look_up(page)
-    job = pause(world, page)
-    refuse_to_fit_a_value(world, page)
-    read_the_plot(page)
-    assert page.evaluate(NAMELESS) == 0
+    see_who_runs_and_what_was_verified(world, visit, daemon)
+    unlock(visit)
+    look_up(visit)
+    job = pause(world, visit)
+    refuse_to_fit_a_value(world, visit)
+    read_the_plot(visit)
+    choose_a_range(visit)
+    assert visit.page.evaluate(NAMELESS) == 0
+    visit.page.emulate_media(color_scheme="dark", reduced_motion="reduce")
     for width in WIDTHS:
-        page.show(width=width, height=800, scheme="dark", motion="reduce")
-        assert page.evaluate(FITS), f"at {width} pixels"
-    assert {urlsplit(one).netloc for one in page.requests} == {urlsplit(address).netloc}
-    assert page.errors == []
+        visit.page.set_viewport_size({"width": width, "height": 800})
+        assert visit.page.evaluate(FITS), f"at {width} pixels"
+    assert {urlsplit(one).netloc for one in visit.requests} == {urlsplit(address).netloc}
+    assert visit.errors == []
 
-    lose_and_find(world, page, daemon, environment)
-    page.wait_for("#jobs", f"{job} ·")
-
-
-def unlock(page: Browser) -> None:
-    """A wrong token is refused and said so; with the right one there are buttons; all of it by keyboard."""
-    page.focus("#unlock")
-    page.press("Enter", code=13)
-    page.type("another token, as long as it")
-    page.press("Enter", code=13)
-    page.wait_for("#token-said", "not the token")
-    page.errors.clear()  # the browser says of a 401 that it was one
-    page.type(TOKEN)
-    page.press("Enter", code=13)
-    page.wait_for("#unlock", "Lock")
+    lose_and_find(world, visit, daemon, environment)
+    visit.wait_for("#jobs", f"{job} ·")
 
 
-def look_up(page: Browser) -> None:
+def see_who_runs_and_what_was_verified(world: World, visit: Visit, daemon: Daemon) -> None:
+    """Each daemon has a row; a document has its lag and its last verify, which is also an event."""
+    visit.wait_for("#running tbody", str(daemon.process.pid))
+    visit.wait_for("#running tbody", version("syncer-cdc"))
+    visit.wait_for("#running tbody", "leading relay, workers, job worker")
+    visit.wait_for("#documents", "never")
+    visit.wait_for("#documents .lag", " s")
+    assert world.syncer("verify").returncode == 0
+    wait_until(lambda: "never" not in visit.text("#documents"), what="the last verify is shown")
+    visit.wait_for("#events tbody", "41 documents, 0 drifted")
+    visit.wait_for("#events tbody", "relay became the leader")
+    assert visit.text("#events tbody").index("Verified") < visit.text("#events tbody").index("leader")
+
+
+def choose_a_range(visit: Visit) -> None:
+    """The plots go back as far as is chosen."""
+
+    def begins_at(ago: str) -> bool:
+        return ago in visit.page.evaluate("document.querySelector('#lag-plot svg').textContent")
+
+    for seconds, ago in (("3600", "60 min"), ("86400", "24 h"), ("600", "10 min")):
+        visit.page.select_option("#range", seconds)
+        wait_until(partial(begins_at, ago), what=f"the axis begins at {ago}")
+        wait_until(lambda: visit.page.locator("#lag-plot path.line").count() > 0, what="there is a line")
+
+
+def unlock(visit: Visit) -> None:
+    """Where the token is needed there is a button for it. A wrong one is refused; all of it by keyboard."""
+    assert visit.page.is_disabled("#look button")
+    visit.page.focus("#look-locked button")
+    visit.page.keyboard.press("Enter")
+    visit.page.keyboard.type("another token, as long as it")
+    visit.page.keyboard.press("Enter")
+    visit.wait_for("#token-said", "Wrong token")
+    visit.errors.clear()  # the browser says of a 401 that it was one
+    visit.page.keyboard.type(TOKEN)
+    visit.page.keyboard.press("Enter")
+    visit.wait_for("#unlock", "Lock")
+    wait_until(lambda: not visit.page.is_visible("#look-locked"), what="nothing is locked")
+
+
+def look_up(visit: Visit) -> None:
     """A document is explained, its values only if they are asked for."""
-    page.focus("#look-id")
-    page.type("7")
-    page.press("Enter", code=13)
-    page.wait_for("#explained", "Equal to its SELECT")
-    assert "title 7" not in page.text("#explained")
-    page.click("#look-values")
-    page.click("#look button")
-    page.wait_for("#explained", "title 7")
+    visit.page.focus("#look-id")
+    visit.page.keyboard.type("7")
+    visit.page.keyboard.press("Enter")
+    visit.wait_for("#explained", "Equal to its SELECT")
+    assert "title 7" not in visit.text("#explained")
+    visit.click("#look-values")
+    visit.click("#look button")
+    visit.wait_for("#explained", "title 7")
 
 
-def pause(world: World, page: Browser) -> int:
+def pause(world: World, visit: Visit) -> int:
     """A job is shown, paused, and cancelled once one is sure."""
     with world.connect() as connection:
-        made = create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL, rate=0.1)
+        made = create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL, rate=0.1)
         assert made is not None
-        page.wait_for("#jobs", f"{made.id} · backfill")
-        page.click("#jobs button")
-        page.wait_for("#jobs-said", f"Job {made.id} is paused")
-        page.wait_for("#jobs", "paused")
-        page.wait_for("#jobs button", "Resume")
+        visit.wait_for("#jobs", f"{made.id} · backfill")
+        visit.click("#jobs button")
+        visit.wait_for("#jobs-said", f"Job {made.id} is paused")
+        visit.wait_for("#jobs", "paused")
+        visit.wait_for("#jobs button", "Resume")
         assert unfinished(connection)[0].is_paused
-        page.click("#jobs span button")
-        page.click("#jobs button.danger")
-        page.wait_for("#jobs-said", f"Job {made.id} is cancelled")
+        visit.click("#jobs span button")
+        visit.click("#jobs button.danger")
+        visit.wait_for("#jobs-said", f"Job {made.id} is cancelled")
         assert unfinished(connection) == []
     return made.id
 
 
-def refuse_to_fit_a_value(world: World, page: Browser) -> None:
+def refuse_to_fit_a_value(world: World, visit: Visit) -> None:
     """A dead letter is shown with its field, explained, retried and discarded; once it is gone all is well again."""
     world.sql(f"UPDATE comments SET age = {SECRET} WHERE id = 1")  # its mapping is short
-    page.wait_for("#headline", "1 document of blogpost could not be written")
-    page.wait_for("#letters", "comments.age")
-    page.click("#letters a")
-    page.wait_for("#explained", "Parked")
-    page.click("#letters button")
-    page.wait_for("#letters-said", "tries 1 document again")
-    page.click("#letters span button")
-    page.click("#letters button.danger")
-    page.wait_for("#letters-said", "1 dead letter forgotten")
+    visit.wait_for("#headline", "1 document of blogpost could not be written")
+    visit.wait_for("#problems", "Runbook: SyncerDeadLetters")
+    visit.wait_for("#letters", "comments.age")
+    assert SECRET not in visit.text("#letters")
+    visit.click("#letters summary")
+    visit.wait_for("#letters pre", SECRET)
+    visit.click("#letters a")
+    visit.wait_for("#explained", "Dead-lettered")
+    visit.click("#letters button")
+    visit.wait_for("#letters-said", "retries 1 document")
+    visit.click("#letters span button")
+    visit.click("#letters button.danger")
+    visit.wait_for("#letters-said", "1 dead letter discarded")
     world.sql("UPDATE comments SET age = 6 WHERE id = 1")
-    page.wait_for("#letters-none", "Everything could be written")
-    page.wait_for("#headline", "All is well")
+    visit.wait_for("#letters-none", "There are no dead letters")
+    visit.wait_for("#headline", "All is well")
 
 
-def read_the_plot(page: Browser) -> None:
+def read_the_plot(visit: Visit) -> None:
     """The plot is read with the arrow keys, and there is a table of it."""
-    page.focus("#lag-plot svg")
-    page.press("ArrowLeft", code=37)
-    page.press("ArrowLeft", code=37)
-    wait_until(lambda: ":" in page.text("#lag-plot figcaption"), what="a moment is read")
-    page.click("#lag-plot summary")
-    wait_until(lambda: page.evaluate("document.querySelectorAll('#lag-plot tbody tr').length") > 1, what="a table")
+    visit.page.focus("#lag-plot svg")
+    visit.page.keyboard.press("ArrowLeft")
+    visit.page.keyboard.press("ArrowLeft")
+    wait_until(lambda: ":" in visit.text("#lag-plot figcaption"), what="a moment is read")
+    visit.click("#lag-plot summary")
+    wait_until(
+        lambda: visit.page.evaluate("document.querySelectorAll('#lag-plot tbody tr').length") > 1, what="a table"
+    )
 
 
-def lose_and_find(world: World, page: Browser, daemon: Daemon, environment: dict[str, str]) -> None:
+def lose_and_find(world: World, visit: Visit, daemon: Daemon, environment: dict[str, str]) -> None:
     """The daemon goes away and comes back at the same place: the page says so, and goes on by itself."""
     assert daemon.stop() == 0
-    page.wait_for("#headline", "No connection to the daemon")
-    assert page.evaluate("document.body.classList.contains('lost')")
-    assert page.text("#at-index .big") == "41"
+    visit.wait_for("#headline", "No connection to the daemon")
+    assert visit.page.evaluate("document.body.classList.contains('lost')")
+    assert visit.text("#at-index .big") == "41"
     world.daemon(environment=environment)
-    page.wait_for("#headline", "All is well")
-    assert not page.evaluate("document.body.classList.contains('lost')")
+    visit.wait_for("#headline", "All is well")
+    assert not visit.page.evaluate("document.body.classList.contains('lost')")
+
+
+def test_what_a_server_that_is_down_has_said_is_grey_with_its_time(world: World, visit: Visit) -> None:
+    """The others' figures stay as they are. The problem has the error's own text, and leads to the runbook.
+
+    The fold-out stays open while the figures change; once the server is back, no line is drawn across the gap.
+    """
+    world.sql(BLOG)
+    daemon = world.daemon(environment={"SYNCER_METRICS_SECONDS": "1"})
+    visit.page.goto(str(daemon.wait_for("web.listening")["address"]))
+    visit.wait_for("#headline", "All is well")
+    visit.wait_for("#at-index .big", "40")
+    wait_until(lambda: visit.page.locator("#lag-plot path.line").count() == 1, what="a line is drawn")
+    world.sandbox.postgres.stop()
+    try:
+        visit.wait_for("#headline", "Postgres is down: connection refused")
+        visit.wait_for("#at-outbox .sub", "as of")
+        for place in ("documents", "jobs", "letters", "events", "running"):
+            visit.wait_for(f"#{place}-old", "as of")
+        assert "as of" not in visit.text("#at-index .sub")
+        assert visit.text("#at-index .big") == "40"
+        assert visit.page.evaluate("!document.body.classList.contains('lost')")
+        visit.click("#problems summary")
+        visit.wait_for("#problems pre", "OperationalError")
+        before = visit.text("#headline")
+        wait_until(lambda: visit.text("#headline") != before, what="the time goes on")
+        assert visit.page.is_visible("#problems pre")
+        visit.page.wait_for_function("document.querySelector('#problems a').href.endsWith('#syncerserversilent')")
+        with visit.page.expect_popup() as opened:
+            visit.click("#problems a")
+        opened.value.wait_for_selector("#syncerserversilent")
+        assert "Meaning." in opened.value.inner_text("body")
+        assert opened.value.evaluate(FITS)
+    finally:
+        world.sandbox.postgres.start()
+    visit.wait_for("#headline", "All is well")
+    wait_until(lambda: visit.page.locator("#lag-plot path.line").count() == 2, what="a line on each side of the gap")
+    visit.wait_for("#events tbody", "was held up for")
+    assert visit.text("#documents-old") == ""

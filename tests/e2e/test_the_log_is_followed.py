@@ -1,10 +1,13 @@
-"""One change is found in the log again, from the outbox to its document, as docs/events.md says."""
+"""The log: a change is found in it again, as docs/events.md says; what it says by default, and of errors."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from tests.harness import World, wait_until
+import pytest
+
+from tests.harness import EVERY_BATCH, World, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
@@ -14,7 +17,7 @@ INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'Relationships', 'lon
 
 def test_a_change_is_followed_by_its_id_its_place_and_its_version(world: World) -> None:
     """Outbox id → batch of the relay → place in the topic → batch of a worker → document and version."""
-    daemon = world.daemon(environment={"SYNCER_LOG_LEVELS": '{"document.written": "debug"}'})
+    daemon = world.daemon(environment={"SYNCER_LOG_LEVELS": json.dumps({"document.written": "debug", **EVERY_BATCH})})
     daemon.wait_for_workers()  # else what is handled while the second one joins is handled once more
     world.sql(BLOG)
     world.wait_until_level()
@@ -36,7 +39,7 @@ def test_a_change_is_followed_by_its_id_its_place_and_its_version(world: World) 
     written = [
         one
         for one in said("document.written")
-        if (one["stage"], one.get("batch")) == (indexed["worker"], indexed["batch"])
+        if (one["component"], one.get("batch")) == (indexed["worker"], indexed["batch"])
     ]
     (mine,) = [one for one in written if one["id"] == "2"]  # another one may have come with it
     with world.elasticsearch() as client:
@@ -54,3 +57,40 @@ def has(line: dict[str, Any], change: int) -> bool:
 def walk(offsets: dict[str, list[int]]) -> list[tuple[str, int]]:
     """All places that a line names."""
     return [(partition, one) for partition, (first, last) in offsets.items() for one in range(first, last + 1)]
+
+
+def test_by_default_batches_are_summed_up(world: World) -> None:
+    """A line every ten seconds says what was done, and nothing is left out; batches have no lines of their own."""
+    daemon = world.daemon(environment={"SYNCER_LOG_LEVELS": "{}", "SYNCER_LOG_BATCH_SLOW_SECONDS": "60"})
+    world.sql(BLOG)
+    for _ in range(50):
+        world.sql("UPDATE posts SET title = title || '.' WHERE id = 2")
+    first = daemon.wait_for("batches.summarised")
+    assert first["published"] > 0
+    world.sql("UPDATE users SET name = 'Jane' WHERE id = 1")
+    world.wait_until_level()
+    wait_until(world.is_handled, what="all offsets are committed")
+    assert daemon.stop() == 0
+    told = [one for one in daemon.events() if one["event"] == "batches.summarised"]
+    ((captured,),) = world.sql("SELECT last_value FROM syncer.outbox_id_seq")
+    assert sum(one["published"] for one in told) == captured
+    assert sum(one["handled"] for one in told) >= captured  # a rebalance may have handled some again
+    assert not {one["event"] for one in daemon.events()} & EVERY_BATCH.keys()
+    assert len(daemon.events()) < 25
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"SYNCER_POSTGRES_DSN": "postgresql://postgres@127.0.0.1:1/none"}, "Postgres cannot be reached"),
+        ({"SYNCER_RELAY_FETCH_ROWS": "many"}, "relay.fetch_rows"),
+    ],
+)
+def test_an_error_at_start_is_a_line_of_the_log(world: World, environment: dict[str, str], says: str) -> None:
+    """Also one of the settings: every line is JSON, and the last one says what to do."""
+    done = world.syncer("run", environment={"SYNCER_LOG_FORMAT": "json", **environment})
+    assert done.returncode == 1
+    last = [json.loads(line) for line in done.stderr.splitlines()][-1]
+    assert (last["event"], last["level"]) == ("daemon.failed", "error")
+    assert says in last["error"]
+    assert last["hint"]

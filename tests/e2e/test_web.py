@@ -8,14 +8,15 @@ import re
 import socket
 from contextlib import closing
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from syncer import store
-from syncer.job import JobKind
-from syncer.jobs import create, pause
+from syncer.documents import registry
+from syncer.jobs.model import JobKind
+from syncer.jobs.queue import create, pause
 from tests.harness import DEADLINE_SECONDS, REPOSITORY, Daemon, World, wait_until
 
 TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
@@ -29,8 +30,8 @@ SECRET = 123456789
 DOCUMENTED = re.findall(
     r"^\| `(syncer_\w+)` \| (\w+) \|", (REPOSITORY / "docs" / "metrics.md").read_text(), re.MULTILINE
 )
-OF_TROUBLE = {"syncer_stage_retries_total", "syncer_stage_is_troubled"}
-"""What only a stage in trouble has."""
+OF_TROUBLE = {"syncer_component_retries_total", "syncer_component_is_troubled"}
+"""What only a component in trouble has."""
 
 
 class Api:
@@ -101,13 +102,16 @@ def test_the_api_says_what_the_commands_say(world: World) -> None:
     assert seen["headline"].startswith("All is well")
     assert seen["access"] == {"can_act": False, "takes_token": True, "sees_rows": False, "sees_values": False}
     assert operator.get("/api/status")["access"]["can_act"]
-    assert seen["running"] == [seen["running"][0] | {"daemons": 1, "relays": 1, "works": True, "leads": True}]
+    components = {"has_relay": True, "worker_threads": 2, "has_job_worker": True, "leads": True}
+    assert seen["running"] == [
+        seen["running"][0] | components | {"process": daemon.process.pid, "version": version("syncer-cdc")}
+    ]
     wait_until(lambda: len(anybody.get("/api/history")["samples"]) > 1, what="there is a history")
     last = anybody.get("/api/history")["samples"][-1]["at"]
     assert all(one["at"] > last for one in anybody.get(f"/api/history?since={last}")["samples"])
 
     world.sql(f"UPDATE comments SET age = {SECRET} WHERE id = 1")  # its mapping is short
-    daemon.wait_for("document.parked")
+    daemon.wait_for("document.dead_lettered")
     assert anybody.get("/api/dead-letters", status=401)["message"]
     letters = operator.get("/api/dead-letters?limit=5")
     assert letters["letters"] == 1
@@ -115,10 +119,10 @@ def test_the_api_says_what_the_commands_say(world: World) -> None:
     assert str(SECRET) in letters["shown"][0]["error"]
     assert anybody.get("/api/explain/blogpost?id=1", status=401)["hint"]
     explained = operator.get("/api/explain/blogpost?id=1&values=true")
-    assert explained["indices"][0]["verdict"] == "parked"
+    assert explained["indices"][0]["verdict"] == "dead_lettered"
     assert explained["indices"][0]["postgres"]["source"]["comments"][0]["age"] == SECRET
-    assert operator.get("/api/explain/nothing?id=1", status=404)["hint"] == "In force: blogpost"
-    assert operator.get("/api/explain/blogpost", status=400)["message"] == "Which id?"
+    assert operator.get("/api/explain/nothing?id=1", status=404)["hint"] == "Active documents: blogpost"
+    assert operator.get("/api/explain/blogpost", status=400)["message"] == "Missing parameter: id"
     assert "cannot be an id" in operator.get(f"/api/explain/blogpost?id={quote('../x')}", status=404)["message"]
 
     breaks_off(world, daemon, operator)
@@ -128,11 +132,11 @@ def test_the_api_says_what_the_commands_say(world: World) -> None:
     assert str(SECRET) in operator.ask("GET", "/api/jobs", status=200)
     where = f"id = {SECRET} + 1"
     with world.connect() as connection, connection.transaction():
-        made = create(connection, store.served(connection)["blogpost"], JobKind.PART, where=where)
+        made = create(connection, registry.current(connection)["blogpost"], JobKind.PARTIAL, where=where)
         assert made is not None
         pause(connection, made.id)
     for path in ("/api/jobs", "/api/status"):
-        wait_until(partial(is_said, operator, path, where), what=f"{path} says the condition of a job")
+        wait_until(partial(is_said, operator, path, str(made.where)), what=f"{path} says the condition of a job")
         assert not is_said(anybody, path, str(SECRET))
     assert str(SECRET) not in daemon.log_file.read_text()
     assert daemon.stop() == 0
@@ -142,16 +146,16 @@ FINISHED = "SELECT count(*) FROM syncer.job WHERE finished_at IS NOT NULL"
 ANOTHER_INDEX = """
 INSERT INTO syncer.document
 SELECT another.* FROM syncer.document AS d, jsonb_populate_record(d, '{"index_name": "zz", "write_alias": "zz-write",
-    "role": "building", "generation": 9, "halted": "it has to be"}') AS another;
+    "role": "building", "revision": 9, "suspended": "it has to be"}') AS another;
 INSERT INTO syncer.dead_letter
 SELECT another.* FROM syncer.dead_letter AS l, jsonb_populate_record(l, '{"index_name": "zz"}') AS another
 """
 REFUSING = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
 CREATE TRIGGER refuse BEFORE INSERT ON syncer.job FOR EACH ROW WHEN (NEW.index_name = 'zz') EXECUTE FUNCTION refuse();
-UPDATE syncer.document SET halted = NULL WHERE index_name = 'zz'
+UPDATE syncer.document SET suspended = NULL WHERE index_name = 'zz'
 """
-PARTS = "SELECT coalesce(array_agg(id ORDER BY id), '{}') FROM syncer.job WHERE kind = 'part'"
+PARTS = "SELECT coalesce(array_agg(id ORDER BY id), '{}') FROM syncer.job WHERE kind = 'partial'"
 
 
 LETTER = """
@@ -161,13 +165,13 @@ SELECT name, index_name, %s, 1, 'k', '', %s, %s, false FROM syncer.document
 
 
 def breaks_off(world: World, daemon: Daemon, operator: Api) -> None:
-    """A retry begins nothing if one of the indices is halted; if it fails halfway, what it has begun is told."""
+    """A retry begins nothing if one of the indices is suspended; if it fails halfway, what it has begun is told."""
     which = {"document": "blogpost", "all": True}
     world.sql(ANOTHER_INDEX)
-    assert "zz is halted" in operator.post("/api/dead-letters/retry", which, status=503)["message"]
+    assert "zz is suspended" in operator.post("/api/dead-letters/retry", which, status=503)["message"]
     refused = world.syncer("dead-letters", "retry", "blogpost", "--json")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "zz is halted" in refused.stderr
+    assert "zz is suspended" in refused.stderr
     assert world.sql(PARTS) == [([],)]
     world.sql(REFUSING)
     assert operator.post("/api/dead-letters/retry", which, status=503)["message"] == "Postgres says: not this one"
@@ -194,7 +198,7 @@ def retries_and_discards(world: World, operator: Api) -> None:
         lambda: any(one["id"] in tried["jobs"] and one["state"] == "done" for one in operator.get("/api/jobs")["jobs"]),
         what="the job is done",
     )
-    assert operator.get("/api/dead-letters")["letters"] == 1  # nothing was mended
+    assert operator.get("/api/dead-letters")["letters"] == 1  # nothing was fixed
     assert operator.post("/api/dead-letters/discard", {"document": "blogpost", "all": "no"}, status=400)["hint"]
     assert operator.post("/api/dead-letters/discard", which) == {"letters": 1}
     others = [("1", None, None), ("2", "age", "string"), ("3", "age", "object")]
@@ -214,7 +218,7 @@ def test_monitoring_finds_what_it_looks_for(world: World) -> None:
     api.wait_until_well(0)
     assert "syncer_" in api.ask("GET", "/metrics", status=200)
     alive = api.get("/healthz")
-    assert {"web", "survey", "relay"} <= {one["name"] for one in alive["checks"]}
+    assert {"web", "poll", "relay"} <= {one["name"] for one in alive["checks"]}
     wait_until(lambda: api.look("/readyz")["is_well"], what="it is ready", detail=lambda: str(api.look("/readyz")))
     assert api.get("/readyz")["checks"]
     # Without a token nobody may act, and rows are without their values.
@@ -223,7 +227,7 @@ def test_monitoring_finds_what_it_looks_for(world: World) -> None:
     assert api.get("/api/explain/blogpost?id=1&values=true", status=403)["hint"]
     assert api.get("/api/explain/blogpost?id=1")["indices"][0]["verdict"] == "absent"
     held_up = socket.create_connection(("127.0.0.1", urlsplit(api.address).port or 0))  # says nothing, ever
-    assert daemon.stop() == 0  # which it is not, if a stage has not ended in time
+    assert daemon.stop() == 0  # which it is not, if a component has not ended in time
     held_up.close()
 
 
@@ -238,7 +242,7 @@ def test_a_daemon_exports_what_is_documented(world: World) -> None:
     assert world.syncer("verify").returncode == 0
     with world.connect() as connection:
         # It is to be seen at work, however rarely somebody looks.
-        assert create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL, rate=0.05)
+        assert create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL, rate=0.05)
     exported: dict[str, str] = {}
 
     def are_all_there() -> bool:

@@ -13,9 +13,9 @@ from contextlib import suppress
 
 from confluent_kafka import KafkaException
 
-from syncer import topic
-from syncer.errors import TopicError
-from syncer.settings import KafkaSettings
+from syncer.base.errors import TopicError
+from syncer.base.settings import KafkaSettings
+from syncer.kafka import topic
 
 _IMPATIENT_SECONDS = 2
 _OBSERVERS = 12
@@ -24,7 +24,7 @@ _OBSERVERS = 12
 def main(servers: str) -> None:
     """Ask until the process is ended, with little patience."""
     topic.ANSWER_SECONDS = _IMPATIENT_SECONDS
-    settings = KafkaSettings(bootstrap_servers=servers)
+    settings = KafkaSettings(bootstrap_servers=servers, topic="changes", group="workers")
     observer = topic.Observer(settings)
     questions: tuple[Callable[[], object], ...] = (observer.id, observer.extents, observer.lag)
     for ask in (*questions, *(topic.Observer(settings).members for _ in range(_OBSERVERS))):

@@ -1,4 +1,4 @@
-"""What follows the application in this very process, for tests that say when: a relay, a worker, a lane."""
+"""What follows the application in this very process, for tests that say when: a relay, a worker, a job worker."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from contextlib import contextmanager, suppress
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from syncer import job, topic
-from syncer.job import JobKind
+from syncer.jobs import model
+from syncer.jobs.model import JobKind
+from syncer.kafka import topic
 from tests.harness import World, running, wait_until
 
 
@@ -24,7 +25,7 @@ def ends(world: World) -> dict[int, int]:
 
     def is_said() -> bool:
         with suppress(KafkaException):
-            said.update({one.partition: one.end for one in topic.lag(world.settings.kafka)})
+            said.update({one.partition: one.end for one in topic.Observer(world.settings.kafka).lag()})
         return bool(said)
 
     wait_until(is_said, what="Kafka says how far the topic is")
@@ -41,13 +42,13 @@ def publish(world: World, *changes: str) -> None:
 
 @contextmanager
 def handling(world: World) -> Iterator[None]:
-    """A worker and a lane at work."""
+    """A worker and a job worker at work."""
     with (
         world.index() as index,
         world.worker(index) as worker,
-        world.refresher(index) as refresher,
+        world.job_worker(index) as job_worker,
         running(worker),
-        running(refresher),
+        running(job_worker),
     ):
         yield
 
@@ -64,7 +65,7 @@ def handle(world: World) -> None:
 
     def has_no_job() -> bool:
         with world.connect() as connection:
-            return not job.unfinished(connection)
+            return not model.unfinished(connection)
 
     with following(world):
         world.wait_until_level()
@@ -75,4 +76,4 @@ def handle(world: World) -> None:
 def refreshes(world: World) -> int:
     """How many jobs wrote everything again."""
     with world.connect() as connection:
-        return sum(one.kind is JobKind.REFRESH for one in job.recent(connection))
+        return sum(one.kind is JobKind.REFRESH for one in model.recent(connection))

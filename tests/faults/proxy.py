@@ -103,7 +103,6 @@ class Proxy:
 
     Attributes:
         bulks: How many bulk requests have come.
-        sizes: How many bytes each of them had.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -113,7 +112,6 @@ class Proxy:
         self._spoilt = ""
         self._left = 0
         self.bulks = 0
-        self.sizes: list[int] = []
         self._server = _Server(("127.0.0.1", 0), self._handler())
 
     @property
@@ -132,6 +130,19 @@ class Proxy:
             self._server.shutdown()
             self._server.server_close()
             thread.join()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Refuse connections while the block lasts."""
+        port = self._server.server_port
+        self._server.shutdown()
+        self._server.server_close()
+        try:
+            with self.spoiling(lambda _: None, path="/"):  # connections that are open are closed too
+                yield
+        finally:
+            self._server = _Server(("127.0.0.1", port), self._handler())
+            threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     @contextmanager
     def spoiling(self, fault: Fault, *, times: int = 10**9, path: str = "/_bulk") -> Iterator[None]:
@@ -161,7 +172,6 @@ class Proxy:
         path = unquote(urlsplit(handler.path).path)
         if path.endswith("/_bulk"):
             self.bulks += 1
-            self.sizes.append(len(body))
         fault = self._next_fault(path)
 
         def forward() -> Answer:

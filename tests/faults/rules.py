@@ -2,276 +2,257 @@
 
 from __future__ import annotations
 
+from tests.model import cleaning_up, cluster_identities, relaying, routing, suspending, wakeup, writing
+from tests.mutations import DOES_NOTHING, SAYS_NO, SAYS_YES, Is, Lacks, Replaces, Returns
+from tests.mutations.base import suspends_on_bad_rows, waits_for_tables
+from tests.mutations.capture import at_its_own_level, from_the_oldest_on, nothing_in_progress, only_the_new_image
+from tests.mutations.documents import as_if_never_suspended, only_current
+from tests.mutations.jobs import gives_up_silently, resumes_without_a_refresh
+from tests.mutations.relay import only_says_that_it_lives, saves_before_acknowledgement, waits_without_a_look
+from tests.mutations.verify import nothing_too_many, takes_all_as_due
+from tests.mutations.version import one_more_than_remembered
+from tests.mutations.writing import (
+    assigns_the_version_last,
+    commits_first,
+    forgets_what_is_refused,
+    is_tried_again_at_once,
+    reads_at_once,
+    with_the_time,
+)
 from tests.proof import Rule
 
 # Capture
 
-OLD_IMAGES = Rule(
-    "a row leads to its documents as it was and as it is",
-    module="syncer.model",
-    text="for image in (read.old, read.new) if image is not None",
-    instead="for image in (read.new or read.old,) if image is not None",
-)
+OLD_IMAGES = Rule(routing.BOTH_IMAGES, patch="syncer.base.model:Change.parse", instead=only_the_new_image)
 KEY_CHANGES = Rule(
     "a key that changes is a delete and an insert",
-    module="syncer.trigger",
-    text="{old_rows} FULL JOIN {new_rows}",
-    instead="{old_rows} RIGHT JOIN {new_rows}",
+    patch="syncer.capture.triggers:_TWO_SIDED",
+    instead=Replaces("FULL JOIN", "RIGHT JOIN"),
 )
 TRUNCATED = Rule(
     "a change that names no row touches every document",
-    module="syncer.affected",
-    text="return None if any(not change.images for some in used.values() for change in some) else used",
-    instead="return used",
+    patch="syncer.documents.affected:_names_no_row",
+    instead=SAYS_NO,
 )
 FILES_NOTED = Rule(
     "a table that lies in other files than before counts as truncated",
-    module="syncer.capture",
-    text="not in (files, None) and _note(connection, relation)",
-    instead="not in (files, None) and False",
+    patch="syncer.capture.install:_note",
+    instead=SAYS_NO,
 )
 
 GONE_IS_NULL = Rule(
     "a trigger finds a column that is gone one level up, and does not fail",
-    module="syncer.trigger",
-    text='sql.SQL("{} AS {}").format(sql.Identifier(one), sql.Identifier(place))',
-    instead='sql.SQL("{} AS {}").format(sql.Identifier("syncer row", one), sql.Identifier(place))',
+    patch="syncer.capture.triggers:_found",
+    instead=at_its_own_level,
 )
 ROW_TRIGGERS = Rule(
     "a partitioned table has triggers for each row, in every partition",
-    module="syncer.capture",
-    text="return bool(value(connection, _IS_BY_ROW, asked))",
-    instead="return False",
+    patch="syncer.capture.install:_is_by_row",
+    instead=SAYS_NO,
 )
 WRITERS_WAITED_FOR = Rule(
-    "a definition that reads more comes into force once whoever wrote before has ended",
-    module="syncer.capture",
-    text="_wait_for_writers(connection, capture.relation, deadline, waiting)",
-    instead="pass",
+    "a definition that reads more is activated after earlier writers have ended",
+    patch="syncer.capture.install:_wait_for_writers",
+    instead=DOES_NOTHING,
 )
 
 # Relay
 
 ONE_LEADER = Rule(
     "one relay leads, by a lock of the connection that saves the cursor",
-    module="syncer.relay",
-    text='_LEAD = f"SELECT pg_try_advisory_lock({AdvisoryLock.RELAY:d})"',
-    instead='_LEAD = "SELECT true"',
+    patch="syncer.relay.loop:_LEAD",
+    instead=Is("SELECT true"),
 )
-CURSOR_IS_A_SNAPSHOT = Rule(
-    "the cursor is a snapshot: what was in progress when it was taken is looked for by name",
-    module="syncer.outbox",
-    text="o.xid >= {}::xid8 OR o.xid = ANY ({}::xid8[])",
-    instead="o.xid >= {}::xid8 AND {}::xid8[] IS NOT NULL",
+DEPOSED = Rule(
+    "a leader that sends nothing loses its session",
+    patch="syncer.capture.leader:_HOLD",
+    instead=Is("SELECT $1::text"),
 )
+STOP_HEEDED = Rule(
+    "who publishes for long heeds a stop", patch="syncer.relay.loop:Relay._heed_stop", instead=only_says_that_it_lives
+)
+CURSOR_IS_A_SNAPSHOT = Rule(relaying.BY_SNAPSHOT, patch="syncer.capture.outbox:_bounds", instead=nothing_in_progress)
 SAVED_LAST = Rule(
-    "the cursor is saved once every record is acknowledged",
-    module="syncer.relay",
-    text="published, seen = self._produce_new(connection, self._cursor, producer, batch)",
-    instead="published, seen = self._produce_new(connection, self._cursor, producer, batch); "
-    "Relay._save(self, connection, seen, producer)",
+    relaying.ACKNOWLEDGED_FIRST, patch="syncer.relay.loop:Relay._produce_new", instead=saves_before_acknowledgement
 )
 
-RUNG = Rule(
-    "whoever writes while the relay sleeps rings",
-    module="syncer.doorbell",
-    text="PERFORM pg_catalog.pg_notify('{CHANNEL}', '');",
-    instead="PERFORM pg_catalog.pg_notify('{CHANNEL}_of_others', '');",
+TRUNCATED_WHOLE = Rule(
+    "rows go away by TRUNCATE, which no snapshot keeps from giving room back",
+    patch="syncer.capture.outbox:_TRUNCATE",
+    instead=Replaces("TRUNCATE", "DELETE FROM"),
 )
-LOOKED_ONCE_MORE = Rule(
-    "the relay looks once more when everybody rings",
-    module="syncer.relay",
-    text="if not self.run_once().published:",
-    instead="if True:",
+SEEN_BY_SNAPSHOT = Rule(
+    "what a cursor has seen is told by its snapshot, not by the oldest transaction that is open",
+    patch="syncer.capture.outbox:_bounds",
+    instead=from_the_oldest_on,
 )
+
+NOTIFIED = Rule(
+    "writers notify while the relay sleeps",
+    patch="syncer.capture.wakeup:NOTIFY_IN_TRIGGER",
+    instead=Replaces("', '');", "_of_others', '');"),
+)
+KEPT_TO_THE_END = Rule(
+    wakeup.KEPT_TO_THE_END,
+    patch="syncer.capture.wakeup:NOTIFY_IN_TRIGGER",
+    instead=Replaces(
+        "NOT pg_catalog.pg_try_advisory_xact_lock_shared(",
+        "EXISTS (SELECT FROM pg_catalog.pg_locks WHERE mode = 'ExclusiveLock' AND objid::bigint = 4294967295 & ",
+    ),
+)
+LOOKED_ONCE_ASLEEP = Rule(wakeup.LOOK_ONCE_ASLEEP, patch="syncer.relay.loop:Relay._rest", instead=waits_without_a_look)
 
 # Worker
 
 COMMITTED_LAST = Rule(
     "an offset is committed only for what is done",
-    module="syncer.worker",
-    text="self._batches.append(batch)",
-    instead="self._batches.append(batch); self._membership.commit(batch.received); time.sleep(0.3)",
+    patch="syncer.worker.loop:Worker._take",
+    instead=commits_first,
 )
+LATE_AGAIN = Rule(writing.LATE_AGAIN, patch="syncer.indexing.writer:Writer._gone", instead=Returns([]))
 REFUSED_AGAIN = Rule(
     "documents that Elasticsearch refuses for now are written again",
-    module="syncer.pipeline",
-    text="self._write_slowly(one, again)",
-    instead="pass",
+    patch="syncer.indexing.writer:Writer.settle",
+    instead=forgets_what_is_refused,
 )
 BUSY_IS_RETRIED = Rule(
     "a request that Elasticsearch has no room for is sent again",
-    module="syncer.policy",
-    text="408, 429, 500",
-    instead="408, 500",
+    patch="syncer.base.error_policy:_RETRIED_STATUSES",
+    instead=Lacks(frozenset({429})),
 )
 
-DATA_IS_PARKED = Rule(
-    "a row that makes the SELECT raise is found out, and parked",
-    module="syncer.policy",
-    text="(psycopg.DataError, Action.PARK)",
-    instead="(psycopg.DataError, Action.HALT_DOCUMENT)",
+DATA_IS_DEAD_LETTERED = Rule(
+    "a row that makes the SELECT raise is found out, and dead_lettered",
+    patch="syncer.base.error_policy:_POSTGRES",
+    instead=suspends_on_bad_rows,
 )
-REFUSED_IS_PARKED = Rule(
-    "a document that Elasticsearch refuses is parked by itself",
-    module="syncer.policy",
-    text="_PARKED_STATUSES = frozenset({400, 413})",
-    instead="_PARKED_STATUSES = frozenset()",
+REFUSED_IS_DEAD_LETTERED = Rule(
+    "a document that Elasticsearch refuses is dead-lettered by itself",
+    patch="syncer.base.error_policy:_DEAD_LETTERED_STATUSES",
+    instead=Is(frozenset()),
 )
 
 # The version rule
 
-DRAWN_WITH_THE_SNAPSHOT = Rule(
-    "a version is drawn with the snapshot of what is written with it, and not later",
-    module="syncer.compose",
-    text="            return Batch(\n                compositions=self._compositions(document, ids, drawn, absent),\n"
-    "                version=drawn,\n",
-    instead="            early = self._compositions(document, ids, drawn, absent)\n"
-    '            self._connection.execute("COMMIT")\n'
-    '            self._connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")\n'
-    "            late = version.draw(self._connection)\n"
-    "            again = [\n"
-    "                Composition(id=one.id, version=late, source=one.source, routing=one.routing)\n"
-    "                for one in early\n            ]\n"
-    "            return Batch(\n                compositions=tuple(again),\n                version=late,\n",
+ASSIGNED_WITH_THE_SNAPSHOT = Rule(
+    "a version is assigned with the snapshot of what is written with it, and not later",
+    patch="syncer.indexing.compose:Composer._read",
+    instead=assigns_the_version_last,
 )
-DRAWN_IN_TURN = Rule(
-    "nobody else draws, or takes his snapshot, between a draw and its snapshot",
-    module="syncer.version",
-    text="LOCK TABLE syncer.turn IN EXCLUSIVE MODE;",
-    instead="DO 'BEGIN PERFORM pg_sleep(random() / 50); END';",
+ASSIGNED_IN_TURN = Rule(
+    writing.IN_TURN,
+    patch="syncer.indexing.version:_TAKE_TURN",
+    instead=Is("DO 'BEGIN PERFORM pg_sleep(random() / 50); END'"),
 )
-WRITTEN_WITH_THE_DRAW = Rule(
-    "documents are written with the version of their draw, not with one of their writing",
-    module="syncer.index",
-    text='"version":{one.version}',
-    instead='"version":{one.version + __import__("time").time_ns()}',
+WRITTEN_WITH_THE_ASSIGN = Rule(
+    "documents are written with the version of their assign, not with one of their writing",
+    patch="syncer.elasticsearch.bulk:_lines",
+    instead=with_the_time,
 )
 ON_ALL_SHARDS = Rule(
     "a document with a routing is deleted from all other shards with the version that it is written with",
-    module="syncer.index",
-    text="return self.holdings.shards(target).others(composition.place.routing)",
-    instead="return ()",
+    patch="syncer.elasticsearch.bulk:Index._elsewhere",
+    instead=Returns(()),
 )
 REPLAYED = Rule(
-    "a replica is read only once it has replayed the draw",
-    module="syncer.replica",
-    text="self._wait_for(mark)",
-    instead="self.require_draw = lambda _: None",
+    "a replica is read only once it has replayed the assign",
+    patch="syncer.indexing.replica:Replica._wait_for",
+    instead=reads_at_once,
 )
 SAME_CLUSTER = Rule(
     "only a server of the same cluster and database is read",
-    module="syncer.replica",
-    text="if not self._is_known and value(primary",
-    instead="if False and value(primary",
+    patch="syncer.indexing.replica:Replica.require_cluster_of",
+    instead=DOES_NOTHING,
 )
 
 EPOCH_RECORDED = Rule(
-    "an epoch is greater than any that Elasticsearch has seen",
-    module="syncer.version",
-    text="max(found.epoch, recorded) + 1",
-    instead="found.epoch + 1",
+    cluster_identities.RECORDED, patch="syncer.indexing.failover:_next_epoch", instead=one_more_than_remembered
 )
 
 # Jobs
 
 RECLAIMED = Rule(
-    "pages of a lane that is dead or stalled are given to another",
-    module="syncer.job_pages",
-    text="return sum(connection.execute(_GIVE_BACK, one).rowcount for one in lost)",
-    instead="return 0",
+    "chunks of a job worker that is dead or stalled are given to another",
+    patch="syncer.jobs.chunks:reclaim",
+    instead=Returns(0),
 )
 COUNTED_ONCE = Rule(
-    "a page is counted by whoever takes it away, in one statement",
-    module="syncer.job_pages",
-    text="DELETE FROM syncer.job_page AS p USING job WHERE p.job = job.id AND p.number = ANY ($2)\n"
-    "    RETURNING p.job, p.number, cardinality(p.ids) AS documents",
-    instead="SELECT p.job, p.number, cardinality(p.ids) AS documents\n"
-    "    FROM syncer.job_page AS p JOIN job ON p.job = job.id AND p.number = ANY ($2)",
+    "a chunk is counted and removed in one statement",
+    patch="syncer.jobs.chunks:_FINISH",
+    instead=Replaces(
+        "DELETE FROM syncer.job_chunk AS p USING job WHERE p.job = job.id AND p.number = ANY ($2)\n"
+        "    RETURNING p.job, p.number, cardinality(p.ids) AS documents",
+        "SELECT p.job, p.number, cardinality(p.ids) AS documents\n"
+        "    FROM syncer.job_chunk AS p JOIN job ON p.job = job.id AND p.number = ANY ($2)",
+    ),
 )
 RENUMBERED = Rule(
-    "a page that is given back gets another number, under which whoever had it cannot finish it",
-    module="syncer.job_pages",
-    text="SET number = job.pages_end, taken_by = NULL",
-    instead="SET taken_by = NULL",
+    "a chunk that is given back gets another number, so that its previous job worker cannot finish it",
+    patch="syncer.jobs.chunks:_GIVE_BACK",
+    instead=Replaces("SET number = job.chunks_end, taken_by = NULL", "SET taken_by = NULL"),
 )
-SWEPT = Rule(
-    "a job of all documents looks for what only Elasticsearch has",
-    module="syncer.jobs",
-    text="if is_through and job.kind.is_whole and job.state is JobState.LISTED:",
-    instead="if False:",
-)
+CLEANED_UP = Rule(cleaning_up.CLEANED_UP, patch="syncer.jobs.queue:_has_yet_to_cleanup", instead=SAYS_NO)
 LATE_READ_AGAIN = Rule(
-    "whoever has written reads again if all documents were listed since he read",
-    module="syncer.writer",
-    text="return state.listings != batch.listings or",
-    instead="return False or",
+    "a writer reads again if all documents were listed since it read",
+    patch="syncer.indexing.writer:Writer._is_listed_since",
+    instead=SAYS_NO,
 )
-OWED_UNFILLED = Rule(
-    "a document counts as not filled once a job that is owed is given up",
-    module="syncer.jobs",
-    text="if is_ended and job.kind.is_owed:",
-    instead="if False:",
+PENDING_INCOMPLETE = Rule(
+    "a document counts as not loaded once a job that is pending is given up",
+    patch="syncer.jobs.queue:_give_up",
+    instead=gives_up_silently,
 )
 
-POSTPONED = Rule(
+DEFERRED = Rule(
     "a job that is in trouble is left for a while",
-    module="syncer.refresher",
-    text="self._postpone(job, error)",
-    instead="raise error",
+    patch="syncer.jobs.steps:JobSteps._defer",
+    instead=is_tried_again_at_once,
 )
 
 # Definitions and indices
 
-OWED_WAITED_FOR = Rule(
-    "a new index waits for the jobs that would leave it stale",
-    module="syncer.filling",
-    text="for _ in range(2):  # see `rebuild.owed`",
-    instead="for _ in range(0):",
+PENDING_WAITED_FOR = Rule(
+    "an index serves once the jobs that would leave it stale are done",
+    patch="syncer.cli.follow_jobs:LoadProgress._wait_for_pending",
+    instead=DOES_NOTHING,
 )
 
 FOLLOWED = Rule(
     "an index that is built, or on standby, is followed like the one that serves",
-    module="syncer.affected",
-    text="if one.halted is None]",
-    instead='if one.halted is None and one.role == "serving"]',
+    patch="syncer.documents.affected:AffectedReader.documents",
+    instead=only_current,
 )
 NOT_NEEDED = Rule(
-    "an index that no search needs halts when it takes nothing",
-    module="syncer.refusal",
-    text="if document.role is Role.SERVING:",
-    instead="if True:",
+    "an index that no search needs suspends when it takes nothing",
+    patch="syncer.indexing.bulk_errors:is_needed",
+    instead=SAYS_YES,
 )
 SHAPE_COMPARED = Rule(
     "a document is read only from what its definition was applied to",
-    module="syncer.reading",
-    text="if said := shape.differences(before, shape.read_again(connection, before)):",
-    instead="if said := []:",
+    patch="syncer.documents.snapshot:require_shape",
+    instead=DOES_NOTHING,
 )
-HALT_ENDS_ANEW = Rule(
-    "a halt ends with a generation of its own, under which every document is written once",
-    module="syncer.steps",
-    text="is_changed = before is None or before.halted is not None or",
-    instead="is_changed = before is None or",
+REFRESHED = Rule(suspending.REFRESHED, patch="syncer.jobs.resume:resume", instead=resumes_without_a_refresh)
+SUSPEND_ENDS_ANEW = Rule(
+    "a suspension ends with a revision of its own, under which every document is written once",
+    patch="syncer.apply.plan:_is_changed",
+    instead=as_if_never_suspended,
 )
 SHORT_WAITS = Rule(
-    "a stage gives up a table that is being altered, and looks whether it is to stop",
-    module="syncer.postgres",
-    text="        except psycopg.errors.LockNotAvailable:\n            if lock_seconds:",
-    instead="        except psycopg.errors.LockNotAvailable:\n            if False:",
+    "a component gives up a table that is being altered, and looks whether it is to stop",
+    patch="syncer.base.postgres:_begun",
+    instead=waits_for_tables,
 )
 
 # Verify
 
 LOOKED_AT_AGAIN = Rule(
-    "what differs is looked at again until it has stayed so for a while, and what came before is handled",
-    module="syncer.looking",
-    text="ripe_at = time.monotonic() - self.settle_seconds",
-    instead="ripe_at = time.monotonic(); self.transit.is_through = lambda: True",
+    "what differs is checked again until it has stayed so for a while, and what came before is handled",
+    patch="syncer.verify.recheck:Recheck._settle_due",
+    instead=takes_all_as_due,
 )
 EXTRAS_COUNTED = Rule(
     "what only Elasticsearch has is found by counting",
-    module="syncer.verify",
-    text="self._extras(view, view.count() - found,",
-    instead="self._extras(view, 0,",
+    patch="syncer.verify.compare:_Pass._extras",
+    instead=nothing_too_many,
 )

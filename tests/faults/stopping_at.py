@@ -30,7 +30,7 @@ class Point:
     """A point in the code.
 
     Args:
-        at: The function, as ``syncer.relay:Relay._save``.
+        at: The function, as ``syncer.relay.loop:Relay._save``.
         when: Before it begins, or after it has returned; returning an empty list does not count.
         turn: At the how many-th time.
         send: The signal that the process sends to itself.
@@ -50,15 +50,13 @@ class Plan:
 
     Args:
         points: Where it ends or stands still.
-        constants: Constants of modules, such as leases: ``syncer.job_pages:STALLED_SECONDS`` and its value.
+        constants: Constants of modules, such as leases: ``syncer.jobs.chunks:STALLED_SECONDS`` and its value.
         clock_hours: By how much its wall clock is off.
-        boot_clock_stands: Whether the clock that the age of a draw is told by stands still.
     """
 
     points: tuple[Point, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
     clock_hours: float = 0
-    boot_clock_stands: bool = False
 
     @property
     def program(self) -> tuple[str, ...]:
@@ -76,9 +74,6 @@ def _carry_out(plan: Mapping[str, Any]) -> None:
     if plan["clock_hours"]:
         now = time.time
         time.time = lambda: now() + plan["clock_hours"] * 3600
-    if plan["boot_clock_stands"]:
-        ask, begun = time.clock_gettime, time.clock_gettime(time.CLOCK_BOOTTIME)
-        time.clock_gettime = lambda which: begun if which == time.CLOCK_BOOTTIME else ask(which)
 
 
 def _wrap(point: Point) -> None:
@@ -112,4 +107,4 @@ def _owner(place: str) -> tuple[Any, str]:
 
 if __name__ == "__main__":
     _carry_out(json.loads(sys.argv.pop(1)))
-    importlib.import_module("syncer.cli").main()
+    importlib.import_module("syncer.cli.app").main()

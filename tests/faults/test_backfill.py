@@ -1,4 +1,4 @@
-"""A backfill beside live traffic: whoever dies, refuses or is busy, each document is written, and counted once."""
+"""A backfill beside live traffic: despite crashes, rejections and load, each document is written and counted once."""
 
 from __future__ import annotations
 
@@ -16,25 +16,31 @@ import pytest
 from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from elasticsearch import Elasticsearch
 
-from syncer import jobs, rebuild, refusal, store
-from syncer.index import BulkOutcome, Index, Rejection
-from syncer.job import Job, JobKind, JobState, find, unfinished
-from syncer.model import Composition, Role, Target
-from syncer.postgres import Connection
-from syncer.refresher import Refresher
+from syncer.apply import reindex
+from syncer.base.model import Composition, Role, Target
+from syncer.base.postgres import Connection
+from syncer.documents import registry
+from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
+from syncer.indexing import bulk_errors
+from syncer.jobs import queue
+from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
+from syncer.worker.job_loop import JobWorker
 from tests.faults.rules import (
     BUSY_IS_RETRIED,
-    DATA_IS_PARKED,
+    CLEANED_UP,
+    DATA_IS_DEAD_LETTERED,
     NOT_NEEDED,
     RECLAIMED,
     REFUSED_AGAIN,
-    REFUSED_IS_PARKED,
-    SWEPT,
+    REFUSED_IS_DEAD_LETTERED,
     TRUNCATED,
 )
-from tests.faults.test_write_lane import create
+from tests.faults.test_job_writes import create
 from tests.faults.writers import SEED, fill, writing
 from tests.harness import DEADLINE_SECONDS, World, running, wait_until
+from tests.mutations import DOES_NOTHING
+from tests.mutations.jobs import nowhere_else
+from tests.mutations.writing import as_large_as_any
 from tests.proof import Rule, faces
 from tests.routed import put_routing, put_shards
 
@@ -42,7 +48,7 @@ POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
 INSERT INTO posts (id, user_id, title, body) SELECT 1000000 + g, 1, 'title', 'body' FROM generate_series(1, {}) AS g
 """
-IN_HAND = "SELECT FROM syncer.job_page WHERE taken_by IS NOT NULL"
+IN_HAND = "SELECT FROM syncer.job_chunk WHERE taken_by IS NOT NULL"
 
 
 @pytest.fixture
@@ -68,7 +74,7 @@ def wait_done(connection: Connection, job: Job, *, seconds: float = DEADLINE_SEC
 def require_counted(job: Job) -> None:
     """Each document that was listed counts once, as one thing."""
     assert job.documents_done == job.documents_total
-    assert job.indexed + job.deleted + job.superseded + job.parked == job.documents_done
+    assert job.indexed + job.deleted + job.skipped + job.dead_lettered == job.documents_done
 
 
 def versions(world: World) -> dict[str, int]:
@@ -89,25 +95,24 @@ def begin(world: World, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=world.environment, stdout=log, stderr=log)
 
 
-def kill_at_a_page(world: World, process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL while it has a page in hand: between two pages, for which its rate lets it wait, none would be left."""
+def kill_at_a_chunk(world: World, process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL while it has a chunk in hand: between two chunks, for which its rate lets it wait, none would be left."""
     with world.application() as altering:
         altering.execute("LOCK TABLE posts")
-        wait_until(lambda: bool(world.sql(IN_HAND)), what="it has a page in hand, and cannot read for it")
+        wait_until(lambda: bool(world.sql(IN_HAND)), what="it has a chunk in hand, and cannot read for it")
         process.kill()
         process.wait()
 
 
 @faces(
     "the command of a backfill is killed, twice",
-    promises=(1, 4),
+    guarantees=(1, 4),
     without=(
         RECLAIMED,
         Rule(
             "the same command takes its unfinished job up again",
-            module="syncer.jobs",
-            text="if resumes and (same := _same(standing, kind, where)):",
-            instead="if False and (same := None):",
+            patch="syncer.jobs.queue:_same",
+            instead=DOES_NOTHING,
         ),
     ),
 )
@@ -130,7 +135,7 @@ def test_a_command_that_was_killed_goes_on_from_where_it_was(world: World, conne
             return now >= before + 300
 
         wait_until(has_gone_on, what="some of it is done")
-        kill_at_a_page(world, process)
+        kill_at_a_chunk(world, process)
         at_least = done(connection, job)
         kept.append((at_least, versions(world)))
     assert begin(world, "--rate", "100000").wait(DEADLINE_SECONDS) == 0, (world.folder / "backfill.log").read_text()
@@ -144,26 +149,26 @@ def test_a_command_that_was_killed_goes_on_from_where_it_was(world: World, conne
     assert world.differences() == []
 
 
-@faces("of two daemons one is killed and one stopped while they write a backfill", promises=(1, 4), without=RECLAIMED)
+@faces("of two daemons one is killed and one stopped while they write a backfill", guarantees=(1, 4), without=RECLAIMED)
 def test_daemons_that_die_and_leave_in_the_middle_lose_nothing_and_count_once(
     world: World, connection: Connection
 ) -> None:
     """Two daemons write a job under random writers; one gets SIGKILL, one SIGTERM; the third does the rest."""
     fill(world)
-    world.sql(POSTS.format(6000))
+    world.sql(POSTS.format(3000))
     first, second = world.daemon(), world.daemon()
     with writing(world, writers=3):
-        job = jobs.create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL, rate=1500)
+        job = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL, rate=1000)
         assert job is not None
-        wait_until(lambda: done(connection, job) > 1000, what="some of it is done")
+        wait_until(lambda: done(connection, job) > 300, what="some of it is done")
         first.kill()
         before = done(connection, job)
-        wait_until(lambda: done(connection, job) > before + 1000, what="the other goes on")
+        wait_until(lambda: done(connection, job) > before + 300, what="the other goes on")
         began = time.monotonic()
         assert second.stop() == 0
-        assert time.monotonic() - began < 30  # in the time that it gives its stages
+        assert time.monotonic() - began < 30  # in the time that it gives its components
         third = world.daemon()
-        jobs.set_rate(connection, job.id, None)
+        queue.set_rate(connection, job.id, None)
         require_counted(wait_done(connection, job))
     world.wait_until_level()
     assert third.stop() == 0
@@ -184,19 +189,20 @@ def plant(world: World, client: Elasticsearch) -> None:
 
 @faces(
     "copies that no SELECT returns lie in the index, some on shards that are not theirs",
-    promises=(3, 4),
+    guarantees=(3, 4),
     without=(
-        SWEPT,
+        CLEANED_UP,
         Rule(
             "what should not be there is deleted from every shard",
-            module="syncer.listing",
-            text="first=written[0], everywhere=True)",
-            instead="first=written[0], everywhere=False)",
+            patch="syncer.jobs.listing:_put_chunks",
+            instead=nowhere_else,
         ),
     ),
 )
-@pytest.mark.parametrize("routing", [None, "p.user_id"], ids=["unrouted", "routed"])
-def test_strays_go_away_beside_live_traffic(empty_world: World, routing: str | None) -> None:
+@pytest.mark.parametrize(
+    "routing", [pytest.param(None, id="unrouted", marks=pytest.mark.thorough), pytest.param("p.user_id", id="routed")]
+)
+def test_orphans_go_away_beside_live_traffic(empty_world: World, routing: str | None) -> None:
     """On three shards, with nested documents: what is planted is gone, what writers do meanwhile ends right."""
     world = empty_world
     put_shards(world, 3)
@@ -212,7 +218,7 @@ def test_strays_go_away_beside_live_traffic(empty_world: World, routing: str | N
         plant(world, client)
         world.daemon()
         with writing(world, writers=3):
-            job = jobs.create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL, rate=300)
+            job = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL, rate=300)
             assert job is not None
             after = wait_done(connection, job)
         require_counted(after)
@@ -226,7 +232,7 @@ LISTED = frozenset(JobState) - {JobState.NEW, JobState.LISTING}
 """It may be further by the time that somebody looks."""
 
 
-@faces("tables are truncated one after the other", promises=(1,), without=TRUNCATED)
+@faces("tables are truncated one after the other", guarantees=(1,), without=TRUNCATED)
 def test_truncates_in_a_row_are_one_job(world: World, connection: Connection) -> None:
     """As long as nobody has begun with the first one's; what it does covers both."""
     world.sql(POSTS.format(20))
@@ -241,14 +247,14 @@ def test_truncates_in_a_row_are_one_job(world: World, connection: Connection) ->
         world.drain(relay, worker)
 
 
-@faces("tables are truncated under writers, while a backfill is listed", promises=(1, 2, 3, 4), without=TRUNCATED)
+@faces("tables are truncated under writers, while a backfill is listed", guarantees=(1, 2, 3, 4), without=TRUNCATED)
 def test_tables_that_are_truncated_under_writers_end_equal(world: World, connection: Connection) -> None:
     """One that posts are joined to, then the posts themselves, while everybody writes and a backfill is listed."""
     fill(world)
     world.sql(POSTS.format(2000))
     world.daemon()
     with writing(world, writers=3):
-        job = jobs.create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL, rate=1000)
+        job = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL, rate=1000)
         assert job is not None
         wait_until(lambda: find(connection, job.id).state in LISTED, what="the backfill is listed")
         for table in ("comments", "posts, comments", "comments", "posts, comments"):
@@ -273,14 +279,14 @@ def with_retries(world: World, query: str) -> None:
 
 @faces(
     "one row makes the SELECT raise, one document is refused",
-    promises=(1, 4),
+    guarantees=(1, 4),
     without=(
-        DATA_IS_PARKED,
-        REFUSED_IS_PARKED,
+        DATA_IS_DEAD_LETTERED,
+        REFUSED_IS_DEAD_LETTERED,
     ),
 )
 def test_a_poisoned_row_and_a_refused_document_keep_no_other_waiting(empty_world: World) -> None:
-    """Both are parked and counted, the rest is written; they are cleared once they are mended."""
+    """Both are dead-lettered and counted, the rest is written; they are cleared once they are fixed."""
     world = empty_world
     folder = world.document_folder
     file = folder / "select.sql"
@@ -297,18 +303,18 @@ def test_a_poisoned_row_and_a_refused_document_keep_no_other_waiting(empty_world
         world.refresh(index)
         after = wait_done(connection, job)
         require_counted(after)
-        assert (after.indexed, after.parked) == (1498, 2)
+        assert (after.indexed, after.dead_lettered) == (1498, 2)
         assert set(dead(world)) == {"1000700", "1000900"}
-        world.sql("UPDATE posts SET views = 0, title = 'mended' WHERE id IN (1000700, 1000900)")
+        world.sql("UPDATE posts SET views = 0, title = 'fixed' WHERE id IN (1000700, 1000900)")
         job = create(connection, JobKind.BACKFILL)
         world.refresh(index)
-        assert wait_done(connection, job).parked == 0
+        assert wait_done(connection, job).dead_lettered == 0
     assert dead(world) == []
     assert world.differences() == []
 
 
 def dead(world: World) -> list[str]:
-    """The ids of the documents that are parked."""
+    """The ids of the documents that are dead-lettered."""
     return [row[0] for row in world.sql("SELECT id FROM syncer.dead_letter ORDER BY id")]
 
 
@@ -316,7 +322,7 @@ def dead(world: World) -> list[str]:
 
 PEAK = """
 import sys
-from syncer.cli import main
+from syncer.cli.app import main
 sys.argv[1:] = ["backfill", "blogpost"]
 try:
     main()
@@ -327,24 +333,23 @@ finally:
 
 
 @faces(
-    "a backfill of 600 MB, in pages of 200 MB",
-    promises=(4,),
+    "a backfill of 240 MB, in chunks of 200 MB",
+    guarantees=(4,),
     without=Rule(
         "as many documents are composed together as fit into a request",
-        module="syncer.pipeline",
-        text="int(self._batch_bytes_max / weight)",
-        instead="self._batch_documents_max",
+        patch="syncer.indexing.writer:Writer._bytes_each",
+        instead=as_large_as_any,
     ),
 )
 def test_memory_does_not_grow_with_the_size_of_documents(empty_world: World) -> None:
-    """3,000 documents of 200 kB, in pages of 1,000: the command stays below 200 MB."""
+    """1,200 documents of 200 kB, in chunks of 1,000: the command stays below 200 MB."""
     world = empty_world
     file = world.document_folder / "index.json"
     body = json.loads(file.read_text())
     body["mappings"]["properties"]["body"] = {"type": "keyword", "index": False, "doc_values": False}
     file.write_text(json.dumps(body))
     world.set_up()
-    world.sql(POSTS.format(3000))
+    world.sql(POSTS.format(1200))
     world.sql("UPDATE posts SET body = repeat('lorem ipsum ', 17000)")
     ended = subprocess.run(
         [sys.executable, "-c", PEAK],
@@ -359,7 +364,7 @@ def test_memory_does_not_grow_with_the_size_of_documents(empty_world: World) -> 
     assert peak < 200
     with world.connect() as connection:
         [job] = connection.execute("SELECT documents_done, indexed FROM syncer.job WHERE kind = 'backfill'").fetchall()
-    assert job == (3000, 3000)
+    assert job == (1200, 1200)
 
 
 # An Elasticsearch that is busy
@@ -397,21 +402,21 @@ def too_many_requests() -> elasticsearch.ApiError:
 
 @faces(
     "Elasticsearch answers 429 half of the time, to whole requests and to single documents",
-    promises=(1, 4),
+    guarantees=(1, 4),
     without=(BUSY_IS_RETRIED, REFUSED_AGAIN),
 )
 def test_what_a_busy_elasticsearch_refuses_is_tried_again(world: World, connection: Connection) -> None:
     """Whole requests and single documents are answered 429 half of the time: nothing is lost or counted twice."""
-    world.sql(POSTS.format(5000))
+    world.sql(POSTS.format(2000))
     dice = random.Random(SEED)
     job = create(connection, JobKind.BACKFILL)
     with world.elasticsearch() as client:
         index = BusyIndex(client, refuse=lambda _: dice.random() < 0.5, dice=dice)
-        with running(Refresher(connect=world.connect, index=index, batch_documents_max=200)):
+        with running(JobWorker(connect=world.connect, index=index, batch_documents_max=100)):
             after = wait_done(connection, job)
     assert index.refused > 5
     require_counted(after)
-    assert (after.indexed + after.superseded, after.parked) == (5000, 0)
+    assert (after.indexed + after.skipped, after.dead_lettered) == (2000, 0)
     assert world.differences() == []
 
 
@@ -420,37 +425,37 @@ def another_role(world: World, connection: Connection, role: Role) -> Iterator[s
     """An index of the blog that is being built, or stands by; its name."""
     with world.elasticsearch() as client:
         parts = world.parts(connection, client)
-        rebuild.begin(connection, parts.indices, "blogpost", tell=lambda _: None)
-        if role is Role.STANDBY:
+        reindex.begin(connection, parts.indices, "blogpost", tell=lambda _: None)
+        if role is Role.PREVIOUS:
             world.refresh(parts.index)
-            [building] = [one for one in store.documents(connection) if one.role is Role.BUILDING]
-            rebuild.serve(connection, parts.indices, building)
-    yield next(one.index_name for one in store.documents(connection) if one.role is role)
+            [building] = [one for one in registry.documents(connection) if one.role is Role.BUILDING]
+            reindex.serve(connection, parts.indices, building)
+    yield next(one.index_name for one in registry.documents(connection) if one.role is role)
 
 
-@faces("an index that is built, or on standby, answers 429 and nothing else", promises=(3, 4), without=NOT_NEEDED)
-@pytest.mark.parametrize("role", [Role.BUILDING, Role.STANDBY])
+@faces("an index that is built, or on standby, answers 429 and nothing else", guarantees=(3, 4), without=NOT_NEEDED)
+@pytest.mark.parametrize("role", [Role.BUILDING, pytest.param(Role.PREVIOUS, marks=pytest.mark.thorough)])
 def test_an_index_that_no_search_needs_is_not_waited_for_for_ever(
     world: World, connection: Connection, role: Role, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers 429 and nothing else: it halts after a while, the one that serves is filled and live."""
-    monkeypatch.setattr(refusal, "PATIENCE_SECONDS", 1.0)
+    """It answers 429 and nothing else: it suspends after a while, the one that serves is loaded and live."""
+    monkeypatch.setattr(bulk_errors, "PATIENCE_SECONDS", 1.0)
     world.sql(POSTS.format(300))
-    with another_role(world, connection, role) as unwell, world.elasticsearch() as client:
+    with another_role(world, connection, role) as unavailable, world.elasticsearch() as client:
 
-        def is_halted() -> bool:
-            return any(one.halted for one in store.documents(connection) if one.index_name == unwell)
+        def is_suspended() -> bool:
+            return any(one.suspended for one in registry.documents(connection) if one.index_name == unavailable)
 
-        for one in store.documents(connection):
-            jobs.create(connection, one, JobKind.BACKFILL)
-        index = BusyIndex(client, refuse=lambda target: target.index_name == unwell, dice=NEVER)
+        for one in registry.documents(connection):
+            queue.create(connection, one, JobKind.BACKFILL)
+        index = BusyIndex(client, refuse=lambda target: target.index_name == unavailable, dice=NEVER)
         began = time.monotonic()
-        with running(Refresher(connect=world.connect, index=index)):
-            wait_until(is_halted, what=f"the {role} index is halted")
+        with running(JobWorker(connect=world.connect, index=index)):
+            wait_until(is_suspended, what=f"the {role} index is suspended")
             assert time.monotonic() - began > 1
-            served = store.served(connection)["blogpost"].index_name
-            wait_until(lambda: not unfinished(connection, served), what="what serves is filled")
-        assert store.served(connection)["blogpost"].halted is None
+            served = registry.current(connection)["blogpost"].index_name
+            wait_until(lambda: not unfinished(connection, served), what="what serves is loaded")
+        assert registry.current(connection)["blogpost"].suspended is None
         assert index.refused > 1
     assert world.differences() == []
 

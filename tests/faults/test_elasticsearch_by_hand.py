@@ -1,14 +1,21 @@
-"""Whatever somebody does to an index by hand is noticed, and mended by a command that is named."""
+"""Any manual change of an index is detected, and the named command fixes it."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 import pytest
 from elasticsearch import Elasticsearch
 
+from syncer import daemon
+from syncer.documents import registry
+from syncer.monitoring import problems
+from tests.capturing import define
 from tests.faults.writers import fill, writing
 from tests.harness import World
+from tests.mutations import SAYS_YES, Is, Returns
+from tests.mutations.elasticsearch import looks_at_no_search_alias
 from tests.proof import Rule, faces
 
 
@@ -32,7 +39,7 @@ def edit(client: Elasticsearch, world: World) -> None:
     """Documents are edited, deleted and added."""
     client.update(index=world.alias, id="1", doc={"title": "edited by hand"})
     client.delete(index=world.alias, id="2")
-    client.index(index=world.alias, id="stray", document={"title": "added by hand"}, refresh=True)
+    client.index(index=world.alias, id="orphan", document={"title": "added by hand"}, refresh=True)
 
 
 @pytest.fixture
@@ -45,13 +52,8 @@ def blog(world: World) -> World:
 
 @faces(
     "the alias that searches use, or the one that writes name, is deleted by hand",
-    promises=(1, 3),
-    without=Rule(
-        "apply looks for both aliases",
-        module="syncer.steps",
-        text="indices.exists(before.target, searched_as=before.index)",
-        instead="True",
-    ),
+    guarantees=(1, 3),
+    without=Rule("apply looks for both aliases", patch="syncer.apply.plan:_is_there", instead=SAYS_YES),
 )
 @pytest.mark.parametrize("by_hand", [delete_alias, delete_write_alias])
 def test_an_alias_that_is_deleted_is_given_back(blog: World, by_hand: Callable[[Elasticsearch, World], None]) -> None:
@@ -61,7 +63,7 @@ def test_an_alias_that_is_deleted_is_given_back(blog: World, by_hand: Callable[[
         by_hand(client, blog)
         blog.sql("UPDATE users SET name = 'while it is away' WHERE id = 3")
         if by_hand is delete_write_alias:
-            daemon.wait_for("document.halted")
+            daemon.wait_for("document.suspended")
         applied = blog.syncer("apply", "--yes")
     assert applied.returncode == 0, applied.stderr
     assert "aliases" in applied.stdout + applied.stderr
@@ -69,7 +71,56 @@ def test_an_alias_that_is_deleted_is_given_back(blog: World, by_hand: Callable[[
     assert daemon.stop() == 0
 
 
-@faces("an index is made by hand where the alias was", promises=(3,))
+@faces(
+    "the alias that searches use leads to a second index too",
+    guarantees=(3,),
+    without=(
+        Rule(
+            "apply looks whether searches find the index alone",
+            patch="syncer.elasticsearch.indices:Indices.exists",
+            instead=looks_at_no_search_alias,
+        ),
+        Rule(
+            "verify looks whether searches find the index alone",
+            patch="syncer.verify.compare:_searched_instead",
+            instead=Returns(None),
+        ),
+        Rule(
+            "status looks whether searches find the index alone",
+            patch="syncer.monitoring.status:DocumentOverview.is_searched_alone",
+            instead=SAYS_YES,
+        ),
+    ),
+)
+def test_an_alias_that_leads_to_two_indices_is_told_and_fixed(blog: World) -> None:
+    """Every hit comes twice, though all documents equal their SELECT: status and verify say so, and apply fixes it."""
+
+    def troubles() -> list[str]:
+        poll = daemon.poller(blog.settings)
+        try:
+            return [one.action for one in problems.problems(poll.run_once().overview)]
+        finally:
+            poll.close()
+
+    with blog.connect() as connection, blog.indices() as indices:
+        installation = registry.installation(connection)
+        second = indices.build(
+            document="blogpost", alias=blog.alias, body={}, revision=9, installation=installation
+        ).index_name
+    assert blog.syncer("verify").returncode == 0
+    assert "Run: syncer apply" not in troubles()
+    with blog.elasticsearch() as client:
+        client.indices.put_alias(index=second, name=blog.alias)
+        verified = blog.syncer("verify")
+        assert verified.returncode == 1
+        assert f"Searches find {blog.index_of()} and {second} instead of {blog.index_of()} alone" in verified.stdout
+        assert "Run: syncer apply" in troubles()
+        blog.apply()
+        assert list(client.indices.get_alias(name=blog.alias).body) == [blog.index_of()]
+    assert blog.syncer("verify").returncode == 0
+
+
+@faces("an index is made by hand where the alias was", guarantees=(3,))
 def test_an_index_where_the_alias_was_is_said_and_left(blog: World) -> None:
     """Apply does not delete what is not its own; once somebody has, it gives the alias back."""
     with blog.elasticsearch() as client:
@@ -82,7 +133,7 @@ def test_an_index_where_the_alias_was_is_said_and_left(blog: World) -> None:
     blog.wait_until_level()
 
 
-@faces("documents are deleted, edited and added by hand", promises=(3,))
+@faces("documents are deleted, edited and added by hand", guarantees=(3,))
 def test_what_is_changed_by_hand_is_found_and_repaired(blog: World) -> None:
     """Verify finds all of it, and with --repair makes it good, also where a version was made up."""
     with blog.relay() as relay, blog.index() as index, blog.worker(index) as worker:
@@ -90,8 +141,54 @@ def test_what_is_changed_by_hand_is_found_and_repaired(blog: World) -> None:
         blog.handle(worker)  # of what differs from here on, nothing is on its way
     with blog.elasticsearch() as client:
         edit(client, blog)
-    assert blog.syncer("verify").returncode == 1
+    assert blog.syncer("verify", "--settle", "0.5").returncode == 1
     blog.daemon()
-    blog.syncer("verify", "--repair")
+    blog.syncer("verify", "--repair", "--settle", "0.5")
     blog.wait_until_level()
-    assert blog.syncer("verify").returncode == 0
+
+
+KINDS = "CREATE TYPE kind AS ENUM ('one', 'two'); CREATE DOMAIN small AS int CHECK (value < 100)"
+IDS = {
+    "numeric": ("1.50", "NaN"),
+    "date": ("2026-11-22", "infinity"),
+    "kind": ("one", "two"),
+    "small": ("1", "99"),
+}
+
+
+@pytest.mark.parametrize(
+    "type_", [pytest.param(one, marks=() if one in ("numeric", "small") else pytest.mark.thorough) for one in IDS]
+)
+@faces(
+    "documents are added by hand whose ids are no values of the type of _id",
+    guarantees=(3,),
+    without=Rule(
+        "an id that is no value of the type of _id is in no row",
+        patch="syncer.documents.queries:_NOT_CASTABLE",
+        instead=Is(()),
+    ),
+)
+def test_an_id_that_no_row_can_have_is_an_orphan(empty_world: World, type_: str) -> None:
+    """Verify calls it extra, a cleanup removes it, and no document is suspended."""
+    shutil.rmtree(empty_world.document_folder)
+    define(empty_world, "thing", "SELECT id AS _id, name FROM things")
+    empty_world.documents = ("thing",)
+    empty_world.sql(KINDS)
+    empty_world.sql(f"CREATE TABLE things (id {type_} PRIMARY KEY, name text)")
+    empty_world.migrate()
+    empty_world.apply()
+    for one in IDS[type_]:
+        empty_world.sql(f"INSERT INTO things VALUES ('{one}', 'a row')")
+    orphans = ["orphan", "1e5", "100", "2026-02-30", *IDS[type_]]
+    with empty_world.elasticsearch() as client:
+        for orphan in orphans:
+            client.index(
+                index=empty_world.alias_of("thing"), id=orphan, document={"name": "added by hand"}, refresh=True
+            )
+        verified = empty_world.syncer("verify", "--settle", "1")
+        assert "suspended" not in verified.stdout + verified.stderr
+        assert verified.stdout.count("extra") >= 3
+    empty_world.backfill("thing")
+    assert empty_world.sql("SELECT suspended FROM syncer.document") == [(None,)]
+    assert empty_world.differences() == []
+    assert set(empty_world.held("thing")) == set(IDS[type_])

@@ -1,39 +1,45 @@
-"""Kafka stands still, and is killed, while it is asked: who asks is told so, and goes on asking."""
+"""Kafka hangs or is killed during a request: the client gets an error and tries again."""
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException
 
-from syncer import topic
-from syncer.consumer import ChangeConsumer
-from syncer.errors import TopicError
+from syncer.base.errors import LossError, TopicError
+from syncer.base.settings import KafkaSettings
+from syncer.kafka import topic
+from syncer.kafka.consumer import ChangeConsumer
+from syncer.kafka.producer import ChangeProducer
 from syncer.sandbox import Sandbox
 from syncer.sandbox.kafka import KafkaServer
-from syncer.settings import KafkaSettings
 from tests.harness import wait_until
+from tests.mutations import Is
+from tests.mutations.producer import leaves_its_client_open
+from tests.mutations.topic import leaves_what_fails_open
 from tests.proof import Rule, faces
 
 QUESTIONS = {"members", "id", "extents", "lag"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def broker() -> Iterator[KafkaServer]:
-    """A broker of the test's own, with a topic and a group."""
+    """A broker of these tests' own, with a topic and a group."""
     with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
         Path(folder).chmod(0o755)  # for root's server, which runs as nobody
         server = Sandbox(Path(folder) / "servers").kafka
         try:
             server.start()
-            settings = KafkaSettings(bootstrap_servers=server.address)
+            settings = KafkaSettings(bootstrap_servers=server.address, topic="changes", group="workers")
             topic.ensure_topic(settings)
             consumer = ChangeConsumer(settings, on_change=lambda *_: None)
             consumer.receive(records_max=1, wait_seconds=1)
@@ -44,13 +50,12 @@ def broker() -> Iterator[KafkaServer]:
 
 
 @faces(
-    "Kafka stands still, and is killed, while it is asked about the workers' group",
-    promises=(1,),
+    "Kafka hangs, and is killed, during a request about the workers' group",
+    guarantees=(1,),
     without=Rule(
         "a question to the group's coordinator does not end by itself",
-        module="syncer.topic",
-        text="request_timeout=_NEVER_SECONDS",
-        instead="request_timeout=ANSWER_SECONDS",
+        patch="syncer.kafka.topic:_NEVER_SECONDS",
+        instead=Is(1),
     ),
 )
 def test_a_process_outlives_questions_that_are_not_answered(broker: KafkaServer, tmp_path: Path) -> None:
@@ -76,7 +81,7 @@ def test_a_process_outlives_questions_that_are_not_answered(broker: KafkaServer,
             wait_for_answers()
             for is_killed in (False, True):
                 broker.pause()
-                time.sleep(5)  # the fault: nobody is answered for so long
+                time.sleep(5)  # the fault: no question is answered for so long
                 if is_killed:
                     broker.kill()
                     broker.start()
@@ -87,26 +92,76 @@ def test_a_process_outlives_questions_that_are_not_answered(broker: KafkaServer,
             asking.kill()
 
 
+def held() -> tuple[int, int]:
+    """How many threads and file descriptors this process has."""
+    threads, descriptors = (len(list(Path("/proc/self", one).iterdir())) for one in ("task", "fd"))
+    return threads, descriptors
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What is given back is given back without Python's collector of cycles."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
 @faces(
-    "Kafka does not answer a question, and the client that asked stays silent for good",
-    promises=(1,),
+    "Kafka does not answer a question, and the client that asked stays silent",
+    guarantees=(1,),
     without=Rule(
-        "a client of Kafka's that has not answered is not asked again",
-        module="syncer.topic",
-        text="is_silent and self._admin is asked",
-        instead="False",
+        "a client of Kafka's that has not answered is closed, and not asked again",
+        patch="syncer.kafka.topic:_Clients.asked",
+        instead=leaves_what_fails_open,
     ),
 )
-def test_a_client_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next question is asked by another client: one that went silent in an outage may stay so."""
+def test_a_client_that_does_not_answer_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads and connections are given back at once, also while somebody keeps the error."""
     monkeypatch.setattr(topic, "ANSWER_SECONDS", 0.5)
-    observer = topic.Observer(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
-    for ask in (observer.id, observer.extents, observer.ends, observer.lag):
-        asked = observer._admin
-        with pytest.raises((KafkaException, TopicError)):
-            ask()
-        assert observer._admin is not asked
-    question = observer.soon_id()
-    wait_until(lambda: question.is_over, what="the question is over")
-    assert observer.said(question) is None
-    assert observer._admin is not question.client
+    settings = KafkaSettings(bootstrap_servers="127.0.0.1:1", topic="changes", group="workers")
+    before = held()
+    with topic.Observer(settings) as observer:
+        for ask in (observer.id, observer.extents, observer.lag, observer.members):
+            with pytest.raises((KafkaException, TopicError)) as failure:
+                ask()
+            assert held() == before, failure
+
+
+@pytest.mark.usefixtures("no_collector")
+@faces(
+    "Kafka hangs twice, while all of syncer's clients are in use",
+    guarantees=(1,),
+    without=Rule(
+        "what has published is closed with its client",
+        patch="syncer.kafka.producer:ChangeProducer.close",
+        instead=leaves_its_client_open,
+    ),
+)
+def test_pauses_of_kafka_leave_nothing_behind(broker: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads and file descriptors are as many as before, whatever was given up meanwhile."""
+    monkeypatch.setattr(topic, "ANSWER_SECONDS", 1)
+    settings = KafkaSettings(bootstrap_servers=broker.address, topic="changes", group="workers")
+    before = held()
+
+    def use() -> None:
+        """Publish, receive and ask, as far as Kafka lets anybody, and give all of it up."""
+        producer, consumer = ChangeProducer(settings), ChangeConsumer(settings, on_change=lambda *_: None)
+        for ask in (producer.observer.id, producer.observer.lag, producer.observer.members):
+            with suppress(KafkaException, TopicError):
+                ask()
+        with suppress(KafkaException, TopicError, LossError):
+            producer.produce([(b"", b"{}")])
+            consumer.receive(records_max=1, wait_seconds=0.5)
+        producer.close()
+        consumer.close()
+
+    for _ in range(2):
+        broker.pause()
+        use()
+        broker.resume()
+        use()
+    wait_until(lambda: held() == before, what="all is given back", detail=lambda: f"{before} before, {held()} now")

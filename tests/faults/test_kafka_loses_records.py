@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from structlog.testing import capture_logs
 
-from syncer import loss, membership, rewrites, topic
-from syncer.policy import Action, decide
-from syncer.topic import Observer
+from syncer.base.error_policy import Action, decide
+from syncer.kafka import topic
+from syncer.kafka.topic import Observer
+from syncer.recovery import lost_records
+from syncer.worker import group
 from tests.faults.following import admin, ends, following, handle, handling, publish, refreshes
 from tests.faults.writers import fill
 from tests.harness import World, wait_until
+from tests.mutations import DOES_NOTHING, SAYS_YES, Returns
+from tests.mutations.consumer import begins_at_the_end, takes_offsets_of_any_topic
+from tests.mutations.topic import ensures_the_topic, only_remembers
 from tests.proof import Rule, faces
 
 WRITTEN_AGAIN = Rule(
-    "what is lost is written again before anybody goes on behind it",
-    module="syncer.loss",
-    text="        made = _refresh_all(connection)\n        if",
-    instead="        made: list[Job] = []\n        if",
+    "what is lost is written again before any worker continues behind it",
+    patch="syncer.recovery.lost_records:_refresh_all",
+    instead=Returns(()),
 )
 NOTICED = Rule(
-    "who takes a partition sees to it that nothing is gone from it",
-    module="syncer.consumer",
-    text="        if losses:\n",
-    instead="        if False:\n",
+    "a worker that is assigned a partition checks that no record is missing",
+    patch="syncer.kafka.consumer:_loss",
+    instead=DOES_NOTHING,
 )
 ANOTHER = Rule(
     "another topic of the same name is not taken for the one that it was",
-    module="syncer.loss",
-    text="else _refresh_all(connection)\n",
-    instead="else list[Job]()\n",
+    patch="syncer.recovery.lost_records:_know",
+    instead=only_remembers,
 )
 
 
@@ -72,7 +77,7 @@ def commit(world: World, partition: int, offset: int, metadata: str = "") -> Non
 UPDATE, DELETE = "UPDATE posts SET title = 'lost'", "DELETE FROM posts WHERE id % 10 = 0"
 
 
-@faces("retention passes before the workers are back", promises=(1, 3), without=WRITTEN_AGAIN)
+@faces("retention passes before the workers are back", guarantees=(1, 3), without=WRITTEN_AGAIN)
 def test_records_go_out_of_the_topic_before_they_are_handled(world: World) -> None:
     """Updates and deletes that nobody has read are made up for by one job, and new changes arrive as ever."""
     fill(world)
@@ -90,7 +95,9 @@ def test_records_go_out_of_the_topic_before_they_are_handled(world: World) -> No
     assert told["documents"] == ["blogpost"]
 
 
-@faces("the group's offsets are forgotten, and records went before they were handled", promises=(1, 3), without=NOTICED)
+@faces(
+    "the group's offsets are forgotten, and records went before they were handled", guarantees=(1, 3), without=NOTICED
+)
 def test_nobody_knows_how_far_the_workers_were(world: World) -> None:
     """Without committed offsets, a partition that does not begin at its beginning has lost something."""
     fill(world)
@@ -101,7 +108,7 @@ def test_nobody_knows_how_far_the_workers_were(world: World) -> None:
     assert refreshes(world) == 1
 
 
-@faces("records are cut off, and the committed offsets lie behind the end", promises=(1, 3), without=WRITTEN_AGAIN)
+@faces("records are cut off, and the committed offsets lie behind the end", guarantees=(1, 3), without=WRITTEN_AGAIN)
 def test_the_workers_are_said_to_be_further_than_the_topic(world: World) -> None:
     """Offsets beyond the end are a loss; the workers go on at the end."""
     fill(world)
@@ -117,7 +124,7 @@ def test_the_workers_are_said_to_be_further_than_the_topic(world: World) -> None
     assert refreshes(world) == 1
 
 
-@faces("the topic is deleted and made again by hand, with records in it", promises=(1, 3), without=ANOTHER)
+@faces("the topic is deleted and made again by hand, with records in it", guarantees=(1, 3), without=ANOTHER)
 def test_the_topic_is_another_one_than_it_was(world: World) -> None:
     """What was in the other topic is made up for."""
     fill(world)
@@ -132,13 +139,12 @@ def test_the_topic_is_another_one_than_it_was(world: World) -> None:
 
 
 @faces(
-    "the topic is made again, and a worker that was held up commits an offset of the one before",
-    promises=(1, 3),
+    "the topic is made again, and a worker that was delayed commits an offset of the one before",
+    guarantees=(1, 3),
     without=Rule(
         "an offset counts for the topic only that it was committed for",
-        module="syncer.consumer",
-        text='elif (place.metadata or "").partition(" ")[0] not in ("", id_):',
-        instead="elif False:",
+        patch="syncer.kafka.consumer:ChangeConsumer._valid",
+        instead=takes_offsets_of_any_topic,
     ),
 )
 def test_an_offset_of_another_topic_skips_nothing(world: World) -> None:
@@ -153,52 +159,83 @@ def test_an_offset_of_another_topic_skips_nothing(world: World) -> None:
         commit(world, partition, end, metadata=str(before))
     with following(world):
         world.wait_until_level()
-    assert refreshes(world) == 2
+    assert refreshes(world) == 1
 
 
 @faces(
-    "Kafka takes back what a running worker has handled, and he does not see it",
-    promises=(1, 3),
+    "the topic is made again, and a worker that was held up commits a high offset of the one before, and dies",
+    guarantees=(3,),
     without=Rule(
-        "a running worker looks for rewrites",
-        module="syncer.membership",
-        text="if found != self._consumer.rewrites:",
-        instead="if False:",
+        "what waits is counted from offsets of the topic that there is",
+        patch="syncer.kafka.topic:is_of",
+        instead=SAYS_YES,
     ),
 )
-def test_a_running_worker_goes_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """He handles again what lies behind the place that the relay names, and his offsets are true from then on."""
-
-    def handled() -> int:
-        return sum(one["changes"] for one in said if one["event"] == "worker.batch_indexed")
-
-    monkeypatch.setattr(membership, "_LOOK_SECONDS", 0.2)
+def test_an_offset_of_another_topic_hides_no_lag(world: World) -> None:
+    """The whole topic waits, as the next worker begins at its beginning."""
     fill(world)
     handle(world)
-    before = ends(world)
-    with capture_logs() as said, handling(world):
-        publish(world, UPDATE)
-        wait_until(lambda: handled() >= 60 and world.is_handled(), what="all is handled")
-        first = handled()  # more, if Kafka gave some of it twice
-        with world.connect() as connection:
-            rewrites.add(connection, str(Observer(world.settings.kafka).id()), before)
-        wait_until(lambda: handled() >= first + 60 and world.is_handled(), what="all is handled again")
-    with capture_logs() as said, handling(world):
-        publish(world, "UPDATE posts SET title = 'new' WHERE id = 1")
+    before = Observer(world.settings.kafka).id()
+    make_anew(world)
+    handle(world)
+    publish(world, UPDATE)
+    for partition in ends(world):
+        commit(world, partition, 1_000_000, metadata=str(before))
+    lags = Observer(world.settings.kafka).lag()
+    assert sum(one.records for one in lags) == sum(one.end for one in lags) > 0
+
+
+@faces("the topic is made again, and its job is done before a worker joins", guarantees=(4,))
+def test_another_topic_costs_one_job(world: World) -> None:
+    """The worker's offsets are of the topic before, which is made up for already: it makes no second job."""
+    fill(world)
+    handle(world)
+    publish(world, UPDATE, DELETE)
+    make_anew(world)
+    with world.relay() as relay, world.index() as index:
+        relay.run_once()
+        assert refreshes(world) == 1
+        world.refresh(index)
+    with following(world):
+        world.sql("UPDATE posts SET title = 'new'")
         world.wait_until_level()
-        wait_until(lambda: handled() > 0 and world.is_handled(), what="it is handled, and said so")
-        assert handled() == 1
-    assert refreshes(world) == 0
+        wait_until(world.is_handled, what="all is committed")
+    assert refreshes(world) == 1
+
+
+@faces(
+    "the topic is made again while a worker runs, which the relay notices and the worker does not",
+    guarantees=(1, 3),
+    without=Rule(
+        "a running worker checks whether the topic was replaced",
+        patch="syncer.worker.group:Membership._look_after_topic",
+        instead=DOES_NOTHING,
+    ),
+)
+def test_a_running_worker_learns_of_another_topic(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It joins again, and reads the other topic from its beginning."""
+    monkeypatch.setattr(group, "_LOOK_SECONDS", 0.2)
+    fill(world)
+    handle(world)
+    with capture_logs() as said, handling(world):
+        wait_until(lambda: len(assigned(said)) == 1, what="the worker has its partitions")
+        with world.connect() as connection:
+            connection.execute("UPDATE syncer.topic SET id = 'another'")
+        wait_until(lambda: len(assigned(said)) > 1, what="the worker has joined again")
+
+
+def assigned(said: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The times when a worker was assigned all partitions."""
+    return [one for one in said if one["event"] == "worker.partitions_assigned" and len(one["partitions"]) == 4]
 
 
 @faces(
     "partitions are added while no worker is there, and are written to",
-    promises=(1,),
+    guarantees=(1,),
     without=Rule(
         "a partition that was never read is read from its beginning",
-        module="syncer.consumer",
-        text="place.offset = OFFSET_BEGINNING",
-        instead="place.offset = -1",
+        patch="syncer.kafka.consumer:ChangeConsumer._beginnings",
+        instead=begins_at_the_end,
     ),
 )
 def test_a_new_partition_is_read_from_its_beginning(world: World) -> None:
@@ -218,12 +255,11 @@ def test_a_new_partition_is_read_from_its_beginning(world: World) -> None:
 
 @faces(
     "Kafka goes away just after it has said that the topic is gone",
-    promises=(1,),
+    guarantees=(1,),
     without=Rule(
-        "a stage that makes the topic again waits for Kafka, and does not end",
-        module="syncer.loss",
-        text="if topic.make(settings):",
-        instead="if topic.ensure_topic(settings):",
+        "a component that makes the topic again waits for Kafka, and does not end",
+        patch="syncer.recovery.lost_records:_make_again",
+        instead=ensures_the_topic,
     ),
 )
 def test_kafka_goes_away_before_the_topic_is_made_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,5 +274,5 @@ def test_kafka_goes_away_before_the_topic_is_made_again(world: World, monkeypatc
     monkeypatch.setattr(topic, "ANSWER_SECONDS", 1)
     away = kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
     with world.connect() as connection, pytest.raises(KafkaException) as met:
-        loss.examine(connection, away, observer)
+        lost_records.examine(connection, away, observer)
     assert decide(met.value) is Action.RETRY

@@ -14,28 +14,32 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from structlog.testing import capture_logs
 
-from syncer import events, lifecycle, membership, topic
-from syncer.consumer import ChangeConsumer
-from syncer.policy import Backoff
-from syncer.postgres import Connection
-from syncer.settings import KafkaSettings, WorkerSettings
-from syncer.worker import Worker
+from syncer.base import events, retry
+from syncer.base.postgres import Connection
+from syncer.base.retry import Backoff
+from syncer.base.settings import KafkaSettings, WorkerSettings
+from syncer.kafka import topic
+from syncer.kafka.consumer import ChangeConsumer
+from syncer.worker import group
+from syncer.worker.loop import Worker
 from tests.faults.following import ends, publish, refreshes
 from tests.faults.writers import SEED, fill, writing
 from tests.harness import DEADLINE_SECONDS, World, running, wait_until
+from tests.mutations.consumer import forgets_what_failed, leaves_however_long_it_takes, leaves_partitions_paused
+from tests.mutations.membership import only_waits
 from tests.proof import Rule, faces
 
-TURNS = 14
+TURNS = 6
 
 
-@faces("workers join and leave in a storm, beside writers", promises=(1, 2, 3))
+@faces("workers join and leave in a storm, beside writers", guarantees=(1, 2, 3))
 def test_workers_come_and_go(world: World) -> None:
     """Whoever has a partition next goes on where the last one had committed."""
     fill(world)
     dice = random.Random(SEED)
     with ExitStack() as stack, world.index() as index:
         stack.enter_context(running(stack.enter_context(world.relay())))
-        stack.enter_context(running(stack.enter_context(world.refresher(index))))
+        stack.enter_context(running(stack.enter_context(world.job_worker(index))))
         workers: list[ExitStack] = []
         with writing(world):
             for number in range(TURNS):
@@ -55,23 +59,22 @@ def test_workers_come_and_go(world: World) -> None:
 def members(world: World) -> int | None:
     """How many are in the group; None if Kafka does not say just now."""
     with suppress(KafkaException):
-        return topic.members(world.settings.kafka)
+        return topic.Observer(world.settings.kafka).members()
     return None
 
 
 @faces(
     "a daemon is told to stop in the middle of a rebalance",
-    promises=(1,),
+    guarantees=(1,),
     without=Rule(
-        "who leaves the group does not wait long for it to hear",
-        module="syncer.consumer",
-        text="closing.end(seconds=CLOSE_SECONDS)",
-        instead="closing.end()",
+        "a worker that leaves the group waits only briefly for its confirmation",
+        patch="syncer.kafka.consumer:ChangeConsumer.close",
+        instead=leaves_however_long_it_takes,
     ),
 )
 def test_who_leaves_in_the_middle_of_a_rebalance_is_soon_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for a coordinator that hears it only later; nor does its log speak of that."""
-    monkeypatch.setattr("syncer.consumer.CLOSE_SECONDS", 0.1)  # far less than the five that it takes who waits
+    monkeypatch.setattr("syncer.kafka.consumer.CLOSE_SECONDS", 0.1)  # far less than the five that it takes who waits
     settings = world.settings.kafka
     told: list[tuple[str, list[int]]] = []
     with capture_logs() as logs:
@@ -90,18 +93,17 @@ def test_who_leaves_in_the_middle_of_a_rebalance_is_soon_gone(world: World, monk
 
 
 @faces(
-    "partitions go while a worker is held up by what it has in hand, and come back",
-    promises=(1,),
+    "partitions are revoked while a worker's batch is delayed, and assigned again",
+    guarantees=(1,),
     without=Rule(
         "a partition that goes is resumed first, since Kafka's client remembers that it was paused",
-        module="syncer.consumer",
-        text="            consumer.resume(partitions)\n",
-        instead="",
+        patch="syncer.kafka.consumer:ChangeConsumer._revoke",
+        instead=leaves_partitions_paused,
     ),
 )
 def test_a_partition_that_went_while_it_was_paused_is_read_when_it_comes_back(world: World) -> None:
     """Staying in the group pauses what is assigned, and may be when it goes; later that is forgotten."""
-    settings = world.settings.kafka
+    settings = hurried(world)  # a member that leaves in the middle of a rebalance is soon taken for dead
     told: list[tuple[str, list[int]]] = []
     first = ChangeConsumer(settings, on_change=lambda *event: told.append(event))
     try:
@@ -125,20 +127,18 @@ def test_a_partition_that_went_while_it_was_paused_is_read_when_it_comes_back(wo
         first.close()
 
 
-HURRIED = {"session.timeout.ms": 6000, "max.poll.interval.ms": 6000}
-"""Kafka's client is to take a worker that asks it nothing for dead after 6 s; by itself, it does so after 5 minutes."""
-TAKEN_FOR_DEAD_SECONDS = 7.5
+HURRIED = {"session.timeout.ms": 2000, "max.poll.interval.ms": 3000}
+"""Kafka's client takes a worker that asks it nothing for dead after 3 s; by default, it does so after 5 minutes."""
+TAKEN_FOR_DEAD_SECONDS = 4
 
 
 @faces(
     "a worker that has asked Kafka nothing for too long, and is no member any more, says that it is there",
-    promises=(1,),
+    guarantees=(1,),
     without=Rule(
-        "what fails while a worker only says that it is there is raised when it receives",
-        module="syncer.consumer",
-        text="            if error is not None:\n                self._failure = self._lost(error, partition, offset)\n"
-        "                return\n",
-        instead="",
+        "what fails in between is raised by the next `receive`, so that the worker joins again",
+        patch="syncer.kafka.consumer:ChangeConsumer._stay",
+        instead=forgets_what_failed,
     ),
 )
 def test_what_is_said_to_who_stays_is_no_record(world: World) -> None:
@@ -164,19 +164,18 @@ def test_what_is_said_to_who_stays_is_no_record(world: World) -> None:
 
 
 @faces(
-    "Postgres is away for longer than a worker may ask Kafka nothing",
-    promises=(1,),
+    "Postgres is unavailable for longer than a worker may ask Kafka nothing",
+    guarantees=(1,),
     without=Rule(
-        "who waits for Postgres stays in the group meanwhile",
-        module="syncer.membership",
-        text="        self.keep_alive()\n        self._pause(seconds)",
-        instead="        self._pause(seconds)",
+        "a worker that waits for Postgres stays in the group",
+        patch="syncer.worker.group:Membership.pause",
+        instead=only_waits,
     ),
 )
 def test_who_waits_for_postgres_keeps_its_partitions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """An outage of another server is not taken for a worker's own: the group does not change for it."""
-    monkeypatch.setattr(membership, "_KEEP_ALIVE_SECONDS", 1)
-    monkeypatch.setattr(lifecycle, "Backoff", partial(Backoff, longest_seconds=1))
+    monkeypatch.setattr(group, "_KEEP_ALIVE_SECONDS", 1)
+    monkeypatch.setattr(retry, "Backoff", partial(Backoff, longest_seconds=1))
     told: list[tuple[str, list[int]]] = []
     is_away = threading.Event()
 

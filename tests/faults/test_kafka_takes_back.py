@@ -1,4 +1,4 @@
-"""Kafka forgets what it has acknowledged: a broker that lost its last seconds, or an election of one who knew less."""
+"""Kafka loses acknowledged records: a broker loses its last seconds, or one with fewer records is elected."""
 
 from __future__ import annotations
 
@@ -10,16 +10,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka.cimpl import NewTopic
 
-from syncer import loss, relay as relaying, rewrites
+from syncer.base import lifecycle
+from syncer.capture import leader
+from syncer.relay import loop as relaying
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.kafka import KafkaServer
-from syncer.topic import OVERTAKEN, Loss, Observer
-from tests.faults.following import admin, following, handle, handling, publish, refreshes
+from tests.faults.following import admin, ends, following, handle, handling, publish, refreshes
+from tests.faults.rules import STOP_HEEDED
+from tests.faults.test_kafka_loses_records import commit
+from tests.faults.test_leadership import refusing
 from tests.faults.writers import fill
-from tests.harness import World, made
+from tests.harness import World, made, running, wait_until
+from tests.model import losing
+from tests.mutations import DOES_NOTHING, SAYS_NO, SAYS_YES, Returns
+from tests.mutations.producer import fills_no_gap, overlooks_losses
 from tests.proof import Rule, faces
+
+UPDATES = "DO $$ BEGIN FOR i IN 1..{} LOOP UPDATE posts SET title = 'n' || i WHERE id = 1; END LOOP; END $$"
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +82,11 @@ def crash(kafka: KafkaServer, kept: Path) -> None:
 
 @faces(
     "the broker loses power, and with it records that it had acknowledged",
-    promises=(1, 3),
+    guarantees=(1, 3),
     without=Rule(
         "a partition that ends before what was acknowledged has lost records",
-        module="syncer.loss",
-        text="if partition in extents and extents[partition].end < end",
-        instead="if False",
+        patch="syncer.recovery.lost_records:fallen_back",
+        instead=Returns(()),
     ),
 )
 def test_acknowledged_records_are_gone(frail_world: World, kafka: KafkaServer) -> None:
@@ -92,12 +101,11 @@ def test_acknowledged_records_are_gone(frail_world: World, kafka: KafkaServer) -
 
 @faces(
     "the same, and newer records have taken the place of the lost ones before anybody looked",
-    promises=(1, 3),
+    guarantees=(1, 3),
     without=Rule(
         "an acknowledgement for a place that was acknowledged before is a loss",
-        module="syncer.producer",
-        text="if offset < end:",
-        instead="if False:",
+        patch="syncer.kafka.producer:ChangeProducer._delivered",
+        instead=overlooks_losses,
     ),
 )
 def test_lost_records_are_overtaken(frail_world: World, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,12 +127,11 @@ def test_lost_records_are_overtaken(frail_world: World, kafka: KafkaServer, monk
 
 @faces(
     "the same, and the relay that has published the newer records dies before it has noticed",
-    promises=(1, 3),
+    guarantees=(1, 3),
     without=Rule(
-        "whoever leads next looks whether the last record is the one that it was",
-        module="syncer.loss",
-        text="        if id_in(one.value) != lasts[one.partition]\n",
-        instead="        if False\n",
+        "the next leader checks that the last record is unchanged",
+        patch="syncer.recovery.lost_records:overtaken",
+        instead=Returns(()),
     ),
 )
 def test_lost_records_are_overtaken_by_a_relay_that_dies(
@@ -153,22 +160,108 @@ def _die(*_: object) -> None:
 
 
 @faces(
-    "a partition falls back twice while one batch is published",
-    promises=(1,),
+    "the same, and the workers had handled the lost records: their offsets are behind the newer ones",
+    guarantees=(1, 3),
     without=Rule(
-        "of a partition that fell back twice the lowest place counts",
-        module="syncer.loss",
-        text="for one in sorted(losses, key=lambda one: -one.end)}",
-        instead="for one in losses}",
+        "no change takes the offset of a lost record",
+        patch="syncer.kafka.producer:ChangeProducer.fill_up",
+        instead=fills_no_gap,
     ),
 )
-def test_a_partition_falls_back_twice(world: World) -> None:
-    """Whatever a worker had handled of it before counts no further than the lowest place that it fell back to."""
-    losses = [
-        Loss(partition=0, cause=OVERTAKEN, position=position, begin=end, end=end)
-        for position, end in ((200, 90), (150, 100))
-    ]
-    topic_id = str(Observer(world.settings.kafka).id())
-    with world.connect() as connection:
-        loss.make_up(connection, losses, rewritten=topic_id)
-        assert rewrites.read(connection, topic_id).true_until(0, 200, "") == 90
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed before", "noticed by acknowledgements"])
+def test_nothing_is_published_below_what_was_handled(
+    frail_world: World, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch, *, is_noticed: bool
+) -> None:
+    """The refresh is over when the newer changes come; a worker that goes on at its offset sees all of them."""
+    if not is_noticed:
+        monkeypatch.setattr(relaying, "_LOOK_SECONDS", 3600)
+    with frail_world.relay() as relay:
+        relay.run_once()
+        kept = copy(kafka)
+        frail_world.sql(UPDATES.format(50))
+        relay.run_once()
+        handled = ends(frail_world)
+        crash(kafka, kept)
+        if is_noticed:
+            relay.close()
+        relay.run_once()
+        if not is_noticed:
+            frail_world.sql("UPDATE posts SET title = 'noticed' WHERE id = 3")
+            relay.run_once()
+        with frail_world.index() as index:
+            frail_world.refresh(index)
+        assert refreshes(frail_world) == 1
+        frail_world.sql("UPDATE posts SET title = 'new' WHERE id = 2")
+        assert relay.run_once().published
+        frail_world.sql(UPDATES.format(100))
+        assert relay.run_once().published
+    for partition, offset in handled.items():
+        commit(frail_world, partition, offset)
+    with following(frail_world):
+        frail_world.wait_until_level()
+    assert refreshes(frail_world) == 1
+
+
+@faces(
+    "the broker has lost acknowledged records, and then takes no records for a while",
+    guarantees=(4,),
+    without=(
+        Rule(
+            "a loss is made up for once, however often its offsets cannot be filled",
+            patch="syncer.relay.loop:Relay._is_made_up",
+            instead=SAYS_NO,
+        ),
+        Rule(losing.MADE_UP_BY_POSITION, patch="syncer.relay.loop:Relay._is_made_up", instead=SAYS_YES),
+    ),
+)
+def test_a_loss_is_made_up_for_once(frail_world: World, kafka: KafkaServer) -> None:
+    """Further attempts create no job, even once the first one is done; the last one fills the offsets."""
+    kept = copy(kafka)
+    publish(frail_world, "UPDATE posts SET title = 'lost' WHERE id = 1")
+    crash(kafka, kept)
+    with frail_world.relay() as relay, frail_world.index() as index:
+        with refusing(frail_world):
+            for _ in range(3):
+                with pytest.raises(KafkaException):
+                    relay.run_once()
+                relay.close()
+                frail_world.refresh(index)
+        assert refreshes(frail_world) == 1
+        before = sum(ends(frail_world).values())
+        relay.run_once()
+        assert sum(ends(frail_world).values()) > before
+    with following(frail_world):
+        frail_world.sql("UPDATE posts SET title = 'new' WHERE id = 2")
+        frail_world.wait_until_level()
+    assert refreshes(frail_world) == 1
+
+
+@faces(
+    "a partition begins again at 0 after a billion records, and the relay that fills the gap is told to stop",
+    guarantees=(1,),
+    without=(
+        STOP_HEEDED,
+        Rule(
+            "a leader tells Postgres that it lives while it waits for Kafka",
+            patch="syncer.relay.loop:Relay._send_heartbeat",
+            instead=DOES_NOTHING,
+        ),
+    ),
+)
+def test_a_long_gap_is_left_on_a_stop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relay leads for as long as it takes, and leaves once it has had its time."""
+    lease_seconds = 5.0
+    monkeypatch.setattr(relaying, "LEASE_SECONDS", lease_seconds)
+    monkeypatch.setattr(lifecycle, "GRACE_SECONDS", 0)
+    fill(world)
+    handle(world)
+    world.sql("""UPDATE syncer.relay_cursor SET ends = '{"0": 1000000000}', lasts = '{}'""")
+    with world.relay() as relay, running(relay), world.connect() as connection:
+
+        def seconds() -> float:
+            """How long the same relay leads."""
+            found = leader.find(connection)
+            return found.seconds or 0 if found else 0
+
+        wait_until(lambda: seconds() > 4 * lease_seconds, what="it outlives its lease")
+        assert refreshes(world) == 1

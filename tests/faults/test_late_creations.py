@@ -1,27 +1,18 @@
-"""A writer that was held up while Elasticsearch forgot a delete leaves no deleted document behind."""
+"""A writer that was delayed while Elasticsearch forgot a delete leaves no deleted document behind."""
 
 from __future__ import annotations
 
-import pytest
-
-from syncer.compose import clock
-from syncer.writer import CREATED_SECONDS_MAX
-from tests.harness import World, wait_until
-from tests.proof import Rule, faces
+from tests.faults.rules import LATE_AGAIN
+from tests.harness import World
+from tests.proof import faces
 
 
 @faces(
-    "a writer is held up between reading and writing until Elasticsearch has forgotten a delete, as it does when it is "
-    "restarted",
-    promises=(2, 3),
-    without=Rule(
-        "who has created a document, and finds that it took long, composes and writes it again",
-        module="syncer.writer",
-        text="took_long = any(",
-        instead="took_long = False and any(",
-    ),
+    "a writer is delayed until Elasticsearch has forgotten a delete, as it does when an index is closed and opened",
+    guarantees=(2, 3),
+    without=LATE_AGAIN,
 )
-def test_a_deleted_document_does_not_come_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_document_does_not_come_back(world: World) -> None:
     """Read while it was there, written when its delete is forgotten: that is noticed, and it is deleted again."""
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')")
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'old', '')")
@@ -36,23 +27,18 @@ def test_a_deleted_document_does_not_come_back(world: World, monkeypatch: pytest
         world.sql("DELETE FROM posts WHERE id = 2")
         prompt.write(name, ["2"])
         late.send(attempt)
-        assert attempt.report.superseded == 1
-        # What a restart does at once, this does at the next refresh.
-        client.indices.put_settings(index=name, settings={"index.gc_deletes": "1ms"})
-
-        def is_forgotten() -> bool:
-            client.indices.refresh(index=name)
-            late.send(attempt)
-            return attempt.report.indexed == 1
-
-        monkeypatch.setattr("syncer.writer.clock", lambda: clock() + CREATED_SECONDS_MAX)
-        wait_until(is_forgotten, what="the delete is forgotten")
+        assert attempt.report.skipped == 1
+        client.indices.close(index=name)
+        client.indices.open(index=name, wait_for_active_shards=1)
+        late.send(attempt)
+        assert attempt.report.indexed == 1
         assert len(world.differences()) == 1
-        late.write(name, late.settle(attempt))
+        assert late.settle(attempt) == ["2"]
+        late.write(name, ["2"])
         assert world.differences() == []
 
 
-@faces("a document is created by who was not held up", promises=(2,))
+@faces("a document is created by the writer that was not delayed", guarantees=(2,))
 def test_what_is_created_in_time_is_written_once(world: World) -> None:
     """Nobody who was not held up does anything twice."""
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')")

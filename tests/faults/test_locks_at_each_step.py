@@ -1,4 +1,4 @@
-"""A holder, and whoever buries one, is killed or stopped before each of its requests."""
+"""A holder, or the process that recovers a dead one, is killed or stopped before each of its requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer.locks import Change, Locks, Recovery
+from syncer.locks import Edit, Locks, Recovery
 from syncer.locks.registry import ensure
 from syncer.sandbox import Endpoints
 from tests.harness import REPOSITORY
@@ -19,13 +19,13 @@ from tests.locking import Turn, history, violations
 from tests.locking.pair import pair_index, values
 from tests.locking.rules import FENCE, RECOVERY
 from tests.locking.steps import STANDING, STEPS, pair
+from tests.mutations.locks import leaves_the_dead_to_others
 from tests.proof import Rule, faces
 
 WATCHED = Rule(
-    "a dead holder that nobody moves is buried by somebody else, though somebody has begun to",
-    module="syncer.locks.watch",
-    text="return clock() - sight.since >",
-    instead="return not known.is_dead and clock() - sight.since >",
+    "if the recovery of a dead holder stalls, another process takes it over",
+    patch="syncer.locks.holders:Liveness._is_over",
+    instead=leaves_the_dead_to_others,
 )
 
 
@@ -54,9 +54,7 @@ def check(endpoints: Endpoints, role: str, signal: str, folder: Path) -> None:
     ):
         with locks.tree("/", timeout=120) as held:
             found = {number: values(client, index, pair=pair(number)) for number in numbers}
-            held.write(
-                [Change(index=index, id=one, source={"value": 100}) for number in numbers for one in pair(number)]
-            )
+            held.write([Edit(index=index, id=one, source={"value": 100}) for number in numbers for one in pair(number)])
         assert program.stdin is not None
         program.stdin.close()
         program.wait()
@@ -70,22 +68,22 @@ def check(endpoints: Endpoints, role: str, signal: str, folder: Path) -> None:
 
 
 @faces(
-    "a holder is killed before each of its requests, or stands still there and goes on when others have its locks",
-    promises=(),
+    "a holder is killed before each of its requests, or freezes there and continues when others have its locks",
+    guarantees=(),
     without=(FENCE, RECOVERY),
 )
-@pytest.mark.parametrize("signal", ["SIGSTOP", "SIGKILL"])
+@pytest.mark.parametrize("signal", ["SIGSTOP", pytest.param("SIGKILL", marks=pytest.mark.thorough)])
 def test_a_holder_is_stopped_or_killed_at_each_step(endpoints: Endpoints, tmp_path: Path, signal: str) -> None:
     """Its change is made whole, or not at all, and nothing of it comes later."""
     check(endpoints, "holder", signal, tmp_path)
 
 
 @faces(
-    "whoever buries a holder is killed before each of its requests, or stands still there and goes on later",
-    promises=(),
+    "the process that recovers a dead holder is killed before each request, or freezes there and continues later",
+    guarantees=(),
     without=WATCHED,
 )
-@pytest.mark.parametrize("signal", ["SIGSTOP", "SIGKILL"])
+@pytest.mark.parametrize("signal", [pytest.param("SIGSTOP", marks=pytest.mark.thorough), "SIGKILL"])
 def test_a_burial_is_stopped_or_killed_at_each_step(endpoints: Endpoints, tmp_path: Path, signal: str) -> None:
     """The next one buries both, and what the first one left half done is made whole, or undone."""
     check(endpoints, "burier", signal, tmp_path)

@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 from elasticsearch import ConflictError, ConnectionError as NoConnectionError, ConnectionTimeout, Elasticsearch
 
-from syncer.errors import LockError, LockLostError, UnavailableError
-from syncer.locks import Change, Locks, Recovery
+from syncer.base.errors import LockError, LockLostError, UnavailableError
+from syncer.locks import Edit, Locks, Recovery
 from syncer.locks.names import Mode
 from syncer.locks.registry import ensure
 from syncer.sandbox import Endpoints
@@ -19,6 +19,8 @@ from tests.locking import PAIR
 from tests.locking.owners import fail_at, held_up, lockers
 from tests.locking.pair import pair_index, set_pair, values
 from tests.locking.rules import BROKEN_OFF, UNSURE
+from tests.mutations import DOES_NOTHING
+from tests.mutations.locks import keeps_the_intent, one_term_for_all, rolls_nothing_back
 from tests.proof import Rule, faces
 
 
@@ -36,7 +38,7 @@ def pages(client: Elasticsearch, index: str) -> int:
     return int(client.count(index=f"{index}-locks-intents")["count"])
 
 
-@faces("a change of two documents is broken off between them, by an exception", promises=(), without=BROKEN_OFF)
+@faces("a change of two documents is broken off between them, by an exception", guarantees=(), without=BROKEN_OFF)
 @pytest.mark.parametrize(("recovery", "found"), [(Recovery.FINISH, (7, 7)), (Recovery.ROLL_BACK, (0, 0))])
 def test_a_change_that_is_broken_off_is_finished_or_rolled_back(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch, recovery: Recovery, found: tuple[int, ...]
@@ -58,8 +60,8 @@ def test_a_change_that_is_broken_off_is_finished_or_rolled_back(
 
 
 @faces(
-    "a holder of a lock stands still between two documents, nobody wants the lock, and it goes on",
-    promises=(),
+    "the holder of a lock freezes between two documents, no process wants the lock, and it continues",
+    guarantees=(),
     without=BROKEN_OFF,
 )
 def test_who_stood_still_alone_leaves_nothing_half_done(
@@ -85,12 +87,9 @@ def test_who_stood_still_alone_leaves_nothing_half_done(
 
 @faces(
     "a holder whose change is refused dies before it has rolled it back, and its successor finishes what is left",
-    promises=(),
+    guarantees=(),
     without=Rule(
-        "what cannot be finished is rolled back",
-        module="syncer.locks.burial",
-        text="        if refused is None:\n            return None\n",
-        instead="        return refused\n",
+        "what cannot be finished is rolled back", patch="syncer.locks.burial:_write_page", instead=rolls_nothing_back
     ),
 )
 def test_what_cannot_be_finished_is_rolled_back(
@@ -102,8 +101,8 @@ def test_what_cannot_be_finished_is_rolled_back(
         with pytest.raises(KeyboardInterrupt), first.everything() as held:
             held.write(
                 [
-                    Change(index=index, id=PAIR[0], source={"value": 7}),
-                    Change(index=index, id=PAIR[1], source={"value": "no number"}),
+                    Edit(index=index, id=PAIR[0], source={"value": 7}),
+                    Edit(index=index, id=PAIR[1], source={"value": "no number"}),
                 ]
             )
         with second.everything():
@@ -112,12 +111,11 @@ def test_what_cannot_be_finished_is_rolled_back(
 
 @faces(
     "a request of a holder's first change is delayed, and comes after its second one",
-    promises=(),
+    guarantees=(),
     without=Rule(
         "each page is written in a term of its own",
-        module="syncer.locks.held",
-        text="return drawn.pop() if drawn else self._registry.term(self._lease.amend())",
-        instead="return self.term",
+        patch="syncer.locks.held:HeldLocks._next_term",
+        instead=one_term_for_all,
     ),
 )
 def test_a_request_that_comes_late_undoes_nothing_of_its_own_holders(
@@ -127,7 +125,7 @@ def test_a_request_that_comes_late_undoes_nothing_of_its_own_holders(
     with lockers(endpoints, index) as (first, _), first.everything() as held:
         write, sent = first._fence.write, []
 
-        def write_and_note(changes: list[Change], *, term: int) -> LockError | None:
+        def write_and_note(changes: list[Edit], *, term: int) -> LockError | None:
             sent.append((changes, term))
             return write(changes, term=term)
 
@@ -141,13 +139,12 @@ def test_a_request_that_comes_late_undoes_nothing_of_its_own_holders(
 
 
 @faces(
-    "whoever buries a dead holder fails after it has finished its change, and the next one rolls back",
-    promises=(),
+    "a recovery fails after it has finished the change, and the next one is set to roll back",
+    guarantees=(),
     without=Rule(
-        "a change that was finished is finished for good before any lock is free",
-        module="syncer.locks.burial",
-        text="        remains.amend(intent=None)  # whoever",
-        instead="        # whoever",
+        "a finished change stays finished before any lock is free",
+        patch="syncer.locks.burial:_Remains.amend",
+        instead=keeps_the_intent,
     ),
 )
 def test_what_is_finished_is_not_rolled_back(endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,14 +164,12 @@ def test_what_is_finished_is_not_rolled_back(endpoints: Endpoints, index: str, m
 
 
 @faces(
-    "a holder makes documents, is held up until Elasticsearch has forgotten that they were rolled back, and part of "
-    "its request is answered with a 503",
-    promises=(),
+    "a holder is delayed until Elasticsearch has forgotten that its documents were rolled back, and gets a 503",
+    guarantees=(),
     without=Rule(
-        "who may have made a document, and finds that its lease is over, deletes it",
-        module="syncer.locks.burial",
-        text="fence.take_back(",
-        instead="dict(changes=",
+        "an owner that may have created a document, and finds its lease expired, deletes it",
+        patch="syncer.locks.fence:Fence.take_back",
+        instead=DOES_NOTHING,
     ),
 )
 def test_what_was_made_too_late_is_taken_back(
@@ -188,7 +183,7 @@ def test_what_was_made_too_late_is_taken_back(
 
         def make() -> None:
             with first.everything() as held:
-                held.write([Change(index=index, id="new", source={"value": 7})])
+                held.write([Edit(index=index, id="new", source={"value": 7})])
 
         late = pool.submit(make)
         assert come.wait(DEADLINE_SECONDS)
@@ -211,7 +206,7 @@ def test_what_was_made_too_late_is_taken_back(
         assert not client.exists(index=index, id="new")
 
 
-@faces("a request that gives a lock back, or takes it, is not answered", promises=(), without=UNSURE)
+@faces("a request that gives a lock back, or takes it, is not answered", guarantees=(), without=UNSURE)
 @pytest.mark.parametrize("method", ["give_back", "take"])
 def test_a_lock_that_could_not_be_given_back_is_free_though_its_owner_lives(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch, method: str

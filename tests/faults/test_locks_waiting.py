@@ -1,4 +1,4 @@
-"""Who waits for a lock, or holds it, while others die and Elasticsearch does not answer: nobody waits for ever."""
+"""Waiting for a lock, or holding it, while others die and Elasticsearch does not answer: no process waits forever."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 import pytest
 from elasticsearch import ConnectionError as NoConnectionError, Elasticsearch
 
-from syncer.errors import LockLostError, LockTimeoutError
+from syncer.base.errors import LockLostError, LockTimeoutError
 from syncer.locks import Locks, names
 from syncer.locks.names import Mode
 from syncer.sandbox import Endpoints
@@ -20,6 +20,14 @@ from tests.harness import DEADLINE_SECONDS, wait_until
 from tests.locking.owners import fail_at, lockers, stall
 from tests.locking.pair import pair_index, set_pair, values
 from tests.locking.rules import UNSURE
+from tests.mutations import Returns
+from tests.mutations.locks import (
+    comes_back_while_it_waits,
+    for_as_long_as_it_takes,
+    patient_for_ever,
+    says_nothing_of_what_is_broken_off,
+    says_nothing_of_what_is_unsure,
+)
 from tests.proof import Rule, faces
 
 SHORT = 0.5
@@ -35,13 +43,12 @@ def index(endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
 
 
 @faces(
-    "holders of locks die, and whoever wants the locks asks for one after the other, and waits for none",
-    promises=(),
+    "holders of locks die, and another process requests one lock after the other without waiting",
+    guarantees=(),
     without=Rule(
-        "who asks for a lock looks at its holder, however short it waits",
-        module="syncer.locks.keeper",
-        text="            dead = self._lease.persist(partial(",
-        instead="            dead = [] if time.monotonic() >= deadline else self._lease.persist(partial(",
+        "a request for a lock checks its holder, however short the timeout",
+        patch="syncer.locks.holders:Liveness.look",
+        instead=Returns(()),
     ),
 )
 def test_who_never_waits_finds_out_who_is_dead(endpoints: Endpoints, index: str) -> None:
@@ -67,13 +74,12 @@ def test_who_never_waits_finds_out_who_is_dead(endpoints: Endpoints, index: str)
 
 
 @faces(
-    "whoever waits for a lock stands still until its own lease is over, too, and finds the other holder dead",
-    promises=(),
+    "a waiting process freezes until its own lease has expired too, and finds the other holder dead",
+    guarantees=(),
     without=Rule(
-        "who has lost its lease while it waits is granted nothing",
-        module="syncer.locks.keeper",
-        text="        bury = partial(burial.bury, self._registry",
-        instead="        self._be_somebody()\n        bury = partial(burial.bury, self._registry",
+        "a process that loses its lease while it waits is granted nothing",
+        patch="syncer.locks.keeper:Locks._bury",
+        instead=comes_back_while_it_waits,
     ),
 )
 def test_who_loses_its_lease_while_it_waits_is_granted_nothing(
@@ -98,12 +104,11 @@ def test_who_loses_its_lease_while_it_waits_is_granted_nothing(
 
 @faces(
     "a dead holder's change cannot be finished, since its index takes nothing",
-    promises=(),
+    guarantees=(),
     without=Rule(
-        "nothing is tried again once whoever wants a lock is to wait no longer",
-        module="syncer.locks.lease",
-        text='float("inf") if self._until is None else self._until - time.monotonic()',
-        instead='float("inf")',
+        "nothing is retried after the timeout of a request for a lock",
+        patch="syncer.locks.lease:Lease.patient_until",
+        instead=patient_for_ever,
     ),
 )
 def test_waiting_ends_in_time_though_elasticsearch_takes_nothing(
@@ -132,12 +137,11 @@ def test_waiting_ends_in_time_though_elasticsearch_takes_nothing(
 
 @faces(
     "a renewal is written, and its answer never comes",
-    promises=(),
+    guarantees=(),
     without=Rule(
         "one renewal is waited for no longer than leaves time for another",
-        module="syncer.locks.lease",
-        text="holders.within(seconds * _PATIENCE_PER_LEASE)",
-        instead="holders",
+        patch="syncer.locks.holders:Holders.within",
+        instead=for_as_long_as_it_takes,
     ),
 )
 def test_one_answer_that_never_comes_costs_no_lease(endpoints: Endpoints, index: str) -> None:
@@ -170,12 +174,11 @@ def test_one_answer_that_never_comes_costs_no_lease(endpoints: Endpoints, index:
 
 @faces(
     "a lock is given back when its lease is over and Elasticsearch away",
-    promises=(),
+    guarantees=(),
     without=Rule(
-        "who cannot know whether a lock was its own to the end is told so",
-        module="syncer.locks.keeper",
-        text="return list(kept) if self._lease.is_over else []",
-        instead="return []",
+        "an owner that cannot know whether it held the lock until the end gets an error",
+        patch="syncer.locks.keeper:Locks._give_back",
+        instead=says_nothing_of_what_is_unsure,
     ),
 )
 def test_who_cannot_know_whether_it_was_alone_is_told_so(
@@ -191,13 +194,12 @@ def test_who_cannot_know_whether_it_was_alone_is_told_so(
 
 
 @faces(
-    "a change is broken off, and whoever began it takes no notice",
-    promises=(),
+    "a change is aborted, and its owner ignores the error",
+    guarantees=(),
     without=Rule(
-        "who has broken a change off is told so at the end, too",
-        module="syncer.locks.keeper",
-        text="            return list(kept)\n        try:",
-        instead="            return []\n        try:",
+        "an owner that aborted a change also gets an error at the end",
+        patch="syncer.locks.keeper:Locks._give_back",
+        instead=says_nothing_of_what_is_broken_off,
     ),
 )
 def test_who_takes_no_notice_is_told_at_the_end(
@@ -210,7 +212,7 @@ def test_who_takes_no_notice_is_told_at_the_end(
             set_pair(held, index, 7)
 
 
-@faces("whoever asks for a lock is interrupted, and the request arrives", promises=(), without=UNSURE)
+@faces("a request for a lock is interrupted, and arrives nevertheless", guarantees=(), without=UNSURE)
 def test_a_lock_that_was_asked_for_and_interrupted_is_free(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,26 +1,41 @@
-"""What cannot be written or read is set aside, whatever it is and however much, and everything else goes on."""
+"""What cannot be written or read is set aside, whatever it is and however much, and everything else continues."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from structlog.testing import capture_logs
 
-from syncer import dead_letters, jobs, repeated, store, unreadable
-from syncer.dead_letters import Selection
-from syncer.index import BulkOutcome
-from syncer.job import JobKind, JobState, find, unfinished
-from syncer.model import Change, Composition, Target
-from syncer.postgres import Connection
-from syncer.unreadable import Record
-from syncer.writer import Writer
+from syncer.base import log_limit
+from syncer.base.model import Composition, Target
+from syncer.base.postgres import Connection
+from syncer.base.tracing import Headers
+from syncer.documents import registry
+from syncer.elasticsearch.bulk import BulkOutcome
+from syncer.indexing import dead_letters
+from syncer.indexing.dead_letters import Selection
+from syncer.indexing.writer import Writer
+from syncer.jobs import queue
+from syncer.jobs.model import JobKind, JobState, find, unfinished
+from syncer.kafka.topic import INSTALLATION
+from tests.faults.following import handle, refreshes
 from tests.harness import BLOG_SCHEMA, World, wait_until
+from tests.mutations import SAYS_NO, Replaces, Returns
+from tests.mutations.base import says_all
+from tests.mutations.documents import suspends_on_data
+from tests.mutations.membership import takes_all_for_changes
+from tests.mutations.writing import (
+    is_not_dead_lettered,
+    isolates_nothing,
+    looks_for_known_letters_only,
+    of_later_failures,
+    takes_all_for_outages,
+)
 from tests.proof import Rule, faces
 
 USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')"
@@ -28,10 +43,10 @@ POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'bod
 
 
 def letters(world: World) -> dict[str, tuple[Any, ...]]:
-    """Which documents are parked, of the index that serves: kind, field and type."""
+    """Which documents are dead-lettered, of the index that serves: kind, field and type."""
     rows = world.sql(
         "SELECT id, kind, field, value_type FROM syncer.dead_letter JOIN syncer.document USING (index_name) "
-        "WHERE role = 'serving'"
+        "WHERE role = 'current'"
     )
     return {id_: tuple(rest) for id_, *rest in rows}
 
@@ -63,39 +78,43 @@ def connection(world: World) -> Iterator[Connection]:
 
 @faces(
     "two thousand rows of three thousand make the SELECT raise",
-    promises=(1, 3),
+    guarantees=(1, 3),
     without=Rule(
         "a row that makes the SELECT raise is found out and set aside",
-        module="syncer.writer",
-        text="isolated = self._persist(partial(self._parking.isolate, index_name, group.ids))",
-        instead="raise",
+        patch="syncer.indexing.writer:Writer._isolated",
+        instead=isolates_nothing,
     ),
 )
-def test_rows_that_make_the_select_raise_are_parked_together(dividing: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is parked with its error, in a statement for each batch; those between them are written, and later they."""
+def test_rows_that_make_the_select_raise_are_dead_lettered_together(
+    dividing: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is dead-lettered with its error, in a statement for each batch.
+
+    Those between them are written, and later they.
+    """
     world = dividing
     world.sql(POSTS.format(3000))
     world.sql("UPDATE posts SET views = 13 WHERE id % 3 > 0")
-    parked: list[int] = []
-    park = dead_letters.park
+    dead_lettered: list[int] = []
+    dead_letter = dead_letters.dead_letter
 
     def counted(*arguments: Any) -> None:
-        parked.append(len(arguments[3]))
-        park(*arguments)
+        dead_lettered.append(len(arguments[3]))
+        dead_letter(*arguments)
 
-    monkeypatch.setattr(dead_letters, "park", counted)
+    monkeypatch.setattr(dead_letters, "dead_letter", counted)
     world.backfill()
     assert len(letters(world)) == 2000
     assert set(letters(world).values()) == {("DivisionByZero", None, None)}
     assert world.held().keys() == {str(one) for one in range(3, 3001, 3)}
-    assert len([one for one in parked if one]) < 100, parked
+    assert len([one for one in dead_lettered if one]) < 100, dead_lettered
     world.sql("UPDATE posts SET views = 0")
     world.backfill()
     assert world.differences() == []
     assert letters(world) == {}
 
 
-@faces("a SELECT raises for many rows, and takes long for each", promises=(1,))
+@faces("a SELECT raises for many rows, and takes long for each", guarantees=(1,))
 def test_a_slow_select_that_raises_is_looked_into_bit_by_bit(dividing: World) -> None:
     """Time that is up leaves the rest for the next look, and each look finds out something."""
     world = dividing
@@ -113,20 +132,23 @@ def test_a_slow_select_that_raises_is_looked_into_bit_by_bit(dividing: World) ->
     assert looks == 40
 
 
-@faces("a mapping refuses thousands of documents, and is mended", promises=(1, 3))
-def test_what_a_mapping_refuses_is_written_once_it_is_mended(world: World) -> None:
-    """Every one is parked with its field and type; `syncer apply` writes them all, and no dead letter is left."""
+@faces("a mapping refuses thousands of documents, and is fixed", guarantees=(1, 3))
+def test_what_a_mapping_refuses_is_written_once_it_is_fixed(world: World) -> None:
+    """Every one is dead-lettered with its field and type.
+
+    `syncer apply` writes them all, and no dead letter is left.
+    """
     world.sql(USER)
     world.sql(POSTS.format(2100))
     world.sql("UPDATE posts SET created = 'infinity' WHERE id > 100")
     with capture_logs() as said:
         began = time.monotonic()
         world.backfill()
-        most = 3 + (time.monotonic() - began) / repeated.QUIET_SECONDS
+        most = 3 + (time.monotonic() - began) / log_limit.QUIET_SECONDS
     assert len(letters(world)) == 2000
     assert set(letters(world).values()) == {("document_parsing_exception", "created", "string")}
     assert len(world.held()) == 100
-    told = [one for one in said if one["event"] == "document.parked"]
+    told = [one for one in said if one["event"] == "document.dead_lettered"]
     assert sum(one["documents"] for one in told) == 2000
     assert len(told) <= most, told
     index_json = world.document_folder / "index.json"
@@ -139,17 +161,16 @@ def test_what_a_mapping_refuses_is_written_once_it_is_mended(world: World) -> No
 
 
 @faces(
-    "Elasticsearch refuses documents; then the mapping is mended in place, and applied",
-    promises=(1, 3),
+    "Elasticsearch refuses documents; then the mapping is fixed in place, and applied",
+    guarantees=(1, 3),
     without=Rule(
         "a dead letter goes away once a newer version is written",
-        module="syncer.dead_letters",
-        text="l.version < $3",
-        instead="l.version < $3 AND false",
+        patch="syncer.indexing.dead_letters:_CLEAR",
+        instead=Replaces("l.version < $3", "l.version < $3 AND false"),
     ),
 )
-def test_a_mapping_that_is_changed_in_place_fills_what_was_parked(empty_world: World) -> None:
-    """A field that a strict mapping lacked is added: the fill of the new generation writes what it refused."""
+def test_a_mapping_that_is_changed_in_place_initial_loads_what_was_dead_lettered(empty_world: World) -> None:
+    """A field that a strict mapping lacked is added: the load of the new revision writes what it refused."""
     world = empty_world
     index_json = world.document_folder / "index.json"
     whole = index_json.read_text()
@@ -174,21 +195,20 @@ def test_a_mapping_that_is_changed_in_place_fills_what_was_parked(empty_world: W
 
 
 _LATE = Rule(
-    "what is parked is looked at again, in case it has been mended meanwhile",
-    module="syncer.writer",
-    text="if parked and follows:",
-    instead="if False and parked and follows:",
+    "what is dead-lettered is checked again, in case it has been fixed meanwhile",
+    patch="syncer.indexing.failed_documents:FailedDocuments.changed_since",
+    instead=Returns([]),
 )
 
 
-@faces("a document is mended and written between its refusal and its dead letter", promises=(3,), without=_LATE)
-@pytest.mark.parametrize("mend", ["UPDATE posts SET created = now()", "DELETE FROM posts"])
-def test_a_refusal_that_comes_late_parks_nothing(world: World, connection: Connection, mend: str) -> None:
+@faces("a document is fixed and written between its refusal and its dead letter", guarantees=(3,), without=_LATE)
+@pytest.mark.parametrize("fix", ["UPDATE posts SET created = now()", "DELETE FROM posts"])
+def test_a_refusal_that_comes_late_dead_letters_nothing(world: World, connection: Connection, fix: str) -> None:
     """A slow writer sends what a quick one has overtaken: Elasticsearch refuses it, and nothing is wrong."""
     name = world.index_of()
     with world.index() as index, world.writer(index) as slow, world.writer(index) as quick:
         attempt = slow.compose(name, ["1"])
-        world.sql(mend)
+        world.sql(fix)
         quick.write(name, ["1"])
         slow.send(attempt)
         assert attempt.rejections
@@ -200,18 +220,17 @@ def test_a_refusal_that_comes_late_parks_nothing(world: World, connection: Conne
 
 
 @faces(
-    "a document changes each time that Elasticsearch refuses it for good",
-    promises=(3,),
+    "a document changes each time that Elasticsearch refuses it permanently",
+    guarantees=(3,),
     without=Rule(
         "only what Elasticsearch asks to try again is trouble of a server",
-        module="syncer.writer",
-        text="attempt.refused.extend(again.values())",
-        instead="attempt.refused.extend(attempt.rejections)",
+        patch="syncer.indexing.writer:Writer.settle",
+        instead=takes_all_for_outages,
     ),
 )
 @pytest.mark.usefixtures("connection")
 def test_a_refusal_of_what_has_changed_is_no_outage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is composed again at once; the log says of no server that it is unwell, and quotes no value."""
+    """It is composed again at once; the log says of no server that it is unavailable, and quotes no value."""
     with world.index() as index, world.writer(index) as writer, capture_logs() as logs:
         send = index.write
         changes = iter(["UPDATE posts SET views = views + 1, title = 'of a row'", "UPDATE posts SET created = now()"])
@@ -223,63 +242,60 @@ def test_a_refusal_of_what_has_changed_is_no_outage(world: World, monkeypatch: p
 
         monkeypatch.setattr(index, "write", refused)
         report = writer.write(world.index_of(), ["1"])
-    assert (report.indexed, report.parked) == (1, 0)
-    assert not [one for one in logs if one["event"] == "stage.retried"]
+    assert (report.indexed, report.dead_lettered) == (1, 0)
+    assert not [one for one in logs if one["event"] == "component.retried"]
     assert letters(world) == {}
     assert world.differences() == []
 
 
 @faces(
-    "a row is mended and written between the failure of its SELECT and its dead letter",
-    promises=(3,),
+    "a row is fixed and written between the failure of its SELECT and its dead letter",
+    guarantees=(3,),
     without=Rule(
-        "what is parked is tried again, in case it has been mended meanwhile",
-        module="syncer.parking",
-        text="mended = self._mended_since(index_name, list(found.faults)) if found.faults else set()",
-        instead="mended = set[str]()",
+        "what is dead-lettered is tried again, in case it has been fixed meanwhile",
+        patch="syncer.indexing.failed_documents:FailedDocuments._fixed_since",
+        instead=Returns(frozenset()),
     ),
 )
-def test_a_failure_that_is_late_parks_nothing(dividing: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody else has written the mended row before it was parked: it does not stay parked."""
+def test_a_failure_that_is_late_dead_letters_nothing(dividing: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else has written the fixed row before it was dead-lettered: it does not stay dead-lettered."""
     world = dividing
     world.sql(POSTS.format(2))
     world.sql("UPDATE posts SET views = 13 WHERE id = 1")
-    park = dead_letters.park
+    dead_letter = dead_letters.dead_letter
     with world.index() as index, world.writer(index) as slow, world.writer(index) as quick:
         name = world.index_of()
 
         def late(*arguments: Any) -> None:
-            monkeypatch.setattr(dead_letters, "park", park)
+            monkeypatch.setattr(dead_letters, "dead_letter", dead_letter)
             world.sql("UPDATE posts SET views = 0")
             quick.write(name, ["1"])
-            park(*arguments)
+            dead_letter(*arguments)
 
-        monkeypatch.setattr(dead_letters, "park", late)
+        monkeypatch.setattr(dead_letters, "dead_letter", late)
         slow.write(name, ["1", "2"])
     assert letters(world) == {}
     assert world.differences() == []
 
 
 @faces(
-    "a row is mended, and composed for the mend, before its older failure is parked",
-    promises=(3,),
+    "a row is fixed, and composed for the fix, before its older failure is dead-lettered",
+    guarantees=(3,),
     without=(
         Rule(
             "a dead letter has a version from before its failure was read",
-            module="syncer.compose",
-            text="return Findings(\n                version=drawn,",
-            instead="return Findings(\n                version=drawn + 1000,",
+            patch="syncer.indexing.compose:Composer.faults",
+            instead=of_later_failures,
         ),
         Rule(
-            "who has written looks for dead letters after that",
-            module="syncer.writer",
-            text="if batch.has_dead_letters or (state is not None and state.has_dead_letters):",
-            instead="if batch.has_dead_letters:",
+            "a writer looks for dead letters after it has written",
+            patch="syncer.indexing.compose:Composer.confirm",
+            instead=looks_for_known_letters_only,
         ),
     ),
 )
-def test_a_mend_clears_a_letter_that_was_parked_after_it_was_composed(dividing: World) -> None:
-    """The failure was drawn before: whoever writes the mended row clears it, though he read before it was there."""
+def test_a_fix_clears_a_letter_that_was_dead_lettered_after_it_was_composed(dividing: World) -> None:
+    """The failure was assigned before: whoever writes the fixed row clears it, though he read before it was there."""
     world = dividing
     world.sql(POSTS.format(1))
     world.sql("UPDATE posts SET views = 13")
@@ -291,7 +307,7 @@ def test_a_mend_clears_a_letter_that_was_parked_after_it_was_composed(dividing: 
         world.sql("UPDATE posts SET views = 0")
         attempt = quick.compose(name, ["1"])
         with world.connect() as connection:
-            dead_letters.park(connection, name, found.version, found.faults)
+            dead_letters.dead_letter(connection, name, found.version, found.faults)
         quick.send(attempt)
         assert quick.settle(attempt) == []
     assert letters(world) == {}
@@ -324,12 +340,11 @@ def noted(empty_world: World) -> World:
 
 @faces(
     "a change makes the affects query raise, beside others that do not",
-    promises=(1, 3),
+    guarantees=(1, 3),
     without=Rule(
-        "a change of which nobody knows whom it touches touches all, and halts nobody",
-        module="syncer.affected",
-        text="following(self._connection, document, parks=True, lock_seconds=STAGE_LOCK_SECONDS),",
-        instead="following(self._connection, document, lock_seconds=STAGE_LOCK_SECONDS),",
+        "a change with unknown affected documents affects all of them, and suspends none",
+        patch="syncer.documents.snapshot:following",
+        instead=suspends_on_data,
     ),
 )
 def test_a_change_that_cannot_be_followed_refreshes_all(noted: World) -> None:
@@ -353,46 +368,45 @@ def test_a_change_that_cannot_be_followed_refreshes_all(noted: World) -> None:
         assert [one.kind for one in unfinished(connection)] == [JobKind.REFRESH]
         world.refresh(index)
     assert world.differences() == []
-    assert world.sql("SELECT halted FROM syncer.document") == [(None,)]
-    [unplaced] = [one for one in said if one["event"] == "worker.changes_unplaced"]
-    assert unplaced["kind"] == "InvalidTextRepresentation"
+    assert world.sql("SELECT suspended FROM syncer.document") == [(None,)]
+    [unresolved] = [one for one in said if one["event"] == "worker.changes_unresolved"]
+    assert unresolved["kind"] == "InvalidTextRepresentation"
     assert "x3" not in json.dumps(said, default=str)
 
 
 @faces(
     "the affects query raises only when a fan-out is listed",
-    promises=(1, 3),
+    guarantees=(1, 3),
     without=Rule(
         "a refresh takes the place of a fan-out that cannot be listed",
-        module="syncer.listing",
-        text="if job.kind is not JobKind.FAN_OUT or not is_of_data(error.__cause__):",
-        instead="if True:",
+        patch="syncer.jobs.listing:_can_be_widened",
+        instead=SAYS_NO,
     ),
 )
 def test_a_fan_out_that_cannot_be_listed_refreshes_all(noted: World) -> None:
-    """The job ends, and says which one does its work; the document is not halted."""
+    """The job ends, and says which one does its work; the document is not suspended."""
     world = noted
     with world.index() as index, world.connect() as connection:
         world.sql("INSERT INTO notes (ref) VALUES ('x3')")
-        document = store.served(connection)["blogpost"]
-        job = jobs.create_fan_out(connection, document, {"public.notes": [{"ref": "2"}, {"ref": "x3"}]})
+        document = registry.current(connection)["blogpost"]
+        job = queue.create_fan_out(connection, document, {"public.notes": [{"ref": "2"}, {"ref": "x3"}]})
         assert job is not None
         world.refresh(index)
         ended = find(connection, job.id)
         assert ended.state is JobState.CANCELLED
         assert (ended.error or "").startswith(f"Job {job.id + 1} takes its place")
         assert find(connection, job.id + 1).state is JobState.DONE
-        assert store.served(connection)["blogpost"].is_filled
+        assert registry.current(connection)["blogpost"].is_loaded
     assert world.differences() == []
 
 
-@faces("a change that touches many documents has a key with decimals", promises=(1,))
+@faces("a change that touches many documents has a key with decimals", guarantees=(1,))
 def test_a_fan_out_keeps_the_digits_of_its_cause(noted: World) -> None:
     """A numeric key with decimals, as it comes from the topic, is a cause like any other."""
     with noted.connect() as connection:
-        document = store.served(connection)["blogpost"]
+        document = registry.current(connection)["blogpost"]
         for number in ("1.5", "2.50"):
-            job = jobs.create_fan_out(connection, document, {"public.notes": [{"id": Decimal(number), "ref": "3"}]})
+            job = queue.create_fan_out(connection, document, {"public.notes": [{"id": number, "ref": "3"}]})
         assert job is not None
         assert job.cause == {"public.notes": 2}
 
@@ -415,100 +429,58 @@ GARBAGE = (
 
 
 def put(world: World, *values: bytes) -> None:
-    """What somebody else's producer puts on the topic, in one partition."""
-    producer = Producer({"bootstrap.servers": world.endpoints.kafka_bootstrap_servers})
+    """Publish these values to one partition, as records of this database."""
+    kafka = world.settings.kafka
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for one in values:
-        producer.produce(world.settings.kafka.topic, one, b"key", partition=0)
+        ours: Headers = [(INSTALLATION, kafka.installation)]
+        producer.produce(kafka.topic, one, b"key", partition=0, headers=ours)
     producer.flush()
 
 
 @faces(
-    "records on the topic are no changes: no JSON, no text, nested without end, of another shape",
-    promises=(1, 3),
+    "records of this database cannot be read: no JSON, no text, nested without end, of another shape",
+    guarantees=(1, 3),
     without=(
         Rule(
-            "what is no change is kept in Postgres before its offset is committed",
-            module="syncer.membership",
-            text="only_counted = persist(partial(self._keep_unread, records), pause=self.pause, stage=self._name)",
-            instead="only_counted = 0",
+            "an unreadable record may have been any change, so every document is written again",
+            patch="syncer.recovery.lost_records:_refresh_all",
+            instead=Returns(()),
         ),
         Rule(
-            "what is no change ends nobody",
-            module="syncer.membership",
-            text="        except ValueError:\n            changes, records",
-            instead="        except ZeroDivisionError:\n            changes, records",
+            "an unreadable record does not stop the worker",
+            patch="syncer.worker.group:Membership._parse",
+            instead=takes_all_for_changes,
         ),
     ),
 )
-def test_a_record_that_is_no_change_is_kept_and_holds_up_nobody(world: World) -> None:
-    """Changes before, between and behind them are written; each is there with its place and bytes; all is committed."""
+def test_unreadable_records_are_made_up_for(world: World) -> None:
+    """Changes before, between and behind them are written, and so is what they may have changed; all is committed."""
     world.sql(USER)
     world.sql(POSTS.format(5))
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker, world.connect() as connection:
+    handle(world)
+    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
         put(world, *GARBAGE[:4])
-        world.drain(relay, worker)
+        world.sql("UPDATE posts SET title = 'other' WHERE id = 1")
+        assert relay.run_once().published
         put(world, *GARBAGE[4:])
-        world.sql("UPDATE posts SET title = 'other'")
-        world.drain(relay, worker)
+        world.sql("SET session_replication_role = replica; UPDATE posts SET title = 'not captured' WHERE id = 2")
 
         def turn() -> bool:
             worker.run_once()
-            return unreadable.total(connection) == len(GARBAGE)
-
-        wait_until(turn, what="all are kept")
-        kept = unreadable.page(connection, limit=100)
-        assert {one.value for one in kept} == {one[: unreadable.VALUE_BYTES_MAX] for one in GARBAGE}
-        assert {one.key for one in kept} == {b"key"}
-        assert {one.partition for one in kept} == {0}
-        assert len({one.offset for one in kept}) == len(GARBAGE)
-        assert [one.value_bytes for one in kept if not one.is_whole] == [50_000]
-        for one in kept:
-            with pytest.raises(ValueError, match="not a change"):
-                Change.parse(one.value)
-
-
-@faces("a foreign producer floods the topic", promises=(1,))
-def test_no_more_records_are_kept_than_the_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer that floods the topic fills neither the database nor the log: the rest is counted."""
-    monkeypatch.setattr(unreadable, "KEPT_MAX", 10)
-    with world.index() as index, world.worker(index) as worker, world.connect() as connection:
-        put(world, *(b"garbage %d" % number for number in range(300)))
-
-        def turn() -> bool:
-            worker.run_once()
-            return unreadable.total(connection) == 300
+            return world.is_handled()
 
         with capture_logs() as said:
-            began = time.monotonic()
-            wait_until(turn, what="all are counted")
-            most = 2 + (time.monotonic() - began) / repeated.QUIET_SECONDS
-        [topic] = unreadable.topics(connection)
-        assert (topic.kept, topic.only_counted) == (10, 290)
-        told = [one for one in said if one["event"] == "worker.records_parked"]
-        assert len(told) <= most, told
-        assert unreadable.discard(connection) == 10
-        assert unreadable.total(connection) == 0
-
-
-@faces(
-    "a record that is no change is received twice",
-    promises=(1,),
-    without=Rule(
-        "a record is known by its place and its bytes",
-        module="syncer.unreadable",
-        text="places.pop((partition, offset, bytes(digest)), None)",
-        instead="pass",
-    ),
-)
-def test_a_record_that_comes_twice_is_kept_once(world: World) -> None:
-    """A rebalance gives it again; another record in its place, of a topic that was made anew, is another one."""
-    one = Record(partition=0, offset=7, key=None, value=b"garbage", error="no change")
-    other = Record(partition=0, offset=7, key=b"k", value=b"other", error="no change")
-    with world.connect() as connection:
-        for records in ([one], [one, one], [one, other]):
-            assert unreadable.park(connection, "topic", records) == 0
-        assert [kept.value for kept in unreadable.page(connection, limit=9)] == [b"garbage", b"other"]
-        assert unreadable.total(connection) == 2
+            wait_until(turn, what="all is committed")
+        world.refresh(index)
+    world.wait_until_level()
+    lost = [one for one in said if one["event"] == "topic.records_lost"]
+    assert lost
+    assert {one["log_level"] for one in lost} == {"error"}
+    assert {one["documents"][0] for one in lost} == {"blogpost"}
+    assert {loss["partition"] for one in lost for loss in one["partitions"]} == {0}
+    assert "not a change" in lost[0]["cause"]
+    assert refreshes(world) == 1
 
 
 # What is said
@@ -516,13 +488,8 @@ def test_a_record_that_comes_twice_is_kept_once(world: World) -> None:
 
 @faces(
     "one poisonous document changes again and again",
-    promises=(3,),
-    without=Rule(
-        "what was just said is only counted",
-        module="syncer.repeated",
-        text="is_due=is_urgent or now - count.said_at >= count.seconds)",
-        instead="is_due=True)",
-    ),
+    guarantees=(3,),
+    without=Rule("what was just said is only counted", patch="syncer.base.log_limit:Repeated._tell", instead=says_all),
 )
 def test_a_stream_of_poison_is_said_once_and_then_counted(world: World, connection: Connection) -> None:
     """The log has a line for the first, and one for all others: no number is lost."""
@@ -531,29 +498,31 @@ def test_a_stream_of_poison_is_said_once_and_then_counted(world: World, connecti
     with capture_logs() as said, world.index() as index, world.writer(index) as writer:
         for _ in range(20):
             writer.write(name, ["1"])
-    most = 3 + (time.monotonic() - began) / repeated.QUIET_SECONDS
-    told = [one for one in said if one["event"] == "document.parked"]
+    most = 3 + (time.monotonic() - began) / log_limit.QUIET_SECONDS
+    told = [one for one in said if one["event"] == "document.dead_lettered"]
     assert sum(one["documents"] for one in told) == 20
     assert len(told) <= most, told
     assert dead_letters.count(connection, Selection()) == 1
 
 
-# What cannot even be parked
+# What cannot even be dead-lettered
 
 
 @pytest.mark.parametrize("fault", ["views = 13", "created = 'infinity'"], ids=["select", "mapping"])
 @faces(
     "a dead letter cannot be recorded: of a row that makes the SELECT raise, of one that the mapping refuses",
-    promises=(1,),
+    guarantees=(1,),
     without=Rule(
-        "what cannot be parked is trouble, which is told of, and tried again",
-        module="syncer.parking",
-        text="            if decide(error) is not Action.PARK:\n                raise\n            raise ParkingError(",
-        instead="            raise\n            raise ParkingError(",
+        "what cannot be dead-lettered is a failure, which is reported and retried",
+        patch="syncer.indexing.failed_documents:FailedDocuments._dead_letter",
+        instead=is_not_dead_lettered,
     ),
 )
-def test_what_cannot_be_parked_is_tried_again_and_told_of(dividing: World, fault: str) -> None:
-    """It is not taken for done, nor tried without a pause; the log says it once, and it is parked once that can be."""
+def test_what_cannot_be_dead_lettered_is_tried_again_and_told_of(dividing: World, fault: str) -> None:
+    """It is not taken for done, nor tried without a pause.
+
+    The log says it once, and it is dead-lettered once that can be.
+    """
     world = dividing
     world.sql(POSTS.format(3))
     world.sql(f"UPDATE posts SET {fault} WHERE id = 2")
@@ -569,9 +538,9 @@ def test_what_cannot_be_parked_is_tried_again_and_told_of(dividing: World, fault
         writer = Writer(connect=world.connect, index=index, pause=pause, name="test")
         report = writer.write(world.index_of(), ["1", "2", "3"])
         writer.close()
-    assert (report.indexed, report.parked) == (2, 1)
+    assert (report.indexed, report.dead_lettered) == (2, 1)
     assert letters(world).keys() == {"2"}
-    (told,) = [one for one in logs if one["event"] == "stage.retried"]
-    assert "cannot be parked: CheckViolation" in told["error"]
+    (told,) = [one for one in logs if one["event"] == "component.retried"]
+    assert "cannot be dead-lettered: CheckViolation" in told["error"]
     assert len(pauses) >= 5
     assert pauses[4] > 4 * pauses[0]

@@ -1,4 +1,4 @@
-"""Postgres refuses, ends and limits connections: the daemon waits, says so once, and goes on by itself."""
+"""Postgres refuses, ends and limits connections: the daemon waits, logs it once, and continues by itself."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from syncer import postgres
+from syncer.base import postgres
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
 from tests.faults.writers import SEED, Work, at_work, fill, writing
 from tests.harness import DEADLINE_SECONDS, Daemon, World, made, postgres_server, wait_until
+from tests.mutations import Is
+from tests.mutations.base import exists_if_only_in_part, takes_nothing_for_ever
 from tests.proof import Rule, faces
 
 ROLE = "syncer_worker"
@@ -37,7 +39,6 @@ GRANT SELECT ON users, posts, comments TO {role};
 OURS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'syncer %%' AND datname = %s"
 REFUSALS = (
     ("ALTER ROLE {role} CONNECTION LIMIT 2", "too many connections", "ALTER ROLE {role} CONNECTION LIMIT -1"),
-    ("ALTER ROLE {role} NOLOGIN", "not permitted to log in", "ALTER ROLE {role} LOGIN"),
     (
         "ALTER DATABASE {database} SET default_transaction_read_only = on",
         "read-only transaction",
@@ -109,12 +110,12 @@ def of_role(world: World) -> dict[str, str]:
 
 def told(daemon: Daemon, said: str) -> int:
     """How often the daemon has said so."""
-    return len([one for one in daemon.events() if one["event"] == "stage.retried" and said in one["error"]])
+    return len([one for one in daemon.events() if one["event"] == "component.retried" and said in one["error"]])
 
 
-@faces("connections are ended, and queries cancelled, at random and under load", promises=(1, 2, 3))
+@faces("connections are ended, and queries cancelled, at random and under load", guarantees=(1, 2, 3))
 def test_connections_end_at_random(world: World) -> None:
-    """Each stage opens another one, and does again what was not done."""
+    """Each component opens another one, and does again what was not done."""
     daemon = world.daemon()
     dice = random.Random(SEED)
     with writing(world):
@@ -125,16 +126,15 @@ def test_connections_end_at_random(world: World) -> None:
                 end = dice.choice(("pg_terminate_backend", "pg_cancel_backend"))
                 world.sql(f"SELECT {end}(%s)", *dice.choice(ours))
     world.wait_until_level()
-    assert world.syncer("verify").returncode == 0
     assert daemon.stop() == 0
 
 
 @faces(
-    "the role's connections are limited, its login is forbidden, its password is changed, the database is read-only",
-    promises=(1, 3),
+    "the role's connections are limited, its password is changed, the database is read-only",
+    guarantees=(1, 3),
 )
 def test_a_database_that_refuses_is_waited_for(world: World) -> None:
-    """The daemon says what the server says, once for each stage, and goes on when it is allowed to."""
+    """The daemon says what the server says, once for each component, and goes on when it is allowed to."""
     daemon = world.daemon(environment=of_role(world))
     names = {"role": ROLE, "database": f'"{world.name}"'}
     for number, (refuse, said, allow) in enumerate(REFUSALS):
@@ -157,12 +157,11 @@ def test_a_database_that_refuses_is_waited_for(world: World) -> None:
 
 @faces(
     "timeouts are set for the role that are too short for what a listing takes",
-    promises=(1, 4),
+    guarantees=(1, 4),
     without=Rule(
-        "a stage's session has none of the timeouts that an operator sets for others",
-        module="syncer.postgres",
-        text='_SESSION_SINCE = {170000: "SET transaction_timeout = 0"}',
-        instead="_SESSION_SINCE: dict[int, str] = {}",
+        "a component's session has none of the timeouts that an operator sets for others",
+        patch="syncer.base.postgres:_SESSION_SINCE",
+        instead=Is({}),
     ),
 )
 def test_timeouts_of_the_role_are_not_ours(world: World) -> None:
@@ -178,12 +177,11 @@ def test_timeouts_of_the_role_are_not_ours(world: World) -> None:
 
 @faces(
     "the machine of the database is gone without a word, when it has just been asked something",
-    promises=(4,),
+    guarantees=(4,),
     without=Rule(
-        "a question that nobody's machine takes is given up after half a minute",
-        module="syncer.postgres",
-        text="        tcp_user_timeout=30_000,\n",
-        instead="",
+        "a query to a machine that is gone is given up after half a minute",
+        patch="syncer.base.postgres:_UNANSWERED_MILLISECONDS_MAX",
+        instead=Is(0),
     ),
 )
 def test_a_question_that_arrives_nowhere_is_given_up(world: World) -> None:
@@ -197,12 +195,11 @@ IS_CONNECTED = "SELECT FROM pg_stat_activity WHERE pid = %s"
 
 @faces(
     "a process is stopped, or its machine is gone, while Postgres answers it",
-    promises=(1, 4),
+    guarantees=(1, 4),
     without=Rule(
         "the server ends a session that takes nothing of an answer for long",
-        module="syncer.postgres",
-        text=', "tcp_user_timeout": patience}',
-        instead="}",
+        patch="syncer.base.postgres:_patience",
+        instead=takes_nothing_for_ever,
     ),
 )
 def test_who_takes_nothing_of_an_answer_holds_no_locks(world: World) -> None:
@@ -234,7 +231,7 @@ def _again(connection: psycopg.Connection[Any], level: str, dice: random.Random)
 @faces(
     "applications write at SERIALIZABLE and REPEATABLE READ, as replicas of others, with savepoints that are rolled "
     "back, and meet serialization failures and deadlocks",
-    promises=(1, 3, 5),
+    guarantees=(1, 3, 5),
 )
 def test_transactions_that_fail_leave_nothing(world: World) -> None:
     """What is rolled back is not published; what is tried again arrives; no trigger is bypassed."""
@@ -258,13 +255,12 @@ def test_transactions_that_fail_leave_nothing(world: World) -> None:
 
 
 @faces(
-    "a dump is restored into the database under a daemon that goes on running",
-    promises=(1, 3),
+    "a dump is restored into the database under a daemon that keeps running",
+    guarantees=(1, 3),
     without=Rule(
         "a daemon keeps out of a database that is being restored",
-        module="syncer.schema",
-        text="    if not value(connection, _IS_WHOLE):",
-        instead="    if not exists(connection):",
+        patch="syncer.base.migrations:_require_whole",
+        instead=exists_if_only_in_part,
     ),
 )
 def test_a_database_that_is_being_restored_is_waited_for(world: World, server: PostgresServer) -> None:
@@ -283,12 +279,11 @@ def test_a_database_that_is_being_restored_is_waited_for(world: World, server: P
     psql = [str(server.bin_folder / "psql"), "--quiet", "--set=ON_ERROR_STOP=1", world.dsn]
     subprocess.run(psql, input=dump[:half].encode(), capture_output=True, check=True, timeout=DEADLINE_SECONDS)
     before = sessions(world)
-    wait_until(lambda: sessions(world) > before + 8, what="each stage looks at what is there")
+    wait_until(lambda: sessions(world) > before + 8, what="each component looks at what is there")
     rest = (restrict + dump[half:]).encode()
     subprocess.run(psql, input=rest, capture_output=True, check=True, timeout=DEADLINE_SECONDS)
     world.wait_until_level()
     assert told(daemon, "no syncer schema") <= 6
-    assert world.syncer("verify").returncode == 0
     assert daemon.stop() == 0
 
 

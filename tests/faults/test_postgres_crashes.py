@@ -17,14 +17,17 @@ import psycopg
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer import jobs, store
-from syncer.index import BulkOutcome, Index
-from syncer.job import JobKind
-from syncer.model import Composition, Target
+from syncer.base.model import Composition, Target
+from syncer.documents import registry
+from syncer.elasticsearch.bulk import BulkOutcome, Index
+from syncer.jobs import queue
+from syncer.jobs.model import JobKind
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
 from tests.faults.writers import fill, writing
 from tests.harness import DEADLINE_SECONDS, World, made, postgres_server, running, wait_until
+from tests.mutations import Is
+from tests.mutations.writing import counts_on_what_it_wrote
 from tests.proof import Rule, faces
 
 SETTINGS = {"max_prepared_transactions": "10", "autovacuum": "off"}
@@ -32,15 +35,13 @@ SETTINGS = {"max_prepared_transactions": "10", "autovacuum": "off"}
 
 KEEP = Rule(
     "an offset is committed only once Postgres has on disk what was composed",
-    module="syncer.worker",
-    text="            self._writer.keep()",
-    instead="            pass",
+    patch="syncer.base.postgres:FLUSHED",
+    instead=Is("NULL"),
 )
 AGAIN = Rule(
     "what was composed on a connection that is gone is composed again",
-    module="syncer.worker",
-    text="if batch.life != self._writer.life:",
-    instead="if False:",
+    patch="syncer.indexing.compose:Composer.confirm",
+    instead=counts_on_what_it_wrote,
 )
 
 
@@ -83,7 +84,7 @@ def lazily(world: World, query: str) -> None:
     """A commit that does not wait for the disk, nor gets there until somebody waits for another one."""
     wait_until(lambda: stop_walwriter(world), what="the walwriter stands still while it rests")
     while world.sql("SELECT log_cnt < 8 FROM syncer.version") == [(True,)]:
-        world.sql("SELECT nextval('syncer.version')")  # a draw that is logged would wait for all before it
+        world.sql("SELECT nextval('syncer.version')")  # an assign that is logged would wait for all before it
     world.sql(f"SET LOCAL synchronous_commit = off; {query}")
 
 
@@ -102,9 +103,8 @@ def kill_one(world: World) -> bool:
 
 
 @faces(
-    "the database is restarted, stopped in the middle of everything, and killed, and so is one of its processes, "
-    "under load, while a job is done",
-    promises=(1, 2, 3, 4),
+    "the database is restarted and killed, and so is one of its processes, under load, while a job is done",
+    guarantees=(1, 2, 3, 4),
 )
 def test_a_daemon_outlives_every_end_of_its_database(world: World, server: PostgresServer) -> None:
     """Writers connect again, so does the daemon; it says so once each time, and all is level by itself."""
@@ -112,12 +112,11 @@ def test_a_daemon_outlives_every_end_of_its_database(world: World, server: Postg
     daemon = world.daemon()
     ends: tuple[Callable[[], None], ...] = (
         lambda: server.stop("fast"),
-        lambda: server.stop("immediate"),
         server.kill,
         lambda: wait_until(lambda: kill_one(world), what="one of its processes is killed"),
     )
     with world.connect() as connection:
-        jobs.create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL, rate=20)
+        queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL, rate=20)
     with writing(world, outlive=True):
         for end in ends:
             wait_until(lambda: len(backends(world)) > 3, what="the daemon is connected")
@@ -126,16 +125,15 @@ def test_a_daemon_outlives_every_end_of_its_database(world: World, server: Postg
             time.sleep(0.5)
     world.wait_until_level()
     daemon.wait_for("job.finished")
-    assert world.syncer("verify").returncode == 0
     events = daemon.events()
-    assert len([one for one in events if one["event"] == "stage.retried"]) < 100
-    assert {one["stage"] for one in events if one["event"] == "stage.recovered"} > {"relay", "refresher"}
+    assert len([one for one in events if one["event"] == "component.retried"]) < 100
+    assert {one["component"] for one in events if one["event"] == "component.recovered"} > {"relay", "job_worker"}
     assert daemon.stop() == 0
 
 
 @faces(
     "the database loses commits that did not wait for its disk, and that documents show already",
-    promises=(3,),
+    guarantees=(3,),
     without=KEEP,
 )
 def test_a_commit_that_a_crash_takes_back_is_not_shown_for_long(world: World, server: PostgresServer) -> None:
@@ -182,7 +180,7 @@ class CrashIndex(Index):
 
 @faces(
     "the database crashes while a document that shows a commit on no disk is written, and its change not let go of",
-    promises=(3,),
+    guarantees=(3,),
     without=AGAIN,
 )
 def test_what_was_composed_before_a_crash_is_composed_again(world: World, server: PostgresServer) -> None:
@@ -208,7 +206,7 @@ def test_what_was_composed_before_a_crash_is_composed_again(world: World, server
     assert not world.differences()
 
 
-@faces("a transaction is prepared, the database crashes, and it is committed later", promises=(1,))
+@faces("a transaction is prepared, the database crashes, and it is committed later", guarantees=(1,))
 def test_a_prepared_transaction_outlives_a_crash(world: World, server: PostgresServer) -> None:
     """Its changes are new when they are committed, however far the cursor has come meanwhile."""
     fill(world)

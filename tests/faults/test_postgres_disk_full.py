@@ -1,4 +1,4 @@
-"""The disk of Postgres is full: applications fail, syncer waits, and goes on by itself once there is room."""
+"""The disk of Postgres is full: applications fail, syncer waits, and continues by itself once there is room."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def fill_the_disk(connection: psycopg.Connection[tuple[object, ...]]) -> None:
                 connection.execute("INSERT INTO filler SELECT repeat('x', 7000) FROM generate_series(1, %s)", (size,))
 
 
-@faces("the database's disk is full, under load", promises=(1, 3))
+@faces("the database's disk is full, under load", guarantees=(1, 3))
 def test_a_full_disk_is_waited_for(world: World) -> None:
     """Nothing is skipped meanwhile, and it is said once, not each time that it is tried."""
     fill(world)
@@ -86,7 +86,8 @@ def test_a_full_disk_is_waited_for(world: World) -> None:
     world.wait_until_level()
 
     def told() -> int:
-        return len([one for one in daemon.events() if "No space left" in str(one.get("error"))])
+        retried = [one for one in daemon.events() if one["event"] == "component.retried"]
+        return len([one for one in retried if "No space left" in one["error"]])
 
     with psycopg.connect(world.endpoints.postgres_dsn, autocommit=True) as connection:
         with writing(world):

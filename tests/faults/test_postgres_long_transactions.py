@@ -9,9 +9,12 @@ from typing import Any
 
 import psycopg
 
-from syncer import outbox, postgres
+from syncer.base import postgres
+from syncer.capture import outbox
+from tests.faults.rules import SEEN_BY_SNAPSHOT, TRUNCATED_WHOLE
 from tests.faults.writers import fill
 from tests.harness import Daemon, World, wait_until
+from tests.mutations import Replaces
 from tests.proof import Rule, faces
 
 ROUNDS, POSTS = 250, 120
@@ -20,7 +23,7 @@ ROW_BYTES_MIN = 100
 SAVES, PAGES_MAX = 1000, 20
 """As many versions of the cursor's row take some 40 pages."""
 FIND_CURSOR = """
-SELECT snapshot FROM syncer.relay_cursor WHERE stretch = (SELECT max(stretch) FROM syncer.relay_cursor)
+SELECT snapshot FROM syncer.relay_cursor WHERE number = (SELECT max(number) FROM syncer.relay_cursor)
 """
 
 
@@ -52,20 +55,10 @@ def outbox_bytes(world: World) -> int:
 
 @faces(
     "transactions are open for the whole time: one that reads, one that is idle, one that has written",
-    promises=(1, 4),
+    guarantees=(1, 4),
     without=(
-        Rule(
-            "what a cursor has seen is told by its snapshot, not by the oldest transaction that is open",
-            module="syncer.outbox",
-            text="    return xmax, f",
-            instead="    return cursor.split(':')[0], f",
-        ),
-        Rule(
-            "rows go away by TRUNCATE, which no snapshot keeps from giving room back",
-            module="syncer.outbox",
-            text='_TRUNCATE = "TRUNCATE {segment}"',
-            instead='_TRUNCATE = "DELETE FROM {segment}"',
-        ),
+        SEEN_BY_SNAPSHOT,
+        TRUNCATED_WHOLE,
     ),
 )
 def test_what_is_open_for_long_keeps_nothing_waiting(world: World) -> None:
@@ -104,12 +97,11 @@ def pages_passed(world: World) -> int:
 
 @faces(
     "a transaction stays open while the relay's cursor is saved a thousand times",
-    promises=(4,),
+    guarantees=(4,),
     without=Rule(
         "the cursor's row gets another key now and then, by which its newest version is found",
-        module="syncer.relay",
-        text="stretch = stretch + $6",
-        instead="stretch = stretch + 0 * $6",
+        patch="syncer.relay.loop:_SAVE",
+        instead=Replaces("number + $6", "number + 0 * $6"),
     ),
 )
 def test_the_cursor_is_found_at_once_however_often_it_was_saved(world: World) -> None:

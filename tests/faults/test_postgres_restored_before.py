@@ -7,12 +7,13 @@ import subprocess
 import psycopg
 import pytest
 
-from syncer import schema
-from syncer.errors import SourceError, SyncerError
-from tests.doctoring import is_well, look, mend
+from syncer.base import migrations
+from syncer.base.errors import SourceError, SyncerError
+from tests.doctoring import fix, is_well, look
 from tests.faults.writers import fill
 from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World
-from tests.proof import faces
+from tests.mutations.elasticsearch import leaves_the_alias_elsewhere
+from tests.proof import Rule, faces
 
 
 def dump(world: World) -> bytes:
@@ -31,7 +32,7 @@ def restore(world: World, dumped: bytes) -> None:
 
 
 @pytest.mark.parametrize("is_migrated", [False, True], ids=["before_migrate", "before_apply"])
-@faces("the database is restored to before `syncer migrate`, or `syncer apply`", promises=(2, 3))
+@faces("the database is restored to before `syncer migrate`, or `syncer apply`", guarantees=(2, 3))
 def test_a_database_that_knows_of_no_document(empty_world: World, is_migrated: bool) -> None:
     """Its own index is told of, and taken up again with greater versions; that of another database is not touched."""
     world = empty_world
@@ -49,15 +50,42 @@ def test_a_database_that_knows_of_no_document(empty_world: World, is_migrated: b
     held, index = world.held(), world.index_of()
     restore(world, before)
     if is_migrated:
-        (forgotten,) = look(world, "elasticsearch.forgotten")
-        assert f"Searches of {world.alias} find {index}, of blogpost" in forgotten.found
-        mend(world, forgotten)
+        (forgotten,) = look(world, "elasticsearch.orphans")
+        assert f"Searches of {world.alias} find {index}, made for blogpost" in forgotten.found
+        fix(world, forgotten)
         world.wait_until_level()
-        assert is_well(look(world, "elasticsearch.forgotten"))
+        assert is_well(look(world, "elasticsearch.orphans"))
         return
     with pytest.raises(SourceError, match="no syncer schema"), world.connect() as connection:
-        schema.require_current(connection)
+        migrations.require_current(connection)
     world.migrate()
     with pytest.raises(SyncerError, match="not this database's"):
         world.apply()
     assert world.held() == held
+
+
+@faces(
+    "an index is deleted, applied again, and the database is restored to before that",
+    guarantees=(3,),
+    without=Rule(
+        "an index that is made takes the search alias away from every other one",
+        patch="syncer.elasticsearch.indices:Indices.swap",
+        instead=leaves_the_alias_elsewhere,
+    ),
+)
+def test_the_alias_leads_to_one_index_after_a_restore(world: World) -> None:
+    """The index that the restored database knows nothing of is searched no more once its own is made again."""
+    fill(world)
+    world.backfill()
+    before, index = dump(world), world.index_of()
+    with world.elasticsearch() as client:
+        for _ in range(2):
+            client.indices.delete(index=world.index_of())
+            world.apply()
+        newer = world.index_of()
+        assert newer != index
+        restore(world, before)
+        assert world.index_of() == index
+        world.apply()
+        assert list(client.indices.get_alias(name=world.alias).body) == [world.index_of()]
+    world.wait_until_level()

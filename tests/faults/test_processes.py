@@ -6,20 +6,32 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from syncer import jobs, overview, schema, store
-from syncer.job import JobKind, JobState, find
+from syncer.base import migrations
+from syncer.capture import leader
+from syncer.documents import registry
+from syncer.jobs import queue
+from syncer.jobs.model import JobKind, JobState, find
+from tests.faults.rules import DEPOSED, LATE_AGAIN, SAVED_LAST
 from tests.faults.stopping_at import REACHED, Plan, Point
-from tests.faults.writers import fill, writing
+from tests.faults.writers import QUICK_FAILOVER, fill, writing
 from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.mutations import DOES_NOTHING
+from tests.mutations.base import waits_for_all
+from tests.mutations.jobs import is_never_left_alone
+from tests.mutations.writing import counts_what_is_in_hand, in_any_order
 from tests.proof import Rule, faces
 
 QUICK = {
-    "SYNCER_KAFKA_PROPERTIES": '{"session.timeout.ms": 6000}',
+    "SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER,
     "SYNCER_RELAY_TRIM_SECONDS": "0.1",
     "SYNCER_WATCH_SECONDS": "0.5",
     "SYNCER_WORKER_THREADS": "1",
@@ -55,48 +67,40 @@ def wait_until_dead(daemon: Daemon, point: Point) -> None:
 
 
 def finish(world: World) -> None:
-    """What a daemon that nobody kills makes of it, once writers rest."""
+    """A daemon that is not killed makes every document level, once writers rest."""
     world.daemon()
     world.wait_until_level(seconds=2 * DEADLINE_SECONDS)
     assert world.sql("SELECT * FROM syncer.dead_letter") == []
-    assert world.sql("SELECT name FROM syncer.document WHERE halted IS NOT NULL") == []
-    verified = world.syncer("verify")
-    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert world.sql("SELECT name FROM syncer.document WHERE suspended IS NOT NULL") == []
 
 
 def some_and_all(some: tuple[Point, ...], others: tuple[Point, ...]) -> pytest.MarkDecorator:
-    """Run a test at the points at which most can go wrong; at all of them behind the marker ``soak``."""
+    """Run a test at the points at which most can go wrong; at all of them behind the marker ``thorough``."""
     return pytest.mark.parametrize(
-        "points", [pytest.param(some, id="some"), pytest.param(some + others, id="all", marks=pytest.mark.soak)]
+        "points", [pytest.param(some, id="some"), pytest.param(some + others, id="all", marks=pytest.mark.thorough)]
     )
 
 
 # The relay
 
 RELAY = (
-    Point(at="syncer.producer:ChangeProducer.flush"),
-    Point(at="syncer.relay:Relay._save"),
-    Point(at="syncer.outbox:_truncate_seen"),
+    Point(at="syncer.kafka.producer:ChangeProducer.flush"),
+    Point(at="syncer.relay.loop:Relay._save"),
+    Point(at="syncer.capture.outbox:_truncate_seen"),
 )
 RELAY_TOO = (
-    Point(at="syncer.relay:Relay._begin", when="after"),
-    Point(at="syncer.relay:Relay._save", when="after"),
-    Point(at="syncer.producer:ChangeProducer.flush", turn=3),
-    Point(at="syncer.relay:Relay._save", turn=3),
-    Point(at="syncer.outbox:trim", when="after", turn=2),
+    Point(at="syncer.relay.loop:Relay._begin", when="after"),
+    Point(at="syncer.relay.loop:Relay._save", when="after"),
+    Point(at="syncer.kafka.producer:ChangeProducer.flush", turn=3),
+    Point(at="syncer.relay.loop:Relay._save", turn=3),
+    Point(at="syncer.capture.outbox:trim", when="after", turn=2),
 )
 
 
 @faces(
     "a relay is killed before, between and after publishing, saving its cursor, and giving rows back",
-    promises=(1, 3),
-    without=Rule(
-        "the cursor is saved only once every record is acknowledged",
-        module="syncer.relay",
-        text="            producer.flush()\n            if producer.losses:",
-        instead="            self._save(connection, seen, producer)\n"
-        "            producer.flush()\n            if producer.losses:",
-    ),
+    guarantees=(1, 3),
+    without=SAVED_LAST,
 )
 @some_and_all(RELAY, RELAY_TOO)
 def test_a_relay_is_killed_at_each_step(blog: World, points: tuple[Point, ...]) -> None:
@@ -111,46 +115,65 @@ def test_a_relay_is_killed_at_each_step(blog: World, points: tuple[Point, ...]) 
 # A worker
 
 WORKER = (
-    Point(at="syncer.follower:Follower.hand_over"),
-    Point(at="syncer.version:draw", when="after"),
-    Point(at="syncer.index:Index.write", seconds=1),
-    Point(at="syncer.index:Index.write", when="after"),
+    Point(at="syncer.worker.resolve:Resolver.resolve"),
+    Point(at="syncer.indexing.compose:Composer.compose", when="after"),
+    Point(at="syncer.elasticsearch.bulk:Index.write", seconds=1),
+    Point(at="syncer.elasticsearch.bulk:Index.write", when="after"),
 )
-LATER = (
-    Point(at="syncer.consumer:ChangeConsumer.commit"),
-    Point(at="syncer.jobs:create_fan_out", when="after"),
-    Point(at="syncer.dead_letters:park", when="after"),
-    Point(at="syncer.dead_letters:clear", when="after"),
+WORKER_TOO = (
+    Point(at="syncer.kafka.consumer:ChangeConsumer.commit"),
+    Point(at="syncer.jobs.queue:create_fan_out", when="after"),
+    Point(at="syncer.indexing.dead_letters:dead_letter", when="after"),
+    Point(at="syncer.indexing.dead_letters:clear", when="after"),
 )
 
 
 @faces(
-    "workers whose clocks are hours off are killed before and after draw, write, offsets, parking, a job, an epoch",
-    promises=(1, 2, 3),
+    "workers whose clocks are hours off are killed around each assign, write, commit, dead letter, job and epoch",
+    guarantees=(1, 2, 3),
     without=Rule(
         "an offset is committed only for what is done",
-        module="syncer.worker",
-        text="done = list(takewhile(lambda one: one.is_done, self._batches))",
-        instead="done = list(self._batches)",
+        patch="syncer.worker.loop:Worker._done",
+        instead=in_any_order,
     ),
 )
-def test_workers_are_killed_at_each_step(blog: World) -> None:
-    """Four at once, each at its own step: who has the partitions then does it again."""
+@some_and_all(WORKER, WORKER_TOO)
+def test_workers_are_killed_at_each_step(blog: World, points: tuple[Point, ...]) -> None:
+    """Up to four workers die at once, each at its own step; the next owner of a partition does the work again."""
     blog.daemon("--only", "relay")
     with writing(blog, writers=3):
-        blog.sql("UPDATE syncer.incarnation SET timeline = 0")  # it is another one now
-        killed(blog, "--only", "workers", point=Point(at="syncer.index:Index.write_epoch", when="after"))
+        blog.sql("UPDATE syncer.cluster_identity SET timeline = 0")  # it is another one now
+        killed(blog, "--only", "workers", point=Point(at="syncer.elasticsearch.bulk:Index.write_epoch", when="after"))
         for number in range(40):
             witness(blog, number)
         many = {"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "1000"}
         die_together(blog, WORKER, environment=many)
-        blog.sql(
-            "INSERT INTO users (id, name, email) VALUES (101, repeat('x', 40000), '')"
-        )  # more than a keyword takes
-        blog.sql("INSERT INTO posts (id, user_id, title, body) VALUES (2000, 101, 'refused', '')")
-        die_together(blog, LATER, environment={})
-        blog.sql("UPDATE users SET name = 'short' WHERE id = 101")
+        if later := points[len(WORKER) :]:
+            blog.sql("INSERT INTO users (id, name, email) VALUES (101, repeat('x', 40000), '')")  # too long a keyword
+            with refusing(blog):
+                die_together(blog, later, environment={})
+            blog.sql("UPDATE users SET name = 'short' WHERE id = 101")
     finish(blog)
+
+
+@contextmanager
+def refusing(world: World) -> Iterator[None]:
+    """Insert posts that Elasticsearch refuses, one after the other, so that each daemon gets one."""
+    is_over = threading.Event()
+
+    def insert() -> None:
+        for number in count(2000):
+            if is_over.wait(0.2):
+                return
+            world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (%s, 101, 'refused', '')", number)
+
+    with ThreadPoolExecutor(1) as threads:
+        inserting = threads.submit(insert)
+        try:
+            yield
+        finally:
+            is_over.set()
+        inserting.result()
 
 
 def die_together(world: World, points: tuple[Point, ...], *, environment: Mapping[str, str]) -> None:
@@ -161,65 +184,61 @@ def die_together(world: World, points: tuple[Point, ...], *, environment: Mappin
         wait_until_dead(daemon, point)
 
 
-# A lane, and what jobs are
+# A job worker, and what jobs are
 
-LANE = (
-    Point(at="syncer.listing:_put_all", when="after"),
-    Point(at="syncer.index:Index.write", seconds=1),
-    Point(at="syncer.job_pages:finish"),
-    Point(at="syncer.listing:_put_pages", when="after"),
-    Point(at="syncer.store:mark_filled", when="after"),
+JOB_WORKER = (
+    Point(at="syncer.jobs.listing:_put_all", when="after"),
+    Point(at="syncer.elasticsearch.bulk:Index.write", seconds=1),
+    Point(at="syncer.jobs.chunks:finish"),
 )
-LANE_TOO = (
-    Point(at="syncer.listing:_list"),
-    Point(at="syncer.listing:list_pages", when="after"),
-    Point(at="syncer.job_pages:take", when="after"),
-    Point(at="syncer.index:Index.write", when="after"),
-    Point(at="syncer.job_pages:finish", when="after"),
-    Point(at="syncer.jobs:advance"),
-    Point(at="syncer.listing:sweep", when="after"),
+JOB_WORKER_TOO = (
+    Point(at="syncer.jobs.listing:_list"),
+    Point(at="syncer.jobs.listing:list_chunks", when="after"),
+    Point(at="syncer.jobs.chunks:take", when="after"),
+    Point(at="syncer.elasticsearch.bulk:Index.write", when="after"),
+    Point(at="syncer.jobs.chunks:finish", when="after"),
+    Point(at="syncer.jobs.queue:advance"),
+    Point(at="syncer.jobs.listing:_put_chunks", when="after"),
+    Point(at="syncer.jobs.listing:cleanup", when="after"),
+    Point(at="syncer.documents.registry:mark_loaded", when="after"),
 )
 ORDER = (
-    LANE_TOO[0],
-    LANE[0],
-    *LANE_TOO[1:3],
-    LANE[1],
-    LANE_TOO[3],
-    LANE[2],
-    *LANE_TOO[4:6],
-    LANE[3],
-    LANE_TOO[6],
-    LANE[4],
+    JOB_WORKER_TOO[0],
+    JOB_WORKER[0],
+    *JOB_WORKER_TOO[1:3],
+    JOB_WORKER[1],
+    JOB_WORKER_TOO[3],
+    JOB_WORKER[2],
+    *JOB_WORKER_TOO[4:],
 )
 
 
 @faces(
-    "a lane is killed while it lists, takes, writes, counts, sweeps and ends a backfill",
-    promises=(1, 3, 4),
+    "a job worker is killed while it lists, takes, writes, counts, cleans up and ends a backfill",
+    guarantees=(1, 3, 4),
     without=Rule(
         "a page is counted as done only when all of it is written",
-        module="syncer.refresher",
-        text="done = [hand for hand in self._hands if hand.is_done]",
-        instead="done = list(self._hands)",
+        patch="syncer.worker.job_loop:JobWorker._done",
+        instead=counts_what_is_in_hand,
     ),
 )
-@some_and_all(LANE, LANE_TOO)
-def test_a_lane_is_killed_at_each_step(blog: World, points: tuple[Point, ...]) -> None:
+@some_and_all(JOB_WORKER, JOB_WORKER_TOO)
+def test_a_job_worker_is_killed_at_each_step(blog: World, points: tuple[Point, ...]) -> None:
     """The job goes on where it was, with nothing left out, and ends once."""
     for number in range(_WITNESSES):
         witness(blog, number)
     blog.sql("DELETE FROM syncer.outbox")
     with blog.elasticsearch() as client:
-        stray = {"title": "stray"}
-        client.index(index=blog.alias, id="5000", document=stray, version=1, version_type="external")
+        orphan = {"title": "orphan"}
+        client.index(index=blog.alias, id="5000", document=orphan, version=1, version_type="external")
     with blog.connect() as connection:
-        job = jobs.create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL)
+        job = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
         assert job is not None
-        only_the_lane = {"SYNCER_WORKER_THREADS": "0", "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "10"}
+        only_the_job_worker = {"SYNCER_WORKER_THREADS": "0", "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "10"}
         with writing(blog, writers=3):
             for point in sorted(points, key=ORDER.index):
                 daemon = blog.daemon(
-                    "--only", "workers", environment=only_the_lane, program=Plan(points=(point,)).program
+                    "--only", "workers", environment=only_the_job_worker, program=Plan(points=(point,)).program
                 )
                 wait_until_dead(daemon, point)
             blog.daemon()
@@ -231,25 +250,24 @@ def test_a_lane_is_killed_at_each_step(blog: World, points: tuple[Point, ...]) -
 # Commands
 
 APPLY = (
-    Point(at="syncer.indices:Indices._create", when="after", turn=2),  # the first one is a trial
-    Point(at="syncer.apply:carry_out", when="after"),
-    Point(at="syncer.indices:Indices.swap", when="after"),
+    Point(at="syncer.elasticsearch.indices:Indices._create", when="after", turn=2),  # the first one is a trial
+    Point(at="syncer.elasticsearch.indices:Indices.swap", when="after"),
 )
 APPLY_TOO = (
-    Point(at="syncer.rebuild:serve"),
-    Point(at="syncer.store:assign", when="after"),
-    Point(at="syncer.store:assign", when="after", turn=2),
+    Point(at="syncer.apply.activate:carry_out", when="after"),
+    Point(at="syncer.apply.reindex:serve"),
+    Point(at="syncer.documents.registry:assign", when="after"),
+    Point(at="syncer.documents.registry:assign", when="after", turn=2),
 )
 
 
 @faces(
-    "apply is killed once it made an index, put it in force, moved the alias; so is the command that drops the old one",
-    promises=(1, 3, 4),
+    "apply is killed once it made an index, put it active, moved the alias; so is the command that drops the old one",
+    guarantees=(1, 3, 4),
     without=Rule(
-        "an index is noted before it is made, and in the commit that puts it out of force",
-        module="syncer.leftover",
-        text="    connection.execute(_NOTE, (target.index_name, target.write_alias))",
-        instead="    return",
+        "an index is noted before it is made, and in the commit that deactivates it",
+        patch="syncer.recovery.orphan_indices:note",
+        instead=DOES_NOTHING,
     ),
 )
 @some_and_all(APPLY, APPLY_TOO)
@@ -264,7 +282,8 @@ def test_apply_is_killed_at_each_step(blog: World, points: tuple[Point, ...]) ->
             assert len(blog.held()) > _FEWEST
         assert_done(blog.syncer("apply", "--yes"))
         assert blog.index_of().endswith("-000002")
-        run_killed(blog, "backfill", "blogpost", "--drop-old", point=Point(at="syncer.indices:Indices.drop"))
+        point = Point(at="syncer.elasticsearch.indices:Indices.drop")
+        run_killed(blog, "index", "drop-previous", "blogpost", "--yes", point=point)
         assert len(physical(blog)) > 1
         assert_done(blog.syncer("apply", "--yes"))
     blog.wait_until_level()
@@ -302,11 +321,11 @@ def assert_done(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@faces("verify is killed in the middle of a repair", promises=(3, 4))
+@faces("verify is killed in the middle of a repair", guarantees=(3, 4))
 def test_a_repair_is_killed(blog: World) -> None:
     """The same command finds what is left, and repairs that."""
     blog.sql("DELETE FROM syncer.outbox")
-    run_killed(blog, *REPAIR, point=Point(at="syncer.index:Index.write", when="after"))
+    run_killed(blog, *REPAIR, point=Point(at="syncer.elasticsearch.bulk:Index.write", when="after"))
     assert_done(blog.syncer(*REPAIR))
     assert blog.differences() == []
 
@@ -314,34 +333,29 @@ def test_a_repair_is_killed(blog: World) -> None:
 REPAIR = ("verify", "--repair", "--settle", "0.1")
 
 
-@faces("migrate is killed between two migrations", promises=(5,))
+@faces("migrate is killed before it commits", guarantees=(5,))
 def test_migrate_is_killed(empty_world: World) -> None:
     """Nothing is applied by half; the same command applies all."""
-    run_killed(empty_world, "migrate", point=Point(at="syncer.schema:_Backend.mark_one", turn=5))
+    run_killed(empty_world, "migrate", point=Point(at="syncer.base.migrations:_checksum", turn=1))
     assert empty_world.sql("SELECT to_regclass('syncer.outbox'), to_regclass('syncer.job')") == [(None, None)]
     assert_done(empty_world.syncer("migrate"))
     with empty_world.connect() as connection:
-        schema.require_current(connection)
+        migrations.require_current(connection)
 
 
 # Told to end
 
-HANGS = Point(at="syncer.index:Index.write", seconds=3600)
+HANGS = Point(at="syncer.elasticsearch.bulk:Index.write", seconds=3600)
 
 
 @faces(
-    "a daemon is told to end while a server that hangs keeps a stage waiting",
-    promises=(1,),
-    without=Rule(
-        "a stage that does not end is not waited for",
-        module="syncer.service",
-        text="thread.join(max(0.0, deadline - time.monotonic()))",
-        instead="thread.join()",
-    ),
+    "a daemon is told to end while a server that hangs keeps a component waiting",
+    guarantees=(1,),
+    without=Rule("a component that does not end is not waited for", patch="syncer.daemon:_join", instead=waits_for_all),
 )
 def test_a_daemon_that_hangs_ends_when_told_to(blog: World) -> None:
-    """It says which stage did not end; who is told twice ends at once; what was in hand is done by the next."""
-    hasty = Plan(points=(HANGS,), constants={"syncer.service:STOP_SECONDS": 0.5})
+    """It says which component did not end; who is told twice ends at once; what was in hand is done by the next."""
+    hasty = Plan(points=(HANGS,), constants={"syncer.daemon:STOP_SECONDS": 0.5})
     daemon = blog.daemon(program=hasty.program)
     wait_until_reached(daemon, HANGS)
     assert daemon.stop() == 1
@@ -350,10 +364,10 @@ def test_a_daemon_that_hangs_ends_when_told_to(blog: World) -> None:
     patient = blog.daemon(program=Plan(points=(HANGS,)).program)
     wait_until_reached(patient, HANGS)
     with blog.connect() as connection:
-        wait_until(lambda: overview.leader(connection) is not None, what="its relay leads")
+        wait_until(lambda: leader.find(connection) is not None, what="its relay leads")
         patient.process.send_signal(signal.SIGINT)
         # Two signals that come at once are one.
-        wait_until(lambda: overview.leader(connection) is None, what="it ends what can be ended")
+        wait_until(lambda: leader.find(connection) is None, what="it ends what can be ended")
     patient.process.send_signal(signal.SIGINT)
     assert patient.process.wait(DEADLINE_SECONDS) == 128 + signal.SIGINT
     blog.daemon()
@@ -363,9 +377,10 @@ def test_a_daemon_that_hangs_ends_when_told_to(blog: World) -> None:
 # Standing still
 
 LEASES = {
-    "syncer.relay:LEASE_SECONDS": 2,
-    "syncer.job_pages:STALLED_SECONDS": 2,
-    "syncer.service:IDLE_SECONDS": 2,
+    "syncer.relay.loop:LEASE_SECONDS": 2,
+    "syncer.jobs.chunks:STALLED_SECONDS": 2,
+    "syncer.jobs.chunks:reclaim.__kwdefaults__": {"stalled_seconds": 2},
+    "syncer.daemon:IDLE_SECONDS": 2,
 }
 
 
@@ -384,21 +399,11 @@ def go_on(daemon: Daemon) -> None:
 
 
 @faces(
-    "a daemon stands still between reading and writing for longer than every lease, then writes a deleted document",
-    promises=(1, 2, 3),
+    "a daemon freezes between reading and writing for longer than every lease, then writes a deleted document",
+    guarantees=(1, 2, 3),
     without=(
-        Rule(
-            "a leader that does nothing for long is deposed",
-            module="syncer.relay",
-            text="if self._connection.execute(_DEPOSE, (LEASE_SECONDS,)).fetchall():",
-            instead="if not LEASE_SECONDS:",
-        ),
-        Rule(
-            "what was written long after it was read is written again, by a clock that has not stood still",
-            module="syncer.writer",
-            text="or state.server_seconds - batch.read_at > DRAW_AGE_SECONDS_MAX",
-            instead="",
-        ),
+        DEPOSED,
+        LATE_AGAIN,
     ),
 )
 def test_a_daemon_stands_still_for_longer_than_every_lease(blog: World) -> None:
@@ -407,9 +412,8 @@ def test_a_daemon_stands_still_for_longer_than_every_lease(blog: World) -> None:
     blog.wait_until_level()
     blog.daemons[0].stop()
     sleeper = Plan(
-        points=(Point(at="syncer.index:Index.write", send="SIGSTOP"),),
-        constants={"syncer.writer:DRAW_AGE_SECONDS_MAX": 2},
-        boot_clock_stands=True,
+        points=(Point(at="syncer.elasticsearch.bulk:Index.write", send="SIGSTOP"),),
+        constants=LEASES,
     )
     sleeping = blog.daemon(program=sleeper.program)
     witness(blog, 1)
@@ -430,24 +434,22 @@ def test_a_daemon_stands_still_for_longer_than_every_lease(blog: World) -> None:
 
 
 @faces(
-    "the only daemon stands still with pages of a job in hand, while somebody waits for the job",
-    promises=(4,),
+    "the only daemon hangs while it holds chunks of a job, and a command waits for the job",
+    guarantees=(4,),
     without=Rule(
-        "who waits for a job that nobody moves does it himself",
-        module="syncer.backfill",
-        text="            return True\n        if now - self._asked_at",
-        instead="            return False\n        if now - self._asked_at",
+        "a command that waits for a job without progress does the job itself",
+        patch="syncer.worker.foreground:JobFollower._is_left_alone",
+        instead=is_never_left_alone,
     ),
 )
-def test_a_job_is_done_beside_a_lane_that_stands_still(blog: World) -> None:
+def test_a_job_is_done_beside_a_job_worker_that_stands_still(blog: World) -> None:
     """A process that is stopped looks alive to Postgres: its pages are taken by who follows the job."""
-    stops = Plan(points=(Point(at="syncer.job_pages:take", when="after", send="SIGSTOP"),))
+    stops = Plan(points=(Point(at="syncer.jobs.chunks:take", when="after", send="SIGSTOP"),))
     sleeping = blog.daemon(program=stops.program, environment={"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "1000"})
     with blog.connect() as connection:
-        job = jobs.create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL)
+        job = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
     stand_still(sleeping)
-    following = Plan(constants={"syncer.job_pages:STALLED_SECONDS": 1})
-    assert_done(blog.syncer("backfill", "blogpost", program=following.program))
+    assert_done(blog.syncer("backfill", "blogpost", program=Plan(constants=LEASES).program))
     with blog.connect() as connection:
         assert job is not None
         assert find(connection, job.id).state is JobState.DONE

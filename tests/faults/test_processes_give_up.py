@@ -1,4 +1,4 @@
-"""Who tries again and again finds out that nobody needs it any more."""
+"""A component that keeps retrying notices when its work is no longer needed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 from elasticsearch import Elasticsearch
 
-from syncer import jobs, service, store
-from syncer.errors import UnavailableError
-from syncer.index import BulkOutcome, Index
-from syncer.job import JobKind
-from syncer.model import Composition, Target
+from syncer import daemon
+from syncer.base.errors import UnavailableError
+from syncer.base.model import Composition, Target
+from syncer.documents import registry
+from syncer.elasticsearch.bulk import BulkOutcome, Index
+from syncer.jobs import queue
+from syncer.jobs.model import JobKind
 from tests.faults.writers import fill
 from tests.harness import World, running, wait_until
+from tests.mutations import SAYS_YES
 from tests.proof import Rule, faces
 
 
@@ -30,25 +33,24 @@ class AwayIndex(Index):
 
 
 @faces(
-    "a job is cancelled while its page is tried again and again, since a shard is away",
-    promises=(4,),
+    "a job is cancelled while its page is tried again and again, since a shard is unavailable",
+    guarantees=(4,),
     without=Rule(
         "a page that is no longer ours is not tried again",
-        module="syncer.refresher",
-        text="if isinstance(task, _Hand) and task.is_lost:",
-        instead="if False:",
+        patch="syncer.worker.job_loop:_is_ours",
+        instead=SAYS_YES,
     ),
 )
 def test_a_cancelled_page_is_given_up(world: World) -> None:
-    """The lane is free for other jobs, though the shard is away still."""
+    """The job worker is free for other jobs, though the shard is away still."""
     fill(world)
     with world.elasticsearch() as client, world.connect() as connection:
         index = AwayIndex(client)
-        lane = service.refresher(world.settings, index, name="refresher-test")
-        job = jobs.create(connection, store.served(connection)["blogpost"], JobKind.BACKFILL)
+        job_worker = daemon.job_worker(world.settings, index, name="job_worker-test")
+        job = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
         assert job is not None
-        with running(lane):
+        with running(job_worker):
             wait_until(lambda: index.asked > 1, what="it is tried again")
-            assert lane._hands
-            jobs.cancel(connection, job.id)
-            wait_until(lambda: not lane._hands, what="the page is given up")
+            assert job_worker._hands
+            queue.cancel(connection, job.id)
+            wait_until(lambda: not job_worker._hands, what="the page is given up")

@@ -9,18 +9,18 @@ from tests.faults.writers import fill
 from tests.harness import World
 from tests.proof import faces
 
-BEFORE_STAGES = Point(at="syncer.loss:require_topic", send="SIGTERM")
-IN_STAGES = (
-    Point(at="syncer.service:run", send="SIGTERM"),
-    Point(at="syncer.relay:Relay._begin", send="SIGTERM"),
-    Point(at="syncer.loss:examine", send="SIGTERM"),
-    Point(at="syncer.consumer:ChangeConsumer._beginnings", send="SIGTERM"),
+BEFORE_COMPONENTS = Point(at="syncer.recovery.lost_records:require_own_topic", send="SIGTERM")
+IN_COMPONENTS = (
+    Point(at="syncer.daemon:run", send="SIGTERM"),
+    Point(at="syncer.relay.loop:Relay._begin", send="SIGTERM"),
+    Point(at="syncer.recovery.lost_records:examine", send="SIGTERM"),
+    Point(at="syncer.kafka.consumer:ChangeConsumer._beginnings", send="SIGTERM"),
 )
 
 
-@faces("SIGTERM reaches a daemon before, and while, its stages begin", promises=(1, 3))
+@faces("SIGTERM reaches a daemon before, and while, its components begin", guarantees=(1, 3))
 def test_a_daemon_is_told_to_end_while_it_starts(world: World) -> None:
-    """Before its stages it dies as any program does, then it leaves with exit code 0; the next one does it all."""
+    """Before its components it dies as any program does, then it leaves with exit code 0; the next one does it all."""
     fill(world)
 
     def ended_at(point: Point) -> int:
@@ -28,8 +28,8 @@ def test_a_daemon_is_told_to_end_while_it_starts(world: World) -> None:
         assert "Traceback" not in done.stderr
         return done.returncode
 
-    assert ended_at(BEFORE_STAGES) == -signal.SIGTERM
-    assert [ended_at(point) for point in IN_STAGES] == [0] * len(IN_STAGES)
+    assert ended_at(BEFORE_COMPONENTS) == -signal.SIGTERM
+    assert [ended_at(point) for point in IN_COMPONENTS] == [0] * len(IN_COMPONENTS)
     daemon = world.daemon()
     world.wait_until_level()
     assert daemon.stop() == 0

@@ -9,17 +9,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 
-from syncer import apply, definition, rebuild, service, steps
-from syncer.errors import ConfigError, DocumentError
-from syncer.model import Role
-from tests.faults.rules import FOLLOWED, NOT_NEEDED
+from syncer import daemon as syncer_daemon
+from syncer.apply import activate, plan, reindex
+from syncer.base.errors import ConfigError, DocumentError
+from syncer.base.model import Role
+from syncer.documents import definition
+from tests.faults.rules import FOLLOWED, NOT_NEEDED, PENDING_WAITED_FOR
+from tests.faults.stopping_at import Plan
 from tests.faults.writers import SEED, fill, writing
 from tests.harness import DEADLINE_SECONDS, World, wait_until
+from tests.model import reindexing
+from tests.mutations import DOES_NOTHING, SAYS_NO
+from tests.mutations.writing import of_any_role
 from tests.proof import Rule, faces
 
 KEPT = 300
@@ -100,10 +106,10 @@ def is_searchable(world: World) -> bool:
 
 
 def begin(world: World, *arguments: str) -> subprocess.Popen[bytes]:
-    """``syncer backfill blogpost`` in a process of its own."""
-    with (world.folder / "backfill.log").open("ab") as log:
+    """``syncer index rebuild blogpost`` in a process of its own."""
+    with (world.folder / "rebuild.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "syncer", "backfill", "blogpost", *arguments],
+            [sys.executable, "-m", "syncer", "index", "rebuild", "blogpost", *arguments],
             env=world.environment,
             stdout=log,
             stderr=log,
@@ -112,15 +118,16 @@ def begin(world: World, *arguments: str) -> subprocess.Popen[bytes]:
 
 def require_done(world: World, process: subprocess.Popen[bytes]) -> None:
     """It ends, and well."""
-    assert process.wait(2 * DEADLINE_SECONDS) == 0, (world.folder / "backfill.log").read_text()
+    assert process.wait(2 * DEADLINE_SECONDS) == 0, (world.folder / "rebuild.log").read_text()
 
 
 @faces(
     "daemons and the command are killed in the middle of a rebuild, under writers and searches",
-    promises=(1, 2, 3, 4),
+    guarantees=(1, 2, 3, 4),
     without=FOLLOWED,
 )
-def test_a_rebuild_under_writers_and_kills_ends_equal_and_was_searchable_throughout(blog: World) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.thorough)])
+def test_a_rebuild_under_writers_and_kills_ends_equal_and_was_searchable_throughout(blog: World, kills: int) -> None:
     """Daemons are killed and started, the command is killed and run again; searches find all that stays, once."""
     dice = random.Random(SEED)
     for _ in range(2):
@@ -128,35 +135,39 @@ def test_a_rebuild_under_writers_and_kills_ends_equal_and_was_searchable_through
     wait_until(lambda: is_searchable(blog), what="all that stays is found")
     before = blog.index_of()
     with searching(blog), writing(blog):
-        for _ in range(4):
-            process = begin(blog, "--rebuild", "--rate", "150")
+        for _ in range(kills):
+            process = begin(blog, "--rate", "150")
             time.sleep(dice.uniform(0.8, 3))
             process.kill()
             process.wait()
             victim = dice.choice([one for one in blog.daemons if one.process.poll() is None])
             victim.kill()
             blog.daemon()
-        require_done(blog, begin(blog, "--rebuild"))
+        require_done(blog, begin(blog))
     now = roles(blog)
-    assert now[Role.STANDBY] == before
-    assert now[Role.SERVING] != before
+    assert now[Role.PREVIOUS] == before
+    assert now[Role.CURRENT] != before
     blog.wait_until_level(seconds=2 * DEADLINE_SECONDS)
-    require_equal(blog, now[Role.STANDBY])
-    assert blog.syncer("verify", "blogpost").returncode == 0
+    require_equal(blog, now[Role.PREVIOUS])
 
 
 # A command that dies at a step
 
 
 STEPS: dict[str, tuple[str, str]] = {
-    "the index is built and not yet in force": ("syncer.apply", "store.put_document"),
-    "it is in force and not yet filled": ("syncer.filling", "Filling.follow"),
-    "it is filled and not yet settled": ("syncer.rebuild", "settle"),
-    "it is settled and not yet verified": ("syncer.comparing", "verify"),
-    "it is verified and the alias not yet moved": ("syncer.rebuild", "Indices.swap"),
-    "the alias is moved and the roles are not": ("syncer.rebuild", "store.assign"),
+    "the index is built and not yet active": ("syncer.apply.activate", "registry.put_document"),
+    "it is active and not yet loaded": ("syncer.cli.follow_jobs", "LoadProgress.follow"),
+    "it is loaded and not yet settled": ("syncer.apply.reindex", "settle"),
+    "it is settled and not yet verified": ("syncer.cli.comparing", "verify"),
+    "it is verified and the alias not yet moved": ("syncer.apply.reindex", "Indices.swap"),
+    "the alias is moved and the roles are not": ("syncer.apply.reindex", "registry.assign"),
 }
 """After which step: in which module, before which call."""
+SOME_STEPS = (
+    "the index is built and not yet active",
+    "it is active and not yet loaded",
+    "the alias is moved and the roles are not",
+)
 
 DIE = """
 import os, signal, sys, importlib
@@ -166,8 +177,8 @@ owner = module
 for one in path:
     owner = getattr(owner, one)
 setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
-sys.argv[1:] = ["backfill", "blogpost", "--rebuild"]
-from syncer.cli import main
+sys.argv[1:] = ["index", "rebuild", "blogpost"]
+from syncer.cli.app import main
 main()
 """
 
@@ -186,105 +197,123 @@ def die_before(world: World, step: str) -> None:
 
 @faces(
     "the command of a rebuild is killed at each of its steps, and run again",
-    promises=(3, 4),
+    guarantees=(3, 4),
     without=Rule(
-        "a rebuild that was broken off goes on with the index that it has begun",
-        module="syncer.rebuild",
-        text="if building is not None and building.halted is None:",
-        instead="if False:",
+        "a rebuild that was interrupted continues with the index that it has begun",
+        patch="syncer.apply.reindex:_can_go_on",
+        instead=SAYS_NO,
     ),
 )
-@pytest.mark.parametrize("step", STEPS)
-def test_a_rebuild_that_died_at_a_step_goes_on(blog: World, step: str) -> None:
-    """The same command once more ends it, with the same index; nothing else that it had left is there afterwards."""
+@pytest.mark.parametrize("steps", [SOME_STEPS, pytest.param(list(STEPS), marks=pytest.mark.thorough)])
+def test_a_rebuild_that_died_at_each_step_goes_on(blog: World, steps: Sequence[str]) -> None:
+    """The same command goes on with the same index and ends the rebuild; nothing else that it had left remains."""
     blog.backfill()
     before = blog.index_of()
-    die_before(blog, step)
-    begun = roles(blog).get(Role.BUILDING)
-    assert is_searchable(blog)
+    begun = set()
+    for step in steps:
+        die_before(blog, step)
+        begun |= {index_name for role, index_name in roles(blog).items() if role == Role.BUILDING}
+        assert is_searchable(blog)
     blog.sql("UPDATE posts SET title = 'changed meanwhile' WHERE id < 10")
     with blog.relay() as relay, blog.index() as index, blog.worker(index) as worker:
-        require_done(blog, begin(blog, "--rebuild"))
+        require_done(blog, begin(blog))
         blog.drain(relay, worker)
     now = roles(blog)
-    assert now.keys() == {Role.SERVING, Role.STANDBY}
-    assert now[Role.STANDBY] == before
-    assert begun in (None, now[Role.SERVING])
+    assert now.keys() == {Role.CURRENT, Role.PREVIOUS}
+    assert now[Role.PREVIOUS] == before
+    assert begun == {now[Role.CURRENT]}
     assert physical(blog) == set(now.values())
-    assert blog.syncer("backfill", "blogpost", "--drop-old").returncode == 0
-    assert physical(blog) == {now[Role.SERVING]}
+    assert blog.syncer("index", "drop-previous", "blogpost", "--yes").returncode == 0
+    assert physical(blog) == {now[Role.CURRENT]}
     assert is_searchable(blog)
 
 
 @faces(
     "the command of a rebuild is killed at each of its steps, and given up",
-    promises=(3, 4),
+    guarantees=(3, 4),
     without=Rule(
-        "who gives a rebuild up moves the alias back",
-        module="syncer.apply",
-        text="if indices.searched(document.index) == [document.index_name]:",
-        instead="if False:",
+        "abandoning a rebuild moves the alias back",
+        patch="syncer.apply.activate:_is_searched",
+        instead=SAYS_NO,
     ),
 )
-@pytest.mark.parametrize("step", list(STEPS)[1:])
-def test_a_rebuild_that_died_at_a_step_can_be_given_up(blog: World, step: str) -> None:
+@pytest.mark.parametrize("steps", [SOME_STEPS[1:], pytest.param(list(STEPS)[1:], marks=pytest.mark.thorough)])
+def test_a_rebuild_that_died_at_a_step_can_be_given_up(blog: World, steps: Sequence[str]) -> None:
     """What was searched before is searched still, and nothing else is left."""
     blog.backfill()
     before = blog.index_of()
-    die_before(blog, step)
-    given_up = blog.syncer("backfill", "blogpost", "--abandon")
-    assert given_up.returncode == 0, given_up.stderr
-    assert roles(blog) == {Role.SERVING: before}
-    assert physical(blog) == {before}
-    assert is_searchable(blog)
+    for step in steps:
+        die_before(blog, step)
+        assert blog.syncer("index", "abort", "blogpost").returncode == 2
+        assert Role.BUILDING in roles(blog)
+        given_up = blog.syncer("index", "abort", "blogpost", "--yes")
+        assert given_up.returncode == 0, given_up.stderr
+        assert roles(blog) == {Role.CURRENT: before}
+        assert physical(blog) == {before}
+        assert is_searchable(blog)
 
 
 # Rollback
 
 
-@faces("searches go back to the index before, and forth", promises=(2, 3), without=FOLLOWED)
+@faces(
+    "searches go back to the index before, and forth, until that index has missed changes",
+    guarantees=(2, 3),
+    without=(
+        FOLLOWED,
+        Rule(reindexing.COMPLETE, patch="syncer.apply.reindex:_require_current", instead=DOES_NOTHING),
+    ),
+)
 def test_the_index_before_is_kept_up_to_date_for_a_rollback(blog: World) -> None:
-    """What changes after the swap is in both; the alias goes back and forth, and the dropped one is written no more."""
+    """Changes after the swap are in both indices, and the alias goes back and forth; not to one that missed changes."""
     blog.daemon()
-    before = blog.index_of()
-    require_done(blog, begin(blog, "--rebuild"))
+    first = blog.index_of()
+    require_done(blog, begin(blog))
+    second = blog.index_of()
     blog.sql("UPDATE users SET name = 'renamed after the swap'")
     blog.sql("DELETE FROM posts WHERE id = 1")
-    require_equal(blog, before)
-    assert blog.syncer("backfill", "blogpost", "--rollback").returncode == 0
-    assert blog.index_of() == before
+    require_equal(blog, first)
+    for current in (first, second):
+        assert blog.syncer("index", "rollback", "blogpost").returncode == 0
+        assert blog.index_of() == current
+        blog.wait_until_level()
+        assert is_searchable(blog)
+    with blog.elasticsearch() as client:
+        client.indices.put_settings(index=first, settings={"index.blocks.write": True})
+    blog.sql("UPDATE users SET name = 'renamed'")
     blog.wait_until_level()
-    assert is_searchable(blog)
-    assert blog.syncer("backfill", "blogpost", "--rollback").returncode == 0
-    assert blog.index_of() != before
-    assert blog.syncer("backfill", "blogpost", "--drop-old").returncode == 0
+    wait_until(
+        lambda: blog.sql("SELECT suspended IS NOT NULL FROM syncer.document WHERE role = 'previous'") == [(True,)],
+        what="the previous index is suspended",
+    )
+    refused = blog.syncer("index", "rollback", "blogpost")
+    assert refused.returncode == 1
+    assert "suspended" in refused.stderr
+    assert "syncer index drop-previous blogpost" in refused.stderr
+    assert blog.index_of() == second
+    assert blog.syncer("index", "drop-previous", "blogpost", "--yes").returncode == 0
     blog.sql("UPDATE users SET name = 'renamed after the drop'")
     blog.wait_until_level()
-    assert physical(blog) == {blog.index_of()}
+    assert physical(blog) == {second}
 
 
 @faces(
     "searches go back to the index before while a fan-out has yet to write it",
-    promises=(2,),
-    without=Rule(
-        "no index serves again before what is owed to it is written",
-        module="syncer.filling",
-        text="self._wait_for_owed(rebuild.standby(connection, before.name))",
-        instead="pass",
-    ),
+    guarantees=(2,),
+    without=PENDING_WAITED_FOR,
 )
-def test_a_rollback_waits_for_what_is_owed(blog: World) -> None:
+def test_a_rollback_waits_for_what_is_pending(blog: World) -> None:
     """No daemon runs, and a rename that touches many waits in a job for either index: searches find the newer name."""
     daemon = blog.daemon()
-    require_done(blog, begin(blog, "--rebuild"))
+    require_done(blog, begin(blog))
     blog.wait_until_level()
     assert daemon.stop() == 0
     blog.sql("UPDATE users SET name = 'renamed, and touching many'")
     few = blog.settings.worker.model_copy(update={"fan_out_documents_max": 1})
-    owed = "SELECT count(*) FROM syncer.job WHERE kind = 'fan-out' AND state = 'new'"
+    pending = "SELECT count(*) FROM syncer.job WHERE kind = 'fan_out' AND state = 'new'"
     with blog.relay() as relay, blog.index() as index:
         relay.run_once()
-        worker = service.worker(blog.settings.model_copy(update={"worker": few}), index, name="worker-test")
+        worker = syncer_daemon.worker(blog.settings.model_copy(update={"worker": few}), index, name="worker-test")
 
         def is_handled() -> bool:
             worker.run_once()
@@ -294,98 +323,60 @@ def test_a_rollback_waits_for_what_is_owed(blog: World) -> None:
             wait_until(is_handled, what="every change is handled")
         finally:
             worker.close()
-    assert blog.sql(owed) == [(2,)]
-    rolled_back = blog.syncer("backfill", "blogpost", "--rollback")
+    assert blog.sql(pending) == [(2,)]
+    rolled_back = blog.syncer("index", "rollback", "blogpost")
     assert rolled_back.returncode == 0, rolled_back.stderr
     assert blog.differences() == []
 
 
 @faces(
-    "the index before has missed changes",
-    promises=(2, 3),
-    without=Rule(
-        "no index serves that is halted or not filled",
-        module="syncer.rebuild",
-        text="_require_current(standby)",
-        instead="pass",
-    ),
-)
-def test_a_halted_standby_is_no_way_back(blog: World) -> None:
-    """Once the index before has missed changes, the alias does not go back to it; searches go on."""
-    blog.daemon()
-    before = blog.index_of()
-    require_done(blog, begin(blog, "--rebuild"))
-    with blog.elasticsearch() as client:
-        client.indices.put_settings(index=before, settings={"index.blocks.write": True})
-    blog.sql("UPDATE users SET name = 'renamed'")
-    blog.wait_until_level()
-    wait_until(
-        lambda: blog.sql("SELECT halted IS NOT NULL FROM syncer.document WHERE role = 'standby'") == [(True,)],
-        what="the standby is halted",
-    )
-    refused = blog.syncer("backfill", "blogpost", "--rollback")
-    assert refused.returncode == 1
-    assert "halted" in refused.stderr
-    assert "syncer apply" not in refused.stderr
-    assert "syncer backfill blogpost --drop-old" in refused.stderr
-    assert blog.index_of() != before
-    assert blog.syncer("verify", "--sample", "10").returncode == 0
-    explained = blog.syncer("explain", "blogpost", "1000001")
-    assert (explained.returncode, "--drop-old" in explained.stdout) == (0, True)
-    assert blog.syncer("backfill", "blogpost", "--drop-old").returncode == 0
-    assert blog.syncer("status").returncode == 0
-
-
-@faces(
-    "triggers were gone for a while, and no daemon ran that would have halted the index before",
-    promises=(2, 3),
+    "triggers were gone for a while, and no daemon ran that would have suspended the index before",
+    guarantees=(2, 3),
     without=Rule(
         "whatever may have missed changes is written again, be it on standby, or without a folder",
-        module="syncer.apply",
-        text="_refresh(connection, missed, tell)",
-        instead="pass",
+        patch="syncer.apply.activate:_refresh",
+        instead=DOES_NOTHING,
     ),
 )
 def test_an_index_on_standby_that_missed_changes_is_written_again(world: World) -> None:
-    """What is applied mends the index that serves; the one before is mended by a job, which the way back waits for."""
+    """What is applied fixes the index that serves; the one before is fixed by a job, which the way back waits for."""
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'first', '')")
     before = world.index_of()
-    require_done(world, begin(world, "--rebuild"))
+    require_done(world, begin(world))
     world.sql("DROP TRIGGER syncer_update ON users")
     world.sql("UPDATE users SET name = 'unheard of'")
     applied = world.syncer("apply", "--yes")
     assert applied.returncode == 0, applied.stderr
     assert f"index {before} may have missed changes" in applied.stdout
-    assert world.syncer("backfill", "blogpost", "--rollback").returncode == 0
+    assert world.syncer("index", "rollback", "blogpost").returncode == 0
     assert world.index_of() == before
     assert world.differences() == []
 
 
 @faces(
     "a new index begins to serve while a person is asked whether it is to be given up",
-    promises=(3, 4),
+    guarantees=(3, 4),
     without=Rule(
         "what was planned is carried out only on what it was planned for",
-        module="syncer.apply",
-        text="_require_planned_on(decided, connection)",
-        instead="pass",
+        patch="syncer.apply.activate:_require_planned_on",
+        instead=DOES_NOTHING,
     ),
 )
 def test_a_plan_that_is_out_of_date_is_not_carried_out(world: World) -> None:
-    """Nothing is changed: the index that serves by now stays in force, and the next plan is made for that."""
+    """Nothing is changed: the index that serves by now stays active, and the next plan is made for that."""
     select = world.document_folder / "select.sql"
     with world.connect() as connection, world.indices() as indices:
-        rebuild.begin(connection, indices, "blogpost", tell=lambda _: None)
+        reindex.begin(connection, indices, "blogpost", tell=lambda _: None)
         select.write_text(select.read_text().replace("p.title,", "upper(p.title) AS title,"))
-        decided = steps.plan(connection, indices, definition.load_all(world.config))
+        decided = plan.plan(connection, indices, definition.load_all(world.config))
         assert len(decided.abandoned) == 1
-        require_done(world, begin(world, "--rebuild"))
+        require_done(world, begin(world))
         now = roles(world)
-        with pytest.raises(ConfigError, match="Somebody else has changed what is in force"):
-            apply.carry_out(connection, indices, decided)
+        with pytest.raises(ConfigError, match="changed the active definitions"):
+            activate.carry_out(connection, indices, decided)
     assert roles(world) == now
-    assert now["serving"] == world.index_of() == decided.abandoned[0].index_name
+    assert now["current"] == world.index_of() == decided.abandoned[0].index_name
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'first', '')")
     world.apply()
@@ -393,6 +384,19 @@ def test_a_plan_that_is_out_of_date_is_not_carried_out(world: World) -> None:
 
 
 # An index that takes nothing
+
+
+HASTY = Plan(
+    constants={
+        "syncer.cli.comparing:compared.__kwdefaults__": {
+            "settle_seconds": 0.5,
+            "sample": None,
+            "values": False,
+            "repair": False,
+        }
+    }
+)
+"""A command that soon believes that what differs will stay so."""
 
 
 def block(world: World, index_name: str, *, is_blocked: bool) -> None:
@@ -403,29 +407,32 @@ def block(world: World, index_name: str, *, is_blocked: bool) -> None:
 
 
 def building(world: World) -> str:
-    """The new index, once it is in force."""
-    wait_until(lambda: Role.BUILDING in roles(world), what="a new index is in force")
+    """The new index, once it is active."""
+    wait_until(lambda: Role.BUILDING in roles(world), what="a new index is active")
     return roles(world)[Role.BUILDING]
 
 
-@faces("the disk is full for the new index in the middle of a rebuild", promises=(1, 4), without=NOT_NEEDED)
-def test_a_full_disk_in_the_middle_of_a_rebuild_leaves_the_old_index_serving_and_live(blog: World) -> None:
-    """The rebuild halts and says so; changes go on reaching what is searched; afterwards it is done by one command."""
+@faces("the disk is full for the new index in the middle of a rebuild", guarantees=(1, 4), without=NOT_NEEDED)
+def test_a_full_disk_in_the_middle_of_a_rebuild_leaves_the_old_index_current_and_live(blog: World) -> None:
+    """The rebuild suspends and says so; changes go on reaching what is searched.
+
+    Afterwards it is done by one command.
+    """
     blog.daemon()
     wait_until(lambda: is_searchable(blog), what="all that stays is found")
     before = blog.index_of()
     with searching(blog):
-        process = begin(blog, "--rebuild", "--rate", "20")
+        process = begin(blog, "--rate", "20")
         new = building(blog)
         block(blog, new, is_blocked=True)
         assert process.wait(DEADLINE_SECONDS) == 1
-        said = (blog.folder / "backfill.log").read_text()
-        assert f"{new} is halted" in said
-        assert "--rebuild" in said
-        blog.sql("UPDATE posts SET body = 'written while the rebuild is halted' WHERE id >= 1000000")
+        said = (blog.folder / "rebuild.log").read_text()
+        assert f"{new} is suspended" in said
+        assert "syncer index rebuild blogpost" in said
+        blog.sql("UPDATE posts SET body = 'written while the rebuild is suspended' WHERE id >= 1000000")
         blog.wait_until_level()
         assert blog.index_of() == before
-        require_done(blog, begin(blog, "--rebuild"))
+        require_done(blog, begin(blog))
     assert blog.index_of() not in (before, new)
     assert new not in physical(blog)
     blog.wait_until_level()
@@ -433,31 +440,29 @@ def test_a_full_disk_in_the_middle_of_a_rebuild_leaves_the_old_index_serving_and
 
 @faces(
     "a new mapping refuses some documents",
-    promises=(3, 4),
+    guarantees=(3, 4),
     without=Rule(
         "no index serves that differs in more than was accepted",
-        module="syncer.filling",
-        text="if not report.holds:",
-        instead="if False:",
+        patch="syncer.cli.follow_jobs:LoadProgress._require_acceptable",
+        instead=DOES_NOTHING,
     ),
 )
 def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -> None:
-    """It says how many and such as which; with --despite-parked it serves without them."""
-    blog.backfill()
-    before = blog.index_of()
+    """It says how many and such as which; with --despite-dead-lettered it serves without them."""
     file = blog.document_folder / "index.json"
     body = json.loads(file.read_text())
     body["mappings"]["properties"]["title"] = {"type": "date"}
     file.write_text(json.dumps(body))
-    blog.sql("UPDATE posts SET title = '2020-01-01' WHERE id NOT IN (1000001, 1000002)")
-    blog.backfill()
-    applied = blog.syncer("apply", "--yes")
+    blog.sql("UPDATE posts SET title = '2020-01-01'")
+    blog.apply()
+    before = blog.index_of()
+    blog.sql("UPDATE posts SET title = 'no date' WHERE id IN (1000001, 1000002)")
+    applied = blog.syncer("index", "rebuild", "blogpost", program=HASTY.program)
     assert applied.returncode == 1
     assert "2 documents of blogpost could not be written" in applied.stderr
     assert "mapper_parsing" in applied.stderr or "document_parsing" in applied.stderr
     assert blog.index_of() == before
-    assert blog.syncer("status").returncode == 1
-    despite = blog.syncer("backfill", "blogpost", "--rebuild", "--despite-parked")
+    despite = blog.syncer("index", "rebuild", "blogpost", "--despite-dead-lettered", program=HASTY.program)
     assert despite.returncode == 0, despite.stdout + despite.stderr
     assert blog.index_of() != before
     with blog.elasticsearch() as client:
@@ -468,18 +473,17 @@ def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -
 
 @faces(
     "the disk is full for an index that serves since a moment ago",
-    promises=(1,),
+    guarantees=(1,),
     without=Rule(
         "what an index is for is read in the snapshot of its documents",
-        module="syncer.compose",
-        text="if (state.generation, state.role) == (document.generation, document.role):",
-        instead="if state.generation == document.generation:",
+        patch="syncer.indexing.compose:_is_active",
+        instead=of_any_role,
     ),
 )
 def test_who_wrote_the_new_index_knows_that_it_serves_now(blog: World) -> None:
-    """A full disk halts an index while it is being built; once searches find it, it is waited for."""
+    """A full disk suspends an index while it is being built; once searches find it, it is waited for."""
     with blog.connect() as connection, blog.indices() as indices, blog.index() as index, blog.writer(index) as writer:
-        new = rebuild.begin(connection, indices, "blogpost", tell=lambda _: None).document
+        new = reindex.begin(connection, indices, "blogpost", tell=lambda _: None).document
         blog.refresh(index)
         block(blog, new.index_name, is_blocked=True)
         attempt = writer.compose(new.index_name, ["1000001"])
@@ -487,7 +491,7 @@ def test_who_wrote_the_new_index_knows_that_it_serves_now(blog: World) -> None:
         with pytest.raises(DocumentError, match="building"):
             writer.settle(attempt)
         block(blog, new.index_name, is_blocked=False)
-        rebuild.serve(connection, indices, new)
+        reindex.serve(connection, indices, new)
         block(blog, new.index_name, is_blocked=True)
         attempt = writer.compose(new.index_name, ["1000001"])
         writer.send(attempt)
@@ -505,13 +509,14 @@ def is_half_built(world: World) -> bool:
     return building is not None and 0 < len(world.held_in(building)) < KEPT
 
 
-@faces("Elasticsearch is killed in the middle of a rebuild, under writers", promises=(1, 3, 4))
+@pytest.mark.thorough
+@faces("Elasticsearch is killed in the middle of a rebuild, under writers", guarantees=(1, 3, 4))
 def test_a_rebuild_goes_on_once_elasticsearch_is_back(blog: World) -> None:
     """The command and the daemon wait for it; the same command ends with an index that equals the SELECT."""
     blog.daemon()
     blog.wait_until_level()
     before = blog.index_of()
-    process = begin(blog, "--rebuild", "--rate", "30")
+    process = begin(blog, "--rate", "30")
     try:
         wait_until(lambda: is_half_built(blog), what="the new index has some of the documents")
         with writing(blog):
@@ -521,7 +526,7 @@ def test_a_rebuild_goes_on_once_elasticsearch_is_back(blog: World) -> None:
     finally:
         process.kill()
         process.wait()
-    assert roles(blog)[Role.STANDBY] == before
+    assert roles(blog)[Role.PREVIOUS] == before
     blog.wait_until_level(seconds=2 * DEADLINE_SECONDS)
     require_equal(blog, before)
     assert blog.syncer("verify", "blogpost").returncode == 0

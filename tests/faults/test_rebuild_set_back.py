@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from syncer import jobs
-from syncer.job import unfinished
-from syncer.model import Role
+from syncer.base.model import Role
+from syncer.jobs import queue
+from syncer.jobs.model import unfinished
 from syncer.sandbox import Endpoints, Sandbox
 from tests.faults.test_rebuild import begin, is_half_built, physical, require_done, roles
 from tests.faults.writers import fill
@@ -43,16 +43,19 @@ def let_go(world: World) -> None:
     """Let the job that was to be slow be as quick as it can."""
     with world.connect() as connection:
         for one in unfinished(connection):
-            jobs.set_rate(connection, one.id, None)
+            queue.set_rate(connection, one.id, None)
 
 
-@pytest.mark.parametrize("is_begun", [False, True], ids=["before_it_began", "in_its_middle"])
-@faces("the database is recovered to a time before a rebuild, or to its middle", promises=(2, 3, 4))
+@pytest.mark.parametrize(
+    "is_begun",
+    [pytest.param(False, id="before_it_began", marks=pytest.mark.thorough), pytest.param(True, id="in_its_middle")],
+)
+@faces("the database is recovered to a time before a rebuild, or to its middle", guarantees=(2, 3, 4))
 def test_a_rebuild_that_the_database_has_forgotten(blog: World, servers: Standbys, *, is_begun: bool) -> None:
     """Changes reach what is searched, the same command ends it; what Postgres does not know stays, and is not used."""
     before = blog.index_of()
     go_back = None if is_begun else servers.keep_backup()
-    process = begin(blog, "--rebuild", "--rate", "15")
+    process = begin(blog, "--rate", "15")
     wait_until(lambda: is_half_built(blog), what="the new index has some of the documents")
     forgotten = {roles(blog)[Role.BUILDING]}
     if go_back is None:
@@ -65,10 +68,9 @@ def test_a_rebuild_that_the_database_has_forgotten(blog: World, servers: Standby
     process.wait(2 * DEADLINE_SECONDS)
     blog.sql("UPDATE posts SET title = 'new' WHERE id = 2")
     blog.wait_until_level()
-    require_done(blog, begin(blog, "--rebuild", "--rate", "10000"))
+    require_done(blog, begin(blog, "--rate", "10000"))
     now = roles(blog)
-    assert now[Role.STANDBY] == before
+    assert now[Role.PREVIOUS] == before
     assert physical(blog) == set(now.values()) | forgotten
     assert not forgotten & set(now.values())
     blog.wait_until_level()
-    assert blog.syncer("verify").returncode == 0

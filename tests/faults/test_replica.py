@@ -1,11 +1,11 @@
-"""Documents are read on a replica that lags, cancels, stands still, or is none: nothing stale is ever written."""
+"""Documents are read on a replica that lags, cancels queries, hangs, or is not a replica: nothing stale is written."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace as changed
 from pathlib import Path
@@ -15,30 +15,38 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from syncer import replica, topic, version
-from syncer.compose import Composer
-from syncer.errors import ReplicaError, SourceError
-from syncer.index import BulkOutcome, Index
-from syncer.model import Composition, Target
-from syncer.replica import Replica
+from syncer.base.errors import ReplicaError, SourceError
+from syncer.base.settings import PostgresSettings
+from syncer.indexing import replica, version
+from syncer.indexing.compose import Composer
+from syncer.indexing.replica import Replica
+from syncer.indexing.writer import Writer
+from syncer.kafka import topic
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
-from syncer.settings import PostgresSettings
-from syncer.writer import Writer
 from tests.faults.rules import REPLAYED, SAME_CLUSTER
-from tests.faults.writers import SECONDS, at_work, fill, write_until
+from tests.faults.writers import at_work, fill, short_and_long, write_until
 from tests.harness import Daemon, World, wait_until
+from tests.mutations import DOES_NOTHING, Replaces
+from tests.mutations.writing import asks_the_replica
 from tests.proof import Rule, faces
 from tests.standbys import Standbys, ask, standbys
 
 LATE = "300ms"
 
 
-@pytest.fixture
-def servers(sandbox: Sandbox) -> Iterator[Standbys]:
-    """A Postgres of the test's own."""
+@pytest.fixture(scope="module")
+def primary(sandbox: Sandbox) -> Iterator[Standbys]:
+    """A Postgres of these tests' own."""
     with standbys(sandbox) as made:
         yield made
+
+
+@pytest.fixture
+def servers(primary: Standbys) -> Iterator[Standbys]:
+    """The same, with no replica but those of the test."""
+    yield primary
+    primary.stop_replicas()
 
 
 @pytest.fixture
@@ -65,7 +73,7 @@ def settings_of(world: World, read_dsn: str) -> PostgresSettings:
 
 @contextmanager
 def opened(world: World, server: PostgresServer) -> Iterator[Replica]:
-    """A replica, as a lane has it."""
+    """A replica, as a job worker has it."""
     opener = replica.opener(settings_of(world, dsn_on(world, server)), name="test")
     assert opener is not None
     with closing(opener()) as made:
@@ -91,24 +99,24 @@ def alter(stop: threading.Event, connection: psycopg.Connection[Any], _: random.
         connection.execute("VACUUM posts, comments, users")
 
 
-@faces("the replica lags, and cancels queries that are in its way", promises=(1, 2, 3), without=REPLAYED)
-def test_a_replica_that_lags_and_cancels(world: World, servers: Standbys) -> None:
+@faces("the replica lags, and cancels queries that are in its way", guarantees=(1, 2, 3), without=REPLAYED)
+@short_and_long
+def test_a_replica_that_lags_and_cancels(world: World, servers: Standbys, seconds: float) -> None:
     """Each commit comes late to the replica, and queries that are in its way are cancelled: it ends level."""
     fill(world)
     follower = servers.follow(recovery_min_apply_delay=LATE, max_standby_streaming_delay="0")
     world.worker_settings = {"SYNCER_POSTGRES_READ_DSN": dsn_on(world, follower)}
     daemon = world.daemon()
     with at_work(world, [write_until] * 3 + [alter]):
-        time.sleep(SECONDS)
-        reading = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ 'syncer (worker|refresher)'"
-        wait_until(lambda: ask(follower, reading) >= 2, what="lanes read there")
+        time.sleep(seconds)
+        reading = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ 'syncer (worker|job_worker)'"
+        wait_until(lambda: ask(follower, reading) >= 2, what="job workers read there")
     world.wait_until_level()
-    assert world.syncer("verify").returncode == 0
     assert world.sql("SELECT * FROM syncer.dead_letter") == []
     assert daemon.stop() == 0
 
 
-@faces("the replica's replay is paused", promises=(1, 2), without=REPLAYED)
+@faces("the replica's replay is paused", guarantees=(1, 2), without=REPLAYED)
 def test_a_replica_that_stands_still(world: World, servers: Standbys) -> None:
     """While its replay is paused nothing is written, which is said once; it goes on by itself, or leaves if told to."""
     fill(world)
@@ -124,11 +132,14 @@ def test_a_replica_that_stands_still(world: World, servers: Standbys) -> None:
     assert world.held() == before
     ask(follower, "SELECT pg_wal_replay_resume()")
     world.wait_until_level()
-    daemon.wait_for("stage.recovered")
+    daemon.wait_for("component.recovered")
     assert told(daemon) == 1
     ask(follower, "SELECT pg_wal_replay_pause()")
     world.sql("UPDATE posts SET title = 'newer'")
-    wait_until(lambda: any(one.records for one in topic.lag(world.settings.kafka)), what="the changes are in the topic")
+    wait_until(
+        lambda: any(one.records for one in topic.Observer(world.settings.kafka).lag()),
+        what="the changes are in the topic",
+    )
     assert daemon.stop() == 0
     ask(follower, "SELECT pg_wal_replay_resume()")
     world.daemon()
@@ -137,12 +148,13 @@ def test_a_replica_that_stands_still(world: World, servers: Standbys) -> None:
 
 def told(daemon: Daemon) -> int:
     """How often a daemon has told that its replica lags."""
-    return len([one for one in daemon.events() if "behind the primary" in str(one.get("error"))])
+    retried = [one for one in daemon.events() if one["event"] == "component.retried"]
+    return len([one for one in retried if "behind the primary" in one["error"]])
 
 
-@faces("a change is written before the replica has it", promises=(1, 2), without=REPLAYED)
+@faces("a change is written before the replica has it", guarantees=(1, 2), without=REPLAYED)
 def test_what_a_late_replica_shows_is_waited_for(world: World, servers: Standbys) -> None:
-    """A new version is given to what the primary showed when it was drawn, and not to what the replica shows then."""
+    """A version goes with what the primary showed when it was assigned, not with what a late replica shows."""
     fill(world)
     follower = servers.follow(recovery_min_apply_delay=LATE)
     with writing_with(world, follower, pause=_give_up) as writer:
@@ -154,12 +166,11 @@ def test_what_a_late_replica_shows_is_waited_for(world: World, servers: Standbys
 
 @faces(
     "applications commit without waiting for the disk",
-    promises=(1, 2),
+    guarantees=(1, 2),
     without=Rule(
-        "a draw is marked in the WAL behind every commit that was visible",
-        module="syncer.version",
-        text="pg_logical_emit_message(true, 'syncer', '')::text",
-        instead="pg_current_wal_flush_lsn()::text",
+        "an assign is marked in the WAL behind every commit that was visible",
+        patch="syncer.indexing.version:_ASSIGN_WITH_MARK",
+        instead=Replaces("pg_logical_emit_message(true, 'syncer', '')", "pg_current_wal_flush_lsn()"),
     ),
 )
 def test_a_commit_that_is_not_flushed_is_waited_for(world: World, servers: Standbys) -> None:
@@ -179,12 +190,11 @@ def test_a_commit_that_is_not_flushed_is_waited_for(world: World, servers: Stand
 
 @faces(
     "the replica becomes a primary",
-    promises=(1, 2),
+    guarantees=(1, 2),
     without=Rule(
         "a server that takes writes is not read",
-        module="syncer.replica",
-        text="if not is_standby:",
-        instead="if False:",
+        patch="syncer.indexing.replica:Replica._require_replaying",
+        instead=DOES_NOTHING,
     ),
 )
 def test_a_replica_that_is_promoted(world: World, servers: Standbys) -> None:
@@ -201,12 +211,11 @@ def test_a_replica_that_is_promoted(world: World, servers: Standbys) -> None:
 
 @faces(
     "the replica follows a primary that was lost in a failover",
-    promises=(1, 2),
+    guarantees=(1, 2),
     without=Rule(
-        "a snapshot must know of the draw",
-        module="syncer.replica",
-        text="if not version.knows(self.connection, drawn):",
-        instead="if False:",
+        "a snapshot must know of the assign",
+        patch="syncer.indexing.replica:Replica.require_known",
+        instead=DOES_NOTHING,
     ),
 )
 def test_a_replica_that_a_failover_left_behind(world: World, servers: Standbys) -> None:
@@ -222,7 +231,7 @@ def test_a_replica_that_a_failover_left_behind(world: World, servers: Standbys) 
             writer.write(world.index_of(), ["1"])
         assert world.held() == {}
         with opened(world, left_behind) as reads, world.connect() as connection:
-            reads._wait_for(version.draw_with_mark(connection)[1])
+            reads._wait_for(version.assign_with_mark(connection)[1])
             with pytest.raises(ReplicaError, match="another primary"):
                 Composer(connection, replica=reads).compose(world.index_of(), ["1"])
     finally:
@@ -234,19 +243,18 @@ def _give_up(_: float) -> None:
 
 
 @faces(
-    "a document is put in force, and the replica that a worker reads on is behind that; another one is not",
-    promises=(1, 3),
+    "a document is activated, and the replica that a worker reads on is behind that; another one is not",
+    guarantees=(1, 3),
     without=Rule(
-        "which documents are in force is asked of the primary",
-        module="syncer.compose",
-        text="self._catalogue.last(self._primary, index_name)",
-        instead="self._catalogue.last(self._connection, index_name)",
+        "which documents are active is asked of the primary",
+        patch="syncer.indexing.compose:Composer._definition",
+        instead=asks_the_replica,
     ),
 )
 def test_a_document_that_the_replica_does_not_know_yet(
     world: World, servers: Standbys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is waited for: whoever fills the document may have read before the change that it would be skipped for."""
+    """It is waited for: whoever loads the document may have read before the change that it would be skipped for."""
     monkeypatch.setattr(replica, "REPLAY_SECONDS_MAX", 0.2)
     fill(world)
     follower = servers.follow()
@@ -262,57 +270,7 @@ def test_a_document_that_the_replica_does_not_know_yet(
         assert composer.compose(world.index_of("user"), ["1"]).document is not None
 
 
-SLOW_CLOCK = """
-CREATE SCHEMA slow;
-CREATE FUNCTION slow.clock_timestamp() RETURNS timestamptz LANGUAGE sql
-AS $$ SELECT pg_catalog.clock_timestamp() - interval '1 hour' $$;
-CREATE ROLE slow SUPERUSER LOGIN;
-ALTER ROLE slow SET search_path = slow, pg_catalog, public;
-"""
-
-
-@faces(
-    "the clock of the replica is an hour slow",
-    promises=(1, 2),
-    without=Rule(
-        "how long ago a document was read is told by the primary's clock alone",
-        module="syncer.compose",
-        text="if drawn_at is not None:",
-        instead="if False:",
-    ),
-)
-def test_a_replica_whose_clock_is_wrong(world: World, servers: Standbys, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody takes what he has just read for so old that it must be read again, and again, for ever."""
-    fill(world)
-    world.sql(SLOW_CLOCK)
-    follower = servers.follow()
-    settings = settings_of(world, f"{dsn_on(world, follower)}?user=slow")
-    written: list[int] = []
-    write = Index.write
-
-    def noted(index: Index, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
-        written.append(len(compositions))
-        assert len(written) == 1, "it is written again"
-        return write(index, target, compositions)
-
-    monkeypatch.setattr(Index, "write", noted)
-    with (
-        world.index() as index,
-        closing(
-            Writer(
-                connect=world.connect,
-                connect_replica=replica.opener(settings, name="test"),
-                index=index,
-                pause=_give_up,
-                name="test",
-            )
-        ) as writer,
-    ):
-        writer.write(world.index_of(), ["1"])
-    assert world.held().keys() == {"1"}
-
-
-@faces("the setting names a server of another cluster", promises=(1, 2), without=SAME_CLUSTER)
+@faces("the setting names a server of another cluster", guarantees=(1, 2), without=SAME_CLUSTER)
 def test_a_server_of_another_cluster(world: World, sandbox: Sandbox) -> None:
     """A server that never followed the primary is refused at once, with words."""
     settings = settings_of(world, sandbox.postgres.address)
@@ -323,7 +281,7 @@ def test_a_server_of_another_cluster(world: World, sandbox: Sandbox) -> None:
     assert "SYNCER_POSTGRES_READ_DSN" in done.stderr
 
 
-@faces("the setting names another database of the cluster", promises=(1, 2), without=SAME_CLUSTER)
+@faces("the setting names another database of the cluster", guarantees=(1, 2), without=SAME_CLUSTER)
 def test_another_database_of_the_cluster(world: World, servers: Standbys) -> None:
     """The replica has all databases of the primary: one that is not the documents' own is refused."""
     settings = settings_of(world, servers.follow().address)
@@ -333,12 +291,11 @@ def test_another_database_of_the_cluster(world: World, servers: Standbys) -> Non
 
 @faces(
     "the setting names the primary",
-    promises=(1,),
+    guarantees=(1,),
     without=Rule(
         "a daemon begins only with a standby to read",
-        module="syncer.replica",
-        text="if value(self.connection, _IS_STANDBY) is not True:",
-        instead="if False:",
+        patch="syncer.indexing.replica:Replica.require_standby",
+        instead=DOES_NOTHING,
     ),
 )
 def test_the_primary_itself(world: World) -> None:

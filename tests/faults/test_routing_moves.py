@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import random
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer.index import BulkOutcome, Index
-from syncer.lifecycle import Stop
-from syncer.model import Composition, Target
-from syncer.writer import Writer
+from syncer.elasticsearch.bulk import Index
+from syncer.indexing.writer import Writer
 from tests.faults.rules import ON_ALL_SHARDS
 from tests.faults.test_version_rule import HeldIndex, stalled_writer
-from tests.faults.writers import SECONDS, SEED, fill, writing
+from tests.faults.writers import fill, short_and_long, writing
 from tests.harness import World, wait_until
+from tests.mutations.writing import counts_every_shard, hears_one_shard
 from tests.proof import Rule, faces
 from tests.routed import put_parents_and_children, put_routing, put_shards, shards, users_on_two_shards, verified
 
@@ -50,21 +46,27 @@ def authors(world: World) -> tuple[int, int]:
 
 
 def race(world: World, held: HeldIndex, index: Index, changes: Sequence[str]) -> int:
-    """A writer reads post 2 and stalls, others write each change, then it writes; how much of it was superseded."""
+    """A writer reads post 2 and stalls, others write each change, then it writes; how much of it was skipped."""
     here, there = authors(world)
     with world.writer(index) as prompt, stalled_writer(world, held) as resume:
         for change in changes:
             world.sql(change.format(here=here, there=there))
             prompt.write(world.index_of(), ["2"])
-        return resume().superseded
+        return resume().skipped
 
 
 @faces(
     "a writer stalls while the document moves to another shard, or is deleted there",
-    promises=(2, 3),
+    guarantees=(2, 3),
     without=ON_ALL_SHARDS,
 )
-@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(changes, id=name, marks=() if name in ("moves", "is_deleted") else pytest.mark.thorough)
+        for name, changes in CHANGES.items()
+    ],
+)
 def test_a_writer_that_stalled_before_the_move_brings_nothing_back(routed: World, changes: Sequence[str]) -> None:
     """What was read under the old routing cannot come back beside what was written under the new one."""
     with routed.elasticsearch() as client, routed.index() as index:
@@ -75,12 +77,11 @@ def test_a_writer_that_stalled_before_the_move_brings_nothing_back(routed: World
 
 @faces(
     "a document is written to three shards",
-    promises=(),
+    guarantees=(),
     without=Rule(
         "a document is counted once, on however many shards it is written",
-        module="syncer.index",
-        text="outcome.indexed += len(part) - deleted",
-        instead="outcome.indexed += sum(task.operations for task in part) - deleted",
+        patch="syncer.elasticsearch.bulk:_count_done",
+        instead=counts_every_shard,
     ),
 )
 def test_a_document_that_moves_is_counted_once(routed: World) -> None:
@@ -128,13 +129,12 @@ def lose_a_shard(client: Elasticsearch, name: str) -> int:
 
 
 @faces(
-    "the shard that a document leaves is away",
-    promises=(2, 3),
+    "the shard that a document leaves is unavailable",
+    guarantees=(2, 3),
     without=Rule(
         "a document is written once every shard has answered",
-        module="syncer.index",
-        text="for one in items if not _is_done(one) and",
-        instead="for one in items[:1] if not _is_done(one) and",
+        patch="syncer.elasticsearch.bulk:_judge",
+        instead=hears_one_shard,
     ),
 )
 def test_a_shard_that_cannot_delete_makes_the_document_be_written_again(routed: World) -> None:
@@ -159,15 +159,18 @@ def test_a_shard_that_cannot_delete_makes_the_document_be_written_again(routed: 
         with closing(patient) as writer, stalled_writer(routed, HeldIndex(client)) as resume:
             routed.sql(MOVE.format(there=there))
             report = writer.write(routed.index_of(), ["2"])
-            assert resume().superseded == 1
+            assert resume().skipped == 1
     assert len(paused) == 1
-    assert report.parked == 0
+    assert report.dead_lettered == 0
     assert routed.differences() == []
 
 
-@faces("documents move between shards under random writers", promises=(1, 2, 3), without=ON_ALL_SHARDS)
-@pytest.mark.parametrize("shape", ["posts_under_their_author", "parents_and_children"])
-def test_documents_move_under_random_writers(empty_world: World, shape: str) -> None:
+@faces("documents move between shards under random writers", guarantees=(1, 2, 3), without=ON_ALL_SHARDS)
+@pytest.mark.parametrize(
+    "shape", ["posts_under_their_author", pytest.param("parents_and_children", marks=pytest.mark.thorough)]
+)
+@short_and_long
+def test_documents_move_under_random_writers(empty_world: World, shape: str, seconds: float) -> None:
     """Two daemons, concurrent writers and a verify beside them: in the end one copy of each, in its place."""
     if shape == "parents_and_children":
         put_parents_and_children(empty_world)
@@ -179,52 +182,9 @@ def test_documents_move_under_random_writers(empty_world: World, shape: str) -> 
     for _ in range(2):
         empty_world.daemon()
     with writing(empty_world):
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             seen = empty_world.syncer("verify", "--settle", "30")  # who is held up for less has not drifted
             assert seen.returncode == 0, seen.stdout
     empty_world.wait_until_level()
     wait_until(lambda: verified(empty_world, settle_seconds=1).holds, what="verify agrees")
-
-
-class LateIndex(Index):
-    """A connection on which every write is late by chance."""
-
-    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
-        """Write after a while."""
-        Stop().wait(random.uniform(0, 0.1))
-        return super().write(target, compositions)
-
-
-def move_at_random(world: World, index: Index) -> list[str]:
-    """Writers that stall between read and write, while applications move posts; how the two differ in the end."""
-    fill(world)
-    ids = [str(one) for one in range(60)]
-    stop = threading.Event()
-
-    def write(number: int) -> None:
-        dice = random.Random(SEED + number)
-        with world.writer(index) as writer:
-            while not stop.is_set():
-                writer.write(world.index_of(), dice.sample(ids, 10))
-
-    with ThreadPoolExecutor(4) as threads:
-        try:
-            with writing(world):
-                running = [threads.submit(write, number) for number in range(4)]
-                time.sleep(SECONDS / 2)
-        finally:
-            stop.set()
-        for one in running:
-            one.result()
-    with world.writer(index) as writer:
-        writer.write(world.index_of(), ids)
-    return world.differences()
-
-
-@faces("writers stall between reading and writing while documents move", promises=(2, 3), without=ON_ALL_SHARDS)
-def test_late_writers_at_random(routed: World) -> None:
-    """Writers that read at one moment and write at a random later one end with one copy of each document."""
-    with routed.elasticsearch() as client:
-        assert move_at_random(routed, LateIndex(client, bulk_bytes_max=1_000_000)) == []
-    assert verified(routed).holds

@@ -1,4 +1,4 @@
-"""A stalled writer changes nothing: draw, then read, then write, and the greater version wins."""
+"""A stalled writer changes nothing: assign, then read, then write, and the greater version wins."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer import version
-from syncer.index import BulkOutcome, Index
-from syncer.model import Composition, Target
-from syncer.postgres import Connection
-from syncer.reading import require_shape
-from syncer.store import Document
-from syncer.writer import WriteReport
-from tests.faults.rules import DRAWN_IN_TURN, DRAWN_WITH_THE_SNAPSHOT, WRITTEN_WITH_THE_DRAW
+from syncer.base.model import Composition, Target
+from syncer.base.write_report import WriteReport
+from syncer.elasticsearch.bulk import BulkOutcome, Index
+from syncer.indexing.compose import Composer
+from tests.faults.rules import ASSIGNED_IN_TURN, ASSIGNED_WITH_THE_SNAPSHOT, WRITTEN_WITH_THE_ASSIGN
 from tests.harness import DEADLINE_SECONDS, World
-from tests.proof import Rule, faces
+from tests.proof import faces
 
 CHANGES = {
     "a newer text": "UPDATE posts SET title = 'new' WHERE id = 2",
@@ -80,8 +78,8 @@ def blog(world: World) -> World:
 
 @faces(
     "a writer stalls between reading and writing, while a change is written by another",
-    promises=(1, 2, 3),
-    without=WRITTEN_WITH_THE_DRAW,
+    guarantees=(1, 2, 3),
+    without=WRITTEN_WITH_THE_ASSIGN,
 )
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_writer_that_stalls_between_read_and_write_loses(blog: World, change: str) -> None:
@@ -90,32 +88,36 @@ def test_a_writer_that_stalls_between_read_and_write_loses(blog: World, change: 
         with stalled_writer(blog, HeldIndex(client)) as resume:
             blog.sql(change)
             prompt.write(blog.index_of(), ["2"])
-            assert resume().superseded == 1
+            assert resume().skipped == 1
         assert blog.differences() == []
 
 
 @faces(
     "a change is made and written by another while a writer is reading",
-    promises=(1, 2, 3),
-    without=DRAWN_WITH_THE_SNAPSHOT,
+    guarantees=(1, 2, 3),
+    without=ASSIGNED_WITH_THE_SNAPSHOT,
 )
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_change_that_comes_while_others_read_wins(blog: World, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose snapshot is older has drawn before, so that he loses, whoever writes last."""
+    """Whose snapshot is older has assigned before, so that he loses, whoever writes last."""
+    answers = Composer._answers
+    changes = [change]
+
     with blog.index() as index, blog.writer(index) as late, blog.writer(index) as prompt:
 
-        def change_meanwhile(connection: Connection, document: Document) -> None:
-            monkeypatch.setattr("syncer.compose.require_shape", require_shape)
-            blog.sql(change)
-            prompt.write(document.index_name, ["2"])
-            require_shape(connection, document)
+        def change_meanwhile(self: Composer, text: str) -> Iterator[list[Any]]:
+            read = list(answers(self, text))
+            if changes:
+                blog.sql(changes.pop())
+                prompt.write(blog.index_of(), ["2"])
+            yield from read
 
-        monkeypatch.setattr("syncer.compose.require_shape", change_meanwhile)
+        monkeypatch.setattr(Composer, "_answers", change_meanwhile)
         late.write(blog.index_of(), ["2"])
     assert blog.differences() == []
 
 
-@faces("writers of one document race, while it changes all the time", promises=(2,), without=DRAWN_IN_TURN)
+@faces("writers of one document race, while it changes all the time", guarantees=(2,), without=ASSIGNED_IN_TURN)
 def test_who_looks_never_sees_an_earlier_state(blog: World) -> None:
     """Not even one that is earlier than a state whose change nobody has handled yet."""
     over = threading.Event()
@@ -139,7 +141,7 @@ def test_who_looks_never_sees_an_earlier_state(blog: World) -> None:
         try:
             deadline = time.monotonic() + DEADLINE_SECONDS
             for state in itertools.count(1):
-                connection.execute("UPDATE posts SET title = $1 WHERE id = 2", (str(state),))
+                connection.execute("UPDATE public.posts SET title = $1 WHERE id = 2", (str(state),))
                 is_enough = state >= STATES and len(set(seen)) > STATES / 20  # Postgres may be much the quicker
                 if is_enough or time.monotonic() > deadline:
                     break
@@ -149,40 +151,3 @@ def test_who_looks_never_sees_an_earlier_state(blog: World) -> None:
             one.result()
     assert len(set(seen)) > STATES / 20
     assert seen == sorted(seen)
-
-
-@faces(
-    "a writer sleeps for longer than Elasticsearch remembers a delete",
-    promises=(2, 3),
-    without=Rule(
-        "what was drawn too long ago is composed anew",
-        module="syncer.writer",
-        text="while clock() - batch.drawn_at > DRAW_AGE_SECONDS_MAX:",
-        instead="while False:",
-    ),
-)
-def test_a_draw_that_has_grown_old_is_not_written(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer that slept between draw and write composes again, since tombstones are forgotten in time."""
-    with blog.index() as index, blog.writer(index) as writer:
-        writer.write(blog.index_of(), ["2"])  # so that it is not for creating it that it is written again
-    moments = iter([0.0, 2000.0])  # the first draw, and the look at its age
-
-    def clock() -> float:
-        return next(moments, 2000.0)
-
-    monkeypatch.setattr("syncer.compose.clock", clock)
-    monkeypatch.setattr("syncer.writer.clock", clock)
-    drawn: list[int] = []
-    draw = version.draw
-
-    def recorded(connection: Connection) -> int:
-        drawn.append(draw(connection))
-        return drawn[-1]
-
-    monkeypatch.setattr("syncer.version.draw", recorded)
-    with blog.index() as index, blog.writer(index) as writer:
-        assert writer.write(blog.index_of(), ["2"]).indexed == 1
-    assert len(drawn) == 2
-    with blog.elasticsearch() as client:
-        client.indices.refresh(index=blog.alias)
-        assert client.get(index=blog.alias, id="2")["_version"] == drawn[1]

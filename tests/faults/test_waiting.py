@@ -1,4 +1,4 @@
-"""Whoever waits for a transaction is told that it is indexed once it is, and not before, whatever dies meanwhile."""
+"""A wait for a transaction ends once it is indexed, and not before, even if processes are killed."""
 
 from __future__ import annotations
 
@@ -13,61 +13,50 @@ import psycopg
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer.errors import WaitTimeoutError
-from syncer.waiting import Waiter
-from tests.faults.writers import at_work
+from syncer.base.errors import WaitTimeoutError
+from syncer.verify.wait import Waiter
+from tests.faults.writers import QUICK_FAILOVER, at_work
 from tests.harness import DEADLINE_SECONDS, World, wait_until
+from tests.mutations import DOES_NOTHING, SAYS_YES, Replaces
+from tests.mutations.jobs import not_of_new_initial_loads
 from tests.proof import Rule, faces
-from tests.scenarios.test_fan_outs import BLOG, follow, refresher, worker
-from tests.scenarios.test_jobs import new_generation
+from tests.scenarios.test_fan_outs import BLOG, follow, worker
+from tests.scenarios.test_jobs import new_revision
 
 PUBLISHED = Rule(
-    "whoever waits is told of no transaction that the saved cursor does not see",
-    module="syncer.passage",
-    text="            is_captured = self._until_published()",
-    instead="            is_captured = True",
+    "a wait does not end before the saved cursor sees the transaction",
+    patch="syncer.verify.progress:TransactionProgress._until_published",
+    instead=SAYS_YES,
 )
 HANDLED = Rule(
-    "nor of one that lies before offsets which are not committed",
-    module="syncer.passage",
-    text="            self._until_handled()",
-    instead="            pass",
+    "a wait does not end before the transaction's offsets are committed",
+    patch="syncer.verify.progress:TransactionProgress._until_handled",
+    instead=DOES_NOTHING,
 )
 WRITTEN = Rule(
-    "nor of one whose jobs are not done",
-    module="syncer.passage",
-    text="            self._until_written([one.name for one in self._concerned(relations)])",
-    instead="            pass",
+    "a wait does not end before the transaction's jobs are done",
+    patch="syncer.verify.progress:TransactionProgress._until_written",
+    instead=DOES_NOTHING,
 )
 REFRESHED = Rule(
-    "nor, if it is to be searchable, before the index was refreshed",
-    module="syncer.passage",
-    text="            refresh(self._going(relations))",
-    instead="            pass",
-)
-LEFT_TO = Rule(
-    "a fan-out that leaves documents to other jobs makes them its own, for who waits",
-    module="syncer.listing",
-    text="        if row[2]:\n",
-    instead="        if row[2] < 0:\n",
+    "a wait for searches does not end before the index is refreshed",
+    patch="syncer.verify.progress:TransactionProgress._until_refreshed",
+    instead=DOES_NOTHING,
 )
 JOINED = Rule(
-    "a fan-out that takes up another change is that one's too, for who waits",
-    module="syncer.jobs",
-    text="), caused_before = pg_snapshot_xmax(pg_current_snapshot()) WHERE id = $1",
-    instead=") WHERE id = $1",
+    "a wait includes a fan-out that has taken up the change",
+    patch="syncer.jobs.queue:_JOIN",
+    instead=Replaces(", caused_before = pg_snapshot_xmax(pg_current_snapshot())", ""),
 )
 ADOPTED = Rule(
-    "who waits for a change that a relay has adopted waits for what it was adopted in",
-    module="syncer.relay",
-    text="            connection.execute(_ADOPTED)\n",
-    instead="",
+    "a wait for a change that a relay has adopted includes the adopting transaction",
+    patch="syncer.relay.loop:_ADOPTED",
+    instead=Replaces("pg_current_xact_id()", "adopted_in"),
 )
 SEEN_BEFORE = Rule(
-    "a fill that nobody has begun to list may have taken up anything",
-    module="syncer.job",
-    text="OR j.kind = 'fill' AND j.state = 'new'",
-    instead="",
+    "a load whose listing has not begun may have taken up any change",
+    patch="syncer.jobs.model:_CAUSED_BY",
+    instead=not_of_new_initial_loads,
 )
 _SOON = 0.01
 
@@ -97,12 +86,12 @@ def renamed(world: World, user: int, name: str) -> str:
     return committed(world, "UPDATE users SET name = %s WHERE id = %s", name, user)
 
 
-def stage(waiter: Waiter, token: str) -> str:
+def component(waiter: Waiter, token: str) -> str:
     """Where a transaction is; empty if it is there."""
     try:
         waiter.wait(token, timeout_seconds=_SOON)
     except WaitTimeoutError as error:
-        return error.stage
+        return error.component
     return ""
 
 
@@ -115,52 +104,28 @@ def names(world: World, user: int) -> set[str]:
 
 
 @faces(
-    "somebody waits while no relay, then no worker, then no lane is at work",
-    promises=(),
+    "a client waits while no relay, then no worker, then no job worker is running",
+    guarantees=(),
     without=(PUBLISHED, HANDLED, WRITTEN),
 )
-def test_each_stage_is_waited_for(world: World, waiter: Waiter) -> None:
+def test_each_component_is_waited_for(world: World, waiter: Waiter) -> None:
     """The relay, the workers and the job are named as what it waits for, one after the other; then all is there."""
     token = renamed(world, 1, "renamed")
-    assert stage(waiter, token) == "relay"
+    assert component(waiter, token) == "relay"
     with world.relay() as relay:
         assert relay.run_once().published == 1
-    assert stage(waiter, token) == "workers"
+    assert component(waiter, token) == "workers"
     with world.index() as index:
         with worker(world, index) as made:
             wait_until(lambda: made.run_once().changes == 1, what="the worker has handled it")
-        assert stage(waiter, token) == "jobs"
+        assert component(waiter, token) == "jobs"
         assert names(world, 1) == {"name 1"}
         world.refresh(index)
     assert waiter.wait(token).is_complete
     assert names(world, 1) == {"renamed"}
 
 
-@faces("a fan-out that is waited for leaves its documents to one before it", promises=(), without=LEFT_TO)
-def test_what_a_fan_out_leaves_to_another_is_waited_for(world: World, waiter: Waiter) -> None:
-    """The second rename's own job is done when its documents wait in pages of the first one's."""
-    first = renamed(world, 1, "first")
-    with world.index() as index, refresher(world, index) as lane:
-        follow(world, index)
-        lane.run_once()  # lists it, and writes nothing as yet
-        second = renamed(world, 1, "second")
-        follow(world, index)
-        assert stage(waiter, first) == stage(waiter, second) == "jobs"
-
-        def is_done() -> bool:
-            lane.run_once()
-            return ("done",) in world.sql("SELECT state FROM syncer.job WHERE left_out > 0")
-
-        world.sql("UPDATE syncer.job SET next_at = 'infinity' WHERE state = 'listed'")
-        wait_until(is_done, what="the second fan-out has left all to the first")
-        assert stage(waiter, second) == "jobs"
-        world.sql("UPDATE syncer.job SET next_at = '-infinity'")
-        world.refresh(index)
-    assert waiter.wait(second).is_complete
-    assert names(world, 1) == {"second"}
-
-
-@faces("a change becomes part of a fan-out that was there before it", promises=(), without=JOINED)
+@faces("a change becomes part of a fan-out that was there before it", guarantees=(), without=JOINED)
 def test_a_fan_out_that_takes_up_another_change_is_waited_for(world: World, waiter: Waiter) -> None:
     """Nobody has begun to list it, so it is one job for both."""
     renamed(world, 1, "first")
@@ -169,13 +134,13 @@ def test_a_fan_out_that_takes_up_another_change_is_waited_for(world: World, wait
         token = renamed(world, 2, "second")
         follow(world, index)
         assert len(world.sql("SELECT id FROM syncer.job")) == 1
-        assert stage(waiter, token) == "jobs"
+        assert component(waiter, token) == "jobs"
         world.refresh(index)
     assert waiter.wait(token).is_complete
     assert names(world, 2) == {"second"}
 
 
-@faces("a relay dies once it has adopted what nobody had published", promises=(), without=ADOPTED)
+@faces("a relay is killed after it has adopted unpublished changes", guarantees=(), without=ADOPTED)
 def test_what_was_adopted_is_waited_for(world: World) -> None:
     """Rows of the outbox belong to another transaction since, and the saved cursor sees the one that wrote them."""
     world.sql(BLOG)
@@ -183,7 +148,7 @@ def test_what_was_adopted_is_waited_for(world: World) -> None:
     with Waiter(world.settings) as waiter:
         with world.relay() as relay:
             relay._lead()
-        assert stage(waiter, token) == "relay"
+        assert component(waiter, token) == "relay"
         with world.index() as index:
             follow(world, index)
             world.refresh(index)
@@ -191,18 +156,18 @@ def test_what_was_adopted_is_waited_for(world: World) -> None:
     assert names(world, 1) == {"renamed"}
 
 
-@faces("a change is left to the fill of a definition that is put in force just then", promises=(), without=SEEN_BEFORE)
-def test_what_is_left_to_a_fill_is_waited_for(world: World, waiter: Waiter) -> None:
-    """Whoever makes the fill has not seen the change; the worker who has finds the next generation, and leaves it."""
+@faces("a change is left to the load of a definition that is activated just then", guarantees=(), without=SEEN_BEFORE)
+def test_what_is_left_to_a_initial_load_is_waited_for(world: World, waiter: Waiter) -> None:
+    """Whoever makes the load has not seen the change; the worker who has finds the next revision, and leaves it."""
     with world.index() as index, world.connect() as connection, ThreadPoolExecutor(1) as pool:
         with connection.transaction():
-            new_generation(connection)
+            new_revision(connection)
             token = renamed(world, 1, "renamed")
             following = pool.submit(follow, world, index)
             wait_until(lambda: _waits_for_a_lock(world), what="the worker would make a fan-out")
         following.result()
-        assert world.sql("SELECT kind FROM syncer.job") == [("fill",)]
-        assert stage(waiter, token) == "jobs"
+        assert world.sql("SELECT kind FROM syncer.job") == [("initial_load",)]
+        assert component(waiter, token) == "jobs"
         world.refresh(index)
     assert waiter.wait(token).is_complete
     assert names(world, 1) == {"renamed"}
@@ -214,7 +179,7 @@ def _waits_for_a_lock(world: World) -> bool:
     )
 
 
-@faces("a table is truncated, and searched", promises=(), without=(WRITTEN, REFRESHED))
+@faces("a table is truncated, and searched", guarantees=(), without=(WRITTEN, REFRESHED))
 def test_what_is_truncated_is_waited_for(world: World, waiter: Waiter) -> None:
     """The refresh that a TRUNCATE becomes is waited for; then searches find no post any more."""
     with world.elasticsearch() as client, world.index() as index:
@@ -222,7 +187,7 @@ def test_what_is_truncated_is_waited_for(world: World, waiter: Waiter) -> None:
         client.indices.refresh(index=world.alias)
         token = committed(world, "TRUNCATE posts CASCADE")
         follow(world, index)
-        assert stage(waiter, token) == "jobs"
+        assert component(waiter, token) == "jobs"
         world.refresh(index)
         assert waiter.wait(token, searchable=True).is_complete
         assert client.count(index=world.alias)["count"] == 0
@@ -230,14 +195,14 @@ def test_what_is_truncated_is_waited_for(world: World, waiter: Waiter) -> None:
 
 @faces(
     "daemons are killed, the relay too, while applications wait for what they have written",
-    promises=(),
+    guarantees=(),
     without=(HANDLED, WRITTEN),
 )
 def test_random_writers_read_what_they_wrote(world: World) -> None:
     """After each wait a read by id, or a search, shows the writer's own last commit, fan-outs included."""
     world.worker_settings = {
         "SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5",
-        "SYNCER_KAFKA_PROPERTIES": '{"session.timeout.ms": 6000}',
+        "SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER,
     }
     world.sql(
         "INSERT INTO users (id, name, email) SELECT g, '0', '' FROM generate_series(0, 3) AS g;"

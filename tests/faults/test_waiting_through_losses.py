@@ -1,4 +1,4 @@
-"""Kafka loses what somebody waits for, or Postgres does: he is told of it, or waits for what makes up for it."""
+"""Kafka or Postgres loses a change that a client waits for: the client gets an error, or waits for the refresh."""
 
 from __future__ import annotations
 
@@ -12,41 +12,40 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from syncer.errors import TokenError
-from syncer.lifecycle import Stop
-from syncer.passage import Waited
+from syncer.base.errors import TokenError
+from syncer.base.lifecycle import Stop
 from syncer.sandbox import Endpoints, Sandbox
-from syncer.waiting import Waiter
+from syncer.verify.progress import Waited
+from syncer.verify.wait import Waiter
 from tests.faults.following import refreshes
 from tests.faults.test_kafka_loses_records import let_expire, make_anew
-from tests.faults.test_waiting import WRITTEN, names, renamed, stage
+from tests.faults.test_waiting import WRITTEN, component, names, renamed
 from tests.harness import DEADLINE_SECONDS, World, made, running, wait_until
+from tests.mutations import SAYS_NO
+from tests.mutations.waiting import of_any_life
 from tests.proof import Rule, faces
 from tests.scenarios.test_fan_outs import BLOG, follow
 from tests.standbys import Standbys, standbys
 
-OVERTAKEN = Rule(
-    "who waits for offsets of another topic than there is begins anew",
-    module="syncer.transit",
-    text="        if known is None or known.id != goal.topic_id:\n            return True\n",
-    instead="        if known is None or known.id != goal.topic_id:\n            return False\n",
+REPLACED = Rule(
+    "if the topic is replaced, waiting starts again with the offsets of the new one",
+    patch="syncer.verify.watermark:Handling._is_replaced",
+    instead=SAYS_NO,
 )
 ONE_LIFE = Rule(
-    "an id that is waited for is of the life of the database in which that began",
-    module="syncer.commit",
-    text="    return replace(token, life=life)",
-    instead="    return token",
+    "an id that is waited for belongs to the cluster identity in which the wait began",
+    patch="syncer.capture.transaction_token:require_committed",
+    instead=of_any_life,
 )
 BEGUN_AGAIN = Rule(
-    "who waits begins again once a server answers that was away",
-    module="syncer.waiting",
-    text="                if policy.decide(error) is not Action.RETRY:\n",
-    instead="                if True:\n",
+    "a wait starts again when a server responds after an outage",
+    patch="syncer.verify.wait:_may_pass",
+    instead=SAYS_NO,
 )
 
 
 class HeldUp:
-    """Somebody who waits for transactions, has looked, and looks again when he is let go.
+    """A client that waits for transactions: it has checked once, and checks again when released.
 
     Args:
         world: Where they were committed.
@@ -84,7 +83,7 @@ class HeldUp:
 
 @contextmanager
 def held_up(world: World) -> Iterator[HeldUp]:
-    """Somebody who waits, for as long as it is needed."""
+    """A waiting client, until the block ends."""
     held = HeldUp(world)
     try:
         yield held
@@ -104,9 +103,9 @@ def blog(world: World) -> World:
 
 @pytest.mark.parametrize("lose", [let_expire, make_anew])
 @faces(
-    "records are lost, or the whole topic, while somebody waits for what is in them",
-    promises=(1,),
-    without=(WRITTEN, OVERTAKEN),
+    "records are lost, or the whole topic, while a client waits for their changes",
+    guarantees=(1,),
+    without=(WRITTEN, REPLACED),
 )
 def test_what_kafka_has_lost_is_not_said_to_be_indexed(blog: World, lose: Callable[[World], None]) -> None:
     """He waits for the job that makes up for it, and reads his own write after that."""
@@ -118,7 +117,7 @@ def test_what_kafka_has_lost_is_not_said_to_be_indexed(blog: World, lose: Callab
         lose(blog)
         somebody.go()
         with blog.relay() as relay, blog.worker(index) as worker, running(relay), running(worker):
-            wait_until(lambda: stage(waiter, token) == "jobs", what="he waits for the job")
+            wait_until(lambda: component(waiter, token) == "jobs", what="he waits for the job")
         assert (refreshes(blog), names(blog, 3), waiting.done()) == (1, {"name 3"}, False)
         blog.refresh(index)
         assert waiting.result(DEADLINE_SECONDS).is_complete
@@ -143,8 +142,8 @@ def frail_blog(sandbox: Sandbox, endpoints: Endpoints, servers: Standbys, tmp_pa
 
 
 @faces(
-    "the database fails over to a replica that lacks what somebody waits for, and gives its id to another transaction",
-    promises=(1,),
+    "the database fails over to a replica that lacks the awaited transaction, and reuses its id",
+    guarantees=(1,),
     without=ONE_LIFE,
 )
 def test_what_a_failover_has_lost_is_not_said_to_be_indexed(frail_blog: World, servers: Standbys) -> None:
@@ -164,7 +163,7 @@ def test_what_a_failover_has_lost_is_not_said_to_be_indexed(frail_blog: World, s
                 one.result(DEADLINE_SECONDS)
 
 
-@faces("Postgres crashes while somebody waits for what it had committed", promises=(1,), without=BEGUN_AGAIN)
+@faces("Postgres crashes while a client waits for a committed transaction", guarantees=(1,), without=BEGUN_AGAIN)
 def test_what_survives_a_crash_is_waited_for(frail_blog: World, servers: Standbys) -> None:
     """He is not told of the crash, and reads his own write in the end."""
     token = renamed(frail_blog, 3, "renamed")

@@ -8,12 +8,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from elasticsearch import Elasticsearch
 
-from syncer.consumer import ChangeConsumer
-from syncer.index import BulkOutcome, Index
-from syncer.model import Composition, Target
-from syncer.worker import Worker
+from syncer.base.model import Composition, Target
+from syncer.elasticsearch.bulk import BulkOutcome, Index
+from syncer.kafka.consumer import ChangeConsumer
+from syncer.worker.loop import Worker
 from tests.faults.rules import COMMITTED_LAST
 from tests.harness import World, running, wait_until
+from tests.mutations.consumer import forgets_what_failed
 from tests.proof import Rule, faces
 
 
@@ -51,7 +52,7 @@ def die(worker: Worker) -> None:
 
 
 @faces(
-    "a worker dies before or after the bulk, and before the commit of offsets", promises=(1,), without=COMMITTED_LAST
+    "a worker dies before or after the bulk, and before the commit of offsets", guarantees=(1,), without=COMMITTED_LAST
 )
 @pytest.mark.parametrize("after_write", [False, True], ids=["before the write", "after the write"])
 def test_the_next_worker_does_it_again(world: World, *, after_write: bool) -> None:
@@ -66,12 +67,11 @@ def test_the_next_worker_does_it_again(world: World, *, after_write: bool) -> No
 
 @faces(
     "Kafka does not say where a partition's reading begins",
-    promises=(1,),
+    guarantees=(1,),
     without=Rule(
-        "who could not take a partition joins anew",
-        module="syncer.consumer",
-        text="            self._failure = error\n        self._on_change(events.WORKER_ASSIGNED",
-        instead="            str(error)\n        self._on_change(events.WORKER_ASSIGNED",
+        "what fails in between is raised by the next `receive`, so that the worker joins again",
+        patch="syncer.kafka.consumer:ChangeConsumer._assign",
+        instead=forgets_what_failed,
     ),
 )
 def test_offsets_that_cannot_be_read_are_asked_for_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from tests.locking.pair import values
 _LOCKERS = 4
 
 
-class Crowd:
+class LockerCrowd:
     """Processes that lock.
 
     Args:
@@ -85,11 +85,11 @@ class Crowd:
 
 
 @contextmanager
-def crowd(endpoints: Endpoints, index: str, kind: str, folder: Path) -> Iterator[Crowd]:
+def crowd(endpoints: Endpoints, index: str, kind: str, folder: Path) -> Iterator[LockerCrowd]:
     """Lockers at work."""
     seed = random.randrange(10**6)
     random.seed(seed)
-    made = Crowd(endpoints.elasticsearch_url, index, kind, folder, seed)
+    made = LockerCrowd(endpoints.elasticsearch_url, index, kind, folder, seed)
     try:
         for _ in range(_LOCKERS):
             made.add()

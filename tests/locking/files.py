@@ -13,7 +13,7 @@ from typing import Any
 from elasticsearch import Elasticsearch
 from elasticsearch.helpers import scan
 
-from syncer.locks import Change, Locks
+from syncer.locks import Edit, Locks
 
 INDEX_BODY: dict[str, Any] = {
     "settings": {
@@ -41,11 +41,11 @@ def rename_directory(locks: Locks, client: Elasticsearch, index: str, source: st
         return held.write(moved(client, index, source, destination))
 
 
-def moved(client: Elasticsearch, index: str, source: str, destination: str) -> Iterator[Change]:
+def moved(client: Elasticsearch, index: str, source: str, destination: str) -> Iterator[Edit]:
     """Every file below a directory, with its new path."""
     for hit in scan(client, index=index, query={"query": {"term": {"path.tree": source}}}, size=500):
         path = destination + hit["_source"]["path"].removeprefix(source)
-        yield Change(index=index, id=hit["_id"], source=hit["_source"] | {"path": path})
+        yield Edit(index=index, id=hit["_id"], source=hit["_source"] | {"path": path})
 
 
 def rename_file(locks: Locks, client: Elasticsearch, index: str, id_: str, name: str) -> None:
@@ -58,7 +58,7 @@ def rename_file(locks: Locks, client: Elasticsearch, index: str, id_: str, name:
             if found == file:
                 client.indices.refresh(index=index)
                 require_free(client, index, directory / name)
-                held.write([Change(index=index, id=id_, source=file | {"name": name})])
+                held.write([Edit(index=index, id=id_, source=file | {"name": name})])
                 return
         file = found  # it was moved, or renamed, before it could be locked
 

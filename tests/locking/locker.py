@@ -12,15 +12,15 @@ from typing import TextIO
 
 from elasticsearch import ApiError, Elasticsearch, TransportError
 
-from syncer.errors import LockLostError, LockTimeoutError
-from syncer.locks import Held, Locks, Recovery
+from syncer.base.errors import LockLostError, LockTimeoutError
+from syncer.locks import HeldLocks, Locks, Recovery
 from tests.locking import PAIR, Turn
 from tests.locking.pair import set_pair, values
 
 LEASE_SECONDS = 1.0
 
 
-def lock(locks: Locks, kind: str, index: str) -> AbstractContextManager[Held]:
+def lock(locks: Locks, kind: str, index: str) -> AbstractContextManager[HeldLocks]:
     """One of the three kinds, each of which keeps all others out."""
     if kind == "global":
         return locks.everything(timeout=60)
@@ -31,7 +31,7 @@ def lock(locks: Locks, kind: str, index: str) -> AbstractContextManager[Held]:
 
 
 def turn(
-    client: Elasticsearch, held: Held, index: str, lines: TextIO, name: str, *, pair: Sequence[str] = PAIR
+    client: Elasticsearch, held: HeldLocks, index: str, lines: TextIO, name: str, *, pair: Sequence[str] = PAIR
 ) -> None:
     """Read, write, and put down what was done, while the lock is held."""
     read = values(client, index, pair=pair)

@@ -15,8 +15,8 @@ from syncer.locks import Locks, Recovery
 from syncer.sandbox import Endpoints
 from tests.harness import DEADLINE_SECONDS
 
-LEASE = 6.0
-"""Longer than a request may hang on a busy machine; each test in which somebody is taken for dead waits for so long."""
+LEASE = 2.0
+"""Longer than a request usually takes; each test in which an owner is taken for dead waits for so long."""
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from elasticsearch import Elasticsearch
 
-from syncer.locks import Change, Held
+from syncer.locks import Edit, HeldLocks
 from tests.locking import PAIR
 
 
@@ -31,9 +31,9 @@ def pair_index(url: str, *, pairs: Sequence[Sequence[str]] = (PAIR,)) -> Iterato
             client.indices.delete(index=[name, f"{name}-locks", f"{name}-locks-intents"], ignore_unavailable=True)
 
 
-def set_pair(held: Held, index: str, value: int, *, pair: Sequence[str] = PAIR) -> None:
+def set_pair(held: HeldLocks, index: str, value: int, *, pair: Sequence[str] = PAIR) -> None:
     """Change both documents."""
-    held.write([Change(index=index, id=one, source={"value": value}) for one in pair])
+    held.write([Edit(index=index, id=one, source={"value": value}) for one in pair])
 
 
 def values(client: Elasticsearch, index: str, *, pair: Sequence[str] = PAIR) -> tuple[int, ...]:

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
+from tests.mutations import DOES_NOTHING, SAYS_NO, Replaces
+from tests.mutations.locks import buries_without_recovery, overlooks_that_it_is_dead, without_versions
 from tests.proof import Rule
 
 FENCE = Rule(
     "a document is written with a term of the lock as its version",
-    module="syncer.locks.fence",
-    text="{**_place(one), **version}",
-    instead="_place(one)",
+    patch="syncer.locks.fence:_operations",
+    instead=without_versions,
 )
 RECOVERY = Rule(
-    "whoever takes a lock over finishes or rolls back what its holder had put down",
-    module="syncer.locks.burial",
-    text="if dead.intent is not None:",
-    instead="if False:",
+    "an owner that takes over a lock completes or rolls back the dead holder's intent",
+    patch="syncer.locks.burial:_bury",
+    instead=buries_without_recovery,
 )
 DEATH = Rule(
-    "who is taken for dead can put down nothing more",
-    module="syncer.locks.lease",
-    text="if found is None or found[0].is_dead:",
-    instead="if found is None:",
+    "a holder that was declared dead can store no intent",
+    patch="syncer.locks.lease:Lease._look",
+    instead=overlooks_that_it_is_dead,
 )
 EXCLUSION = Rule(
-    "who wants a lock waits for who has it alone",
-    module="syncer.locks.entries",
-    text="if (mode == 'exclusive' ||",
-    instead="if (false ||",
+    "a request for a lock waits for its exclusive holder",
+    patch="syncer.locks.entries:_TAKE",
+    instead=Replaces("if (mode == 'exclusive' ||", "if (false ||"),
 )
 BROKEN_OFF = Rule(
-    "who has broken a change off keeps its locks until that is finished or rolled back",
-    module="syncer.locks.keeper",
-    text="if self._lease.is_unfinished or not kept:",
-    instead="if not kept:",
+    "a holder that aborted a change keeps its locks until the change is finished or rolled back",
+    patch="syncer.locks.lease:Lease.is_unfinished",
+    instead=SAYS_NO,
 )
 UNSURE = Rule(
-    "who does not know whether it has an entry in a lock leaves, and comes back as somebody else",
-    module="syncer.locks.keeper",
-    text="if self._is_unsure and not self._held:",
-    instead="if False:",
+    "an owner that does not know whether it has an entry in a lock leaves, and returns as a new holder",
+    patch="syncer.locks.keeper:Locks._leave_if_unsure",
+    instead=DOES_NOTHING,
 )

@@ -1,16 +1,19 @@
-"""The protocol as small models, each explored whole: every order of steps, every crash, every stall.
+"""The protocol as small models, each explored completely: every order of steps, every crash, every stall.
 
-    explorer        breadth first through all states of a model; the shortest way to one that is wrong, in words
-    writing         the version rule: receive, draw, read, write        kept by  worker, compose, writer, index
-    routing         from a changed row to the documents that show it             trigger, derivation, affected
-    relaying        outbox → topic                                               relay, outbox
-    doorbell        a relay that sleeps is woken                                 doorbell
-    sweeping        a job beside live traffic, and what only Elasticsearch has   listing, refresher, writer
-    fanning         fan-outs that join others, and leave ids to them             listing, jobs, job_pages
-    reindexing      a new definition, a new index, the alias, the way back       apply, rebuild, compose, index
-    halting         a document that cannot go on, and the next generation        halting, apply, jobs
-    incarnations    crash, failover, restore: versions that never go back        version, incarnation
-    replaying       documents read on a replica                                  replica
+    explorer              visits all states of a model, breadth first, and prints the shortest path to a wrong one
+    catalogue             lists the models, and writes the generated part of docs/protocol.md
 
-To run them: python -m tests.model. What is learnt from them: docs/protocol.md.
+    writing               the version rule: receive, assign, read, write                worker, indexing, elasticsearch
+    routing               from a changed row to the documents that show it              capture, lineage, documents
+    relaying              from the outbox to the topic                                  relay, capture
+    wakeup                a writer wakes a sleeping relay                               relay, capture
+    cleaning_up           a job beside live traffic, and the orphans in Elasticsearch   jobs, indexing, worker
+    fanning               fan-outs, and the changes that join them                      jobs
+    reindexing            a new definition, a new index, the alias, the rollback        apply, documents, elasticsearch
+    suspending            a document that is suspended, and the next revision           documents, indexing, apply
+    cluster_identities    crash, failover, restore: versions never go back              indexing
+    replaying             documents read on a replica                                   indexing
+
+The last column names the packages that keep the rules. Run the models with ``python -m tests.model``;
+docs/protocol.md explains them and lists their rules.
 """

@@ -1,4 +1,4 @@
-"""Run the models: python -m tests.model, or with --without RULE to see what goes wrong then."""
+"""Explore the models. With --without RULE, print the shortest path to what goes wrong without that rule."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.model.explorer import Explored, Model, explore
 
 
 def main() -> int:
-    """Explore everything, or tell one story; 0 if all is as it should be."""
+    """Explore all models, or print one path; return 0 if the result is as expected."""
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
-    parser.add_argument("--without", metavar="RULE", choices=_names(), help="print the shortest way to what goes wrong")
+    parser.add_argument("--without", metavar="RULE", choices=_names(), help="print the shortest path to a violation")
     parser.add_argument(
         "--beyond",
         metavar="EVENT",
         choices=[name for _, name in catalogue.BEYOND],
-        help="the same, with something that the protocol is known not to bear",
+        help="likewise, with an event that the protocol is known not to survive",
     )
-    parser.add_argument("--large", action="store_true", help="explore further, which takes minutes, and gigabytes")
+    parser.add_argument("--large", action="store_true", help="use larger bounds: takes minutes and gigabytes of memory")
     parser.add_argument("--page", action="store_true", help="print the tables of docs/protocol.md")
     chosen = parser.parse_args()
     if chosen.page:
@@ -53,13 +53,14 @@ def _explore(model: type[Model[Any]], *, is_large: bool) -> int:
     for rule in model.rules:
         trace = catalogue.broken(model, rule).trace
         is_well = is_well and trace is not None
-        _print([f"  without {rule.name:<40} {f'wrong in {len(trace.steps)} steps' if trace else 'NOTHING GOES WRONG'}"])
+        outcome = f"violation after {len(trace.steps)} steps" if trace else "NO VIOLATION"
+        _print([f"  without {rule.name:<40} {outcome}"])
     return 0 if is_well else 1
 
 
 def _tell(found: Explored) -> int:
     if found.trace is None:
-        _print([f"Nothing goes wrong, in {found.states:,} states."])
+        _print([f"No violation in {found.states:,} states."])
         return 1
     _print(found.trace.lines())
     return 0

@@ -1,13 +1,16 @@
-"""Explorer: every state that a model can reach, breadth first; the shortest way to one that is wrong.
+"""The explorer: visits every state that a model can reach, breadth first, and finds the shortest path to a wrong one.
 
-A model says which steps there are from a state. Nothing is said of when they are taken: a process that stalls is one
-whose steps are not taken for a while, and that is explored, since every order of steps is. Of two kinds of steps
+A model yields the possible steps from each state. It does not say when a step is taken. A stalled process is therefore
+covered: it is one whose steps are not taken for a while, and the explorer tries every order of steps. There are two
+kinds of steps:
 
-- the *protocol's* are taken in the end: where none is left, all is done, and what is not right then never will be;
-- the *world's* may be taken or not: an application commits, a process dies, an hour passes.
+- Steps of the *protocol* are taken eventually. If a state has none left, all work is done, and what is wrong there
+  stays wrong.
+- Steps of the *world* may be taken or not: an application commits, a process dies, an hour passes.
 
-Two states that differ in nothing but the names of equal processes, or in how far apart versions are, behave alike:
-`Model.canonical` makes them one. The way that is printed is found again without that, so that names stay as they are.
+Two states behave alike if they differ only in the names of identical processes, or in the gaps between versions.
+`Model.canonical` maps them to one state. The printed path is computed again without that mapping, so that its names are
+consistent.
 """
 
 from __future__ import annotations
@@ -22,16 +25,16 @@ from typing import ClassVar, Generic, TypeVar
 State = TypeVar("State", bound=tuple[object, ...])
 Item = TypeVar("Item")
 Step = tuple[str, State]
-"""What happens, in words, and what is so then."""
+"""What happens, in words, and the state after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Something that the code must not break.
+    """A rule of the protocol, which the code must keep.
 
     Args:
-        name: What it is called with ``--without``.
-        says: The rule.
+        name: Its name, also for ``--without``.
+        says: The rule, as a sentence without its full stop.
         kept_by: The module of syncer that keeps it.
         otherwise: What happens without it.
     """
@@ -46,15 +49,14 @@ class Model(ABC, Generic[State]):
     """A part of the protocol.
 
     Args:
-        without: Names of rules that are not kept.
-        allowed: Names of what may happen besides, though it is known to be more than the protocol bears.
-        is_large: Whether to explore further than continuous integration has time for.
+        without: The names of the rules to leave out.
+        allowed: The names of the events in `beyond` that may happen.
+        is_large: Whether to use larger bounds than continuous integration has time for.
 
     Attributes:
-        name: What it is called.
         about: What it shows.
-        rules: Those that it keeps, each of which can be taken out.
-        beyond: What it does not bear, by name, in words: found by the model, and left so.
+        rules: The rules that it keeps; each can be left out.
+        beyond: Events that the protocol is known not to survive: name and description.
     """
 
     name: ClassVar[str]
@@ -72,56 +74,56 @@ class Model(ABC, Generic[State]):
         self.prepare()
 
     def prepare(self) -> None:
-        """Set bounds, and look once which rules are kept."""
+        """Set the bounds, and look up the rules that are checked often."""
 
     def keeps(self, rule: Rule) -> bool:
-        """Whether a rule is kept."""
+        """Return whether the model keeps a rule."""
         return rule.name not in self._without
 
     @property
     @abstractmethod
     def bounds(self) -> str:
-        """How far it goes, in words."""
+        """The bounds, in words."""
 
     @abstractmethod
     def initial(self) -> State:
-        """How it begins."""
+        """Return the first state."""
 
     @abstractmethod
     def protocol(self, state: State) -> Iterator[Step[State]]:
-        """What syncer does next, each as one step that nobody can come between."""
+        """Yield what syncer may do next, each as one atomic step."""
 
     @abstractmethod
     def world(self, state: State) -> Iterator[Step[State]]:
-        """What may happen to it."""
+        """Yield what may happen to syncer next."""
 
-    def wrong(self, state: State) -> str | None:  # noqa: ARG002 - most have nothing to say here
-        """What must never be so, in words."""
+    def wrong(self, state: State) -> str | None:  # noqa: ARG002 - most models have no such check
+        """Return what is wrong with a state at any time, in words."""
         return None
 
     @abstractmethod
-    def unlevel(self, state: State) -> str | None:
-        """What is not as it should be once nothing is left to do, in words."""
+    def unequal(self, state: State) -> str | None:
+        """Return what is wrong with a state that has no work left, in words."""
 
     def canonical(self, state: State) -> State:
-        """The one state that stands for all that behave alike."""
+        """Return the state that represents all states that behave alike."""
         return state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A shortest way to a state that is wrong.
+    """A shortest path to a wrong state.
 
     Args:
         steps: What happens, in words.
-        wrong: What is wrong then.
+        wrong: What is wrong with the last state, in words.
     """
 
     steps: tuple[str, ...]
     wrong: str
 
     def lines(self) -> Iterator[str]:
-        """The same to be read."""
+        """Yield the lines to print."""
         width = len(str(len(self.steps)))
         for number, step in enumerate(self.steps, 1):
             yield f"{number:>{width}}. {step}"
@@ -130,15 +132,15 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explored:
-    """What was found.
+    """The result of an exploration.
 
     Args:
-        states: How many states were met.
-        transitions: How many steps were taken.
-        ends: How many states left nothing to do.
-        depth: How many steps the farthest state is away.
-        seconds: How much processor time it took.
-        trace: What is wrong, if anything is; then not all was explored.
+        states: The number of states visited.
+        transitions: The number of steps taken.
+        ends: The number of states with no work left.
+        depth: The distance of the farthest state, in steps.
+        seconds: The processor time used.
+        trace: The path to a wrong state, if there is one; the exploration stops there.
     """
 
     states: int
@@ -150,9 +152,9 @@ class Explored:
 
 
 def explore(model: Model[State]) -> Explored:
-    """Visit every state, or as many as it takes to find one that is wrong."""
+    """Visit every state, or stop at the first wrong one."""
     began = time.process_time()
-    gc.disable()  # there is no garbage, and looking for it takes longer and longer
+    gc.disable()  # there is no garbage, and each search for it takes longer
     try:
         found = _explored(model)
     finally:
@@ -183,7 +185,7 @@ def _explored(model: Model[State]) -> Explored:
                             following.append(known)
                 if is_end:
                     ends += 1
-                    wrong = model.unlevel(state)
+                    wrong = model.unequal(state)
             if wrong is not None:
                 where = state
                 break
@@ -202,7 +204,7 @@ def _explored(model: Model[State]) -> Explored:
 
 
 def _steps(model: Model[State], before: dict[State, State | None], last: State) -> tuple[str, ...]:
-    """The steps to a state, found again from the first one on."""
+    """Return the steps that lead to a state, computed again from the first state."""
     way = [last]
     while (previous := before[way[-1]]) is not None:
         way.append(previous)
@@ -219,10 +221,10 @@ def _all(model: Model[State], state: State) -> Iterable[Step[State]]:
 
 
 def ranked(versions: Iterable[int]) -> dict[int, int]:
-    """Versions are only ever compared: their order is all that counts. None is 0, and stays so."""
+    """Map versions to their ranks: versions are only compared, so only their order counts. 0 means none and stays 0."""
     return {version: rank for rank, version in enumerate(sorted({0, *versions}))}
 
 
 def placed(many: tuple[Item, ...], at: int, one: Item) -> tuple[Item, ...]:
-    """The same, with another one in one place."""
+    """Return a copy with the item at one position replaced."""
     return (*many[:at], one, *many[at + 1 :])

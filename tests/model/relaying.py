@@ -1,9 +1,9 @@
-"""Relaying: from the outbox into the topic, at least once, however transactions overlap and whoever dies.
+"""Relaying: from the outbox to the topic, at least once, however transactions overlap and whichever process dies.
 
-Transactions get their xid when they begin, their row's id when they write it, and become visible when they commit:
-three orders. The cursor is a snapshot: what had not begun when it was taken, or was going on then, is what it has not
-seen. A database that was dumped and restored elsewhere brings its rows and its cursor along, and counts transactions
-anew.
+A transaction gets its xid when it begins and its row's id when it writes the row. It becomes visible when it commits.
+These are three different orders. The cursor is a snapshot: it has not seen the transactions that had not begun when it
+was taken, or were in progress. A database that is dumped and restored elsewhere brings its rows and its cursor along,
+but its transaction numbers start again.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from tests.model.explorer import Model, Rule, Step, placed
 
 BY_SNAPSHOT = Rule(
     name="the-cursor-is-a-snapshot",
-    says="the cursor is a snapshot, and neither the last id nor a time",
-    kept_by="syncer.outbox",
-    otherwise="a transaction that took its id early and commits late is passed over",
+    says="the cursor is a snapshot, not the last id or a time",
+    kept_by="syncer.capture.outbox",
+    otherwise="a transaction that takes its id early and commits late is skipped",
 )
 ONE_SNAPSHOT = Rule(
     name="the-cursor-is-what-was-read",
     says="the rows and the next cursor come from one snapshot",
-    kept_by="syncer.outbox",
-    otherwise="what commits between reading the rows and taking the cursor is passed over",
+    kept_by="syncer.capture.outbox",
+    otherwise="a change that commits between reading the rows and taking the cursor is skipped",
 )
 ACKNOWLEDGED_FIRST = Rule(
     name="save-after-acknowledgement",
-    says="the cursor is saved once Kafka has acknowledged every record",
-    kept_by="syncer.relay",
-    otherwise="a relay that dies in between takes the changes with it",
+    says="the relay saves the cursor only after Kafka has acknowledged every record",
+    kept_by="syncer.relay.loop",
+    otherwise="a relay that dies in between loses the changes",
 )
 OWN_CURSOR = Rule(
     name="no-cursor-of-another-cluster",
-    says="a cursor that another cluster has saved is not used: every row becomes new",
-    kept_by="syncer.relay",
-    otherwise="the new cluster's transactions have lesser numbers than the cursor, and are never seen",
+    says="the relay does not use a cursor that another cluster saved; it treats every row as new",
+    kept_by="syncer.capture.outbox",
+    otherwise="the new cluster's transactions have lower numbers than the cursor, and are never published",
 )
 LOCKED_TRIM = Rule(
     name="trim-under-a-lock",
-    says="rows are given back only where nobody is writing, and the cursor has seen all of them",
-    kept_by="syncer.outbox",
-    otherwise="a row that is not yet committed goes away with those that were published",
+    says="the relay removes rows only while no transaction writes to their segment and the cursor has seen them all",
+    kept_by="syncer.capture.outbox",
+    otherwise="a row that is not yet committed is removed together with published ones",
 )
 
 _OPEN, _WRITTEN, _COMMITTED = range(3)
@@ -49,12 +49,12 @@ _DOWN, _LEADS, _READ, _PUBLISHED = range(4)
 
 
 class Cursor(NamedTuple):
-    """A pg_snapshot: of what it has not seen.
+    """A pg_snapshot.
 
     Args:
-        xmax: From where on nothing had begun.
-        in_progress: What had begun before, and was going on.
-        last_id: The greatest id that was read; only for who takes that for a cursor.
+        xmax: The first xid that had not begun.
+        in_progress: The lower xids that were in progress.
+        last_id: The highest id that was read; used only without the rule that the cursor is a snapshot.
     """
 
     xmax: int
@@ -66,11 +66,11 @@ class Transaction(NamedTuple):
     """A transaction that writes one change.
 
     Args:
-        xid: Its number; in another cluster's counting after a restore.
-        id: That of its row; 0 before it writes it.
-        phase: How far it is.
+        xid: Its number; after a restore, still the number from the old cluster.
+        id: The id of its row; 0 until it writes the row.
+        phase: Its phase.
         is_kept: Whether the row is still in the outbox.
-        is_published: Whether it is in the topic.
+        is_published: Whether the change is in the topic.
     """
 
     xid: int
@@ -81,19 +81,19 @@ class Transaction(NamedTuple):
 
 
 class Relaying(NamedTuple):
-    """Everything.
+    """The state of the model.
 
     Args:
-        transactions: In the order in which they began.
-        next_xid: The next number.
+        transactions: All transactions, in the order in which they began.
+        next_xid: The next xid.
         phase: What the relay does.
-        cursor: What it goes by.
-        seen: What it has read, and will save: the next cursor.
-        rows: Which transactions it has read.
+        cursor: The cursor that the relay uses.
+        seen: The next cursor: what the relay has read and will save.
+        rows: The transactions whose rows it has read.
         saved: The cursor in Postgres.
-        durable: The one that is there after a crash of Postgres; every commit that is waited for saves it, too.
-        is_own: Whether this cluster has saved it.
-        troubles: How often Postgres may yet crash, or be restored elsewhere.
+        durable: The cursor that survives a crash of Postgres; every synchronous commit makes the saved one durable.
+        is_own: Whether this cluster saved the cursor.
+        troubles: How many more times Postgres may crash, or be restored elsewhere.
     """
 
     transactions: tuple[Transaction, ...]
@@ -113,10 +113,10 @@ _FOREIGN = Cursor(-1, ())
 
 
 class RelayingModel(Model[Relaying]):
-    """Publish, have it acknowledged, save."""
+    """Publish, wait for the acknowledgement, save."""
 
     name = "relaying"
-    about = "every change that is committed is published, whatever overlaps and dies"
+    about = "every committed change is published, however transactions overlap and whichever process dies"
     rules = (BY_SNAPSHOT, ONE_SNAPSHOT, ACKNOWLEDGED_FIRST, OWN_CURSOR, LOCKED_TRIM)
 
     def prepare(self) -> None:
@@ -125,7 +125,7 @@ class RelayingModel(Model[Relaying]):
     @property
     def bounds(self) -> str:
         troubles = "2 crashes or restores" if self.is_large else "a crash or a restore"
-        return f"{self._transactions} transactions, {troubles} of Postgres, any death of the relay"
+        return f"{self._transactions} transactions, {troubles} of Postgres, any crashes of the relay"
 
     def initial(self) -> Relaying:
         start = Cursor(1, ())
@@ -148,7 +148,7 @@ class RelayingModel(Model[Relaying]):
         elif state.phase == _LEADS:
             yield from self._look(state)
         elif state.phase == _READ:
-            said = ", ".join(str(at + 1) for at in state.rows)
+            said = " and ".join(f"transaction {at + 1}" for at in state.rows)
             transactions = tuple(
                 one._replace(is_published=one.is_published or at in state.rows)
                 for at, one in enumerate(state.transactions)
@@ -156,7 +156,7 @@ class RelayingModel(Model[Relaying]):
             published = state._replace(phase=_PUBLISHED, transactions=transactions)
             # Rule save-after-acknowledgement: `Relay._publish`.
             after = published if self.keeps(ACKNOWLEDGED_FIRST) else self._rest(published)
-            yield f"Kafka acknowledges what transactions {said} wrote", after
+            yield f"Kafka acknowledges the changes of {said}", after
         else:
             yield "the relay saves the cursor", self._rest(state._replace(saved=state.seen, is_own=True))
 
@@ -164,7 +164,7 @@ class RelayingModel(Model[Relaying]):
         # Rule no-cursor-of-another-cluster: `Relay._begin`.
         if state.is_own or not self.keeps(OWN_CURSOR):
             return "the relay leads, from the saved cursor", state._replace(phase=_LEADS, cursor=state.saved)
-        # Rows that are visible become those of one new transaction, in the transaction that saves the cursor.
+        # The transaction that saves the cursor gives all visible rows its own xid.
         oldest = min(_in_progress(state), default=state.next_xid)
         cursor = Cursor(oldest, ())
         transactions = tuple(
@@ -178,21 +178,21 @@ class RelayingModel(Model[Relaying]):
         seen = Cursor(state.next_xid, _in_progress(state), 0 if self.keeps(BY_SNAPSHOT) else last_id)
         rows = tuple(at for at, one in enumerate(state.transactions) if self._is_new(one, state.cursor))
         if rows:
-            said = ", ".join(str(at + 1) for at in rows)
-            # Rule the-cursor-is-what-was-read: `outbox.new` is one statement.
+            said = " and ".join(f"transaction {at + 1}" for at in rows)
+            # Rule the-cursor-is-what-was-read: `outbox._NEW` is one statement.
             taken = seen if self.keeps(ONE_SNAPSHOT) else _NOTHING
             after = state._replace(phase=_READ, rows=rows, seen=taken)
             if not self.keeps(ACKNOWLEDGED_FIRST):
                 after = after._replace(saved=taken, is_own=True)
-            yield f"the relay reads what transactions {said} wrote", after
+            yield f"the relay reads the changes of {said}", after
         elif seen != state.cursor:
             yield "the relay finds nothing new", state._replace(cursor=seen)
         is_written = any(one.phase == _WRITTEN for one in state.transactions)
         kept = [one for one in state.transactions if one.is_kept and one.phase == _COMMITTED]
-        # Rule trim-under-a-lock: `outbox.trim` locks a segment before it looks.
+        # Rule trim-under-a-lock: `outbox._truncate_seen` locks a segment before it looks.
         if kept and not rows and not (is_written and self.keeps(LOCKED_TRIM)):
             transactions = tuple(one._replace(is_kept=one.phase == _OPEN) for one in state.transactions)
-            yield "the relay gives rows back", state._replace(transactions=transactions, durable=_lasting(state))
+            yield "the relay removes seen rows", state._replace(transactions=transactions, durable=_lasting(state))
 
     def _is_new(self, one: Transaction, cursor: Cursor) -> bool:
         if one.phase != _COMMITTED or not one.is_kept:
@@ -228,24 +228,24 @@ class RelayingModel(Model[Relaying]):
             yield "the relay is killed", _down(state)
         if state.troubles:
             crashed = _rolled_back(_down(state))
-            said = "Postgres crashes: what is open is rolled back, and so may be the last cursor"
+            said = "Postgres crashes: open transactions are rolled back, and the last cursor may be lost"
             if state.durable == _FOREIGN:
                 crashed = crashed._replace(is_own=False)
             else:
                 crashed = crashed._replace(saved=state.durable)
             yield said, crashed._replace(troubles=state.troubles - 1)
             restored = _rolled_back(_down(state))._replace(next_xid=1, is_own=False, troubles=state.troubles - 1)
-            yield "Postgres is dumped, and restored into another cluster", restored._replace(durable=_FOREIGN)
+            yield "Postgres is dumped and restored into another cluster", restored._replace(durable=_FOREIGN)
 
-    def unlevel(self, state: Relaying) -> str | None:
+    def unequal(self, state: Relaying) -> str | None:
         for at, one in enumerate(state.transactions):
             if one.phase == _COMMITTED and not one.is_published:
-                return f"what transaction {at + 1} wrote is never published"
+                return f"the change of transaction {at + 1} is never published"
         return None
 
 
 def _lasting(state: Relaying) -> Cursor:
-    """The cursor that the disk has once it has all that was written until now."""
+    """Return the cursor on disk if everything written until now is flushed."""
     return state.saved if state.is_own else _FOREIGN
 
 

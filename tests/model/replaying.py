@@ -1,8 +1,8 @@
-"""Replaying: the version is drawn on the primary, the documents are read on a replica.
+"""Replaying: a worker assigns the version on the primary, and reads the documents on a replica.
 
-A commit is written to the WAL, and becomes visible on the primary after that; the replica replays the WAL in order.
-What a draw leaves in the WAL is its mark: the replica is waited for until it is there. A replica that somebody has let
-follow another primary has another WAL, in which the mark's place says nothing.
+A commit is written to the WAL first and becomes visible on the primary afterwards. The replica replays the WAL in
+order. An assignment writes a mark to the WAL, and the worker waits until the replica has replayed that position. A
+replica that was switched to another primary has another WAL, in which this position means nothing.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from tests.model.explorer import Model, Rule, Step, placed, ranked
 
 WAIT_FOR_MARK = Rule(
     name="wait-for-the-mark",
-    says="the snapshot is taken once the replica has replayed the draw's mark",
-    kept_by="syncer.replica",
-    otherwise="a replica that is behind shows an old state, which gets a new version",
+    says="a worker takes the snapshot after the replica has replayed the mark of its assignment",
+    kept_by="syncer.indexing.replica",
+    otherwise="a lagging replica shows an old state, which gets a new version",
 )
-MARK_AFTER_DRAW = Rule(
-    name="mark-after-the-draw",
-    says="the mark is written after the draw, not before",
-    kept_by="syncer.version",
-    otherwise="what becomes visible between the two is not waited for, and its event's version may be the lesser one",
+MARK_AFTER_ASSIGN = Rule(
+    name="mark-after-the-assign",
+    says="the mark is written after the version is assigned, not before",
+    kept_by="syncer.indexing.version",
+    otherwise="a worker does not wait for a commit between the two, and may win over the worker that handles it",
 )
-KNOWS_THE_DRAW = Rule(
-    name="the-replica-knows-the-draw",
-    says="the replica's snapshot has the draw's epoch, and its sequence has come as far",
-    kept_by="syncer.version",
-    otherwise="a server with another history passes for one that has replayed the mark",
+KNOWS_THE_ASSIGN = Rule(
+    name="the-replica-knows-the-version",
+    says="the replica's snapshot has the version's epoch, and its sequence has come as far",
+    kept_by="syncer.indexing.version",
+    otherwise="a server with another history is taken for one that has replayed the mark",
 )
 
-_IDLE, _RECEIVED, _DRAWN, _MARKED, _READ, _SENT = range(6)
+_IDLE, _RECEIVED, _ASSIGNED, _MARKED, _READ, _SENT = range(6)
 
 
 class Worker(NamedTuple):
-    """What a worker has in hand: its event, its version, the mark's place in the WAL, the state that it has read."""
+    """A worker: its phase, event, version, its mark's position in the WAL, and the state that it has read."""
 
     phase: int = _IDLE
     event: int = 0
@@ -45,19 +45,19 @@ class Worker(NamedTuple):
 
 
 class Replaying(NamedTuple):
-    """Everything.
+    """The state of the model.
 
     Args:
         visible: How many of the commits in the WAL are visible on the primary.
         written: How many commits are in the WAL.
-        replayed: How many of them the replica has.
-        done: For each, whether the offset of its event is committed.
-        astray: Which state the replica shows while it follows another primary; -1 if it does not.
-        strays: How often it may yet go astray.
-        version: Which version Elasticsearch has.
-        shown: Which state it shows.
-        floor: The last change that whoever handled it has written.
-        workers: All of them.
+        replayed: How many of them the replica has replayed.
+        done: For each commit, whether the offset of its event is committed.
+        astray: The state that the replica shows while it follows another primary; -1 if it follows the right one.
+        switches: How many more times the replica may be switched to another primary.
+        version: The version that Elasticsearch has.
+        shown: The state that Elasticsearch shows.
+        floor: The last change whose worker has sent its write.
+        workers: The two workers.
     """
 
     visible: int
@@ -65,7 +65,7 @@ class Replaying(NamedTuple):
     replayed: int
     done: tuple[bool, ...]
     astray: int
-    strays: int
+    switches: int
     version: int
     shown: int
     floor: int
@@ -73,22 +73,22 @@ class Replaying(NamedTuple):
 
 
 class ReplayingModel(Model[Replaying]):
-    """Draw, mark, wait, read."""
+    """Assign, mark, wait, read."""
 
     name = "replaying"
-    about = "a replica that is behind, or follows another primary, makes no document older"
-    rules = (WAIT_FOR_MARK, MARK_AFTER_DRAW, KNOWS_THE_DRAW)
+    about = "a replica that lags, or follows another primary, makes no document older"
+    rules = (WAIT_FOR_MARK, MARK_AFTER_ASSIGN, KNOWS_THE_ASSIGN)
 
     def prepare(self) -> None:
         self._commits = 3 if self.is_large else 2
-        self._order = (_DRAWN, _MARKED) if self.keeps(MARK_AFTER_DRAW) else (_MARKED, _DRAWN)
+        self._order = (_ASSIGNED, _MARKED) if self.keeps(MARK_AFTER_ASSIGN) else (_MARKED, _ASSIGNED)
 
     @property
     def bounds(self) -> str:
-        return f"2 workers, {self._commits} commits, a replica that goes astray once"
+        return f"2 workers, {self._commits} commits, a replica that follows another primary once"
 
     def initial(self) -> Replaying:
-        return Replaying(0, 0, 0, (), astray=-1, strays=1, version=0, shown=0, floor=0, workers=(Worker(), Worker()))
+        return Replaying(0, 0, 0, (), astray=-1, switches=1, version=0, shown=0, floor=0, workers=(Worker(), Worker()))
 
     def protocol(self, state: Replaying) -> Iterator[Step[Replaying]]:
         if state.visible < state.written:
@@ -98,64 +98,67 @@ class ReplayingModel(Model[Replaying]):
             number = state.replayed + 1
             yield f"the replica replays commit {number}", state._replace(replayed=number)
         if state.astray >= 0:
-            yield "somebody lets the replica follow the primary again", state._replace(astray=-1)
+            yield "the replica follows the primary again", state._replace(astray=-1)
         for at, worker in enumerate(state.workers):
             yield from self._work(state, at, worker, f"worker {'AB'[at]}")
 
-    def _work(self, state: Replaying, at: int, worker: Worker, who: str) -> Iterator[Step[Replaying]]:
+    def _work(self, state: Replaying, at: int, worker: Worker, name: str) -> Iterator[Step[Replaying]]:
         first, second = self._order
         if worker.phase == _IDLE:
             for number in range(1, state.visible + 1):
                 if not state.done[number - 1]:
                     got = Worker(phase=_RECEIVED, event=number)
-                    yield f"{who} receives event {number}", _with(state, at, got)
+                    yield f"{name} receives event {number}", _with(state, at, got)
         elif worker.phase in (_RECEIVED, first):
-            # Rule mark-after-the-draw: `version.draw_with_mark`.
-            if (first if worker.phase == _RECEIVED else second) == _DRAWN:
+            # Rule mark-after-the-assign: `version.assign_with_mark`.
+            if (first if worker.phase == _RECEIVED else second) == _ASSIGNED:
                 version = max(state.version, *(one.version for one in state.workers)) + 1
-                drawn = worker._replace(phase=first if worker.phase == _RECEIVED else second, version=version)
-                yield f"{who} draws version {version}", _with(state, at, drawn)
+                assigned = worker._replace(phase=first if worker.phase == _RECEIVED else second, version=version)
+                yield f"{name} assigns version {version}", _with(state, at, assigned)
             else:
                 phase = first if worker.phase == _RECEIVED else second
                 marked = worker._replace(phase=phase, mark=state.written)
-                yield f"{who} marks the WAL, behind commit {state.written}", _with(state, at, marked)
+                yield f"{name} writes its mark to the WAL, after commit {state.written}", _with(state, at, marked)
         elif worker.phase == second:
-            yield from self._read(state, at, worker, who)
+            yield from self._read(state, at, worker, name)
         elif worker.phase == _READ:
-            yield self._write(state, at, worker, who)
+            yield self._write(state, at, worker, name)
         else:
             done = placed(state.done, worker.event - 1, one=True)
-            yield f"{who} commits the offset of event {worker.event}", _with(state, at, Worker())._replace(done=done)
+            yield f"{name} commits the offset of event {worker.event}", _with(state, at, Worker())._replace(done=done)
 
-    def _read(self, state: Replaying, at: int, worker: Worker, who: str) -> Iterator[Step[Replaying]]:
+    def _read(self, state: Replaying, at: int, worker: Worker, name: str) -> Iterator[Step[Replaying]]:
         if state.astray >= 0:
-            # Rule the-replica-knows-the-draw: `Replica.require_draw`.
-            if self.keeps(KNOWS_THE_DRAW):
+            # Rule the-replica-knows-the-version: `Replica.require_known`.
+            if self.keeps(KNOWS_THE_ASSIGN):
                 again = Worker(phase=_RECEIVED, event=worker.event)
-                yield f"{who} finds that the replica does not know its draw, and begins again", _with(state, at, again)
+                yield (
+                    f"{name} finds that the replica does not know its version, and starts again",
+                    _with(state, at, again),
+                )
             else:
                 read = worker._replace(phase=_READ, mark=0, state=state.astray)
-                yield f"{who} reads state {read.state} on the replica, which is astray", _with(state, at, read)
+                yield f"{name} reads state {read.state} on the replica of another primary", _with(state, at, read)
         # Rule wait-for-the-mark: `Replica._wait_for`.
         elif state.replayed >= worker.mark or not self.keeps(WAIT_FOR_MARK):
             read = worker._replace(phase=_READ, mark=0, state=state.replayed)
-            yield f"{who} reads state {read.state} on the replica", _with(state, at, read)
+            yield f"{name} reads state {read.state} on the replica", _with(state, at, read)
 
-    def _write(self, state: Replaying, at: int, worker: Worker, who: str) -> Step[Replaying]:
+    def _write(self, state: Replaying, at: int, worker: Worker, name: str) -> Step[Replaying]:
         sent = _with(state, at, Worker(phase=_SENT, event=worker.event))
         after = sent._replace(floor=max(state.floor, worker.event))
-        said = f"{who} writes state {worker.state} as version {worker.version}"
+        said = f"{name} writes state {worker.state} as version {worker.version}"
         if worker.version <= state.version:
-            return f"{said}, which is refused", after
+            return f"{said}, which is rejected", after
         return said, after._replace(version=worker.version, shown=worker.state)
 
     def world(self, state: Replaying) -> Iterator[Step[Replaying]]:
         if state.written < self._commits:
             number = state.written + 1
             yield f"commit {number} is written to the WAL", state._replace(written=number, done=(*state.done, False))
-        if state.strays and state.astray < 0:
-            stray = state._replace(astray=state.replayed, strays=state.strays - 1)
-            yield "the replica follows another primary, and gets no more commits", stray
+        if state.switches and state.astray < 0:
+            switched = state._replace(astray=state.replayed, switches=state.switches - 1)
+            yield "the replica follows another primary, and gets no more commits", switched
         for at, worker in enumerate(state.workers):
             if worker.phase:
                 yield f"worker {'AB'[at]} is killed", _with(state, at, Worker())
@@ -165,7 +168,7 @@ class ReplayingModel(Model[Replaying]):
             return f"Elasticsearch shows state {state.shown}, though event {state.floor} was written"
         return None
 
-    def unlevel(self, state: Replaying) -> str | None:
+    def unequal(self, state: Replaying) -> str | None:
         if state.shown != state.written:
             return f"Elasticsearch shows state {state.shown} for good, and Postgres is at state {state.written}"
         return None

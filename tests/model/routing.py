@@ -1,10 +1,11 @@
 """Routing: from a changed row to the documents that show it.
 
-Two posts, a link that belongs to one of them or is not there, and a tag that the link leads to: a post's document
-shows the tag's name if the link is its own. What is asked of a change is which posts it touches: of a link, whose it
-was and whose it is; of a tag, whose link leads to it *now*. That the answer may be out of date when it is used does no
-harm, since a link that has changed meanwhile has a change of its own. Documents are composed and written in one step
-here: what may happen in between is the matter of `tests.model.writing`.
+There are two posts, a tag, and a link to the tag that belongs to one post or does not exist. A post's document shows
+the tag's name if the link belongs to that post. A worker looks up which posts a change affects. A change of the link
+affects the post that it belonged to and the post that it belongs to. A change of the tag affects the post that the link
+belongs to *now*. The answer may be out of date when it is used. That is harmless, since a link that changed meanwhile
+has a change of its own. Here, a document is built and written in one step; `tests.model.writing` covers what may
+happen in between.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from tests.model.explorer import Model, Rule, Step, placed
 
 BOTH_IMAGES = Rule(
     name="both-images",
-    says="a change has the row as it was and as it is",
-    kept_by="syncer.trigger",
-    otherwise="the document that a row has left goes on showing it",
+    says="a change contains the row as it was and as it is",
+    kept_by="syncer.base.model",
+    otherwise="the document that a row used to belong to keeps showing it",
 )
 ON_THE_PATH = Rule(
     name="only-the-path-to-the-root",
-    says="what is not on the way from the changed row to the root is not asked about",
-    kept_by="syncer.derivation",
-    otherwise="a link that is deleted together with its tag finds no document, since it leads to no tag any more",
+    says="the lookup of affected documents uses only the tables on the path from the changed row to the root",
+    kept_by="syncer.lineage.build",
+    otherwise="a link that is deleted together with its tag affects no document, because the tag is gone",
 )
 EVERY_TABLE = Rule(
     name="every-table-is-captured",
-    says="each table on the way has changes of its own",
-    kept_by="syncer.steps",
-    otherwise="a document is asked for through a link that has come meanwhile, or never comes, and nobody tells",
+    says="every table on the path is captured",
+    kept_by="syncer.apply.plan",
+    otherwise="a row on the path changes, and no event leads to the documents that it connects or disconnects",
 )
 
 _LINK, _TAG = "link", "tag"
@@ -41,9 +42,9 @@ class Event(NamedTuple):
     """A change.
 
     Args:
-        table: Which.
-        old: Of a link: the post that it belonged to; 0 for none.
-        new: To which it belongs.
+        table: The table of the changed row.
+        old: For a link, the post that it belonged to; 0 for none.
+        new: For a link, the post that it belongs to; 0 for none.
         is_done: Whether its offset is committed.
     """
 
@@ -54,15 +55,15 @@ class Event(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """Everything.
+    """The state of the model.
 
     Args:
-        link: The post that it belongs to; 0 if it is not there.
-        tag: The tag's name, as the number of the commit that gave it; 0 if it is not there.
-        commits: How many there have been.
-        events: What they have told.
-        shown: Which name each post shows in Elasticsearch.
-        workers: Of each, the number of its event, and then the posts that it has found; or nothing.
+        link: The post that the link belongs to; 0 if there is no link.
+        tag: The tag's name: the number of the commit that set it; 0 if there is no tag.
+        commits: How many commits there have been.
+        events: Their events.
+        shown: The name that each post shows in Elasticsearch.
+        workers: For each worker, the number of its event and the posts that it found; empty if it is idle.
     """
 
     link: int
@@ -74,10 +75,10 @@ class Routing(NamedTuple):
 
 
 class RoutingModel(Model[Routing]):
-    """Which documents does a change touch?"""
+    """Find the documents that a change affects."""
 
     name = "routing"
-    about = "every document that shows a changed row is found, through rows that change meanwhile"
+    about = "every document that shows a changed row is found, even if rows on the path change meanwhile"
     rules = (BOTH_IMAGES, ON_THE_PATH, EVERY_TABLE)
 
     def prepare(self) -> None:
@@ -92,14 +93,14 @@ class RoutingModel(Model[Routing]):
 
     def protocol(self, state: Routing) -> Iterator[Step[Routing]]:
         for at, hand in enumerate(state.workers):
-            who = f"worker {'AB'[at]}"
+            name = f"worker {'AB'[at]}"
             if not hand:
                 for number, event in enumerate(state.events):
                     if not event.is_done:
                         found = self._touched(state, event)
                         said = " and ".join(f"post {one}" for one in found) or "no post"
                         yield (
-                            f"{who} receives change {number + 1}, of the {event.table}, and finds {said}",
+                            f"{name} receives change {number + 1}, of the {event.table}, and finds {said}",
                             state._replace(workers=placed(state.workers, at, (number, *found))),
                         )
             else:
@@ -110,17 +111,17 @@ class RoutingModel(Model[Routing]):
                 events = placed(state.events, number, state.events[number]._replace(is_done=True))
                 workers = placed(state.workers, at, ())
                 yield (
-                    f"{who} writes what it has found, and commits the offset of change {number + 1}",
+                    f"{name} writes the posts that it found, and commits the offset of change {number + 1}",
                     state._replace(shown=shown, events=events, workers=workers),
                 )
 
     def _touched(self, state: Routing, event: Event) -> tuple[int, ...]:
         if event.table == _TAG:
             return (state.link,) if state.link else ()
-        # Rule only-the-path-to-the-root: the SELECT's other joins are dropped, in `syncer.derivation`.
+        # Rule only-the-path-to-the-root: `syncer.lineage.build` drops the other joins of the SELECT.
         if not self.keeps(ON_THE_PATH) and not state.tag:
             return ()
-        # Rule both-images: `Change.images`, as the triggers write them.
+        # Rule both-images: the triggers write both images, `Change.parse` reads them.
         images = {event.old, event.new} if self.keeps(BOTH_IMAGES) else {event.new}
         return tuple(sorted(images - {0}))
 
@@ -133,7 +134,7 @@ class RoutingModel(Model[Routing]):
         number = state.commits + 1
         for post in (0, *_POSTS):
             if post != state.link:
-                says = f"the link is given to post {post}" if post else "the link is deleted"
+                says = f"the link is assigned to post {post}" if post else "the link is deleted"
                 yield says, self._commit(state, post, state.tag)
         yield f"the tag is named {number}", self._commit(state, state.link, number)
         if state.tag:
@@ -143,14 +144,14 @@ class RoutingModel(Model[Routing]):
 
     def _commit(self, state: Routing, link: int, tag: int) -> Routing:
         events = state.events
-        # Rule every-table-is-captured: `Plan.captures`.
+        # Rule every-table-is-captured: `plan._captures`.
         if link != state.link and self.keeps(EVERY_TABLE):
             events = (*events, Event(_LINK, state.link, link))
         if tag != state.tag:
             events = (*events, Event(_TAG, 0, 0))
         return state._replace(link=link, tag=tag, commits=state.commits + 1, events=events)
 
-    def unlevel(self, state: Routing) -> str | None:
+    def unequal(self, state: Routing) -> str | None:
         for place, post in enumerate(_POSTS):
             if state.shown[place] != _name(state, post):
                 return (

@@ -1,4 +1,4 @@
-"""The protocol, explored whole: nothing goes wrong, and something does without each of its rules."""
+"""The protocol, explored completely: no violation with all rules, and a violation without any one of them."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ def _name(one: object) -> str:
 
 @pytest.mark.parametrize("model", catalogue.MODELS, ids=_name)
 def test_nothing_goes_wrong(model: type[Model[Any]]) -> None:
-    """In every state that can be reached, whoever stalls or dies; and in the end all documents are level."""
+    """No reachable state is wrong, whichever process stalls or dies; in the end every document equals its SELECT."""
     found = catalogue.kept(model)
     assert found.trace is None, "\n".join(found.trace.lines())
-    assert found.ends, "it never comes to rest"
+    assert found.ends, "no state has all work done"
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("model", catalogue.MODELS, ids=_name)
 def test_nothing_goes_wrong_further_out(model: type[Model[Any]]) -> None:
-    """Nor with another commit, transaction or crash."""
+    """The same holds with one more commit, transaction or crash."""
     found = catalogue.kept(model, is_large=True)
     assert found.trace is None, "\n".join(found.trace.lines())
 
 
 @pytest.mark.parametrize(("model", "rule"), catalogue.RULES, ids=_name)
 def test_no_rule_is_idle(model: type[Model[Any]], rule: Rule) -> None:
-    """Without any one of the rules something goes wrong, and the model says how."""
+    """Every rule is needed: without it, the model finds a violation."""
     assert catalogue.broken(model, rule).trace is not None
 
 
 @pytest.mark.parametrize(("model", "name"), catalogue.BEYOND, ids=_name)
 def test_what_it_does_not_bear_is_known(model: type[Model[Any]], name: str) -> None:
-    """What is said to be more than the protocol bears is."""
+    """Every known limit is real: the model finds a violation."""
     assert catalogue.surpassed(model, name).trace is not None
 
 
 def test_every_rule_names_the_module_that_keeps_it() -> None:
-    """A module that is said to keep a rule is there, and no two rules have one name."""
+    """The module that keeps a rule exists, and the names of rules are unique."""
     for _, rule in catalogue.RULES:
         assert importlib.util.find_spec(rule.kept_by), rule.kept_by
     assert len({rule.name for _, rule in catalogue.RULES}) == len(catalogue.RULES)
 
 
 def test_the_page_is_what_the_models_say() -> None:
-    """docs/protocol.md has each model and each rule as they are; its figures are those of the last time it was made."""
+    """docs/protocol.md lists every model and rule with its current text; the figures may be from an earlier run."""
     page = _PAGE.read_text()
     for model in catalogue.MODELS:
         assert f"| {model.name} | {model.about} | {model().bounds} |" in page
@@ -64,4 +64,4 @@ def test_the_page_is_what_the_models_say() -> None:
     for model, name in catalogue.BEYOND:
         assert f"| {model.name}: {model.beyond[name]} (`{name}`) |" in page
     rows = page[page.index(_BEGIN) : page.index(_END)].count("(`")
-    assert rows == len(catalogue.RULES) + len(catalogue.BEYOND), "the page has a rule that no model has"
+    assert rows == len(catalogue.RULES) + len(catalogue.BEYOND), "the page lists a rule that no model has"

@@ -1,19 +1,18 @@
-"""Writing: two workers bring one document up to date, whatever is delayed, repeated, reordered or dies.
+"""Writing: two workers keep one document up to date despite delays, repetition, reordering and crashes.
 
-Each commit makes a new state of the database, numbered from 1, and an event. A worker takes any event whose offset is
-not committed, be it in somebody else's hands: that is a rebalance. It is idle, or has *received* an event, *drawn* a
-version too early, *read* a snapshot, or *sent* what it has read. Drawing and reading are one step, that nobody comes
-between: they are done in turn.
+Each commit produces a new state of the database, numbered from 1, and an event. A worker may take any event whose
+offset is not committed, even if another worker is handling it: that is a rebalance. A worker is idle, or has *received*
+an event, *assigned* a version too early, *read* a snapshot, or *sent* what it read. Assigning a version and taking the
+snapshot are one step, serialised among all workers.
 
-Elasticsearch forgets deletes when an hour has passed, when it is restarted, when a shard moves. All of that takes
-longer than a writer takes who is not held up; one who is, is *late* from then on.
+Elasticsearch may forget deletes at any time: after an hour, after a restart, or when a shard moves. A worker that
+assigned its version before that, and has not committed its offset, is *late* from then on.
 
-What is shown of promise 2: once a state has been seen, no earlier one ever is, be its change handled or not. Where
-Elasticsearch forgets deletes, that begins anew.
+The model shows this of guarantee 2: once a state has been seen, no earlier state is ever seen, even if its change has
+not been handled. When Elasticsearch forgets deletes, this starts anew.
 
-Not shown, since nothing could prevent it: that whoever is late does no harm if it is killed as well, between the
-answer of Elasticsearch and the end of what it does again, and if somebody else has committed the offset of its event
-before.
+One case is excluded, because nothing can prevent it. A late worker brings back a deleted document and is killed before
+it has finished its re-check. Another worker has already committed the offset of the same event.
 """
 
 from __future__ import annotations
@@ -24,55 +23,56 @@ from typing import ClassVar, NamedTuple
 from tests.model.explorer import Model, Rule, Step, placed, ranked
 
 RECEIVED_FIRST = Rule(
-    name="draw-after-receiving",
-    says="a version is drawn after the event was received",
-    kept_by="syncer.worker",
-    otherwise="a version from before the change is written with what the change made, and loses to one that missed it",
+    name="assign-after-receiving",
+    says="a worker assigns the version after it has received the event",
+    kept_by="syncer.worker.loop",
+    otherwise="a document with the change gets a version from before it, and loses to a document without the change",
 )
 IN_TURN = Rule(
-    name="draw-and-read-in-turn",
-    says="nobody else draws a version, or takes his snapshot, between a draw and its snapshot",
-    kept_by="syncer.version",
+    name="assign-and-read-in-turn",
+    says="no other writer assigns a version or takes a snapshot between a version's assignment and its snapshot",
+    kept_by="syncer.indexing.version",
     otherwise="an old snapshot gets a new version, and wins for good",
 )
 VERSIONED = Rule(
     name="external-versions",
-    says="Elasticsearch takes no version that is less than the one that it has",
-    kept_by="syncer.index",
-    otherwise="whoever comes last wins, be it the one who read first",
+    says="Elasticsearch rejects a version that is not higher than the one it has",
+    kept_by="syncer.elasticsearch.bulk",
+    otherwise="the last write wins, even if it read first",
 )
 DELETED_WITH_VERSION = Rule(
     name="deletes-have-versions",
-    says="a delete carries a version, and leaves it behind",
-    kept_by="syncer.index",
+    says="a delete carries a version, which Elasticsearch remembers",
+    kept_by="syncer.elasticsearch.bulk",
     otherwise="a late writer brings a deleted document back",
 )
 WRITTEN_FIRST = Rule(
     name="write-before-committing-offsets",
-    says="an offset is committed only for what is written",
-    kept_by="syncer.worker",
-    otherwise="a worker that dies in between takes the change with it",
+    says="a worker commits an offset only after it has written the documents",
+    kept_by="syncer.worker.loop",
+    otherwise="a worker that dies in between loses the change",
 )
 LATE_AGAIN = Rule(
     name="late-creations-are-done-again",
-    says="who has created a document, and finds that it took long, composes and writes it again",
-    kept_by="syncer.writer",
-    otherwise="a worker that was held up brings back a document whose delete is forgotten",
+    says="a writer that created a document checks whether Postgres still has it, and if not, writes it again",
+    kept_by="syncer.indexing.writer",
+    otherwise="a delayed worker brings back a document whose delete Elasticsearch has forgotten",
 )
 
-_IDLE, _RECEIVED, _DRAWN, _READ, _SENT = range(5)
+_IDLE, _RECEIVED, _ASSIGNED, _READ, _SENT = range(5)
 
 
 class Worker(NamedTuple):
-    """What a worker has in hand.
+    """A worker and the event that it handles.
 
     Args:
-        phase: How far it is.
+        phase: Its phase.
         event: The number of the commit that it handles.
-        version: What it has drawn; 0 for none.
+        version: The version that it has assigned; 0 for none.
         state: The state of the database that it has read.
-        is_there: Whether the document is in it.
-        late: Whether deletes may have been forgotten since the draw; 2 once it knows, and does it again.
+        is_there: Whether the document exists in that state.
+        created: Whether its write created the document, and the check with Postgres is still to come.
+        is_late: Whether Elasticsearch has forgotten deletes since it assigned its version.
     """
 
     phase: int = _IDLE
@@ -80,21 +80,22 @@ class Worker(NamedTuple):
     version: int = 0
     state: int = 0
     is_there: bool = False
-    late: int = 0
+    created: bool = False
+    is_late: bool = False
 
 
 class Writing(NamedTuple):
-    """Everything.
+    """The state of the model.
 
     Args:
         events: For each commit, whether the offset of its event is committed.
         is_there: Whether the document is in Postgres.
-        version: Which version Elasticsearch has or remembers; 0 for none.
-        shown: Which state of the database Elasticsearch shows.
-        is_shown: Whether it has the document.
-        seen: The last state that it has shown.
-        workers: All of them.
-        forgets: How often Elasticsearch may yet forget deletes.
+        version: The version that Elasticsearch has or remembers; 0 for none.
+        shown: The state of the database that Elasticsearch shows.
+        is_shown: Whether Elasticsearch has the document.
+        seen: The newest state that Elasticsearch has shown.
+        workers: The two workers.
+        forgets: How many more times Elasticsearch may forget deletes.
     """
 
     events: tuple[bool, ...]
@@ -108,13 +109,13 @@ class Writing(NamedTuple):
 
 
 class WritingModel(Model[Writing]):
-    """Receive, draw, read, write."""
+    """Receive, assign, read, write."""
 
     name = "writing"
-    about = "the version rule: two workers, one document, any delay, repetition, order and death"
+    about = "the version rule holds for two workers and one document, with any delay, repetition, order and crash"
     beyond: ClassVar = {
-        "kill-the-late": "a worker that was held up while Elasticsearch forgot a delete is killed as well, between the "
-        "answer and the end of what it does again, and somebody else has committed the offset of its event before",
+        "kill-the-late": "a worker is delayed while Elasticsearch forgets a delete, brings the document back, and is "
+        "killed before it has finished its re-check; another worker has already committed the offset of the same event",
     }
     rules = (RECEIVED_FIRST, IN_TURN, VERSIONED, DELETED_WITH_VERSION, WRITTEN_FIRST, LATE_AGAIN)
 
@@ -144,60 +145,64 @@ class WritingModel(Model[Writing]):
         for at, worker in enumerate(state.workers):
             yield from self._work(state, at, worker, f"worker {'AB'[at]}")
 
-    def _work(self, state: Writing, at: int, worker: Worker, who: str) -> Iterator[Step[Writing]]:
+    def _work(self, state: Writing, at: int, worker: Worker, name: str) -> Iterator[Step[Writing]]:
         phase = worker.phase
-        if phase == _IDLE or (phase == _DRAWN and not worker.event):
-            yield from self._receive(state, at, worker, who)
+        if phase == _IDLE or (phase == _ASSIGNED and not worker.event):
+            yield from self._receive(state, at, worker, name)
         elif phase == _RECEIVED:
-            yield from self._begin(state, at, worker, who)
-        elif phase == _DRAWN:
+            yield from self._begin(state, at, worker, name)
+        elif phase == _ASSIGNED:
             read = _read(state, worker)
-            yield f"{who} reads state {read.state}: {_seen(read.is_there)}", _with(state, at, read)
+            yield f"{name} reads state {read.state}: {_seen(read.is_there)}", _with(state, at, read)
         elif phase == _READ and not worker.version:
-            drawn = worker._replace(version=_next(state))
-            yield f"{who} draws version {drawn.version}", _with(state, at, drawn)
+            assigned = worker._replace(version=_next(state))
+            yield f"{name} assigns version {assigned.version}", _with(state, at, assigned)
         elif phase == _READ:
-            yield from self._send(state, at, worker, who)
-        elif worker.late == 1 and self._does_again:
-            # Rule late-creations-are-done-again: `Writer.settle`.
-            again = Worker(phase=_RECEIVED, event=worker.event, late=2)
-            yield f"{who} finds that it took long, and begins again", _with(state, at, again)
+            yield from self._send(state, at, worker, name)
+        elif worker.created and state.is_there:
+            yield f"{name} finds that the row still exists", _with(state, at, worker._replace(created=False))
+        elif worker.created:
+            # Rule late-creations-are-done-again: `Writer._gone`.
+            again = Worker(phase=_RECEIVED, event=worker.event, is_late=worker.is_late)
+            yield f"{name} finds that the row is gone, and starts again", _with(state, at, again)
         else:
-            yield f"{who} commits the offset of event {worker.event}", _with(_commit(state, worker), at, Worker())
+            yield f"{name} commits the offset of event {worker.event}", _with(_commit(state, worker), at, Worker())
 
-    def _receive(self, state: Writing, at: int, worker: Worker, who: str) -> Iterator[Step[Writing]]:
+    def _receive(self, state: Writing, at: int, worker: Worker, name: str) -> Iterator[Step[Writing]]:
         for number, is_done in enumerate(state.events, 1):
             if not is_done:
                 got = worker._replace(phase=worker.phase or _RECEIVED, event=number)
                 after = _with(state, at, got)
-                # Rule write-before-committing-offsets: `Worker._commit`.
-                yield f"{who} receives event {number}", after if self._writes_first else _commit(after, got)
-        # Rule draw-after-receiving: `Worker._receive` comes before `Pipeline.write`.
+                # Rule write-before-committing-offsets: `Worker._done`.
+                yield f"{name} receives event {number}", after if self._writes_first else _commit(after, got)
+        # Rule assign-after-receiving: `Membership.receive` comes before `Worker._take`.
         if not self._receives_first and worker.phase == _IDLE and len(state.events) < self._commits:
             version = _next(state)
-            yield f"{who} draws version {version}", _with(state, at, Worker(phase=_DRAWN, version=version))
+            yield f"{name} assigns version {version}", _with(state, at, Worker(phase=_ASSIGNED, version=version))
 
-    def _begin(self, state: Writing, at: int, worker: Worker, who: str) -> Iterator[Step[Writing]]:
-        # One snapshot shows all of the document: `syncer.compose`.
+    def _begin(self, state: Writing, at: int, worker: Worker, name: str) -> Iterator[Step[Writing]]:
+        # One snapshot contains the whole document: `syncer.documents.queries`.
         read = _read(state, worker)
         if self._in_turn:
-            # Rule draw-and-read-in-turn: `version.draw`.
+            # Rule assign-and-read-in-turn: `version.assign`.
             read = read._replace(version=_next(state))
-            what = f"{who} draws version {read.version} and reads state {read.state}: {_seen(read.is_there)}"
+            what = f"{name} assigns version {read.version} and reads state {read.state}: {_seen(read.is_there)}"
         else:
-            what = f"{who} reads state {read.state}: {_seen(read.is_there)}"
+            what = f"{name} reads state {read.state}: {_seen(read.is_there)}"
         yield what, _with(state, at, read)
 
-    def _send(self, state: Writing, at: int, worker: Worker, who: str) -> Iterator[Step[Writing]]:
+    def _send(self, state: Writing, at: int, worker: Worker, name: str) -> Iterator[Step[Writing]]:
         after = _with(state, at, worker._replace(phase=_SENT, version=0, state=0, is_there=False))
-        what = f"{who} {'writes' if worker.is_there else 'deletes'} state {worker.state} as version {worker.version}"
-        # Rule external-versions: `Index.write`.
+        what = f"{name} {'writes' if worker.is_there else 'deletes'} state {worker.state} as version {worker.version}"
+        # Rule external-versions: `bulk._lines`.
         if self._versions and worker.version <= state.version:
-            yield f"{what}, which is refused: {state.version} is there", after
+            yield f"{what}, which is rejected: {state.version} is there", after
             return
-        # Rule deletes-have-versions: `Index.write`.
+        # Rule deletes-have-versions: `bulk._lines`.
         version = worker.version if worker.is_there or self._remembers else 0
         seen = max(state.seen, worker.state)
+        if worker.is_there and not state.is_shown and self._does_again:
+            after = _with(state, at, after.workers[at]._replace(created=True))
         yield what, after._replace(version=version, shown=worker.state, is_shown=worker.is_there, seen=seen)
 
     def world(self, state: Writing) -> Iterator[Step[Writing]]:
@@ -209,20 +214,20 @@ class WritingModel(Model[Writing]):
             else:
                 yield f"the row is inserted: state {number}", state._replace(events=events, is_there=True)
         for at, worker in enumerate(state.workers):
-            if worker.phase and (not worker.late or "kill-the-late" in self.allowed):
+            if worker.phase and (not worker.is_late or "kill-the-late" in self.allowed):
                 yield f"worker {'AB'[at]} is killed", _with(state, at, Worker())
         if state.forgets and not state.is_shown:
-            workers = tuple(one._replace(late=int(one.phase >= _DRAWN)) for one in state.workers)
-            # A document that is forgotten may be seen once more, until its late writer has looked at the clock.
+            workers = tuple(one._replace(is_late=one.phase >= _ASSIGNED) for one in state.workers)
+            # A late writer may show a deleted document once more, until it has checked with Postgres.
             after = state._replace(version=0, seen=0, forgets=state.forgets - 1, workers=workers)
-            yield "Elasticsearch forgets deletes: it is restarted, or an hour passes", after
+            yield "Elasticsearch forgets deletes: it restarts, or an hour passes", after
 
     def wrong(self, state: Writing) -> str | None:
         if state.shown < state.seen:
             return f"Elasticsearch shows state {state.shown}, and has shown state {state.seen} before"
         return None
 
-    def unlevel(self, state: Writing) -> str | None:
+    def unequal(self, state: Writing) -> str | None:
         if state.is_shown != state.is_there:
             return f"Elasticsearch {'has' if state.is_shown else 'lacks'} the document for good, unlike Postgres"
         if state.is_there and state.shown != len(state.events):
@@ -242,7 +247,7 @@ class WritingModel(Model[Writing]):
 
 
 def _next(state: Writing) -> int:
-    """A version that is greater than any that somebody still has."""
+    """Return a version higher than any in Elasticsearch or held by a worker."""
     return max(state.version, *(one.version for one in state.workers)) + 1
 
 

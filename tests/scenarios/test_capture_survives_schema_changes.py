@@ -12,7 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from syncer import capture, trigger
+from syncer.base.model import Image
+from syncer.capture import install as capture_install, triggers
 from tests.capturing import Change, capture_only, define, forget, install, plan, written
 from tests.faults.rules import GONE_IS_NULL
 from tests.harness import DEADLINE_SECONDS, World
@@ -41,9 +42,9 @@ def things(request: pytest.FixtureRequest, empty_world: World) -> World:
     return empty_world
 
 
-def image(id_: int, place: int = 5) -> dict[str, int]:
+def image(id_: int, place: int = 5) -> Image:
     """The image of a thing."""
-    return {"id": id_, "place": place}
+    return {"id": str(id_), "place": str(place)}
 
 
 def inserted(id_: int) -> Change:
@@ -68,7 +69,7 @@ def session(world: World) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         yield application
 
 
-# A column that is not in an image is missed by nobody until the next apply fills the documents
+# A column that is not in an image is missed by nobody until the next apply loads the documents
 
 
 MIGRATIONS = {
@@ -80,7 +81,6 @@ MIGRATIONS = {
     "ALTER TABLE things ALTER COLUMN name TYPE short",
     "watched_to_composite": "CREATE TYPE pair AS (a json, b text); ALTER TABLE things ALTER name TYPE pair USING NULL",
     "watched_replaced": "ALTER TABLE things DROP COLUMN name; ALTER TABLE things ADD COLUMN name box",
-    "routing_to_bigint": "ALTER TABLE things ALTER COLUMN place TYPE bigint",
     "added": "ALTER TABLE things ADD COLUMN more json DEFAULT '\"\\u0000\"'",
     "unwatched_dropped": "ALTER TABLE things DROP COLUMN note",
     "default": "ALTER TABLE things ALTER COLUMN name SET DEFAULT 'x', ALTER COLUMN place SET NOT NULL",
@@ -99,7 +99,9 @@ MIGRATIONS = {
 }
 
 
-@faces("columns are renamed, dropped and given other types under open sessions", promises=(1, 5), without=GONE_IS_NULL)
+@faces(
+    "columns are renamed, dropped and given other types under open sessions", guarantees=(1, 5), without=GONE_IS_NULL
+)
 @pytest.mark.parametrize("migration", MIGRATIONS.values(), ids=MIGRATIONS.keys())
 def test_writes_go_on_and_are_captured_after_a_migration(things: World, migration: str) -> None:
     """In a session that wrote before and in a new one; each changed row leaves its key and its place."""
@@ -120,7 +122,22 @@ def test_writes_go_on_and_are_captured_after_a_migration(things: World, migratio
                 assert (RELATION, "T", None, None) in written(things)
 
 
-@faces("a watched column goes away", promises=(1, 5), without=GONE_IS_NULL)
+@faces("a column that leads to documents gets another type under open sessions", guarantees=(1, 5))
+def test_a_routing_column_may_get_another_type(things: World) -> None:
+    """A session that goes on may know nothing of a row until apply; no write fails, and no change is lost."""
+    with session(things) as application:
+        things.sql("ALTER TABLE things ALTER COLUMN place TYPE bigint")
+        forget(things)
+        things.sql("INSERT INTO things (id, place) VALUES (7, 5)")
+        assert written(things) == [inserted(7)]
+        application.execute("UPDATE things SET place = 6 WHERE id = 7")
+        assert written(things) in ([(RELATION, "U", image(7), image(7, 6))], [(RELATION, "U", None, None)])
+        install(things)
+        application.execute("UPDATE things SET place = 5 WHERE id = 7")
+        assert written(things) == [(RELATION, "U", image(7, 6), image(7))]
+
+
+@faces("a watched column goes away", guarantees=(1, 5), without=GONE_IS_NULL)
 def test_where_a_watched_column_is_gone_every_update_is_a_change(things: World) -> None:
     """What the column has become cannot be told, so nothing is left out; after apply, what is not watched is again."""
     with session(things) as application:
@@ -137,36 +154,27 @@ def test_where_a_watched_column_is_gone_every_update_is_a_change(things: World) 
 
 
 LOST = {
-    "key": ("ALTER TABLE things RENAME COLUMN id TO ident", "ident"),
-    "routing": ("ALTER TABLE things RENAME COLUMN place TO spot", "spot"),
-    "both": ("ALTER TABLE things RENAME COLUMN id TO ident; ALTER TABLE things RENAME COLUMN place TO spot", "spot"),
+    "key": "ALTER TABLE things RENAME COLUMN id TO ident",
+    "routing": "ALTER TABLE things RENAME COLUMN place TO spot",
+    "both": "ALTER TABLE things RENAME COLUMN id TO ident; ALTER TABLE things RENAME COLUMN place TO spot",
 }
 
 
-@pytest.mark.parametrize(("migration", "name"), LOST.values(), ids=LOST.keys())
-def test_where_a_column_of_the_image_is_gone_whole_rows_are_written(things: World, migration: str, name: str) -> None:
-    """All that is known of a row is in the outbox, under the names that it has."""
+@faces("a column that leads to documents is renamed", guarantees=(1, 5), without=GONE_IS_NULL)
+@pytest.mark.parametrize("migration", LOST.values(), ids=LOST.keys())
+def test_where_a_column_of_the_image_is_gone_a_change_names_no_row(things: World, migration: str) -> None:
+    """Which documents the row belongs to cannot be told, so the change touches all, until apply."""
     with session(things) as application:
         things.sql(migration)
         application.execute("UPDATE things SET views = 2")
         application.execute("INSERT INTO things VALUES (2, 6, 'n', 'm', 0)")
         application.execute("DELETE FROM things")
         changes = written(things)
-    images = [one for change in changes for one in change[2:] if one is not None]
-    assert {"views", "note", name} <= set.intersection(*(set(one) for one in images))
-    by_operation = {operation: [c for c in changes if c[1] == operation] for operation in "IUD"}
-    whole = {"name": "n", "note": "m", "views": 0}
-    assert [c[3] for c in by_operation["I"] if whole.items() <= c[3].items()] != []
-    assert len(by_operation["D"]) >= 2
-    assert [(old[name], new["views"]) for _, _, old, new in by_operation["U"]] in ([], [(old_value(name), 2)])
+    assert {operation for _, operation, _, _ in changes} >= {"I", "D"}
+    assert all((old, new) == (None, None) for _, _, old, new in changes)
 
 
-def old_value(name: str) -> int:
-    """Of the first thing."""
-    return {"ident": 1, "spot": 5}[name]
-
-
-@faces("the primary key is dropped", promises=(1, 5), without=GONE_IS_NULL)
+@faces("the primary key is dropped", guarantees=(1, 5), without=GONE_IS_NULL)
 def test_a_dropped_key_fails_no_write(things: World) -> None:
     """A table that has lost its primary key column is written on, and each row leaves something."""
     with session(things) as application:
@@ -177,7 +185,7 @@ def test_a_dropped_key_fails_no_write(things: World) -> None:
         application.execute("DELETE FROM things")
     changes = written(things)
     assert changes
-    assert all("views" in one for change in changes for one in change[2:] if one is not None)
+    assert all((old, new) == (None, None) for _, _, old, new in changes)
 
 
 @pytest.mark.parametrize("type_", ["json", "point", "text[]", "float8"])
@@ -193,20 +201,6 @@ def test_a_key_may_become_anything(empty_world: World, type_: str) -> None:
         changes = written(empty_world)
     assert len(changes) >= 2
     assert {operation for _, operation, _, _ in changes} == {"U"}
-
-
-def test_a_row_that_jsonb_does_not_take_fails_no_write(empty_world: World) -> None:
-    r"""Where whole rows are written, a json column may hold \u0000 and numbers without measure."""
-    capture_only(empty_world, ORDINARY, SELECT)
-    empty_world.sql("ALTER TABLE things RENAME COLUMN id TO ident")
-    empty_world.sql("ALTER TABLE things ALTER COLUMN note TYPE json USING NULL")
-    empty_world.sql("INSERT INTO things (ident, note) VALUES (1, %s)", r'["\u0000", "\ud800\\u0000"]')
-    ((_, operation, _, new),) = written(empty_world)
-    assert operation == "I"
-    assert new["ident"] == 1
-    assert new["note"] == ["\ufffd", "\ufffd\\u0000"]
-    empty_world.sql("INSERT INTO things (ident, note) VALUES (2, '1e999999')")
-    assert written(empty_world) == [(RELATION, "I", None, None)]  # as if the table had been truncated
 
 
 def test_a_migration_in_the_writers_own_transaction(things: World) -> None:
@@ -231,7 +225,7 @@ def test_a_transaction_whose_snapshot_is_older_than_the_migration_goes_on(things
     assert written(things) == [updated(1)]
 
 
-@faces("columns go and come back in any order", promises=(5,), without=GONE_IS_NULL)
+@faces("columns go and come back in any order", guarantees=(5,), without=GONE_IS_NULL)
 def test_every_sequence_of_migrations_leaves_the_table_writable(things: World) -> None:
     """Columns go and come back in any order, in one session."""
     with session(things) as application:
@@ -268,7 +262,7 @@ def test_columns_may_be_called_as_our_own_words_and_go(empty_world: World, parti
         + "INSERT INTO things VALUES (1)",
         "SELECT t.id AS _id, " + ", ".join(f't."{one}"' for one in OUR_WORDS) + " FROM things AS t",
     )
-    update = [("public.things", "U", {"id": 1}, {"id": 1})]
+    update = [("public.things", "U", {"id": "1"}, {"id": "1"})]
     with psycopg.connect(empty_world.dsn, autocommit=True) as application:
         for one in OUR_WORDS:
             application.execute(f'UPDATE things SET "{one}" = 1')
@@ -279,7 +273,7 @@ def test_columns_may_be_called_as_our_own_words_and_go(empty_world: World, parti
             application.execute(
                 "UPDATE things SET away = 2; INSERT INTO things VALUES (2); DELETE FROM things WHERE id = 2"
             )
-            image = {"id": 2}
+            image = {"id": "2"}
             assert written(empty_world) == [
                 ("public.things", "D", image, None),
                 ("public.things", "I", None, image),
@@ -294,7 +288,7 @@ def test_a_table_that_is_renamed_is_captured_anew_under_its_name(things: World) 
     define(things, "thing", SELECT.replace("things", "stuff"))
     install(things)
     with things.connect() as connection:
-        capture.remove(connection, RELATION)
+        capture_install.remove(connection, RELATION)
     forget(things)
     things.sql("UPDATE stuff SET name = 'y'")
     assert written(things) == [("public.stuff", "U", image(1), image(1))]
@@ -306,9 +300,9 @@ def test_a_table_that_takes_the_place_of_another_is_captured(things: World) -> N
     things.sql("UPDATE old_things SET name = 'still heard'")
     assert written(things) == [updated(1)]
     with things.connect() as connection:
-        assert not capture.is_installed(connection, RELATION)
+        assert not capture_install.is_installed(connection, RELATION)
         install(things)
-        assert capture.is_installed(connection, RELATION)
+        assert capture_install.is_installed(connection, RELATION)
     things.sql("UPDATE old_things SET name = 'unheard'; INSERT INTO things VALUES (3, 5, 'n', 'm', 0)")
     assert written(things) == [inserted(3)]
 
@@ -319,9 +313,9 @@ def test_a_type_that_changes_makes_the_function_new(things: World) -> None:
     things.sql("ALTER TABLE things ALTER COLUMN name TYPE float8 USING 0, ALTER COLUMN place TYPE float8")
     (one,) = plan(things).captures
     with things.connect() as connection:
-        assert not capture.is_current(connection, one)
-        capture.install(connection, one)
-        assert capture.is_current(connection, one)
+        assert not capture_install.is_current(connection, one)
+        capture_install.install(connection, one)
+        assert capture_install.is_current(connection, one)
     assert plan(things).captures == ()
 
 
@@ -330,9 +324,9 @@ def test_disabled_triggers_are_told(things: World) -> None:
     with things.connect() as connection:
         for harm in ("USER", "ALL"):
             things.sql(f"ALTER TABLE things DISABLE TRIGGER {harm}")
-            assert not capture.is_installed(connection, RELATION)
+            assert not capture_install.is_installed(connection, RELATION)
             install(things)
-            assert capture.is_installed(connection, RELATION)
+            assert capture_install.is_installed(connection, RELATION)
 
 
 def test_capture_survives_dump_and_restore(things: World) -> None:
@@ -351,10 +345,10 @@ def test_capture_survives_dump_and_restore(things: World) -> None:
         timeout=DEADLINE_SECONDS,
     )
     with things.connect() as connection:
-        assert capture.is_installed(connection, RELATION)
+        assert capture_install.is_installed(connection, RELATION)
         assert plan(things).captures == ()
         ((files,),) = connection.execute("SELECT files FROM syncer.capture").fetchall()
-        assert capture.note_files(connection) == ([RELATION] if files else [])
+        assert capture_install.note_files(connection) == ([RELATION] if files else [])
     forget(things)
     things.sql("UPDATE things SET name = 'z'; UPDATE things SET views = 8")
     assert written(things) == [updated(1)]
@@ -374,7 +368,7 @@ def test_a_table_of_very_many_columns(empty_world: World) -> None:
     empty_world.migrate()
     with empty_world.connect() as connection:
         for table in ("wide", "parted"):
-            one = trigger.Capture(
+            one = triggers.Capture(
                 relation=f"public.{table}",
                 key=("id",),
                 watched=frozenset(columns),
@@ -382,10 +376,10 @@ def test_a_table_of_very_many_columns(empty_world: World) -> None:
                 aggregate=f"public.{table}",
                 aggregate_column="id",
             )
-            capture.install(connection, one)
+            capture_install.install(connection, one)
             empty_world.sql(f"INSERT INTO {table} (id, c149) VALUES (1, 2)")
             empty_world.sql(f"UPDATE {table} SET c149 = 3")
             empty_world.sql(f"UPDATE {table} SET c149 = 3")
             (_, _, _, new), (_, operation, _, newer) = written(empty_world)
-            assert (new["c149"], operation, newer["c149"]) == (2, "U", 3)
+            assert (new["c149"], operation, newer["c149"]) == ("2", "U", "3")
             assert len(json.dumps(new)) == len(json.dumps(newer))

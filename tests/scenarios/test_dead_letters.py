@@ -1,13 +1,16 @@
-"""One document at fault is set aside; its siblings go on, and it comes back by itself."""
+"""One document at fault is set aside; its siblings continue, and it comes back by itself."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from structlog.testing import capture_logs
+
 from tests.faults.following import following
-from tests.faults.rules import DATA_IS_PARKED, REFUSED_IS_PARKED
+from tests.faults.rules import DATA_IS_DEAD_LETTERED, REFUSED_IS_DEAD_LETTERED
 from tests.harness import BLOG_SCHEMA, World, wait_until
+from tests.mutations.documents import of_any_length
 from tests.proof import Rule, faces
 
 USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')"
@@ -15,13 +18,16 @@ POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'bod
 
 
 def dead_letters(world: World) -> list[tuple[str, str]]:
-    """Which documents are parked, and why."""
+    """Which documents are dead-lettered, and why."""
     return world.sql("SELECT id, error FROM syncer.dead_letter ORDER BY id")
 
 
-@faces("the mapping refuses a value of one document", promises=(1,), without=REFUSED_IS_PARKED)
+@faces("the mapping refuses a value of one document", guarantees=(1,), without=REFUSED_IS_DEAD_LETTERED)
 def test_a_value_that_the_mapping_refuses(world: World) -> None:
-    """Elasticsearch refuses one document of a batch: it is parked with the reason, and cleared once it is mended."""
+    """Elasticsearch refuses one document of a batch.
+
+    It is dead-lettered with the reason, and cleared once it is fixed.
+    """
     world.sql(USER)
     world.sql(POSTS + "; INSERT INTO comments (post_id, name, comment, age) VALUES (7, 'c', 'c', 1)")
     world.sql("UPDATE posts SET created = 'infinity' WHERE id = 7")
@@ -32,7 +38,7 @@ def test_a_value_that_the_mapping_refuses(world: World) -> None:
             worker.run_once()
             return len(world.held()) == 19 and len(dead_letters(world)) == 1
 
-        wait_until(turn, what="nineteen posts are there and one is parked")
+        wait_until(turn, what="nineteen posts are there and one is dead-lettered")
         [(id_, error)] = dead_letters(world)
         assert id_ == "7"
         assert "document_parsing_exception" in error
@@ -42,9 +48,9 @@ def test_a_value_that_the_mapping_refuses(world: World) -> None:
     assert dead_letters(world) == []
 
 
-@faces("one row makes the SELECT raise", promises=(1,), without=DATA_IS_PARKED)
+@faces("one row makes the SELECT raise", guarantees=(1,), without=DATA_IS_DEAD_LETTERED)
 def test_a_row_that_makes_the_select_raise(empty_world: World) -> None:
-    """Postgres cannot compose one document of a batch: it is found by halving, and parked."""
+    """Postgres cannot compose one document of a batch: it is found by halving, and dead-lettered."""
     select: Path = empty_world.document_folder / "select.sql"
     select.write_text(select.read_text().replace("p.body,", "p.body, 100 / (p.views - 13) AS ratio,"))
     index_json: Path = empty_world.document_folder / "index.json"
@@ -60,7 +66,7 @@ def test_a_row_that_makes_the_select_raise(empty_world: World) -> None:
             worker.run_once()
             return len(empty_world.held()) == 19 and len(dead_letters(empty_world)) == 1
 
-        wait_until(turn, what="nineteen posts are there and one is parked")
+        wait_until(turn, what="nineteen posts are there and one is dead-lettered")
         assert dead_letters(empty_world) == [("5", "division by zero")]
         empty_world.sql("UPDATE posts SET views = 14 WHERE id = 5")
         empty_world.drain(relay, worker)
@@ -69,15 +75,14 @@ def test_a_row_that_makes_the_select_raise(empty_world: World) -> None:
 
 @faces(
     "an id is longer than Elasticsearch, or an index of Postgres, takes",
-    promises=(1,),
+    guarantees=(1,),
     without=Rule(
         "an id that is too long is recorded by its digest",
-        module="syncer.dead_letters",
-        text="if len(id_.encode()) <= ID_BYTES_MAX:",
-        instead="if True:",
+        patch="syncer.indexing.dead_letters:recorded",
+        instead=of_any_length,
     ),
 )
-def test_an_id_of_any_length_is_parked_and_holds_up_nobody(empty_world: World) -> None:
+def test_an_id_of_any_length_is_dead_lettered_and_holds_up_nobody(empty_world: World) -> None:
     """Elasticsearch takes none of more than 512 bytes, and an index of Postgres none of 3,000: it has a digest."""
     world = empty_world
     world.sql(BLOG_SCHEMA.read_text())
@@ -93,15 +98,47 @@ def test_an_id_of_any_length_is_parked_and_holds_up_nobody(empty_world: World) -
         world.sql(f"UPDATE users SET email = {long} WHERE id = 2")
         wait_until(
             lambda: len(world.held()) == 2 and len(dead_letters(world)) == 1,
-            what="the others are written, and it is parked",
+            what="the others are written, and it is dead-lettered",
         )
         [(id_, error)] = dead_letters(world)
         assert len(id_) < 200
         assert "512 bytes" in error
         verified = json.loads(world.syncer("verify", "--settle", "2", "--json").stdout)
-        assert [(one["kind"], one["cause"]) for one in verified[0]["drifts"]] == [("missing", "parked")]
+        assert [(one["kind"], one["cause"]) for one in verified[0]["drifts"]] == [("missing", "dead_lettered")]
         world.sql("UPDATE users SET email = 'short' WHERE id = 2")
         wait_until(
             lambda: len(world.held()) == 3 and dead_letters(world) == [],
-            what="it is written under its new id, and no longer parked",
+            what="it is written under its new id, and no longer dead-lettered",
         )
+
+
+def test_what_only_a_previous_index_rejects_is_no_failure(world: World) -> None:
+    """A mapping was replaced because it rejects a document. The previous index lacks it, which is no news any more.
+
+    `status` and `verify` agree, and changes log nothing; `dead-letters list` shows it.
+    """
+    world.sql(USER)
+    world.sql(POSTS)
+    world.sql("UPDATE posts SET created = 'infinity' WHERE id = 7")
+    world.backfill()
+    index_json = world.document_folder / "index.json"
+    body = json.loads(index_json.read_text())
+    body["mappings"]["properties"]["created"] = {"type": "keyword"}
+    index_json.write_text(json.dumps(body))
+    previous = world.index_of()
+    world.apply()
+    assert world.index_of() != previous
+    assert len(world.held()) == 20
+    with world.index() as index, world.relay() as relay, world.worker(index) as worker, capture_logs() as said:
+        world.sql("UPDATE posts SET title = 'another' WHERE id = 7")
+        world.drain(relay, worker)
+    assert world.held()["7"]["title"] == "another"
+    assert "document.dead_lettered" not in [one["event"] for one in said]
+    assert world.sql("SELECT index_name FROM syncer.dead_letter") == [(previous,)]
+    verified = world.syncer("verify", "--json")
+    assert verified.returncode == 0, verified.stdout
+    reports = {one["index_name"]: (one["drifts"], one["given_up"]) for one in json.loads(verified.stdout)}
+    assert reports == {world.index_of(): ([], 0), previous: ([], 1)}
+    assert f"dead-lettered in {previous} alone" in world.syncer("verify").stdout
+    assert "could not be written" not in world.syncer("status").stdout
+    assert previous in world.syncer("dead-letters", "list").stdout

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer import fault
-from syncer.fault import Fault
-from syncer.index import Index
-from syncer.model import Composition, Target
+from syncer.base.model import Composition, Target
+from syncer.elasticsearch.bulk import Index
+from syncer.indexing import fault
+from syncer.indexing.fault import Fault
 from syncer.sandbox import Endpoints
 from tests.harness import World
 

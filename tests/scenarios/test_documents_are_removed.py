@@ -1,4 +1,4 @@
-"""A document is put out of force: what it had goes with it, and nothing else changes."""
+"""A document is deactivated: what it had goes with it, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from syncer import apply, steps
-from syncer.definition import load_all
+from syncer.apply import activate, plan
+from syncer.documents.definition import load_all
 from tests.harness import World, wait_until
+from tests.mutations.documents import out_of_force_first
 from tests.proof import Rule, faces
 
 PAGES = """
@@ -39,7 +40,7 @@ def pages_of(world: World) -> str:
 
 @pytest.fixture
 def two(empty_world: World) -> World:
-    """A world with posts and pages in force."""
+    """A world with posts and pages active."""
     empty_world.sql(PAGES)
     add_pages(empty_world)
     empty_world.set_up()
@@ -63,8 +64,8 @@ def indices_of_pages(world: World) -> list[str]:
         return sorted(client.indices.get(index=f"{pages_of(world)}*", expand_wildcards="all").body)
 
 
-def in_force(world: World) -> list[str]:
-    """The documents in force."""
+def active(world: World) -> list[str]:
+    """The documents active."""
     return [name for (name,) in world.sql("SELECT name FROM syncer.document ORDER BY 1")]
 
 
@@ -74,16 +75,16 @@ def test_a_document_goes_with_all_that_it_has(two: World) -> None:
     two.wait_until_level()
     without_folder(two)
     left = two.syncer("apply", "--yes")
-    assert "page is in force and has no folder: it is left as it is" in left.stdout
+    assert "page is active, but its folder is missing" in left.stdout
     assert "syncer apply --remove page" in left.stdout
-    assert in_force(two) == ["blogpost", "page"]
+    assert active(two) == ["blogpost", "page"]
     removed = apply_removing(two, "page")
     assert removed.returncode == 0, removed.stderr
-    assert "page will be put out of force" in removed.stdout
-    assert in_force(two) == ["blogpost"]
+    assert "page will be removed" in removed.stdout
+    assert active(two) == ["blogpost"]
     assert indices_of_pages(two) == []
     assert two.sql("SELECT FROM syncer.capture WHERE relation = 'public.pages'") == []
-    assert two.sql("SELECT FROM syncer.leftover") == []
+    assert two.sql("SELECT FROM syncer.orphan_index") == []
     two.sql("UPDATE pages SET text = 'nobody reads it'; UPDATE posts SET title = 'followed'")
     two.wait_until_level()
     assert "page" not in two.syncer("status").stdout
@@ -105,17 +106,17 @@ def test_what_cannot_be_removed_is_said(two: World) -> None:
     """What has a folder stays, and so does what is not known; what could be meant is named; nothing is changed."""
     refused = apply_removing(two, "page")
     assert refused.returncode == 1
-    assert "page has a folder, and stays in force" in refused.stderr
+    assert "page has a folder, and stays active" in refused.stderr
     without_folder(two)
     unknown = apply_removing(two, "pgae")
     assert unknown.returncode == 1
-    assert "No document pgae is in force" in unknown.stderr
-    assert "In force without a folder: page." in unknown.stderr
-    assert in_force(two) == ["blogpost", "page"]
+    assert "No document pgae is active" in unknown.stderr
+    assert "without a folder: page." in unknown.stderr
+    assert active(two) == ["blogpost", "page"]
 
 
 def test_an_index_that_somebody_else_searches_is_not_dropped(two: World) -> None:
-    """An alias that is none of syncer's keeps the document in force as it is."""
+    """An alias that is none of syncer's keeps the document active as it is."""
     without_folder(two)
     with two.elasticsearch() as client:
         client.indices.put_alias(index=f"{pages_of(two)}-000001", name=f"{two.alias}-reports")
@@ -123,19 +124,18 @@ def test_an_index_that_somebody_else_searches_is_not_dropped(two: World) -> None
         assert refused.returncode == 1
         assert f"is searched as {two.alias}-reports" in refused.stderr
         assert client.indices.exists_alias(name=pages_of(two))
-        assert in_force(two) == ["blogpost", "page"]
+        assert active(two) == ["blogpost", "page"]
         client.indices.delete_alias(index=f"{pages_of(two)}-000001", name=f"{two.alias}-reports")
     assert apply_removing(two, "page").returncode == 0
 
 
 @faces(
-    "whoever removes a document dies before, or after, it is out of force",
-    promises=(4,),
+    "the process that removes a document is killed before, or after, it is deactivated",
+    guarantees=(4,),
     without=Rule(
-        "searches find no index any more before it is put out of force",
-        module="syncer.apply",
-        text="    indices.hide(document.target, document.index)\n    put_out_of_force(connection, document)\n",
-        instead="    put_out_of_force(connection, document)\n    indices.hide(document.target, document.index)\n",
+        "searches find no index any more before it is deactivated",
+        patch="syncer.apply.activate:withdraw",
+        instead=out_of_force_first,
     ),
 )
 @pytest.mark.parametrize("step", ["hide", "drop"])
@@ -149,10 +149,10 @@ def test_who_removes_dies(two: World, monkeypatch: pytest.MonkeyPatch, step: str
     with two.connect() as connection, two.indices() as indices:
         with monkeypatch.context() as patched:
             patched.setattr(indices, step, die)
-            decided = steps.plan(connection, indices, load_all(two.config), remove=["page"])
+            decided = plan.plan(connection, indices, load_all(two.config), remove=["page"])
             with pytest.raises(KeyboardInterrupt):
-                apply.carry_out(connection, indices, decided)
-        again = {"page"}.intersection(in_force(two))
-        apply.carry_out(connection, indices, steps.plan(connection, indices, load_all(two.config), remove=again))
-    assert in_force(two) == ["blogpost"]
+                activate.carry_out(connection, indices, decided)
+        again = {"page"}.intersection(active(two))
+        activate.carry_out(connection, indices, plan.plan(connection, indices, load_all(two.config), remove=again))
+    assert active(two) == ["blogpost"]
     assert indices_of_pages(two) == []

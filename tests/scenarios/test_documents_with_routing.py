@@ -1,4 +1,4 @@
-"""A document with a ``_routing`` is on its shard and nowhere else; verify sees when not, and backfill mends it."""
+"""A document with a ``_routing`` is on its shard and nowhere else; verify sees when not, and backfill fixes it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer.drift import Kind
-from syncer.errors import DocumentError
+from syncer.base.errors import DocumentError
+from syncer.verify.diff import DriftKind
 from tests.faults.rules import ON_ALL_SHARDS
 from tests.harness import World
+from tests.mutations import SAYS_NO
 from tests.proof import Rule, faces
 from tests.routed import (
     put,
@@ -39,7 +40,7 @@ def make(world: World, *, routing: str | None = "p.user_id", number: int = 3) ->
     return world
 
 
-def found(world: World) -> dict[str, Kind]:
+def found(world: World) -> dict[str, DriftKind]:
     """What verify says of which documents."""
     return {one.id: one.kind for one in verified(world).drifts}
 
@@ -71,7 +72,7 @@ def test_routing_is_no_field(routed: World) -> None:
     assert hit["_source"]["title"] == "title"
 
 
-@faces("documents move to other shards, and are deleted there", promises=(1, 2, 3), without=ON_ALL_SHARDS)
+@faces("documents move to other shards, and are deleted there", guarantees=(1, 2, 3), without=ON_ALL_SHARDS)
 def test_changes_reach_the_document_wherever_it_is(routed: World) -> None:
     """Through relay and worker, a post follows its author to another shard, and a deleted one leaves every shard."""
     with routed.index() as index, routed.relay() as relay, routed.worker(index) as worker:
@@ -101,20 +102,20 @@ def _neighbour(world: World) -> str:
     return next(one for one in map(str, range(100, 200)) if known.shard(one) == known.shard("1"))
 
 
-FAULTS: dict[str, tuple[Kind, str, Plant]] = {
-    "missing": (Kind.MISSING, "7", lambda c, w, _: c.delete(index=w.alias, id="7", routing="1")),
-    "different": (Kind.DIFFERENT, "7", lambda c, w, s: put(c, w, "7", "1", s | {"title": "other"})),
-    "extra": (Kind.EXTRA, "99", lambda c, w, s: put(c, w, "99", None, s)),
-    "extra_under_a_routing": (Kind.EXTRA, "99", lambda c, w, s: put(c, w, "99", _elsewhere(w), s)),
-    "extra_of_another_kind": (Kind.EXTRA, "no number", lambda c, w, s: put(c, w, "no number", _elsewhere(w), s)),
-    "a_second_copy": (Kind.MISPLACED, "7", lambda c, w, s: put(c, w, "7", _elsewhere(w), s)),
+FAULTS: dict[str, tuple[DriftKind, str, Plant]] = {
+    "missing": (DriftKind.MISSING, "7", lambda c, w, _: c.delete(index=w.alias, id="7", routing="1")),
+    "different": (DriftKind.DIFFERENT, "7", lambda c, w, s: put(c, w, "7", "1", s | {"title": "other"})),
+    "extra": (DriftKind.EXTRA, "99", lambda c, w, s: put(c, w, "99", None, s)),
+    "extra_under_a_routing": (DriftKind.EXTRA, "99", lambda c, w, s: put(c, w, "99", _elsewhere(w), s)),
+    "extra_of_another_kind": (DriftKind.EXTRA, "no number", lambda c, w, s: put(c, w, "no number", _elsewhere(w), s)),
+    "a_second_copy": (DriftKind.MISPLACED, "7", lambda c, w, s: put(c, w, "7", _elsewhere(w), s)),
     "a_second_copy_with_other_contents": (
-        Kind.MISPLACED,
+        DriftKind.MISPLACED,
         "7",
         lambda c, w, s: put(c, w, "7", _elsewhere(w), s | {"title": "other"}),
     ),
     "moved": (
-        Kind.MISPLACED,
+        DriftKind.MISPLACED,
         "7",
         lambda c, w, s: c.bulk(
             index=w.alias,
@@ -126,14 +127,14 @@ FAULTS: dict[str, tuple[Kind, str, Plant]] = {
         ),
     ),
     "on_its_shard_under_another_routing": (
-        Kind.MISPLACED,
+        DriftKind.MISPLACED,
         "7",
         lambda c, w, s: put(c, w, "7", _neighbour(w), s),
     ),
 }
 
 
-def test_planted_faults_are_found_and_mended(routed: World) -> None:
+def test_planted_faults_are_found_and_fixed(routed: World) -> None:
     """Verify names the document and what is wrong with it, and nothing else; after a backfill all is well."""
     assert found(routed) == {}
     with routed.elasticsearch() as client:
@@ -154,7 +155,7 @@ def test_a_copy_under_a_routing_where_there_is_none(empty_world: World) -> None:
         for routing in map(str, range(10)):
             put(client, empty_world, "7", routing, source)
             put(client, empty_world, "99", routing, source)
-    assert found(empty_world) == {"7": Kind.MISPLACED, "99": Kind.EXTRA}
+    assert found(empty_world) == {"7": DriftKind.MISPLACED, "99": DriftKind.EXTRA}
     empty_world.backfill()
     assert found(empty_world) == {}
     assert empty_world.differences() == []
@@ -191,12 +192,9 @@ def test_another_routing_leaves_nothing_behind(empty_world: World, before: str |
 
 @faces(
     "a definition gives its routing up",
-    promises=(3,),
+    guarantees=(3,),
     without=Rule(
-        "who gives its routing up gets a new index",
-        module="syncer.steps",
-        text="reason = _COPIES_LEFT if _leaves_copies(indices, before, after) else None",
-        instead="reason = None",
+        "a document that drops its routing gets a new index", patch="syncer.apply.plan:_leaves_copies", instead=SAYS_NO
     ),
 )
 def test_the_routing_is_not_dropped_in_place(routed: World) -> None:
@@ -279,7 +277,7 @@ def test_parents_and_children_are_joined_in_one_index(empty_world: World) -> Non
     assert verified(empty_world).holds
 
 
-def test_a_routing_that_elasticsearch_refuses_is_parked(empty_world: World) -> None:
+def test_a_routing_that_elasticsearch_refuses_is_dead_lettered(empty_world: World) -> None:
     """A routing of more than 32,766 bytes makes a dead letter of its document; the others are written."""
     put_shards(empty_world, 3)
     put_routing(empty_world, "p.title")

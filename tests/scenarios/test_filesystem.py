@@ -15,13 +15,13 @@ from syncer.demo.guide.rows import FILES
 from syncer.demo.model import SCHEMAS
 from tests.harness import World, wait_until
 
-DESCENDANTS = int(os.environ.get("SYNCER_TEST_FILES", "20000"))
+DESCENDANTS = int(os.environ.get("SYNCER_TEST_FILES", "5000"))
 """How many files the renamed directory holds; the guide speaks of hundreds of thousands."""
 _FIRST_ID = 1000
 
 
 def set_up(world: World) -> None:
-    """The guide's files, with the document in force."""
+    """The guide's files, with the document active."""
     world.use("file")
     world.sql(SCHEMAS["filesystem"].creation)
     world.sql(FILES)

@@ -12,13 +12,13 @@ from elasticsearch import Elasticsearch
 from syncer.demo.guide import MODELS
 from syncer.demo.guide.authors import COLLAPSE, JOIN
 from syncer.demo.guide.comments import NESTED, PARENT_CHILD
-from syncer.demo.model import SCHEMAS, Ask, Body, Model, Write, commit, execute, search
+from syncer.demo.model import SCHEMAS, Ask, Body, GuideModel, Write, commit, execute, search
 from tests.harness import World, wait_until
 
 
 @contextmanager
-def playing(world: World, model: Model) -> Iterator[Elasticsearch]:
-    """The model's documents in force, a daemon at work, the guide's rows written; yields a client to ask with."""
+def playing(world: World, model: GuideModel) -> Iterator[Elasticsearch]:
+    """The model's documents active, a daemon at work, the guide's rows written; yields a client to ask with."""
     world.use(*model.documents)
     world.sql(SCHEMAS[model.schema].creation)
     world.migrate()
@@ -45,7 +45,7 @@ def wait_for_answer(world: World, client: Elasticsearch, ask: Ask, before: Body)
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
-def test_a_model_answers_the_guides_questions(empty_world: World, model: Model) -> None:
+def test_a_model_answers_the_guides_questions(empty_world: World, model: GuideModel) -> None:
     """Each question has the guide's answer, before and after each change, and every document equals its SELECT."""
     with playing(empty_world, model) as client:
         response: Body = {}

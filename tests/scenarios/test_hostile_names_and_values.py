@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
-import pytest
+import psycopg
 from psycopg import sql
 
-from syncer import definition
-from syncer.errors import DefinitionError
 from tests.harness import World
 
 SCHEMA = 'Sch"e%s.ma'
@@ -105,7 +102,7 @@ def test_names_that_are_hostile_to_sql(empty_world: World) -> None:
                 quoted(SCHEMA, other), quoted("%s"), quoted(SCHEMA, one), quoted('"'), quoted("%s")
             )
         )
-    drafted = world.syncer("init", "--table", f"{SCHEMA}.{one}", "--with", f"{SCHEMA}.{other}", "--document", "posts")
+    drafted = world.syncer("init", "--table", f"{SCHEMA}.{one}", "--with", f"{SCHEMA}.{other}", "--name", "posts")
     assert drafted.returncode == 0, drafted.stderr
     (world.config / "documents" / "posts" / "document.yaml").write_text(f"index: {world.alias_of('posts')}\n")
     world.documents = ("posts",)
@@ -160,7 +157,7 @@ def test_ids_and_values_that_are_hostile_to_formats(empty_world: World) -> None:
         world.drain(relay, worker)
         assert world.held("posts").keys() == set(IDS)
         for id_ in ("a/b", "a\nb", "%s", "'; DROP TABLE users; --"):
-            explained = world.syncer("explain", "posts", id_, "--json", "--seconds", "2")
+            explained = world.syncer("explain", "posts", id_, "--json", "--timeout", "2")
             assert json.loads(explained.stdout)["is_equal"], explained.stderr
         listed = world.folder / "ids"
         lines = [one for one in IDS if one.strip() == one and "\n" not in one]
@@ -172,10 +169,15 @@ def test_ids_and_values_that_are_hostile_to_formats(empty_world: World) -> None:
     assert len(world.held("posts")) == 1
 
 
-def test_names_that_no_document_may_have_are_refused(tmp_path: Path) -> None:
-    """A folder's name goes into names of indices, files and SQL: it is letters, digits, _ and - alone."""
-    for name in ("a b", "a%s", "a'b", 'a"b', "a.b", "\N{SNOWMAN}", "a" * 64, "-a", "a\nb"):
-        folder = tmp_path / name
-        folder.mkdir()
-        with pytest.raises(DefinitionError, match="is not a name for a document"):
-            definition.load(folder)
+def test_a_database_that_is_not_in_utf8_is_refused(empty_world: World) -> None:
+    """Its text may have no UTF-8 form, so that no relay could read the change of such a key."""
+    name = f"{empty_world.name}-ascii"
+    with psycopg.connect(empty_world.endpoints.postgres_dsn, autocommit=True) as admin:
+        admin.execute(f"""CREATE DATABASE "{name}" TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'""")
+        try:
+            dsn = f"{empty_world.dsn.rsplit('/', 1)[0]}/{name}"
+            refused = empty_world.syncer("migrate", environment={"SYNCER_POSTGRES_DSN": dsn})
+        finally:
+            admin.execute(f'DROP DATABASE "{name}"')
+    assert refused.returncode == 1
+    assert f"The database {name} has the encoding SQL_ASCII; syncer needs UTF8" in " ".join(refused.stderr.split())

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer import store, trial
-from syncer.errors import IndexingError
-from syncer.index import Index
-from syncer.indices import Indices
-from syncer.model import Composition, Place, Target
-from syncer.store import Document
+from syncer.apply import scratch_index
+from syncer.base.errors import IndexingError
+from syncer.base.model import Composition, Place, Target
+from syncer.documents import registry
+from syncer.documents.registry import Document
+from syncer.elasticsearch.bulk import Index
+from syncer.elasticsearch.indices import Indices
 from tests.harness import World, wait_until
+from tests.mutations import DOES_NOTHING, SAYS_NO
 from tests.proof import Rule, faces
 
 MAPPINGS: dict[str, Any] = {
@@ -37,7 +39,7 @@ _OF_ITS_OWN = ("index.uuid", "index.creation_date", "index.provided_name")
 
 @dataclass
 class Room:
-    """A world without anything in force, and syncer's view of its Elasticsearch."""
+    """A world without anything active, and syncer's view of its Elasticsearch."""
 
     world: World
     client: Elasticsearch
@@ -53,15 +55,15 @@ class Room:
         """An index.json with these settings."""
         return {"settings": settings, "mappings": MAPPINGS}
 
-    def create(self, generation: int, body: dict[str, Any] | None = None) -> Target:
+    def create(self, revision: int, body: dict[str, Any] | None = None) -> Target:
         """An index that serves."""
         body = self.body(number_of_replicas=0) if body is None else body
-        return self.indices.create(alias=self.alias, body=body, generation=generation, **OURS)
+        return self.indices.create(alias=self.alias, body=body, revision=revision, **OURS)
 
-    def build(self, generation: int, body: dict[str, Any] | None = None, **others: str) -> Target:
+    def build(self, revision: int, body: dict[str, Any] | None = None, **others: str) -> Target:
         """An index beside it."""
         body = self.body(number_of_replicas=0) if body is None else body
-        return self.indices.build(alias=self.alias, body=body, generation=generation, **OURS | others)
+        return self.indices.build(alias=self.alias, body=body, revision=revision, **OURS | others)
 
     def write(self, target: Target, ids: range, *, version: int = 1, text: str = "x") -> None:
         """Documents of two nested ones each."""
@@ -132,9 +134,9 @@ def template(room: Room, settings: dict[str, Any]) -> Iterator[None]:
 def test_a_settled_index_is_like_one_that_was_never_loaded(room: Room, from_template: dict[str, Any]) -> None:
     """Whatever index.json says of the load's settings, or a template does: all come back, and nothing else changes."""
     with template(room, from_template):
-        for generation, (name, settings) in enumerate(BODIES.items(), 1):
+        for revision, (name, settings) in enumerate(BODIES.items(), 1):
             body = room.body(**settings)
-            plain, built = room.create(2 * generation - 1, body), room.build(2 * generation, body)
+            plain, built = room.create(2 * revision - 1, body), room.build(2 * revision, body)
             loading = room.settings(built)
             assert loading["index.refresh_interval"] == "-1", name
             assert loading["index.number_of_replicas"] == "0", name
@@ -236,17 +238,16 @@ def test_a_built_index_is_written_and_not_searched(room: Room) -> None:
 
 
 @faces(
-    "a rebuild is broken off before its index is in force",
-    promises=(4,),
+    "a rebuild is broken off before its index is active",
+    guarantees=(4,),
     without=Rule(
-        "an index that an interrupted rebuild has left is made anew",
-        module="syncer.indices",
-        text="if meta.items() <= self._ours(target.index_name).items() and self._is_untouched(target):",
-        instead="if False:",
+        "an index that an interrupted rebuild has left is created again",
+        patch="syncer.elasticsearch.indices:Indices._is_untouched",
+        instead=SAYS_NO,
     ),
 )
 def test_what_an_interrupted_build_left_is_made_anew(room: Room) -> None:
-    """Nothing was written to it, and it is this document's of this generation: the same name has what is wanted now."""
+    """Nothing was written to it, and it is this document's of this revision: the same name has what is wanted now."""
     left = room.build(2, room.body(number_of_replicas=0, refresh_interval="3s"))
     room.client.indices.put_settings(index=left.index_name, settings={"index.max_result_window": 7})
     assert room.build(2) == left
@@ -280,7 +281,7 @@ def test_an_index_json_that_elasticsearch_refuses_builds_nothing(room: Room) -> 
 # Searched
 
 
-@faces("searches go on while the alias moves", promises=(2, 4))
+@faces("searches continue while the alias moves", guarantees=(2, 4))
 def test_searches_see_one_index_whole_through_every_swap(room: Room) -> None:
     """Never an error, never nothing, never both."""
     documents, swaps = 20, 150
@@ -321,6 +322,7 @@ def test_searches_see_one_index_whole_through_every_swap(room: Room) -> None:
 def test_a_swap_takes_the_alias_from_every_other_index_and_can_be_repeated(room: Room) -> None:
     """However many of ours have it, or none, or this one among them."""
     first, second, third = room.create(1), room.create(2), room.build(3)
+    room.client.indices.put_alias(index=first.index_name, name=room.alias)
     assert room.indices.searched(room.alias) == [first.index_name, second.index_name]
     for to in (second, third, third, first):
         room.indices.swap(room.alias, to)
@@ -346,7 +348,7 @@ def test_an_alias_of_somebody_else_is_not_moved(room: Room) -> None:
         room.indices.swap(room.alias, built)
 
 
-@faces("a new index is deleted by hand before it serves", promises=(3,))
+@faces("a new index is deleted by hand before it serves", guarantees=(3,))
 def test_no_alias_moves_to_an_index_that_is_gone(room: Room) -> None:
     """What was searched before is searched still."""
     served, built = room.create(1), room.build(2)
@@ -379,10 +381,10 @@ def test_an_index_is_dropped_once_nobody_searches_it(room: Room) -> None:
 # What goes in place
 
 
-def in_force(world: World) -> tuple[Document, Target]:
+def active(world: World) -> tuple[Document, Target]:
     """The document and its index."""
     with world.connect() as connection:
-        document = store.documents(connection)[0]
+        document = registry.documents(connection)[0]
         return document, document.target
 
 
@@ -442,20 +444,22 @@ def test_what_needs_a_new_index_is_told_from_what_does_not(empty_world: World) -
         "a dynamic setting": (set_to(refresh_interval="9s", max_result_window=5), None),
         "a replica more": (set_to(number_of_replicas=1), None),
     }  # fmt: skip
-    document, live = in_force(empty_world)
+    document, live = active(empty_world)
     with empty_world.connect() as connection, empty_world.elasticsearch() as client:
         indices = Indices(client)
         before = client.indices.get(index=f"{empty_world.alias}*", expand_wildcards="all").body
         wrong = {}
         for name, (body, expected) in cases.items():
-            said = trial.obstacle(connection, indices, replace(document, index_body=body), live)
+            said = scratch_index.obstacle(connection, indices, replace(document, index_body=body), live)
             if (said is None) != (expected is None) or (expected or "") not in (said or ""):
                 wrong[name] = said
             assert "syncer-plan" not in (said or "")
         assert wrong == {}
         assert client.indices.get(index=f"{empty_world.alias}*", expand_wildcards="all").body == before
         with pytest.raises(IndexingError, match=r"refuses the index\.json of blogpost"):
-            trial.obstacle(connection, indices, replace(document, index_body=fields(body={"type": "words"})), live)
+            scratch_index.obstacle(
+                connection, indices, replace(document, index_body=fields(body={"type": "words"})), live
+            )
 
 
 # Sequence numbers
@@ -490,11 +494,11 @@ def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: 
         room.write(target, range(one, one + 1), version=12)
     room.index.write(target, [Composition(id=str(one), version=12, source=None) for one in gone])
     room.write(target, range(195, 300), version=12)
-    moved = [replace(one, version=12, routing=f"other {one.routing}") for one in routed[:20]]
+    moved = [one._replace(version=12, routing=f"other {one.routing}") for one in routed[:20]]
     room.index.write(target, moved)
     late = [one for one in range(190) if one not in again and one not in gone][:30]
     outcome = room.index.write(target, [Composition(id=str(one), version=9, source=source) for one in late])
-    assert outcome.superseded == len(late)
+    assert outcome.skipped == len(late)
     expected = {Place.of(str(one), None) for one in range(190) if one not in again and one not in gone}
     expected |= stayed | {one.place for one in routed[20:]}
     for _ in range(2):
@@ -551,13 +555,12 @@ def test_numbers_that_are_read_under_writes_part_them_rightly(room: Room) -> Non
 
 
 @faces(
-    "a shard is away when a job asks what was there",
-    promises=(3, 4),
+    "a shard is unavailable when a job asks what was there",
+    guarantees=(3, 4),
     without=Rule(
         "a shard that cannot be asked is an error",
-        module="syncer.holdings",
-        text="if len(found) != self.shards(target).number:",
-        instead="if False:",
+        patch="syncer.elasticsearch.reader:Holdings._require_every_shard",
+        instead=DOES_NOTHING,
     ),
 )
 def test_a_shard_without_its_primary_is_not_taken_for_one_without_documents(room: Room) -> None:

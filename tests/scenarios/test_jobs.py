@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
@@ -13,21 +13,27 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from syncer import condition, jobs, listing, refresher, store
-from syncer.errors import DocumentError, JobError
-from syncer.job import Job, JobKind, JobState, due, find, recent, unfinished
-from syncer.postgres import Connection
-from syncer.store import Document
-from tests.faults.rules import OWED_UNFILLED, SHAPE_COMPARED
-from tests.harness import DEADLINE_SECONDS, World, wait_until
-from tests.lane import Lane, LaneProcess
+from syncer.base.errors import DocumentError, JobError
+from syncer.base.model import Image
+from syncer.base.postgres import Connection
+from syncer.documents import predicate, registry
+from syncer.documents.registry import Document
+from syncer.jobs import chunks, listing, queue, steps
+from syncer.jobs.model import Job, JobKind, JobState, due, find, recent, unfinished
+from syncer.worker.job_loop import JobWorker
+from tests.faults.rules import PENDING_INCOMPLETE, SHAPE_COMPARED
+from tests.harness import DEADLINE_SECONDS, World, running, wait_until
+from tests.job_worker import ChunkWorker
+from tests.model import cleaning_up
+from tests.mutations import Replaces
+from tests.mutations.jobs import joins_whatever_its_state
 from tests.proof import Rule, faces
 
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
 INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, 25) AS g
 """
-_WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'syncer.job_page'::regclass"
+_WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'syncer.job_chunk'::regclass"
 EVERY_ID = [str(one) for one in range(1, 26)]
 
 
@@ -41,49 +47,54 @@ def connection(world: World) -> Iterator[Connection]:
 
 
 def the_document(connection: Connection) -> Document:
-    """The only one in force."""
-    [document] = store.documents(connection)
+    """The only one active."""
+    [document] = registry.documents(connection)
     return document
 
 
 def create(connection: Connection, kind: JobKind, **options: object) -> Job:
     """A job of the only document."""
-    job = jobs.create(connection, the_document(connection), kind, **options)  # type: ignore[arg-type]
+    job = queue.create(connection, the_document(connection), kind, **options)  # type: ignore[arg-type]
     assert job is not None
     return job
 
 
 def list_(connection: Connection, job: Job) -> Job:
-    """The job, listed in pages of ten."""
-    assert listing.list_pages(connection, job, the_document(connection), page=10)
+    """The job, listed in chunks of ten."""
+    assert listing.list_chunks(connection, job, the_document(connection), chunk=10)
     return find(connection, job.id)
+
+
+def seq_scans(world: World) -> int:
+    """How often the posts were read from end to end, as far as that is counted by now."""
+    return int(world.sql("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'posts'")[0][0])
 
 
 def drain(world: World) -> list[str]:
     """Write all there is to write; the ids."""
     with world.connect() as connection:
-        lane = Lane(connection)
-        lane.drain()
-    return [id_ for page in lane.taken for id_ in page.ids]
+        job_worker = ChunkWorker(connection)
+        job_worker.drain()
+    return [id_ for chunk in job_worker.taken for id_ in chunk.ids]
 
 
 def finish(world: World, connection: Connection, job: Job) -> Job:
-    """Do all of a whole job, without strays."""
+    """Do all of a whole job, without orphans."""
     if find(connection, job.id).state in (JobState.NEW, JobState.LISTING):
         list_(connection, job)
     drain(world)
-    assert jobs.advance(connection, job.id).state is JobState.WRITTEN
-    assert listing.sweep(connection, job, [], page=10)
-    return jobs.advance(connection, job.id)
+    assert queue.advance(connection, job.id).state is JobState.WRITTEN
+    assert listing.cleanup(connection, job, [], chunk=10)
+    return queue.advance(connection, job.id)
 
 
-def new_generation(connection: Connection) -> Document:
-    """What apply does: the next generation in force, and a job that fills it, in one commit."""
+def new_revision(connection: Connection) -> Document:
+    """What apply does: the next revision active, and a job that loads it, in one commit."""
     before = the_document(connection)
-    after = dataclasses.replace(before, generation=before.generation + 1)
+    after = dataclasses.replace(before, revision=before.revision + 1)
     with connection.transaction():
-        store.put_document(connection, after)
-        assert jobs.create(connection, after, JobKind.FILL) is not None
+        registry.put_document(connection, after)
+        assert queue.create(connection, after, JobKind.INITIAL_LOAD) is not None
     return after
 
 
@@ -100,34 +111,34 @@ def altering(world: World) -> Iterator[None]:
 
 
 def test_a_whole_job_goes_through_all_its_states(world: World, connection: Connection) -> None:
-    """Listed, written, swept, done; every id once; strays are deleted everywhere; then the document is filled."""
-    jobs.mark_unfilled(connection, [the_document(connection).index_name])
+    """Listed, written, cleaned up, done; every id once; orphans are deleted everywhere; then the document is loaded."""
+    queue.mark_incomplete(connection, [the_document(connection).index_name])
     job = create(connection, JobKind.BACKFILL)
     assert (job.state, job.documents_total, job.eta_seconds) == (JobState.NEW, None, None)
     assert [one.id for one in due(connection)] == [job.id]
-    assert listing.list_pages(
-        connection, job, the_document(connection), page=10, sequence_numbers=lambda: {0: 41, 1: 7}
+    assert listing.list_chunks(
+        connection, job, the_document(connection), chunk=10, sequence_numbers=lambda: {0: 41, 1: 7}
     )
     listed = find(connection, job.id)
     assert (listed.state, listed.documents_total) == (JobState.LISTED, 25)
     assert listed.sequence_numbers == {0: 41, 1: 7}
     assert due(connection) == []
-    assert jobs.advance(connection, job.id).state is JobState.LISTED
+    assert queue.advance(connection, job.id).state is JobState.LISTED
     assert sorted(drain(world), key=int) == EVERY_ID
     assert [one.id for one in due(connection)] == [job.id]
-    assert jobs.advance(connection, job.id).state is JobState.WRITTEN
-    assert listing.sweep(connection, job, (f"stray-{one}" for one in range(15)), page=10)
+    assert queue.advance(connection, job.id).state is JobState.WRITTEN
+    assert listing.cleanup(connection, job, (f"orphan-{one}" for one in range(15)), chunk=10)
     assert find(connection, job.id).documents_total == 40
     assert due(connection) == []
     with world.connect() as own:
-        lane = Lane(own)
-        lane.drain()
-    assert [(page.everywhere, len(page.ids)) for page in lane.taken] == [(True, 10), (True, 5)]
-    assert not the_document(connection).is_filled
-    done = jobs.advance(connection, job.id)
+        job_worker = ChunkWorker(own)
+        job_worker.drain()
+    assert [(chunk.everywhere, len(chunk.ids)) for chunk in job_worker.taken] == [(True, 10), (True, 5)]
+    assert not the_document(connection).is_loaded
+    done = queue.advance(connection, job.id)
     assert (done.state, done.documents_done, done.indexed) == (JobState.DONE, 40, 40)
     assert done.finished_at is not None
-    assert the_document(connection).is_filled
+    assert the_document(connection).is_loaded
     assert due(connection) == []
 
 
@@ -135,9 +146,18 @@ def test_a_job_of_nothing_is_done_at_once(world: World, connection: Connection) 
     """A document without rows, and a part without ids, come to their end."""
     assert world.sql("DELETE FROM posts RETURNING 1")
     assert finish(world, connection, create(connection, JobKind.BACKFILL)).state is JobState.DONE
-    part = listing.create_listed(connection, the_document(connection), JobKind.PART, [], page=10)
+    part = listing.create_listed(connection, the_document(connection), JobKind.PARTIAL, [], chunk=10)
     assert part is not None
-    assert jobs.advance(connection, part.id).state is JobState.DONE
+    assert queue.advance(connection, part.id).state is JobState.DONE
+
+
+def test_a_new_job_wakes_a_job_worker(world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process makes it, and the job worker, which sleeps for an hour, begins at once."""
+    monkeypatch.setattr("syncer.worker.job_loop._SLEEP_SECONDS", 3600.0)
+    with world.index() as index, running(JobWorker(connect=world.connect, index=index)):
+        for _ in range(3):
+            create(connection, JobKind.BACKFILL)
+            wait_until(lambda: not unfinished(connection), what="it is done")
 
 
 def test_ids_that_are_given_are_there_all_or_none(world: World, connection: Connection) -> None:
@@ -148,90 +168,94 @@ def test_ids_that_are_given_are_there_all_or_none(world: World, connection: Conn
         raise EOFError
 
     with pytest.raises(EOFError):
-        listing.create_listed(connection, the_document(connection), JobKind.REPAIR, failing(), page=10)
+        listing.create_listed(connection, the_document(connection), JobKind.REPAIR, failing(), chunk=10)
     assert recent(connection) == []
     asked = [*EVERY_ID, "1", "1"]
-    job = listing.create_listed(connection, the_document(connection), JobKind.REPAIR, asked, page=10)
+    job = listing.create_listed(connection, the_document(connection), JobKind.REPAIR, asked, chunk=10)
     assert job is not None
     assert set(drain(world)) == set(EVERY_ID)
-    done = jobs.advance(connection, job.id)
+    done = queue.advance(connection, job.id)
     assert done.state is JobState.DONE
     assert done.started_at is not None
 
 
-def test_who_reads_ids_keeps_no_generation_from_coming(world: World, connection: Connection) -> None:
-    """While ids are read from somewhere slow, a generation is put in force; the job is then one of that generation."""
+def test_who_reads_ids_keeps_no_revision_from_coming(world: World, connection: Connection) -> None:
+    """While ids are read from somewhere slow, a revision is put active; the job is then one of that revision."""
 
     def slow() -> Iterator[str]:
         yield from EVERY_ID
         with world.connect() as applying:
-            new_generation(applying)
+            new_revision(applying)
 
-    job = listing.create_listed(connection, the_document(connection), JobKind.PART, slow(), page=10)
+    job = listing.create_listed(connection, the_document(connection), JobKind.PARTIAL, slow(), chunk=10)
     assert job is not None
-    assert job.generation == the_document(connection).generation == 2
+    assert job.revision == the_document(connection).revision == 2
     assert len(drain(world)) == 25
 
 
-def test_a_rate_makes_small_pages(world: World, connection: Connection) -> None:
-    """A slow job is written evenly: no page has more than a second's documents."""
+def test_a_rate_makes_small_chunks(world: World, connection: Connection) -> None:
+    """A slow job is written evenly: no chunk has more than a second's documents."""
     job = list_(connection, create(connection, JobKind.BACKFILL, rate=3))
-    [(largest,)] = world.sql("SELECT max(cardinality(ids)) FROM syncer.job_page")
+    [(largest,)] = world.sql("SELECT max(cardinality(ids)) FROM syncer.job_chunk")
     assert (job.documents_total, largest) == (25, 3)
 
 
 def test_the_rate_and_what_is_left_are_told(world: World, connection: Connection) -> None:
-    """While pages are written the job says how fast, and how long the rest takes; afterwards it does not."""
+    """While chunks are written the job says how fast, and how long the rest takes; afterwards it does not."""
     job = list_(connection, create(connection, JobKind.BACKFILL))
     with world.connect() as own:
-        lane = Lane(own)
-        lane.turn()
+        job_worker = ChunkWorker(own)
+        job_worker.turn()
         seen = find(connection, job.id)
         assert seen.documents_per_second is not None
         assert seen.eta_seconds is not None
         assert seen.documents_left == 15
         world.sql("UPDATE syncer.job SET measured_at = measured_at - interval '100 s'")
-        lane.turn()
+        job_worker.turn()
         assert 0.1 < float(world.sql("SELECT measured_rate FROM syncer.job")[0][0]) <= 0.2
-    jobs.cancel(connection, job.id)
+    queue.cancel(connection, job.id)
     assert find(connection, job.id).eta_seconds is None
+
+
+def test_a_pause_of_a_server_makes_no_hours_of_seconds(world: World, connection: Connection) -> None:
+    """Ten documents took ten seconds, then nothing was written for 50: the other 15 take a minute or so, not hours."""
+    job = list_(connection, create(connection, JobKind.BACKFILL))
+    with world.connect() as own:
+        ChunkWorker(own).turn()
+        world.sql(
+            "UPDATE syncer.job SET started_at = started_at - interval '60 s', measured_done = 10,"
+            " measured_rate = 0.001, measured_at = clock_timestamp()"
+        )
+        seen = find(connection, job.id)
+        assert seen.documents_per_second == pytest.approx(0.001)
+        assert seen.eta_seconds == pytest.approx(15 / (10 / 60), rel=0.2)
+        world.sql("UPDATE syncer.job SET documents_total = 10000")
+        assert find(connection, job.id).eta_seconds is None  # hardly any is done
 
 
 # One job for several reasons
 
 
-def test_two_truncates_cost_one_refresh(connection: Connection) -> None:
-    """A refresh that nobody has begun to list stands for the next one too."""
+def test_a_load_that_truncates_table_after_table_makes_two_refreshes(world: World, connection: Connection) -> None:
+    """The second waits until the first is done, so that all others can join it; a paused job delays no other."""
     first = create(connection, JobKind.REFRESH)
     assert create(connection, JobKind.REFRESH).id == first.id
-    assert create(connection, JobKind.BACKFILL).id == first.id
     list_(connection, first)
-    assert create(connection, JobKind.REFRESH).id != first.id
-
-
-def test_a_load_that_truncates_table_after_table_makes_two_refreshes(world: World, connection: Connection) -> None:
-    """The second waits until the first is through, so that all the others can join it; a paused one holds up nobody."""
-    first = list_(connection, create(connection, JobKind.REFRESH))
     second = create(connection, JobKind.REFRESH)
     assert second.id != first.id
     assert {create(connection, JobKind.REFRESH).id for _ in range(3)} == {second.id}
     assert second.id not in {one.id for one in due(connection)}
-    jobs.pause(connection, first.id)
+    queue.pause(connection, first.id)
     assert second.id in {one.id for one in due(connection)}
-    jobs.resume(connection, first.id)
+    queue.resume(connection, first.id)
     assert finish(world, connection, first).state is JobState.DONE
     assert [one.id for one in due(connection)] == [second.id]
 
 
 @faces(
     "a TRUNCATE comes while a refresh is being listed",
-    promises=(1, 3),
-    without=Rule(
-        "a job takes up others until somebody has begun to list it",
-        module="syncer.jobs",
-        text="if one.state is JobState.NEW",
-        instead="if True",
-    ),
+    guarantees=(1, 3),
+    without=Rule(cleaning_up.NEW_REFRESH, patch="syncer.jobs.queue:_still_new", instead=joins_whatever_its_state),
 )
 def test_a_refresh_does_not_join_a_listing_that_has_begun(world: World, connection: Connection) -> None:
     """What a truncate brings back is not in a listing whose snapshot is older: another refresh is made."""
@@ -245,71 +269,60 @@ def test_a_refresh_does_not_join_a_listing_that_has_begun(world: World, connecti
     assert find(connection, first.id).state is JobState.LISTED
 
 
-@pytest.mark.parametrize("hindrance", ["paused", "slower", "less"])
-def test_a_refresh_does_not_join_what_may_never_be_done(connection: Connection, hindrance: str) -> None:
-    """What is owed does not wait for a job that a person has paused, slowed down or may cancel without harm."""
-    kind = JobKind.BACKFILL if hindrance == "less" else JobKind.REFRESH
-    first = create(connection, kind, rate=1 if hindrance == "slower" else None)
-    if hindrance == "paused":
-        jobs.pause(connection, first.id)
-    assert create(connection, JobKind.REFRESH).id != first.id
-
-
-def test_a_fill_takes_the_place_of_all_other_whole_jobs(connection: Connection) -> None:
+def test_a_initial_load_takes_the_place_of_all_other_whole_jobs(connection: Connection) -> None:
     """It does what they would, later: they are cancelled, a part is not."""
     refresh = list_(connection, create(connection, JobKind.REFRESH))
     backfill = list_(connection, create(connection, JobKind.BACKFILL))
-    part = create(connection, JobKind.PART, where="id < 5")
-    fill = create(connection, JobKind.FILL)
+    part = create(connection, JobKind.PARTIAL, where="id < 5")
+    fill = create(connection, JobKind.INITIAL_LOAD)
     assert [one.id for one in unfinished(connection)] == [part.id, fill.id]
     assert find(connection, refresh.id).state is JobState.CANCELLED
     assert find(connection, backfill.id).error == f"Job {fill.id} takes its place"
     assert create(connection, JobKind.REFRESH).id == fill.id
-    assert not the_document(connection).is_filled
+    assert not the_document(connection).is_loaded
 
 
-def test_a_new_generation_cancels_all_jobs_of_the_old_one(world: World, connection: Connection) -> None:
-    """Its fill writes everything anew; no page of an older generation is taken any more, not even before."""
-    part = create(connection, JobKind.PART, where="id < 5")
+def test_a_new_revision_cancels_all_jobs_of_the_old_one(world: World, connection: Connection) -> None:
+    """Its load writes everything anew; no chunk of an older revision is taken any more, not even before."""
+    part = create(connection, JobKind.PARTIAL, where="id < 5")
     backfill = list_(connection, create(connection, JobKind.BACKFILL))
-    new_generation(connection)
+    new_revision(connection)
     assert {find(connection, one.id).state for one in (part, backfill)} == {JobState.CANCELLED}
     [fill] = unfinished(connection)
-    assert (fill.kind, fill.generation) == (JobKind.FILL, 2)
+    assert (fill.kind, fill.revision) == (JobKind.INITIAL_LOAD, 2)
     assert drain(world) == []
     assert finish(world, connection, fill).state is JobState.DONE
-    assert the_document(connection).is_filled
+    assert the_document(connection).is_loaded
 
 
 def test_a_backfill_that_is_asked_for_again_goes_on(connection: Connection) -> None:
     """The same job, from where it was, no longer paused, with its rate or the one given; or it is another condition."""
     backfill = list_(connection, create(connection, JobKind.BACKFILL, rate=5, resumes=True))
-    part = create(connection, JobKind.PART, where="id < 5", resumes=True)
-    jobs.pause(connection, backfill.id)
+    part = create(connection, JobKind.PARTIAL, where="id < 5", resumes=True)
+    queue.pause(connection, backfill.id)
     again = create(connection, JobKind.BACKFILL, resumes=True)
     assert (again.id, again.is_paused, again.rate, again.documents_total) == (backfill.id, False, 5, 25)
     assert create(connection, JobKind.BACKFILL, rate=7, resumes=True).rate == 7
-    assert create(connection, JobKind.PART, where="id < 5", resumes=True).id == part.id
-    assert create(connection, JobKind.PART, where="id < 6", resumes=True).id != part.id
+    assert create(connection, JobKind.PARTIAL, where="id < 5", resumes=True).id == part.id
+    assert create(connection, JobKind.PARTIAL, where="id < 6", resumes=True).id != part.id
     assert create(connection, JobKind.BACKFILL).id != backfill.id
 
 
 def test_a_job_that_is_made_in_a_transaction_comes_and_goes_with_it(connection: Connection) -> None:
-    """Apply puts a generation in force and makes its job in one commit, or neither."""
+    """Apply puts a revision active and makes its job in one commit, or neither."""
     with connection.transaction(force_rollback=True):
-        create(connection, JobKind.FILL)
+        create(connection, JobKind.INITIAL_LOAD)
     assert recent(connection) == []
-    assert the_document(connection).is_filled
+    assert the_document(connection).is_loaded
 
 
 @faces(
     "many workers meet a TRUNCATE at once",
-    promises=(4,),
+    guarantees=(4,),
     without=Rule(
-        "whoever makes a job has locked the document",
-        module="syncer.jobs",
-        text="WHERE index_name = $1 FOR NO KEY UPDATE",
-        instead="WHERE index_name = $1",
+        "a job is created under the document's lock",
+        patch="syncer.jobs.queue:_LOCK_DOCUMENT",
+        instead=Replaces(" FOR NO KEY UPDATE", ""),
     ),
 )
 def test_many_that_ask_at_once_get_one_refresh(world: World, connection: Connection) -> None:
@@ -321,11 +334,11 @@ def test_many_that_ask_at_once_get_one_refresh(world: World, connection: Connect
         made = []
         for _ in range(rounds):
             begin.wait(DEADLINE_SECONDS)
-            job = jobs.create(own, document, JobKind.REFRESH)
+            job = queue.create(own, document, JobKind.REFRESH)
             assert job is not None
             made.append(job.id)
             if begin.wait(DEADLINE_SECONDS) == 0:
-                jobs.cancel(own, job.id)
+                queue.cancel(own, job.id)
         return made
 
     with ExitStack() as stack, ThreadPoolExecutor(workers) as threads:
@@ -337,88 +350,93 @@ def test_many_that_ask_at_once_get_one_refresh(world: World, connection: Connect
 # What an end says of the document
 
 
-@faces("a refresh is cancelled", promises=(3,), without=OWED_UNFILLED)
-def test_a_refresh_that_is_cancelled_leaves_the_document_unfilled(world: World, connection: Connection) -> None:
-    """Documents may be stale without it: no backfill that was there already makes up for it, the next one does."""
+@faces("a refresh or a fan-out is cancelled, or fails", guarantees=(1, 3), without=PENDING_INCOMPLETE)
+@pytest.mark.parametrize(("kind", "end"), [(JobKind.REFRESH, queue.cancel), (JobKind.FAN_OUT, queue.fail)])
+def test_a_pending_job_that_is_given_up_leaves_the_document_incomplete(
+    world: World, connection: Connection, kind: JobKind, end: Callable[[Connection, int, str], object]
+) -> None:
+    """Documents may be stale without it: no backfill that was there already makes up for it, the next one does.
+
+    That a backfill is given up changes nothing.
+    """
+    end(connection, list_(connection, create(connection, JobKind.BACKFILL)).id, "a test says so")
     backfill = list_(connection, create(connection, JobKind.BACKFILL))
-    refresh = create(connection, JobKind.REFRESH)
-    assert the_document(connection).is_filled
-    jobs.cancel(connection, refresh.id)
-    assert not the_document(connection).is_filled
+    document = the_document(connection)
+    assert document.is_loaded
+    if kind is JobKind.REFRESH:
+        job = create(connection, kind)
+    else:
+        made = queue.create_fan_out(connection, document, {"public.users": [{"id": "1"}]})
+        assert made is not None
+        job = made
+    end(connection, job.id, "a test says so")
+    assert not the_document(connection).is_loaded
     assert finish(world, connection, backfill).state is JobState.DONE
-    assert not the_document(connection).is_filled
+    assert not the_document(connection).is_loaded
     assert finish(world, connection, create(connection, JobKind.BACKFILL)).state is JobState.DONE
-    assert the_document(connection).is_filled
-
-
-def test_a_backfill_that_is_cancelled_changes_nothing(connection: Connection) -> None:
-    """Nobody relied on it: the document is as filled as before."""
-    jobs.cancel(connection, list_(connection, create(connection, JobKind.BACKFILL)).id)
-    assert the_document(connection).is_filled
+    assert the_document(connection).is_loaded
 
 
 @faces(
-    "a document halts while the last page of its fill is written",
-    promises=(3,),
+    "a document suspends while the last chunk of its load is written",
+    guarantees=(3,),
     without=Rule(
-        "who is halted is not filled",
-        module="syncer.store",
-        text="SET filled_at = now() WHERE name = $1 AND generation = $2 AND halted IS NULL",
-        instead="SET filled_at = now() WHERE name = $1 AND generation = $2",
+        "a suspended document is not loaded",
+        patch="syncer.documents.registry:_MARK_LOADED",
+        instead=Replaces(" AND suspended IS NULL", ""),
     ),
 )
-def test_a_halted_document_is_not_filled_by_a_job(world: World, connection: Connection) -> None:
-    """A halt that comes while the last page is written wins."""
+def test_a_suspended_document_is_not_loaded_by_a_job(world: World, connection: Connection) -> None:
+    """A suspend that comes while the last chunk is written wins."""
     job = list_(connection, create(connection, JobKind.BACKFILL))
     drain(world)
-    jobs.advance(connection, job.id)
-    assert listing.sweep(connection, job, [], page=10)
-    store.halt(connection, "blogpost", 1, "a test says so")
+    queue.advance(connection, job.id)
+    assert listing.cleanup(connection, job, [], chunk=10)
+    registry.suspend(connection, "blogpost", 1, "a test says so")
     assert due(connection) == []
-    jobs.advance(connection, job.id)
-    assert not the_document(connection).is_filled
+    queue.advance(connection, job.id)
+    assert not the_document(connection).is_loaded
 
 
 def test_what_is_finished_cannot_be_changed(connection: Connection) -> None:
     """Pausing, resuming, slowing or cancelling it says that it is finished, and unknown ids that they are unknown."""
     job = create(connection, JobKind.BACKFILL)
-    jobs.cancel(connection, job.id)
-    for change in (jobs.pause, jobs.resume, jobs.cancel):
+    queue.cancel(connection, job.id)
+    for change in (queue.pause, queue.resume, queue.cancel):
         with pytest.raises(JobError, match="is cancelled already"):
             change(connection, job.id)
         with pytest.raises(JobError, match="There is no job 999"):
             change(connection, 999)
     with pytest.raises(JobError, match="is cancelled already"):
-        jobs.set_rate(connection, job.id, 5)
+        queue.set_rate(connection, job.id, 5)
 
 
-def test_finished_jobs_are_forgotten_in_the_end(world: World, connection: Connection) -> None:
-    """The last hundred are remembered, none for longer than a month; unfinished ones as long as they last."""
+def test_finished_jobs_are_forgotten_in_the_end(
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last ones of each kind are remembered, none for longer than a month; unfinished ones as long as they last."""
+    monkeypatch.setattr(queue, "FINISHED_KEPT_MAX", 3)
     old = create(connection, JobKind.REFRESH)
-    jobs.pause(connection, old.id)
-    for _ in range(jobs.FINISHED_KEPT_MAX + 5):
-        jobs.cancel(connection, create(connection, JobKind.BACKFILL).id)
-    assert len(recent(connection)) == jobs.FINISHED_KEPT_MAX + 1
-    assert [one.id for one in recent(connection, unfinished_max=0, finished_max=3)] == [
-        one.id for one in recent(connection)[1:4]
-    ]
+    queue.pause(connection, old.id)
+    part = create(connection, JobKind.PARTIAL, where="id < 5")
+    queue.cancel(connection, part.id)
+    finished = [queue.cancel(connection, create(connection, JobKind.BACKFILL).id).id for _ in range(5)]
+    assert [one.id for one in recent(connection)] == [old.id, *finished[:1:-1], part.id]
+    assert [one.id for one in recent(connection, unfinished_max=0, finished_max=2)] == finished[:2:-1]
     world.sql("UPDATE syncer.job SET finished_at = finished_at - interval '31 days'")
-    jobs.cancel(connection, create(connection, JobKind.BACKFILL).id)
-    assert len(recent(connection)) == 2
-    assert [one.id for one in unfinished(connection)] == [old.id]
+    last = create(connection, JobKind.BACKFILL)
+    queue.cancel(connection, last.id)
+    assert [one.id for one in recent(connection)] == [old.id, last.id]
 
 
 # Listing
 
 
 @faces(
-    "two lanes list a job at once",
-    promises=(4,),
+    "two job workers list a job at once",
+    guarantees=(4,),
     without=Rule(
-        "one lists at a time",
-        module="syncer.listing",
-        text="if not value(connection, _TRY_LOCK, which):",
-        instead="if False:",
+        "one lists at a time", patch="syncer.jobs.listing:_TRY_LOCK", instead=Replaces("SELECT", "SELECT true OR")
     ),
 )
 def test_one_lister_at_a_time(world: World, connection: Connection) -> None:
@@ -429,7 +447,7 @@ def test_one_lister_at_a_time(world: World, connection: Connection) -> None:
 
     def list_once() -> None:
         with world.connect() as own:
-            listed.append(listing.list_pages(own, job, document, page=10))
+            listed.append(listing.list_chunks(own, job, document, chunk=10))
 
     with ThreadPoolExecutor(4) as threads:
         with altering(world):
@@ -439,21 +457,7 @@ def test_one_lister_at_a_time(world: World, connection: Connection) -> None:
         for one in listers:
             one.result()
     assert sorted(listed) == [False, False, False, True]
-    assert not listing.list_pages(connection, job, document, page=10)
-    assert sorted(drain(world), key=int) == EVERY_ID
-
-
-def test_a_killed_lister_leaves_it_to_the_next(world: World, connection: Connection) -> None:
-    """SIGKILL in the middle of a listing: no page is there, and somebody else begins again."""
-    job = create(connection, JobKind.BACKFILL)
-    with altering(world):
-        lister = LaneProcess(world, "--listing")
-        wait_until(lambda: find(connection, job.id).state is JobState.LISTING, what="the listing has begun")
-        lister.kill()
-    assert world.sql("SELECT count(*) FROM syncer.job_page") == [(0,)]
-    assert [one.id for one in due(connection)] == [job.id]
-    document = the_document(connection)
-    wait_until(lambda: listing.list_pages(connection, job, document, page=10), what="Postgres lets go of the dead")
+    assert not listing.list_chunks(connection, job, document, chunk=10)
     assert sorted(drain(world), key=int) == EVERY_ID
 
 
@@ -461,62 +465,61 @@ def test_trouble_of_a_job_that_lasts_is_told_of_again(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, and then each minute: it is in the last lines of the log, and not only among the first."""
+    monkeypatch.setattr(listing, "COMPONENT_LOCK_SECONDS", 0.05)
     job = create(connection, JobKind.BACKFILL)
-    with capture_logs() as said, altering(world), world.index() as index, world.refresher(index) as lane:
+    with capture_logs() as said, altering(world), world.index() as index, world.job_worker(index) as job_worker:
 
         def attempts() -> int:
-            lane.run_once()
-            return lane._postponed[job.id].backoff._attempts
+            job_worker.run_once()
+            return job_worker._steps._deferred[job.id].backoff._attempts
 
         def told() -> int:
-            return [(one["event"], one.get("job")) for one in said].count(("stage.retried", job.id))
+            return [(one["event"], one.get("job")) for one in said].count(("component.retried", job.id))
 
         wait_until(lambda: attempts() >= 3, what="it was tried again")
         assert told() == 1
-        monkeypatch.setattr(refresher, "TELL_SECONDS", 0)
+        monkeypatch.setattr(steps, "TELL_SECONDS", 0)
         wait_until(lambda: attempts() >= 5, what="it was tried again")
         assert told() == 3
 
 
 @faces(
     "a job is cancelled while it is listed",
-    promises=(4,),
+    guarantees=(4,),
     without=Rule(
-        "whoever lists finds out that the job was cancelled",
-        module="syncer.listing",
-        text="if not is_listed:",
-        instead="if False:",
+        "a listing notices that its job was cancelled",
+        patch="syncer.jobs.listing:_LISTED",
+        instead=Replaces(" AND state = 'listing'", ""),
     ),
 )
-def test_a_job_that_is_cancelled_while_it_is_listed_has_no_pages(world: World, connection: Connection) -> None:
-    """The lister finds out when it is done, and takes its pages back."""
+def test_a_job_that_is_cancelled_while_it_is_listed_has_no_chunks(world: World, connection: Connection) -> None:
+    """The lister finds out when it is done, and takes its chunks back."""
     job = create(connection, JobKind.BACKFILL)
     document = the_document(connection)
     listed: list[bool] = []
     with world.connect() as own:
 
         def list_once() -> None:
-            listed.append(listing.list_pages(own, job, document, page=10))
+            listed.append(listing.list_chunks(own, job, document, chunk=10))
 
         with altering(world):
             lister = threading.Thread(target=list_once)
             lister.start()
             wait_until(lambda: find(connection, job.id).state is JobState.LISTING, what="the listing has begun")
-            jobs.cancel(connection, job.id)
+            queue.cancel(connection, job.id)
         lister.join()
     assert listed == [False]
     assert find(connection, job.id).state is JobState.CANCELLED
-    assert world.sql("SELECT count(*) FROM syncer.job_page") == [(0,)]
+    assert world.sql("SELECT count(*) FROM syncer.job_chunk") == [(0,)]
 
 
 @faces(
     "a job is paused while it is listed",
-    promises=(4,),
+    guarantees=(4,),
     without=Rule(
         "each statement of a listing sees its own snapshot",
-        module="syncer.postgres",
-        text="LEVEL READ COMMITTED",
-        instead="LEVEL REPEATABLE READ",
+        patch="syncer.base.postgres:_STATEMENTS",
+        instead=Replaces("READ COMMITTED", "REPEATABLE READ"),
     ),
 )
 def test_a_job_that_is_paused_while_it_is_listed_is_listed(world: World, connection: Connection) -> None:
@@ -524,99 +527,91 @@ def test_a_job_that_is_paused_while_it_is_listed_is_listed(world: World, connect
     job = create(connection, JobKind.BACKFILL)
     with world.connect() as own, ThreadPoolExecutor(1) as threads:
         with world.application() as somebody:
-            somebody.execute("LOCK TABLE syncer.job_page IN SHARE MODE")
+            somebody.execute("LOCK TABLE syncer.job_chunk IN SHARE MODE")
             lister = threads.submit(list_, own, job)
             wait_until(lambda: world.sql(_WAITING) == [(1,)], what="the lister has read the shape, and waits")
-            jobs.pause(connection, job.id)
+            queue.pause(connection, job.id)
         lister.result()
     seen = find(connection, job.id)
     assert (seen.state, seen.is_paused, seen.documents_total) == (JobState.LISTED, True, 25)
 
 
-@faces("a column goes away before a job is listed", promises=(3,), without=SHAPE_COMPARED)
+@faces("a column goes away before a job is listed", guarantees=(3,), without=SHAPE_COMPARED)
 def test_a_table_that_has_changed_is_not_listed(world: World, connection: Connection) -> None:
-    """What the definition was applied to must still be there: else the document is to halt, and the job waits."""
+    """What the definition was applied to must still be there: else the document is to suspend, and the job waits."""
     job = create(connection, JobKind.BACKFILL)
     world.sql("ALTER TABLE posts RENAME COLUMN title TO headline")
     with pytest.raises(DocumentError, match=r"posts\.title is gone"):
-        listing.list_pages(connection, job, the_document(connection), page=10)
+        listing.list_chunks(connection, job, the_document(connection), chunk=10)
     assert find(connection, job.id).state is JobState.LISTING
 
 
-def test_a_sweep_that_fails_leaves_nothing_behind(world: World, connection: Connection) -> None:
-    """Elasticsearch goes away in the middle: no stray is there, and the next sweeper begins again."""
+def test_a_cleanup_that_fails_leaves_nothing_behind(world: World, connection: Connection) -> None:
+    """Elasticsearch goes away in the middle: no orphan is there, and the next sweeper begins again."""
     job = list_(connection, create(connection, JobKind.BACKFILL))
     drain(world)
-    jobs.advance(connection, job.id)
+    queue.advance(connection, job.id)
 
     def failing() -> Iterator[str]:
         yield from EVERY_ID
         raise EOFError
 
     with pytest.raises(EOFError):
-        listing.sweep(connection, job, failing(), page=10)
+        listing.cleanup(connection, job, failing(), chunk=10)
     assert drain(world) == []
     assert find(connection, job.id).state is JobState.WRITTEN
 
     def meeting() -> Iterator[str]:
         with world.connect() as other:
-            assert not listing.sweep(other, job, iter(()), page=10)
-        yield "stray"
+            assert not listing.cleanup(other, job, iter(()), chunk=10)
+        yield "orphan"
 
-    assert listing.sweep(connection, job, meeting(), page=10)
-    assert not listing.sweep(connection, job, ["again"], page=10)
-    assert drain(world) == ["stray"]
+    assert listing.cleanup(connection, job, meeting(), chunk=10)
+    assert not listing.cleanup(connection, job, ["again"], chunk=10)
+    assert drain(world) == ["orphan"]
 
 
 # Conditions
 
 
-@pytest.mark.parametrize(
-    ("where", "ids"),
-    [
-        ("id <= 3", ["1", "2", "3"]),
-        ("posts.id = 7 -- a comment", ["7"]),
-        ("id > 24 OR id = (SELECT min(id) FROM posts)", ["1", "25"]),
-        ("title = '100% ''quoted'' {braces} %s'", []),
-    ],
-)
-def test_a_condition_selects_a_part(world: World, connection: Connection, where: str, ids: list[str]) -> None:
+def test_a_condition_selects_a_part(world: World, connection: Connection) -> None:
     """Any condition on the root's columns, however it is written."""
-    job = list_(connection, create(connection, JobKind.PART, where=where))
-    assert sorted(drain(world), key=int) == ids
-    assert jobs.advance(connection, job.id).state is JobState.DONE
+    for where, ids in {
+        "id <= 3": ["1", "2", "3"],
+        "posts.id = 7 -- a comment": ["7"],
+        "id > 24 OR id = (SELECT min(id) FROM posts)": ["1", "25"],
+        "title = '100% ''quoted'' {braces} %s'": [],
+    }.items():
+        job = list_(connection, create(connection, JobKind.PARTIAL, where=where))
+        assert sorted(drain(world), key=int) == ids, where
+        assert queue.advance(connection, job.id).state is JobState.DONE
 
 
-@pytest.mark.parametrize(
-    ("where", "said"),
-    [
-        ("heading = 'x'", 'column "heading" does not exist'),
-        ("id < ", "syntax error"),
-        ("id", "must be type boolean"),
-        ("true); DELETE FROM posts; SELECT (true", "syntax error at or near"),
-        ("id = $1", "has a parameter"),
-        ("count(*) > 1", "aggregate functions are not allowed"),
-    ],
-)
-def test_a_condition_that_postgres_does_not_take_is_refused(
-    world: World, connection: Connection, where: str, said: str
-) -> None:
+def test_a_condition_that_postgres_does_not_take_is_refused(world: World, connection: Connection) -> None:
     """With Postgres's words, before there is a job, and before anything else happens."""
-    with pytest.raises(JobError, match=said) as refused:
-        create(connection, JobKind.PART, where=where)
-    assert "the root of blogpost" in refused.value.hint
+    for where, said in {
+        "heading = 'x'": 'column "heading" does not exist',
+        "id < ": "syntax error",
+        "id": "must be type boolean",
+        "true); DELETE FROM posts; SELECT (true": "syntax error at or near",
+        "id = $1": "has a parameter",
+        "count(*) > 1": "aggregate functions are not allowed",
+    }.items():
+        with pytest.raises(JobError, match=said) as refused:
+            create(connection, JobKind.PARTIAL, where=where)
+        assert "the root of blogpost" in refused.value.hint
     assert recent(connection) == []
     assert world.sql("SELECT count(*) FROM posts") == [(25,)]
 
 
 def test_a_condition_that_fails_on_the_data_fails_the_job(world: World, connection: Connection) -> None:
     """Not the document: the job ends with Postgres's words, and nothing of it is left."""
-    job = create(connection, JobKind.PART, where="100 / (id - 20) > 0")
-    assert not listing.list_pages(connection, job, the_document(connection), page=10)
+    job = create(connection, JobKind.PARTIAL, where="100 / (id - 20) > 0")
+    assert not listing.list_chunks(connection, job, the_document(connection), chunk=10)
     failed = find(connection, job.id)
     assert failed.state is JobState.FAILED
     assert "division by zero" in (failed.error or "")
-    assert the_document(connection).halted is None
+    assert the_document(connection).suspended is None
     assert drain(world) == []
 
 
@@ -626,7 +621,7 @@ def test_a_document_without_a_root_takes_no_condition(empty_world: World) -> Non
     select.write_text(select.read_text().replace("p.id AS _id", "p.id || '' AS _id"))
     empty_world.set_up()
     with empty_world.connect() as connection, pytest.raises(JobError, match="has none") as refused:
-        condition.require_valid(connection, the_document(connection), "id < 5")
+        predicate.canonical(connection, the_document(connection), "id < 5")
     assert "standard input" in refused.value.hint
 
 
@@ -634,44 +629,68 @@ def test_a_document_without_a_root_takes_no_condition(empty_world: World) -> Non
 
 
 def test_the_commands_show_and_change_jobs(world: World, connection: Connection) -> None:
-    """list, show, pause, resume, cancel: what a person reads, what a script reads, and what is said of mistakes."""
-    assert "There are no jobs" in world.syncer("jobs", "list").stdout
+    """list, show, pause, resume, cancel: what a person reads, what a script reads, and what is said of mistakes.
+
+    What caused a job is named by tables and numbers of rows, never by values.
+    """
     job = list_(connection, create(connection, JobKind.REFRESH, rate=1000))
+    cause: dict[str, list[Image]] = {"public.users": [{"id": "1"}, {"id": "4711000815"}]}
+    caused = queue.create_fan_out(connection, the_document(connection), cause)
+    assert caused is not None
     with world.connect() as own:
-        Lane(own).turn()
+        ChunkWorker(own).turn()
     said = world.syncer("jobs", "list").stdout
-    assert "refresh" in said
-    assert "10 of 25 (40%)" in said
-    assert "started (UTC)" in said
-    assert "at most 1,000/s" in said
-    assert "is `syncer run` running" in said
-    [listed] = json.loads(world.syncer("jobs", "list", "--json").stdout)
-    assert (listed["id"], listed["state"], listed["documents_left"]) == (job.id, "listed", 15)
-    assert json.loads(world.syncer("jobs", "show", str(job.id), "--json").stdout)["indexed"] == 10
-    assert "refresh of blogpost" in world.syncer("jobs", "show", str(job.id)).stdout
+    for part in ("refresh", "10 of 25 (40%)", "started (UTC)", "at most 1,000/s", "is `syncer run` running"):
+        assert part in said
+    shown = world.syncer("jobs", "show", str(caused.id)).stdout
+    assert "fan_out of blogpost" in shown
+    listed = world.syncer("jobs", "list", "--json").stdout
+    found = {one["id"]: one for one in json.loads(listed)}
+    assert (found[job.id]["state"], found[job.id]["documents_left"], found[job.id]["indexed"]) == ("listed", 15, 10)
+    assert found[caused.id]["cause"] == {"public.users": 2}
+    assert all("public.users, 2 rows" in one for one in (said, shown))
+    assert not any("4711000815" in one for one in (said, shown, listed))
 
     assert f"Job {job.id} is paused" in world.syncer("jobs", "pause", str(job.id)).stdout
-    assert "paused" in world.syncer("jobs", "list").stdout
     assert drain(world) == []
-    assert f"Job {job.id} goes on" in world.syncer("jobs", "resume", str(job.id)).stdout
-    world.sql("UPDATE syncer.document SET unwell = 'a disk is full'")
+    unasked = world.syncer("jobs", "cancel", str(job.id))
+    assert (unasked.returncode, "--yes" in unasked.stderr) == (2, True)
+    world.sql("UPDATE syncer.document SET unavailable = 'a disk is full'")
     resumed = world.syncer("jobs", "resume", str(job.id)).stdout
     assert f"Job {job.id} is resumed, and waits: the index takes no documents." in resumed
-    cancelled = world.syncer("jobs", "cancel", str(job.id)).stdout
-    assert "10 documents were written, 15 were left out" in cancelled
-    assert "counts as not filled" in cancelled
-    assert "cancelled" in world.syncer("jobs", "list").stdout
+    cancelled = world.syncer("jobs", "cancel", str(job.id), "--yes").stdout
+    assert "10 documents were written, 15 were not" in cancelled
+    assert "counts as not loaded. To load it: syncer apply, or syncer backfill blogpost" in cancelled
 
+    def of(*filters: str) -> list[int]:
+        return [one["id"] for one in json.loads(world.syncer("jobs", "list", *filters, "--json").stdout)]
+
+    assert job.id in of("--document", "blogpost", "--state", "cancelled")
+    assert caused.id in of("--state", "unfinished")
+    assert of("--state", "paused") == of("--state", "failed") == []
     again = world.syncer("jobs", "pause", str(job.id))
     assert (again.returncode, "is cancelled already" in again.stderr) == (1, True)
-    unknown = world.syncer("jobs", "show", "999")
-    assert (unknown.returncode, "There is no job 999" in unknown.stderr) == (1, True)
 
 
 def test_the_keeper_of_a_locked_row_is_not_waited_for_by_readers(world: World, connection: Connection) -> None:
-    """The list is shown while a job's row is locked, as it is by whoever takes a page."""
+    """The list is shown while a job's row is locked, as it is by whoever takes a chunk."""
     job = create(connection, JobKind.BACKFILL)
     with psycopg.connect(world.dsn) as other:
         other.execute("SELECT FROM syncer.job FOR UPDATE")
         assert [one.id for one in recent(connection)] == [job.id]
         other.rollback()
+
+
+def test_a_listing_is_planned_for_the_tables_that_it_reads(world: World, connection: Connection) -> None:
+    """A job worker finds its chunks by index, whatever Postgres holds of that.
+
+    Whoever lists a small table reads it whole.
+    """
+    world.sql("ANALYZE posts, users")
+    job = create(connection, JobKind.BACKFILL)
+    before = seq_scans(world)
+    with world.connect() as job_worker:
+        chunks.enter(job_worker)
+        list_(job_worker, job)
+        assert job_worker.execute("SHOW enable_seqscan").fetchone() == ("off",)
+    wait_until(lambda: seq_scans(world) > before, what="the posts were read from end to end", seconds=10)

@@ -17,7 +17,7 @@ def grants() -> str:
 
 
 def test_the_daemon_runs_with_the_grants_of_the_page(world: World) -> None:
-    """Relay, workers, refresher and commands do all they do as a role that owns nothing."""
+    """Relay, workers, job worker and commands do all they do as a role that owns nothing."""
     role = f"worker_{world.name}"
     world.sql(f"CREATE ROLE {role} LOGIN")
     world.sql(grants().replace(" TO worker;", f" TO {role};"))
@@ -31,9 +31,9 @@ def test_the_daemon_runs_with_the_grants_of_the_page(world: World) -> None:
         for command in (
             ("verify", "--repair"),
             ("backfill", "blogpost"),
-            ("backfill", "blogpost", "--rebuild"),
-            ("backfill", "blogpost", "--rollback"),
-            ("backfill", "blogpost", "--drop-old"),
+            ("index", "rebuild", "blogpost"),
+            ("index", "rollback", "blogpost"),
+            ("index", "drop-previous", "blogpost", "--yes"),
             ("jobs", "list"),
             ("explain", "blogpost", "2"),
             ("status",),

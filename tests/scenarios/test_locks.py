@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager
 import pytest
 from elasticsearch import ConnectionTimeout, Elasticsearch
 
-from syncer.errors import LockError, LockLostError, LockTimeoutError
-from syncer.locks import Change, Held, Locks
-from syncer.locks.change import Planned
+from syncer.base.errors import LockError, LockLostError, LockTimeoutError
+from syncer.locks import Edit, HeldLocks, Locks
 from syncer.locks.entries import Entry
+from syncer.locks.intents import Planned
 from syncer.locks.names import Mode
 from syncer.locks.registry import ensure, find
 from syncer.sandbox import Endpoints
@@ -22,7 +22,7 @@ from tests.harness import DEADLINE_SECONDS, wait_until
 from tests.locking.files import INDEX_BODY, rename_directory, rename_file
 from tests.locking.owners import fail_at
 
-Take = Callable[[Locks], AbstractContextManager[Held]]
+Take = Callable[[Locks], AbstractContextManager[HeldLocks]]
 SHORT = 0.2
 
 
@@ -61,7 +61,7 @@ def entries(client: Elasticsearch, index: str) -> set[tuple[str, str]]:
     return {(one.lock, one.mode) for one in ensure(client, f"{index}-locks").entries.of()}
 
 
-def everything(locks: Locks) -> AbstractContextManager[Held]:
+def everything(locks: Locks) -> AbstractContextManager[HeldLocks]:
     """The global lock."""
     return locks.everything(timeout=SHORT)
 
@@ -177,7 +177,7 @@ def test_nothing_is_written_after_the_end_of_the_block(index: str, owner: Callab
     with owner("123").everything() as held:
         pass
     with pytest.raises(LockError, match="were given back"):
-        held.write([Change(index=index, id="1", source={"name": "a", "path": "/"})])
+        held.write([Edit(index=index, id="1", source={"name": "a", "path": "/"})])
 
 
 def test_an_index_that_cannot_hold_locks_is_refused(client: Elasticsearch, index: str) -> None:
@@ -275,32 +275,32 @@ def test_a_change_that_is_refused_changes_nothing(
         with pytest.raises(LockError, match=f"{index}/3 is refused"):
             held.write(
                 [
-                    Change(index=index, id="1", source={"name": "b", "path": "/"}),
-                    Change(index=index, id="2", source={"name": "c", "path": "/"}),
-                    Change(index=index, id="3", source={"name": {"no": "text"}}),
+                    Edit(index=index, id="1", source={"name": "b", "path": "/"}),
+                    Edit(index=index, id="2", source={"name": "c", "path": "/"}),
+                    Edit(index=index, id="3", source={"name": {"no": "text"}}),
                 ]
             )
         assert client.get(index=index, id="1")["_source"]["name"] == "a"
         assert not client.exists(index=index, id="2")
-        assert held.write([Change(index=index, id="1", source=None)]) == 1
+        assert held.write([Edit(index=index, id="1", source=None)]) == 1
     assert not client.exists(index=index, id="1")
 
 
 def test_an_index_that_forgets_deletes_is_refused(
     client: Elasticsearch, index: str, owner: Callable[[str], Locks]
 ) -> None:
-    """A late write could bring back what was deleted; the hint is what mends it."""
+    """A late write could bring back what was deleted; the hint is what fixes it."""
     client.indices.put_settings(index=index, settings={"index.gc_deletes": "60s"})
     with owner("123").everything() as held:
         with pytest.raises(LockError, match="forgets") as refused:
-            held.write([Change(index=index, id="1", source=None)])
+            held.write([Edit(index=index, id="1", source=None)])
         assert f"PUT {index}/_settings" in refused.value.hint
 
 
 def test_an_index_that_is_not_there_is_refused(index: str, owner: Callable[[str], Locks]) -> None:
     """Elasticsearch would make one that forgets deletes within a minute."""
     with owner("123").everything() as held, pytest.raises(LockError, match="There is no index"):
-        held.write([Change(index=f"{index}-other", id="1", source={})])
+        held.write([Edit(index=f"{index}-other", id="1", source={})])
 
 
 def test_what_cannot_be_read_is_not_changed(client: Elasticsearch, index: str, owner: Callable[[str], Locks]) -> None:
@@ -309,7 +309,7 @@ def test_what_cannot_be_read_is_not_changed(client: Elasticsearch, index: str, o
     client.indices.create(index=index, settings={"index.gc_deletes": "1h"}, mappings={"_source": {"enabled": False}})
     client.index(index=index, id="1", document={"name": "a"})
     with owner("123").everything() as held, pytest.raises(LockError, match="does not keep what its documents"):
-        held.write([Change(index=index, id="1", source={"name": "b"})])
+        held.write([Edit(index=index, id="1", source={"name": "b"})])
     assert client.get(index=index, id="1")["_version"] == 1
 
 
@@ -329,7 +329,7 @@ def test_what_is_deleted_makes_no_page_too_large(
 
     monkeypatch.setattr(locks._registry.intents, "put", put_and_note)
     with locks.everything() as held:
-        assert held.write([Change(index=index, id=id_, source=None) for id_ in "123"]) == 3
+        assert held.write([Edit(index=index, id=id_, source=None) for id_ in "123"]) == 3
     assert sizes == [1, 1, 1]
 
 
@@ -401,7 +401,7 @@ def test_nothing_remains_of_who_left_without_knowing_what_it_wrote(
     with locks.everything() as held:
         fail_at(monkeypatch, locks._registry.intents, "put", KeyboardInterrupt(), after=True)
         with pytest.raises(KeyboardInterrupt):
-            held.write([Change(index=index, id="1", source={"name": "a"})])
+            held.write([Edit(index=index, id="1", source={"name": "a"})])
     fail_at(monkeypatch, locks._lease._holders, "amend", ConnectionTimeout("it takes long"), after=True)
     with pytest.raises(ConnectionTimeout):
         locks._lease.amend()

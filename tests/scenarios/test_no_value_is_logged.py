@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from urllib.request import urlopen
 
-from syncer import store
-from syncer.job import JobKind
-from syncer.jobs import create
+from syncer.documents import registry
+from syncer.jobs.model import JobKind
+from syncer.jobs.queue import create
 from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World, wait_until
 
 VALUE = "Wert-der-Zeile"
@@ -36,11 +36,11 @@ def test_errors_on_values_are_logged_without_them(empty_world: World) -> None:
     daemon = world.daemon(environment={"SYNCER_LOG_LEVEL": "debug"})
     world.sql("INSERT INTO users (id, name, email) VALUES (1, %s, %s)", VALUE, VALUE)
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'fine', %s), (2, 1, %s, '2')", VALUE, VALUE)
-    daemon.wait_for("document.parked")
+    daemon.wait_for("document.dead_lettered")
     world.sql("UPDATE users SET name = %s WHERE id = 1", f"poison {VALUE}")
-    daemon.wait_for("worker.changes_unplaced")
+    daemon.wait_for("worker.changes_unresolved")
     world.sql("ALTER TABLE posts ALTER COLUMN tags TYPE text USING 'x'")
-    daemon.wait_for("document.halted")
+    daemon.wait_for("document.suspended")
     assert daemon.stop() == 0
     log = daemon.log_file.read_text()
     assert "body" in log or "document_parsing_exception" in log
@@ -51,7 +51,10 @@ def test_errors_on_values_are_logged_without_them(empty_world: World) -> None:
 
 
 def test_a_select_that_fails_while_it_is_listed_quotes_no_row(empty_world: World) -> None:
-    """The log and the page without a token say which kind of error has halted the document; `syncer plan` says more."""
+    """The log and the page without a token say which kind of error has suspended the document.
+
+    `syncer plan` says more.
+    """
     world = empty_world
     (world.document_folder / "select.sql").write_text(
         "SELECT p.id AS _id, p.title FROM posts AS p WHERE (p.body LIKE '%-%')::text <> p.body::integer::text"
@@ -63,13 +66,13 @@ def test_a_select_that_fails_while_it_is_listed_quotes_no_row(empty_world: World
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', 'john')")
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'fine', '1'), (2, 1, 'other', %s)", VALUE)
     daemon = world.daemon()
-    daemon.wait_for("document.parked")
+    daemon.wait_for("document.dead_lettered")
     with world.connect() as connection:
-        assert create(connection, store.served(connection)["blogpost"], JobKind.REFRESH)
-    halted = daemon.wait_for("document.halted")
-    assert "InvalidTextRepresentation" in str(halted["reason"])
+        assert create(connection, registry.current(connection)["blogpost"], JobKind.REFRESH)
+    suspended = daemon.wait_for("document.suspended")
+    assert "InvalidTextRepresentation" in str(suspended["reason"])
     address = daemon.wait_for("web.listening")["address"]
-    wait_until(lambda: "halted: " in ask(f"{address}/api/status"), what="the page knows that it is halted")
+    wait_until(lambda: "suspended: " in ask(f"{address}/api/status"), what="the page knows that it is suspended")
     for path in ("/api/status", "/api/explain/blogpost?id=1"):
         said = ask(f"{address}{path}")
         assert "InvalidTextRepresentation" in said

@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg import errors, sql
 
-from syncer import schema, shipped
-from syncer.errors import SourceError
-from syncer.policy import explain
-from syncer.postgres import AdvisoryLock
+from syncer.base import migrations as base_migrations, shipped
+from syncer.base.error_policy import explain
+from syncer.base.errors import SourceError
+from syncer.base.postgres import AdvisoryLock
 from tests.harness import DEADLINE_SECONDS, World, wait_until
 
-APPLIED = "SELECT migration_id FROM syncer._yoyo_migration ORDER BY 1"
+APPLIED = "SELECT name FROM syncer.migration ORDER BY 1"
 SHIPPED = sorted(file.stem for file in shipped.folder("migrations").glob("*.sql"))
 
 
@@ -31,13 +32,13 @@ def objects(world: World) -> list[tuple[object, ...]]:
 def migrate(world: World) -> list[str]:
     """What ``syncer migrate`` does, on a connection of its own."""
     with world.connect() as connection:
-        return schema.migrate(connection)
+        return base_migrations.migrate(connection)
 
 
 def require_current(world: World) -> None:
     """What every other command does first."""
     with world.connect() as connection:
-        schema.require_current(connection)
+        base_migrations.require_current(connection)
 
 
 def test_migrating_twice_changes_nothing(empty_world: World) -> None:
@@ -70,18 +71,17 @@ def test_two_that_migrate_at_once_both_succeed(empty_world: World) -> None:
 
 
 def test_without_the_lock_one_of_two_would_fail(empty_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule is seen: two that apply the same migration at the same time collide."""
-    monkeypatch.setattr(schema, "_LOCK", "SELECT $1::bigint")
-    monkeypatch.setattr(schema, "_UNLOCK", "SELECT $1::bigint")
-    with empty_world.connect() as connection:
-        connection.execute("CREATE SCHEMA syncer")
-        backend = schema._Backend(connection)
-        backend.create_lock_table()
-        backend.ensure_internal_schema_updated()
-    for bookkeeping in ("create_lock_table", "break_lock", "ensure_internal_schema_updated"):
-        monkeypatch.setattr(schema._Backend, bookkeeping, lambda _: None)
+    """The rule is shown to matter: two processes that apply the same migration at the same time collide."""
+    look = base_migrations._applied
     both_have_looked = threading.Barrier(2)
-    monkeypatch.setattr(schema, "_require_known", lambda *_: both_have_looked.wait(timeout=DEADLINE_SECONDS))
+
+    def looked(*arguments: Any) -> dict[str, str]:
+        found = look(*arguments)
+        both_have_looked.wait(timeout=DEADLINE_SECONDS)
+        return found
+
+    monkeypatch.setattr(base_migrations, "_LOCK", "SELECT $1::bigint")
+    monkeypatch.setattr(base_migrations, "_applied", looked)
     with ThreadPoolExecutor(2) as threads:
         both = [threads.submit(migrate, empty_world) for _ in range(2)]
         failures = [one.exception(timeout=DEADLINE_SECONDS) for one in both]
@@ -102,25 +102,12 @@ def test_a_database_that_is_newer_is_refused(empty_world: World) -> None:
     """A migration that this program does not know means that a newer one is at work: neither may touch it."""
     migrate(empty_world)
     before = objects(empty_world)
-    empty_world.sql(
-        "INSERT INTO syncer._yoyo_migration (migration_hash, migration_id, applied_at_utc) "
-        "VALUES ('x', '9999.from-the-future', now())"
-    )
+    empty_world.sql("INSERT INTO syncer.migration (name, checksum) VALUES ('9999.from-the-future', 'x')")
     for attempt in (migrate, require_current):
         with pytest.raises(SourceError, match=r"9999\.from-the-future is unknown here") as refused:
             attempt(empty_world)
-        assert "Install that newer version" in refused.value.hint
+        assert "Install the version" in refused.value.hint
     assert objects(empty_world) == before
-
-
-def test_a_database_that_is_older_is_refused_until_it_is_migrated(empty_world: World) -> None:
-    """A program with a migration that was not applied does not begin."""
-    migrate(empty_world)
-    empty_world.sql("DELETE FROM syncer._yoyo_migration WHERE migration_id = %s", SHIPPED[-1])
-    with pytest.raises(SourceError, match="older than this program") as refused:
-        require_current(empty_world)
-    assert SHIPPED[-1] in refused.value.message
-    assert refused.value.hint == "Run: syncer migrate"
 
 
 @pytest.fixture
@@ -133,15 +120,14 @@ def migrations(empty_world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(empty_world: World, migrations: Path) -> None:
-    """What was applied before it in the same run is undone too, and once it is mended all goes through."""
+    """What was applied before it in the same run is undone too, and once it is fixed all goes through."""
     (migrations / "0001.good.sql").write_text("CREATE TABLE syncer.good (id int);")
     broken = migrations / "0002.broken.sql"
     broken.write_text("CREATE TABLE syncer.half (id int); INSERT INTO syncer.good VALUES ('not a number');")
     for _ in range(2):
         with pytest.raises(errors.InvalidTextRepresentation):
             migrate(empty_world)
-        assert empty_world.sql("SELECT to_regclass('syncer.good'), to_regclass('syncer.half')") == [(None, None)]
-        assert empty_world.sql(APPLIED) == []
+        assert objects(empty_world) == []
     broken.write_text("CREATE TABLE syncer.half (id int);")
     assert migrate(empty_world) == ["0001.good", "0002.broken"]
     require_current(empty_world)
@@ -153,7 +139,7 @@ def test_a_connection_is_whole_after_a_migration_that_failed(empty_world: World,
     with empty_world.connect() as connection:
         before = connection.execute("SHOW search_path").fetchall()
         with pytest.raises(errors.DivisionByZero):
-            schema.migrate(connection)
+            base_migrations.migrate(connection)
         assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         assert connection.execute("SHOW search_path").fetchall() == before
         locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
@@ -172,16 +158,32 @@ def test_later_migrations_are_added_to_the_earlier_ones(empty_world: World, migr
     assert empty_world.sql("TABLE syncer.first") == [(1, "x")]
 
 
-def test_the_lock_of_a_migration_that_was_killed_is_no_obstacle(empty_world: World) -> None:
-    """A row that somebody left in yoyo's lock table is removed: the lock that counts is Postgres's own."""
+def test_a_migration_that_was_changed_after_it_was_applied_is_refused(empty_world: World, migrations: Path) -> None:
+    """What the database has is then not what this program's files say, so neither side goes on."""
+    file = migrations / "0001.first.sql"
+    file.write_text("CREATE TABLE syncer.first (id int);")
     migrate(empty_world)
-    empty_world.sql("INSERT INTO syncer.yoyo_lock (locked, ctime, pid) VALUES (1, now(), 4242)")
-    assert migrate(empty_world) == []
-    assert empty_world.sql("TABLE syncer.yoyo_lock") == []
+    file.write_text("CREATE TABLE syncer.first (id bigint);")
+    for attempt in (migrate, require_current):
+        with pytest.raises(SourceError, match=r"its 0001\.first is different"):
+            attempt(empty_world)
+
+
+def test_a_schema_of_a_development_version_is_refused(empty_world: World) -> None:
+    """A schema from before migrations were recorded as they are now is left alone, and the way out is named."""
+    empty_world.sql("CREATE SCHEMA syncer; CREATE TABLE syncer.outbox (id bigint)")
+    before = objects(empty_world)
+    for attempt in (migrate, require_current):
+        with pytest.raises(SourceError, match="development version") as refused:
+            attempt(empty_world)
+        assert "DROP SCHEMA syncer CASCADE" in refused.value.hint
+    assert objects(empty_world) == before
+    empty_world.sql("DROP SCHEMA syncer CASCADE")
+    assert migrate(empty_world) == SHIPPED
 
 
 def test_a_role_without_privilege_is_told_what_it_lacks(empty_world: World) -> None:
-    """Whoever may not create schemas, or not read ours, gets an error in words, with the mend."""
+    """Whoever may not create schemas, or not read ours, gets an error in words, with the fix."""
     role = sql.Identifier(f"{empty_world.name}_nobody")
     migrated = (False, True)
     with psycopg.connect(empty_world.dsn, autocommit=True) as owner:
@@ -193,7 +195,7 @@ def test_a_role_without_privilege_is_told_what_it_lacks(empty_world: World) -> N
                 with empty_world.connect() as connection:
                     connection.execute(sql.SQL("SET ROLE {}").format(role))
                     with pytest.raises(errors.InsufficientPrivilege) as refused:
-                        schema.migrate(connection)
+                        base_migrations.migrate(connection)
                     said = explain(refused.value)
                 assert isinstance(said, SourceError)
                 assert "permission denied" in said.message
@@ -201,7 +203,7 @@ def test_a_role_without_privilege_is_told_what_it_lacks(empty_world: World) -> N
             with empty_world.connect() as connection:
                 connection.execute(sql.SQL("SET ROLE {}").format(role))
                 with pytest.raises(errors.InsufficientPrivilege) as refused:
-                    schema.require_current(connection)
+                    base_migrations.require_current(connection)
             assert isinstance(explain(refused.value), SourceError)
         finally:
             owner.execute(sql.SQL("DROP ROLE {}").format(role))

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from syncer import dependency, shape
-from syncer.definition import Definition
-from tests.harness import World
+from syncer.base.postgres import Connection, names_as_written
+from syncer.documents import analyze
+from syncer.documents.definition import Definition
+from syncer.lineage import fingerprint
+from syncer.lineage.fingerprint import Shape
+from syncer.sandbox import Endpoints, Sandbox
+from tests.harness import World, made
 
 TABLES = """
 CREATE SCHEMA "Other";
-CREATE TYPE "Other".mood AS ENUM ('sad', 'happy');
-CREATE TYPE public.mood AS ENUM ('sad', 'happy');
+CREATE TYPE "Other".status AS ENUM ('sad', 'happy');
+CREATE TYPE public.status AS ENUM ('sad', 'happy');
 CREATE DOMAIN public.short AS varchar(10);
 CREATE TABLE "Other"."a.b" (
     id bigint PRIMARY KEY, "Name" varchar(20), amount numeric(10, 2),
-    mood public.mood, moods public.mood[], short short,
+    status public.status, moods public.status[], short short,
     twice numeric GENERATED ALWAYS AS (amount * 2) STORED, unread text
 );
 CREATE FUNCTION public.half(numeric) RETURNS numeric LANGUAGE sql IMMUTABLE AS 'SELECT $1 / 2';
 CREATE TABLE halves (id bigint PRIMARY KEY, amount numeric, half numeric GENERATED ALWAYS AS (half(amount)) STORED);
 CREATE TABLE single (only_column int);
 CREATE VIEW counted AS SELECT count(*) FROM single;
-CREATE VIEW named AS SELECT id, "Name" AS name, half(amount) AS half FROM "Other"."a.b" WHERE mood = 'happy'
+CREATE VIEW named AS SELECT id, "Name" AS name, half(amount) AS half FROM "Other"."a.b" WHERE status = 'happy'
+"""
+SHOWN = """
+CREATE TYPE place AS (street text, town text);
+CREATE TABLE shops (id int PRIMARY KEY, name text, at place);
+CREATE FUNCTION loud(t text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN upper(t); END'
 """
 NAMED = {
-    '"Other"."a.b"': ["id", "Name", "amount", "mood", "moods", "short", "twice"],
+    '"Other"."a.b"': ["id", "Name", "amount", "status", "moods", "short", "twice"],
     "public.halves": ["id", "half"],
     "public.named": ["name", "half"],
     "public.single": ["only_column"],
@@ -47,10 +57,10 @@ CHANGES = {
     'ALTER TABLE "Other"."a.b" DROP twice; ALTER TABLE "Other"."a.b" ADD twice numeric '
     "GENERATED ALWAYS AS (amount * 3) STORED": "* (3)",
     'ALTER TABLE "Other"."a.b" ALTER twice DROP EXPRESSION': "twice was numeric GENERATED AS",
-    'DROP VIEW named; ALTER TABLE "Other"."a.b" ALTER mood TYPE "Other".mood USING mood::text::"Other".mood': (
-        'mood was public.mood and is "Other".mood'
+    'DROP VIEW named; ALTER TABLE "Other"."a.b" ALTER status TYPE "Other".status USING status::text::"Other".status': (
+        'status was public.status and is "Other".status'
     ),
-    "ALTER TYPE public.mood RENAME VALUE 'sad' TO 'blue'": "mood no longer has the value sad",
+    "ALTER TYPE public.status RENAME VALUE 'sad' TO 'blue'": "status no longer has the value sad",
     'CREATE OR REPLACE VIEW named AS SELECT id, "Name" AS name, half(amount) AS half FROM "Other"."a.b"': (
         "the view public.named is defined anew"
     ),
@@ -61,71 +71,77 @@ CHANGES = {
 HARMLESS = {
     'ALTER TABLE "Other"."a.b" ADD more text': "a column that is added",
     'ALTER TABLE "Other"."a.b" DROP unread': "a column that nobody reads",
-    "ALTER TYPE public.mood ADD VALUE 'calm'": "a value that is added",
+    "ALTER TYPE public.status ADD VALUE 'calm'": "a value that is added",
     'CREATE INDEX ON "Other"."a.b" (amount)': "an index",
-    'ALTER TABLE "Other"."a.b" SET (fillfactor = 50); VACUUM FULL "Other"."a.b"': "another file",
+    'ALTER TABLE "Other"."a.b" SET (fillfactor = 50); TRUNCATE "Other"."a.b"': "another file",
 }
 
 
-@pytest.fixture
-def tables(empty_world: World) -> World:
-    """A world with tables of every kind of column that counts."""
-    for statement in TABLES.split(";\n"):
-        empty_world.sql(statement)
-    return empty_world
+@pytest.fixture(scope="module")
+def connection(
+    sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Connection]:
+    """A database with tables of every kind of column that counts; each test takes its changes back."""
+    with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("shape"))) as world:
+        for statement in f"{TABLES};\n{SHOWN}".split(";\n"):
+            world.sql(statement)
+        with world.connect() as connection:
+            yield connection
 
 
-def differences(world: World, statements: str) -> list[str]:
+def differences(connection: Connection, statements: str, before: Mapping[str, Shape]) -> list[str]:
     """What these statements change in the shape."""
-    with world.connect() as connection:
-        before = shape.read(connection, NAMED)
-        assert before.keys() == NAMED.keys()
-        assert {one: sorted(found.columns) for one, found in before.items()} == {
-            one: sorted(columns) for one, columns in NAMED.items()
-        }
-        for statement in statements.split("; "):
-            connection.execute(statement)
-        return shape.differences(before, shape.read_again(connection, before))
+    assert fingerprint.differences(before, fingerprint.read_again(connection, before)) == []
+    with connection.transaction(force_rollback=True):
+        with names_as_written(connection):
+            connection.execute(statements.encode())
+        return fingerprint.differences(before, fingerprint.read_again(connection, before))
+
+
+def named(connection: Connection) -> Mapping[str, Shape]:
+    """The shape of what is named."""
+    found = fingerprint.read(connection, NAMED)
+    assert {one: sorted(shape.columns) for one, shape in found.items()} == {
+        one: sorted(columns) for one, columns in NAMED.items()
+    }
+    return found
 
 
 @pytest.mark.parametrize(("statements", "says"), CHANGES.items())
-def test_what_a_document_would_show(tables: World, statements: str, says: str) -> None:
+def test_what_a_document_would_show(connection: Connection, statements: str, says: str) -> None:
     """It is told, by name."""
-    said = differences(tables, statements)
+    said = differences(connection, statements, named(connection))
     assert any(says in one for one in said), said
 
 
 @pytest.mark.parametrize("statements", HARMLESS.keys(), ids=HARMLESS.values())
-def test_what_no_document_would_show(tables: World, statements: str) -> None:
+def test_what_no_document_would_show(connection: Connection, statements: str) -> None:
     """It is no difference."""
-    assert differences(tables, statements) == []
+    assert differences(connection, statements, named(connection)) == []
 
 
-def test_no_search_path_makes_a_difference(tables: World) -> None:
-    """Whoever applies and whoever watches see the same shape, and keep their own search_path."""
-    tables.sql(
+def test_no_search_path_makes_a_difference(empty_world: World) -> None:
+    """Whoever applies and whoever watches see the same shape, whatever their role's search_path is."""
+    for statement in TABLES.split(";\n"):
+        empty_world.sql(statement)
+    empty_world.sql(
         """
-        CREATE TYPE public.report AS (about text, mood public.mood);
+        CREATE TYPE public.report AS (about text, status public.status);
         CREATE TABLE reports (id int PRIMARY KEY, report public.report);
-        CREATE FUNCTION public.is_happy(public.mood) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN $1 = 'happy';
+        CREATE FUNCTION public.is_happy(public.status) RETURNS boolean LANGUAGE sql IMMUTABLE RETURN $1 = 'happy';
         """
     )
-    with tables.connect() as connection:
-        before = shape.read(
-            connection, NAMED | {"public.reports": ["report"]}, functions=["public.is_happy(public.mood)"]
+    with empty_world.connect() as connection:
+        before = fingerprint.read(
+            connection, NAMED | {"public.reports": ["report"]}, functions=["public.is_happy(public.status)"]
         )
-        assert before["public.reports"].columns == {"report": "public.report of about text, mood public.mood"}
-        for path in ("pg_catalog", '"Other", public', "nowhere"):
-            connection.execute(f"SET search_path = {path}")
-            assert shape.read_again(connection, before) == before
-            assert connection.execute("SHOW search_path").fetchall() == [(path,)]
+        assert before["public.reports"].columns == {"report": "public.report of about text, status public.status"}
+    for path in ("pg_catalog", '"Other", public', "nowhere"):
+        empty_world.sql(f'ALTER DATABASE "{empty_world.name}" SET search_path = {path}')
+        with empty_world.connect() as connection:
+            assert fingerprint.read_again(connection, before) == before
 
 
-SHOWN = """
-CREATE TYPE place AS (street text, town text);
-CREATE TABLE shops (id int PRIMARY KEY, name text, at place);
-CREATE FUNCTION loud(t text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN upper(t); END'
-"""
 INDIRECT = {
     "a column that a whole row shows": (
         "SELECT s.id AS _id, to_jsonb(s) AS shop FROM shops AS s",
@@ -147,14 +163,9 @@ INDIRECT = {
 
 @pytest.mark.parametrize(("select", "statement", "says"), INDIRECT.values(), ids=INDIRECT.keys())
 def test_what_a_document_shows_without_naming_it(
-    empty_world: World, tmp_path: Path, select: str, statement: str, says: str
+    connection: Connection, tmp_path: Path, select: str, statement: str, says: str
 ) -> None:
     """Columns of whole rows, bodies of functions and attributes of types are part of the shape."""
-    empty_world.sql(SHOWN)
     document = Definition(name="shop", index="shop", select=select, index_body={}, affects={}, folder=tmp_path)
-    with empty_world.connect() as connection:
-        before = dependency.analyse(connection, document).shapes
-        assert shape.differences(before, shape.read_again(connection, before)) == []
-        empty_world.sql(statement)
-        (said,) = shape.differences(before, shape.read_again(connection, before))
+    (said,) = differences(connection, statement, analyze.analyse(connection, document).shapes)
     assert says in said

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer.index import Index
-from syncer.model import Target
-from syncer.shards import Shards
+from syncer.base.errors import IndexingError
+from syncer.base.model import Target
+from syncer.elasticsearch import routing
+from syncer.elasticsearch.bulk import Index
+from syncer.elasticsearch.routing import Shards
 from tests.harness import World
 
 VALUES = 3000
@@ -82,7 +84,7 @@ def test_a_routing_leads_where_elasticsearch_puts_the_document(empty_world: Worl
 
 @pytest.mark.parametrize(("resize", "before", "after"), [("shrink", 6, 2), ("split", 2, 8)])
 def test_an_index_that_was_resized(empty_world: World, resize: str, before: int, after: int) -> None:
-    """A split or shrunk index keeps its source's routing number, and is understood."""
+    """A split or shrunk index moves whole parts of its source's shards, and is understood."""
     routings = values()[:3000]
     name = f"{empty_world.alias}-before"
     with empty_world.elasticsearch() as client:
@@ -93,8 +95,32 @@ def test_an_index_that_was_resized(empty_world: World, resize: str, before: int,
         settings = {"index.number_of_shards": after, "index.number_of_replicas": 0, "index.blocks.write": None}
         getattr(client.indices, resize)(index=name, target=resized, settings=settings, wait_for_active_shards=1)
         client.indices.refresh(index=resized)
-        assert shards(client, resized).routing_number == shards(client, name).routing_number
         require_right(client, resized, routings)
+
+
+@pytest.mark.parametrize("number", [2, 3, 16])
+def test_an_unknown_function_is_refused(empty_world: World, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """If Elasticsearch finds shards by another function, nothing is written by ours."""
+
+    def another(text: str, number: int, routing_number: int) -> int:
+        return (original(text, number, routing_number) + 1) % number
+
+    original = routing._shard
+    name = f"{empty_world.alias}-shards"
+    with empty_world.elasticsearch() as client:
+        client.indices.create(index=name, settings={"number_of_shards": number, "number_of_replicas": 0})
+        assert shards(client, name).number == number
+        monkeypatch.setattr(routing, "_shard", another)
+        with pytest.raises(IndexingError, match="to other shards than syncer computes"):
+            shards(client, name)
+
+
+@pytest.mark.parametrize(("created", "shard"), [("8518000", 1), ("9063999", 1), ("9064000", 0), ("9064001", 0)])
+def test_an_index_keeps_the_function_that_it_was_created_with(created: str, shard: int) -> None:
+    """Elasticsearch 9.4 creates indices with another function, and reads older indices with theirs."""
+    settings = {"number_of_shards": "3", "version": {"created": created}}
+    made = Shards.of_index({"routing_num_shards": 768, "settings": {"index": settings}})
+    assert made.shard("2") == shard
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 16, 1024])

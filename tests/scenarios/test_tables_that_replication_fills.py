@@ -9,10 +9,11 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
-from syncer import capture, postgres, schema
-from syncer.postgres import Connection
-from syncer.settings import PostgresSettings
-from syncer.trigger import Capture
+from syncer.base import migrations, postgres
+from syncer.base.postgres import Connection
+from syncer.base.settings import PostgresSettings
+from syncer.capture import install
+from syncer.capture.triggers import Capture
 from tests.harness import postgres_server, wait_until
 
 TABLES = "CREATE TABLE posts (id int PRIMARY KEY, title text); CREATE TABLE users (id int PRIMARY KEY, title text)"
@@ -30,7 +31,12 @@ POSTS, USERS = (
 WRITES = """
 INSERT INTO {0} VALUES (1, 'a'), (2, 'b'); UPDATE {0} SET title = 'c' WHERE id = 1; DELETE FROM {0} WHERE id = 2
 """
-WRITTEN = [("I", None, {"id": 1}), ("I", None, {"id": 2}), ("U", {"id": 1}, {"id": 1}), ("D", {"id": 2}, None)]
+WRITTEN = [
+    ("I", None, {"id": "1"}),
+    ("I", None, {"id": "2"}),
+    ("U", {"id": "1"}, {"id": "1"}),
+    ("D", {"id": "2"}, None),
+]
 
 
 @pytest.fixture
@@ -56,22 +62,22 @@ def test_what_a_subscription_brings_is_captured(publisher: psycopg.Connection[tu
     """Each row that the worker writes is in the outbox; a table that it takes up later counts as not captured."""
     address = publisher.info.dsn
     settings = PostgresSettings(dsn=SecretStr(make_conninfo(address, dbname="subscriber")))
+    with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+        connection.execute(TABLES)
     with postgres.connect(settings, name="test") as connection:
-        for statement in TABLES.split(";"):
-            connection.execute(statement.encode())
-        schema.migrate(connection)
-        capture.install(connection, USERS)
+        migrations.migrate(connection)
+        install.install(connection, USERS)
         connection.execute(
             f"CREATE SUBSCRIPTION everything CONNECTION '{address}' PUBLICATION everything "
             "WITH (create_slot = false, copy_data = false)"
         )
-        capture.install(connection, POSTS)
-        assert capture.is_installed(connection, POSTS.relation)
-        assert not capture.is_installed(connection, USERS.relation)
-        capture.install(connection, USERS)
+        install.install(connection, POSTS)
+        assert install.is_installed(connection, POSTS.relation)
+        assert not install.is_installed(connection, USERS.relation)
+        install.install(connection, USERS)
         for one in (POSTS, USERS):
-            assert capture.is_installed(connection, one.relation)
-            assert capture.is_current(connection, one)
+            assert install.is_installed(connection, one.relation)
+            assert install.is_current(connection, one)
             publisher.execute(WRITES.format(one.relation).encode())
             wait_until(lambda: len(changes(connection)) == len(WRITTEN), what="the worker has applied all")
             assert changes(connection) == WRITTEN

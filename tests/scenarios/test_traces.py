@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from syncer import traces
-from syncer.errors import ConfigError
-from syncer.settings import TracesSettings
+from syncer.base import tracing
+from syncer.base.errors import ConfigError
+from syncer.base.settings import TracesSettings
 from tests.harness import World
 
 BLOG = """
@@ -25,8 +25,8 @@ INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'xylophone-in-the-row
 
 
 @contextmanager
-def collector() -> Iterator[tuple[str, list[Any]]]:
-    """Somebody who collects spans: where, and what it was told."""
+def collector(*, service: str = "syncer") -> Iterator[tuple[str, list[Any]]]:
+    """A collector of spans: its endpoint, and the spans that it received."""
     spans: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -35,7 +35,7 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
             told = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
             for resource in told.resource_spans:
                 names = {one.key: one.value.string_value for one in resource.resource.attributes}
-                assert names["service.name"] == "syncer"
+                assert names["service.name"] == service
                 spans.extend(span for scope in resource.scope_spans for span in scope.spans)
             self.send_response(200)
             self.end_headers()
@@ -44,20 +44,20 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
             """Say nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    serving.start()
+    current = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    current.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1/traces", spans
     finally:
         server.shutdown()
-        serving.join()
+        current.join()
         server.server_close()
 
 
 def test_a_batch_of_a_worker_is_linked_to_the_batches_of_the_relay_that_it_has(world: World) -> None:
-    """Each has its stages as children, and numbers; none has a value of a row; without changes there is none."""
+    """Each has its components as children, and numbers; none has a value of a row; without changes there is none."""
     with collector() as (endpoint, spans):
-        traces.configure(TracesSettings(endpoint=endpoint))
+        tracing.configure(TracesSettings(endpoint=endpoint))
         try:
             with world.index() as index, world.relay() as relay, world.worker(index) as worker:
                 relay.run_once()
@@ -68,7 +68,7 @@ def test_a_batch_of_a_worker_is_linked_to_the_batches_of_the_relay_that_it_has(w
                 world.drain(relay, worker)
                 world.handle(worker)
         finally:
-            traces.close()
+            tracing.close()
     named: dict[str, list[Any]] = {}
     for span in spans:
         named.setdefault(span.name, []).append(span)
@@ -91,19 +91,33 @@ def test_a_batch_of_a_worker_is_linked_to_the_batches_of_the_relay_that_it_has(w
 def test_what_fails_is_told_without_what_it_says() -> None:
     """Errors of servers quote the values that they are about: a span has the error's name alone."""
     with collector() as (endpoint, spans):
-        traces.configure(TracesSettings(endpoint=endpoint))
-        batch = traces.begin("worker.batch")
-        with pytest.raises(ValueError, match="xylophone"), batch.stage("compose"):
+        tracing.configure(TracesSettings(endpoint=endpoint))
+        batch = tracing.begin("worker.batch")
+        with pytest.raises(ValueError, match="xylophone"), batch.step("compose"):
             raise ValueError("xylophone is no number")
         batch.end()
-        traces.close()
+        tracing.close()
     (failed,) = [one for one in spans if one.name == "compose"]
     assert failed.status.message == "ValueError"
     assert "xylophone" not in str(spans)
 
 
-def test_nobody_who_collects_holds_nobody_up(world: World) -> None:
-    """A daemon whose collector is away goes on, says so in its log, and ends in time."""
+def test_the_standard_variables_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They name an endpoint and the service; OTEL_SDK_DISABLED disables tracing."""
+    with collector(service="search") as (endpoint, spans):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.removesuffix("/v1/traces"))
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "search")
+        tracing.configure(TracesSettings())
+        tracing.begin("worker.batch").end()
+        tracing.close()
+        assert [one.name for one in spans] == ["worker.batch"]
+        monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+        tracing.configure(TracesSettings(endpoint=endpoint))
+        assert not tracing.is_on()
+
+
+def test_a_collector_that_is_down_delays_nothing(world: World) -> None:
+    """The daemon continues, logs the error, and stops in time."""
     daemon = world.daemon(environment={"SYNCER_TRACES_ENDPOINT": "http://127.0.0.1:1/v1/traces"})
     world.sql(BLOG)
     world.wait_until_level()
@@ -112,12 +126,12 @@ def test_nobody_who_collects_holds_nobody_up(world: World) -> None:
 
 
 def test_nothing_of_it_is_imported_unless_it_is_wanted() -> None:
-    """Nor is it needed: who wants it without having it is told what to install."""
+    """Nor is the SDK needed. If traces.endpoint is set without it, the error says what to install."""
     # Elasticsearch's client asks OpenTelemetry's small API whether anybody wants to know, if that is there.
     loaded = "import sys, syncer.cli; print([one for one in sys.modules if one.startswith('opentelemetry.sdk')])"
     assert subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout == "[]\n"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
         with pytest.raises(ConfigError, match="not installed") as raised:
-            traces.configure(TracesSettings(endpoint="http://127.0.0.1:1"))
-    assert "syncer[otel]" in raised.value.hint
+            tracing.configure(TracesSettings(endpoint="http://127.0.0.1:1"))
+    assert "syncer-cdc[otel]" in raised.value.hint

@@ -1,4 +1,4 @@
-"""Verify finds drift of every kind and says why, cries no wolf, and mends what can be mended."""
+"""Verify finds drift of every kind and says why, cries no wolf, and fixes what can be fixed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import pytest
 from elasticsearch import Elasticsearch, NotFoundError
 from rich.console import Console
 
-from syncer import looking, transit, verification, verify as verifying
-from syncer.comparing import compared
-from syncer.drift import Cause, Kind
-from syncer.errors import DocumentError
-from syncer.verify import VerifyReport, verify
-from syncer.writer import Writer
+from syncer.base.errors import DocumentError
+from syncer.cli.comparing import compared
+from syncer.documents.registry import Catalogue
+from syncer.indexing.writer import Writer
+from syncer.monitoring.status import ask_postgres
+from syncer.verify import compare as verifying, recheck, watermark
+from syncer.verify.compare import VerifyReport, verify
+from syncer.verify.diff import Cause, DriftKind
 from tests.faults.rules import EXTRAS_COUNTED, LOOKED_AT_AGAIN
 from tests.harness import World
+from tests.mutations import DOES_NOTHING, SAYS_YES
+from tests.mutations.verify import fixes_on_one_shard
+from tests.mutations.version import never_lost
 from tests.proof import Rule, faces
 from tests.routed import document, put, put_shards
 
@@ -35,6 +40,11 @@ Pause = Callable[[float], None]
 @pytest.fixture
 def blog(world: World) -> World:
     """Sixty posts with two comments each, in Postgres and in Elasticsearch."""
+    return filled(world)
+
+
+def filled(world: World) -> World:
+    """A world with these posts."""
     for query in (USERS, POSTS, COMMENTS):
         world.sql(query)
     fill(world)
@@ -50,8 +60,8 @@ def fill(world: World) -> None:
     """What ``syncer backfill`` does, and what has come before is handled."""
     world.backfill()
     handled(world)
-    world.sql("UPDATE syncer.document SET filled_at = now()")
-    # What somebody writes over the last version drawn can be told from syncer's own.
+    world.sql("UPDATE syncer.document SET loaded_at = now()")
+    # What somebody writes over the last version assigned can be told from syncer's own.
     with world.index() as index, world.writer(index) as writer:
         writer.write(world.index_of(), ["7"])
     with world.elasticsearch() as client:
@@ -96,7 +106,7 @@ def version(client: Elasticsearch, world: World, id_: str = "7") -> int:
     return int(client.get(index=world.alias, id=id_).body["_version"])
 
 
-# Planted by hand: kind, cause, the paths that differ, whether a repair mends it
+# Planted by hand: kind, cause, the paths that differ, whether a repair fixes it
 
 Plant = Callable[[Elasticsearch, World, dict[str, Any]], object]
 
@@ -121,87 +131,102 @@ def _internal(client: Elasticsearch, world: World, _: dict[str, Any]) -> None:
     client.index(index=world.alias, id="80", document=world.expected()["80"] | {"title": "other"})
 
 
-PLANTED: dict[str, tuple[str, Kind, Cause | None, tuple[str, ...], bool, Plant]] = {
-    "missing": ("7", Kind.MISSING, None, (), True, lambda c, w, _: c.delete(index=w.alias, id="7")),
+PLANTED: dict[str, tuple[str, DriftKind, Cause | None, tuple[str, ...], bool, Plant]] = {
+    "missing": ("7", DriftKind.MISSING, None, (), True, lambda c, w, _: c.delete(index=w.alias, id="7")),
     "extra": (
-        "99", Kind.EXTRA, Cause.FOREIGN, (), True, lambda c, w, s: c.index(index=w.alias, id="99", document=s),
+        "99", DriftKind.EXTRA, Cause.FOREIGN, (), True, lambda c, w, s: c.index(index=w.alias, id="99", document=s),
     ),
-    "stale": ("7", Kind.DIFFERENT, None, ("title",), True, _stale),
+    "stale": ("7", DriftKind.DIFFERENT, None, ("title",), True, _stale),
     "one_nested_field": (
-        "7", Kind.DIFFERENT, Cause.FOREIGN, ("comments[1].comment",), True,
+        "7", DriftKind.DIFFERENT, Cause.FOREIGN, ("comments[1].comment",), True,
         lambda c, w, s: c.index(index=w.alias, id="7", document=_comment(s)),
     ),
     "routing": (
-        "7", Kind.MISPLACED, Cause.FOREIGN, (), True,
+        "7", DriftKind.MISPLACED, Cause.FOREIGN, (), True,
         lambda c, w, s: (c.delete(index=w.alias, id="7"), c.index(index=w.alias, id="7", routing="x", document=s)),
     ),
     "huge_version": (
-        "7", Kind.DIFFERENT, Cause.FOREIGN_AHEAD, ("title",), False,
+        "7", DriftKind.DIFFERENT, Cause.FOREIGN_AHEAD, ("title",), False,
         lambda c, w, s: _overwrite(c, w, s | {"title": "other"}, FAR_AHEAD),
     ),
     "huge_version_extra": (
-        "99", Kind.EXTRA, Cause.FOREIGN_AHEAD, (), False,
+        "99", DriftKind.EXTRA, Cause.FOREIGN_AHEAD, (), False,
         lambda c, w, s: c.index(index=w.alias, id="99", document=s, version=FAR_AHEAD, version_type="external"),
     ),
     "huge_delete": (
-        "7", Kind.MISSING, None, (), False,
+        "7", DriftKind.MISSING, None, (), False,
         lambda c, w, _: c.delete(index=w.alias, id="7", version=FAR_AHEAD, version_type="external"),
     ),
-    "small_version": ("80", Kind.DIFFERENT, Cause.FOREIGN, ("title",), True, _internal),
+    "small_version": ("80", DriftKind.DIFFERENT, Cause.FOREIGN, ("title",), True, _internal),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_drift_is_found_named_and_repaired(blog: World, client: Elasticsearch, name: str) -> None:
-    """Each kind: the document, how it differs, the field, and why; then it is mended, or it is said why not."""
-    id_, kind, cause, paths, is_mended, plant = PLANTED[name]
-    plant(client, blog, source(client, blog))
+@pytest.fixture(scope="module")
+def repaired(shared_world: World) -> World:
+    """The same sixty posts for each drift that a repair takes back."""
+    return filled(shared_world)
 
-    (found,) = run(blog).drifts
+
+def found_and_repaired(world: World, name: str) -> VerifyReport:
+    """Plant a drift by hand: it is named as it is. What a repair then says."""
+    id_, kind, cause, paths, is_fixed, plant = PLANTED[name]
+    with world.elasticsearch() as client:
+        plant(client, world, source(client, world))
+    (found,) = run(world).drifts
     assert (found.id, found.kind, found.cause) == (id_, kind, cause)
     assert tuple(one.path for one in found.differences) == paths
+    report = run(world, repair=True)
+    assert report.holds is is_fixed
+    assert [one.id for one in (report.repaired if is_fixed else report.drifts)] == [id_]
+    assert run(world).holds is is_fixed
+    return report
 
-    report = run(blog, repair=True)
-    assert report.holds is is_mended
-    assert [one.id for one in (report.repaired if is_mended else report.drifts)] == [id_]
-    assert run(blog).holds is is_mended
-    if is_mended:
-        assert blog.differences() == []
-    else:
-        wanted = Cause.FOREIGN_DELETE if kind is Kind.MISSING else Cause.FOREIGN_AHEAD
-        assert report.drifts[0].cause is wanted
+
+@pytest.mark.parametrize("name", [name for name, (*_, is_fixed, _) in PLANTED.items() if is_fixed])
+def test_drift_is_found_named_and_repaired(repaired: World, name: str) -> None:
+    """Each kind: the document, how it differs, the field, and why; then it is fixed."""
+    found_and_repaired(repaired, name)
+    assert repaired.differences() == []
+
+
+@pytest.mark.parametrize("name", [name for name, (*_, is_fixed, _) in PLANTED.items() if not is_fixed])
+def test_drift_that_no_repair_fixes_says_why(blog: World, name: str) -> None:
+    """A version that syncer never reaches, of a document or of a delete, needs a new index."""
+    report = found_and_repaired(blog, name)
+    wanted = Cause.FOREIGN_DELETE if PLANTED[name][1] is DriftKind.MISSING else Cause.FOREIGN_AHEAD
+    assert report.drifts[0].cause is wanted
 
 
 def test_a_dead_letter_is_said(blog: World) -> None:
-    """With its error; a repair tries it once more, and leaves it parked."""
+    """With its error; a repair tries it once more, and leaves it dead-lettered."""
     blog.sql("UPDATE posts SET created = 'infinity' WHERE id = 7")
     handled(blog)
     for _ in range(2):
         report = run(blog, repair=True)
         (found,) = report.drifts
-        assert (found.id, found.cause) == ("7", Cause.PARKED)
+        assert (found.id, found.cause) == ("7", Cause.DEAD_LETTERED)
         assert "document_parsing_exception" in (found.error or "")
     blog.sql("UPDATE posts SET created = now() WHERE id = 7")
     assert run(blog, repair=True).holds
     assert blog.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
 
 
-def test_what_has_not_been_filled_is_said(blog: World, client: Elasticsearch) -> None:
-    """A fill that never ended is why documents are missing."""
-    blog.sql("UPDATE syncer.document SET filled_at = NULL")
+def test_what_has_not_been_loaded_is_said(blog: World, client: Elasticsearch) -> None:
+    """A load that never ended is why documents are missing."""
+    blog.sql("UPDATE syncer.document SET loaded_at = NULL")
     client.delete(index=blog.alias, id="7")
     (found,) = run(blog).drifts
-    assert found.cause is Cause.UNFILLED
+    assert found.cause is Cause.INCOMPLETE
 
 
-@faces("one document is missing, and another one is too many", promises=(3,), without=EXTRAS_COUNTED)
+@faces("one document is missing, and another one is too many", guarantees=(3,), without=EXTRAS_COUNTED)
 def test_a_missing_and_an_extra_one_do_not_cancel_out(blog: World, client: Elasticsearch) -> None:
     """The totals agree, and both are found; so are two copies of one where another one is missing."""
     client.delete(index=blog.alias, id="7")
     client.index(index=blog.alias, id="70", document=source(client, blog, "8"))
     assert blog.expected().keys() != blog.held().keys()
     assert len(blog.expected()) == len(blog.held())
-    assert {one.id: one.kind for one in run(blog).drifts} == {"7": Kind.MISSING, "70": Kind.EXTRA}
+    assert {one.id: one.kind for one in run(blog).drifts} == {"7": DriftKind.MISSING, "70": DriftKind.EXTRA}
 
 
 def test_no_extra_hides_in_whatever_order(blog: World, client: Elasticsearch) -> None:
@@ -216,12 +241,11 @@ def test_no_extra_hides_in_whatever_order(blog: World, client: Elasticsearch) ->
 
 @faces(
     "a join multiplies a document",
-    promises=(3,),
+    guarantees=(3,),
     without=Rule(
         "verify asks first whether ids are unique",
-        module="syncer.compose",
-        text="    require_unique(connection, document)\n    rows: dict",
-        instead="    rows: dict",
+        patch="syncer.documents.queries:require_unique",
+        instead=DOES_NOTHING,
     ),
 )
 def test_an_id_that_comes_twice_is_refused(blog: World) -> None:
@@ -241,12 +265,11 @@ def test_an_id_that_comes_twice_is_refused(blog: World) -> None:
 
 @faces(
     "copies lie on every shard",
-    promises=(3,),
+    guarantees=(3,),
     without=Rule(
         "a repair deletes what should not be there from every shard",
-        module="syncer.verify",
-        text="total.add(writer.write(report.index_name, part, everywhere=everywhere))",
-        instead="total.add(writer.write(report.index_name, part))",
+        patch="syncer.verify.compare:_fix",
+        instead=fixes_on_one_shard,
     ),
 )
 def test_copies_on_every_shard_are_found_and_removed(empty_world: World) -> None:
@@ -262,28 +285,25 @@ def test_copies_on_every_shard_are_found_and_removed(empty_world: World) -> None
             put(client, empty_world, "7", routing, found)
             put(client, empty_world, "99", routing, found)
     report = run(empty_world, repair=True)
-    assert {one.id: one.kind for one in report.repaired} == {"7": Kind.MISPLACED, "99": Kind.EXTRA}
+    assert {one.id: one.kind for one in report.repaired} == {"7": DriftKind.MISPLACED, "99": DriftKind.EXTRA}
     assert report.holds
     assert empty_world.differences() == []
 
 
 @faces(
     "Postgres was restored, and no writer has begun since",
-    promises=(2, 3),
+    guarantees=(2, 3),
     without=Rule(
-        "versions of a life that was lost are known",
-        module="syncer.version",
-        text="is_of_a_lost_life = epoch > epoch_now or not is_entered",
-        instead="is_of_a_lost_life = False",
+        "versions of a lost cluster identity are known", patch="syncer.indexing.failover:origin", instead=never_lost
     ),
 )
 def test_what_a_restore_has_lost_is_not_foreign(blog: World, client: Elasticsearch) -> None:
-    """Between a restore and the first writer after it, versions of the life before are greater than any drawn."""
+    """Between a restore and the first writer after it, versions of the life before are greater than any assigned."""
     lost = version(client, blog) + (1 << 40)
     _overwrite(client, blog, source(client, blog) | {"title": "lost"}, lost)
     (found,) = run(blog).drifts
     assert found.cause is Cause.FOREIGN_AHEAD
-    blog.sql("UPDATE syncer.incarnation SET timeline = timeline + 1")
+    blog.sql("UPDATE syncer.cluster_identity SET timeline = timeline + 1")
     (found,) = run(blog).drifts
     assert found.cause is Cause.LOST
     assert run(blog, repair=True).holds
@@ -292,7 +312,7 @@ def test_what_a_restore_has_lost_is_not_foreign(blog: World, client: Elasticsear
 # Beside live traffic
 
 
-@faces("documents change on both sides while they are compared", promises=(3, 4))
+@faces("documents change on both sides while they are compared", guarantees=(3, 4))
 def test_what_changes_meanwhile_is_not_drift(blog: World, client: Elasticsearch) -> None:
     """Documents written, added and deleted on both sides while the pages go by: the views do not move."""
     seen: list[int] = []
@@ -310,7 +330,7 @@ def test_what_changes_meanwhile_is_not_drift(blog: World, client: Elasticsearch)
     assert (report.drifts, report.documents) == ([], 60)
 
 
-@faces("a document lags while verify compares", promises=(3, 4), without=LOOKED_AT_AGAIN)
+@faces("a document lags while verify compares", guarantees=(3, 4), without=LOOKED_AT_AGAIN)
 def test_what_is_in_flight_is_not_drift(blog: World) -> None:
     """A document that lags is looked at again, until it has come."""
     blog.sql("UPDATE posts SET title = 'new' WHERE id < 30; DELETE FROM posts WHERE id > 50")
@@ -392,7 +412,7 @@ def slowly(blog: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Verify
 
     def verified(*, repair: bool = False, **when: int) -> VerifyReport:
         clock = _Slowly(blog, **when)
-        for module in (looking, transit):
+        for module in (recheck, watermark):
             monkeypatch.setattr(module, "time", clock)
         return run(blog, settle=10, pause=clock, repair=repair)
 
@@ -401,12 +421,11 @@ def slowly(blog: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Verify
 
 @faces(
     "a change lags for longer than a difference may last",
-    promises=(3,),
+    guarantees=(3,),
     without=Rule(
         "what differs has drifted only once every change from before that is handled",
-        module="syncer.looking",
-        text="is_through = self.transit.is_through()",
-        instead="is_through = True",
+        patch="syncer.verify.watermark:Watermark.is_through",
+        instead=SAYS_YES,
     ),
 )
 def test_what_lags_for_long_is_waited_for(
@@ -473,12 +492,12 @@ def test_too_many_to_list(blog: World, client: Elasticsearch) -> None:
         client.index(index=blog.alias, id=str(number), document={})
     report = run(blog)
     assert not report.is_complete
-    assert {one.kind for one in report.drifts} == {Kind.EXTRA}
+    assert {one.kind for one in report.drifts} == {DriftKind.EXTRA}
 
 
 @pytest.mark.usefixtures("few")
 def test_repair_goes_on_in_rounds(blog: World, client: Elasticsearch) -> None:
-    """More than fit into one round are all mended."""
+    """More than fit into one round are all fixed."""
     for number in range(30):
         client.delete(index=blog.alias, id=str(number))
         client.index(index=blog.alias, id=str(number + 1000), document={})
@@ -496,15 +515,15 @@ def test_what_drifts_in_two_rounds_is_told_of_once(
     for number in range(30):
         client.delete(index=blog.alias, id=str(number))
         client.index(index=blog.alias, id=str(number + 1000), document={})
-    mend, lost = verifying._mend, list[str]()
+    fix, lost = verifying._fix, list[str]()
 
-    def mend_and_lose(writer: Writer, looks: Any, report: VerifyReport) -> None:
-        mend(writer, looks, report)
+    def fix_and_lose(writer: Writer, looks: Any, report: VerifyReport) -> None:
+        fix(writer, looks, report)
         if not lost:
-            lost.append(next(one.id for one in report.repaired if one.kind is Kind.MISSING))
+            lost.append(next(one.id for one in report.repaired if one.kind is DriftKind.MISSING))
             client.delete(index=blog.alias, id=lost[0])
 
-    monkeypatch.setattr(verifying, "_mend", mend_and_lose)
+    monkeypatch.setattr(verifying, "_fix", fix_and_lose)
     report = run(blog, repair=True)
     assert report.holds
     assert len({one.id for one in report.repaired}) == len(report.repaired) == 60
@@ -512,8 +531,8 @@ def test_what_drifts_in_two_rounds_is_told_of_once(
 
 
 @pytest.mark.usefixtures("few")
-def test_rounds_end_where_nothing_is_mended(blog: World, client: Elasticsearch) -> None:
-    """Documents that a repair cannot mend do not keep it busy."""
+def test_rounds_end_where_nothing_is_fixed(blog: World, client: Elasticsearch) -> None:
+    """Documents that a repair cannot fix do not keep it busy."""
     for number in range(30):
         foreign: dict[str, Any] = {"version": FAR_AHEAD, "version_type": "external"}
         client.index(index=blog.alias, id=str(number + 1000), document={}, **foreign)
@@ -541,17 +560,16 @@ def test_a_sample_looks_at_both_sides(blog: World, client: Elasticsearch) -> Non
 
 
 @faces(
-    "another definition is put in force while documents are compared, or wait for their turn",
-    promises=(3,),
+    "another definition is activated while documents are compared, or wait for their turn",
+    guarantees=(3,),
     without=Rule(
         "no document is blamed for what its definition was before",
-        module="syncer.comparing",
-        text="if now is None or now.generation == document.generation:",
-        instead="if True:",
+        patch="syncer.cli.comparing:_in_force",
+        instead=DOES_NOTHING,
     ),
 )
 def test_what_is_applied_meanwhile_is_no_drift(blog: World, client: Elasticsearch) -> None:
-    """Documents are compared with the definition that is in force in the end; so is what is noted."""
+    """Documents are compared with the definition that is active in the end; so is what is noted."""
     before = document(blog)
     select = blog.document_folder / "select.sql"
     select.write_text(select.read_text().replace("p.title,", "upper(p.title) AS title,"))
@@ -560,7 +578,7 @@ def test_what_is_applied_meanwhile_is_no_drift(blog: World, client: Elasticsearc
         parts = blog.parts(connection, client)
         report = compared(parts, before, err=Console(quiet=True), settle_seconds=0)
         assert (report.holds, report.documents) == (True, 60)
-        assert [one.drifted for one in verification.last(connection)] == [0]
+        assert [one.drifted for one in ask_postgres(connection, Catalogue()).verifications] == [0]
 
 
 # What fails
@@ -584,7 +602,7 @@ def test_an_index_that_is_gone_is_explained(blog: World, client: Elasticsearch) 
 
 
 def test_an_id_that_no_document_can_have_is_a_drift_of_its_own(world: World) -> None:
-    """A row whose id is empty is missing, and parked; all others are compared."""
+    """A row whose id is empty is missing, and dead-lettered; all others are compared."""
     (world.document_folder / "select.sql").write_text("SELECT p.body AS _id, p.title FROM posts AS p")
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'a', 'a'), (2, 1, 'b', '')")
@@ -592,7 +610,7 @@ def test_an_id_that_no_document_can_have_is_a_drift_of_its_own(world: World) -> 
     handled(world)
     report = run(world)
     assert report.documents == 2
-    assert [(one.id, one.kind, one.cause) for one in report.drifts] == [("", Kind.MISSING, Cause.PARKED)]
+    assert [(one.id, one.kind, one.cause) for one in report.drifts] == [("", DriftKind.MISSING, Cause.DEAD_LETTERED)]
 
 
 def test_documents_nested_hundreds_deep_are_compared(world: World, client: Elasticsearch) -> None:

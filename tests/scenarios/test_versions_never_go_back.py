@@ -1,4 +1,4 @@
-"""A version drawn later is greater, across connections, crashes, failover, restore, and dump and restore."""
+"""A version assigned later is greater, across connections, crashes, failover, restore, and dump and restore."""
 
 from __future__ import annotations
 
@@ -14,29 +14,39 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from syncer import version
-from syncer.errors import IndexingError
-from syncer.index import Index
-from syncer.model import EPOCH_SHIFT
-from syncer.policy import Action, decide
-from syncer.postgres import Connection
-from syncer.session import Session
-from tests.drawing import draw
+from syncer.base.error_policy import Action, decide
+from syncer.base.errors import IndexingError
+from syncer.base.model import EPOCH_SHIFT
+from syncer.base.postgres import Connection
+from syncer.elasticsearch.bulk import Index
+from syncer.indexing import failover, version, version_log
+from syncer.indexing.connections import Session
+from tests.drawing import assign
 from tests.faults.rules import EPOCH_RECORDED
 from tests.harness import DEADLINE_SECONDS, World
+from tests.model import cluster_identities
+from tests.mutations import DOES_NOTHING, SAYS_YES, Replaces
+from tests.mutations.version import (
+    any_entered,
+    locks_while_it_asks,
+    nothing_recorded,
+    one_more_than_recorded,
+    whatever_sequence,
+)
+from tests.mutations.writing import writes_any_epoch
 from tests.proof import Rule, faces
 
 SEQUENCE = "SELECT last_value FROM syncer.version"
-INSTALLATION = "SELECT installation FROM syncer.incarnation"
-EPOCH = "SELECT epoch FROM syncer.incarnation"
+INSTALLATION = "SELECT installation FROM syncer.cluster_identity"
+EPOCH = "SELECT epoch FROM syncer.cluster_identity"
 
 THREADS = 6
-DRAWS = 100
+ASSIGNS = 100
 
 
 @pytest.fixture
 def database(empty_world: World) -> World:
-    """A database with the syncer schema, in no incarnation yet."""
+    """A database with the syncer schema, in no cluster identity yet."""
     empty_world.migrate()
     return empty_world
 
@@ -48,18 +58,18 @@ def index(database: World) -> Iterator[Index]:
         yield made
 
 
-def enter(world: World, index: Index) -> version.Incarnation:
+def enter(world: World, index: Index) -> failover.ClusterIdentity:
     """What every writer does on a new connection."""
     with world.connect() as connection:
-        found = version.enter_incarnation(connection, index)
+        found = failover.enter_cluster_identity(connection, index)
         version.skip_unflushed(connection)
         return found
 
 
-def draw_alone(world: World) -> int:
+def assign_alone(world: World) -> int:
     """One version, on a connection of its own."""
     with world.connect() as connection:
-        return draw(connection)
+        return assign(connection)
 
 
 def installation(world: World) -> UUID:
@@ -69,83 +79,78 @@ def installation(world: World) -> UUID:
     return found
 
 
-# Within an incarnation
+# Within a cluster identity
 
 
-def draw_in_turns(world: World) -> list[int]:
-    """Draws of many connections, one after the other."""
+def assign_in_turns(world: World) -> list[int]:
+    """Assigns of many connections, one after the other."""
     order = random.Random(1)
     with ExitStack() as stack:
         connections = [stack.enter_context(world.connect()) for _ in range(THREADS)]
-        return [draw(order.choice(connections)) for _ in range(DRAWS)]
+        return [assign(order.choice(connections)) for _ in range(ASSIGNS)]
 
 
-@faces("many connections draw in turns", promises=(2,))
-def test_draws_of_many_connections_grow_in_the_order_in_which_they_were_made(database: World) -> None:
-    """A draw that begins after another has ended is greater, whoever made them."""
-    drawn = draw_in_turns(database)
-    assert drawn == sorted(set(drawn))
+@faces("many connections assign in turns", guarantees=(2,))
+def test_assigns_of_many_connections_grow_in_the_order_in_which_they_were_made(database: World) -> None:
+    """An assign that begins after another has ended is greater, whoever made them."""
+    assigned = assign_in_turns(database)
+    assert assigned == sorted(set(assigned))
 
 
 def test_a_sequence_with_a_cache_would_break_the_order(database: World) -> None:
     """The rule is seen: numbers that connections fetch in advance come out of order."""
     database.sql("ALTER SEQUENCE syncer.version CACHE 20")
-    drawn = draw_in_turns(database)
-    assert drawn != sorted(set(drawn))
+    assigned = assign_in_turns(database)
+    assert assigned != sorted(set(assigned))
 
 
-@faces("many connections draw at once", promises=(2,))
-def test_draws_of_many_threads_at_once_keep_the_order_of_time(database: World, index: Index) -> None:
-    """Of draws that overlap none is handed out twice, and one that ended before another began is the lesser."""
+@faces("many connections assign at once", guarantees=(2,))
+def test_assigns_of_many_threads_at_once_keep_the_order_of_time(database: World, index: Index) -> None:
+    """Of assigns that overlap none is handed out twice, and one that ended before another began is the lesser."""
     enter(database, index)
     begin = threading.Barrier(THREADS)
 
-    def draw_many(_: int) -> list[tuple[int, int, int]]:
+    def assign_many(_: int) -> list[tuple[int, int, int]]:
         with database.connect() as connection:
             begin.wait(timeout=DEADLINE_SECONDS)
-            return [_timed_draw(connection) for _ in range(DRAWS)]
+            return [_timed_assign(connection) for _ in range(ASSIGNS)]
 
     with ThreadPoolExecutor(THREADS) as threads:
-        draws = sorted(one for found in threads.map(draw_many, range(THREADS)) for one in found)
-    assert len({drawn for _, _, drawn in draws}) == THREADS * DRAWS
-    by_end = sorted(draws, key=lambda one: one[1])
+        assigns = sorted(one for found in threads.map(assign_many, range(THREADS)) for one in found)
+    assert len({assigned for _, _, assigned in assigns}) == THREADS * ASSIGNS
+    by_end = sorted(assigns, key=lambda one: one[1])
     greatest_ended, ended = 0, 0
-    for began, _, drawn in draws:
+    for began, _, assigned in assigns:
         while by_end[ended][1] < began:
             greatest_ended = max(greatest_ended, by_end[ended][2])
             ended += 1
-        assert drawn > greatest_ended
+        assert assigned > greatest_ended
 
 
-def _timed_draw(connection: Connection) -> tuple[int, int, int]:
+def _timed_assign(connection: Connection) -> tuple[int, int, int]:
     began = time.monotonic_ns()
-    drawn = draw(connection)
-    return began, time.monotonic_ns(), drawn
+    assigned = assign(connection)
+    return began, time.monotonic_ns(), assigned
 
 
 @faces(
     "Postgres crashes with numbers handed out that are not on disk",
-    promises=(2,),
-    without=Rule(
-        "a new writer skips what a crash may have taken back",
-        module="syncer.version",
-        text="connection.execute(_SKIP)",
-        instead="pass",
-    ),
+    guarantees=(2,),
+    without=Rule(cluster_identities.SKIPPED, patch="syncer.indexing.version:skip_unflushed", instead=DOES_NOTHING),
 )
 def test_a_new_writer_skips_whatever_a_crash_may_have_taken_back(database: World) -> None:
-    """It steps over more numbers than all connections together can have drawn and not yet on disk."""
+    """It steps over more numbers than all connections together can have assigned and not yet on disk."""
     ahead = 32 * int(database.sql("SHOW max_connections")[0][0])
     with database.connect() as connection:
-        before = draw(connection)
+        before = assign(connection)
         version.skip_unflushed(connection)
-        assert draw(connection) - before > ahead
+        assert assign(connection) - before > ahead
 
 
-# Across incarnations
+# Across cluster identities
 
-OTHER_TIMELINE = "UPDATE syncer.incarnation SET timeline = timeline - 1"
-OTHER_SYSTEM = "UPDATE syncer.incarnation SET system_identifier = system_identifier + 1"
+OTHER_TIMELINE = "UPDATE syncer.cluster_identity SET timeline = timeline - 1"
+OTHER_SYSTEM = "UPDATE syncer.cluster_identity SET system_identifier = system_identifier + 1"
 CHANGES = {
     "failover": OTHER_TIMELINE,
     "dump_and_restore": OTHER_SYSTEM + "; SELECT setval('syncer.version', 1)",
@@ -156,109 +161,104 @@ CHANGES = {
 
 @faces(
     "Postgres fails over, or is restored to an earlier state",
-    promises=(2,),
+    guarantees=(2,),
     without=(
         EPOCH_RECORDED,
         Rule(
-            "another incarnation of the database has an epoch of its own",
-            module="syncer.version",
-            text="is_same = (system_identifier, timeline, sequence) == current",
-            instead="is_same = epoch > 0",
+            cluster_identities.NEW_EPOCH,
+            patch="syncer.indexing.failover:_is_same_database",
+            instead=any_entered,
         ),
     ),
 )
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_another_incarnation_draws_greater_versions(database: World, index: Index, change: str) -> None:
+def test_another_cluster_identity_assigns_greater_versions(database: World, index: Index, change: str) -> None:
     """After failover or restore, each version is greater than each one before, though Postgres was set back."""
     enter(database, index)
     for _ in range(2):
         database.sql(OTHER_TIMELINE)
         assert enter(database, index).has_changed
-    before = draw_in_turns(database)
+    before = assign_in_turns(database)
     database.sql(change)
     entered = enter(database, index)
     assert entered.epoch == 4
     assert index.read_epoch(installation(database)) == 4
     assert database.sql(EPOCH) == [(4,)]
-    assert min(draw_in_turns(database)) > max(before)
+    assert min(assign_in_turns(database)) > max(before)
     again = enter(database, index)
     assert not again.has_changed
     assert again.epoch == 4
 
 
 @faces(
-    "Elasticsearch is set up anew before a failover",
-    promises=(2,),
+    "Elasticsearch is set up again before a failover",
+    guarantees=(2,),
     without=Rule(
         "an epoch that only Postgres remembers counts too",
-        module="syncer.version",
-        text="max(found.epoch, recorded) + 1",
-        instead="recorded + 1",
+        patch="syncer.indexing.failover:_next_epoch",
+        instead=one_more_than_recorded,
     ),
 )
 def test_an_epoch_that_only_postgres_remembers_counts_too(database: World, index: Index) -> None:
     """When Elasticsearch was set up anew and has no record, Postgres's own epoch is exceeded."""
     enter(database, index)
-    before = draw_alone(database)
+    before = assign_alone(database)
     database.sql(f"{OTHER_TIMELINE}, installation = gen_random_uuid(), epoch = 7")
     assert index.read_epoch(installation(database)) == 0
     assert enter(database, index).epoch == 8
     assert index.read_epoch(installation(database)) == 8
-    assert draw_alone(database) > before
+    assert assign_alone(database) > before
 
 
-def test_the_first_epoch_is_no_change_of_incarnation(database: World, index: Index) -> None:
+def test_the_first_epoch_is_no_change_of_cluster_identity(database: World, index: Index) -> None:
     """A new installation enters epoch 1 in silence; the version has the epoch in its upper bits."""
     entered = enter(database, index)
     assert entered.epoch == 1
     assert not entered.has_changed
-    assert draw_alone(database) >> EPOCH_SHIFT == 1
+    assert assign_alone(database) >> EPOCH_SHIFT == 1
 
 
 @faces(
     "many writers find a failover at once",
-    promises=(2,),
+    guarantees=(2,),
     without=Rule(
         "one at a time enters an epoch",
-        module="syncer.version",
-        text='_REMEMBERED = f"{_REMEMBERED_ONLY} FOR UPDATE"',
-        instead="_REMEMBERED = _REMEMBERED_ONLY",
+        patch="syncer.indexing.failover:_REMEMBERED",
+        instead=Replaces(" FOR UPDATE", ""),
     ),
 )
 def test_writers_that_find_the_change_together_enter_one_epoch(database: World, index: Index) -> None:
-    """Of many writers that notice a failover at the same time one bumps the epoch, and all draw with it."""
+    """Of many writers that notice a failover at the same time one bumps the epoch, and all assign with it."""
     enter(database, index)
     database.sql(OTHER_TIMELINE)
     with ThreadPoolExecutor(THREADS) as threads:
         entered = list(threads.map(lambda _: enter(database, index), range(THREADS)))
     assert {one.epoch for one in entered} == {2}
     assert [one.has_changed for one in entered].count(True) == 1
-    assert draw_alone(database) >> EPOCH_SHIFT == 2
+    assert assign_alone(database) >> EPOCH_SHIFT == 2
 
 
 SET_BACK = {
     "behind_a_note": (),
     "behind_what_elasticsearch_keeps": ("TRUNCATE syncer.version_time",),
-    "behind_the_record": ("TRUNCATE syncer.version_time", "UPDATE syncer.incarnation SET epoch = epoch - 1"),
+    "behind_the_record": ("TRUNCATE syncer.version_time", "UPDATE syncer.cluster_identity SET epoch = epoch - 1"),
 }
 
 
 @pytest.mark.parametrize("also", SET_BACK.values(), ids=SET_BACK.keys())
 @faces(
-    "the database's files are put back, or its sequence is, while nobody is connected",
-    promises=(2,),
+    "the database's files or its sequence are restored while no client is connected",
+    guarantees=(2,),
     without=(
         Rule(
-            "a sequence that is behind a version that was noted tells of another life",
-            module="syncer.version",
-            text="is_same = is_same and is_of_this_life(connection, known)",
-            instead="",
+            "a sequence that is behind a version that was noted shows another cluster identity",
+            patch="syncer.indexing.failover:may_have_assigned",
+            instead=SAYS_YES,
         ),
         Rule(
-            "an epoch that is behind the record tells of another life",
-            module="syncer.version",
-            text="== current and recorded <= epoch",
-            instead="== current",
+            "an epoch that is behind the record shows another cluster identity",
+            patch="syncer.indexing.failover:_compared",
+            instead=nothing_recorded,
         ),
     ),
 )
@@ -270,15 +270,15 @@ def test_a_life_that_was_set_back_is_found_out(
     database.sql(OTHER_TIMELINE)
     enter(database, index)
     with database.connect() as connection:
-        before = draw(connection)
-        version.DrawLog().note(connection)
+        before = assign(connection)
+        noted = version_log.note(connection)
         if "behind_the_record" not in request.node.name:
-            version.keep_noted(connection, index)
+            index.write_assigned(*noted)
     assert not enter(database, index).has_changed
     for one in ("SELECT setval('syncer.version', 1)", *also):
         database.sql(one)
     assert enter(database, index).has_changed
-    assert draw_alone(database) > before
+    assert assign_alone(database) > before
 
 
 class _Crashes:
@@ -298,37 +298,36 @@ class _Crashes:
         self._index.write_epoch(installation, epoch)
         raise ConnectionAbortedError
 
-    def read_drawn(self, installation: UUID) -> int:
-        return self._index.read_drawn(installation)
+    def read_assigned(self, installation: UUID) -> int:
+        return self._index.read_assigned(installation)
 
-    def write_drawn(self, installation: UUID, version: int) -> None:
-        self._index.write_drawn(installation, version)
+    def write_assigned(self, installation: UUID, version: int) -> None:
+        self._index.write_assigned(installation, version)
 
 
-@faces("a writer dies between the two places where an epoch is kept", promises=(2,), without=EPOCH_RECORDED)
+@faces("a writer dies between the two places where an epoch is kept", guarantees=(2,), without=EPOCH_RECORDED)
 def test_a_crash_between_the_record_and_postgres_costs_a_number_and_no_order(database: World, index: Index) -> None:
     """The record is ahead of Postgres then; whoever enters next goes beyond both."""
     enter(database, index)
-    before = draw_alone(database)
+    before = assign_alone(database)
     database.sql(OTHER_TIMELINE)
     for _ in range(2):
         with database.connect() as connection, pytest.raises(ConnectionAbortedError):
-            version.enter_incarnation(connection, _Crashes(index))
+            failover.enter_cluster_identity(connection, _Crashes(index))
     assert database.sql(EPOCH) == [(1,)]
     entered = enter(database, index)
     assert entered.epoch == index.read_epoch(installation(database)) == 4
     assert entered.has_changed
-    assert draw_alone(database) > before
+    assert assign_alone(database) > before
 
 
 @faces(
     "a daemon that was suspended writes an epoch that is over",
-    promises=(2,),
+    guarantees=(2,),
     without=Rule(
         "the record of the epoch never goes back",
-        module="syncer.index",
-        text='version=epoch,\n                version_type="external",\n',
-        instead="",
+        patch="syncer.elasticsearch.bulk:Index.write_epoch",
+        instead=writes_any_epoch,
     ),
 )
 def test_the_record_never_goes_back(database: World, index: Index) -> None:
@@ -344,12 +343,11 @@ def test_the_record_never_goes_back(database: World, index: Index) -> None:
 
 @faces(
     "Elasticsearch goes away while a writer connects",
-    promises=(),
+    guarantees=(),
     without=Rule(
-        "a connection on which no life could be entered is closed",
-        module="syncer.session",
-        text="                connection.close()\n                raise\n",
-        instead="                raise\n",
+        "a connection on which the cluster identity could not be recorded is closed",
+        patch="syncer.indexing.connections:Session._close_unentered",
+        instead=DOES_NOTHING,
     ),
 )
 def test_a_connection_on_which_no_life_could_be_entered_is_closed(database: World, index: Index) -> None:
@@ -372,60 +370,58 @@ def test_a_connection_on_which_no_life_could_be_entered_is_closed(database: Worl
 
 
 class _Slow:
-    """A record that is asked while somebody else enters the incarnation."""
+    """A record that is asked while somebody else enters the cluster identity."""
 
     def __init__(self, index: Index, meanwhile: Callable[[], object]) -> None:
         self._index = index
         self._meanwhile = meanwhile
         self.write_epoch = index.write_epoch
-        self.write_drawn = index.write_drawn
+        self.write_assigned = index.write_assigned
 
     def read_epoch(self, installation: UUID) -> int:
         return self._index.read_epoch(installation)
 
-    def read_drawn(self, installation: UUID) -> int:
-        drawn = self._index.read_drawn(installation)
+    def read_assigned(self, installation: UUID) -> int:
+        assigned = self._index.read_assigned(installation)
         self._meanwhile()
-        return drawn
+        return assigned
 
 
 @faces(
     "Elasticsearch is slow to say which epoch it has seen, while other writers connect",
-    promises=(2,),
+    guarantees=(2,),
     without=Rule(
         "no lock is held while Elasticsearch is asked about the epoch",
-        module="syncer.version",
-        text="    recorded, drawn = record.read_epoch",
-        instead="    connection.execute('BEGIN')\n"
-        "    _row(connection, _REMEMBERED)\n    recorded, drawn = record.read_epoch",
+        patch="syncer.indexing.failover:enter_cluster_identity",
+        instead=locks_while_it_asks,
     ),
 )
 def test_who_waits_for_the_record_keeps_nobody_waiting(database: World, index: Index) -> None:
-    """Others enter the incarnation meanwhile, and he who waited finds it entered."""
-    entered: list[version.Incarnation] = []
+    """Others enter the cluster identity meanwhile, and he who waited finds it entered."""
+    entered: list[failover.ClusterIdentity] = []
 
     def others_enter() -> None:
         with database.connect() as connection:
             connection.execute("SET lock_timeout = '2s'")
-            entered.append(version.enter_incarnation(connection, index))
+            entered.append(failover.enter_cluster_identity(connection, index))
 
     with database.connect() as connection:
-        found = version.enter_incarnation(connection, _Slow(index, others_enter))
+        found = failover.enter_cluster_identity(connection, _Slow(index, others_enter))
     assert [found.epoch] == [one.epoch for one in entered] == [1]
 
 
 @faces(
     "yesterday's dump is restored into the same cluster",
-    promises=(2,),
+    guarantees=(2,),
     without=Rule(
-        "a sequence that was made anew is another incarnation",
-        module="syncer.version",
-        text="is_same = (system_identifier, timeline, sequence) == current",
-        instead="is_same = (system_identifier, timeline) == current[:2]",
+        "a sequence that was created again is another cluster identity",
+        patch="syncer.indexing.failover:_is_same_database",
+        instead=whatever_sequence,
     ),
 )
-def test_a_dump_restored_into_the_same_cluster_is_another_incarnation(database: World, index: Index) -> None:
-    """Yesterday's dump, restored under the old name in the same cluster, does not draw yesterday's versions again."""
+def test_a_dump_restored_into_the_same_cluster_is_another_cluster_identity(database: World, index: Index) -> None:
+    """Yesterday's dump, restored under the old name in the same cluster, does not assign yesterday's versions again."""
+    database.require_postgres(17, "a pg_restore of its version, which sets transaction_timeout")
     enter(database, index)
     bin_folder = database.sandbox.postgres.bin_folder
     dump = database.folder / "yesterday.dump"
@@ -433,10 +429,10 @@ def test_a_dump_restored_into_the_same_cluster_is_another_incarnation(database: 
     subprocess.run([bin_folder / "pg_dump", *taking], check=True, timeout=DEADLINE_SECONDS)
     for _ in range(3):  # a day's work
         enter(database, index)
-    before = draw_alone(database)
+    before = assign_alone(database)
     with psycopg.connect(database.endpoints.postgres_dsn, autocommit=True) as connection:
         connection.execute(f'DROP DATABASE "{database.name}" WITH (FORCE)')
         connection.execute(f'CREATE DATABASE "{database.name}"')
     subprocess.run([bin_folder / "pg_restore", f"--dbname={database.dsn}", dump], check=True, timeout=DEADLINE_SECONDS)
     enter(database, index)
-    assert draw_alone(database) > before
+    assert assign_alone(database) > before

@@ -17,8 +17,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from syncer.errors import SandboxError
-from syncer.sandbox.server import Server
+from syncer.base.errors import SandboxError
+from syncer.sandbox.server import EmbeddedServer
 from tests.harness import World
 from tests.soak.fleet import Fleet
 from tests.soak.journal import Journal
@@ -83,7 +83,7 @@ def _stall(soak: Soak, dice: random.Random) -> None:
 # Servers
 
 
-def _server(soak: Soak, dice: random.Random) -> Server:
+def _server(soak: Soak, dice: random.Random) -> EmbeddedServer:
     return dice.choice(soak.world.sandbox.servers)
 
 
@@ -128,7 +128,7 @@ def _backfill(soak: Soak, dice: random.Random) -> None:
 
 
 def _rebuild(soak: Soak, dice: random.Random) -> None:
-    command(soak, dice, "backfill", dice.choice(soak.world.documents), "--rebuild")
+    command(soak, dice, "index", "rebuild", dice.choice(soak.world.documents))
 
 
 def _verify(soak: Soak, dice: random.Random) -> None:
@@ -166,17 +166,17 @@ def _change_mapping(soak: Soak, dice: random.Random) -> None:
 
 
 def _break_table(soak: Soak, dice: random.Random) -> None:
-    """A column that a document shows changes its type, so that the document halts until somebody applies."""
+    """A column that a document shows changes its type, so that the document suspends until somebody applies."""
     soak.world.sql(f"ALTER TABLE comments ALTER COLUMN stars TYPE {dice.choice(('smallint', 'integer'))}")
     time.sleep(dice.uniform(0, 5))
     command(soak, dice, "apply", "--yes")
 
 
 def _refuse(soak: Soak, dice: random.Random) -> None:
-    """Documents that Elasticsearch refuses come, and are mended."""
+    """Documents that Elasticsearch refuses come, and are fixed."""
     soak.world.sql("UPDATE users SET name = %s WHERE id = %s", _TOO_LONG, dice.randrange(6))
     time.sleep(dice.uniform(0, 10))
-    mend_rows(soak.world)
+    fix_rows(soak.world)
 
 
 def _add_partition(soak: Soak, _: random.Random) -> None:
@@ -187,9 +187,9 @@ def _add_partition(soak: Soak, _: random.Random) -> None:
         admin.create_partitions([NewPartitions(settings.topic, found + 1)])[settings.topic].result(30)
 
 
-def mend_rows(world: World) -> None:
+def fix_rows(world: World) -> None:
     """Rows that Elasticsearch takes again."""
-    world.sql("UPDATE users SET name = 'mended ' || id WHERE length(name) > 30000")
+    world.sql("UPDATE users SET name = 'fixed ' || id WHERE length(name) > 30000")
 
 
 def command(soak: Soak, dice: random.Random, *arguments: str) -> None:

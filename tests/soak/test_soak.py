@@ -17,14 +17,14 @@ from confluent_kafka import KafkaException
 
 from syncer.demo.guide.rows import FILES
 from syncer.demo.model import SCHEMAS
+from syncer.kafka.topic import Observer
 from syncer.sandbox import Sandbox
-from syncer.topic import Observer
 from tests.faults import shapes
 from tests.faults.writers import fill
 from tests.harness import BLOG_SCHEMA, World, made, wait_until
 from tests.proof import faces
 from tests.soak.crowd import Crowd
-from tests.soak.disturbances import Soak, bring_back, disturbed, mend_rows
+from tests.soak.disturbances import Soak, bring_back, disturbed, fix_rows
 from tests.soak.fleet import Fleet
 from tests.soak.journal import Journal
 
@@ -72,7 +72,7 @@ def _set_up(world: World) -> None:
 @pytest.mark.soak
 @faces(
     "everything at once: processes, servers, schema, definitions, poison, under random writers",
-    promises=(1, 2, 3, 4, 5),
+    guarantees=(1, 2, 3, 4, 5),
 )
 def test_everything_at_once(own_world: World, request: pytest.FixtureRequest) -> None:
     """Killed, stalled, restarted, changed and refused at random: no drift at any checkpoint, nor at the end."""
@@ -112,7 +112,7 @@ def _check(soak: Soak) -> None:
     world, journal = soak.world, soak.journal
     soak.fleet.wake()
     bring_back(world.sandbox.start)
-    mend_rows(world)
+    fix_rows(world)
     _apply(world)
     began = time.monotonic()
     journal.note("writers rest")
@@ -124,8 +124,11 @@ def _check(soak: Soak) -> None:
     )
     journal.level_seconds.append(time.monotonic() - began)
     journal.note("level", after_seconds=round(journal.level_seconds[-1], 1))
-    # An index on standby halts when a new one, of another shape, has taken its place: no search needs it.
-    assert world.sql("SELECT name, role, halted FROM syncer.document WHERE halted <> '' AND role <> 'standby'") == []
+    # An index on standby suspends when a new one, of another shape, has taken its place: no search needs it.
+    assert (
+        world.sql("SELECT name, role, suspended FROM syncer.document WHERE suspended <> '' AND role <> 'previous'")
+        == []
+    )
     wait_until(
         lambda: world.sql("SELECT * FROM syncer.dead_letter AS l JOIN syncer.document USING (index_name)") == [],
         what="dead letters are cleared by themselves",

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from syncer import definition
-from syncer.errors import DefinitionError
+from syncer.base.errors import DefinitionError
+from syncer.documents import definition
+from syncer.elasticsearch import indices
 from tests.harness import REPOSITORY
 
 GOOD = {
@@ -66,11 +67,18 @@ def test_settings_and_mappings_may_be_left_out(tmp_path: Path, body: str) -> Non
 
 
 def test_other_files_and_hidden_ones_are_left_alone(tmp_path: Path) -> None:
-    """A README beside the documents, or within one, is nobody's business."""
+    """A README beside the documents, or within one, is ignored."""
     folder = write(tmp_path)
     (folder / "README.md").write_text("why")
     (folder.parent / "README.md").write_text("which")
     assert [one.name for one in definition.load_all(tmp_path)] == ["blogpost"]
+
+
+def test_without_a_folder_there_is_nothing_to_apply(tmp_path: Path) -> None:
+    """It is an error, unless the last document is to be removed."""
+    with pytest.raises(DefinitionError, match="no document"):
+        definition.load_all(tmp_path)
+    assert definition.load_all(tmp_path, may_be_none=True) == []
 
 
 def test_documents_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -200,10 +208,25 @@ def test_the_shard_of_a_document_depends_on_its_routing_alone(tmp_path: Path, se
         definition.load(write(tmp_path, files={"index.json": f'{{"settings": {settings}}}'}))
 
 
+@pytest.mark.parametrize(
+    "settings", ['{"default_pipeline": "p"}', '{"index": {"final_pipeline": "p"}}', '{"index.default_pipeline": "p"}']
+)
+def test_no_pipeline_changes_what_the_select_says(tmp_path: Path, settings: str) -> None:
+    """However the setting is spelled, an index with an ingest pipeline is refused."""
+    with pytest.raises(DefinitionError, match="_pipeline") as refused:
+        definition.load(write(tmp_path, files={"index.json": f'{{"settings": {settings}}}'}))
+    assert "select.sql" in refused.value.hint
+
+
+def test_an_index_may_say_that_it_has_no_pipeline(tmp_path: Path) -> None:
+    """As a guard against templates."""
+    assert definition.load(write(tmp_path, files={"index.json": '{"settings": {"final_pipeline": "_none"}}'}))
+
+
 def test_settings_have_one_name_each(tmp_path: Path) -> None:
     """Nested, dotted or without their prefix, settings are known by their full names."""
     spelled = {"number_of_shards": 1, "index": {"a": {"b": 2}, "c.d": 3}, "index.e": [4], "analysis.f": {"g": True}}
-    assert definition.flat_settings(spelled) == {
+    assert indices.flat_settings(spelled) == {
         "index.number_of_shards": 1,
         "index.a.b": 2,
         "index.c.d": 3,

@@ -1,4 +1,4 @@
-"""The examples of docs/deploy, and docker-compose.yml, say what is so: settings, commands, paths and times exist."""
+"""Dockerfile, docker-compose.yml and the examples in deploy: their settings, commands, paths and times exist."""
 
 from __future__ import annotations
 
@@ -16,16 +16,24 @@ from pydantic import BaseModel
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
-from syncer import secret_files, settings
-from syncer.cli import app
-from syncer.service import STOP_SECONDS
-from syncer.settings import Settings
+from syncer.base import settings
+from syncer.base.settings import Settings
+from syncer.cli.app import app
+from syncer.daemon import STOP_SECONDS
 from tests.harness import REPOSITORY
 
-DEPLOY = REPOSITORY / "docs" / "deploy"
 COMPOSE = REPOSITORY / "docker-compose.yml"
-KUBERNETES = DEPLOY / "kubernetes.yaml"
-UNIT = DEPLOY / "syncer.service"
+DOCKERFILE = REPOSITORY / "Dockerfile"
+KUBERNETES = REPOSITORY / "deploy" / "kubernetes"
+MANIFESTS = sorted(KUBERNETES.rglob("*.yaml"))
+UNIT = REPOSITORY / "deploy" / "syncer.service"
+PROJECT = [
+    REPOSITORY / "mkdocs.yml",
+    REPOSITORY / ".pre-commit-config.yaml",
+    *sorted((REPOSITORY / ".github").rglob("*.yml")),
+]
+GENERATED = {"syncer-settings": KUBERNETES / "settings" / "syncer.yaml"}
+"""What Kustomize makes of files."""
 LINT = YamlLintConfig("""
 extends: default
 rules:
@@ -49,14 +57,15 @@ def known_variables() -> set[str]:
         kind = info.annotation
         assert isinstance(kind, type)
         assert issubclass(kind, BaseModel)
-        files = {f"{name}_file" for name in secret_files.secrets(kind)}
+        files = {f"{name}_file" for name in kind.model_fields}
         known |= {f"SYNCER_{section}_{name}".upper() for name in {*kind.model_fields, *files}}
     return known
 
 
 def manifests() -> list[dict[str, Any]]:
-    """What is in kubernetes.yaml."""
-    return list(yaml.safe_load_all(KUBERNETES.read_text()))
+    """Every object of the manifests, except Kustomize's own files."""
+    files = [one for one in MANIFESTS if one.name != "kustomization.yaml" and one not in GENERATED.values()]
+    return [one for file in files for one in yaml.safe_load_all(file.read_text())]
 
 
 def pods() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -64,6 +73,13 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
     for one in manifests():
         if one["kind"] in ("Deployment", "Job"):
             yield one["metadata"]["name"], one["spec"]["template"]["spec"]
+        elif one["kind"] == "CronJob":
+            yield one["metadata"]["name"], one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+
+
+def secrets() -> dict[str, dict[str, str]]:
+    """The contents of each Secret."""
+    return {one["metadata"]["name"]: one["stringData"] for one in manifests() if one["kind"] == "Secret"}
 
 
 def require_command(words: list[str]) -> None:
@@ -74,13 +90,15 @@ def require_command(words: list[str]) -> None:
     one.make_context(one.name, rest, parent=context)
 
 
-@pytest.mark.parametrize("file", [COMPOSE, KUBERNETES, REPOSITORY / "config" / "syncer.yaml"], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "file", [COMPOSE, *MANIFESTS, *PROJECT, REPOSITORY / "config" / "syncer.yaml"], ids=lambda one: one.name
+)
 def test_yaml_is_well_written(file: Path) -> None:
     """Yamllint has nothing to say."""
     assert [str(one) for one in linter.run(file.read_text(), LINT)] == []
 
 
-@pytest.mark.parametrize("file", [COMPOSE, KUBERNETES, UNIT, DEPLOY / "Dockerfile"], ids=lambda one: one.name)
+@pytest.mark.parametrize("file", [COMPOSE, *MANIFESTS, UNIT, DOCKERFILE], ids=lambda one: one.name)
 def test_settings_that_are_set_exist(file: Path) -> None:
     """Each variable is one that syncer reads; those of the status page are known where there is one."""
     unknown = variables(file.read_text()) - known_variables()
@@ -89,34 +107,64 @@ def test_settings_that_are_set_exist(file: Path) -> None:
     assert unknown == set()
 
 
-def test_the_settings_of_the_manifest_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """syncer.yaml of the ConfigMap, with the secrets of the Secret, is loaded as it stands."""
-    (map_,) = (one for one in manifests() if one["kind"] == "ConfigMap")
-    (tmp_path / "syncer.yaml").write_text(map_["data"]["syncer.yaml"])
-    (secret,) = (one for one in manifests() if one["metadata"]["name"] == "syncer-secrets")
+def test_the_settings_of_the_manifests_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pod can load the settings, with its own secrets."""
+    (tmp_path / "syncer.yaml").write_text(GENERATED["syncer-settings"].read_text())
     monkeypatch.setenv("SYNCER_CONFIG", str(tmp_path))
-    for name, pod in pods():
-        if name == "syncer-workers":
-            for one in pod["containers"][0]["env"]:
-                if one["name"].endswith("_FILE"):
-                    file = tmp_path / Path(one["value"]).name
-                    file.write_text(secret["stringData"][file.name])
-                    monkeypatch.setenv(one["name"], str(file))
-    loaded = settings.load()
-    assert loaded.elasticsearch.api_key is not None
-    assert loaded.kafka.sasl_password is not None
+    for _, pod in pods():
+        (volume,) = [one["secret"]["secretName"] for one in pod["volumes"] if one["name"] == "secrets"]
+        for one in pod["containers"][0]["env"]:
+            if one["name"].endswith("_FILE"):
+                file = tmp_path / Path(one["value"]).name
+                file.write_text(secrets()[volume][file.name])
+                monkeypatch.setenv(one["name"], str(file))
+        loaded = settings.load()
+        assert loaded.elasticsearch.api_key is not None
+        assert loaded.kafka.sasl_password is not None
 
 
 def test_images_are_pinned() -> None:
-    """No image is whatever is the latest on the day."""
-    text = COMPOSE.read_text() + KUBERNETES.read_text()
-    dockerfile = (DEPLOY / "Dockerfile").read_text()
-    images = re.findall(r"image: (\S+)", text) + re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)
+    """No image is whatever is the latest on the day; every pod has the image that its kustomization names."""
+    images = re.findall(r"image: (\S+)", COMPOSE.read_text())
+    images += re.findall(r"^FROM (\S+)", DOCKERFILE.read_text(), re.MULTILINE)
+    for folder in ("release", "daemons"):
+        (image,) = yaml.safe_load((KUBERNETES / folder / "kustomization.yaml").read_text())["images"]
+        images.append(f"{image['newName']}:{image['newTag']}")
+        assert image["name"] == "syncer"
     assert len(images) > 5
     for one in images:
         name, _, tag = one.rpartition(":")
         assert name, one
         assert re.search(r"\d", tag), one
+    for _, pod in pods():
+        assert {one["image"] for one in [*pod.get("initContainers", []), *pod["containers"]]} == {"syncer"}
+
+
+def test_migrations_and_daemons_are_applied_apart() -> None:
+    """A daemon must not start beside the migration: no folder has both. Each lists all of its files."""
+    for folder in ("release", "daemons"):
+        listed = yaml.safe_load((KUBERNETES / folder / "kustomization.yaml").read_text())["resources"]
+        assert {"../settings", *(one.name for one in (KUBERNETES / folder).glob("*.yaml"))} == {
+            *listed,
+            "kustomization.yaml",
+        }
+        kinds = {
+            one["kind"] for file in listed[1:] for one in yaml.safe_load_all((KUBERNETES / folder / file).read_text())
+        }
+        assert ("Job" in kinds) is (folder == "release")
+        assert ("Deployment" in kinds) is (folder == "daemons")
+
+
+@pytest.mark.parametrize("folder", ["release", "daemons"])
+def test_kustomize_builds_the_manifests(folder: str) -> None:
+    """kubectl, if it is on this machine, builds each folder, and replaces the names of images and settings."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl on this machine")
+    done = subprocess.run([kubectl, "kustomize", str(KUBERNETES / folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "image: syncer\n" not in done.stdout
+    assert "name: syncer-settings\n" not in done.stdout
 
 
 def test_commands_are_syncer_s() -> None:
@@ -132,46 +180,53 @@ def test_commands_are_syncer_s() -> None:
 
 
 def test_every_part_waits_for_the_daemon_to_end() -> None:
-    """Whoever sends SIGTERM waits for longer than the daemon may take, before he kills it."""
+    """Each waits longer after SIGTERM than the daemon may take, before it kills the daemon."""
     compose = yaml.safe_load(COMPOSE.read_text())
     seconds = [float(compose["services"]["syncer"]["stop_grace_period"].removesuffix("s"))]
     seconds += [float(one) for one in re.findall(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.MULTILINE)]
-    seconds += [pod["terminationGracePeriodSeconds"] for name, pod in pods() if name != "syncer-apply"]
+    seconds += [
+        one["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        for one in manifests()
+        if one["kind"] == "Deployment"
+    ]
     assert len(seconds) == 4
     assert min(seconds) > STOP_SECONDS + 10
 
 
 def test_what_a_pod_refers_to_is_there() -> None:
     """Volumes that are mounted, secrets with the keys that are read, selectors, and the port of the probes."""
-    names = {one["metadata"]["name"]: one for one in manifests() if one["kind"] in ("Secret", "ConfigMap")}
-    made_by_hand = {"syncer-documents", "syncer-ca"}
+    daemons = {one["metadata"]["name"] for one in manifests() if one["kind"] == "Deployment"}
     for name, pod in pods():
         volumes = {one["name"]: one for one in pod["volumes"]}
-        secret = names[volumes["secrets"]["secret"]["secretName"]]
-        assert {
-            one["configMap"]["name"] for one in volumes.values() if "configMap" in one
-        } <= names.keys() | made_by_hand
+        secret = secrets()[volumes["secrets"]["secret"]["secretName"]]
+        maps = {one["configMap"]["name"] for one in volumes.values() if "configMap" in one}
+        assert maps <= GENERATED.keys() | {"syncer-ca"}
         for one in [*pod.get("initContainers", []), *pod["containers"]]:
             assert {mount["name"] for mount in one["volumeMounts"]} <= volumes.keys()
             files = {Path(env["value"]).name for env in one["env"] if env["name"].endswith("_FILE")}
-            assert files == secret["stringData"].keys()
+            assert files == secret.keys()
             assert one["securityContext"]["readOnlyRootFilesystem"]
-            if name != "syncer-apply":
-                assert one["ports"][0]["containerPort"] == 8765
+            if name in daemons:
+                assert one["ports"] == [{"name": "http", "containerPort": 8765}]
                 probes = [one[probe]["httpGet"] for probe in ("livenessProbe", "readinessProbe")]
                 assert probes == [{"path": "/healthz", "port": "http"}, {"path": "/readyz", "port": "http"}]
     labels = {
         one["metadata"]["name"]: one["spec"]["template"]["metadata"]["labels"]
         for one in manifests()
-        if "Deploy" in one["kind"]
+        if one["kind"] == "Deployment"
     }
     for one in manifests():
         if one["kind"] in ("Deployment", "PodDisruptionBudget"):
             assert one["spec"]["selector"]["matchLabels"] == labels[one["metadata"]["name"]]
+        elif one["kind"] == "Service":
+            assert one["spec"]["selector"] in labels.values()
+        elif one["kind"] == "PodMonitor":
+            (expression,) = one["spec"]["selector"]["matchExpressions"]
+            assert {f"syncer-{value}" for value in expression["values"]} == daemons
 
 
 def test_the_unit_is_one(tmp_path: Path) -> None:
-    """Credentials that are read are loaded; systemd, if it is on this machine, finds no fault, and little exposed."""
+    """It loads the credentials that it reads; systemd, if it is here, accepts it and finds little exposed."""
     text = UNIT.read_text()
     loaded = set(re.findall(r"^LoadCredential=([\w-]+):", text, re.MULTILINE))
     assert loaded == set(re.findall(r"_FILE=%d/([\w-]+)$", text, re.MULTILINE))
@@ -191,7 +246,7 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
 
 
 def test_compose_services_hang_together() -> None:
-    """Who is waited for, and each secret, is there; nothing listens beyond this machine."""
+    """Dependencies and secrets exist; nothing listens beyond this machine."""
     compose = yaml.safe_load(COMPOSE.read_text())
     services = compose["services"]
     for one in services.values():

@@ -11,9 +11,9 @@ import pytest
 import structlog
 
 import syncer
-from syncer import events
-from syncer.settings import LogSettings
-from syncer.telemetry import Choice
+from syncer.base import events
+from syncer.base.log import Choice, Summary
+from syncer.base.settings import LogSettings
 from tests import events_page
 from tests.log_lines import objections
 
@@ -52,17 +52,17 @@ def test_what_is_logged_has_the_level_and_the_fields_of_the_catalogue(file: Path
                 named = {"exception" if one.arg == "exc_info" else one.arg for one in keywords}
                 assert level == event.level
                 assert named - {None} <= event.fields.keys()
-                assert None in named or event.fields.keys() - event.optional - named <= {"worker", "lane"}
+                assert None in named or event.fields.keys() - event.optional - named <= {"worker", "job_worker"}
 
 
 def test_a_line_that_is_not_as_the_catalogue_says_is_objected_to() -> None:
     """An unknown event, another level, a field too few and one too many; what it may have it need not have."""
-    line = {"event": "stage.gave_up", "level": "warning", "at": "now", "stage": "relay"}
+    line = {"event": "component.gave_up", "level": "warning", "at": "now", "component": "relay"}
     assert objections([line, line | {"worker": "worker-1"}]) == []
-    assert objections([line | {"event": "stage.sighed"}])
+    assert objections([line | {"event": "component.sighed"}])
     assert objections([line | {"level": "info"}])
     assert objections([line | {"value": 3}])
-    assert objections([{**line, "event": "stage.recovered", "level": "info", "attempts": 3}])
+    assert objections([{**line, "event": "component.recovered", "level": "info", "attempts": 3}])
 
 
 def taken(settings: LogSettings, lines: list[dict[str, Any]], *, is_command: bool = False) -> list[dict[str, Any]]:
@@ -81,21 +81,21 @@ def taken(settings: LogSettings, lines: list[dict[str, Any]], *, is_command: boo
 @pytest.mark.parametrize(
     ("settings", "logged"),
     [
-        (LogSettings(), ["relay.led", "stage.gave_up"]),
-        (LogSettings(level="debug"), ["document.written", "relay.led", "relay.outbox_trimmed", "stage.gave_up"]),
-        (LogSettings(levels={"document.written": "debug"}), ["document.written", "relay.led", "stage.gave_up"]),
-        (LogSettings(levels={"relay": "warning"}), ["stage.gave_up"]),
+        (LogSettings(), ["relay.led", "component.gave_up"]),
+        (LogSettings(level="debug"), ["document.written", "relay.led", "relay.outbox_trimmed", "component.gave_up"]),
+        (LogSettings(levels={"document.written": "debug"}), ["document.written", "relay.led", "component.gave_up"]),
+        (LogSettings(levels={"relay": "warning"}), ["component.gave_up"]),
         (
             LogSettings(levels={"relay": "error", "relay.outbox_trimmed": "debug"}),
-            ["relay.outbox_trimmed", "stage.gave_up"],
+            ["relay.outbox_trimmed", "component.gave_up"],
         ),
     ],
 )
-def test_the_level_of_an_event_is_its_own_or_its_stages_or_that_of_all(
+def test_the_level_of_an_event_is_its_own_or_its_components_or_that_of_all(
     settings: LogSettings, logged: list[str]
 ) -> None:
     """In that order."""
-    names = ["document.written", "relay.led", "relay.outbox_trimmed", "stage.gave_up"]
+    names = ["document.written", "relay.led", "relay.outbox_trimmed", "component.gave_up"]
     assert [one["event"] for one in taken(settings, [{"event": name} for name in names])] == logged
 
 
@@ -105,11 +105,39 @@ def test_a_command_leaves_information_to_what_it_prints() -> None:
     assert taken(LogSettings(level="debug"), [{"event": "relay.led"}], is_command=True)
 
 
-def test_one_of_so_many_batches_is_logged_and_each_slow_one() -> None:
-    """Slow is what took long, or is far behind; other events are not concerned."""
-    settings = LogSettings(batch_sample=10, batch_slow_seconds=2)
-    quick = {"event": "worker.batch_indexed", "seconds": 0.1, "lag_seconds": 0.2}
-    slow, late = quick | {"seconds": 3.0}, quick | {"lag_seconds": 30.0}
-    assert len(taken(settings, [quick] * 100)) == 10
-    assert taken(settings, [quick, slow, quick, late, quick | {"lag_seconds": None}]) == [quick, slow, late]
-    assert len(taken(settings, [{"event": "relay.led"}] * 5)) == 5
+QUICK = {"event": "worker.batch_indexed", "changes": 2, "indexed": 3, "seconds": 0.1, "lag_seconds": 0.2}
+
+
+def test_a_slow_batch_is_logged_and_each_if_its_level_says_so() -> None:
+    """One that is only late is not: while a daemon catches up, all of them are. Other events are not concerned."""
+    slow, late = QUICK | {"seconds": 3.0}, QUICK | {"lag_seconds": 30.0}
+    assert taken(LogSettings(batch_slow_seconds=2), [QUICK, slow, late, QUICK | {"lag_seconds": None}]) == [slow]
+    assert taken(LogSettings(levels={"worker.batch_indexed": "debug"}), [QUICK, slow]) == [QUICK, slow]
+    assert taken(LogSettings(levels={"worker": "warning"}), [QUICK, slow]) == []
+    assert len(taken(LogSettings(), [{"event": "relay.led"}] * 5)) == 5
+
+
+def test_batches_are_summed_up() -> None:
+    """Every batch is counted once, logged or not; nothing is said of none."""
+    summary = Summary()
+    assert summary.take(at_once=True) is None
+    published = {"event": "relay.batch_published", "changes": 5, "seconds": 0.5}
+    for line in (published, QUICK, QUICK | {"seconds": 3.0, "lag_seconds": None}):
+        summary.count(line)
+    assert summary.take() is None  # it is too early
+    told = summary.take(at_once=True)
+    assert told == {
+        "published": 5,
+        "relay_batches": 1,
+        "handled": 4,
+        "worker_batches": 2,
+        "documents": 0,
+        "indexed": 6,
+        "deleted": 0,
+        "skipped": 0,
+        "dead_lettered": 0,
+        "seconds_max": 3.0,
+        "lag_seconds_max": 0.2,
+    }
+    assert told.keys() == events.CATALOGUE["batches.summarised"].fields.keys()
+    assert summary.take(at_once=True) is None

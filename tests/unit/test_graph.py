@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import sqlglot
 
-from syncer.graph import EXACT_TYPES, Node, type_of
+from syncer.lineage.graph import EXACT_TYPES, Node, type_of
 
 TABLE = ("public", "posts")
 TYPES = {TABLE: {"word": "text", "alike": "", "number": "numeric"}}
-"""As `syncer.route` has them: empty where different texts count as equal."""
+"""As `syncer.lineage.routes` has them: empty where different texts count as equal."""
 NODES = [Node(number=0, table=TABLE, context=(), place=0)]
 
 

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from syncer import metrics
-from syncer.collectors import REGISTRY, Delays
-from syncer.metrics import CATALOGUE
+from syncer.base import metrics
+from syncer.base.metrics import CATALOGUE
 from tests import dashboard, metrics_page, promql
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -26,7 +24,7 @@ CASES = REPOSITORY / "tests" / "prometheus" / "alerts.yml"
 ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"]}
 RUNBOOK = (REPOSITORY / "docs" / "runbook.md").read_text("utf-8")
 DURATION = re.compile(r"\d+[smhd]")
-FILLED_IN = re.compile(r'\{\{ (printf "%.0f" \$value|\$labels\.\w+|\$value \| humanizeDuration) \}\}')
+LOADED_IN = re.compile(r'\{\{ (printf "%.0f" \$value|\$labels\.\w+|\$value \| humanizeDuration) \}\}')
 
 
 def test_the_page_of_metrics_is_what_the_catalogue_has() -> None:
@@ -37,13 +35,13 @@ def test_the_page_of_metrics_is_what_the_catalogue_has() -> None:
 def test_what_is_scraped_is_what_the_catalogue_has() -> None:
     """Each metric by its name, its type and its labels, and no other of syncer's; each as Prometheus would have it."""
     everything: Any = {
-        one: {tuple(f"{label}'s" for label in one.labels): 1.0} for one in CATALOGUE.values() if one.is_surveyed
+        one: {tuple(f"{label}'s" for label in one.labels): 1.0} for one in CATALOGUE.values() if one.is_polled
     }
-    metrics.SURVEYED.show(everything)
+    metrics.POLLED.show(everything)
     try:
         families = list(text_string_to_metric_families(metrics.render().decode()))
     finally:
-        metrics.SURVEYED.show({})
+        metrics.POLLED.show({})
     ours = {one.name: one for one in families if one.name.startswith("syncer_")}
     assert {(name + "_total" if one.type == "counter" else name, one.type) for name, one in ours.items()} == {
         (one.name, one.kind) for one in CATALOGUE.values()
@@ -51,28 +49,10 @@ def test_what_is_scraped_is_what_the_catalogue_has() -> None:
     for one in CATALOGUE.values():
         labels = {label for sample in ours[one.name.removesuffix("_total")].samples for label in sample.labels}
         assert labels - {"le"} <= set(one.labels)
-        assert not one.is_surveyed or labels == set(one.labels)
+        assert not one.is_polled or labels == set(one.labels)
         assert set(one.labels) & promql.OF_PROMETHEUS == set(), "Prometheus would call it exported_… instead"
         assert re.fullmatch(r"syncer_[a-z]+(_[a-z]+)+", one.name)
         assert (one.kind == "counter") == one.name.endswith("_total")
-
-
-def test_many_delays_are_counted_as_one_by_one() -> None:
-    """In their buckets, as the library has them; also from several threads."""
-    delays = Delays("syncer_test_delays_seconds", "For this test.")
-    try:
-        threads = [threading.Thread(target=delays.note, args=([0.001, 0.01, 0.3, -5, 10_000],)) for _ in range(20)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-        (family,) = delays.collect()
-    finally:
-        REGISTRY.unregister(delays)
-        del CATALOGUE["syncer_test_delays_seconds"]
-    counts = {sample.labels["le"]: sample.value for sample in family.samples if sample.name.endswith("_bucket")}
-    assert (counts["0.005"], counts["0.01"], counts["0.5"], counts["1800.0"], counts["+Inf"]) == (40, 60, 80, 80, 100)
-    assert [sample.value for sample in family.samples if sample.name.endswith("_count")] == [100]
 
 
 # Alerts
@@ -90,7 +70,7 @@ def test_an_alert_asks_for_what_there_is(name: str) -> None:
     asked = promql.read(rule["expr"])
     used = re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])
     assert set(used) <= asked.labels
-    assert "{" not in FILLED_IN.sub("", rule["annotations"]["summary"])
+    assert "{" not in LOADED_IN.sub("", rule["annotations"]["summary"])
 
 
 def test_every_alert_is_raised_when_it_should_be() -> None:
@@ -130,7 +110,7 @@ def test_every_alert_is_in_the_runbook_and_no_other() -> None:
         "rate(syncer_lag_seconds[1m])",
         "delta(syncer_relay_published_changes_total[1m])",
         "histogram_quantile(0.5, sum(rate(syncer_relay_batch_seconds_bucket[1m])))",
-        "max by (server) (syncer_survey_is_answered) == 0 and max(syncer_lag_seconds) > 1",
+        "max by (server) (syncer_poll_is_answered) == 0 and max(syncer_lag_seconds) > 1",
         "vector(1)",
     ],
 )

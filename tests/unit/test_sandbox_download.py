@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from syncer.errors import SandboxError
+from syncer.base.errors import SandboxError
 from syncer.sandbox.cache import fetch_jar
-from syncer.sandbox.download import ATTEMPTS_WITHOUT_PROGRESS_MAX, Span, download, fetch_span
+from syncer.sandbox.download import ATTEMPTS_WITHOUT_PROGRESS_MAX, ByteRange, download, fetch_span
 from syncer.sandbox.lock import Jar
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONTENT = hashlib.shake_256(b"syncer").digest(1_000_000)
-WHOLE = [Span(0, len(CONTENT))]
+WHOLE = [ByteRange(0, len(CONTENT))]
 
 
 class Repository(http.server.ThreadingHTTPServer):
@@ -62,7 +62,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(repository: Repository) -> Iterator[Repository]:
+def current(repository: Repository) -> Iterator[Repository]:
     """Run the server while the block runs."""
     thread = threading.Thread(target=repository.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -84,8 +84,8 @@ def test_spans_land_at_their_own_offsets(tmp_path: Path) -> None:
     """Only what is wanted is fetched, and it lies where the whole resource would have it."""
     file = tmp_path / "file"
     seen: list[int] = []
-    with serving(Repository()) as repository:
-        download(repository.url, file, [Span(10, 20), Span(900_000, 1_000_000)], progress=seen.append)
+    with current(Repository()) as repository:
+        download(repository.url, file, [ByteRange(10, 20), ByteRange(900_000, 1_000_000)], progress=seen.append)
     content = file.read_bytes()
     assert content[10:20] == CONTENT[10:20]
     assert content[900_000:] == CONTENT[900_000:]
@@ -98,7 +98,7 @@ def test_partial_download_is_resumed(tmp_path: Path) -> None:
     """What an earlier run has written is not asked for again."""
     file = tmp_path / "file"
     file.write_bytes(CONTENT[:400_000])
-    with serving(Repository()) as repository:
+    with current(Repository()) as repository:
         download(repository.url, file, WHOLE)
         assert repository.asked == ["bytes=400000-999999"]
     assert file.read_bytes() == CONTENT
@@ -108,9 +108,9 @@ def test_partial_download_is_started_over_without_ranges(tmp_path: Path) -> None
     """A server that sends everything, whatever is asked, is written from the first byte."""
     file = tmp_path / "file"
     file.write_bytes(b"x" * 400_000)
-    with serving(Repository(ranges=False)) as repository:
+    with current(Repository(ranges=False)) as repository:
         download(repository.url, file, WHOLE)
-        assert fetch_span(repository.url, Span(0, 10)) is None
+        assert fetch_span(repository.url, ByteRange(0, 10)) is None
     assert file.read_bytes() == CONTENT
 
 
@@ -118,7 +118,7 @@ def test_partial_download_is_started_over_without_ranges(tmp_path: Path) -> None
 def test_truncated_download_is_retried(tmp_path: Path, *, ranges: bool) -> None:
     """An answer that ends too early is not the end."""
     file = tmp_path / "file"
-    with serving(Repository(ranges=ranges, cuts=2)) as repository:
+    with current(Repository(ranges=ranges, cuts=2)) as repository:
         download(repository.url, file, WHOLE, pause_seconds=0)
         assert len(repository.asked) == 3
     assert file.read_bytes() == CONTENT
@@ -126,7 +126,7 @@ def test_truncated_download_is_retried(tmp_path: Path, *, ranges: bool) -> None:
 
 def test_gives_up_when_nothing_comes(tmp_path: Path) -> None:
     """A few attempts without a single byte are enough; the error says what to check."""
-    with serving(Repository(cuts=100, cut_bytes=0)) as repository:
+    with current(Repository(cuts=100, cut_bytes=0)) as repository:
         with pytest.raises(SandboxError, match="Could not download") as raised:
             download(repository.url, tmp_path / "file", WHOLE, pause_seconds=0)
         assert len(repository.asked) == ATTEMPTS_WITHOUT_PROGRESS_MAX
@@ -141,7 +141,7 @@ def test_gives_up_when_nobody_answers(tmp_path: Path) -> None:
         with pytest.raises(SandboxError, match="Could not download"):
             download(url, tmp_path / "file", WHOLE, pause_seconds=0)
         with pytest.raises(SandboxError, match="Could not download"):
-            fetch_span(url, Span(0, 10), pause_seconds=0)
+            fetch_span(url, ByteRange(0, 10), pause_seconds=0)
 
 
 def test_jar_gets_its_name_once_verified(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_jar_gets_its_name_once_verified(tmp_path: Path) -> None:
     jar = Jar(coordinate="group:artifact:1", size_bytes=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest())
     file, work_folder = tmp_path / "artifact-1.jar", tmp_path / "work"
     work_folder.mkdir()
-    with serving(Repository()) as repository:
+    with current(Repository()) as repository:
         fetch_jar(jar, repository.url, file, work_folder)
     assert file.read_bytes() == CONTENT
     assert not list(work_folder.iterdir())
@@ -158,7 +158,7 @@ def test_jar_gets_its_name_once_verified(tmp_path: Path) -> None:
 def test_falsified_jar_is_refused(tmp_path: Path) -> None:
     """A jar that differs from the lock is never used, and is not kept to be found again."""
     jar = Jar(coordinate="group:artifact:1", size_bytes=len(CONTENT), sha256="0" * 64)
-    with serving(Repository()) as repository, pytest.raises(SandboxError, match="not what the lock") as raised:
+    with current(Repository()) as repository, pytest.raises(SandboxError, match="not what the lock") as raised:
         fetch_jar(jar, repository.url, tmp_path / "artifact-1.jar", tmp_path)
     assert raised.value.hint
     assert not list(tmp_path.iterdir())

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from syncer.errors import SandboxError
-from syncer.sandbox.account import Account, make_open_folder, server_account
-from syncer.sandbox.folders import SYSTEM_CACHE_FOLDER, cache_folder, choose
+from syncer.base.errors import SandboxError
+from syncer.sandbox.account import SYSTEM_CACHE_FOLDER, Account, cache_folder, choose, make_open_folder, server_account
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import SecretStr
 
-from syncer import settings
-from syncer.errors import ConfigError
-from syncer.settings import Settings
+from syncer.base import settings
+from syncer.base.errors import ConfigError
+from syncer.base.settings import PostgresSettings, Settings
 
 SECRET = "s3cr3t-w0rd"  # noqa: S105 - what no output may show
 FILE = """
@@ -55,7 +57,8 @@ def test_the_file_is_read() -> None:
     assert loaded.postgres.dsn.get_secret_value() == "postgresql://file@db/blog"
     assert loaded.kafka.properties == {"security.protocol": "SASL_SSL"}
     assert loaded.worker.threads == 5
-    assert loaded.kafka.topic == "syncer.changes"
+    assert (loaded.kafka.topic, loaded.kafka.group) == ("", "")
+    assert loaded.of("one").kafka.topic == loaded.of("one").kafka.group == "syncer.changes.one"
     assert loaded.log.format == "auto"
 
 
@@ -112,13 +115,14 @@ def test_an_empty_replica_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 WRONG = {
     "SYNCER_WORKER_THREADS": ("many", ("worker.threads", "whole number")),
-    "SYNCER_WORKER_THREAD": ("1", ("worker.thread", "no such setting")),
+    "SYNCER_WORKER_THREAD": ("1", ("worker.thread", "unknown setting")),
     "SYNCER_WORKER_BATCH_CHANGES_MAX": ("0", ("worker.batch_changes_max", "greater than 0")),
     "SYNCER_RELAY_POLL_SECONDS": ("-1", ("relay.poll_seconds", "greater than 0")),
     "SYNCER_METRICS_SECONDS": ("300", ("metrics.seconds", "less than or equal to 60")),
     "SYNCER_LOG_FORMAT": ("xml", ("log.format", "json")),
     "SYNCER_LOG_LEVEL": ("loud", ("log.level", "warning")),
     "SYNCER_KAFKA_PROPERTIES": ("acks=all", ("SYNCER_KAFKA_PROPERTIES",)),
+    "SYNCER_ELASTICSEARCH_URL": ("http://a:9200,b:9200", ("elasticsearch.url", "http://localhost:9200")),
     "SYNCER_KAFKA_REPLICATION_FACTOR": ("-2", ("kafka.replication_factor",)),
     "SYNCER_POSTGRES": ("localhost", ("postgres",)),
 }
@@ -134,9 +138,60 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -
     assert [words for words in says if words not in said] == [], said
 
 
+UNSAFE = {
+    "acks": 1,
+    "request.required.acks": "0",
+    "enable.idempotence": False,
+    "delivery.report.only.error": True,
+    "transactional.id": "t",
+    "enable.auto.commit": True,
+    "auto.commit.enable": "true",
+    "enable.auto.offset.store": True,
+    "auto.offset.reset": "latest",
+    "enable.partition.eof": True,
+    "partition.assignment.strategy": "range",
+    "group.protocol": "consumer",
+    "group.instance.id": "one",
+    "bootstrap.servers": "b:9092",
+    "metadata.broker.list": "b:9092",
+    "group.id": "others",
+}
+
+
+@pytest.mark.usefixtures("config")
+@pytest.mark.parametrize("name", UNSAFE)
+def test_a_property_that_a_guarantee_rests_on_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The error names it, and says to remove it; a value that keeps the guarantee is accepted."""
+    monkeypatch.setenv("SYNCER_KAFKA_PROPERTIES", json.dumps({name: UNSAFE[name]}))
+    said = refused()
+    assert f"kafka.properties: {name} " in said
+    assert "remove it" in said
+    monkeypatch.setenv("SYNCER_KAFKA_PROPERTIES", '{"acks": "ALL", "enable.idempotence": true, "linger.ms": 5}')
+    assert settings.load().kafka.properties["linger.ms"] == 5
+
+
+HOSTS = {
+    "host=a,b dbname=d": "read-write",
+    "postgresql://a:1,b:2/d": "read-write",
+    "hostaddr=10.0.0.1,10.0.0.2": "read-write",
+    "host=a,b target_session_attrs=any": "any",
+    "host=a": None,
+}
+
+
+@pytest.mark.parametrize("dsn", HOSTS)
+def test_of_several_hosts_of_postgres_the_first_that_takes_writes_is_used(dsn: str) -> None:
+    """A standby that answers first is passed over; the replica that documents are read on must be one."""
+    made = PostgresSettings(dsn=SecretStr(dsn), read_dsn=SecretStr(dsn))
+    assert conninfo_to_dict(made.conninfo).get("target_session_attrs") == HOSTS[dsn]
+    assert made.replica is not None
+    expected = "standby" if HOSTS[dsn] == "read-write" else HOSTS[dsn]
+    assert conninfo_to_dict(made.replica.conninfo).get("target_session_attrs") == expected
+
+
 FILES = {
-    "unknown_key": (FILE + "  thread: 2\n", ("worker.thread", "no such setting")),
-    "unknown_section": (FILE + "workers:\n  threads: 2\n", ("workers", "no such setting")),
+    "unknown_key": (FILE + "  thread: 2\n", ("worker.thread", "unknown setting")),
+    "unknown_section": (FILE + "workers:\n  threads: 2\n", ("workers", "unknown setting")),
     "section_is_a_word": ("postgres: here\n", ("postgres",)),
     "not_yaml": ("postgres: [\n", ("syncer.yaml", "YAML")),
     "a_list": ("- postgres\n", ("syncer.yaml",)),

@@ -1,18 +1,17 @@
-"""What a stage tells of trouble, and the threads that it does not wait for."""
+"""What a component logs of trouble, when it stops, and how large a request may be."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from syncer import lifecycle
-from syncer.errors import UnavailableError
-from syncer.index import _never_fits, _Requests
-from syncer.lifecycle import TELL_SECONDS, Stop, Trouble
-from syncer.threads import Threads
+from syncer.base import lifecycle
+from syncer.base.errors import UnavailableError
+from syncer.base.lifecycle import Stop
+from syncer.base.retry import TELL_SECONDS, Trouble
+from syncer.elasticsearch.bulk import _never_fits
 from tests.errors_page import answered
 
 
@@ -43,10 +42,10 @@ def test_trouble_that_stays_is_told_once_and_then_each_minute() -> None:
         trouble.over()
         trouble.over()
     assert told(logs) == [
-        ("stage.retried", 1),
-        ("stage.retried", TELL_SECONDS + 1),
-        ("stage.retried", 2 * TELL_SECONDS + 1),
-        ("stage.recovered", 130),
+        ("component.retried", 1),
+        ("component.retried", TELL_SECONDS + 1),
+        ("component.retried", 2 * TELL_SECONDS + 1),
+        ("component.recovered", 130),
     ]
     assert [one["outage_seconds"] for one in logs] == [0, 60, 120, 130]
     assert logs[0]["hint"] == "wait"
@@ -59,7 +58,7 @@ def test_kinds_that_alternate_are_told_once_each() -> None:
         for _ in range(50):
             trouble.met(UnavailableError("x", kind="429"))
             trouble.met(UnavailableError("y", kind="503"))
-    assert told(logs) == [("stage.retried", 1), ("stage.retried", 2)]
+    assert told(logs) == [("component.retried", 1), ("component.retried", 2)]
 
 
 def test_trouble_that_comes_and_goes_is_told_as_rarely() -> None:
@@ -72,7 +71,7 @@ def test_trouble_that_comes_and_goes_is_told_as_rarely() -> None:
             clock.now += 0.03
             trouble.over()
             clock.now += 0.03
-    assert told(logs) == [("stage.retried", 1), ("stage.recovered", 1)]
+    assert told(logs) == [("component.retried", 1), ("component.recovered", 1)]
 
 
 def test_trouble_that_comes_back_to_stay_is_told_soon() -> None:
@@ -85,7 +84,7 @@ def test_trouble_that_comes_back_to_stay_is_told_soon() -> None:
         for _ in range(10):
             clock.now += 1
             trouble.met(UnavailableError("full", kind="429"))
-    assert told(logs) == [("stage.retried", 1), ("stage.recovered", 1), ("stage.retried", 6)]
+    assert told(logs) == [("component.retried", 1), ("component.recovered", 1), ("component.retried", 6)]
 
 
 def test_what_is_in_hand_has_its_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,47 +97,7 @@ def test_what_is_in_hand_has_its_time_and_no_more(monkeypatch: pytest.MonkeyPatc
     assert stop.is_overdue
 
 
-# Threads
-
-
-def test_threads_do_what_they_are_given_and_tell_what_came_of_it() -> None:
-    """No more of them than allowed are made, and an error is its asker's."""
-    threads = Threads(2, name="test")
-    answers = [threads.submit(divmod, 7, one) for one in (1, 2, 0, 3)]
-    assert [answers[at].result(60) for at in (0, 1, 3)] == [(7, 0), (3, 1), (2, 1)]
-    with pytest.raises(ZeroDivisionError):
-        answers[2].result(60)
-    assert threads.end()
-
-
-def test_a_thread_that_hangs_is_left_and_keeps_no_process() -> None:
-    """It is waited for as long as is asked for, and is a daemon."""
-    go_on = threading.Event()
-    threads = Threads(2, name="test")
-    answer = threads.submit(go_on.wait, 60)
-    assert not threads.end(seconds=0)
-    assert all(one.daemon for one in threading.enumerate() if one.name.startswith("test-"))
-    go_on.set()
-    assert answer.result(60)
-    assert threads.end()
-
-
 # How large a request may be
-
-
-def test_a_refused_size_is_halved_and_forgotten_in_time() -> None:
-    """It shrinks until requests fit, never to nothing, and grows again when whatever it was may be gone."""
-    clock = Clock()
-    requests = _Requests(8_000_000, clock=clock)
-    requests.refuse(7_900_000)
-    assert requests.bytes == 3_950_000
-    requests.refuse(60_000_000)  # one that began before
-    assert requests.bytes == 3_950_000
-    for _ in range(20):
-        requests.refuse(requests.bytes)
-    assert requests.bytes == 64 * 1024
-    clock.now += 601
-    assert requests.bytes == 8_000_000
 
 
 PRESSURE = "rejected [all_bytes={}, coordinating_operation_bytes={}, max_coordinating_bytes={}]"

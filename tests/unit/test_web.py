@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,16 @@ from pydantic import SecretStr, ValidationError
 from structlog.testing import capture_logs
 from werkzeug.test import Client, TestResponse
 
-from syncer.errors import ConfigError
-from syncer.lifecycle import Stop
-from syncer.settings import PostgresSettings, Settings, WebSettings
-from syncer.survey import Server, Survey
-from syncer.web import facts, routes, server
-from syncer.web.access import Access, Need
-from syncer.web.actions import Actions
-from syncer.web.app import App, Asked, Route
-from syncer.web.waits import Waits
-from tests.harness import wait_until
+from syncer.base.errors import ConfigError
+from syncer.base.lifecycle import Stop
+from syncer.base.settings import PostgresSettings, Settings, WebSettings
+from syncer.monitoring.poll import Poller
+from syncer.monitoring.status import Server
+from syncer.monitoring.web import facts, routes, server
+from syncer.monitoring.web.access import Access, Need
+from syncer.monitoring.web.actions import Actions
+from syncer.monitoring.web.app import App, Asked, WebRoute
+from syncer.monitoring.web.waits import Waits
 
 TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
 LOCAL, OPEN = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there
@@ -48,11 +49,11 @@ def fails(_: Asked) -> None:
 
 
 ROUTES = [
-    Route(path="/metrics", method="GET", need=Need.NOTHING, answer=said),
-    Route(path="/facts", method="GET", need=Need.FACTS, answer=said),
-    Route(path="/rows", method="GET", need=Need.ROWS, answer=said),
-    Route(path="/fails", method="GET", need=Need.NOTHING, answer=fails),
-    Route(path="/act/<int(max=100):job_id>", method="POST", need=Need.ACTIONS, answer=said),
+    WebRoute(path="/metrics", method="GET", need=Need.NOTHING, answer=said),
+    WebRoute(path="/facts", method="GET", need=Need.FACTS, answer=said),
+    WebRoute(path="/rows", method="GET", need=Need.ROWS, answer=said),
+    WebRoute(path="/fails", method="GET", need=Need.NOTHING, answer=fails),
+    WebRoute(path="/act/<int(max=100):job_id>", method="POST", need=Need.ACTIONS, answer=said),
 ]
 
 
@@ -101,14 +102,14 @@ def test_a_name_that_is_not_ours_leads_nowhere(host: str) -> None:
     assert ask(Need.FACTS, host=host, token=TOKEN, sent=TOKEN) == 403
 
 
-def test_many_names_that_are_not_ours_fill_no_log() -> None:
+def test_many_names_that_are_not_ours_initial_load_no_log() -> None:
     """However many are made up, one line says so, until it is time for the next."""
     fresh = Client(App(Access(host=LOCAL, token=TOKEN), ROUTES))
     with capture_logs() as logs:
         for number in range(100):
             assert fresh.get("/metrics", headers={"Host": f"{number}.example"}).status_code == 403
         assert fresh.get("/facts", headers={"Authorization": "Bearer another"}).status_code == 401
-    assert [one["reason"] for one in logs] == ["This is not '0.example'", "That is not the token"]
+    assert [one["reason"] for one in logs] == ["This is not '0.example'", "Wrong token"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:9", "127.1.2.3", "[::1]:8765", "localhost."])
@@ -152,13 +153,13 @@ def problem(response: TestResponse) -> dict[str, str]:
 
 def test_what_is_not_there_is_said_as_json() -> None:
     """A wrong path, a wrong method, a wrong body and an error inside: each a sentence, and no traceback."""
-    assert problem(client().get("/nothing"))["message"] == "There is nothing at /nothing"
+    assert problem(client().get("/nothing"))["message"] == "Not found: /nothing"
     assert client().get("/static/../app.py").status_code == 404
     assert client().get("/static/%2e%2e%2fapp.py").status_code == 404
     assert client().get("http://localhost//evil.example/").status_code == 404
     refused = client().get("/act/7")
     assert (refused.status_code, refused.headers["Allow"]) == (405, "POST")
-    assert "It takes POST" in problem(refused)["hint"]
+    assert "POST" in problem(refused)["hint"]
     sent = {"Authorization": f"Bearer {TOKEN}"}
     assert client().post("/act/7", data="{", headers=sent).status_code == 400
     assert client().post("/act/7", data="[1]", headers=sent).status_code == 400
@@ -215,19 +216,19 @@ def test_nothing_that_is_sent_breaks_it(
 
 
 def never() -> Any:
-    """What this survey would ask, which never does."""
+    """What this poll would ask, which never does."""
     raise AssertionError
 
 
 @pytest.mark.parametrize(
     ("listens", "sent", "reason"),
-    [(LOCAL, False, "not asked"), (OPEN, False, "With the token"), (OPEN, True, "not asked")],
+    [(LOCAL, False, "not asked"), (OPEN, False, "Shown only with the token"), (OPEN, True, "not asked")],
 )
 def test_what_a_server_has_said_is_not_for_everybody(*, listens: str, sent: bool, reason: str) -> None:
     """It may name hosts and roles: from elsewhere one learns only that a daemon is not ready."""
-    survey = Survey(connect=never, observe=never, search=never)
-    survey.needs = frozenset({Server.KAFKA})
-    daemon = facts.Daemon(settings=Settings.model_construct(), survey=survey, stop=Stop(), stages=("web",))
+    poll = Poller(connect=never, observe=never, search=never)
+    poll.needs = frozenset({Server.KAFKA})
+    daemon = facts.Daemon(settings=Settings.model_construct(), poll=poll, stop=Stop(), components=("web",))
     answers = facts.Facts(daemon, Access(host=listens, token=TOKEN))
     checks = answers.ready(Asked(words={}, has_token=sent, address="")).get_json()["checks"]
     assert reason in next(one["reason"] for one in checks if one["name"] == "kafka")
@@ -237,7 +238,7 @@ def test_what_a_server_has_said_is_not_for_everybody(*, listens: str, sent: bool
 
 
 @contextmanager
-def serving(app: App) -> Iterator[server.WebServer]:
+def current(app: App) -> Iterator[server.WebServer]:
     """A server that answers so."""
     listening = server.listen(WebSettings(port=0))
     assert listening is not None
@@ -252,10 +253,10 @@ def serving(app: App) -> Iterator[server.WebServer]:
         thread.join()
 
 
-def status(url: str) -> int:
+def status(url: str, *, timeout: float = 60) -> int:
     """The status of an answer."""
     try:
-        with urlopen(url, timeout=60) as answer:  # noqa: S310 - our own
+        with urlopen(url, timeout=timeout) as answer:  # noqa: S310 - our own
             return int(answer.status)
     except HTTPError as refused:
         return refused.code
@@ -268,13 +269,13 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
         postgres = PostgresSettings(dsn=dsn, connect_timeout_seconds=8)
         daemon = facts.Daemon(
             settings=Settings.model_construct(postgres=postgres),
-            survey=Survey(connect=never, observe=never, search=never),
+            poll=Poller(connect=never, observe=never, search=never),
             stop=Stop(),
-            stages=(),
+            components=(),
         )
         access = Access(host=LOCAL, token=None)
         answers = routes(facts.Facts(daemon, access), Actions(daemon), Waits(daemon))
-        with serving(App(access, answers)) as web:
+        with current(App(access, answers)) as web:
             asking = [many.submit(status, f"{web.address}/api/jobs") for _ in range(10)]
             assert status(f"{web.address}/healthz") == 200
             assert not all(one.done() for one in asking)  # it has not waited for them
@@ -292,7 +293,7 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
 )
 def test_what_the_server_itself_refuses_is_said_as_json(sent: bytes, expected: int) -> None:
     """What is no request, or too large a one, before any of ours sees it."""
-    with serving(APP) as web, socket.create_connection((LOCAL, urlsplit(web.address).port), timeout=20) as connection:
+    with current(APP) as web, socket.create_connection((LOCAL, urlsplit(web.address).port), timeout=20) as connection:
         connection.sendall(sent)
         answer = HTTPResponse(connection)
         answer.begin()
@@ -300,27 +301,81 @@ def test_what_the_server_itself_refuses_is_said_as_json(sent: bytes, expected: i
         assert json.loads(answer.read()).keys() == {"message", "hint"}
 
 
-def test_who_sends_a_byte_now_and_then_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many of them there are: whoever asks after that is answered."""
-    monkeypatch.setattr(server, "_CONNECTIONS_MAX", 5)
-    monkeypatch.setattr(server, "_REQUEST_SECONDS", 0.2)
-    with serving(APP) as web, ExitStack() as opened:
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nSlow: ",
+        b"POST /act/7 HTTP/1.1\r\nContent-Length: 10\r\n\r\nhalf",
+        b"GET /metrics HTTP/1.1\r\n\r\n",
+    ],
+    ids=("silent", "half a header", "half a body", "kept alive"),
+)
+def test_connections_without_a_request_keep_nobody_out(sent: bytes) -> None:
+    """A probe is answered at once beside more connections than the server takes, and beside those that come after."""
+    with current(APP) as web, ExitStack() as opened:
         address = (LOCAL, urlsplit(web.address).port)
-        slow = [opened.enter_context(socket.create_connection(address)) for _ in range(5)]
 
-        def is_cut(one: socket.socket) -> bool:
-            try:
-                one.sendall(b"X")
-                return one.recv(1, socket.MSG_DONTWAIT) == b""
-            except BlockingIOError:
-                return False
-            except OSError:
-                return True
+        def crowd() -> list[socket.socket]:
+            made = [opened.enter_context(socket.create_connection(address, timeout=20)) for _ in range(150)]
+            for one in made:
+                with suppress(ConnectionError):  # it has made room already
+                    one.sendall(sent)
+            return made
 
-        for one in slow:
-            one.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nSlow: ")
-        wait_until(lambda: all(is_cut(one) for one in slow), what="all of them are cut off")
-        assert status(f"{web.address}/metrics") == 200
+        for _ in range(3):
+            crowd()
+            assert status(f"{web.address}/metrics", timeout=5) == 200
+
+
+def test_a_request_under_way_is_not_cut_to_make_room() -> None:
+    """However long an answer takes, and however many connections come meanwhile."""
+    going, go_on = threading.Event(), threading.Event()
+
+    def slow(_: Asked) -> dict[str, Any]:
+        going.set()
+        return {"went_on": go_on.wait(20)}
+
+    app = App(
+        Access(host=LOCAL, token=None), [WebRoute(path="/slow", method="GET", need=Need.NOTHING, answer=slow), *ROUTES]
+    )
+    with current(app) as web, ExitStack() as opened, ThreadPoolExecutor(1) as one_more:
+        asked = one_more.submit(status, f"{web.address}/slow")
+        assert going.wait(20)
+        for _ in range(150):
+            opened.enter_context(socket.create_connection((LOCAL, urlsplit(web.address).port), timeout=20))
+        assert status(f"{web.address}/metrics", timeout=5) == 200
+        go_on.set()
+        assert asked.result(20) == 200
+
+
+def test_the_newest_connection_has_time_to_send_its_request() -> None:
+    """Even if it is the only one without a request under way, and the last that there is room for."""
+    go_on = threading.Event()
+
+    def slow(_: Asked) -> dict[str, Any]:
+        return {"went_on": go_on.wait(20)}
+
+    app = App(Access(host=LOCAL, token=None), [WebRoute(path="/slow", method="GET", need=Need.NOTHING, answer=slow)])
+    asks = b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with current(app) as web, ExitStack() as opened:
+        address = (LOCAL, urlsplit(web.address).port)
+
+        def connected() -> socket.socket:
+            return opened.enter_context(socket.create_connection(address, timeout=20))
+
+        for _ in range(server.CONNECTIONS_MAX - 3):  # the server has two more sockets itself
+            connected().sendall(asks)
+        newest = connected()
+        newest.settimeout(0.5)
+        with pytest.raises(TimeoutError):  # nothing arrives, not even an end
+            newest.recv(1)
+        newest.settimeout(20)
+        go_on.set()
+        newest.sendall(asks)
+        answer = HTTPResponse(newest)
+        answer.begin()
+        assert answer.status == 200
 
 
 @contextmanager
@@ -352,18 +407,22 @@ def test_several_daemons_have_a_page_each(monkeypatch: pytest.MonkeyPatch) -> No
         assert server.listen(default) is None
 
 
-def test_a_token_is_long_and_may_come_from_a_file(tmp_path: Path) -> None:
-    """A short one is refused, wherever it is from; none is none."""
+def test_a_token_is_long() -> None:
+    """A short one is refused, and so is one that no header can carry."""
     assert WebSettings().secret() is None
     assert WebSettings(token=SecretStr(TOKEN)).secret() == TOKEN
     for useless in ("short", "ein Schlüssel, den kein Kopf trägt", f"{TOKEN} ", f"two\n{TOKEN}"):
         with pytest.raises(ValidationError):
             WebSettings(token=SecretStr(useless))
-    file = tmp_path / "token"
-    with pytest.raises(ConfigError, match="cannot be read"):
-        WebSettings(token_file=file).secret()
-    file.write_text(f"{TOKEN}\n")
-    assert WebSettings(token_file=file).secret() == TOKEN
-    file.write_text("short")
-    with pytest.raises(ConfigError, match="holds no token"):
-        WebSettings(token_file=file).secret()
+
+
+# The page's scripts
+
+
+def test_what_a_script_looks_up_is_in_the_page() -> None:
+    """Each element by its id: a browser would stop at the first that is missing."""
+    static = Path(server.__file__).parent / "static"
+    has = set(re.findall(r'id="([^"]+)"', (static / "index.html").read_text("utf-8")))
+    wanted = {one for file in static.glob("*.js") for one in re.findall(r'\bby\("([^"]+)"\)', file.read_text("utf-8"))}
+    assert len(wanted) > 20
+    assert wanted - has == set()

@@ -1,7 +1,8 @@
 """Running tests with a rule taken out of syncer, to see them fail.
 
-The test runs in a process of its own, in which `sitecustomize`, beside this file, changes the text of a module as it
-is imported; so it does in every process that the test starts. `-rP` shows how each has failed: whether for the rule.
+The test runs in a process of its own, in which `sitecustomize`, beside this file, patches a named part of syncer when
+its module is imported (see `tests.mutations`); so it does in every process that the test starts. `-rP` shows how each
+has failed: whether for the rule.
 """
 
 from __future__ import annotations
@@ -14,15 +15,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from tests.proof import Proof, Rule
+from tests.mutations import MUTATION
+from tests.proof import REPOSITORY, Proof, Rule
 
-MUTATION = "SYNCER_TEST_MUTATION"
-"""What `sitecustomize` is to change: a rule as JSON."""
 DEADLINE = "SYNCER_TEST_DEADLINE_SECONDS"
 """Says how long a test waits for what is to come."""
 _DEADLINE_SECONDS = 20
@@ -48,10 +47,13 @@ class WithoutRule(pytest.Item):
         environment = {
             DEADLINE: str(_DEADLINE_SECONDS),
             **os.environ,
-            MUTATION: json.dumps(asdict(self._rule)),
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+            MUTATION: json.dumps(self._rule.mutation()),
+            "PYTHONPATH": os.pathsep.join(
+                [str(Path(__file__).parent), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+            ),
         }
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=short", self._test]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=short"]
+        command += ["-m", self.config.getoption("markexpr"), self._test]
         said = _said(command, environment, self.config.rootpath)
         closing = said.strip().rpartition("\n")[2]
         assert re.search(r"\b1 failed", closing), f"without its rule the test does not fail\n{said[-3000:]}"
@@ -90,7 +92,7 @@ def _said(command: Sequence[str], environment: Mapping[str, str], folder: Path) 
 
 def without_rules(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """For each test, and each rule that it names, a test that it fails without that rule."""
-    made: dict[tuple[str, str], pytest.Item] = {}
+    made: dict[tuple[str, str, str], pytest.Item] = {}
     for item in items:
         mark = item.get_closest_marker("faces")
         if mark is None or item.parent is None:
@@ -99,5 +101,7 @@ def without_rules(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         test = item.nodeid.partition("[")[0]
         for rule in shown.rules:
             name = f"{test.rpartition('::')[2]} without: {rule.name}"
-            made[test, rule.name] = WithoutRule.from_parent(item.parent, name=name, rule=rule, test=test)
+            made[test, rule.name, repr(rule.instead)] = WithoutRule.from_parent(
+                item.parent, name=name, rule=rule, test=test
+            )
     return list(made.values())

@@ -6,32 +6,33 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import CodeType, ModuleType
+from types import ModuleType
+
+from tests import mutations
 
 
-class _Changed(SourceFileLoader):
-    """Loads a module with one text changed."""
+class _Patched(SourceFileLoader):
+    """Loads a module, and replaces a part of it."""
 
-    def __init__(self, fullname: str, path: str, *, text: str, instead: str) -> None:
-        super().__init__(fullname, path)
-        self._text, self._instead = text, instead
+    def __init__(self, fullname: str, file: str, *, path: str, instead: str) -> None:
+        super().__init__(fullname, file)
+        self._path, self._instead = path, instead
 
-    def get_code(self, fullname: str) -> CodeType:
-        """The changed module's code, from no cache and into none."""
-        path = self.get_filename(fullname)
-        source = self.get_data(path).decode()
-        if source.count(self._text) != 1:
-            raise ImportError(f"the text of the rule is not in {fullname} exactly once")
-        return self.source_to_code(source.replace(self._text, self._instead).encode(), path)
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute it, and replace that part before anybody else sees the module."""
+        super().exec_module(module)
+        mutations.patch(module, self._path, partial(mutations.decoded, self._instead))
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module, and has it changed."""
+    """Finds one module, and has a part of it replaced."""
 
-    def __init__(self, *, module: str, text: str, instead: str) -> None:
-        self._module, self._text, self._instead = module, text, instead
+    def __init__(self, *, target: str, instead: str) -> None:
+        self._module, _, self._path = target.partition(":")
+        self._instead = instead
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -41,10 +42,9 @@ class _Finder(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.origin is not None:
-            spec.loader = _Changed(fullname, spec.origin, text=self._text, instead=self._instead)
+            spec.loader = _Patched(fullname, spec.origin, path=self._path, instead=self._instead)
         return spec
 
 
-if "SYNCER_TEST_MUTATION" in os.environ:
-    _rule = json.loads(os.environ["SYNCER_TEST_MUTATION"])
-    sys.meta_path.insert(0, _Finder(module=_rule["module"], text=_rule["text"], instead=_rule["instead"]))
+if mutations.MUTATION in os.environ:
+    sys.meta_path.insert(0, _Finder(**json.loads(os.environ[mutations.MUTATION])))

@@ -7,4 +7,4 @@ from syncer.demo.guide.comments import NESTED, PARENT_CHILD
 from syncer.demo.guide.filesystem import FILES
 
 MODELS = {model.name: model for model in (JOIN, DENORMALISED, COLLAPSE, FILES, NESTED, PARENT_CHILD)}
-"""By name, in the guide's order."""
+"""The models by name, in the guide's order."""

@@ -1,11 +1,11 @@
-"""Users and posts: joined by the application, denormalised, collapsed by author."""
+"""Users and posts: joined in the application, denormalised, or grouped by author."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from syncer.demo.guide.rows import POSTS, USERS
-from syncer.demo.model import Ask, Body, Model, Reader, Row, Write, hits, must
+from syncer.demo.model import Ask, Body, GuideModel, Row, TableReader, Write, hits, must
 
 _RENAME = Write(title="John Smith becomes John Doe", statements=("UPDATE users SET name = 'John Doe' WHERE id = 1",))
 
@@ -20,13 +20,13 @@ def _users(body: Body) -> list[int]:
 
 
 def _join(name: str) -> tuple[Ask, Ask]:
-    """The two queries; user 1 has that name."""
+    """Return the two queries; user 1 has this name."""
     return (
         Ask(
             question="First the users called John",
             document="user",
             body={"query": {"match": {"name": "John"}}, "size": 1000},
-            read=Reader(columns=("_id", "name"), rows=lambda body: sorted(hits("_id", "name").rows(body))),
+            read=TableReader(columns=("_id", "name"), rows=lambda body: sorted(hits("_id", "name").rows(body))),
             answer=(("1", name), ("3", "Alice John")),
         ),
         Ask(
@@ -41,7 +41,7 @@ def _join(name: str) -> tuple[Ask, Ask]:
     )
 
 
-JOIN = Model(
+JOIN = GuideModel(
     name="join",
     question='Posts titled "relationships" by users called John, in two queries; only the user holds the name.',
     price="Two queries, and the list of ids in the second grows with the users that the first one finds.",
@@ -64,7 +64,7 @@ def _denormalised(name: str) -> Ask:
     )
 
 
-DENORMALISED = Model(
+DENORMALISED = GuideModel(
     name="denormalised",
     question='Posts titled "relationships" by users called John, in one query; each post holds the name too.',
     price="A rename writes every post of that user, and each post stores the name once more.",
@@ -102,12 +102,12 @@ def _collapse(name: str) -> Ask:
                 }
             },
         },
-        read=Reader(columns=("author", "posts", "title"), rows=_authors),
+        read=TableReader(columns=("author", "posts", "title"), rows=_authors),
         answer=((name, "1", "Relationships"), ("Alice John", "1", "Relationships are cool")),
     )
 
 
-COLLAPSE = Model(
+COLLAPSE = GuideModel(
     name="collapse",
     question='Posts titled "relationships", grouped by author, the author of the best match first.',
     price="The groups cannot be paged through, and the scores that order them are comparable within one shard only.",

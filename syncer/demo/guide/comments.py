@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from syncer.demo.guide.rows import COMMENTED_POSTS, COMMENTS, USERS
-from syncer.demo.model import Ask, Body, Model, Reader, Row, Write, hits, must
+from syncer.demo.model import Ask, Body, GuideModel, Row, TableReader, Write, hits, must
 
 _ROWS = f"{USERS}; {COMMENTED_POSTS}; {COMMENTS}"
 
@@ -28,7 +28,7 @@ def _by_alice(age: int, *answer: Row) -> Ask:
         question=f"A post about eggs, with one comment that is by Alice and by somebody aged {age}",
         document="blogpost",
         body={"query": must(_NEST_EGGS, _nested(_BY_ALICE, _aged(age), inner_hits={"_source": "comments.comment"}))},
-        read=Reader(columns=("_id", "title", "comment"), rows=_inner_comments),
+        read=TableReader(columns=("_id", "title", "comment"), rows=_inner_comments),
         answer=answer,
     )
 
@@ -55,7 +55,7 @@ _SORTED = Ask(
         "query": _nested(_OCTOBER),
         "sort": {"comments.stars": {"order": "asc", "mode": "min", "nested": {"path": "comments", "filter": _OCTOBER}}},
     },
-    read=Reader(
+    read=TableReader(
         columns=("_id", "title", "stars"),
         rows=lambda body: [(hit["_id"], hit["_source"]["title"], str(hit["sort"][0])) for hit in body["hits"]["hits"]],
     ),
@@ -82,7 +82,7 @@ _BY_MONTH = Ask(
             }
         },
     },
-    read=Reader(
+    read=TableReader(
         columns=("month", "comments", "stars"),
         rows=lambda body: [
             (month["key_as_string"], str(month["doc_count"]), f"{month['stars']['value']:.2f}")
@@ -92,7 +92,7 @@ _BY_MONTH = Ask(
     answer=(("2014-09", "1", "4.00"), ("2014-10", "3", "2.67")),
 )
 
-NESTED = Model(
+NESTED = GuideModel(
     name="nested",
     question="Posts by what one comment says and who says it; each post holds its comments.",
     price="A change of one comment writes its post with all its comments.",
@@ -141,7 +141,7 @@ def _comments_on(title: str, *answer: Row) -> Ask:
     )
 
 
-PARENT_CHILD = Model(
+PARENT_CHILD = GuideModel(
     name="parent-child",
     question="Posts by what one comment says and who says it; each comment is a document of its own.",
     price="Queries from child to parent and back are slower, and a post and its comments never leave one shard.",

@@ -1,9 +1,9 @@
-"""A filesystem: files are found by their contents and by where they are."""
+"""A filesystem: files are found by their contents and their directory."""
 
 from __future__ import annotations
 
 from syncer.demo.guide.rows import FILES as ROWS
-from syncer.demo.model import Ask, Model, Row, Write, hits, total
+from syncer.demo.model import Ask, GuideModel, Row, Write, hits, total
 
 _GREP = {"match": {"contents": "elasticsearch"}}
 _FOUND = hits("path", "name")
@@ -42,7 +42,7 @@ def _count_below(directory: str, number: str) -> Ask:
     )
 
 
-FILES = Model(
+FILES = GuideModel(
     name="files",
     question="Files by their contents, in one directory or anywhere below it.",
     price="Renaming or moving a directory writes every file below it.",

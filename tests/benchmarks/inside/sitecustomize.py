@@ -1,6 +1,7 @@
 """Looks at a process from the inside: where its threads are, fifty times a second, and their names in the kernel.
 
 What a thread waits for counts as much as what it computes: a server's answer is found where it is waited for.
+Or it counts which functions are called, by thread, and writes that down whenever it gets SIGUSR1, to begin anew.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -18,6 +20,7 @@ from types import FrameType
 _NAME_MAX = 15  # the kernel's
 _SAMPLE_SECONDS = 0.02
 _FILE = "SYNCER_BENCHMARKS_PLACES"
+_CALLS_FILE = "SYNCER_BENCHMARKS_CALLS"
 _PACKAGE = "/syncer/"
 _NOWHERE = "elsewhere"
 
@@ -30,12 +33,17 @@ def _named_bootstrap(thread: threading.Thread) -> None:
     _bootstrap(thread)
 
 
+def _is_own(frame: FrameType) -> bool:
+    """Whether its function is one of syncer's own."""
+    file = frame.f_code.co_filename
+    return _PACKAGE in file and "site-packages" not in file
+
+
 def _place(frame: FrameType | None) -> str:
     """The innermost function of syncer's own that a thread is in."""
     while frame is not None:
-        file = frame.f_code.co_filename
-        if _PACKAGE in file and "site-packages" not in file:
-            return f"{Path(file).stem}.{frame.f_code.co_qualname}"
+        if _is_own(frame):
+            return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_qualname}"
         frame = frame.f_back
     return _NOWHERE
 
@@ -61,5 +69,27 @@ def _begin(file: Path) -> None:
     atexit.register(write)
 
 
+def _count_calls(file: Path) -> None:
+    called: Counter[tuple[str, str, str]] = Counter()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        # Comprehensions and the like are parts of the function that they stand in: newer Pythons call none of them.
+        if event == "call" and _is_own(frame) and not frame.f_code.co_name.endswith(("comp>", "expr>")):
+            code = frame.f_code
+            called[threading.current_thread().name, code.co_filename.rpartition(_PACKAGE)[2], code.co_qualname] += 1
+
+    def write(*_: object) -> None:
+        found = called.copy()
+        called.clear()
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps([[*what, count] for what, count in found.items()]))
+        part.rename(file)
+
+    threading.setprofile(note)
+    signal.signal(signal.SIGUSR1, write)
+
+
 if _FILE in os.environ:
     _begin(Path(os.environ.pop(_FILE)))
+if _CALLS_FILE in os.environ:
+    _count_calls(Path(os.environ.pop(_CALLS_FILE)))

@@ -1,0 +1,240 @@
+"""Activate: turns planned definitions into indices, triggers and active revisions.
+
+The order makes it safe beside live traffic. First the triggers are created, so that every change is captured from then
+on; a table that cannot be locked, or belongs to another role, leaves every index as it is. Then come the indices. Then
+one commit activates the revisions and creates the jobs that write every document once. A job reads after the commit. So
+it covers documents composed before it, and documents skipped while the definition was suspended: see
+`syncer.documents.suspend`.
+
+If an index cannot take a change in place, a new index is built beside the current one: see `syncer.apply.reindex`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from syncer.apply.plan import Plan, PlannedChange, Step, standing
+from syncer.base import events
+from syncer.base.errors import ConfigError, IndexingError
+from syncer.base.model import Role, Target
+from syncer.base.postgres import AdvisoryLock, Connection, value
+from syncer.base.timeline import TIMELINE
+from syncer.capture import install
+from syncer.capture.triggers import Capture
+from syncer.documents import registry
+from syncer.documents.registry import Document
+from syncer.elasticsearch.indices import Indices
+from syncer.jobs import queue
+from syncer.jobs.model import JobKind
+from syncer.recovery import orphan_indices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitialLoad:
+    """A document that a job has to write completely once.
+
+    Args:
+        job: The job's id; None if the index is loaded and only has to become current.
+    """
+
+    document: Document
+    job: int | None
+
+
+def carry_out(
+    connection: Connection,
+    indices: Indices,
+    decided: Plan,
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+    timeout_seconds: float = 60,
+) -> list[InitialLoad]:
+    """Create indices, triggers and revisions as planned.
+
+    The connection needs a role that owns the tables and the syncer schema. ``tell`` gets a line for each step. Locking
+    a table that is in use is retried for ``timeout_seconds``.
+
+    Returns:
+        The loads that are now due. Any job worker does them: see `syncer.worker.job_loop`.
+
+    Raises:
+        SyncerError: A step was refused. The steps before it do no harm; run apply again.
+    """
+    with alone(connection):
+        _require_planned_on(decided, connection)
+        indices.prepare()
+        _clear_away(connection, indices, decided.orphan_indices, tell)
+        # Record this before the triggers are back: afterwards nothing shows that they were gone.
+        missed = [one for one in registry.documents(connection) if decided.active.lost & one.dependencies.tables.keys()]
+        queue.mark_incomplete(connection, [one.index_name for one in missed])
+        # Rule: capture-before-the-revision.
+        too_wide = _capture(connection, decided.captures, tell, timeout_seconds=timeout_seconds)
+        steps = list(_with_indices(connection, indices, decided.steps, tell))
+        for document in (*decided.abandoned, *decided.removed):
+            withdraw(connection, indices, document)
+            tell(f"index {document.index_name} of {document.name} is dropped")
+        with connection.transaction():
+            initial_loads = [_activate(connection, step) for step in steps]
+            _refresh(connection, missed, tell)
+        for one in too_wide:
+            install.install(connection, one, timeout_seconds=timeout_seconds, waiting=tell)
+        for relation in decided.released:
+            install.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=tell)
+            tell(f"released {relation}")
+    structlog.get_logger().info(
+        events.APPLY_FINISHED,
+        documents={one.document.name: str(one.change) for one in steps},
+        resumed=[one.document.name for one in steps if one.suspended is not None],
+        removed=sorted({one.name for one in decided.removed}),
+    )
+    TIMELINE.write(connection)  # a command then follows the loads, which may take hours
+    return initial_loads
+
+
+def _with_indices(
+    connection: Connection, indices: Indices, steps: Iterable[Step], tell: Callable[[str], None]
+) -> Iterator[Step]:
+    """Yield the steps that change anything, each once its index exists."""
+    for step in steps:
+        if step.is_new_revision:
+            yield dataclasses.replace(step, document=_with_index(connection, indices, step, tell))
+        elif step.change is not PlannedChange.UNCHANGED:
+            yield step
+
+
+def _require_planned_on(decided: Plan, connection: Connection) -> None:
+    """Refuse a plan if what is active has changed since, perhaps while the user was asked to confirm.
+
+    Raises:
+        ConfigError: It has changed.
+    """
+    if not decided.active.is_like(standing(connection)):
+        raise ConfigError(
+            "Another process changed the active definitions since the plan was made",
+            hint="Nothing was done. Run the same command again: it looks at what is active now.",
+        )
+
+
+def _refresh(connection: Connection, missed: Iterable[Document], tell: Callable[[str], None]) -> None:
+    """Create a refresh of each index that may have missed changes, unless it is being loaded, gone or suspended."""
+    for one in missed:
+        made = queue.create(connection, one, JobKind.REFRESH) if one.suspended is None else None
+        if made is not None and made.kind is JobKind.REFRESH:
+            tell(f"index {one.index_name} may have missed changes: job {made.id} writes all of it again")
+
+
+def _capture(
+    connection: Connection, wanted: Iterable[Capture], tell: Callable[[str], None], *, timeout_seconds: float
+) -> list[Capture]:
+    """Install triggers that watch both the wanted and the current columns; return the captures to narrow later."""
+    before = install.captured(connection)
+    too_wide = []
+    for one in wanted:
+        # Until the new revision is active, the old one needs the columns that it watched.
+        wide = install.widened(connection, one, before.get(one.relation))
+        install.install(connection, wide, timeout_seconds=timeout_seconds, waiting=tell)
+        tell(f"capturing {one.relation}")
+        if wide != one:
+            too_wide.append(one)
+    return too_wide
+
+
+def withdraw(connection: Connection, indices: Indices, document: Document) -> None:
+    """Withdraw and drop an index of a document: the current one after the others. Call it within `alone`.
+
+    Raises:
+        IndexingError: The index has an alias that is not syncer's; nothing was changed.
+    """
+    if document.role is not Role.CURRENT and _is_searched(indices, document):
+        # A command died after it moved the alias and before it recorded the move.
+        indices.swap(document.index, registry.current(connection)[document.name].target)
+    # While it is active, so that after a crash in between it can be removed again, or applied.
+    indices.hide(document.target, document.index)
+    # Rule: out-of-force-before-dropping.
+    deactivate(connection, document)
+    orphan_indices.drop(connection, indices, document.target)
+
+
+def _is_searched(indices: Indices, document: Document) -> bool:
+    return document.index_name in indices.searched(document.index)
+
+
+def deactivate(connection: Connection, document: Document) -> None:
+    """Deactivate an index that is to be dropped: from the commit on, nothing writes it."""
+    with connection.transaction():
+        registry.drop_document(connection, document)
+        orphan_indices.note(connection, document.target)
+
+
+def _clear_away(
+    connection: Connection, indices: Indices, targets: Iterable[Target], tell: Callable[[str], None]
+) -> None:
+    """Drop indices left behind by commands that died; an index that is searched stays."""
+    for target in targets:
+        try:
+            orphan_indices.drop(connection, indices, target)
+        except IndexingError as error:
+            tell(error.message)
+        else:
+            tell(f"index {target.index_name}, left behind by an interrupted command, is dropped")
+
+
+@contextmanager
+def alone(connection: Connection) -> Iterator[None]:
+    """Hold the lock under which definitions are activated and withdrawn.
+
+    Raises:
+        ConfigError: Another process holds it.
+    """
+    if not value(connection, "SELECT pg_try_advisory_lock($1)", (int(AdvisoryLock.APPLY),)):
+        raise ConfigError(
+            "Another `syncer apply` or `syncer backfill` is changing what is active", hint="Wait until it is done."
+        )
+    try:
+        yield
+    finally:
+        connection.execute("SELECT pg_advisory_unlock($1)", (int(AdvisoryLock.APPLY),))
+
+
+def _activate(connection: Connection, step: Step) -> InitialLoad:
+    document = step.document
+    if step.change is PlannedChange.INDEX_GONE and step.before is not None and step.before.target != document.target:
+        deactivate(connection, step.before)
+    if step.is_new_revision:
+        registry.put_document(connection, document)
+        orphan_indices.forget(connection, document.target)
+    if step.change is PlannedChange.BUILDING and document.is_loaded:
+        return InitialLoad(document=document, job=None)
+    # Rules: load-the-new-index-after-the-commit, load-after-the-commit.
+    job = queue.create(connection, document, JobKind.INITIAL_LOAD, resumes=not step.is_new_revision)
+    assert job is not None  # noqa: S101 - the document is active, and `alone` keeps others from withdrawing it
+    return InitialLoad(document=document, job=job.id)
+
+
+def _with_index(connection: Connection, indices: Indices, step: Step, tell: Callable[[str], None]) -> Document:
+    """Return the document with its index, which is created or brought up to date."""
+    document = step.document
+    if step.change is PlannedChange.INDEX_GONE and indices.restore_aliases(document.target, document.index):
+        tell(f"aliases of {document.index_name} are restored")
+    elif step.change in (PlannedChange.NEW, PlannedChange.INDEX_GONE, PlannedChange.REBUILD):
+        make = indices.build if step.change is PlannedChange.REBUILD else indices.create
+        target = make(
+            document=document.name,
+            alias=document.index,
+            body=document.index_body,
+            revision=document.revision,
+            installation=registry.installation(connection),
+            announce=partial(orphan_indices.note, connection),
+        )
+        later = ", once it is complete" if step.change is PlannedChange.REBUILD else ""
+        tell(f"index {target.index_name}, searched as {document.index}{later}")
+        return dataclasses.replace(document, target=target)
+    indices.change(document=document.name, target=document.target, body=document.index_body)
+    tell(f"index {document.index_name} is up to date")
+    return document

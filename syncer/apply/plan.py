@@ -1,0 +1,386 @@
+"""Plan: what apply will do, found by comparing the definitions with what is active. Nothing is changed here.
+
+If an index cannot take a change in place, a new index is planned: see `syncer.apply.reindex`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from syncer.apply import scratch_index
+from syncer.base.errors import ConfigError, DefinitionError
+from syncer.base.model import Role, Target
+from syncer.base.postgres import Connection
+from syncer.capture import eligibility, install
+from syncer.capture.triggers import Capture
+from syncer.documents import queries, registry
+from syncer.documents.definition import Definition
+from syncer.documents.registry import Document
+from syncer.elasticsearch.indices import Indices
+from syncer.lineage.dependencies import Dependencies
+from syncer.recovery import orphan_indices
+
+
+class PlannedChange(StrEnum):
+    """The difference between a document's definition and what is active."""
+
+    NEW = "new"
+    CHANGED = "changed"
+    REBUILD = "needs a new index"
+    BUILDING = "its new index is being built"
+    INDEX_GONE = "its index is gone, or its alias does not lead to it alone"
+    SUSPENDED = "suspended"
+    TRIGGERS_GONE = "its triggers were gone"
+    INCOMPLETE = "not yet loaded"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What apply will do to one document.
+
+    Args:
+        document: The document as it will be active.
+        before: The document as it is active.
+    """
+
+    document: Document
+    change: PlannedChange
+    before: Document | None
+    reason: str | None = None
+
+    @property
+    def suspended(self) -> str | None:
+        """Why the document is suspended, if it is."""
+        return self.before.suspended if self.before else None
+
+    @property
+    def is_new_revision(self) -> bool:
+        """Whether the definition, its index or its suspension changes."""
+        return self.change in (
+            PlannedChange.NEW,
+            PlannedChange.CHANGED,
+            PlannedChange.REBUILD,
+            PlannedChange.INDEX_GONE,
+            PlannedChange.SUSPENDED,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What apply will do.
+
+    Args:
+        active: What the definitions were compared with.
+        steps: One for each document of the config folder.
+        captures: The tables whose triggers are to be created or changed, and how.
+        released: Tables that no document reads any more.
+        forgotten: Active documents without a step; they are left as they are.
+        abandoned: New indices being built that no longer match their definition.
+        removed: Documents to withdraw, one for each of their indices, the current one last.
+    """
+
+    active: ActiveDefinitions
+    steps: tuple[Step, ...]
+    captures: tuple[Capture, ...]
+    released: tuple[str, ...]
+    forgotten: tuple[str, ...]
+    abandoned: tuple[Document, ...] = ()
+    orphan_indices: tuple[Target, ...] = ()
+    removed: tuple[Document, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        unchanged = all(step.change is PlannedChange.UNCHANGED for step in self.steps)
+        return unchanged and not (
+            self.captures or self.released or self.abandoned or self.orphan_indices or self.removed
+        )
+
+
+def plan(
+    connection: Connection, indices: Indices, definitions: Iterable[Definition], *, remove: Collection[str] = ()
+) -> Plan:
+    """Compare the definitions with what is active, and find out what they read. Nothing is changed.
+
+    The connection needs a role that owns the tables and the syncer schema. ``remove`` names documents without a folder
+    that are to be withdrawn.
+
+    Raises:
+        ConfigError: A document to remove has a folder, or is not active.
+        DefinitionError: A definition is refused.
+        ComposeError: A SELECT returns an id more than once.
+    """
+    active, definitions = standing(connection), list(definitions)
+    require_removable(remove, active, {one.name for one in definitions})
+    return assemble(
+        connection,
+        [step(connection, indices, definition, active) for definition in definitions],
+        active,
+        remove=remove,
+    )
+
+
+def require_removable(names: Collection[str], active: ActiveDefinitions, configured: set[str]) -> None:
+    """Refuse to remove a document that has a folder, or is not active.
+
+    Raises:
+        ConfigError: Says which can be removed.
+    """
+    for name in names:
+        if name in configured:
+            raise ConfigError(
+                f"{name} has a folder, and stays active",
+                hint="Only a document without a folder can be removed: move its folder away first.",
+            )
+        if name not in active.documents:
+            without = ", ".join(sorted(active.documents.keys() - configured))
+            raise ConfigError(f"No document {name} is active", hint=f"Active without a folder: {without or 'none'}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveDefinitions:
+    """What is active.
+
+    Args:
+        documents: Documents with the index that is current, by name.
+        others: Documents with an index that is being built or is previous; their tables are captured as well.
+        revisions: The last revision of every document that was ever active.
+        captured: The tables that are captured, by relation.
+        lost: The captured tables whose triggers are gone.
+        orphan_indices: Indices left behind by commands that died.
+        installation: This database's id; empty before `syncer migrate`.
+    """
+
+    documents: dict[str, Document] = field(default_factory=dict)
+    others: tuple[Document, ...] = ()
+    revisions: dict[str, int] = field(default_factory=dict)
+    captured: dict[str, Capture] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
+    orphan_indices: tuple[Target, ...] = ()
+    installation: str = ""
+
+    def is_like(self, other: ActiveDefinitions) -> bool:
+        """Whether the same revisions are active for the same indices, loaded and suspended or not."""
+        return (self._rows, self.revisions) == (other._rows, other.revisions)
+
+    @property
+    def _rows(self) -> set[tuple[str, int, Role]]:
+        return {(one.index_name, one.revision, one.role) for one in (*self.documents.values(), *self.others)}
+
+    def building(self, name: str) -> Document | None:
+        """Return the document with its new index, if one is being built."""
+        return next((one for one in self.others if one.name == name and one.role is Role.BUILDING), None)
+
+
+def standing(connection: Connection) -> ActiveDefinitions:
+    """Return what is active now."""
+    captured = install.captured(connection)
+    return ActiveDefinitions(
+        documents=registry.current(connection),
+        others=tuple(one for one in registry.documents(connection) if one.role is not Role.CURRENT),
+        revisions=registry.revisions(connection),
+        captured=captured,
+        lost=frozenset(install.lost(connection, captured)),
+        orphan_indices=orphan_indices.find(connection),
+        installation=registry.installation(connection),
+    )
+
+
+def assemble(
+    connection: Connection, steps: Iterable[Step], active: ActiveDefinitions, *, remove: Collection[str] = ()
+) -> Plan:
+    """Combine steps into a plan, with what they mean for the tables."""
+    steps = tuple(steps)
+    removed = tuple(one for one in (*active.others, *active.documents.values()) if one.name in remove)
+    forgotten = active.documents.keys() - {one.document.name for one in steps} - set(remove)
+    abandoned = tuple(building for one in steps if (building := _abandoned(one, active)) is not None)
+    documents = [
+        *(one.document for one in steps),
+        *(one.before for one in steps if one.before is not None and one.document.role is Role.BUILDING),
+        *(active.documents[name] for name in sorted(forgotten)),
+        *(one for one in active.others if one not in (*abandoned, *removed)),
+    ]
+    wanted = {one.relation: one for one in _captures(connection, documents)}
+    captured = active.captured
+    return Plan(
+        active=active,
+        steps=steps,
+        captures=tuple(
+            one
+            for one in wanted.values()
+            if one != captured.get(one.relation)
+            or one.relation in active.lost
+            or not install.is_current(connection, one)
+        ),
+        released=tuple(sorted(captured.keys() - wanted.keys())),
+        forgotten=tuple(sorted(forgotten)),
+        abandoned=abandoned,
+        orphan_indices=active.orphan_indices,
+        removed=removed,
+    )
+
+
+def _abandoned(step: Step, active: ActiveDefinitions) -> Document | None:
+    """Return the document with the new index being built, if that no longer matches what is wanted."""
+    building = active.building(step.document.name)
+    if building is None or building is step.document:
+        return None
+    return building if step.change is PlannedChange.REBUILD or _meaning(building) != _meaning(step.document) else None
+
+
+def step(connection: Connection, indices: Indices, definition: Definition, active: ActiveDefinitions) -> Step:
+    """Decide what to do about one definition.
+
+    Raises:
+        DefinitionError: The definition is refused.
+        ComposeError: Its SELECT returns an id more than once.
+        IndexingError: Elasticsearch refuses its index.json for any index, or the alias is not free.
+    """
+    before, lost = active.documents.get(definition.name), active.lost
+    after = _defined(connection, definition, active)
+    is_changed = _is_changed(before, after)
+    if is_changed:
+        queries.require_unique(connection, after)
+    if before is None:
+        indices.require_free(after.index, active.installation)
+        return Step(document=after, change=PlannedChange.NEW, before=None)
+    if before.index != after.index:
+        raise DefinitionError(
+            f"{after.name}: the index cannot be changed from {before.index} to {after.index}",
+            hint="Create a new document folder for the new index, and remove this one once the new one is loaded.",
+        )
+    is_there = _is_there(indices, before, active)
+    reason = _COPIES_LEFT if _leaves_copies(indices, before, after) else None
+    if reason is None and is_there and is_changed:
+        reason = scratch_index.obstacle(connection, indices, after, before.target)
+    if reason is not None:
+        return _rebuild(before, after, active, reason)
+    if not is_there:
+        indices.require_free(after.index, active.installation)
+        return Step(document=after, change=PlannedChange.INDEX_GONE, before=before)
+    if is_changed:
+        # A suspended document gets a new revision, so that a late suspend of the old one has no effect.
+        change = PlannedChange.CHANGED if before.suspended is None else PlannedChange.SUSPENDED
+        return Step(document=after, change=change, before=before)
+    if before.dependencies.tables.keys() & lost:
+        return Step(document=before, change=PlannedChange.TRIGGERS_GONE, before=before)
+    return Step(
+        document=before, change=PlannedChange.UNCHANGED if before.is_loaded else PlannedChange.INCOMPLETE, before=before
+    )
+
+
+def _defined(connection: Connection, definition: Definition, active: ActiveDefinitions) -> Document:
+    """Return the document as its folder defines it, under the next revision, with its existing index."""
+    from syncer.documents import analyze  # noqa: PLC0415 - it imports sqlglot: slow to load, and few commands need it
+
+    before, revision = active.documents.get(definition.name), active.revisions.get(definition.name, 0) + 1
+    return Document(
+        name=definition.name,
+        revision=revision,
+        index=definition.index,
+        select=definition.select,
+        affects=definition.affects,
+        index_body=definition.index_body,
+        dependencies=analyze.analyse(connection, definition),
+        target=before.target if before else Target.of(definition.index, revision),
+    )
+
+
+def _is_changed(before: Document | None, after: Document) -> bool:
+    """Whether a new revision is needed; a suspended document needs one, so that everything is written again."""
+    return before is None or before.suspended is not None or _meaning(after) != _meaning(before)
+
+
+def _is_there(indices: Indices, before: Document, active: ActiveDefinitions) -> bool:
+    """Whether the index exists with both aliases, and searches find no other."""
+    is_there = indices.exists(before.target, searched_as=before.index)
+    building = active.building(before.name)
+    if not is_there and building is not None:
+        # A command may have died after it moved the alias to the new index and before it recorded the move.
+        is_there = indices.exists(building.target, searched_as=before.index)
+    return is_there
+
+
+def _rebuild(before: Document, after: Document, active: ActiveDefinitions, reason: str) -> Step:
+    """Plan a new index, or continue with the one that is being built."""
+    building = active.building(after.name)
+    if building is not None and building.suspended is None and _meaning(building) == _meaning(after):
+        return Step(document=building, change=PlannedChange.BUILDING, before=before, reason=reason)
+    return Step(document=anew(after, after.revision), change=PlannedChange.REBUILD, before=before, reason=reason)
+
+
+def anew(document: Document, revision: int) -> Document:
+    """Return the same definition for an index that is yet to be built."""
+    target = Target.of(document.index, revision)
+    return dataclasses.replace(
+        document, revision=revision, target=target, role=Role.BUILDING, is_loaded=False, suspended=None
+    )
+
+
+def _leaves_copies(indices: Indices, before: Document, after: Document) -> bool:
+    """Whether copies may be left on any shard without a cleanup; a late writer may still put one there."""
+    gives_up_routing = before.dependencies.has_routing and not after.dependencies.has_routing
+    return gives_up_routing and indices.has_other_shards(before.target)
+
+
+_COPIES_LEFT = (
+    "the SELECT no longer has a _routing column, and copies may lie on any shard; "
+    "with NULL::text AS _routing, every document goes to the shard of its id, in place"
+)
+
+
+def _meaning(document: Document) -> tuple[object, ...]:
+    """Return what distinguishes two definitions; the layout of the SQL does not."""
+    return document.dependencies, document.index_body, document.affects
+
+
+_FOREIGN_KEYS = """
+SELECT a.attname::text, format('%I.%I', n.nspname, c.relname), f.attname::text
+FROM pg_constraint AS k
+JOIN pg_attribute AS a ON a.attrelid = k.conrelid AND a.attnum = k.conkey[1]
+JOIN pg_class AS c ON c.oid = k.confrelid
+JOIN pg_namespace AS n ON n.oid = c.relnamespace
+JOIN pg_attribute AS f ON f.attrelid = k.confrelid AND f.attnum = k.confkey[1]
+WHERE k.conrelid = $1::regclass AND k.contype = 'f' AND cardinality(k.conkey) = 1
+ORDER BY 1
+"""
+
+
+def _captures(connection: Connection, documents: Iterable[Document]) -> Iterable[Capture]:
+    """Yield how each table is captured for all documents together."""
+    readers: dict[str, list[Dependencies]] = {}
+    for document in documents:
+        for relation in document.dependencies.tables:
+            # Rule: every-table-is-captured.
+            readers.setdefault(relation, []).append(document.dependencies)
+    for relation, found in sorted(readers.items()):
+        if not eligibility.exists(connection, relation):
+            continue  # only documents to be withdrawn, or suspended ones, still read it
+        key = eligibility.primary_key(connection, relation)
+        routing = frozenset().union(*(one.tables[relation].routing for one in found))
+        watched = frozenset().union(*(one.tables[relation].watched for one in found))
+        aggregate, column = _aggregate(connection, relation, key, found)
+        yield Capture(
+            relation=relation,
+            key=key,
+            watched=watched,
+            routing=routing | {column},
+            aggregate=aggregate,
+            aggregate_column=column,
+        )
+
+
+def _aggregate(
+    connection: Connection, relation: str, key: tuple[str, ...], readers: list[Dependencies]
+) -> tuple[str, str]:
+    """Return the root row that a row of this table belongs to by a foreign key; otherwise the row itself."""
+    roots = Counter((one.root, one.root_key) for one in readers if one.root not in (None, relation))
+    for column, referenced, referenced_column in connection.execute(_FOREIGN_KEYS, (relation,)).fetchall():
+        if (referenced, referenced_column) in roots:
+            return referenced, column
+    return relation, key[0]

@@ -1,0 +1,233 @@
+"""Reindex: builds a new index beside the current one and replaces it. Searches never see a gap or an incomplete index.
+
+    build ──▶ active ──▶ loaded ──▶ settled ──▶ verified ──▶ nothing pending ──▶ alias moved ──▶ current
+                                                                                      (the one before: previous)
+
+While it is built, the new index is a document of its own: an active row with its own revision and definition, followed,
+suspended, loaded and verified like any other. So it becomes complete in the same way: see `syncer.apply.activate`. Only
+then does the alias move, in one call. The previous index is still written, so that `roll_back` can move the alias back,
+until `drop_previous`.
+
+*Nothing pending*: a fan-out may be done in the current index and still wait in the new one. A search after the move
+would then find an older name than before. So pending jobs of the new index are waited for once it is verified, and
+before a rollback: see `pending`. Later jobs are not waited for, or the index might never become current: their changes
+are at most as old as that wait, and follow.
+
+Each step detects where the last one stopped. After a crash, run the same command again, or give up with `abort`. A
+search between the move of the alias and the commit that records it finds a complete index: both are complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from syncer.apply import activate, plan
+from syncer.apply.activate import InitialLoad
+from syncer.apply.plan import PlannedChange, Step
+from syncer.base.errors import DefinitionError, IndexingError, JobError
+from syncer.base.model import Role
+from syncer.base.postgres import Connection
+from syncer.documents import registry, suspend
+from syncer.documents.registry import Document
+from syncer.elasticsearch.indices import Indices
+from syncer.jobs.model import Job, unfinished
+from syncer.recovery import orphan_indices
+
+SETTLE_SECONDS_MAX = 600.0
+"""How long to wait for the replicas of a new index."""
+
+
+def begin(connection: Connection, indices: Indices, name: str, *, tell: Callable[[str], None]) -> InitialLoad:
+    """Activate a new index beside the current one, or continue with the one that is being built.
+
+    Raises:
+        DocumentError: The document is suspended.
+        SyncerError: The new index was not activated.
+    """
+    active = plan.standing(connection)
+    current, building = active.documents[name], active.building(name)
+    if building is not None and _can_go_on(building):
+        step = Step(document=building, change=PlannedChange.BUILDING, before=current)
+    else:
+        suspend.require_going(current)
+        document = plan.anew(building or current, active.revisions[name] + 1)
+        step = Step(document=document, change=PlannedChange.REBUILD, before=current)
+    decided = plan.assemble(connection, [step], active)
+    (initial_load,) = activate.carry_out(connection, indices, decided, tell=tell)
+    return initial_load
+
+
+def _can_go_on(building: Document) -> bool:
+    return building.suspended is None
+
+
+def settle(connection: Connection, indices: Indices, building: Document, *, seconds_max: float) -> None:
+    """Give a loaded index its own settings, make it durable, and wait for its replicas.
+
+    Raises:
+        IndexingError: In this time it has not become as healthy as the current index.
+    """
+    current = registry.current(connection)[building.name]
+    found = indices.settle(building.target, like=current.target, seconds_max=seconds_max)
+    if not found.is_ready:
+        raise IndexingError(
+            f"{building.index_name} is {found.health} after {seconds_max:,.0f} s, and should be {found.wanted}",
+            hint="Is a node down, or a disk full? Searches still use the current index. "
+            f"To go on: {_command(building.name)}",
+        )
+
+
+def pending(connection: Connection, building: Document) -> list[Job]:
+    """Return the pending jobs, oldest first; until they are done, the index may lack changes committed before them."""
+    return [one for one in unfinished(connection, building.index_name) if one.kind.is_pending]
+
+
+def require_not_paused(job: Job) -> None:
+    """Refuse to wait for a paused job.
+
+    Raises:
+        JobError: It is paused.
+    """
+    if job.is_paused:
+        raise JobError(
+            f"{job.index_name} is not searched before job {job.id} ({job.reason}) is done, which is paused",
+            hint=f"Searches still use the current index. Run: syncer jobs resume {job.id}; "
+            "then, to go on, the same command again.",
+        )
+
+
+def serve(connection: Connection, indices: Indices, building: Document) -> Document:
+    """Make a complete index without pending jobs current, and keep the one before it as previous.
+
+    An older previous index is dropped.
+
+    Returns:
+        The document with its current index.
+
+    Raises:
+        DocumentError: It is suspended.
+        DefinitionError: It is no longer being built, or not loaded.
+    """
+    with activate.alone(connection):
+        now = registry.by_role(connection, building.name)
+        found = now.get(Role.BUILDING)
+        if found is None or found.revision != building.revision:
+            raise DefinitionError(
+                f"{building.index_name} is no longer being built",
+                hint="It was aborted, or replaced by another apply.",
+            )
+        # Rule: the-alias-moves-to-what-is-loaded.
+        _require_current(found)
+        indices.swap(found.index, found.target)
+        with connection.transaction():
+            # Rule: the-old-index-is-followed.
+            if Role.PREVIOUS in now:
+                activate.deactivate(connection, now[Role.PREVIOUS])
+            registry.assign(connection, now[Role.CURRENT], Role.PREVIOUS)
+            registry.assign(connection, found, Role.CURRENT)
+        if Role.PREVIOUS in now:
+            orphan_indices.drop(connection, indices, now[Role.PREVIOUS].target)
+    return dataclasses.replace(found, role=Role.CURRENT)
+
+
+def previous(connection: Connection, name: str) -> Document:
+    """Return the document with the index that is kept for a rollback.
+
+    Raises:
+        DefinitionError: There is none.
+    """
+    return _require_previous(registry.by_role(connection, name), name)
+
+
+def roll_back(connection: Connection, indices: Indices, name: str) -> Document:
+    """Make the previous index current again, and the current one previous.
+
+    Returns:
+        The document with its current index.
+
+    Raises:
+        DefinitionError: There is no previous index, or it is not loaded.
+        DocumentError: The previous index is suspended, and not up to date.
+    """
+    with activate.alone(connection):
+        now = registry.by_role(connection, name)
+        previous_index = _require_previous(now, name)
+        _require_current(previous_index)
+        indices.swap(previous_index.index, previous_index.target)
+        with connection.transaction():
+            registry.assign(connection, now[Role.CURRENT], Role.PREVIOUS)
+            registry.assign(connection, previous_index, Role.CURRENT)
+    return dataclasses.replace(previous_index, role=Role.CURRENT)
+
+
+def drop_previous(connection: Connection, indices: Indices, name: str) -> Document:
+    """Withdraw and drop the previous index; return its document.
+
+    Raises:
+        DefinitionError: There is no previous index.
+    """
+    with activate.alone(connection):
+        previous_index = _require_previous(registry.by_role(connection, name), name)
+        activate.withdraw(connection, indices, previous_index)
+    return previous_index
+
+
+def abort(connection: Connection, indices: Indices, name: str) -> Document:
+    """Withdraw and drop the index that is being built; return its document.
+
+    Raises:
+        DefinitionError: None is being built.
+    """
+    with activate.alone(connection):
+        found = building(connection, name)
+        activate.withdraw(connection, indices, found)
+    return found
+
+
+def building(connection: Connection, name: str) -> Document:
+    """Return the document with the index that is being built.
+
+    Raises:
+        DefinitionError: There is none.
+    """
+    found = registry.by_role(connection, name).get(Role.BUILDING)
+    if found is None:
+        raise DefinitionError(f"No index of {name} is being built", hint=f"To build one: {_command(name)}")
+    return found
+
+
+def _require_previous(rows: dict[Role, Document], name: str) -> Document:
+    previous_index = rows.get(Role.PREVIOUS)
+    if previous_index is None:
+        raise DefinitionError(
+            f"{name} has no index kept as previous",
+            hint=f"There is one after a rebuild, until it is dropped: {_command(name)}",
+        )
+    return previous_index
+
+
+def _require_current(document: Document) -> None:
+    """Refuse to make an index current that may lack changes."""
+    suspend.require_going(document)
+    if not document.is_loaded:
+        raise DefinitionError(f"{document.index_name} is not loaded", hint=way_on(document))
+
+
+def incomplete_by(connection: Connection, cancelled: Job) -> Document | None:
+    """Return the document that is no longer loaded because a pending job was cancelled; None if there is none."""
+    rows = registry.documents(connection) if cancelled.kind.is_pending else []
+    return next((one for one in rows if one.index_name == cancelled.index_name and not one.is_loaded), None)
+
+
+def way_on(document: Document) -> str:
+    """Say how to load an index, such as one of which a pending job was cancelled."""
+    if document.role is Role.CURRENT:
+        return f"To load it: syncer apply, or syncer backfill {document.name}"
+    if document.role is Role.BUILDING:
+        return f"To load it and go on: {_command(document.name)}"
+    return suspend.no_way_back(document.name)
+
+
+def _command(name: str) -> str:
+    return f"syncer index rebuild {name}"

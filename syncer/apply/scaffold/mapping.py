@@ -1,0 +1,200 @@
+"""Mapping: derives the mapping of a SELECT, and completes one that exists.
+
+What the existing mapping says is kept. An object in it that says what to do with other fields (``dynamic`` or
+``enabled``) is complete. Arrays of objects become ``nested``, so that a search can relate the fields of one object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from syncer.apply.scaffold import field as fields, guess, naming
+from syncer.base.postgres import Connection, bounded
+
+if TYPE_CHECKING:
+    from syncer.apply.scaffold.shape import Shape
+
+_SAMPLE_DOCUMENTS = 200
+_SAMPLE_SECONDS = 5.0
+_FIELDS_MAX = 900
+"""With more fields than this, the index is configured to allow them."""
+_SAMPLE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d LIMIT {limit}"
+
+Documents = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """The fields that a mapping lacks.
+
+    Args:
+        properties: Their mappings, nested as in the whole mapping.
+        remarks: By path, what to know of a field.
+        guesses: The paths whose mapping is a guess from sampled documents.
+        personal: The paths that look like secrets or personal data.
+    """
+
+    properties: dict[str, Any]
+    remarks: dict[str, str]
+    guesses: tuple[str, ...]
+    personal: tuple[str, ...]
+
+    @property
+    def said(self) -> list[str]:
+        """What to know of the fields, one line each."""
+        lines = [f"{path}: {remark}" for path, remark in self.remarks.items()]
+        lines += [
+            f"{path}: its mapping is a guess from sampled documents; others may be rejected"
+            for path in self.guesses
+            if path not in self.remarks
+        ]
+        if self.personal:
+            listed = ", ".join(self.personal)
+            lines.append(f"personal or secret by name: {listed}; check who may search and read the index")
+        return lines
+
+    def added_to(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an index.json completed by these fields."""
+        mappings = dict(body.get("mappings", {}))
+        mappings["properties"] = _united(mappings.get("properties", {}), self.properties)
+        settings = dict(body.get("settings", {}))
+        many = _count(mappings["properties"])
+        if many > _FIELDS_MAX:
+            settings.setdefault("mapping.total_fields.limit", many + _FIELDS_MAX)
+        return dict(body) | ({"settings": settings} if settings else {}) | {"mappings": mappings}
+
+
+EMPTY_BODY: Mapping[str, Any] = {
+    "settings": {"number_of_shards": 1},
+    "mappings": {"dynamic": "strict", "properties": {}},
+}
+"""What the index.json of a draft begins with."""
+
+
+def derive(
+    connection: Connection,
+    select: str,
+    file: str,
+    *,
+    given: Mapping[str, Any],
+    documents: Documents | None = None,
+) -> Derived:
+    """Derive the mapping of each field of a SELECT that ``given``, the properties of a mapping, lacks.
+
+    Args:
+        connection: To the database that the SELECT reads.
+        select: The SELECT of a document.
+        file: Its file, for errors.
+        given: The existing properties.
+        documents: Samples for what types do not tell; None to sample where needed.
+
+    Raises:
+        DefinitionError: Postgres refuses the SELECT, or it reads what cannot be captured.
+    """
+    from syncer.apply.scaffold import shape  # noqa: PLC0415 - it imports sqlglot: slow to load, and few commands need it
+    from syncer.lineage import catalog  # noqa: PLC0415 - likewise
+
+    probe = catalog.probe(connection, select, file)
+    sampled: list[Documents] = [] if documents is None else [documents]
+
+    def sample() -> Documents:
+        if not sampled:
+            sampled.append(_sampled(connection, probe.canonical))
+        return sampled[0]
+
+    deriving = _Deriving(sample=sample)
+    properties = deriving.missing(shape.read(connection, probe), given, ())
+    return Derived(
+        properties=properties,
+        remarks=deriving.remarks,
+        guesses=tuple(deriving.guesses),
+        personal=tuple(deriving.personal),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Deriving:
+    """What is found on the way."""
+
+    sample: Callable[[], Documents]
+    remarks: dict[str, str] = field(default_factory=dict)
+    guesses: list[str] = field(default_factory=list)
+    personal: list[str] = field(default_factory=list)
+
+    def missing(self, shapes: Mapping[str, Shape], given: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        found = {}
+        for name, one in shapes.items():
+            there = given.get(name)
+            if there is None:
+                if not _is_dotted(name, given):
+                    found[name] = self._mapping(one, (*path, name))
+            elif one.properties and _is_open(there):
+                inside = self.missing(one.properties, there.get("properties", {}), (*path, name))
+                found |= {name: {"properties": inside}} if inside else {}
+        return found
+
+    def _mapping(self, one: Shape, path: tuple[str, ...]) -> dict[str, Any]:
+        if one.properties:
+            inside = {"properties": self.missing(one.properties, {}, path)}
+            return {"type": "nested", **inside} if one.is_array else inside
+        said = ".".join(path)
+        if naming.is_personal(path[-1], one.type.kind if one.type else ""):
+            self.personal.append(said)
+        if one.type is None:
+            made, remark = guess.mapping(guess.at(self.sample(), path)), ""
+            if made == guess.STORED:
+                remark = "kept and shown, but not searched: samples do not tell its type"
+            self.guesses.append(said)
+        else:
+            made, remark = fields.of_type(one.type)
+            if one.type.is_array and one.type.kind in ("float4", "vector") and "dims" not in made:
+                dimensions = guess.dimensions(guess.at(self.sample(), path))
+                if dimensions:
+                    made = {"type": "dense_vector", "dims": dimensions}
+                    self.guesses.append(said)
+        if remark:
+            self.remarks[said] = remark
+        return made
+
+
+def _sampled(connection: Connection, select: str) -> Documents:
+    """Return some documents; none if that takes too long, or the SELECT fails on the data."""
+    query = sql.SQL(_SAMPLE).format(select=sql.SQL(select), limit=sql.Literal(_SAMPLE_DOCUMENTS))
+    try:
+        with bounded(connection, seconds=_SAMPLE_SECONDS):
+            return [json.loads(one) for (one,) in connection.execute(query)]
+    except (psycopg.DataError, psycopg.errors.QueryCanceled):
+        return []
+
+
+def _is_open(mapping: Mapping[str, Any]) -> bool:
+    """Whether an existing mapping is one of an object that does not say what to do with other fields."""
+    return mapping.get("type", "object") in ("object", "nested") and not mapping.keys() & {"dynamic", "enabled"}
+
+
+def _is_dotted(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether a name with dots is mapped as an object in an object."""
+    head, dot, rest = name.partition(".")
+    inside = given.get(head, {}).get("properties", {})
+    return bool(dot) and (rest in inside or _is_dotted(rest, inside))
+
+
+def _united(given: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """Add fields to properties, and to the objects among them."""
+    united = dict(given)
+    for name, one in added.items():
+        there = given.get(name)
+        united[name] = (
+            one if there is None else there | {"properties": _united(there.get("properties", {}), one["properties"])}
+        )
+    return united
+
+
+def _count(properties: Mapping[str, Any]) -> int:
+    return sum(1 + _count(one.get("properties", {})) + _count(one.get("fields", {})) for one in properties.values())

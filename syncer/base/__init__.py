@@ -1,0 +1,16 @@
+"""Shared by every package: settings, errors and their policy, Postgres connections, retry, logging, metrics.
+
+Knows nothing of documents, changes or jobs beyond the records in `model`.
+
+    settings, secret_files              configuration
+    shipped                             what comes with the package: migrations, config, the runbook
+    errors                              every error that a user may see
+    error_policy                        an error, or the status of a refused item → retry, dead-letter, suspend, stop
+    retry                               repeat with backoff; log what lasts
+    postgres, link, migrations          sessions, a connection that reopens, and the schema
+    lifecycle, threads                  how components stop
+    model, write_report                 records that packages exchange
+    log, events, log_limit, formatting  what is logged, and how
+    timeline                            the events that are kept in Postgres
+    metrics, collectors, tracing        what is measured
+"""

@@ -1,0 +1,417 @@
+"""The error policy: one table from error to action, for every component.
+
+    RETRY        a server is unavailable: wait with backoff and repeat; nothing is skipped
+    DEAD_LETTER  one row's document is at fault: it becomes a dead letter, the others continue
+    SUSPEND      a definition, its tables or its index is at fault: only that document is suspended, with a hint; see
+                 `syncer.documents.suspend`
+    DEFER        an index has been unavailable for a while, or a table that it reads locked: its changes are left to a
+                 refresh that waits for it; see `syncer.jobs.unavailable_index`
+    FATAL        the set-up is at fault: the daemon ends with a hint; nothing is lost
+
+The action also depends on where the error occurs. A document's own SQL and requests to its own index run inside
+`at_work_for`:
+
+    raised by              in a document's work                       elsewhere in syncer
+    Postgres               down, deadlock, cancelled: RETRY           the same: RETRY
+                           data, if the row can be isolated:          data: DEAD_LETTER
+                           DEAD_LETTER; otherwise SUSPEND
+                           column, table, type, privilege, row-level  schema syncer, privilege: FATAL
+                           security, anything else: SUSPEND
+    Elasticsearch          down, 408, 429, 5xx: RETRY                 the same: RETRY
+                           login or privilege (401, 403), answer of a proxy: RETRY
+                           400, 404 and anything else: SUSPEND        anything else: FATAL
+       one item of a bulk  400, 413: DEAD_LETTER; 408, 429, 5xx: RETRY
+                           cluster.blocks.*: RETRY
+                           closed index, other 403, 404: SUSPEND
+    UnavailableError, ReplicaError, RestoringError, DeadLetteringError
+                           RETRY                                      RETRY
+    IndexUnavailableError  DEFER                                      FATAL
+    Kafka                                                             rights, settings: FATAL; anything else: RETRY
+    ComposeError, IndexingError
+                           SUSPEND                                    FATAL
+    other SyncerError      FATAL                                      FATAL
+    unexpected errors      FATAL                                      FATAL
+
+Why a refused login or an HTML page from Elasticsearch is retried: `syncer.elasticsearch.bulk.connect` checks both when
+a component starts, and a failure there ends it. Later, the cause is a change that an operator made and may revert;
+waiting loses nothing.
+
+This module also turns errors into messages with hints. ``docs/errors.md`` lists them error by error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import TypeGuard
+
+import elasticsearch
+import psycopg
+from confluent_kafka import KafkaError, KafkaException
+from psycopg import errors as pg
+
+from syncer.base.errors import (
+    ComposeError,
+    DeadLetteringError,
+    DocumentError,
+    Fault,
+    IndexingError,
+    IndexUnavailableError,
+    ReplicaError,
+    RestoringError,
+    SourceError,
+    SyncerError,
+    TopicError,
+    UnavailableError,
+)
+
+
+class Action(Enum):
+    """What to do about an error."""
+
+    RETRY = "retry"
+    DEAD_LETTER = "dead_letter"
+    SUSPEND = "suspend the document"
+    DEFER = "defer"
+    FATAL = "fatal"
+
+
+# The first matching class decides; subclasses come before their bases.
+_POSTGRES: tuple[tuple[type[psycopg.Error], Action], ...] = (
+    (pg.SerializationFailure, Action.RETRY),
+    (pg.DeadlockDetected, Action.RETRY),
+    (pg.QueryCanceled, Action.RETRY),
+    (pg.LockNotAvailable, Action.RETRY),
+    (pg.ObjectInUse, Action.RETRY),
+    (pg.IdleInTransactionSessionTimeout, Action.RETRY),
+    (pg.TransactionTimeout, Action.RETRY),
+    (pg.ReadOnlySqlTransaction, Action.RETRY),  # a standby during its promotion
+    (pg.SnapshotTooOld, Action.RETRY),
+    # Raised by a function in the SELECT, for one row.
+    (pg.RaiseException, Action.DEAD_LETTER),
+    (pg.PlpgsqlError, Action.DEAD_LETTER),
+    (pg.NoDataFound, Action.DEAD_LETTER),
+    (pg.TooManyRows, Action.DEAD_LETTER),
+    (pg.AssertFailure, Action.DEAD_LETTER),
+    (pg.CaseNotFound, Action.DEAD_LETTER),
+    (pg.CardinalityViolation, Action.DEAD_LETTER),
+    (pg.SqlRoutineException, Action.DEAD_LETTER),
+    (pg.ExternalRoutineException, Action.DEAD_LETTER),
+    (pg.ExternalRoutineInvocationException, Action.DEAD_LETTER),
+    # A value that is too large, or nested too deeply, for an operation.
+    (pg.ProgramLimitExceeded, Action.DEAD_LETTER),
+    (pg.StatementTooComplex, Action.DEAD_LETTER),
+    (pg.TooManyColumns, Action.FATAL),
+    (pg.TooManyArguments, Action.FATAL),
+    # Errors without a class of their own: a row too large to build, or damaged on disk.
+    (pg.InternalError_, Action.DEAD_LETTER),
+    (psycopg.DataError, Action.DEAD_LETTER),
+    (psycopg.IntegrityError, Action.DEAD_LETTER),
+    (psycopg.OperationalError, Action.RETRY),
+    (psycopg.InterfaceError, Action.RETRY),
+)
+
+_RETRIED_ITEMS = frozenset({408, 429, 500, 502, 503, 504})
+_RETRIED_STATUSES = _RETRIED_ITEMS | {401, 403}
+_DEAD_LETTERED_STATUSES = frozenset({400, 413})
+_PRODUCT = "x-elastic-product"
+CLUSTER_BLOCK = "cluster_block_exception"
+_DISK_FULL = "flood-stage watermark"
+_CLUSTER_READ_ONLY = "cluster read-only"  # cluster.blocks.*, set during the request
+_CLOSED = "index_closed_exception"  # has status 400, but is not the document's fault
+
+# Errors that can be a document's own fault if they occur in its work.
+_OF_DOCUMENT = (psycopg.Error, elasticsearch.ApiError, ComposeError, IndexingError)
+
+_TOO_LARGE_FOR_KAFKA = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+# A missing topic or missing offsets are not listed: the component that starts over detects and repairs them, see
+# `syncer.recovery.lost_records`.
+_FATAL_KAFKA = frozenset(
+    {
+        KafkaError._AUTHENTICATION,  # noqa: SLF001 - librdkafka's local codes are spelled so
+        KafkaError._INVALID_ARG,  # noqa: SLF001
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        *_TOO_LARGE_FOR_KAFKA,
+    }
+)
+
+
+def decide(error: BaseException) -> Action:
+    """Return the action for an error of a component."""
+    if isinstance(error, DocumentError | IndexUnavailableError):
+        return Action.DEFER if isinstance(error, IndexUnavailableError) else Action.SUSPEND
+    if isinstance(error, UnavailableError | ReplicaError | RestoringError | DeadLetteringError):
+        return Action.RETRY
+    if isinstance(error, psycopg.Error):
+        return _decide_postgres(error)
+    if isinstance(error, elasticsearch.ApiError | elasticsearch.TransportError):
+        return _decide_elasticsearch(error)
+    if isinstance(error, KafkaException):
+        return Action.FATAL if error.args[0].code() in _FATAL_KAFKA else Action.RETRY
+    return Action.FATAL
+
+
+def _decide_postgres(error: psycopg.Error) -> Action:
+    state = error.diag.sqlstate
+    if state is not None and type(error).sqlstate is None:
+        return Action.DEAD_LETTER  # not one of Postgres' SQLSTATEs: a function raised it for a row
+    return next((action for kind, action in _POSTGRES if isinstance(error, kind)), Action.FATAL)
+
+
+def _decide_elasticsearch(error: elasticsearch.ApiError | elasticsearch.TransportError) -> Action:
+    if isinstance(error, elasticsearch.TransportError) or is_by_another(error):
+        return Action.RETRY
+    return Action.RETRY if error.status_code in _RETRIED_STATUSES else Action.FATAL
+
+
+def is_by_another(error: elasticsearch.ApiError) -> bool:
+    """Whether the response came from a proxy or load balancer instead of Elasticsearch."""
+    if isinstance(error, elasticsearch.UnsupportedProductError):
+        return True
+    # Some of Elasticsearch's own error responses lack the header, but have its JSON structure.
+    is_of_its_form = isinstance(error.body, dict) and isinstance(error.body.get("error"), dict)
+    return not is_of_its_form and _PRODUCT not in error.meta.headers
+
+
+def decide_item(status: int, kind: str, reason: str = "") -> Action:
+    """Return the action for one document that a bulk request did not write.
+
+    ``reason`` distinguishes a block of the cluster from one of the index.
+    """
+    if status in _RETRIED_ITEMS or (kind == CLUSTER_BLOCK and _CLUSTER_READ_ONLY in reason):
+        return Action.RETRY
+    return Action.DEAD_LETTER if status in _DEAD_LETTERED_STATUSES and kind != _CLOSED else Action.SUSPEND
+
+
+def fault_of(kind: str) -> Fault | None:
+    """Return the fault of an index that Elasticsearch reports with an error of this kind, if it is one that passes."""
+    return Fault.BLOCK if kind in (CLUSTER_BLOCK, _CLOSED) else None
+
+
+@contextmanager
+def at_work_for(document: str, revision: int, *, isolates: bool = False) -> Iterator[None]:
+    """Run a document's own SQL, or requests to its own index; errors that are its fault become a `DocumentError`.
+
+    If the caller ``isolates`` faulty rows, DEAD_LETTER errors are raised unchanged.
+
+    Raises:
+        DocumentError: The document must be suspended.
+        Exception: Any other error, unchanged.
+    """
+    try:
+        yield
+    except _OF_DOCUMENT as error:
+        action = decide(error)
+        if action is Action.RETRY or (isolates and action is Action.DEAD_LETTER):
+            raise
+        said = _explain_in_work(error, document)
+        fault = fault_of(error.error) if isinstance(error, elasticsearch.ApiError) else None
+        raise DocumentError(said.message, hint=said.hint, document=document, revision=revision, fault=fault) from error
+
+
+def is_of_data(error: BaseException | None) -> TypeGuard[psycopg.Error]:
+    """Whether this is a Postgres error about the data, not about the tables or the definition."""
+    return isinstance(error, psycopg.Error) and decide(error) is Action.DEAD_LETTER
+
+
+def kind(error: BaseException) -> str:
+    """Return the kind of an error without details that vary: numbers, nodes, times."""
+    if isinstance(error, psycopg.Error):
+        return f"{type(error).__name__} {error.sqlstate}"
+    if isinstance(error, elasticsearch.ApiError):
+        return f"{error.status_code} {error.message if _PRODUCT in error.meta.headers else type(error).__name__}"
+    if isinstance(error, KafkaException):
+        return str(error.args[0].name())
+    return f"{type(error).__name__} {getattr(error, 'kind', '')}"
+
+
+def explain(error: BaseException) -> SyncerError | None:
+    """Return an error with a message and a hint for the user; None if it is unexpected."""
+    if isinstance(error, SyncerError):
+        return error
+    if isinstance(error, psycopg.Error):
+        return _explain_postgres(error)
+    if isinstance(error, elasticsearch.ApiError | elasticsearch.TransportError):
+        return _explain_elasticsearch(error)
+    if isinstance(error, KafkaException):
+        return _explain_kafka(error.args[0])
+    return None
+
+
+def _explain_in_work(error: Exception, document: str) -> SyncerError:
+    """Explain an error that suspends a document."""
+    if isinstance(error, psycopg.Error):
+        return _explain_select(error, document)
+    if isinstance(error, elasticsearch.ApiError):
+        return explain_refusal(document, reason(error))
+    said = explain(error)
+    assert said is not None  # noqa: S101 - `explain` knows each of _OF_DOCUMENT
+    return said
+
+
+def explain_refusal(document: str, said: str) -> IndexingError:
+    """Explain an index that accepts no documents."""
+    return IndexingError(
+        f"The index of {document} is gone or refuses: {said}",
+        hint="If it is closed, open it; if it is blocked (index.blocks.*), lift the block: it resumes by itself.\n"
+        "If it was deleted, or once a privilege that the role lacks is granted, run: syncer apply",
+    )
+
+
+def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
+    message = (error.diag.message_primary or str(error)).strip()
+    if isinstance(error, pg.InsufficientPrivilege):
+        return SourceError(
+            f"Postgres does not let syncer read all that {document} shows: {message}",
+            hint="The role of postgres.dsn needs SELECT on every table of it and, where row-level security is on,\n"
+            "to own the table or to see every row (ALTER ROLE … BYPASSRLS). Then run: syncer apply",
+        )
+    return ComposeError(
+        f"The SELECT of {document} no longer fits the database: {message}",
+        hint="Fix the tables, select.sql or its affects queries. Then run: syncer apply",
+    )
+
+
+def _explain_postgres(error: psycopg.Error) -> SyncerError:
+    message = (error.diag.message_primary or str(error)).strip()
+    if isinstance(error, pg.InsufficientPrivilege):
+        return SourceError(
+            f"Postgres refuses: {message}",
+            hint="The role of postgres.dsn lacks a privilege. `syncer migrate` and `syncer apply` need one that may\n"
+            "create schemas and owns the tables; what the others need, `syncer grants` prints; and where row-level\n"
+            "security is on, BYPASSRLS.",
+        )
+    if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction) and "syncer" in message:
+        return SourceError(f"The database lacks the syncer schema: {message}", hint="Run: syncer migrate")
+    if isinstance(error, psycopg.OperationalError) and error.sqlstate is None and "FATAL:" in message:
+        return SourceError(
+            f"Postgres refuses the connection: {message.partition('FATAL:')[2].strip()}",
+            hint="Check the user, the password and the database of SYNCER_POSTGRES_DSN (or SYNCER_POSTGRES_READ_DSN).",
+        )
+    if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
+        return SourceError(
+            f"Postgres cannot be reached: {message}",
+            hint="Check SYNCER_POSTGRES_DSN (or SYNCER_POSTGRES_READ_DSN), and that the server is up.",
+        )
+    if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn):
+        return ComposeError(
+            f"The SELECT no longer fits the database: {message}", hint="Fix select.sql and run: syncer apply"
+        )
+    return SourceError(f"Postgres says: {message}", hint=error.diag.message_hint or "")
+
+
+def _explain_elasticsearch(error: elasticsearch.ApiError | elasticsearch.TransportError) -> SyncerError:
+    if isinstance(error, elasticsearch.TransportError):
+        return IndexingError(
+            f"Elasticsearch cannot be reached: {error.message}",
+            hint="Check SYNCER_ELASTICSEARCH_URL (http or https), and that the server is up.",
+        )
+    if is_by_another(error):
+        return _explain_another(error)
+    said = reason(error)
+    if _DISK_FULL in said:
+        return IndexingError(
+            f"Elasticsearch's disk is full: {said}",
+            hint="Make room on the disk of its nodes, or add one: it lifts the block by itself, and a daemon goes on.",
+        )
+    if CLUSTER_BLOCK in str(error.body):
+        return IndexingError(
+            f"Elasticsearch is blocked: {said}",
+            hint="It has no master yet, or its settings cluster.blocks.* forbid writes: lift the block.",
+        )
+    if isinstance(error, elasticsearch.NotFoundError):
+        return IndexingError(
+            f"An index of syncer's is gone: {said}",
+            hint="Was it deleted by hand? `syncer verify` says what is missing, `syncer apply` makes it again.",
+        )
+    return _explain_login(error, said)
+
+
+def _explain_login(error: elasticsearch.ApiError, said: str) -> SyncerError:
+    """Explain an error of login or privileges."""
+    if isinstance(error, elasticsearch.AuthenticationException):
+        return IndexingError(
+            f"Elasticsearch refuses the login: {said}",
+            hint="Was the API key revoked, or the password changed? Set SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME\n"
+            "and _PASSWORD, and start syncer again with it. Nothing is lost meanwhile.",
+        )
+    if isinstance(error, elasticsearch.AuthorizationException):
+        return IndexingError(
+            f"Elasticsearch refuses a privilege: {said}",
+            hint="The role of SYNCER_ELASTICSEARCH_API_KEY, or _USERNAME, needs to manage and write the indices of\n"
+            "the documents and syncer-state. Once it may, a daemon goes on by itself.",
+        )
+    return IndexingError(f"Elasticsearch answers {error.status_code}: {said}")
+
+
+def _explain_another(error: elasticsearch.ApiError) -> SyncerError:
+    """Explain a response that is not Elasticsearch's."""
+    if isinstance(error, elasticsearch.UnsupportedProductError):
+        return IndexingError(
+            "What answers at elasticsearch.url is not Elasticsearch",
+            hint="Is it a load balancer's page? OpenSearch and other relatives are not supported.\n"
+            "Check SYNCER_ELASTICSEARCH_URL.",
+        )
+    return IndexingError(
+        f"Not Elasticsearch, but something before it answers {error.status_code}",
+        hint="A load balancer or a proxy: is Elasticsearch up behind it? Check SYNCER_ELASTICSEARCH_URL.",
+    )
+
+
+def reason(error: elasticsearch.ApiError) -> str:
+    """Return Elasticsearch's reason for an error on one line: the root cause, and the cause if it adds something."""
+    detail = error.body.get("error") if isinstance(error.body, dict) else None
+    if not isinstance(detail, dict):
+        return str(error.message)
+    root = (detail.get("root_cause") or [detail])[0]
+    said = str(root.get("reason", error.message))
+    cause = detail.get("caused_by", {}).get("reason")
+    return " ".join((f"{said}: {cause}" if cause and cause not in said else said).split())
+
+
+_SAID_OF_KAFKA: tuple[tuple[frozenset[int], str, str], ...] = (
+    (
+        frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}),  # noqa: SLF001
+        "Kafka has no such topic: {}",
+        "A daemon makes it again, if it was there before; else run: syncer apply",
+    ),
+    (
+        frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT}),  # noqa: SLF001
+        "Kafka cannot be reached: {}",
+        "Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up.",
+    ),
+    (
+        frozenset({KafkaError._AUTO_OFFSET_RESET}),  # noqa: SLF001
+        "Changes are gone from the topic before they were read: {}",
+        "The daemon writes every document again. Was the topic's retention too short? Then raise retention.ms.",
+    ),
+    (
+        _TOO_LARGE_FOR_KAFKA,
+        "Kafka takes not even a short record: {}",
+        "Raise max.message.bytes of the topic, or message.max.bytes of the broker, to 10000 at least.",
+    ),
+    (
+        frozenset({KafkaError._MSG_TIMED_OUT}),  # noqa: SLF001
+        "Kafka does not acknowledge records: it is away, or too few replicas are in sync ({})",
+        "Check that all brokers are up: min.insync.replicas of them must have what is written to each partition.",
+    ),
+    (
+        frozenset({KafkaError._INVALID_ARG}),  # noqa: SLF001
+        "Kafka's client says: {}",
+        "Check kafka.properties: librdkafka's own names and values.",
+    ),
+)
+
+
+def _explain_kafka(error: KafkaError) -> SyncerError:
+    for codes, message, hint in _SAID_OF_KAFKA:
+        if error.code() in codes:
+            return TopicError(message.format(error.str()), hint=hint)
+    return TopicError(
+        f"Kafka says: {error.str().rstrip(': ')}",
+        hint="Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up.",
+    )

@@ -1,0 +1,193 @@
+"""The tree of errors that syncer raises.
+
+    SyncerError
+    ├── ConfigError        a setting, an option or a config folder is invalid
+    ├── DefinitionError    a document's folder is invalid: its SELECT, its mapping, its options
+    ├── SourceError        Postgres: unreachable, unsupported, without the schema, without a privilege
+    │   ├── DeadLetteringError       a dead letter could not be recorded: retried
+    │   ├── ReplicaError       a replica is behind or unavailable: retried
+    │   └── RestoringError     the database is being restored: retried
+    ├── TopicError         Kafka: unreachable, topic missing
+    │   └── LossError          records are lost: see `syncer.recovery.lost_records`
+    ├── ComposeError       a document's SELECT failed on the data
+    ├── IndexingError      Elasticsearch: unreachable, unsupported, or rejected an index or a request
+    │   └── UnavailableError   a shard or a node is unavailable: retried
+    ├── DocumentError      one document has to be suspended
+    ├── IndexUnavailableError        an index has rejected writes for a minute, or a table is locked
+    ├── HangingError       a component did not stop in time
+    ├── JobError           a job cannot be created, or does not exist
+    ├── TokenError         a transaction cannot be waited for
+    ├── WaitTimeoutError   a transaction was not indexed in time
+    ├── LockError          a lock in Elasticsearch cannot be acquired, or a change under it fails
+    │   ├── LockTimeoutError   it was not acquired in time
+    │   └── LockLostError      it was lost: nothing can be changed under it any more
+    └── SandboxError       an embedded server could not be fetched, started or stopped
+
+An error says what happened and to what (its message) and what to do about it (its hint).
+The command line prints both and no traceback; ``--debug`` adds the traceback.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+
+class SyncerError(Exception):
+    """Base class of errors that are shown to the user.
+
+    Args:
+        message: What failed, and on what. One sentence without a full stop.
+        hint: What to do; may span lines, or be empty.
+        kind: A stable name of the error, if the message varies between occurrences.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", kind: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.kind = kind
+        if hint:
+            self.add_note(hint)  # so that a traceback has it too
+
+
+class ConfigError(SyncerError):
+    """A setting, an option or a config folder is invalid."""
+
+
+class DefinitionError(SyncerError):
+    """A document's folder is invalid: its SELECT, its mapping or its options."""
+
+
+class SourceError(SyncerError):
+    """Postgres is unreachable, unsupported, without the schema or without a privilege."""
+
+
+class DeadLetteringError(SourceError):
+    """A dead letter could not be recorded, or the row at fault could not be found."""
+
+
+class ReplicaError(SourceError):
+    """A replica of Postgres is behind or unavailable."""
+
+
+class RestoringError(SourceError):
+    """The syncer schema is missing or incomplete, as during a restore."""
+
+
+class TopicError(SyncerError):
+    """Kafka is unreachable, or a topic is missing."""
+
+
+class LossError(TopicError):
+    """Records were lost from the topic before they were handled.
+
+    Args:
+        message: What happened.
+        hint: What to do about it.
+        losses: What is gone from each partition, as `syncer.kafka.topic` says it.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", losses: Sequence[Any] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.losses = losses
+
+
+class ComposeError(SyncerError):
+    """A document's SELECT failed on the data that it met."""
+
+
+class IndexingError(SyncerError):
+    """Elasticsearch is unreachable or unsupported, or rejected an index or a request."""
+
+
+class UnavailableError(IndexingError):
+    """A shard or a node of Elasticsearch is unavailable."""
+
+
+class Fault(StrEnum):
+    """What suspends a document for only as long as it lasts: see `syncer.jobs.resume`."""
+
+    SCHEMA = "schema"
+    """The tables differ from what the definition was applied to, or lack triggers."""
+    BLOCK = "block"
+    """The index is blocked or closed."""
+
+
+class DocumentError(SyncerError):
+    """One document has to be suspended; the others continue.
+
+    The revision was still active after the failure.
+
+    Args:
+        message: What happened, to what.
+        hint: What to do about it.
+        document: Which definition.
+        revision: Under which revision.
+        fault: If it is resumed once this is over; None if only `syncer apply` resumes it.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "", document: str, revision: int, fault: Fault | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.document = document
+        self.revision = revision
+        self.fault = fault
+
+
+class IndexUnavailableError(SyncerError):
+    """An index has rejected writes, or a table that it reads was locked, for so long that its changes are deferred.
+
+    Args:
+        message: What it says.
+        hint: What to do about it.
+        index_name: Which.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", index_name: str) -> None:
+        super().__init__(message, hint=hint)
+        self.index_name = index_name
+
+
+class JobError(SyncerError):
+    """A job cannot be created, does not exist or is finished."""
+
+
+class HangingError(SyncerError):
+    """A component did not stop in time, because a server does not respond."""
+
+
+class TokenError(SyncerError):
+    """The token does not identify a transaction that can be waited for."""
+
+
+class WaitTimeoutError(SyncerError):
+    """A transaction was not indexed, or not searchable, in time.
+
+    Args:
+        message: What it waits for.
+        hint: What to do about it.
+        component: Where it is: relay, workers, jobs or refresh; servers, if one does not answer.
+        jobs: The ids of the jobs that it waits for, if it is there.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", component: str = "", jobs: Sequence[int] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.component = component
+        self.jobs = tuple(jobs)
+
+
+class LockError(SyncerError):
+    """A lock in Elasticsearch cannot be acquired, or a change under it failed."""
+
+
+class LockTimeoutError(LockError):
+    """The lock was not acquired in time: it is held, or Elasticsearch does not respond."""
+
+
+class LockLostError(LockError):
+    """The lock was lost: another owner declared this one dead and finished or rolled back its change."""
+
+
+class SandboxError(SyncerError):
+    """An embedded server could not be fetched, started or stopped."""

@@ -1,0 +1,50 @@
+"""Formats numbers, durations and long values for messages."""
+
+from __future__ import annotations
+
+import re
+
+_PREVIEW = re.compile(r"\s*Preview of field's value: '.*'(?=:|$)", re.DOTALL)
+_LONG_TEXT = 200
+_LONG_LIST = 5
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+def duration(seconds: float) -> str:
+    """Format a rough duration: "about 3 min"."""
+    for unit, name in ((_DAY, "day"), (_HOUR, "h"), (_MINUTE, "min")):
+        if seconds >= 1.5 * unit:
+            return f"about {seconds / unit:.0f} {name}{'s' if name == 'day' else ''}"
+    return f"about {seconds:.0f} s" if seconds >= 1 else "less than a second"
+
+
+def elapsed(seconds: float) -> str:
+    """Format a duration to the second, or to the minute from one hour on."""
+    seconds = round(seconds)
+    if seconds < _MINUTE:
+        return f"{seconds} s"
+    if seconds < _HOUR:
+        return f"{seconds // _MINUTE} min {seconds % _MINUTE} s"
+    return f"{seconds // _HOUR} h {seconds % _HOUR // _MINUTE} min"
+
+
+def amount(many: int, noun: str) -> str:
+    """Format a number with its noun, in the plural unless it is 1."""
+    return f"{many:,} {noun}{'' if many == 1 else 's'}"
+
+
+def shortened(value: object) -> object:
+    """Return JSON with long strings and lists truncated and marked so, where that makes them shorter."""
+    if isinstance(value, str):
+        return min(value, f"{value[:_LONG_TEXT]}… ({len(value):,} characters)", key=len)
+    if isinstance(value, list):
+        rest = [f"… {len(value) - _LONG_LIST:,} more"] if len(value) > _LONG_LIST else []
+        return [shortened(one) for one in value[:_LONG_LIST]] + rest
+    if isinstance(value, dict):
+        return {name: shortened(one) for name, one in value.items()}
+    return value
+
+
+def brief(error: str) -> str:
+    """Return the reason for a rejection without the value that Elasticsearch quotes."""
+    return str(shortened(_PREVIEW.sub("", error).replace(".: ", ": ")))

@@ -1,0 +1,143 @@
+"""How components stop and wait.
+
+A component has a ``run(stop)`` that loops until a stop is requested, and a ``run_once()`` that does the work. It waits
+only through its `Stop`, so that a signal ends every wait.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar, cast
+
+GRACE_SECONDS = 10.0
+"""How long work in hand may take after a stop is requested; a hung server is not waited for any longer."""
+
+_Item = TypeVar("_Item")
+_NO_MORE = object()
+
+
+def clock() -> float:
+    """Return the time in seconds on a clock that includes system sleep and is never set back."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Stopping(Exception):  # noqa: N818 - not an error: the way out of a wait
+    """The component must end now. Unacknowledged work will be done again by its successor."""
+
+
+class Abandoned(Exception):  # noqa: N818 - likewise
+    """The work that is being retried is no longer needed."""
+
+
+class Stop:
+    """A stop request, shared by all components. Safe to share between threads.
+
+    A signal handler must request it in another thread.
+
+    A thread that checks it or waits on it proves that it is alive: its *heartbeat*, see `syncer.monitoring.health`.
+    """
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._calls: list[Callable[[], None]] = []
+        self._requested_at = math.inf
+        self.made_at = time.monotonic()
+        self._beats: dict[str, float] = {}
+        self._patient: dict[str, str] = {}
+
+    def call(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` when a stop is requested: for components that also wait for something else."""
+        self._calls.append(wake)
+        if self.is_requested:
+            wake()
+
+    def request(self) -> None:
+        """Ask every component to finish its work in hand and end."""
+        self._requested_at = min(self._requested_at, time.monotonic())
+        self._event.set()
+        for wake in self._calls:
+            wake()
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether to end. Counts as a heartbeat."""
+        self.beat()
+        return self._event.is_set()
+
+    @property
+    def has_been_requested(self) -> bool:
+        """Whether a stop was requested, for callers that are not components: no heartbeat."""
+        return self._event.is_set()
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the grace period is over and unfinished work must be abandoned. It will be done again."""
+        self.beat()
+        return time.monotonic() - self._requested_at > GRACE_SECONDS
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long work in hand may still take; None for no limit."""
+        if not self.is_requested:
+            return None
+        return max(0.0, self._requested_at + GRACE_SECONDS - time.monotonic())
+
+    def wait(self, seconds: float) -> bool:
+        """Wait; return whether to end."""
+        self.beat()
+        return self._event.wait(seconds)
+
+    def pause(self, seconds: float) -> None:
+        """Wait.
+
+        Raises:
+            Stopping: The component is to end.
+        """
+        if self.wait(seconds):
+            raise Stopping
+
+    def beat(self) -> None:
+        """Record a heartbeat of this thread."""
+        self._beats[threading.current_thread().name] = time.monotonic()
+
+    @contextmanager
+    def patient(self, what: str) -> Iterator[None]:
+        """Expect no heartbeat from this thread during the block: one server call that may take as long as it needs."""
+        name = threading.current_thread().name
+        before, self._patient[name] = self._patient.get(name), what
+        try:
+            yield
+        finally:
+            if before is None:
+                del self._patient[name]
+            else:  # nested in a longer patient block
+                self._patient[name] = before
+            self.beat()
+
+    def patiently(self, items: Iterator[_Item], what: str) -> Iterator[_Item]:
+        """Yield the same items; each may take as long as it needs."""
+        while True:
+            with self.patient(what):
+                item = next(items, _NO_MORE)
+            if item is _NO_MORE:
+                return
+            yield cast("_Item", item)
+
+    def beat_at(self, name: str) -> float | None:
+        """The last heartbeat of a thread, by the monotonic clock; None if it has never had one."""
+        return self._beats.get(name)
+
+    def waits_for(self, name: str) -> str | None:
+        """What a thread is `patient` with, if anything."""
+        return self._patient.get(name)
+
+
+class Component(Protocol):
+    """A part of the daemon with a thread of its own."""
+
+    def run(self, stop: Stop) -> None:
+        """Loop until ``stop`` is requested. An error that leaves this method ends the daemon."""

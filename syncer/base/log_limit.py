@@ -1,0 +1,111 @@
+"""Rate limiting of log events: the first occurrence is reported at once, later ones only as a count.
+
+Used for all events that may recur indefinitely: dead-lettered documents, a component's retries, librdkafka's messages
+about its connections.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+QUIET_SECONDS = 10.0
+"""How long occurrences are only counted after a report."""
+_KNOWN_MAX = 1000
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Sample = TypeVar("_Sample")
+
+
+@dataclass(slots=True)
+class _Count(Generic[_Sample]):
+    """The count of one key.
+
+    Args:
+        said_at: When it was last reported.
+        noted_at: When it last occurred.
+        seconds: The current pause between reports.
+        sample: The last occurrence.
+        number: Occurrences since the last report.
+    """
+
+    said_at: float
+    noted_at: float
+    seconds: float
+    sample: _Sample
+    number: int = 0
+
+
+class Repeated(Generic[_Key, _Sample]):
+    """Reports the first occurrence of each key at once, and later ones as a count now and then.
+
+    No occurrence is lost from the counts: `flush` reports what is counted and not yet reported. Safe to share between
+    threads.
+
+    Args:
+        say: Called with the key, the number of occurrences since its last report, and the last one as a sample.
+        seconds: The pause between reports of a key.
+        seconds_max: If set, the pause doubles with each report, up to this.
+        clock: In seconds.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[_Key, int, _Sample], object],
+        *,
+        seconds: float = QUIET_SECONDS,
+        seconds_max: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._say = say
+        self._seconds = seconds
+        self._seconds_max = seconds_max
+        self._clock = clock
+        self._counts: dict[_Key, _Count[_Sample]] = {}
+        self._turn = threading.RLock()
+
+    def note(self, key: _Key, sample: _Sample, number: int = 1, *, is_urgent: bool = False) -> None:
+        """Count occurrences; if urgent, report them at once."""
+        with self._turn:
+            now = self._clock()
+            count = self._counts.get(key)
+            if count is None:
+                if len(self._counts) >= _KNOWN_MAX:
+                    self.flush()
+                self._counts[key] = _Count(said_at=now, noted_at=now, seconds=self._seconds, sample=sample)
+                self._say(key, number, sample)
+                return
+            if now - count.noted_at > self._seconds:
+                count.seconds = self._seconds  # it had stopped and is back
+            count.number += number
+            count.sample, count.noted_at = sample, now
+            self._tell(key, count, is_due=is_urgent or now - count.said_at >= count.seconds)
+
+    def tell(self) -> None:
+        """Report the counts that are due; forget keys that have not recurred since their last report."""
+        with self._turn:
+            now = self._clock()
+            for key, count in list(self._counts.items()):
+                if now - count.said_at < count.seconds:
+                    continue
+                if not count.number:
+                    del self._counts[key]
+                self._tell(key, count, is_due=True)
+
+    def flush(self) -> None:
+        """Report all counts and start over."""
+        with self._turn:
+            for key, count in list(self._counts.items()):
+                self._tell(key, count, is_due=True)
+            self._counts.clear()
+
+    def _tell(self, key: _Key, count: _Count[_Sample], *, is_due: bool) -> None:
+        if not is_due or not count.number:
+            return
+        number, count.number, count.said_at = count.number, 0, self._clock()
+        if self._seconds_max is not None:
+            count.seconds = min(2 * count.seconds, self._seconds_max)
+        self._say(key, number, count.sample)

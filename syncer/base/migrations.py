@@ -1,0 +1,177 @@
+"""The ``syncer`` schema in Postgres: numbered SQL files, applied in one transaction.
+
+Owns ``syncer.migration``, which records each applied file with its checksum.
+
+Guarantees: a migration is applied once and completely, even if two processes migrate at the same time. No program works
+with a schema other than its own. No daemon works with a database that is still being restored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from syncer.base import postgres, shipped
+from syncer.base.errors import RestoringError, SourceError
+from syncer.base.postgres import AdvisoryLock, Connection, value
+from syncer.base.settings import PostgresSettings
+
+_LOCK = "SELECT pg_advisory_xact_lock($1)"
+_CREATE = """
+CREATE SCHEMA IF NOT EXISTS syncer;
+CREATE TABLE IF NOT EXISTS syncer.migration (
+    name text PRIMARY KEY,
+    checksum text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
+)
+"""
+_RECORD = "INSERT INTO syncer.migration (name, checksum) VALUES ($1, $2)"
+APPLIED = "SELECT name, checksum FROM syncer.migration ORDER BY name"
+"""The query that returns what `require_ours` takes."""
+_HAS_RECORD = "SELECT to_regclass('syncer.migration') IS NOT NULL"
+_HAS_OUTBOX = "SELECT to_regclass('syncer.outbox') IS NOT NULL"
+
+# Restoring a dump loads materialized views last: see the migration that creates this one.
+_IS_WHOLE = """
+SELECT coalesce((SELECT relispopulated FROM pg_class WHERE oid = to_regclass('syncer.restored')), false)
+"""
+
+_NOT_OURS = (
+    "Install the version of syncer that migrated it. If that was a development version, whose schema cannot be\n"
+    "upgraded, start over: DROP SCHEMA syncer CASCADE; then run: syncer migrate && syncer apply"
+)
+
+
+def migrate(connection: Connection) -> list[str]:
+    """Apply all missing migrations in one transaction.
+
+    Returns:
+        The names of the applied migrations; empty if the schema was current.
+
+    Raises:
+        SourceError: Another version of syncer created the schema.
+        psycopg.Error: A privilege is missing or a migration failed; nothing was applied.
+    """
+    files = _files()
+    with connection.transaction():
+        connection.execute(_LOCK, (AdvisoryLock.SCHEMA,))
+        applied = _applied(connection)
+        missing = _missing(applied, files)
+        if missing:
+            connection.execute(_CREATE)
+        for name in missing:
+            connection.execute(files[name])
+            connection.execute(_RECORD, (name, _checksum(files[name])))
+    return missing
+
+
+def status(connection: Connection) -> dict[str, bool]:
+    """Return the migrations of this program, and whether each is applied.
+
+    Raises:
+        SourceError: Another version of syncer created the schema.
+    """
+    files = _files()
+    missing = _missing(_applied(connection), files)
+    return {name: name not in missing for name in files}
+
+
+def require_current(connection: Connection) -> None:
+    """Check that the schema is the one of this program.
+
+    Raises:
+        SourceError: The schema is missing, or belongs to another version.
+    """
+    applied = _applied(connection)
+    if not applied:
+        raise SourceError("The database has no syncer schema", hint="Run: syncer migrate")
+    require_ours(applied)
+
+
+def require_ours(applied: Mapping[str, str]) -> None:
+    """The same, for a caller that has read the names and checksums of the migrations that were applied.
+
+    Raises:
+        SourceError: With what to do.
+    """
+    missing = _missing(applied, _files())
+    if missing:
+        raise SourceError(
+            f"The syncer schema is older than this program: {', '.join(missing)} not applied",
+            hint="Run: syncer migrate",
+        )
+
+
+def connected(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 0) -> Connection:
+    """Open a connection as `syncer.base.postgres.connect` does, to a database that is completely restored.
+
+    A daemon may run while a dump is restored. Rows not restored yet would look deleted to it, and its own writes would
+    conflict with the restore.
+
+    Raises:
+        RestoringError: The restore is not complete.
+        psycopg.OperationalError, SourceError: See `syncer.base.postgres.connect`.
+    """
+    connection = postgres.connect(settings, name=name, idle_seconds_max=idle_seconds_max)
+    try:
+        _require_whole(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _require_whole(connection: Connection) -> None:
+    if not value(connection, _IS_WHOLE):
+        raise RestoringError(
+            "The database has no syncer schema, or not all of it: it is waited for",
+            hint="Is a dump being restored? Then all goes on by itself. If not, run: syncer migrate",
+        )
+
+
+def exists(connection: Connection) -> bool:
+    """Whether the database has a syncer schema at all."""
+    return bool(value(connection, "SELECT to_regnamespace('syncer') IS NOT NULL"))
+
+
+def _files() -> dict[str, bytes]:
+    """The migrations of this program by name, in order."""
+    return {file.stem: file.read_bytes() for file in sorted(shipped.folder("migrations").glob("*.sql"))}
+
+
+def _checksum(migration: bytes) -> str:
+    return hashlib.sha256(migration).hexdigest()
+
+
+def _applied(connection: Connection) -> dict[str, str]:
+    """Return the applied migrations with their checksums; none if the database was never migrated.
+
+    Raises:
+        SourceError: A development version has migrated it.
+    """
+    if not value(connection, _HAS_RECORD):
+        if value(connection, _HAS_OUTBOX):
+            raise SourceError("The syncer schema was made by a development version of syncer", hint=_NOT_OURS)
+        return {}
+    return dict(connection.execute(APPLIED).fetchall())
+
+
+def _missing(applied: Mapping[str, str], files: Mapping[str, bytes]) -> list[str]:
+    """The migrations that are still to be applied.
+
+    Raises:
+        SourceError: One was applied that this program does not have.
+    """
+    unknown = [name for name in applied if name not in files]
+    if unknown:
+        raise SourceError(
+            f"The database was migrated by another version of syncer: {', '.join(unknown)} is unknown here",
+            hint=_NOT_OURS,
+        )
+    changed = [name for name, checksum in applied.items() if checksum != _checksum(files[name])]
+    if changed:
+        raise SourceError(
+            f"The database was migrated by another version of syncer: its {', '.join(changed)} is different",
+            hint=_NOT_OURS,
+        )
+    return [name for name in files if name not in applied]

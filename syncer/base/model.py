@@ -1,0 +1,216 @@
+"""The records that components exchange: small and frozen; no method needs a server.
+
+Change        one outbox row, as published to the topic
+Target        a physical index that a document is written to
+Role          the purpose of that index
+Composition   a document as read in one snapshot, with the version assigned together with that snapshot
+Place         the shard location of a copy of a document
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+
+EPOCH_SHIFT = 43
+"""A version is ``epoch << EPOCH_SHIFT | sequence``: 20 bits of epoch, 43 bits of sequence."""
+
+
+ID_BYTES_MAX = 512
+"""The longest id that Elasticsearch accepts. It rejects an empty one, too."""
+
+
+class Operation(StrEnum):
+    """The kind of a change, as the outbox stores it."""
+
+    INSERT = "I"
+    UPDATE = "U"
+    DELETE = "D"
+    TRUNCATE = "T"
+
+
+Image = dict[str, str | None]
+"""A row reduced to the columns that lead to documents. Each value is in its type's text format."""
+
+
+class _Record(msgspec.Struct):
+    """The JSON of a record."""
+
+    id: int
+    changed_at: float
+    relation: str
+    operation: Operation
+    old: Image | None
+    new: Image | None
+
+
+_NUL = b"\\u0000"
+_RECORD = msgspec.json.Decoder(_Record)
+
+
+def levels(value: object) -> Iterator[list[object]]:
+    """Yield a JSON value, then the keys and values inside it, level by level. The depth is not limited."""
+    level = [value]
+    while level:
+        yield level
+        level = [inner for one in level for inner in _within(one)]
+
+
+def _within(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return chain(value.keys(), value.values())
+    return value if isinstance(value, list) else ()
+
+
+def dump_images(images: object) -> str:
+    """Return images, in lists or objects, as JSON."""
+    return msgspec.json.encode(images).decode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One changed row, or one truncated table.
+
+    Args:
+        id: Position in the outbox; unique, but not ordered.
+        changed_at: When the statement ran, in seconds since the Unix epoch.
+        relation: ``schema.table``.
+        operation: The kind of change.
+        images: The old and new row image, as far as they exist. Empty means any row of the table may have changed.
+    """
+
+    id: int
+    changed_at: float
+    relation: str
+    operation: Operation
+    images: tuple[Image, ...]
+
+    @classmethod
+    def parse(cls, record: bytes) -> Change:
+        """Read the value of a record that the relay published.
+
+        Raises:
+            ValueError: The value is not a change.
+        """
+        try:
+            read = _RECORD.decode(record)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(f"not a change: {error}") from error
+        # Rule: both-images.
+        images = tuple([image for image in (read.old, read.new) if image is not None])
+        if _NUL in record and any("\0" in (one or "") for image in images for item in image.items() for one in item):
+            raise ValueError("not a change: it has a zero byte, which no text of Postgres has")
+        return cls(
+            id=read.id,
+            changed_at=read.changed_at,
+            relation=read.relation,
+            operation=read.operation,
+            # If one image of an update could not be built, the change counts as one of any row.
+            images=() if read.operation is Operation.UPDATE and len(images) == 1 else images,
+        )
+
+    def without_images(self) -> bytes:
+        """Return a record of this change as if the whole table had been truncated."""
+        record = _Record(
+            id=self.id,
+            changed_at=self.changed_at,
+            relation=self.relation,
+            operation=Operation.TRUNCATE,
+            old=None,
+            new=None,
+        )
+        return msgspec.json.encode(record)
+
+    @staticmethod
+    def dump_images(changes: Iterable[Change]) -> str:
+        """Return all images of these changes as a JSON array for ``jsonb_populate_recordset``."""
+        return dump_images([image for change in changes for image in change.images])
+
+
+_ID = re.compile(rb'\{"id" ?: ?([0-9]+),')
+
+
+def id_in(record: bytes) -> int:
+    """Return the id of the change in a record without parsing the rest; 0 if the relay did not write the record."""
+    found = _ID.match(record)
+    return int(found[1]) if found else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A physical index that receives every write of its document.
+
+    Args:
+        index_name: The physical index.
+        write_alias: The alias used for writes, so that a late write cannot re-create a dropped index.
+    """
+
+    index_name: str
+    write_alias: str
+
+    @classmethod
+    def of(cls, alias: str, revision: int) -> Target:
+        """Return the physical index of a revision; ``alias`` is the document's search alias."""
+        return cls.of_index(f"{alias}-{revision:06d}")
+
+    @classmethod
+    def of_index(cls, index_name: str) -> Target:
+        """Return the target with this physical index."""
+        return cls(index_name=index_name, write_alias=f"{index_name}-syncer-write")
+
+
+class Role(StrEnum):
+    """The purpose of a physical index. A document has at most one index of each role."""
+
+    CURRENT = "current"
+    """Serves searches."""
+    BUILDING = "building"
+    """Being loaded; becomes current when the load is complete."""
+    PREVIOUS = "previous"
+    """Was current before; kept up to date for a rollback."""
+
+
+class Composition(NamedTuple):
+    """One document as one snapshot shows it. A tuple because there is one per document.
+
+    Args:
+        id: The document's id.
+        version: Assigned together with the snapshot.
+        source: The whole document as JSON on one line; None if the SELECT does not return the id.
+        routing: The value of ``_routing`` in the SELECT, empty if the SELECT leaves routing to Elasticsearch. None
+            if only the shard of the id can hold a copy.
+    """
+
+    id: str
+    version: int
+    source: bytes | None
+    routing: str | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where the document belongs."""
+        return Place.of(self.id, self.routing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The location of a copy of a document.
+
+    Args:
+        id: The document's id.
+        routing: The value that selects the shard: ``_routing`` if set, otherwise the id.
+    """
+
+    id: str
+    routing: str
+
+    @classmethod
+    def of(cls, id_: str, routing: str | None) -> Place:
+        """Return the place of a document with this ``_routing``, if any."""
+        return cls(id=id_, routing=routing or id_)

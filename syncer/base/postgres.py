@@ -1,0 +1,344 @@
+"""Postgres connections: one way to open them, with the session settings that every component relies on.
+
+Guarantees of a connection from `connect`:
+
+- Autocommit. Placeholders are the server's own, ``$1``.
+- UTC and ISO output, so that a document's JSON does not depend on server settings.
+- A commit is on disk before it is reported.
+- No row is hidden without an error.
+- ``json`` columns arrive as the bytes that Postgres wrote.
+- An unqualified name refers to Postgres' own object. Functions, operators or tables of other schemas cannot replace it.
+- The session belongs to the connection alone. A pooler that shares sessions among its clients is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import IntEnum
+from typing import Any
+
+import psycopg
+from psycopg import RawCursor, sql
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
+from psycopg.types.json import Jsonb
+
+from syncer.base.errors import SourceError
+from syncer.base.settings import PostgresSettings
+
+OLDEST_SUPPORTED_VERSION = 14
+
+# Everything that affects output or durability is pinned; the rest is left to the operator.
+_SESSION = {
+    # The temporary schema would be searched first if it were not named.
+    "search_path": "pg_catalog, pg_temp",
+    "TimeZone": "UTC",
+    "DateStyle": "ISO",
+    "IntervalStyle": "iso_8601",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "client_encoding": "UTF8",
+    "synchronous_commit": "on",
+    "idle_session_timeout": "0",
+    # A timeout that suits an application may be too short to list or compare everything.
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    # With "off", a policy that hides rows raises an error. Otherwise the documents of those rows would be deleted.
+    "row_security": "off",
+    # A statement that waited for a row lock continues with the new version of the row.
+    "default_transaction_isolation": "read committed",
+    # The server, too, must notice a dead client: until then it keeps our locks, which signal that we are alive.
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "4",
+    # Our queries are short, whatever cost the planner estimates: compiling them takes longer than running them.
+    "jit": "off",
+}
+
+_UNANSWERED_MILLISECONDS_MAX = 30_000
+# Settings that older servers do not know, by the version that introduced them.
+_SESSION_SINCE = {170000: {"transaction_timeout": "0"}}
+
+# The process id guards against changing another client's session. Names are qualified: search_path is not pinned yet.
+_BEGIN_SESSION = """
+SELECT pg_catalog.set_config(key, value, false) FROM pg_catalog.jsonb_each_text($1::pg_catalog.jsonb)
+WHERE pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) $2::pg_catalog.int4
+"""
+_PROCESS = "SELECT pg_catalog.pg_backend_pid()"
+_POOLER_ATTEMPTS = 5
+
+
+class AdvisoryLock(IntEnum):
+    """Keys of the advisory locks that syncer takes; the first half spells "sync".
+
+    The keys of job workers and jobs spell "synl" and "synj"; their second half is the worker's or the job's number.
+    """
+
+    SCHEMA = 0x73796E63_00000001
+    RELAY = 0x73796E63_00000002
+    APPLY = 0x73796E63_00000003
+    PLAN = 0x73796E63_00000007
+    WAKEUP = 0x73796E63_00000008
+    JOB_WORKERS = 0x73796E6C_00000000
+    JOBS = 0x73796E6A_00000000
+
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class _BytesLoader(Loader):
+    """Returns the bytes of a ``json`` value unparsed."""
+
+    def load(self, data: Buffer) -> bytes:
+        return bytes(data)
+
+
+def _patience(idle_seconds_max: float) -> dict[str, str]:
+    """Settings that limit how long the server keeps a session that is idle in a transaction or reads no results."""
+    milliseconds = f"{idle_seconds_max * 1000:.0f}"
+    return {"idle_in_transaction_session_timeout": milliseconds, "tcp_user_timeout": milliseconds}
+
+
+def connect(settings: PostgresSettings, *, name: str, idle_seconds_max: float = 0) -> Connection:
+    """Open a connection for one component.
+
+    Args:
+        settings: The server and the role.
+        name: The component; ``pg_stat_activity`` shows it as ``syncer NAME``.
+        idle_seconds_max: How long the session may be idle in a transaction, or leave results unread, before the
+            server ends it. This frees the locks of a process that is stopped or whose machine is gone. 0 for no
+            limit.
+
+    Raises:
+        psycopg.OperationalError: The server cannot be reached or refuses the login.
+        SourceError: The server is older than Postgres 14, the database has another encoding than UTF8, or a pooler
+            shares its sessions among clients.
+    """
+    connection = _opened(settings, name)
+    try:
+        version = connection.info.server_version
+        require_supported(version)
+        _require_utf8(connection)
+        session = {**_SESSION, **_patience(idle_seconds_max)}
+        for since, newer in _SESSION_SINCE.items():
+            session |= newer if version >= since else {}
+        if not _begin_session(connection, session, connection.info.backend_pid):
+            _require_own_session(connection, settings)
+            _begin_session(connection, session, _process(connection))
+    except BaseException:
+        connection.close()
+        raise
+    connection.adapters.register_loader("json", _BytesLoader)
+    return connection
+
+
+def _opened(settings: PostgresSettings, name: str) -> Connection:
+    """Open a connection with the session settings of the server, the role and the connection string."""
+    return psycopg.connect(
+        settings.conninfo,
+        autocommit=True,
+        cursor_factory=RawCursor,
+        application_name=f"syncer {name}",
+        connect_timeout=settings.connect_timeout_seconds,
+        # Notice a dead peer within half a minute. The defaults are two hours for an idle connection, and a quarter
+        # of an hour of retransmissions after a query.
+        keepalives_idle=10,
+        keepalives_interval=5,
+        keepalives_count=4,
+        tcp_user_timeout=_UNANSWERED_MILLISECONDS_MAX,
+    )
+
+
+def _begin_session(connection: Connection, session: Mapping[str, str], process: int) -> bool:
+    """Apply these settings if this server process runs the session; return whether it does."""
+    return connection.execute(_BEGIN_SESSION, (Jsonb(session), process)).rowcount > 0
+
+
+def _process(connection: Connection) -> int:
+    return int(str(value(connection, _PROCESS)))
+
+
+def _require_own_session(connection: Connection, settings: PostgresSettings) -> None:
+    """Refuse a pooler that shares the session of a connection between transactions.
+
+    A pooler hands out the session that was returned last, or the one idle longest. One attempt can therefore miss the
+    sharing if other clients connect in between.
+
+    Raises:
+        SourceError: The pooler shares sessions, or does not support transactions.
+    """
+    with _opened(settings, "pooler") as other:
+        for _ in range(_POOLER_ATTEMPTS):
+            before = _process(connection)
+            try:
+                with other.transaction():
+                    is_shared = _process(other) == before or _process(connection) != before
+            except psycopg.errors.ProtocolViolation:  # PgBouncer's error in statement mode
+                is_shared = True
+            if is_shared:
+                raise SourceError(
+                    "Postgres is behind a pooler that shares sessions among its clients",
+                    hint="Use session pooling (PgBouncer: pool_mode = session) for syncer's database and role, or let\n"
+                    "SYNCER_POSTGRES_DSN name the server itself.",
+                )
+
+
+def require_supported(server_version: int) -> None:
+    """Refuse a server that lacks ``xid8`` and ``pg_snapshot``, on which the protocol is built.
+
+    Args:
+        server_version: As libpq reports it: 180000 for 18.0.
+
+    Raises:
+        SourceError: The server is too old.
+    """
+    major = server_version // 10000
+    if major < OLDEST_SUPPORTED_VERSION:
+        raise SourceError(
+            f"Postgres {major} is not supported",
+            hint=f"syncer needs Postgres {OLDEST_SUPPORTED_VERSION} or newer. Upgrade the server.",
+        )
+
+
+def _require_utf8(connection: Connection) -> None:
+    """Refuse a database whose text may have no UTF-8 form: one such key would end every relay that reads it.
+
+    Raises:
+        SourceError: The database has another encoding.
+    """
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise SourceError(
+            f"The database {connection.info.dbname} has the encoding {encoding}; syncer needs UTF8",
+            hint="Dump it, create a database with ENCODING 'UTF8', and restore it there.",
+        )
+
+
+# If WAL is unflushed, the statement writes a WAL message, so that its commit waits for the flush.
+FLUSHED = """
+CASE WHEN pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()
+     THEN pg_logical_emit_message(true, 'syncer', '') IS NULL END
+"""
+"""An expression for a SELECT. Once it has returned, everything ever visible on its connection is on the server's disk.
+
+A commit with ``synchronous_commit = off`` is visible earlier, and a crash can undo it.
+"""
+
+
+def value(connection: Connection, query: str | sql.Composed, parameters: Sequence[object] = ()) -> object:
+    """Return the first column of the only row of a query that always returns one row."""
+    row = connection.execute(query, parameters).fetchone()
+    assert row is not None  # noqa: S101 - see the docstring
+    return row[0]
+
+
+@contextmanager
+def names_as_written(connection: Connection) -> Iterator[None]:
+    """Resolve unqualified names by the role's search_path inside the block: for SQL that a person wrote."""
+    with connection.transaction():
+        connection.execute("SET LOCAL search_path TO DEFAULT")
+        yield
+        connection.execute(_PIN)  # the block may be part of a longer transaction
+
+
+_PIN = sql.SQL("SET LOCAL search_path = {}").format(sql.SQL(_SESSION["search_path"]))
+_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_STATEMENTS = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_LOCK = "LOCK TABLE {} IN ACCESS SHARE MODE"
+
+
+LOCK_SECONDS_MAX = 0.5
+"""How long one attempt waits for a table that is being altered.
+
+Must stay below ``deadlock_timeout`` (1 s). A migration may alter one table and then another that is locked here. If
+this side waited for the first table longer, Postgres would end the migration as a deadlock.
+"""
+
+
+def lock_timeout(seconds: float, *, local: bool = False) -> sql.Composed:
+    """Return the statement that limits how long a session, or the rest of one transaction, waits for a lock."""
+    scope = sql.SQL("LOCAL" if local else "SESSION")
+    return sql.SQL("SET {} lock_timeout = {}").format(scope, sql.Literal(f"{seconds * 1000:.0f}ms"))
+
+
+def locking(lock: Sequence[str]) -> sql.Composed:
+    """Return the statement that takes the locks of `snapshot`; empty if there are none to take."""
+    return sql.SQL(_LOCK if lock else "").format(sql.SQL(", ").join(map(sql.SQL, lock)))
+
+
+@contextmanager
+def snapshot(connection: Connection, *, lock: Sequence[str] = (), lock_seconds: float = 0) -> Iterator[None]:
+    """Open a read-only transaction whose statements share one snapshot, taken by the first of them.
+
+    Args:
+        connection: Must not be used for anything else meanwhile.
+        lock: Quoted relations to lock in ACCESS SHARE mode before the snapshot, until the end. This prevents ALTER
+            TABLE: some forms rewrite the table, and an older snapshot then sees it empty. The lock itself takes no
+            snapshot and blocks no reader or writer.
+        lock_seconds: How long to wait for the locks. 0 for no limit; all of them are released between attempts.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: A relation is being altered for longer than that.
+    """
+    with _begun(connection, _SNAPSHOT, lock, lock_seconds):
+        yield
+
+
+@contextmanager
+def holding(connection: Connection, *, lock: Sequence[str], lock_seconds: float) -> Iterator[None]:
+    """Open a transaction that may write, with these relations locked as in `snapshot`.
+
+    Each statement sees a snapshot of its own, so that a concurrent update of a row is no serialization failure.
+    """
+    with _begun(connection, _STATEMENTS, lock, lock_seconds):
+        yield
+
+
+@contextmanager
+def _begun(connection: Connection, mode: str, lock: Sequence[str], lock_seconds: float) -> Iterator[None]:
+    begin: list[sql.Composable] = [sql.SQL(mode)]
+    if lock:
+        begin += [lock_timeout(lock_seconds or LOCK_SECONDS_MAX, local=True), locking(lock)]
+    while True:
+        try:
+            opened = _entered(connection, sql.SQL("; ").join(begin))
+        except psycopg.errors.LockNotAvailable:
+            if lock_seconds:
+                raise
+        else:
+            break
+    with opened:
+        yield
+
+
+def _entered(connection: Connection, begin: sql.Composed) -> ExitStack:
+    """Begin a transaction with these statements; the caller closes the returned stack to end it."""
+    with ExitStack() as stack:
+        stack.enter_context(connection.transaction())
+        connection.execute(begin, prepare=False)  # one round trip; several statements cannot be prepared
+        return stack.pop_all()
+
+
+@contextmanager
+def bounded(connection: Connection, *, seconds: float) -> Iterator[None]:
+    """As `snapshot`, with a timeout: a statement that runs longer raises psycopg.errors.QueryCanceled."""
+    with snapshot(connection):
+        limit = sql.SQL("SET LOCAL statement_timeout = {}").format(sql.Literal(max(1, int(seconds * 1000))))
+        connection.execute(limit)
+        yield
+
+
+def copied(connection: Connection, query: sql.Composable) -> Generator[tuple[bytes | None, ...]]:
+    """Stream the rows of a query; its columns must be text or ``json``. The result is never whole in memory.
+
+    Faster than a cursor: Postgres continues while the client is busy, and plans for the whole result instead of its
+    first rows.
+
+    Args:
+        connection: In use until the iterator is exhausted or closed.
+        query: A query without parameters.
+    """
+    command = sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(query)
+    with connection.cursor() as cursor, cursor.copy(command) as copy:
+        yield from copy.rows()

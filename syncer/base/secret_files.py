@@ -1,0 +1,51 @@
+"""Settings from files: Docker, Kubernetes and systemd provide secrets as files.
+
+``SYNCER_POSTGRES_DSN_FILE`` names a file that holds the value of ``SYNCER_POSTGRES_DSN``; likewise for every setting.
+
+Guarantee: no error shows the file's content or the variable's value, which may be the secret itself, set by mistake.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic_settings import EnvSettingsSource
+
+from syncer.base.errors import ConfigError
+
+_SUFFIX = "_file"
+
+
+class Environment(EnvSettingsSource):
+    """Environment variables; one whose name ends in ``_FILE`` names a file that holds the value."""
+
+    def _load_env_vars(self) -> dict[str, str | None]:
+        found = dict(super()._load_env_vars())  # keys are in lower case
+        for section in self.settings_cls.model_fields:
+            prefix = f"{self.env_prefix}{section}_".lower()
+            for name in [one for one in found if one.startswith(prefix) and one.endswith(_SUFFIX)]:
+                file, target = found.pop(name), name.removesuffix(_SUFFIX)
+                if not file:
+                    continue
+                if found.get(target):
+                    raise ConfigError(f"{target.upper()} and {name.upper()} are both set", hint="Unset one of them.")
+                found[target] = _read(file, name.upper())
+        return found
+
+
+def _read(file: str, variable: str) -> str:
+    # The OSError is not chained: it quotes the path.
+    try:
+        content = Path(file).read_text("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError:
+        reason = "is not UTF-8"
+    except (OSError, ValueError) as error:
+        reason = f"cannot be read: {error.strerror if isinstance(error, OSError) else 'not a path'}"
+    else:
+        if content:
+            return content
+        reason = "is empty"
+    raise ConfigError(
+        f"The file that {variable} names {reason}",
+        hint="Name a file that holds the value and nothing else. The user that runs syncer must be able to read it.",
+    )

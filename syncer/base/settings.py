@@ -1,0 +1,545 @@
+"""Settings from ``config/syncer.yaml`` and the environment, validated once and passed explicitly.
+
+A `Settings` object is always valid. Environment variables override the file: ``SYNCER_POSTGRES_DSN`` overrides
+``postgres.dsn``. ``SYNCER_CONFIG`` names another config folder. Values can be in files: see `syncer.base.secret_files`.
+Nothing is read at import. Secrets are `SecretStr`, and errors do not quote rejected values.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import yaml
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
+
+from syncer.base import events, secret_files
+from syncer.base.errors import ConfigError
+from syncer.base.events import Level
+
+TOKEN_CHARACTERS_MIN = 16
+"""Minimum length of the token that protects actions."""
+CONFIG_VARIABLE = "SYNCER_CONFIG"
+"""The environment variable that names the config folder."""
+_DEFAULT_CONFIG_FOLDER = Path("config")
+_FILE_NAME = "syncer.yaml"
+_FILE_HINT = "For example:\npostgres:\n  dsn: postgresql://user@host/database"
+_REQUIRED = {
+    "postgres": "postgres.dsn",
+    "kafka": "kafka.bootstrap_servers",
+    "elasticsearch": "elasticsearch.url",
+}
+"""The required setting of each section."""
+_FIXED_PROPERTIES: dict[str, frozenset[str]] = {
+    "acks": frozenset({"all", "-1"}),
+    "request.required.acks": frozenset({"all", "-1"}),
+    "enable.idempotence": frozenset({"true"}),
+    "delivery.report.only.error": frozenset({"false"}),
+    "transactional.id": frozenset(),
+    "enable.auto.commit": frozenset({"false"}),
+    "auto.commit.enable": frozenset({"false"}),
+    "enable.auto.offset.store": frozenset({"false"}),
+    "auto.offset.reset": frozenset({"error"}),
+    "enable.partition.eof": frozenset({"false"}),
+    "partition.assignment.strategy": frozenset({"cooperative-sticky"}),
+    "group.protocol": frozenset({"classic"}),
+    "group.instance.id": frozenset(),
+}
+"""The librdkafka properties that a guarantee depends on, with their permitted values in lower case."""
+_OWN_PROPERTIES = {
+    "bootstrap.servers": "kafka.bootstrap_servers",
+    "metadata.broker.list": "kafka.bootstrap_servers",
+    "group.id": "kafka.group",
+}
+"""Properties that have their own setting."""
+_SAID = {
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "extra_forbidden": "unknown setting",
+}
+"""Messages by pydantic's error type; pydantic's own message is used for all others."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class PostgresSettings(_Section):
+    """The source database."""
+
+    dsn: SecretStr
+    """A libpq connection string: a URI or ``key=value`` pairs, including TLS options. With several hosts, the first
+    that accepts writes is used, unless ``target_session_attrs`` is set."""
+    password: SecretStr | None = None
+    """The password, if it is not in the connection string."""
+    read_dsn: SecretStr | None = None
+    """Connection string of a streaming replica on which documents are read; by default, the primary. With several
+    hosts, the first standby is used."""
+    connect_timeout_seconds: PositiveInt = 10
+    """Maximum time to establish a connection."""
+
+    @field_validator("read_dsn", "password", mode="before")
+    @classmethod
+    def _is_none_if_empty(cls, said: object) -> object:
+        return said or None
+
+    @property
+    def conninfo(self) -> str:
+        """The connection string for libpq, including the password."""
+        return self._completed(self.dsn, target="read-write")
+
+    @property
+    def replica(self) -> PostgresSettings | None:
+        """The settings for the replica; None if there is none."""
+        if self.read_dsn is None:
+            return None
+        return self.model_copy(update={"dsn": SecretStr(self._completed(self.read_dsn, target="standby"))})
+
+    def _completed(self, dsn: SecretStr, *, target: str) -> str:
+        said = dsn.get_secret_value()
+        parts = conninfo_to_dict(said)
+        more: dict[str, str] = {}
+        if self.password:
+            more["password"] = self.password.get_secret_value()
+        # libpq's own default is the first host that answers, be it a standby that takes no writes.
+        if "," in f"{parts.get('host')}{parts.get('hostaddr')}":
+            more["target_session_attrs"] = str(parts.get("target_session_attrs", target))
+        return make_conninfo(said, **more) if more else said
+
+    @field_validator("dsn", "read_dsn")
+    @classmethod
+    def _is_connection_string(cls, dsn: SecretStr | None) -> SecretStr | None:
+        try:
+            conninfo_to_dict(dsn.get_secret_value() if dsn else "")
+        except ProgrammingError:
+            # What libpq says may quote a part of the password.
+            raise ValueError("not a connection string, as in postgresql://user:password@host:5432/database") from None
+        return dsn
+
+
+class KafkaSettings(_Section):
+    """The topic of changes."""
+
+    bootstrap_servers: str
+    """Initial brokers as host:port, separated by commas."""
+    topic: str = ""
+    """The topic of changes, created by ``apply``. Default: ``syncer.changes.`` followed by the id that
+    ``syncer migrate`` gave this database. Databases must not share a topic."""
+    partitions: PositiveInt = 12
+    """Number of partitions when the topic is created; limits the number of busy worker threads."""
+    replication_factor: Annotated[int, Field(ge=-1)] = -1
+    """Replication factor when the topic is created; -1 uses the broker's default."""
+    group: str = ""
+    """The consumer group of all workers. Default: the name of the topic."""
+    properties: Annotated[dict[str, str | int | bool], Field(repr=False)] = {}
+    """Properties passed to librdkafka, such as ``security.protocol`` and ``sasl.username``."""
+    sasl_password: SecretStr | None = None
+    """The value of ``sasl.password``, if it is not among the properties."""
+
+    _installation: str = PrivateAttr("")
+
+    @property
+    def installation(self) -> str:
+        """The id of the database whose changes are in the topic; empty before `of`."""
+        return self._installation
+
+    def of(self, installation: str) -> KafkaSettings:
+        """The settings for the database with this id, with default names filled in."""
+        topic = self.topic or f"syncer.changes.{installation}"
+        made = self.model_copy(update={"topic": topic, "group": self.group or topic})
+        made._installation = installation  # noqa: SLF001 - it is no setting
+        return made
+
+    @field_validator("properties")
+    @classmethod
+    def _keep_guarantees(cls, properties: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
+        for name, value in properties.items():
+            if name in _OWN_PROPERTIES:
+                raise ValueError(f"{name} has its own setting: remove it here and set {_OWN_PROPERTIES[name]}")
+            allowed = _FIXED_PROPERTIES.get(name)
+            if allowed is not None and str(value).lower() not in allowed:
+                raise ValueError(f"{name} cannot be {value}: syncer sets it so that no change is lost; remove it")
+        return properties
+
+
+class ElasticsearchSettings(_Section):
+    """The Elasticsearch cluster that contains the documents."""
+
+    url: Annotated[str, Field(repr=False)]
+    """URL with port, such as ``https://search:9200``. Separate several nodes of one cluster with commas: if one is
+    unreachable, another is used."""
+    username: str | None = None
+    """User name, for authentication with a password."""
+    password: SecretStr | None = None
+    """The user's password."""
+    api_key: SecretStr | None = None
+    """API key, in the encoded form that Elasticsearch returns."""
+    ca_certs: Path | None = None
+    """File with CA certificates. Default: the system's."""
+    request_timeout_seconds: PositiveFloat = 60
+    """Request timeout."""
+
+    @property
+    def urls(self) -> list[str]:
+        """The address of each node."""
+        return [one.strip() for one in self.url.split(",")]
+
+    @field_validator("url")
+    @classmethod
+    def _has_addresses(cls, url: str) -> str:
+        # What the client says of a wrong one quotes it, with the password that may be in it.
+        if not all(_is_address(one.strip()) for one in url.split(",")):
+            raise ValueError("not an address with its port, as in http://localhost:9200, https://search:9200")
+        return url
+
+
+class RelaySettings(_Section):
+    """The relay, from the outbox to the topic."""
+
+    busy_poll_seconds: PositiveFloat = 0.004
+    """Pause between polls while the relay is awake."""
+    gather_seconds: NonNegativeFloat = 0.01
+    """Pause after several changes arrived together, to collect larger batches."""
+    gather_seconds_max: NonNegativeFloat = 0.1
+    """Maximum pause at high rates of changes. A longer pause reduces load and increases lag."""
+    awake_seconds: PositiveFloat = 0.01
+    """Time without changes after which an awake relay sleeps, so that writers NOTIFY."""
+    poll_seconds: PositiveFloat = 0.02
+    """Maximum pause when the relay cannot sleep: max_prepared_transactions is not 0, or a writer will not NOTIFY."""
+    safety_poll_seconds: PositiveFloat = 1.0
+    """Poll interval while sleeping, as a safety net for missed notifications. It is capped at 2.5 s, so that the relay
+    keeps the lead."""
+    fetch_rows: PositiveInt = 2000
+    """Outbox rows per fetch; larger batches are streamed."""
+    trim_seconds: PositiveFloat = 10
+    """Interval for removing published rows."""
+
+
+class WorkerSettings(_Section):
+    """Workers, from the topic to Elasticsearch."""
+
+    threads: NonNegativeInt = 2
+    """Number of workers in this daemon; with 0, it runs only a job worker and logs a warning."""
+    batch_changes_max: PositiveInt = 2000
+    """Maximum changes per batch."""
+    batch_wait_seconds: PositiveFloat = 0.02
+    """Maximum time to wait for changes."""
+    batch_documents_max: PositiveInt = 1000
+    """Maximum documents written together."""
+    bulk_bytes_max: PositiveInt = 8 * 1024 * 1024
+    """Maximum size of a bulk request."""
+    gather_seconds: NonNegativeFloat = 0.01
+    """Pause after a batch of several changes, to collect a larger next batch."""
+    in_flight_max: PositiveInt = 4
+    """Maximum bulk requests in flight per worker; each uses a Postgres connection."""
+    fan_out_documents_max: PositiveInt = 1000
+    """A change that affects more documents becomes a fan-out job."""
+
+
+class JobSettings(_Section):
+    """Job workers: backfills, rebuilds, refreshes, fan-outs and repairs."""
+
+    in_flight_max: PositiveInt = 4
+    """Maximum bulk requests in flight."""
+    idle_seconds: PositiveFloat = 1.0
+    """How long to rest while no job can proceed, as when all are paused; a new job starts at once."""
+
+
+class WatchSettings(_Section):
+    """Checks of what documents depend on in Postgres."""
+
+    seconds: PositiveFloat = 5
+    """Interval between checks."""
+
+
+class WebSettings(_Section):
+    """The status page, metrics and health checks."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Remote clients need the token for everything except metrics and health checks."""
+    port: Annotated[int, Field(ge=0, le=65535)] | None = 8765
+    """Port; 0 for any free port, ``none`` for no page. If it is not set, the first free port of ten is used."""
+    token: SecretStr | None = None
+    """Token for actions (pause jobs, retry dead letters) and for row values. Without one, both are disabled."""
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _may_be_none(cls, port: object) -> object:
+        if isinstance(port, str) and port.lower() in ("", "none", "null"):
+            return None
+        if isinstance(port, str) and not port.isdigit():
+            raise ValueError("a port is a number from 0 to 65535, or none")
+        return port
+
+    @field_validator("token", mode="before")
+    @classmethod
+    def _is_none_if_empty(cls, token: object) -> object:
+        return token or None
+
+    @field_validator("token")
+    @classmethod
+    def _is_token(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None and not _is_token(token.get_secret_value()):
+            raise ValueError(f"a token has at least {TOKEN_CHARACTERS_MIN} characters of ASCII: openssl rand -hex 32")
+        return token
+
+    @property
+    def is_port_chosen(self) -> bool:
+        """Whether the port is configured."""
+        return "port" in self.model_fields_set
+
+    def secret(self) -> str | None:
+        """The token; None if there is none."""
+        return None if self.token is None else self.token.get_secret_value()
+
+
+class MetricsSettings(_Section):
+    """Polling for /metrics, the status page and the log."""
+
+    seconds: Annotated[float, Field(gt=0, le=60)] = 5
+    """Interval between polls of the servers; at most a minute."""
+    lag_seconds_max: PositiveFloat = 60
+    """Lag above which ``lag.exceeded`` is logged."""
+
+
+class TracesSettings(_Section):
+    """OpenTelemetry traces, if `syncer-cdc[otel]` is installed."""
+
+    endpoint: str | None = None
+    """OTLP endpoint over HTTP, such as http://collector:4318/v1/traces. Unless it or OTEL_EXPORTER_OTLP_ENDPOINT is
+    set, tracing is disabled."""
+    service_name: str = "syncer"
+    """Service name in traces. OTEL_SERVICE_NAME overrides it; OTEL_ variables configure the rest."""
+
+    @field_validator("endpoint", mode="before")
+    @classmethod
+    def _is_none_if_empty(cls, endpoint: object) -> object:
+        return endpoint or None
+
+
+class LogSettings(_Section):
+    """Log format and levels."""
+
+    format: Literal["auto", "json", "console"] = "auto"
+    """Format; ``auto`` uses console on a terminal and JSON elsewhere."""
+    level: Level = "info"
+    """Minimum level; ``debug`` logs a line for each document written."""
+    levels: dict[str, Level] = {}
+    """Levels of single events or prefixes: ``{"worker": "warning", "document.written": "debug"}``."""
+    batch_slow_seconds: NonNegativeFloat = 1.0
+    """Log each batch that took at least this long. Others are only counted, in ``batches.summarised``, unless the
+    level of ``relay.batch_published`` or ``worker.batch_indexed`` is ``debug``."""
+
+    @field_validator("levels")
+    @classmethod
+    def _are_of_events(cls, levels: dict[str, Level]) -> dict[str, Level]:
+        known = events.CATALOGUE.keys() | {one.partition(".")[0] for one in events.CATALOGUE}
+        for name in levels:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=3)
+                raise ValueError(f"unknown event {name}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+        return levels
+
+
+class _FromFileAndEnvironment(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="SYNCER_",
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - ours reads values from files
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic's
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is passed goes before the environment, and the environment before the file."""
+        return (
+            init_settings,
+            secret_files.Environment(settings_cls),
+            YamlConfigSettingsSource(settings_cls, config_folder() / _FILE_NAME),
+        )
+
+
+_Settings = TypeVar("_Settings", bound=_FromFileAndEnvironment)
+
+
+class Settings(_FromFileAndEnvironment):
+    """Everything that can be set. Construct it with `load`."""
+
+    postgres: PostgresSettings
+    kafka: KafkaSettings
+    elasticsearch: ElasticsearchSettings
+    relay: RelaySettings = RelaySettings()
+    worker: WorkerSettings = WorkerSettings()
+    jobs: JobSettings = JobSettings()
+    watch: WatchSettings = WatchSettings()
+    web: WebSettings = WebSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    traces: TracesSettings = TracesSettings()
+    log: LogSettings = LogSettings()
+
+    def of(self, installation: str) -> Settings:
+        """The same for the database of this id, as `KafkaSettings.of`."""
+        return self.model_copy(update={"kafka": self.kafka.of(installation)})
+
+
+class SourceSettings(_FromFileAndEnvironment):
+    """What a command needs that talks to Postgres alone. Construct it with `load_source`."""
+
+    model_config = SettingsConfigDict(extra="ignore")
+
+    postgres: PostgresSettings
+    log: LogSettings = LogSettings()
+
+
+class SearchSettings(_FromFileAndEnvironment):
+    """What a command needs that talks to Elasticsearch alone. Construct it with `load_search`."""
+
+    model_config = SettingsConfigDict(extra="ignore")
+
+    elasticsearch: ElasticsearchSettings
+    log: LogSettings = LogSettings()
+
+
+class _OnlyLog(_FromFileAndEnvironment):
+    model_config = SettingsConfigDict(extra="ignore")
+
+    log: LogSettings = LogSettings()
+
+
+def config_folder() -> Path:
+    """The config folder: ``SYNCER_CONFIG``, or ``config`` below the working directory."""
+    return Path(os.environ.get(CONFIG_VARIABLE) or _DEFAULT_CONFIG_FOLDER)
+
+
+def load() -> Settings:
+    """Read and validate all settings.
+
+    Raises:
+        ConfigError: The file is not YAML, or a setting is missing, unknown or of the wrong kind.
+    """
+    return _load(Settings)
+
+
+def load_source() -> SourceSettings:
+    """Read and validate the settings of Postgres alone.
+
+    Raises:
+        ConfigError: As `load`.
+    """
+    return _load(SourceSettings)
+
+
+def load_search() -> SearchSettings:
+    """Read and validate the settings of Elasticsearch alone.
+
+    Raises:
+        ConfigError: As `load`.
+    """
+    return _load(SearchSettings)
+
+
+def load_log() -> LogSettings:
+    """Read the settings of the log alone; the defaults if they are not valid."""
+    try:
+        return _load(_OnlyLog).log
+    except ConfigError:
+        return LogSettings()
+
+
+def _is_address(url: str) -> bool:
+    """Whether it is an HTTP address that names its port."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname and parts.port)
+    except ValueError:
+        return False
+
+
+def _is_token(said: str) -> bool:
+    """Whether it is long enough, and what a header may carry as it is."""
+    return len(said) >= TOKEN_CHARACTERS_MIN and said.isascii() and said.isprintable() and said == said.strip()
+
+
+def _load(kind: type[_Settings]) -> _Settings:
+    file = config_folder() / _FILE_NAME
+    try:
+        return kind()
+    except yaml.YAMLError as error:
+        # What the parser says may quote a secret.
+        raise ConfigError(f"{file} is not valid YAML{_place(error)}", hint=_FILE_HINT) from None
+    except ValidationError as error:
+        raise ConfigError(_sentence(error), hint=_hint(file)) from error
+    except SettingsError as error:
+        raise ConfigError(
+            f"An environment variable is not valid: {error}",
+            hint="Write a variable with several values as a JSON object, for example\n"
+            'SYNCER_KAFKA_PROPERTIES=\'{"security.protocol": "SSL"}\'',
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", hint=_FILE_HINT) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{file} does not contain sections of settings", hint=_FILE_HINT) from error
+
+
+def _place(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+
+
+def _sentence(error: ValidationError) -> str:
+    problems = [_problem(one) for one in error.errors(include_url=False, include_input=False)]
+    return "The settings are not valid: " + "; ".join(problems)
+
+
+def _problem(problem: ErrorDetails) -> str:
+    name = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"{_REQUIRED.get(name, name)} is not set"
+    return f"{name}: {_SAID.get(problem['type'], problem['msg'].removeprefix('Value error, ').lower())}"
+
+
+def _hint(file: Path) -> str:
+    read = f"{file} was read" if file.exists() else f"{file} does not exist"
+    return (
+        f"Each setting comes from the file or from an environment variable ({read}).\n"
+        "Required: SYNCER_POSTGRES_DSN, SYNCER_KAFKA_BOOTSTRAP_SERVERS, "
+        "SYNCER_ELASTICSEARCH_URL.\n"
+        'To start local servers for experiments: eval "$(syncer sandbox start)"'
+    )

@@ -1,0 +1,168 @@
+"""The timeline: what happened to the deployment in the last days, for ``syncer events`` and the status page.
+
+Owns ``syncer.event``. The log events whose catalogue entry has a sentence for the timeline are noted in memory,
+whatever the log's level. The daemon's schema watch writes them every few seconds, a command at its end.
+
+Guarantees: noting an event sends no statement, waits for nothing and raises nothing. Writing is best effort: it waits
+for no lock, and what fails is tried again later. Memory and table are bounded; the oldest events go first. Times are by
+the database's clock, also those of events that waited for the database.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+import structlog
+from psycopg.types.json import Jsonb
+
+from syncer.base import events
+from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, lock_timeout
+
+DAYS_KEPT: Final = 7
+KEPT_MAX: Final = 10_000
+"""How many events the table keeps at most."""
+_WAITING_MAX: Final = 1000
+_PRUNE_SECONDS: Final = 3600.0
+_CHARACTERS_MAX: Final = 2000
+_OUTAGE_APART_SECONDS: Final = 30.0
+"""Outages that end within this time are one: every component of a daemon meets it."""
+
+_WRITE = """
+INSERT INTO syncer.event (at, event, level, message, host, process)
+SELECT clock_timestamp() - make_interval(secs => n.age_seconds), n.event, n.level, n.message, $2, $3
+FROM jsonb_to_recordset($1) AS n (age_seconds float8, event text, level text, message text)
+"""
+_PRUNE = f"""
+DELETE FROM syncer.event
+WHERE at < now() - interval '{DAYS_KEPT} days' OR id <= (SELECT max(id) - {KEPT_MAX} FROM syncer.event)
+"""  # noqa: S608 - only constants
+_SINCE = """
+SELECT * FROM (
+    SELECT id, at, event, level, message, host, process FROM syncer.event
+    WHERE at >= clock_timestamp() - make_interval(secs => $1) ORDER BY at DESC, id DESC LIMIT $2
+) AS latest ORDER BY at, id
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineEvent:
+    """One event.
+
+    Args:
+        id: A number that no other event has.
+        at: When it happened, by the database's clock.
+        event: The log event.
+        level: Its severity.
+        message: What happened, as one sentence.
+        host: The machine that noted it.
+        process: The process there.
+    """
+
+    id: int
+    at: datetime
+    event: str
+    level: str
+    message: str
+    host: str
+    process: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The event as plain data."""
+        return {**asdict(self), "at": self.at.isoformat()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Note:
+    at: float
+    event: str
+    level: str
+    message: str
+
+
+class Timeline:
+    """Notes events, and writes them to Postgres. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._notes: deque[_Note] = deque(maxlen=_WAITING_MAX)
+        self._turn = threading.Lock()
+        self._pruned_at: float | None = None
+        self._outage_at: float | None = None
+        self._has_failed = False
+
+    def note(self, name: str, line: Mapping[str, Any]) -> None:
+        """Note a log line, if its event belongs to the timeline."""
+        known = events.CATALOGUE.get(name)
+        if known is None or known.timeline is None:
+            return
+        with suppress(LookupError, TypeError, ValueError, AttributeError):  # a line unlike the catalogue
+            message = known.timeline(line)
+            now = time.monotonic()
+            if message is None or (name == events.COMPONENT_RECOVERED and not self._is_another_outage(now)):
+                return
+            self._notes.append(_Note(at=now, event=name, level=known.level, message=_storable(message)))
+
+    def _is_another_outage(self, now: float) -> bool:
+        before, self._outage_at = self._outage_at, now
+        return before is None or now - before >= _OUTAGE_APART_SECONDS
+
+    def write(self, connection: Connection, *, prunes: bool = False) -> None:
+        """Write what was noted, outside of any transaction; with `prunes`, also remove old events now and then."""
+        is_due = prunes and (self._pruned_at is None or time.monotonic() - self._pruned_at >= _PRUNE_SECONDS)
+        if not self._notes and not is_due:
+            return
+        with self._turn:
+            notes = [self._notes.popleft() for _ in range(len(self._notes))]
+            try:
+                with connection.transaction():
+                    connection.execute(lock_timeout(LOCK_SECONDS_MAX, local=True))
+                    _insert(connection, notes)
+                    if prunes:
+                        connection.execute(_PRUNE)
+            except psycopg.Error as error:
+                room = _WAITING_MAX - len(self._notes)
+                self._notes.extendleft(reversed(notes[max(0, len(notes) - room) :]))
+                if not self._has_failed:
+                    structlog.get_logger().warning(events.TIMELINE_FAILED, error=repr(error))
+                self._has_failed = True
+            else:
+                self._has_failed = False
+                self._pruned_at = time.monotonic() if prunes else self._pruned_at
+
+
+def _insert(connection: Connection, notes: list[_Note]) -> None:
+    now = time.monotonic()
+    rows = [
+        {"age_seconds": now - one.at, "event": one.event, "level": one.level, "message": one.message} for one in notes
+    ]
+    if rows:
+        connection.execute(_WRITE, (Jsonb(rows), socket.gethostname(), os.getpid()))
+
+
+def _storable(message: str) -> str:
+    """One line that Postgres can store: errors may quote anything."""
+    line = " ".join(message.split())
+    short = line if len(line) <= _CHARACTERS_MAX else f"{line[:_CHARACTERS_MAX]}…"
+    return short.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+def read(connection: Connection, *, seconds: float, limit: int = KEPT_MAX) -> list[TimelineEvent]:
+    """The latest events of so many last seconds, oldest first."""
+    rows = connection.execute(_SINCE, (seconds, limit)).fetchall()
+    return [
+        TimelineEvent(id=id_, at=at, event=event, level=level, message=message, host=host, process=process)
+        for id_, at, event, level, message, host, process in rows
+    ]
+
+
+TIMELINE: Final = Timeline()
+"""The timeline of this process."""

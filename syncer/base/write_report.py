@@ -1,0 +1,51 @@
+"""The outcome of writing documents: filled in by writers, read by workers, jobs and commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class WriteReport:
+    """The outcome of writing documents; each document counts once, however often it was tried.
+
+    Args:
+        documents: How many were indexed, deleted, skipped or dead-lettered.
+        indexed: Written.
+        deleted: Deleted, or known to be absent.
+        skipped: Not written because a version at least as new is there.
+        dead_lettered: Became dead letters.
+        compose_seconds: Time spent in Postgres.
+        index_seconds: Time spent in Elasticsearch.
+        deferred: Unavailable indices in which documents were not written; the caller leaves them to a job.
+    """
+
+    documents: int = 0
+    indexed: int = 0
+    deleted: int = 0
+    skipped: int = 0
+    dead_lettered: int = 0
+    compose_seconds: float = 0.0
+    index_seconds: float = 0.0
+    deferred: set[str] = field(default_factory=set)
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """The number of documents by outcome."""
+        return {
+            "indexed": self.indexed,
+            "deleted": self.deleted,
+            "skipped": self.skipped,
+            "dead_lettered": self.dead_lettered,
+        }
+
+    def add(self, other: WriteReport) -> None:
+        """Add another report to this one."""
+        self.documents += other.documents
+        self.indexed += other.indexed
+        self.deleted += other.deleted
+        self.skipped += other.skipped
+        self.dead_lettered += other.dead_lettered
+        self.compose_seconds += other.compose_seconds
+        self.index_seconds += other.index_seconds
+        self.deferred |= other.deferred

@@ -1,0 +1,12 @@
+"""Triggers that write one outbox row per changed row, in the application's own transaction; and the outbox.
+
+Guarantees: a trigger never makes a write fail. An UPDATE that changes no column that a document reads writes nothing.
+
+    triggers           the SQL of the trigger functions
+    install            creates, checks and removes them
+    eligibility        which tables can be captured
+    outbox             reads what the relay's cursor has not seen yet; removes what it has
+    wakeup             how an application's write wakes the sleeping relay
+    leader             shows which relay leads; `syncer.relay.loop` elects it
+    transaction_token  names a transaction to wait for
+"""

@@ -1,0 +1,424 @@
+"""Installs, checks and removes the triggers that write the outbox.
+
+Guarantees:
+
+- Each row changed by INSERT, UPDATE, DELETE or TRUNCATE, from any client, leaves a row in the outbox that commits or
+  rolls back with it.
+- An UPDATE that changes no watched column leaves none. A changed key is a delete and an insert.
+- Installing and removing never make an application wait behind a transaction that we wait for. The lock is requested
+  briefly, given up, and requested again.
+
+Assumes tables that `syncer.lineage.catalog` allows, with a key that `syncer.documents.analyze` finds. No trigger sees a
+partition that is attached or detached with its rows, or truncated by itself. Nor does a trigger see that a table of any
+kind is rewritten, possibly with other values. `note_files` finds both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+import psycopg
+from psycopg import sql
+
+from syncer.base.errors import SourceError
+from syncer.base.postgres import Connection, lock_timeout, value
+from syncer.capture import triggers, wakeup
+from syncer.capture.triggers import Capture
+
+_LOCK_TIMEOUT = "200ms"
+_PAUSE_SECONDS = 0.5
+
+# A table and its partitions of every level, each with the transaction that attached it. Read from the catalogue: the
+# function for it waits for the lock of each partition.
+_TREE = """
+WITH RECURSIVE tree (oid, attached_by) AS (
+    SELECT to_regclass($1)::oid, NULL::xid
+    UNION ALL
+    SELECT i.inhrelid, i.xmin FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid WHERE NOT i.inhdetachpending
+)
+"""
+# The apply worker of a subscription fires no statement-level triggers. A table that has a row-level trigger keeps it.
+_BY_ROW = """
+EXISTS (SELECT FROM pg_class WHERE oid = to_regclass(a.relation) AND relkind = 'p')
+OR EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = to_regclass(a.relation))
+OR EXISTS (SELECT FROM pg_trigger
+           WHERE tgrelid = to_regclass(a.relation) AND tgfoid = to_regproc(a.function) AND tgname = a.row_trigger)
+"""
+_IS_BY_ROW = f"SELECT {_BY_ROW} FROM (VALUES ($1, $2, $3)) AS a (relation, function, row_trigger)"  # noqa: S608 - a constant
+# If a table becomes a partition, or others inherit from it, writes can bypass its statement-level triggers. A partition
+# that was added later has no trigger for TRUNCATE: `note_files` sees that.
+_LOST = f"""
+SELECT a.relation
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS a (relation, function, row_trigger, truncate_trigger)
+WHERE NOT CASE
+    WHEN {_BY_ROW}
+    THEN EXISTS (SELECT FROM pg_trigger
+                 WHERE tgrelid = to_regclass(a.relation) AND tgfoid = to_regproc(a.function) AND tgenabled = 'A'
+                   AND tgname = a.truncate_trigger)
+         AND NOT EXISTS ({_TREE} SELECT FROM tree AS t WHERE NOT EXISTS (
+             SELECT FROM pg_trigger
+             WHERE tgrelid = t.oid AND tgfoid = to_regproc(a.function) AND tgenabled = 'A' AND tgname = a.row_trigger))
+    ELSE (SELECT count(*) = cardinality($5::text[]) FROM pg_trigger
+          WHERE tgrelid = to_regclass(a.relation) AND tgfoid = to_regproc(a.function) AND tgenabled = 'A'
+            AND tgname = ANY ($5))
+         AND NOT EXISTS (SELECT FROM pg_inherits WHERE to_regclass(a.relation) IN (inhrelid, inhparent))
+    END
+ORDER BY 1
+""".replace("to_regclass($1)", "to_regclass(a.relation)")  # noqa: S608 - constants of ours
+# The table's owner creates its partitions, which have the trigger too. No other role needs the function.
+_HAS_BODY = """
+SELECT EXISTS (SELECT FROM pg_proc AS p
+               WHERE p.oid = to_regproc($1) AND p.prosrc = $2 AND cardinality(p.proconfig) = 1
+                 AND NOT has_function_privilege('public', p.oid, 'EXECUTE')
+                 AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass($3)
+                                 AND NOT has_function_privilege(c.relowner, p.oid, 'EXECUTE')))
+"""
+_OWNER = "SELECT relowner::regrole::text FROM pg_class WHERE oid = to_regclass($1)"
+# The table's triggers, also if it had another name when it got them; and the triggers that call its function, also if
+# their table was renamed or has become a partition. Clones go with their original.
+_TRIGGERS = """
+SELECT format('%I.%I', n.nspname, c.relname), tgname::text
+FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = t.tgrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+JOIN pg_proc AS p ON p.oid = t.tgfoid
+WHERE tgparentid = 0
+  AND (p.oid = to_regproc($2) OR c.oid = to_regclass($1) AND p.pronamespace = 'syncer'::regnamespace)
+ORDER BY 1, 2
+"""
+_PARTITIONS = f"""{_TREE}
+SELECT format('%I.%I', n.nspname, c.relname)
+FROM tree AS t JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE t.attached_by IS NOT NULL
+"""  # noqa: S608 - of constants
+_TYPES = """
+SELECT a.attname::text, t.typname::text FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND t.typnamespace = 'pg_catalog'::regnamespace
+"""
+_UNCAPTURED = """
+SELECT relation FROM unnest({relations}::text[]) AS relation
+WHERE NOT EXISTS (
+    SELECT FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
+    WHERE t.tgrelid = to_regclass(relation) AND t.tgenabled <> 'D' AND p.pronamespace = 'syncer'::regnamespace
+)
+"""
+# What plain ENABLE TRIGGER leaves behind: rows that replication writes would not be captured.
+_ENABLED_PLAINLY = """
+SELECT n.nspname, c.relname, t.tgname
+FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
+     JOIN pg_class AS c ON c.oid = t.tgrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE p.pronamespace = 'syncer'::regnamespace AND t.tgenabled = 'O'
+"""
+_ARMING_SECONDS_MAX = 0.1
+_CAPTURED = "SELECT relation, key, watched, routing, aggregate, aggregate_column FROM syncer.capture ORDER BY relation"
+# The remembered files of partitions are kept: documents that were not loaded since then may lack what is new.
+_PUT = """
+INSERT INTO syncer.capture (relation, key, watched, routing, aggregate, aggregate_column, files)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT (relation) DO UPDATE
+SET key = excluded.key, watched = excluded.watched, routing = excluded.routing,
+    aggregate = excluded.aggregate, aggregate_column = excluded.aggregate_column,
+    files = CASE WHEN excluded.files IS NOT NULL
+                      THEN coalesce(capture.files, excluded.files) END
+"""
+# The attaching transaction shows that a partition was detached for a moment; TRUNCATE gives it a new file. So does an
+# ALTER TABLE that rewrites a column. Null if there is no such table.
+_PRESENT = f"""{_TREE}
+SELECT CASE WHEN EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind IN ('p', 'r'))
+            THEN array_agg(format('%s %s %s', oid, attached_by, pg_relation_filenode(oid)) ORDER BY oid) END
+FROM tree
+"""  # noqa: S608 - of constants
+_MOVED = "SELECT c.relation FROM syncer.capture AS c WHERE c.files <> ({present}) ORDER BY 1"
+_LOCKED = "SELECT files FROM syncer.capture WHERE relation = $1 FOR UPDATE"
+_REMEMBER = "UPDATE syncer.capture SET files = $2 WHERE relation = $1"
+_WRITE_TRUNCATED = """
+INSERT INTO syncer.outbox (segment, relation, operation) SELECT last_value, $1, 'T' FROM syncer.outbox_segment
+"""
+# A prepared transaction holds its locks without a process.
+_BLOCKERS = f"""{_TREE}
+SELECT coalesce(format('process %s %s for %s s', l.pid, a.application_name,
+                       extract(epoch FROM now() - a.xact_start)::bigint),
+                'a prepared transaction')
+FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
+WHERE l.relation IN (SELECT t.oid FROM tree AS t)
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+ORDER BY l.mode = 'AccessShareLock', a.xact_start LIMIT 1
+"""  # noqa: S608 - of constants
+_WRITERS = f"""{_TREE}
+SELECT virtualtransaction FROM pg_locks
+WHERE relation IN (SELECT t.oid FROM tree AS t)
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND granted AND pid IS DISTINCT FROM pg_backend_pid()
+  AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+"""  # noqa: S608 - of constants
+_COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped"
+
+
+def captured(connection: Connection) -> dict[str, Capture]:
+    """The captured tables, by relation."""
+    return {
+        relation: Capture(
+            relation=relation,
+            key=tuple(key),
+            watched=frozenset(watched),
+            routing=frozenset(routing),
+            aggregate=aggregate,
+            aggregate_column=aggregate_column,
+        )
+        for relation, key, watched, routing, aggregate, aggregate_column in connection.execute(_CAPTURED)
+    }
+
+
+def is_installed(connection: Connection, relation: str) -> bool:
+    """Whether a table, and each of its partitions, has all of its triggers, and they are enabled."""
+    return not lost(connection, [relation])
+
+
+def lost(connection: Connection, relations: Iterable[str]) -> list[str]:
+    """The tables of these for which `is_installed` returns false."""
+    names = [
+        (one, triggers.function(one).as_string(), triggers.row_trigger(one), triggers.truncate_trigger(one))
+        for one in relations
+    ]
+    columns = [list(column) for column in zip(*names, strict=True)] or [[]] * 4
+    return [row[0] for row in connection.execute(_LOST, (*columns, list(triggers.STATEMENT_TRIGGERS)))]
+
+
+def arm(connection: Connection) -> None:
+    """Complete the work of a user who has enabled our triggers again, by making them fire always, as `install` does.
+
+    Left as it is if this role does not own the table, or the table is in use.
+    """
+    for schema, table, trigger in connection.execute(_ENABLED_PLAINLY).fetchall():
+        enable = sql.SQL(triggers.ENABLE).format(sql.Identifier(schema, table), sql.Identifier(trigger))
+        with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable), connection.transaction():
+            connection.execute(lock_timeout(_ARMING_SECONDS_MAX, local=True))
+            connection.execute(enable)
+
+
+def uncaptured(connection: Connection, relations: Collection[str]) -> list[str]:
+    """The tables without a trigger of ours, in the caller's snapshot. A table that took another one's name has none."""
+    return [row[0] for row in connection.execute(uncaptured_query(relations))]
+
+
+def uncaptured_query(relations: Collection[str]) -> sql.Composed:
+    """The query that returns the names of the tables without a trigger of ours."""
+    return sql.SQL(_UNCAPTURED).format(relations=sql.Literal(sorted(relations)))
+
+
+def is_current(connection: Connection, capture: Capture) -> bool:
+    """Whether a table's function is what this program would create for the table as it is now."""
+    function = triggers.function(capture.relation).as_string()
+    body = _body(connection, capture, is_by_row=_is_by_row(connection, capture.relation))
+    return bool(value(connection, _HAS_BODY, (function, body, capture.relation)))
+
+
+def install(
+    connection: Connection,
+    capture: Capture,
+    *,
+    timeout_seconds: float = 60,
+    waiting: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Install or update the triggers of one table.
+
+    Args:
+        connection: As a role that owns the table.
+        capture: How to capture the table.
+        timeout_seconds: How long to keep requesting the lock.
+        waiting: Called with the holder of the lock after each failed request.
+
+    Raises:
+        SourceError: The lock was not available in time.
+        psycopg.Error: A privilege is missing.
+    """
+    with connection.transaction():
+        connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # as in the trigger function
+        connection.execute(triggers.check_statement(capture))
+    # Before the triggers: a partition that is attached from now on is either captured or noted.
+    files = value(connection, _PRESENT, (capture.relation,))
+    before = captured(connection).get(capture.relation)
+    has_triggers = is_installed(connection, capture.relation)
+
+    def change() -> None:
+        is_by_row = _is_by_row(connection, capture.relation)
+        body = _body(connection, capture, is_by_row=is_by_row)
+        owner = str(value(connection, _OWNER, (capture.relation,)))
+        for statement in triggers.function_statements(body, capture.relation, owner):
+            connection.execute(statement)
+        if not has_triggers:
+            _create_triggers(connection, capture.relation, is_by_row=is_by_row)
+
+    deadline = time.monotonic() + timeout_seconds
+    _without_blocking(connection, capture.relation, change, timeout_seconds, waiting)
+    if has_triggers and (before is None or not _covers(before, capture)):
+        _wait_for_writers(connection, capture.relation, deadline, waiting)
+    # Last, so that an interrupted installation waits for the writers again.
+    _remember(connection, capture, files)
+
+
+def _remember(connection: Connection, capture: Capture, files: object) -> None:
+    """Save how a table is captured, and the files that it had before its triggers were created."""
+    connection.execute(_PUT, (*_columns(capture), files))
+
+
+def _columns(capture: Capture) -> tuple[object, ...]:
+    """The values as they are saved."""
+    return (
+        capture.relation,
+        list(capture.key),
+        sorted(capture.watched),
+        sorted(capture.routing),
+        capture.aggregate,
+        capture.aggregate_column,
+    )
+
+
+def _body(connection: Connection, capture: Capture, *, is_by_row: bool) -> str:
+    """The body of a table's function."""
+    types: triggers.Types = dict(connection.execute(_TYPES, (capture.relation,)).fetchall())
+    body = triggers.row_body(capture, types) if is_by_row else triggers.statement_body(capture, types)
+    return body.as_string(connection)
+
+
+def _is_by_row(connection: Connection, relation: str) -> bool:
+    """Whether the table is captured by row-level triggers."""
+    asked = relation, triggers.function(relation).as_string(), triggers.row_trigger(relation)
+    return bool(value(connection, _IS_BY_ROW, asked))
+
+
+def _create_triggers(connection: Connection, relation: str, *, is_by_row: bool) -> None:
+    for table, name in connection.execute(_TRIGGERS, (relation, triggers.function(relation).as_string())).fetchall():
+        connection.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), sql.SQL(table)))
+    if not is_by_row:
+        for statement in triggers.statement_triggers(relation):
+            connection.execute(statement)
+        return
+    for statement in triggers.row_triggers(relation):
+        connection.execute(statement)
+    # The triggers above hold a lock that prevents new partitions.
+    for (partition,) in connection.execute(_PARTITIONS, (relation,)).fetchall():
+        for statement in triggers.truncate_triggers(relation, partition):
+            connection.execute(statement)
+
+
+def note_files(connection: Connection) -> list[str]:
+    """Have documents refreshed whose tables have other files, or other partitions, than before.
+
+    Detects what no trigger sees: a partition that was attached or detached with its rows, dropped, or truncated by
+    itself; and a rewritten table of any kind, as by ALTER TABLE … TYPE … USING. VACUUM FULL, CLUSTER and TRUNCATE look
+    the same. Each detection becomes a change in the outbox, as if the table had been truncated; relay and workers do
+    the rest. Needs to read the catalogue and to write the syncer schema. If several daemons run, at most one records
+    each detection.
+
+    Returns:
+        The tables that it has noted.
+    """
+    moved = connection.execute(_MOVED.format(present=_PRESENT.replace("$1", "c.relation"))).fetchall()
+    return [relation for (relation,) in moved if _note(connection, relation)]
+
+
+def _note(connection: Connection, relation: str) -> bool:
+    with connection.transaction():
+        locked = connection.execute(_LOCKED, (relation,)).fetchone()
+        # Everything seen here was committed before the change that reports it.
+        present = value(connection, _PRESENT, (relation,))
+        if locked is None or present in (locked[0], None):
+            return False
+        connection.execute(_REMEMBER, (relation, present))
+        connection.execute(_WRITE_TRUNCATED, (relation,))
+        connection.execute(wakeup.NOTIFY)
+    return True
+
+
+def widened(connection: Connection, capture: Capture, before: Capture | None) -> Capture:
+    """A capture that also covers everything captured before, as far as the table still has the columns."""
+    if before is None:
+        return capture
+    existing = {row[0] for row in connection.execute(_COLUMNS, (capture.relation,))}
+    return replace(
+        capture,
+        watched=capture.watched | (before.watched & existing),
+        routing=capture.routing | (before.routing & existing),
+    )
+
+
+def _covers(before: Capture, after: Capture) -> bool:
+    return after.watched | after.routing <= before.watched | before.routing and after.routing <= before.routing
+
+
+def _wait_for_writers(connection: Connection, relation: str, deadline: float, waiting: Callable[[str], None]) -> None:
+    """Return once every transaction that wrote the table under the previous function has ended.
+
+    What such a transaction left out of the outbox is then visible to the loading of documents. No lock is requested, so
+    nothing is blocked.
+    """
+    writers = {row[0] for row in connection.execute(_WRITERS, (relation,))}
+    while writers:
+        now = {row[0] for row in connection.execute(_WRITERS, (relation,))}
+        # A transaction that is prepared meanwhile continues under another name.
+        writers = {one for one in now if one in writers or one.startswith("-1/")}
+        if not writers:
+            return
+        blocker = _blocker(connection, relation)
+        if time.monotonic() > deadline:
+            raise SourceError(
+                f"{relation} has been written by a transaction that is still open{blocker}",
+                hint="Nothing is active yet. Wait for that transaction to end, or end it, and run this again.",
+            )
+        waiting(f"waiting for writers of {relation}{blocker}")
+        time.sleep(_PAUSE_SECONDS)
+
+
+def remove(
+    connection: Connection,
+    relation: str,
+    *,
+    timeout_seconds: float = 60,
+    waiting: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Remove the triggers of one table, if it has them.
+
+    Raises:
+        SourceError: The lock was not available in time.
+    """
+
+    def change() -> None:
+        connection.execute(sql.SQL("DROP FUNCTION IF EXISTS {} CASCADE").format(triggers.function(relation)))
+        connection.execute("DELETE FROM syncer.capture WHERE relation = $1", (relation,))
+
+    _without_blocking(connection, relation, change, timeout_seconds, waiting)
+
+
+def _without_blocking(
+    connection: Connection,
+    relation: str,
+    change: Callable[[], None],
+    timeout_seconds: float,
+    waiting: Callable[[str], None],
+) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            with connection.transaction():
+                # A transaction that queues behind us waits no longer than this.
+                connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
+                change()
+        except psycopg.errors.LockNotAvailable as error:
+            blocker = _blocker(connection, relation)
+            if time.monotonic() > deadline:
+                raise SourceError(
+                    f"{relation} is in use: its lock was not to be had in {timeout_seconds:.0f} s{blocker}",
+                    hint="Nothing was changed. Wait for that transaction to end, or end it, and run this again.",
+                ) from error
+            waiting(f"waiting for {relation}{blocker}")
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return
+
+
+def _blocker(connection: Connection, relation: str) -> str:
+    row = connection.execute(_BLOCKERS, (relation,)).fetchone()
+    return f", held by {row[0]}" if row else ""

@@ -1,0 +1,100 @@
+"""Transaction tokens: name a transaction to wait for, and check its outcome.
+
+A token is the transaction's id, as ``pg_current_xact_id()`` returns it. Better is what ``syncer.token()`` returns: the
+id with a mark of the database's identity, since ids are reused after a failover or a restore. A token with another
+identity is refused; an id alone is taken to be of the current one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import psycopg
+
+from syncer.base.errors import SourceError, TokenError
+from syncer.base.postgres import Connection
+
+_TOKEN = re.compile(r"(?P<xid>[0-9]{1,20})(?:\.(?P<identity>[0-9a-f]{8}))?", re.ASCII)
+_FIRST_XID = 3
+"""Smaller ids are reserved by Postgres: no client's transaction has one."""
+_XIDS = 1 << 64
+_SHOWN = 40
+
+_IN_RECOVERY = "SELECT pg_is_in_recovery()"
+_STATUS = "SELECT pg_xact_status($1::xid8), syncer.identity()"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """The name of a transaction.
+
+    Args:
+        xid: Its id.
+        identity: The identity of its database, which a failover changes; None if unknown.
+    """
+
+    xid: int
+    identity: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Token:
+        """Parse a token as an application passes it.
+
+        Raises:
+            TokenError: The text is not a token.
+        """
+        found = _TOKEN.fullmatch(text.strip())
+        if found is None or not _FIRST_XID <= (xid := int(found["xid"])) < _XIDS:
+            shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+            raise TokenError(
+                f"{shown!r} is no token",
+                hint="A token is what SELECT syncer.token() returns in the transaction that is waited for, before its "
+                "commit,\nor what SELECT pg_current_xact_id() does.",
+            )
+        return cls(xid=xid, identity=found["identity"])
+
+
+def require_committed(connection: Connection, token: Token) -> Token:
+    """Refuse a transaction that there is no point in waiting for.
+
+    A transaction so old that Postgres has forgotten its outcome is taken to be committed.
+
+    Returns:
+        The token, with the identity of its database.
+
+    Raises:
+        TokenError: It is open, was rolled back, has not begun, or has another database identity.
+        SourceError: This server is a replica, so the outcome is not known here.
+    """
+    if connection.execute(_IN_RECOVERY).fetchone() == (True,):
+        raise SourceError(
+            "postgres.dsn leads to a replica, which does not know what syncer has done",
+            hint="Ask the primary: a token may be waited for from anywhere, but not there.",
+        )
+    try:
+        row = connection.execute(_STATUS, (str(token.xid),)).fetchone()
+    except psycopg.errors.InvalidParameterValue as error:
+        raise TokenError(
+            f"No transaction {token.xid} has begun in this database",
+            hint="Is the token of another database, or from before a restore? Documents are written anew after one.",
+        ) from error
+    assert row is not None  # noqa: S101 - a SELECT without FROM returns a row
+    status, identity = row
+    if token.identity not in (None, identity):
+        raise TokenError(
+            f"Transaction {token.xid} is of another database than this one, or of one before a failover or a restore",
+            hint="The token cannot show whether its commit survived. Check whether the data is there;\n"
+            "every document is written anew after a failover, which syncer status shows as jobs.",
+        )
+    if status == "aborted":
+        raise TokenError(
+            f"Transaction {token.xid} was rolled back", hint="Nothing of it will be indexed. Do it again, if it failed."
+        )
+    if status == "in progress":
+        raise TokenError(
+            f"Transaction {token.xid} is not committed as yet",
+            hint="Take the token inside the transaction, commit, and wait then. (It may be prepared, for a two-phase "
+            "commit.)",
+        )
+    return replace(token, identity=identity)

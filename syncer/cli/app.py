@@ -1,0 +1,305 @@
+"""The command line: assembles the components and defines the top-level commands.
+
+Commands print results on standard output and everything else on standard error. The exit code is 0 only on success, 1
+for a negative result or an error, 2 for a usage error, and 3 if `verify` is undecided. An error is one sentence and a
+hint; ``--debug`` adds the traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+
+from syncer import daemon
+from syncer.apply.grants import Duty
+from syncer.base import events as base_events, log, migrations, postgres, settings, tracing
+from syncer.base.error_policy import explain
+from syncer.base.errors import HangingError, SyncerError
+from syncer.base.lifecycle import Stop, Stopping
+from syncer.cli import (
+    apply,
+    backfill,
+    dead_letters,
+    events,
+    grants,
+    init,
+    jobs,
+    locks,
+    parameters,
+    rebuild,
+    render,
+    sandbox,
+    status,
+    verify,
+    wait,
+)
+from syncer.cli.parameters import Checked, Part, UsageError
+from syncer.documents import registry
+from syncer.elasticsearch import bulk as elastic
+from syncer.elasticsearch.bulk import Index
+from syncer.indexing import replica
+from syncer.recovery import lost_records
+
+EXIT_CODES = {
+    0: "success: done, equal, healthy",
+    1: "an error, or a negative result, such as drift or a problem",
+    2: "usage error: an option or argument is wrong or missing",
+    3: "undecided: `verify` could not tell whether differences are drift",
+    130: "interrupted",
+}
+
+app = typer.Typer(
+    help="Keep Elasticsearch documents equal to a SELECT in Postgres.",
+    epilog=f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # paragraphs flow as wide as the terminal
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+out = render.console(sys.stdout)
+err = render.console(sys.stderr)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"syncer {version('syncer-cdc')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FOLDER", help="Config folder [default: SYNCER_CONFIG or config]."),
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    version: Annotated[  # noqa: ARG001 - it acts as soon as it is read
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    _Debug.is_on = debug
+    if config is not None:
+        os.environ[settings.CONFIG_VARIABLE] = str(config)
+
+
+class _Debug:
+    is_on = False
+
+
+def main() -> None:
+    """Entry point of the command ``syncer``."""
+    try:
+        app()
+    except (KeyboardInterrupt, Stopping):
+        sys.exit(130)
+    except Exception as error:
+        said = explain(error)
+        if log.is_json() and not _Debug.is_on:
+            _log_failure(error, said)
+        elif said is None or _Debug.is_on:
+            raise
+        else:
+            render.show_error(err, said)
+        if isinstance(error, HangingError):
+            os._exit(1)  # an ordinary exit waits for the threads that do not end
+        sys.exit(1)
+
+
+def _log_failure(error: Exception, said: SyncerError | None) -> None:
+    """Log the error that ends a daemon; a traceback helps with unexpected errors only."""
+    hint = {"hint": said.hint} if said and said.hint else {}
+    structlog.get_logger().error(
+        base_events.DAEMON_FAILED, error=said.message if said else repr(error), exc_info=None if said else error, **hint
+    )
+
+
+# Setting up
+
+
+def migrate(
+    *,
+    status: Annotated[bool, typer.Option("--status", help="List the migrations, and change nothing.")] = False,
+    as_json: parameters.AsJson = False,
+) -> None:
+    """Create or upgrade the syncer schema in Postgres.
+
+    With --status, exit code 0 only if every migration is applied.
+
+    --status --json maps the name of each migration to whether it is applied.
+    """
+    if as_json and not status:
+        raise UsageError("--json requires --status.")
+    with postgres.connect(settings.load().postgres, name="migrate") as connection:
+        if status:
+            _show_migrations(migrations.status(connection), as_json=as_json)
+            return
+        applied = migrations.migrate(connection)
+    for name in applied:
+        render.say(out, f"applied {name}")
+    if not applied:
+        render.say(out, "The syncer schema is current.")
+
+
+def _show_migrations(seen: dict[str, bool], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(seen, indent=2))
+    else:
+        for name, is_applied in seen.items():
+            render.say(out, f"{name}  ", ("applied", "green") if is_applied else ("not applied", "yellow"))
+    if not all(seen.values()):
+        raise typer.Exit(1)
+
+
+# Running
+
+
+def run(*, only: parameters.Only = None) -> None:
+    """Run the daemon.
+
+    SIGTERM or Ctrl-C stops it after the current batch; a second signal stops it at once.
+    Nothing is lost: the next daemon repeats unacknowledged work.
+    """
+    log.configure(settings.load_log())
+    from syncer.monitoring.web import serve  # noqa: PLC0415 - what serves HTTP is needed by nobody else
+
+    loaded = settings.load()
+    with postgres.connect(loaded.postgres, name="run") as connection:
+        migrations.require_current(connection)
+        replica.require(loaded.postgres, connection)
+        loaded = loaded.of(registry.installation(connection))
+        if only is Part.RELAY:
+            lost_records.require_own_topic(connection, loaded.kafka, None)
+        else:
+            with elastic.connect(loaded.elasticsearch) as client:
+                index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
+                lost_records.require_own_topic(connection, loaded.kafka, index)
+    components = daemon.components(loaded, relay=only is not Part.WORKERS, workers=only is not Part.RELAY)
+    stop = Stop()
+    serve(loaded, components, stop)
+    _stop_on_signals(stop)
+    tracing.configure(loaded.traces)
+    try:
+        daemon.run(components, stop)
+    finally:
+        tracing.close()
+
+
+def _stop_on_signals(stop: Stop) -> None:
+    numbers: list[int] = []
+
+    def heed(number: int, _: object) -> None:
+        numbers.append(number)
+        if len(numbers) > 1:
+            os._exit(128 + number)
+        # Not here: what was interrupted may hold the very lock that this needs.
+        threading.Thread(target=stop.request).start()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, heed)
+
+
+def doctor(
+    *,
+    verbose: parameters.Verbose = False,
+    strict: parameters.Strict = False,
+    only: parameters.OnlyChecked = None,
+    as_json: parameters.AsJson = False,
+) -> None:
+    """Check the deployment and suggest fixes.
+
+    Checks every setting, privilege and condition that a guarantee depends on. Changes
+    nothing and takes a few seconds. To run it as a read-only role, use --only reader. If a
+    server is unavailable or a privilege is missing, reports the checks that could not run;
+    with --strict, they count as warnings. --verbose also shows passed checks. Exit code 0
+    only if nothing is wrong.
+
+    --json has is_well, wrong, consider, unseen, well, servers, seconds and findings; a
+    finding has id, severity, claim, found, why, guarantees and fix, which has how (sql,
+    shell or advice), text and note.
+    """
+    from syncer.cli import doctor_output  # noqa: PLC0415 - as below
+    from syncer.monitoring.doctor import deployment, examination  # noqa: PLC0415 - it needs what few commands need
+
+    duties = {Checked.RELAY: Duty.RELAY, Checked.WORKERS: Duty.WORKER, Checked.READER: Duty.READER}
+    of_role = frozenset({duties[only]}) if only else deployment.DAEMON
+    loaded = settings.load()
+    log.configure(loaded.log, is_command=True)
+    with render.asking():
+        seen = examination.examine(loaded, settings.config_folder(), duties=of_role)
+    if as_json:
+        typer.echo(json.dumps(seen.as_json(), indent=2))
+    else:
+        doctor_output.show(out, seen, all_checks=verbose)
+    if not seen.is_well(strict=strict):
+        raise typer.Exit(1)
+
+
+def demo(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MODEL", help="Show these models of the guide instead; see --list."),
+    ] = None,
+    *,
+    as_list: Annotated[bool, typer.Option("--list", help="List the models and what each is for.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave everything running.")] = False,
+    posts: Annotated[
+        int | None,
+        typer.Option(metavar="NUMBER", min=100, help="Number of posts of the most prolific author (default: 5000)."),
+    ] = None,
+) -> None:
+    """Demonstrate syncer with a blog and a renamed author."""
+    from syncer.demo import list_models, play, play_models  # noqa: PLC0415 - its packages are an extra
+
+    if as_list:
+        list_models(out)
+        return
+    if models and posts is not None:
+        raise UsageError("--posts applies only to the blog demo, not to a model.")
+    holds = play_models(out, models, keep=keep) if models else play(out, keep=keep, posts=posts or 5000)
+    if not holds:
+        raise typer.Exit(1)
+
+
+# In the order in which a newcomer needs them, each with examples.
+_PANELS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
+    "Set up": (
+        (init.init, "`syncer init`, `syncer init --table shop.orders --with shop.order_lines --name orders`"),
+        (migrate, "`syncer migrate`, `syncer migrate --status`"),
+        (grants.grants, "`syncer grants --relay syncer --worker syncer --reader anna`"),
+        (apply.plan, "`syncer plan`, `syncer plan blogpost --verbose`, `syncer plan --strict --json`"),
+        (apply.apply, "`syncer apply`, `syncer apply blogpost --yes`, `syncer apply --remove blogpost`"),
+    ),
+    "Operate": (
+        (run, "`syncer run`, `syncer run --only relay`"),
+        (status.status, "`syncer status --json`, `syncer status --watch`"),
+        (events.events, "`syncer events`, `syncer events --since 7d --json`"),
+        (doctor, "`syncer doctor --only reader`, `syncer doctor --strict --json`"),
+        (wait.wait, "`syncer wait TOKEN --timeout 10`"),
+    ),
+    "Repair": (
+        (verify.verify, "`syncer verify`, `syncer verify blogpost --sample 1000`, `syncer verify --repair`"),
+        (verify.explain, "`syncer explain blogpost 7 --values`"),
+        (backfill.backfill, '`syncer backfill blogpost`, `syncer backfill blogpost --where "user_id = 7" --rate 500`'),
+    ),
+    "Try": ((demo, "`syncer demo --keep`, `syncer demo --list`"),),
+}
+for panel, commands in _PANELS.items():
+    for command, examples in commands:
+        app.command(epilog=f"Examples: {examples}", rich_help_panel=panel)(command)
+app.add_typer(jobs.app, name="jobs", rich_help_panel="Operate")
+app.add_typer(rebuild.app, name="index", rich_help_panel="Repair")
+app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel="Repair")
+app.add_typer(locks.app, name="locks", rich_help_panel="Repair")
+app.add_typer(sandbox.app, name="sandbox", rich_help_panel="Try")
+parameters.hide_flag_types(app)

@@ -1,0 +1,107 @@
+"""The servers and settings of a command, opened once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from syncer import daemon
+from syncer.base import log, migrations, postgres, settings
+from syncer.base.errors import DefinitionError
+from syncer.base.lifecycle import Stop
+from syncer.base.postgres import Connection
+from syncer.base.settings import Settings
+from syncer.base.timeline import TIMELINE
+from syncer.documents import registry
+from syncer.documents.registry import Document
+from syncer.elasticsearch import bulk as elastic
+from syncer.elasticsearch.bulk import Index
+from syncer.elasticsearch.indices import Indices
+from syncer.indexing.writer import Writer
+from syncer.worker.job_loop import JobWorker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The servers, and the objects that use them.
+
+    Args:
+        settings: All settings.
+        connection: For the command's own queries.
+        index: The documents in Elasticsearch.
+        indices: The physical indices.
+        name: The command; ``pg_stat_activity`` shows it.
+    """
+
+    settings: Settings
+    connection: Connection
+    index: Index
+    indices: Indices
+    name: str
+
+    def __enter__(self) -> Self:
+        """Return itself, for a with statement."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close them."""
+        self.close()
+
+    def close(self) -> None:
+        """Write the timeline of the command, and close the connection to Postgres."""
+        TIMELINE.write(self.connection)
+        self.connection.close()
+
+    def connect(self) -> Connection:
+        """Open another connection to Postgres."""
+        return postgres.connect(self.settings.postgres, name=self.name)
+
+    def document(self, name: str) -> Document:
+        """The definition with this name, of the index that searches find.
+
+        Raises:
+            DefinitionError: There is none.
+        """
+        return require_active(self.connection, name)
+
+    def writer(self) -> Writer:
+        """A writer with a connection of its own; close it after use."""
+        return Writer(connect=self.connect, index=self.index, pause=Stop().pause, name=self.name)
+
+    def job_worker(self) -> JobWorker:
+        """A job worker with a connection of its own."""
+        return daemon.job_worker(self.settings, self.index, name=self.name)
+
+
+def require_active(connection: Connection, name: str) -> Document:
+    """The definition with this name, of the index that searches find.
+
+    Raises:
+        DefinitionError: There is none.
+    """
+    documents = registry.current(connection)
+    if name not in documents:
+        known = ", ".join(documents) or "none; run: syncer apply"
+        raise DefinitionError(f"No document {name} is active", hint=f"Active documents: {known}")
+    return documents[name]
+
+
+def open_parts(name: str) -> Parts:
+    """Read the settings and connect to the servers.
+
+    Raises:
+        SyncerError: A setting is wrong, or the syncer schema is not current.
+        psycopg.Error, elasticsearch.ApiError, elasticsearch.TransportError: A server does not answer.
+    """
+    loaded = settings.load()
+    log.configure(loaded.log, is_command=True)
+    connection = postgres.connect(loaded.postgres, name=name)
+    try:
+        migrations.require_current(connection)
+        loaded = loaded.of(registry.installation(connection))
+        client = elastic.connect(loaded.elasticsearch)
+    except BaseException:
+        connection.close()
+        raise
+    index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
+    return Parts(settings=loaded, connection=connection, index=index, indices=Indices(client), name=name)

@@ -1,0 +1,62 @@
+"""The command ``syncer events``: what happened lately."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from syncer.base import migrations, postgres, settings, timeline
+from syncer.base.timeline import DAYS_KEPT, TimelineEvent
+from syncer.cli import parameters, render
+from syncer.cli.render import Rows
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_STYLES = {"warning": "yellow", "error": "red"}
+
+
+def _period(value: str) -> str:
+    if not re.fullmatch(r"[0-9]{1,6}[smhd]", value):
+        raise typer.BadParameter(f"{value} is not a period such as 30m, 24h or 7d")
+    return value
+
+
+def events(
+    *,
+    since: Annotated[
+        str,
+        typer.Option(metavar="PERIOD", callback=_period, help=f"How far to go back: 30m, 24h; at most {DAYS_KEPT}d."),
+    ] = "24h",
+    as_json: parameters.AsJson = False,
+) -> None:
+    """Show what happened lately, newest last.
+
+    Shows new leaders, outages once they are over, a replaced topic, failovers, suspended and
+    resumed documents, jobs that wrote every document, applies and verifies. Daemons and
+    commands note them in Postgres, which keeps them for a week. Asks Postgres alone.
+
+    --json is a list with id, at, event (as in the log), level, message, host and process.
+    """
+    with postgres.connect(settings.load().postgres, name="events") as connection:
+        migrations.require_current(connection)
+        found = timeline.read(connection, seconds=int(since[:-1]) * _SECONDS[since[-1]])
+    if as_json:
+        typer.echo(json.dumps([one.as_json() for one in found], indent=2))
+    else:
+        _show(render.console(sys.stdout), found, since=since)
+
+
+def _show(out: Console, found: Sequence[TimelineEvent], *, since: str) -> None:
+    if not found:
+        render.say(out, f"Nothing happened in the last {since}.")
+        return
+    rows = [
+        (f"{one.at:%Y-%m-%d %H:%M:%S}", (one.message, _STYLES.get(one.level, "")), f"{one.host}, {one.process}")
+        for one in found
+    ]
+    out.print(Rows(("at (UTC)", "event", "host, process"), rows))

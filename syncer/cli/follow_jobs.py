@@ -1,0 +1,265 @@
+"""Follows the jobs of `syncer apply`, `syncer backfill` and `syncer index rebuild` to their end, and shows progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import elasticsearch
+from rich.console import Console
+
+from syncer.apply import reindex
+from syncer.apply.activate import InitialLoad
+from syncer.base.errors import DefinitionError, IndexingError, JobError, SyncerError
+from syncer.base.formatting import amount, brief, shortened
+from syncer.base.lifecycle import Stop
+from syncer.base.model import Role
+from syncer.cli import job_output, render, verify_output
+from syncer.cli.comparing import compared
+from syncer.cli.context import Parts
+from syncer.cli.render import say
+from syncer.documents import registry, suspend
+from syncer.documents.registry import Document
+from syncer.indexing import dead_letters
+from syncer.jobs.model import Job, JobState, find
+from syncer.verify.compare import VerifyReport
+from syncer.worker.foreground import JobFollower
+
+
+class LoadProgress:
+    """Follows jobs on the screen, and makes a new index current once it is complete.
+
+    Args:
+        parts: The servers.
+        out: The console for results.
+        err: The console for progress.
+        despite_dead_lettered: Whether a new index may become current though some documents could not be written to it.
+    """
+
+    def __init__(self, parts: Parts, *, out: Console, err: Console, despite_dead_lettered: bool = False) -> None:
+        self._parts = parts
+        self._out = out
+        self._err = err
+        self._despite_dead_lettered = despite_dead_lettered
+        self._fresh: frozenset[int] = frozenset()
+
+    def follow_all(self, initial_loads: Iterable[InitialLoad]) -> None:
+        """Run each initial load; a failed one does not stop the others.
+
+        Raises:
+            SyncerError: The last failure; earlier ones have been printed.
+        """
+        initial_loads, failed = list(initial_loads), list[SyncerError]()
+        # While the first job is followed here, job workers also do the others: a job that they began is not a resumed
+        # one.
+        made = [
+            find(self._parts.connection, initial_load.job)
+            for initial_load in initial_loads
+            if initial_load.job is not None
+        ]
+        self._fresh = frozenset(job.id for job in made if not job.documents_done)
+        for initial_load in initial_loads:
+            try:
+                self.initial_load(initial_load)
+            except SyncerError as error:
+                failed.append(error)
+        if failed:
+            *others, last = failed
+            for one in others:
+                render.show_error(self._err, one)
+            raise last
+
+    def initial_load(self, initial_load: InitialLoad) -> None:
+        """Write all documents of a definition once; if the index is new, then make it current.
+
+        Raises:
+            SyncerError: It is suspended, or was not written whole, or the new index is not equal to the SELECT.
+        """
+        if initial_load.document.role is Role.BUILDING:
+            self._build(initial_load)
+        elif initial_load.job is not None:
+            self.follow(initial_load.document, initial_load.job)
+
+    def follow(self, document: Document, job_id: int, *, is_partial: bool = False, is_pending: bool = False) -> None:
+        """Follow a job until it is done.
+
+        Args:
+            document: The definition whose documents it writes.
+            job_id: The job's id.
+            is_partial: Whether the caller handles dead-lettered documents.
+            is_pending: Whether a paused job is not waited for.
+
+        Raises:
+            DocumentError: The definition is suspended.
+            JobError: The job was cancelled, or failed.
+            IndexingError: Documents were dead-lettered.
+        """
+        parts = self._parts
+        job = find(parts.connection, job_id)
+        if job.documents_done and job_id not in self._fresh:
+            job_output.show_resumed(self._err, job)
+        follower = JobFollower(connect=parts.connect, refresh=parts.job_worker, stop=Stop())
+        try:
+            with job_output.progress(self._err, f"writing {document.index_name}") as show:
+                job = follower.follow(job_id, partial(_show_going, show) if is_pending else show)
+        except KeyboardInterrupt:
+            job_output.show_left(self._err, job, is_building=document.role is Role.BUILDING)
+            raise
+        finally:
+            follower.close()
+        _require_done(job, self._row(document))
+        job_output.show_result(self._out, job)
+        if job.dead_lettered and not is_partial:
+            raise _dead_lettered(parts, document, job.dead_lettered)
+
+    def _row(self, document: Document) -> Document | None:
+        rows = registry.documents(self._parts.connection)
+        return next((one for one in rows if one.index_name == document.index_name), None)
+
+    # A new index
+
+    def _build(self, initial_load: InitialLoad) -> None:
+        """Load a new index and make it current, unless another command makes it current or aborts it meanwhile."""
+        building = initial_load.document
+        try:
+            if initial_load.job is not None:
+                self.follow(building, initial_load.job, is_partial=True)
+            self._serve(building)
+        except (SyncerError, elasticsearch.ApiError) as error:
+            row = self._row(building)
+            if row is None or row.revision != building.revision:
+                raise DefinitionError(
+                    f"{building.index_name} is no longer being built",
+                    hint="It was aborted, or another definition was applied. Run: syncer status",
+                ) from error
+            if row.role is not Role.CURRENT:
+                raise
+            say(self._out, f"{row.index} is searched in {row.index_name} now: another command switched it")
+
+    def _serve(self, building: Document) -> None:
+        try:
+            self._complete(building)
+        except KeyboardInterrupt:
+            say(
+                self._err,
+                f"\n{building.index_name} is loaded, and does not serve yet.\n"
+                f"To go on: syncer index rebuild {building.name}; to give it up: syncer index abort {building.name}",
+            )
+            raise
+
+    def _complete(self, building: Document) -> None:
+        parts = self._parts
+        with render.doing(self._err, f"settling {building.index_name}"):
+            reindex.settle(parts.connection, parts.indices, building, seconds_max=reindex.SETTLE_SECONDS_MAX)
+        self._wait_for_pending(building)  # so that their documents are compared, too
+        report = compared(parts, self._row(building) or building, err=self._err, repair=True)
+        verify_output.show_verify(self._out, report)
+        if not report.holds:
+            self._require_acceptable(building, report)
+        self._wait_for_pending(building)
+        older = registry.by_role(parts.connection, building.name).get(Role.PREVIOUS)
+        current = reindex.serve(parts.connection, parts.indices, self._row(building) or building)
+        say(self._out, f"{current.index} is searched in {current.index_name} now")
+        if older is not None:
+            say(self._out, f"{older.index_name}, kept for a rollback until now, is dropped")
+        say(
+            self._out,
+            f"The previous index is kept up to date. Back to it: syncer index rollback {current.name}\n"
+            f"Once you no longer need it: syncer index drop-previous {current.name}",
+            style="dim",
+        )
+
+    def roll_back(self, before: Document) -> Document:
+        """Make the previous index current again, once it has everything that the current one may have; return it.
+
+        Raises:
+            SyncerError: There is none, or it may lack something: searches are unchanged.
+        """
+        connection = self._parts.connection
+        self._wait_for_pending(reindex.previous(connection, before.name))
+        current = reindex.roll_back(connection, self._parts.indices, before.name)
+        say(self._out, f"{current.index} is searched in {current.index_name} again")
+        say(
+            self._out,
+            f"{before.index_name} is kept up to date; to go back to it: the same command again",
+            style="dim",
+        )
+        if (current.dependencies, current.index_body) != (before.dependencies, before.index_body):
+            say(
+                self._out,
+                "Its definition is another one. If the config folder has the one that was rolled back, take that back "
+                "too: `syncer apply` would build an index for it again",
+                style="yellow",
+            )
+        return current
+
+    def _wait_for_pending(self, building: Document) -> None:
+        """Wait for the pending jobs of an index that exist now, but not for later ones.
+
+        Raises:
+            DocumentError: The definition is suspended.
+            JobError: A job is paused, was cancelled, or failed.
+        """
+        ids = {one.id for one in reindex.pending(self._parts.connection, building)}
+        while left := [one for one in reindex.pending(self._parts.connection, building) if one.id in ids]:
+            say(self._out, f"{building.index_name} waits for job {left[0].id} ({left[0].reason})")
+            self.follow(building, left[0].id, is_partial=True, is_pending=True)
+
+    def _require_acceptable(self, building: Document, report: VerifyReport) -> None:
+        """Refuse an index that differs, except in documents that the current one lacks too, or that were accepted."""
+        ids = [drift.id for drift in (*report.drifts, *report.coming)]
+        connection = self._parts.connection
+        dead_lettered = set(dead_letters.errors(connection, building.index_name, ids))
+        served = registry.current(connection)[building.name]
+        lacking = set(dead_letters.errors(connection, served.index_name, ids))
+        accepted = dead_lettered if self._despite_dead_lettered else dead_lettered & lacking
+        if report.is_complete and report.suspended is None and accepted >= set(ids):
+            return
+        if report.is_complete and dead_lettered >= set(ids):
+            raise _dead_lettered(self._parts, building, len(dead_lettered))
+        raise IndexingError(
+            f"{building.index_name} is not equal to its SELECT, and does not serve",
+            hint="What was searched before is searched still. "
+            f"To go on: syncer index rebuild {building.name}; to give it up: syncer index abort {building.name}",
+        )
+
+
+def _show_going(show: Callable[[Job], None], job: Job) -> None:
+    reindex.require_not_paused(job)
+    show(job)
+
+
+def _require_done(job: Job, document: Document | None) -> None:
+    """Refuse to continue after a job that was not completed.
+
+    Raises:
+        DocumentError: The definition is suspended.
+        JobError: It was cancelled, or failed.
+    """
+    if job.state is JobState.DONE:
+        return
+    if document is not None:
+        suspend.require_going(document)
+    what, _, hint = (job.error or "").partition("\n")
+    raise JobError(
+        f"Job {job.id} {'was cancelled' if job.state is JobState.CANCELLED else 'failed'}: {what}", hint=hint
+    )
+
+
+def _dead_lettered(parts: Parts, document: Document, number: int) -> IndexingError:
+    worst = dead_letters.worst(parts.connection, document.index_name)
+    said = f", such as {shortened(worst[0])}: {brief(worst[1])}" if worst else ""
+    if document.role is Role.BUILDING:
+        hint = (
+            "Searches still use the current index.\n"
+            f"Fix the data and run: syncer index rebuild {document.name}\n"
+            "To go on without these documents, add --despite-dead-lettered.\n"
+            "Or fix the SELECT or index.json and run: syncer apply\n"
+            f"To give it up: syncer index abort {document.name}"
+        )
+    else:
+        hint = (
+            f"What was said of each: syncer dead-letters list --document {document.name}\n"
+            "Fixed data is written by itself. If the SELECT or index.json is fixed: syncer apply"
+        )
+    return IndexingError(f"{amount(number, 'document')} of {document.name} could not be written{said}", hint=hint)

@@ -1,0 +1,162 @@
+"""The command ``syncer init``: draft a document from a table, a SELECT or a PGSync schema."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from syncer.apply.scaffold import catalogue, document as drafting, folder, naming, pgsync, tree
+from syncer.apply.scaffold.catalogue import Listed
+from syncer.apply.scaffold.document import Draft
+from syncer.base import log, postgres, settings
+from syncer.base.errors import ConfigError, SourceError
+from syncer.base.postgres import Connection
+from syncer.cli import render
+from syncer.cli.parameters import UsageError
+from syncer.documents import definition
+
+Tables = Annotated[
+    list[str] | None,
+    typer.Option("--table", metavar="TABLE[:COLUMNS]", help="Table whose rows become documents; can be repeated."),
+]
+Paths = Annotated[
+    list[str] | None,
+    typer.Option("--with", metavar="TABLE[/TABLE…][:COLUMNS]", help="Add rows of another table, along foreign keys."),
+]
+
+
+def init(
+    *,
+    table: Tables = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Name of the document (default: the table's name).")
+    ] = None,
+    paths: Paths = None,
+    from_select: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-select", metavar="FILE", help="Derive the mapping of a SELECT; keep what index.json says."
+        ),
+    ] = None,
+    from_pgsync: Annotated[
+        Path | None, typer.Option("--from-pgsync", metavar="FILE", help="Convert a PGSync schema.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files of the document.")] = False,
+) -> None:
+    """Draft a document from a table, SELECT or PGSync schema.
+
+    Writes a SELECT and a mapping to the config folder. Without --table, asks for the table.
+    Columns become fields of a matching type, and rows referenced by foreign keys become
+    objects. --with adds rows of other tables: those that reference the table, those behind a
+    link table, and with a path such as orders/lines/product, those next to them. COLUMNS are
+    separated by commas. Columns that look like passwords, tokens, e-mail addresses or other
+    personal data are left out unless you name them. Omitted and altered columns are reported,
+    and noted as comments in select.sql. Does not change the database.
+
+    --from-select derives the mapping of a SELECT that you have written, from the types that
+    it returns, also inside JSON that it builds. FILE is a document's select.sql, or any other
+    file, which is then copied. Run it again after you have changed the SELECT: it adds what
+    index.json lacks, and changes nothing else in it. What types do not tell is guessed from
+    sampled documents, and reported.
+
+    --from-pgsync converts each index of a schema.json, and lists what it cannot carry over.
+
+    Requires only SYNCER_POSTGRES_DSN. Overwrites existing files only with --force, and never
+    config/syncer.yaml.
+    """
+    out = render.console(sys.stdout)
+    loaded = settings.load_source()
+    log.configure(loaded.log, is_command=True)
+    if name is not None and not definition.is_name(name):
+        raise UsageError(f"{name!r} is not a valid document name. Use at most 63 letters, digits, _ and -.")
+    if sum(map(bool, (table, from_select, from_pgsync))) > 1:
+        raise UsageError("--table, --from-select and --from-pgsync cannot be combined. Run init once for each.")
+    with postgres.connect(loaded.postgres, name="init") as connection:
+        if from_select is not None:
+            drafts = [_from_select(connection, from_select, name, force=force)]
+        elif from_pgsync is not None:
+            drafts = pgsync.drafts(connection, from_pgsync)
+            _require_free([one.name for one in drafts], force=force)
+        else:
+            chosen = list(table or ()) or [_asked(out, connection)]
+            if len(chosen) > 1 and (name is not None or paths):
+                raise UsageError("--name and --with require a single --table. Run init once for each table.")
+            drafts = _from_tables(connection, chosen, name, paths or (), force=force)
+    for one in drafts:
+        for file in folder.write(settings.config_folder(), one):
+            render.say(out, f"wrote {file}")
+        for remark in one.remarks:
+            out.print(Padding(Text(remark), (0, 0, 0, 2), expand=False), style="dim")
+    render.say(out, "Review the files, then run: syncer migrate, syncer plan, syncer apply, syncer run")
+
+
+def _from_select(connection: Connection, file: Path, document: str | None, *, force: bool) -> Draft:
+    named = file.absolute().parent.name if file.name == "select.sql" else file.stem
+    name = document or naming.document_name(named)
+    there = folder.of(settings.config_folder(), name)
+    if file.absolute().parent != there.absolute():
+        _require_free([name], force=force)
+    return drafting.from_select(connection, file, there, name)
+
+
+def _from_tables(
+    connection: Connection, chosen: Sequence[str], document: str | None, paths: Sequence[str], *, force: bool
+) -> list[Draft]:
+    """Draft all documents before the first is written."""
+    found = [(catalogue.find(connection, name), columns) for name, columns in map(tree.split, chosen)]
+    names = [document or naming.document_name(table.name) for table, _ in found]
+    _require_free(names, force=force)
+    drafts = []
+    for name, (table, columns) in zip(names, found, strict=True):
+        remarks: list[str] = []
+        root = tree.grow(connection, table, columns=columns, paths=paths, remarks=remarks)
+        made = drafting.draft(connection, root, name=name, remarks=remarks)
+        drafts.append(replace(made, remarks=(*made.remarks, *tree.offers(connection, root))))
+    return drafts
+
+
+def _require_free(names: Sequence[str], *, force: bool) -> None:
+    lowered = [one.lower() for one in names]
+    for name in names:
+        if not force:
+            folder.require_free(settings.config_folder(), name)
+        if lowered.count(name.lower()) > 1:
+            raise ConfigError(
+                f"Two tables have the same document name {name}", hint="Run init for each table, with --name."
+            )
+
+
+def _asked(out: Console, connection: Connection) -> str:
+    """Ask the user for a table."""
+    listed = [one for one in catalogue.tables(connection) if one.may_read]
+    if not listed:
+        hidden = len(catalogue.tables(connection))
+        raise SourceError(
+            f"The role cannot read any of the {hidden} tables" if hidden else "The database has no table",
+            hint="Run GRANT SELECT as their owner." if hidden else "Check that postgres.dsn names the right database.",
+        )
+    if not sys.stdin.isatty():
+        names = ", ".join(one.shown for one in listed)
+        raise UsageError(f"Missing option '--table': standard input is not a terminal. Use one of: {names}")
+    _show(out, listed)
+    while True:
+        said = str(typer.prompt("Which table? (number or name)"))
+        if said.isdecimal() and 1 <= int(said) <= len(listed):
+            return listed[int(said) - 1].relation
+        for one in listed:
+            if said in (one.shown, one.relation, one.name):
+                return one.relation
+        render.say(out, f"There is no {said} in the list.")
+
+
+def _show(out: Console, listed: Sequence[Listed]) -> None:
+    rows = [(str(number), one.shown, render.counted(one.rows)) for number, one in enumerate(listed, start=1)]
+    out.print(render.Rows(("", "table", "rows, about"), rows))

@@ -1,0 +1,186 @@
+"""The output of commands about jobs: progress, speed, what a job waits for, and its result."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from syncer.base.formatting import elapsed
+from syncer.cli import render
+from syncer.cli.render import Part, Rows, counted, say
+from syncer.jobs.model import Job, JobKind, JobState
+
+_FINISHED_SHOWN_MAX = 10
+_FAN_OUTS_SHOWN_MAX = 3
+"""Fan-outs are frequent: this leaves room for the others."""
+_ALWAYS_SHOWN = ("id", "kind", "document", "state", "done")
+_STYLES = {JobState.DONE: "green", JobState.FAILED: "red", JobState.CANCELLED: "dim"}
+_SLOW = 10  # documents per second; slower rates are shown with a decimal
+
+
+# Following one job
+
+
+@contextmanager
+def progress(console: Console, label: str) -> Iterator[Callable[[Job], None]]:
+    """Show the progress of a job."""
+    with render.progress(console, label) as tell:
+        yield lambda job: tell(job.documents_done, job.documents_total, pace(job))
+
+
+def pace(job: Job) -> str:
+    """The speed of a job and the time left; or what it waits for."""
+    if hindered := hindrance(job):
+        return hindered
+    if job.state in (JobState.NEW, JobState.LISTING):
+        return "finding ids"
+    if job.state is JobState.WRITTEN:
+        return "looking for what only Elasticsearch has"
+    if job.documents_left == 0:
+        return "finishing"
+    if job.documents_per_second is None:
+        return ""
+    left = "" if job.eta_seconds is None else f", {elapsed(job.eta_seconds)} left"
+    return f"{rate(job.documents_per_second)} documents/s{left}"
+
+
+def hindrance(job: Job) -> str:
+    """Why no worker may continue a job; empty if one may."""
+    if job.is_paused:
+        return f"paused; to go on: syncer jobs resume {job.id}"
+    if job.is_unavailable:
+        return "waits: the index takes no documents"
+    return "waits: the document is suspended" if job.is_suspended else ""
+
+
+def rate(documents_per_second: float) -> str:
+    """A rate, with a decimal if it is low."""
+    decimals = 1 if 0 < documents_per_second < _SLOW else 0
+    return f"{documents_per_second:,.{decimals}f}"
+
+
+def show_result(console: Console, job: Job) -> None:
+    """Print the outcome of a job's documents."""
+    say(console, f"{job.document}: {_result(job)}")
+
+
+def _result(job: Job) -> str:
+    written = f"{job.indexed:,} written, {job.deleted:,} deleted, {job.skipped:,} already newer"
+    return f"{written}, {job.dead_lettered:,} dead-lettered"
+
+
+def show_resumed(console: Console, job: Job) -> None:
+    """Print the progress of a job that continues."""
+    since = job.started_at or job.created_at
+    say(
+        console,
+        f"Going on with job {job.id}, begun {since:%Y-%m-%d %H:%M:%S} UTC: "
+        f"{job.documents_done:,} of {counted(job.documents_total)} are written already",
+    )
+
+
+def show_left(console: Console, job: Job, *, is_building: bool) -> None:
+    """Print how to find a job again after Ctrl-C."""
+    say(
+        console,
+        f"\nJob {job.id} is left as it is, and goes on wherever `syncer run` runs.\n"
+        f"{_way_back(job, is_building=is_building)}; to end it: syncer jobs cancel {job.id}",
+    )
+
+
+def _way_back(job: Job, *, is_building: bool) -> str:
+    """How to follow the same job again; a job of given ids can only be shown, as its command would create a new one."""
+    limit = "" if job.rate is None else f" --rate {job.rate:.10g}"
+    command = f"To take it up again: syncer backfill {job.document}"
+    if is_building:
+        return f"To take it up again: syncer index rebuild {job.document}{limit}"
+    if job.kind is JobKind.INITIAL_LOAD:
+        return "To take it up again: syncer apply"
+    if job.kind is JobKind.BACKFILL:
+        return f"{command}{limit}"
+    if job.where is not None:
+        return f"{command} --where {shlex.quote(job.where)}{limit}"
+    return f"How far it is: syncer jobs show {job.id}"
+
+
+# Lists and details
+
+
+def show_list(console: Console, seen: Sequence[Job], *, job_workers: int) -> None:
+    """Print unfinished jobs, and some of the finished ones."""
+    if not seen:
+        say(console, "There are no jobs.")
+        return
+    unfinished = [one for one in seen if not one.state.is_finished]
+    finished = [one for one in seen if one.state.is_finished]
+    last_fan_outs = [one for one in finished if one.kind is JobKind.FAN_OUT][:_FAN_OUTS_SHOWN_MAX]
+    shown = [one for one in finished if one.kind is not JobKind.FAN_OUT or one in last_fan_outs][:_FINISHED_SHOWN_MAX]
+    rows = [_cells(one, is_worked_on=job_workers > 0) for one in unfinished + shown]
+    names = [name for name in rows[0] if name in _ALWAYS_SHOWN or any(row[name] for row in rows)]
+    console.print(Rows(names, [[row[name] for name in names] for row in rows]))
+    if len(finished) > len(shown):
+        say(console, f"… and {len(finished) - len(shown):,} more, finished; --json lists them all")
+    if unfinished and not job_workers:
+        say(console, "No worker continues them: is `syncer run` running?", style="yellow")
+
+
+def _cells(one: Job, *, is_worked_on: bool) -> dict[str, Part]:
+    return {
+        "id": str(one.id),
+        "kind": one.reason,
+        "document": one.document,
+        "state": _state(one),
+        "done": _done(one),
+        "rate": _rate(one),
+        "left": "" if one.eta_seconds is None or not is_worked_on else elapsed(one.eta_seconds),
+        "started (UTC)": "" if one.started_at is None else f"{one.started_at:%Y-%m-%d %H:%M}",
+        "error": (one.error or "").partition("\n")[0],
+    }
+
+
+def _state(one: Job) -> Part:
+    if one.state.is_finished:
+        return one.state.value, _STYLES[one.state]
+    if one.is_paused:
+        return "paused", "yellow"
+    hindered = hindrance(one)
+    return (hindered, "red") if hindered else one.state.value
+
+
+def _done(one: Job) -> str:
+    if one.documents_total is None:
+        return ""
+    if one.documents_done == one.documents_total:
+        return f"{one.documents_done:,}"
+    return f"{one.documents_done:,} of {one.documents_total:,} ({100 * one.documents_done // one.documents_total}%)"
+
+
+def _rate(one: Job) -> str:
+    said = [] if one.documents_per_second is None else [f"{rate(one.documents_per_second)}/s"]
+    if one.rate is not None:
+        said.append(f"at most {one.rate:,.10g}/s")
+    return ", ".join(said)
+
+
+def show_one(console: Console, one: Job) -> None:
+    """Print one job, line by line."""
+    moments = {"made": one.created_at, "started": one.started_at, "finished": one.finished_at}
+    facts: dict[str, Part] = {
+        "job": f"{one.id}: {one.kind} of {one.document}",
+        "cause": one.reason if one.cause else "",
+        "index": f"{one.index_name}, revision {one.revision}",
+        "where": one.where or "",
+        "state": _state(one),
+        "done": _done(one),
+        "of these": _result(one),
+        "rate": _rate(one),
+        "left": "" if one.eta_seconds is None else elapsed(one.eta_seconds),
+        "spent": f"{elapsed(one.compose_seconds)} in Postgres, "
+        f"{elapsed(one.index_seconds)} in Elasticsearch, added up over all that ran at once",
+        **{name: "" if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC" for name, at in moments.items()},
+        "error": one.error or "",
+    }
+    render.show_facts(console, facts.items(), indent=0)

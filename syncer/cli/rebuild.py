@@ -1,0 +1,109 @@
+"""The commands ``syncer index …``: rebuild a document's index, roll it back, or drop one that searches do not use."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+
+import typer
+
+from syncer.apply import reindex
+from syncer.cli import parameters, render
+from syncer.cli.context import open_parts
+from syncer.cli.follow_jobs import LoadProgress
+from syncer.cli.render import say
+from syncer.jobs import model, queue
+
+app = typer.Typer(help="Rebuild an index, roll it back, or drop it.", no_args_is_help=True)
+
+
+@app.command(epilog="Examples: `syncer index rebuild blogpost`, `syncer index rebuild blogpost --rate 500`")
+def rebuild(
+    document: parameters.Document,
+    *,
+    rate: parameters.Rate = None,
+    despite_dead_lettered: parameters.DespiteDeadLettered = False,
+    as_json: parameters.AsJson = False,
+) -> None:
+    """Build a new index and switch searches to it.
+
+    Creates it from the applied index.json and writes every document. Searches switch to it
+    atomically when it is complete and verified. The previous index is kept up to date for
+    `syncer index rollback`, until `syncer index drop-previous`. If it is interrupted, the
+    same command resumes it. With --despite-dead-lettered, the index may lack documents that
+    cannot be written.
+
+    --json has document, index_name (the index that is searched now) and job: the output of
+    `syncer jobs show --json`, or null.
+    """
+    out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)
+    with open_parts("index") as parts:
+        parts.document(document)
+        initial_load = reindex.begin(parts.connection, parts.indices, document, tell=partial(say, out))
+        if initial_load.job is not None and rate is not None:
+            queue.set_rate(parts.connection, initial_load.job, rate)
+        LoadProgress(parts, out=out, err=err, despite_dead_lettered=despite_dead_lettered).initial_load(initial_load)
+        if as_json:
+            job = None if initial_load.job is None else model.find(parts.connection, initial_load.job).as_json()
+            _print_json(document, initial_load.document.index_name, job=job)
+
+
+@app.command(epilog="Example: `syncer index rollback blogpost`")
+def rollback(document: parameters.Document, *, as_json: parameters.AsJson = False) -> None:
+    """Switch searches back to the previous index.
+
+    The two indices swap roles: the same command switches forward again.
+
+    --json has document and index_name: the index that is searched now.
+    """
+    out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)
+    with open_parts("index") as parts:
+        current = LoadProgress(parts, out=out, err=err).roll_back(parts.document(document))
+    if as_json:
+        _print_json(document, current.index_name)
+
+
+@app.command(epilog="Example: `syncer index abort blogpost --yes`")
+def abort(document: parameters.Document, *, yes: parameters.Yes = False, as_json: parameters.AsJson = False) -> None:
+    """Drop the new index that is being built.
+
+    Searches still use the current index.
+
+    --json has document and index_name: the index that was dropped.
+    """
+    with open_parts("index") as parts:
+        parts.document(document)
+        found = reindex.building(parts.connection, document)
+        parameters.confirm(f"Drop {found.index_name}, which is being built?", yes=yes)
+        dropped = reindex.abort(parts.connection, parts.indices, document)
+    _show_dropped(document, dropped.index_name, as_json=as_json)
+
+
+@app.command("drop-previous", epilog="Example: `syncer index drop-previous blogpost --yes`")
+def drop_previous(
+    document: parameters.Document, *, yes: parameters.Yes = False, as_json: parameters.AsJson = False
+) -> None:
+    """Drop the previous index, kept for a rollback.
+
+    Searches still use the current index. A rollback is no longer possible.
+
+    --json has document and index_name: the index that was dropped.
+    """
+    with open_parts("index") as parts:
+        parts.document(document)
+        found = reindex.previous(parts.connection, document)
+        parameters.confirm(f"Drop {found.index_name}? A rollback is then impossible.", yes=yes)
+        dropped = reindex.drop_previous(parts.connection, parts.indices, document)
+    _show_dropped(document, dropped.index_name, as_json=as_json)
+
+
+def _show_dropped(document: str, index_name: str, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(document, index_name)
+    else:
+        typer.echo(f"Dropped {index_name}")
+
+
+def _print_json(document: str, index_name: str, **more: object) -> None:
+    typer.echo(json.dumps({"document": document, "index_name": index_name, **more}, indent=2))

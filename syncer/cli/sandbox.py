@@ -1,0 +1,96 @@
+"""The commands ``syncer sandbox …``: local servers for experiments."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from syncer.cli import parameters, render
+from syncer.sandbox import Reporter, Sandbox, Status, Versions
+
+app = typer.Typer(help="Run a local Postgres, Kafka and Elasticsearch.", no_args_is_help=True)
+
+out = render.console(sys.stdout)
+err = render.console(sys.stderr)
+
+Folder = Annotated[
+    Path | None,
+    typer.Option("--folder", metavar="FOLDER", help="The sandbox's folder; each folder is a separate sandbox."),
+]
+
+
+def _version(shown: str, default: str) -> Any:
+    return typer.Option(metavar="VERSION", help=f"{shown}; by default what the folder has, or {default}.")
+
+
+@app.command("start")
+def start(
+    *,
+    folder: Folder = None,
+    postgres: Annotated[str | None, _version("14 to 18", "18")] = None,
+    kafka: Annotated[str | None, _version("3.9, 4.1 or 4.4", "4.1")] = None,
+    elasticsearch: Annotated[str | None, _version("8 or 9", "8")] = None,
+    as_json: parameters.AsJson = False,
+) -> None:
+    """Start the servers and print their settings.
+
+    In a shell: eval "$(syncer sandbox start)".
+    """
+    versions = Versions(postgres=postgres, kafka=kafka, elasticsearch=elasticsearch)
+    sandbox = Sandbox(folder, versions=versions, report=Reporter(err))
+    environment = sandbox.start().environment()
+    render.say(err, f"psql: {sandbox.postgres.bin_folder / 'psql'}")
+    if as_json:
+        typer.echo(json.dumps(environment))
+    else:
+        for name, value in environment.items():
+            typer.echo(f"export {name}={value}")
+
+
+@app.command("stop")
+def stop(*, folder: Folder = None) -> None:
+    """Stop the servers and keep their data."""
+    sandbox = Sandbox(folder, report=Reporter(err))
+    running = [one.name for one in sandbox.status().servers if one.running]
+    sandbox.stop()
+    if running:
+        said = f"Stopped {', '.join(running)}; the data stays in {sandbox.folder}"
+    else:
+        said = f"No server is running in {sandbox.folder}"
+    render.say(err, said)
+
+
+@app.command("status")
+def status(*, folder: Folder = None, as_json: parameters.AsJson = False) -> None:
+    """Show the servers.
+
+    Exit code 0 only if all are running.
+    """
+    seen = Sandbox(folder).status()
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(seen), indent=2, default=str))
+    else:
+        show_sandbox(out, seen)
+    if seen.endpoints is None:
+        raise typer.Exit(1)
+
+
+def show_sandbox(console: Console, seen: Status) -> None:
+    """Print the servers and their addresses."""
+    rows = [
+        (
+            f"{one.name} {one.version}",
+            ("running", "green") if one.running else ("stopped", "red"),
+            str(one.pid or ""),
+            one.address or "",
+            str(one.log_file),
+        )
+        for one in seen.servers
+    ]
+    console.print(render.Rows(("server", "state", "process", "address", "log"), rows))

@@ -1,0 +1,176 @@
+"""The command ``syncer status``: show the status, once or live. It needs no daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated
+
+import psycopg
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from syncer import daemon
+from syncer.base import log, migrations, postgres, settings
+from syncer.cli import job_output, parameters, render, status_output
+from syncer.cli.parameters import UsageError, finite
+from syncer.documents import registry
+from syncer.monitoring import problems
+from syncer.monitoring.poll import Polled, Poller
+
+_PATIENCE_SECONDS = 5
+_SAMPLES_MAX = 600
+_LABEL_COLUMNS = 30
+_LEAVE = ("q", "Q", "\x04")
+
+
+def status(
+    *,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it live until you press q.")] = False,
+    interval: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0.1, max=60, callback=finite, help="Time between two measurements."),
+    ] = 0.5,
+    as_json: parameters.AsJson = False,
+) -> None:
+    """Show health, lag, throughput, documents and jobs.
+
+    Asks the servers directly; no daemon has to run. If a server is down, shows the figures
+    of the others. Rates are measured over the interval. Exit code 0 only if everything is
+    healthy.
+
+    --watch updates the status after each interval, also while a server is unavailable, and
+    plots lag and rate. To quit, press q or Ctrl-C.
+
+    --json has is_well, headline, status (well, busy or bad), problems (message, action, runbook,
+    detail, about, is_passing), at, servers (server, error, hint, detail, seconds,
+    age_seconds), leader, running, outbox_waiting, outbox_lag_seconds, workers, topic_waiting,
+    topic_lag_seconds, lag_seconds, totals and rates (captured, published, handled,
+    written), epoch, documents, jobs
+    and other_installation (the id of another database that writes to the topic).
+    What a silent server would tell is null.
+    """
+    console = render.console(sys.stdout)
+    if watch:
+        _watch(console, interval, as_json=as_json)
+        return
+    with render.asking(), _polling("status") as poll:
+        polled = poll.run_once()
+        if not polled.overview.silent:
+            time.sleep(interval)
+            polled = poll.run_once()
+    seen, rates = polled.overview, polled.rates
+    if as_json:
+        typer.echo(json.dumps(problems.as_json(seen, rates), indent=2))
+    else:
+        console.print(status_output.status(seen, rates), soft_wrap=not sys.stdout.isatty())
+    if problems.problems(seen):
+        raise typer.Exit(1)
+
+
+def _watch(console: Console, interval: float, *, as_json: bool) -> None:
+    if as_json:
+        raise UsageError("--watch and --json cannot be combined.")
+    if not (sys.stdin.isatty() and console.is_terminal):
+        raise UsageError("--watch needs a terminal. Omit it to show the status once.")
+    with (
+        suppress(KeyboardInterrupt),
+        _polling("status") as poll,
+        _keys() as pressed,
+        Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
+    ):
+        watch = _Watch(poll)
+        while True:
+            watch.look()
+            live.update(watch.page(console), refresh=True)
+            if pressed(interval) in _LEAVE:
+                return
+
+
+@contextmanager
+def _polling(name: str) -> Iterator[Poller]:
+    """A poller that waits only briefly for a server.
+
+    Raises:
+        SyncerError: A setting is wrong, or the syncer schema is not current.
+    """
+    loaded = settings.load()
+    log.configure(loaded.log, is_command=True)
+    brief = min(_PATIENCE_SECONDS, loaded.postgres.connect_timeout_seconds)
+    loaded = loaded.model_copy(
+        update={"postgres": loaded.postgres.model_copy(update={"connect_timeout_seconds": brief})}
+    )
+    try:
+        with postgres.connect(loaded.postgres, name=name) as connection:
+            migrations.require_current(connection)
+            loaded = loaded.of(registry.installation(connection))
+    except psycopg.OperationalError:
+        loaded = loaded.of("")  # the poll says why; the name of the topic may be unknown
+    poll = daemon.poller(loaded, patience_seconds=_PATIENCE_SECONDS)
+    try:
+        yield poll
+    finally:
+        poll.close()
+
+
+class _Watch:
+    """What `syncer status --watch` has seen.
+
+    Args:
+        poll: Polls the servers.
+    """
+
+    def __init__(self, poll: Poller) -> None:
+        self._poll = poll
+        self._polled: Polled | None = None
+        self._lags: deque[float | None] = deque(maxlen=_SAMPLES_MAX)
+        self._writes: deque[float | None] = deque(maxlen=_SAMPLES_MAX)
+
+    def look(self) -> None:
+        """Ask the servers."""
+        self._polled = self._poll.run_once()
+        self._lags.append(self._polled.overview.lag_seconds)
+        self._writes.append(None if self._polled.rates is None else self._polled.rates.written)
+
+    def page(self, console: Console) -> RenderableType:
+        """What there is to see."""
+        assert self._polled is not None  # noqa: S101 - a look comes first
+        seen, rates = self._polled.overview, self._polled.rates
+        parts: list[RenderableType] = [status_output.status(seen, rates)]
+        if len(self._lags) > 1:
+            width = max(10, console.width - _LABEL_COLUMNS)
+            written = self._writes[-1]
+            rate = "" if written is None else f"{job_output.rate(written)} documents/s"
+            parts += [
+                Text(""),
+                status_output.sparks("lag", self._lags, f"{seen.lag_seconds:,.1f} s", width=width),
+                status_output.sparks("written", self._writes, rate, width=width),
+            ]
+        return Group(*parts)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Keys as they are pressed, none of them shown: what to call to wait so long for one; empty if none came."""
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
+
+    def pressed(seconds: float) -> str:
+        readable, _, _ = select.select([stdin], [], [], seconds)
+        return os.read(stdin, 1).decode("ascii", "replace") or "q" if readable else ""
+
+    tty.setcbreak(stdin)
+    try:
+        yield pressed
+    finally:
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)

@@ -1,0 +1,68 @@
+"""The command ``syncer wait``: wait until a transaction is indexed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from syncer.base import log, settings
+from syncer.base.formatting import amount
+from syncer.cli import parameters, render
+from syncer.cli.render import say
+from syncer.verify.progress import Waited
+from syncer.verify.wait import TIMEOUT_SECONDS, Waiter
+
+
+def wait(
+    token: Annotated[
+        str, typer.Argument(metavar="TOKEN", help="The result of SELECT syncer.token() in that transaction.")
+    ],
+    *,
+    timeout: parameters.Timeout = TIMEOUT_SECONDS,
+    searchable: Annotated[
+        bool, typer.Option("--searchable", help="Wait until searches show it; refreshes the indices.")
+    ] = False,
+    as_json: parameters.AsJson = False,
+) -> None:
+    """Wait until a transaction is indexed.
+
+    Get the token inside the transaction, before its commit. Dead letters and suspended
+    documents are reported, not waited for. Exit code 0 only if everything is indexed.
+
+    --json has xid, is_complete, is_searchable, is_captured, seconds (by component: relay,
+    workers, jobs and refresh), jobs, dead_lettered, suspended and incomplete.
+    """
+    loaded = settings.load()
+    log.configure(loaded.log, is_command=True)
+    with Waiter(loaded) as waiter:
+        waited = waiter.wait(token, timeout_seconds=timeout, searchable=searchable)
+    if as_json:
+        typer.echo(json.dumps(waited.as_json(), indent=2))
+    else:
+        _show(render.console(sys.stdout), waited)
+    if not waited.is_complete:
+        raise typer.Exit(1)
+
+
+def _show(out: Console, waited: Waited) -> None:
+    what = "searchable" if waited.is_searchable else "indexed"
+    if not waited.is_captured:
+        say(out, f"Transaction {waited.xid} changed nothing that a document reads.")
+        return
+    after = f"after {sum(waited.seconds.values()):.3f} s"
+    if waited.is_complete:
+        say(out, f"Transaction {waited.xid} is {what}, {after}.")
+    else:
+        say(out, f"Transaction {waited.xid} is {what}, {after}, except:")
+    for one in waited.dead_lettered:
+        say(out, f"  {one.document} {one.id} is dead-lettered: {one.error}")
+    for name in waited.suspended:
+        say(out, f"  {name} is suspended: see syncer status")
+    for name in waited.incomplete:
+        say(out, f"  {name} has lost a job: run syncer backfill {name}")
+    if waited.jobs:
+        say(out, f"{amount(len(waited.jobs), 'job')} waited for: {', '.join(map(str, waited.jobs))}")

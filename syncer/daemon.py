@@ -1,0 +1,197 @@
+"""Service: the daemon's components, each in a named thread, started, watched and stopped together."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from syncer.base import events, log as log_lines, metrics, migrations
+from syncer.base.error_policy import explain
+from syncer.base.errors import HangingError, SourceError, SyncerError
+from syncer.base.lifecycle import Component, Stop
+from syncer.base.postgres import Connection
+from syncer.base.settings import Settings
+from syncer.documents import registry
+from syncer.elasticsearch.bulk import Index, connect
+from syncer.indexing import replica
+from syncer.indexing.flow_control import LiveTraffic
+from syncer.kafka.consumer import ChangeConsumer
+from syncer.kafka.producer import ChangeProducer
+from syncer.kafka.topic import Observer
+from syncer.monitoring import outage
+from syncer.monitoring.poll import Poller
+from syncer.monitoring.status import Server, session_name
+from syncer.recovery.schema_watch import Watch
+from syncer.relay.loop import Relay
+from syncer.worker.job_loop import JobWorker
+from syncer.worker.loop import Worker
+
+IDLE_SECONDS = 120.0
+"""How long a component may idle in a transaction: longer than it waits for any response of another server."""
+STOP_SECONDS = 25.0
+"""How long components may take to end, for the case that a server hangs. Other daemons redo what was in hand."""
+_POLL_SECONDS = 10.0
+"""How long the poll waits for Elasticsearch."""
+_WATCH_SECONDS = 0.5
+
+
+def components(settings: Settings, *, relay: bool = True, workers: bool = True) -> dict[str, Component]:
+    """The components that this daemon runs, by name.
+
+    Raises:
+        IndexingError: Elasticsearch is not supported.
+        elasticsearch.ApiError, elasticsearch.TransportError: Elasticsearch does not answer.
+    """
+    made: dict[str, Component] = {
+        "watch": Watch(connect=lambda: _connect(settings, "watch"), seconds=settings.watch.seconds)
+    }
+    watching = poller(settings)
+    if relay:
+        made["relay"] = Relay(
+            connect=lambda: _connect(settings, "relay"),
+            produce=lambda: ChangeProducer(settings.kafka),
+            settings=settings.relay,
+        )
+    if workers:
+        index = Index(connect(settings.elasticsearch), bulk_bytes_max=settings.worker.bulk_bytes_max)
+        traffic = LiveTraffic()
+        if not settings.worker.threads:
+            structlog.get_logger().warning(events.WORKERS_LEFT_OUT)
+        for number in range(1, settings.worker.threads + 1):
+            name = f"worker-{number}"
+            made[name] = worker(settings, index, name=name, traffic=traffic)
+        made["job_worker"] = job_worker(settings, index, name="job_worker", traffic=traffic)
+    made["poll"] = watching
+    watching.components = tuple(made)
+    watching.needs = frozenset(Server) if workers else frozenset(Server) - {Server.ELASTICSEARCH}
+    return made
+
+
+def poller(settings: Settings, *, patience_seconds: float = _POLL_SECONDS) -> Poller:
+    """A poller with these settings, which waits so long for an answer."""
+    patience = min(patience_seconds, settings.elasticsearch.request_timeout_seconds)
+    hurried = settings.elasticsearch.model_copy(update={"request_timeout_seconds": patience})
+    return Poller(
+        connect=lambda: _connect(settings, "poll"),
+        observe=lambda: Observer(settings.kafka),
+        search=lambda: connect(hurried),
+        settings=settings.metrics,
+        kafka=settings.kafka,
+        addresses=outage.addresses(settings),
+        patience_seconds=patience_seconds if patience_seconds < _POLL_SECONDS else None,
+    )
+
+
+def worker(
+    settings: Settings,
+    index: Index,
+    *,
+    name: str,
+    traffic: LiveTraffic | None = None,
+) -> Worker:
+    """A worker with these settings."""
+    return Worker(
+        connect=lambda: _connect(settings, name),
+        connect_replica=replica.opener(settings.postgres, name=name),
+        consume=lambda on_change: ChangeConsumer(settings.kafka, on_change=on_change),
+        index=index,
+        settings=settings.worker,
+        name=name,
+        traffic=traffic,
+    )
+
+
+def job_worker(settings: Settings, index: Index, *, name: str, traffic: LiveTraffic | None = None) -> JobWorker:
+    """A job worker with these settings."""
+    return JobWorker(
+        connect=lambda: _connect(settings, name),
+        connect_replica=replica.opener(settings.postgres, name=name),
+        index=index,
+        name=name,
+        in_flight_max=settings.jobs.in_flight_max,
+        batch_documents_max=settings.worker.batch_documents_max,
+        batch_bytes_max=settings.worker.bulk_bytes_max,
+        idle_seconds=settings.jobs.idle_seconds,
+        traffic=traffic,
+    )
+
+
+def _connect(settings: Settings, name: str) -> Connection:
+    """A connection for a component.
+
+    Raises:
+        SourceError: The database is not the one that the daemon started with, so the topic is not its own.
+        RestoringError, psycopg.OperationalError: As `migrations.connected`.
+    """
+    connection = migrations.connected(settings.postgres, name=session_name(name), idle_seconds_max=IDLE_SECONDS)
+    expected = settings.kafka.installation
+    if expected and registry.installation(connection) != expected:
+        connection.close()
+        raise SourceError(
+            "The database at postgres.dsn is another one than when this daemon started",
+            hint="Start the daemon again. If `syncer migrate` was run anew, run `syncer apply` first.",
+        )
+    return connection
+
+
+def run(made: Mapping[str, Component], stop: Stop) -> None:
+    """Run all components until ``stop`` is requested or one of them fails; return when all have ended.
+
+    Raises:
+        BaseException: The error of the first component to fail; the others have finished what they had in hand.
+        HangingError: A component did not end in time; its thread is still there.
+    """
+    log = structlog.get_logger()
+    failures: list[BaseException] = []
+
+    def guard(name: str, component: Component) -> None:
+        try:
+            component.run(stop)
+        except BaseException as error:
+            said = explain(error)
+            # A traceback helps with unexpected errors only; expected ones explain themselves.
+            log.error(  # noqa: TRY400
+                events.COMPONENT_FAILED,
+                component=name,
+                error=said.message if said else repr(error),
+                exc_info=None if said else error,
+            )
+            failures.append(error)
+            stop.request()
+
+    threads = [
+        threading.Thread(target=guard, args=(name, component), name=name, daemon=True)
+        for name, component in made.items()
+    ]
+    metrics.started()
+    log.info(events.DAEMON_STARTED, components=list(made), process=os.getpid())
+    for thread in threads:
+        thread.start()
+    while not stop.wait(_WATCH_SECONDS):
+        log_lines.summarise()
+        ended = [thread.name for thread in threads if not thread.is_alive()]
+        if ended and not stop.is_requested:
+            failures.append(SyncerError(f"The component {ended[0]} stopped without an error", hint="Please report it."))
+            stop.request()
+    hanging = _join(threads)
+    log_lines.summarise(at_once=True)
+    log.info(events.DAEMON_STOPPED, failed=bool(failures), hanging=hanging)
+    if hanging:
+        raise HangingError(
+            f"{' and '.join(hanging)} did not end within {STOP_SECONDS:.0f} s",
+            hint="Does a server hang? Nothing is lost: what was in hand is done again by the next daemon.",
+        ) from (failures[0] if failures else None)
+    if failures:
+        raise failures[0]
+
+
+def _join(threads: Sequence[threading.Thread]) -> list[str]:
+    """Wait until the threads have ended; return the names of those that have not ended in time."""
+    deadline = time.monotonic() + STOP_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread.name for thread in threads if thread.is_alive()]

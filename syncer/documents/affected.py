@@ -1,0 +1,350 @@
+"""Affected documents: runs the derived SQL for a batch of changes.
+
+It uses the definitions that are active when the changes are handled, which is after they were received. So a table that
+a newer revision reads is not overlooked. It returns too many documents rather than too few: a document that is built
+again without need is written as it was.
+
+A few ids are returned one by one, to be built at once. Many are a *fan-out*: they are not listed here. The changed rows
+that lead to them become the *cause* of a job, which lists their ids (`touched_by`). The queries for one batch and
+one definition are bounded, whatever the data is like:
+
+- Ids that are columns of the changed rows are never many: no more than the batch has rows.
+- Any other query has a LIMIT at the threshold. If it returns no more than that, its result is complete. Otherwise
+  the causes are halved, until a cause that leads to many is alone. So an author with three posts does not wait for one
+  with a million who is renamed in the same batch. Two equal causes are one.
+- In all, a batch may run `QUESTIONS_MAX` queries for `SECONDS_MAX`, and receive a few times the threshold. What
+  remains when one of these is used up belongs to the fan-out, whether it leads to few or many.
+
+If a query fails on the data of a change, it is unknown which documents the change touches. So it touches all of them:
+the definition is refreshed, beside the live changes. The other changes in the batch are handled as usual. If the query
+fails only while a fan-out is listed, a refresh replaces the job: see `syncer.jobs.queue`.
+
+The images of one change are never separated, but those of two may be. This asks no more of an affects query than the
+batches of a topic with several partitions do: it has to find a document by each of the changes that touch it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from typing import TypeVar
+
+import psycopg
+from psycopg import sql
+
+from syncer.base.error_policy import Action, decide
+from syncer.base.errors import DocumentError
+from syncer.base.model import Change, Image, dump_images
+from syncer.base.postgres import Connection, value
+from syncer.documents.registry import Catalogue, Document
+from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, following
+from syncer.lineage.dependencies import TableUse
+
+QUESTIONS_MAX = 64
+SECONDS_MAX = 1.0
+_THRESHOLDS_AT_ONCE = 4
+
+_ROWS = "$1::jsonb"
+_TOUCHES = "SELECT EXISTS (SELECT FROM ({affected}) AS touched (id) WHERE touched.id = $2)"
+_FEW = "SELECT touched.id FROM ({affected}) AS touched (id) WHERE touched.id IS NOT NULL LIMIT $2"
+# The planner assumes that ids are spread evenly over a table, so a LIMIT is expensive for rare ones: always use an
+# index.
+_BOUND = """
+SELECT set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
+       set_config('statement_timeout', $1, true)
+"""
+# Texts that a collation considers equal are different ids.
+_TOUCHED_BY = (
+    'SELECT DISTINCT touched.id COLLATE "C" AS _id FROM ({affected}) AS touched (id) WHERE touched.id IS NOT NULL'
+)
+_CAUSE = "(SELECT j.cause -> {relation} FROM syncer.job AS j WHERE j.id = $1)"
+_NOTHING = "SELECT NULL::text WHERE false"
+
+_Answer = TypeVar("_Answer")
+
+Cause = tuple[Image, ...]
+"""The distinct images of one change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affected:
+    """Documents to build again.
+
+    Args:
+        ids: Distinct ids, at most a page of them; None stands for every document, as after a TRUNCATE.
+        failed: The name of the error if an affects query failed on the data of a change; every document may then be
+            touched.
+    """
+
+    ids: tuple[str, ...] | None
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FanOut:
+    """Documents to build again that are too many to be listed here.
+
+    Args:
+        cause: The distinct images of the changed rows that lead to them, by relation: no more than the batch has.
+    """
+
+    cause: Mapping[str, Sequence[Image]]
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """What may still be spent on queries for one batch.
+
+    Args:
+        ids: How many ids may be found.
+        until: When the time is over, by `time.monotonic`.
+        questions: How many queries may be run.
+    """
+
+    ids: int
+    until: float
+    questions: int = QUESTIONS_MAX
+
+    @property
+    def seconds(self) -> float:
+        """How long the next query may take."""
+        return self.until - time.monotonic()
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether no more queries may be run."""
+        return self.ids <= 0 or self.questions <= 0 or self.seconds <= 0
+
+
+class AffectedReader:
+    """Finds affected documents in Postgres.
+
+    Args:
+        connection: It is not used for anything else during a query.
+        page: How many ids are returned together.
+        fan_out_documents_max: One cause with more documents than that is a fan-out.
+    """
+
+    def __init__(self, connection: Connection, *, page: int, fan_out_documents_max: int = 1000) -> None:
+        self._connection = connection
+        self._page = page
+        self._threshold = fan_out_documents_max
+        self._catalogue = Catalogue()
+
+    def documents(self) -> list[Document]:
+        """Return the active definitions that are not suspended; `suspend` covers what is skipped."""
+        # Rules: ask-for-indices-after-receiving, skip-what-the-snapshot-says.
+        return [one for one in self._catalogue.refresh(self._connection) if one.suspended is None]
+
+    def last(self, index_name: str) -> Document | None:
+        """Return a definition as it was last read; None if its index was not active then."""
+        return self._catalogue.last(self._connection, index_name)
+
+    @staticmethod
+    def concerns(document: Document, changes: Sequence[Change]) -> bool:
+        """Return whether the definition reads any of the changed tables, without a query."""
+        return any(one.relation in document.dependencies.tables for one in changes)
+
+    def read(self, document: Document, changes: Sequence[Change]) -> Generator[Affected | FanOut]:
+        """Yield the documents of one definition that these changes touch: the fan-out first, then the others in pages.
+
+        Raises:
+            DocumentError: The definition has to be suspended.
+        """
+        used = _used(document, changes)
+        if used is None:
+            yield Affected(ids=None)
+            return
+        ids: dict[str, None] = {}
+        many: dict[str, list[Image]] = {}
+        failed: list[str] = []
+        allowance = _Allowance(ids=_THRESHOLDS_AT_ONCE * self._threshold, until=time.monotonic() + SECONDS_MAX)
+        for relation, some in used.items():
+            use = document.dependencies.tables[relation]
+            for column in use.id_columns:
+                ids.update(dict.fromkeys(_keys(some, column)))
+            if use.affected:
+                rest = self._name_few(document, use, _causes(some), allowance, ids, failed)
+                if rest:
+                    many[relation] = _images(rest)
+        if failed:
+            yield Affected(ids=None, failed=failed[0])
+        elif many:
+            yield FanOut(cause=many)
+        for page in _pages(ids, self._page):
+            yield Affected(ids=page)
+
+    def _name_few(  # noqa: PLR0917 - the query, and three accumulators
+        self,
+        document: Document,
+        use: TableUse,
+        causes: list[Cause],
+        allowance: _Allowance,
+        ids: dict[str, None],
+        failed: list[str],
+    ) -> list[Cause]:
+        """Add the ids of causes that lead to few, and the names of errors; return the other causes."""
+        try:
+            return _planned_anew(partial(self._halved, document, use, causes, allowance, ids))
+        except psycopg.Error as error:
+            if decide(error) is not Action.DEAD_LETTER:
+                raise
+        # One of them makes the query raise: now each query gets a savepoint, so that it may.
+        return self._halved(document, use, causes, allowance, ids, failed)
+
+    def _halved(  # noqa: PLR0917 - as above
+        self,
+        document: Document,
+        use: TableUse,
+        causes: list[Cause],
+        allowance: _Allowance,
+        ids: dict[str, None],
+        failed: list[str] | None = None,
+    ) -> list[Cause]:
+        many: list[Cause] = []
+        groups = [causes]
+        with (
+            suppress(psycopg.errors.QueryCanceled),
+            following(self._connection, document, isolates=True, lock_seconds=COMPONENT_LOCK_SECONDS),
+        ):
+            while groups and not allowance.is_used_up:
+                group = groups[-1]
+                try:
+                    with nullcontext() if failed is None else self._connection.transaction():
+                        few = self._few(use, group, allowance)
+                except psycopg.Error as error:
+                    if failed is None or decide(error) is not Action.DEAD_LETTER:
+                        raise
+                    few = None
+                    if len(group) == 1:
+                        failed.append(type(error).__name__)
+                        few = []
+                groups.pop()
+                if few is not None:
+                    ids.update(dict.fromkeys(few))
+                elif len(group) == 1:
+                    many += group
+                else:
+                    middle = len(group) // 2
+                    groups += [group[middle:], group[:middle]]
+        if groups:
+            allowance.until = time.monotonic()
+        return many + [one for group in groups for one in group]
+
+    def _few(self, use: TableUse, causes: Sequence[Cause], allowance: _Allowance) -> list[str] | None:
+        """Return the ids that these causes lead to; None if they are too many.
+
+        Raises:
+            psycopg.errors.QueryCanceled: The query took too long.
+        """
+        allowance.questions -= 1
+        limit = min(self._threshold, allowance.ids)
+        query = sql.SQL(_FEW).format(affected=_affected(use))
+        images = dump_images(_images(causes))
+        self._connection.execute(_BOUND, (f"{max(1, allowance.seconds * 1000):.0f}ms",))
+        rows = self._connection.execute(query, (images, limit + 1)).fetchall()
+        if len(rows) > limit:
+            return None
+        allowance.ids -= len(rows)
+        return [row[0] for row in rows]
+
+    def touches(self, document: Document, changes: Sequence[Change], id_: str) -> bool:
+        """Return whether `read` would include this document, without listing all the others.
+
+        Raises:
+            DocumentError: The definition has to be suspended.
+            psycopg.errors.QueryCanceled: The connection has a ``statement_timeout``, and the query exceeded it.
+        """
+        used = _used(document, changes)
+        if used is None:
+            return True
+        for relation, some in used.items():
+            use = document.dependencies.tables[relation]
+            if any(id_ in _keys(some, column) for column in use.id_columns):
+                return True
+            if use.affected:
+                is_touched = _planned_anew(partial(self._leads_to, document, use, some, id_))
+                if is_touched:
+                    return True
+        return False
+
+    def _leads_to(self, document: Document, use: TableUse, changes: Sequence[Change], id_: str) -> bool:
+        query = sql.SQL(_TOUCHES).format(affected=_affected(use))
+        with following(self._connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
+            return bool(value(self._connection, query, (Change.dump_images(changes), id_)))
+
+
+def touched_by(document: Document, relations: Iterable[str]) -> sql.Composed:
+    """Return a query for the distinct ids that a job's cause leads to, by these relations; the job's id is ``$1``."""
+    uses = [use for one in relations if (use := document.dependencies.tables[one]).affected]
+    parts: list[sql.Composable] = [
+        _affected(one, _CAUSE.format(relation=sql.Literal(one.relation).as_string())) for one in uses
+    ]
+    return sql.SQL(_TOUCHED_BY).format(affected=sql.SQL(" UNION ALL ").join(parts or [sql.SQL(_NOTHING)]))
+
+
+def _planned_anew(ask: Callable[[], _Answer]) -> _Answer:
+    """Return the result of a query in its own transaction; retry it once if its plan may be outdated.
+
+    Postgres does not plan anew when a table is altered of which a statement uses only the row type. After a failed
+    transaction psycopg has dropped the connection's prepared statements.
+    """
+    try:
+        return ask()
+    except DocumentError as error:
+        if not isinstance(error.__cause__, psycopg.ProgrammingError):
+            raise
+    return ask()
+
+
+def _affected(use: TableUse, rows: str = _ROWS) -> sql.Composed:
+    """Return all affects queries of a table as one, over these rows; an id may occur several times."""
+    # The queries are generated by syncer, or deparsed by Postgres.
+    return sql.SQL(" UNION ALL ").join(sql.SQL(f"({one.replace(_ROWS, rows)})") for one in use.affected)
+
+
+def _used(document: Document, changes: Sequence[Change]) -> dict[str, list[Change]] | None:
+    """Return the changes that the definition depends on, by relation; None if every document is touched."""
+    used: dict[str, list[Change]] = {}
+    for change in changes:
+        if change.relation in document.dependencies.tables:
+            used.setdefault(change.relation, []).append(change)
+    return None if any(map(_names_no_row, chain.from_iterable(used.values()))) else used
+
+
+def _names_no_row(change: Change) -> bool:
+    """Return whether any row of its table may have changed, as after a TRUNCATE."""
+    return not change.images
+
+
+def _keys(changes: Sequence[Change], column: str) -> Iterator[str]:
+    """Yield the values of an id column in the images."""
+    # A change from before the column was captured lacks it: the load of the new revision covers that.
+    keys = (image.get(column) for one in changes for image in one.images)
+    return (key for key in keys if key is not None)
+
+
+def _causes(changes: Sequence[Change]) -> list[Cause]:
+    """Return the distinct images of each change; changes with equal images are one cause."""
+    causes = {dump_images(images): images for images in map(_distinct, (one.images for one in changes))}
+    return list(causes.values())
+
+
+def _images(causes: Sequence[Cause]) -> list[Image]:
+    """Return the distinct images of these causes."""
+    return list(_distinct(image for images in causes for image in images))
+
+
+def _distinct(images: Iterable[Image]) -> Cause:
+    return tuple({dump_images(image): image for image in images}.values())
+
+
+def _pages(ids: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
+    """Yield the ids in pages of this size."""
+    remaining = iter(ids)
+    while page := tuple(islice(remaining, size)):
+        yield page

@@ -1,0 +1,272 @@
+"""Reads a document's folder and checks all that can be checked without a server.
+
+    config/documents/<name>/document.yaml        index: the search alias
+                            select.sql           one SELECT; column _id is the document's id, _routing its routing
+                            index.json           Elasticsearch settings and mappings
+                            affects/<table>.sql  which documents a change of that table affects
+
+`syncer.documents.analyze` asks Postgres what the SELECT reads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from syncer.base.errors import DefinitionError
+from syncer.elasticsearch import indices
+
+# The characters that Elasticsearch allows in an index name, except deprecated ones.
+_INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
+_DOCUMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_BODY_HINT = 'As in: {"settings": {"number_of_shards": 1}, "mappings": {"properties": {"title": {"type": "text"}}}}'
+_MAPPING_HINT = 'As in: "properties": {"title": {"type": "text", "fields": {"exact": {"type": "keyword"}}}}'
+_OPTIONS_HINT = "Name the search alias, as in: index: blogpost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """A document as its folder describes it.
+
+    Args:
+        name: The folder's name.
+        index: The search alias.
+        select: The SELECT, without a closing semicolon.
+        index_body: ``settings`` and ``mappings`` for Elasticsearch's create index API.
+        affects: Affects queries by table.
+        folder: Where it was read.
+    """
+
+    name: str
+    index: str
+    select: str
+    index_body: dict[str, Any]
+    affects: dict[str, str]
+    folder: Path
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    index: str
+
+    @field_validator("index")
+    @classmethod
+    def _is_index_name(cls, index: str) -> str:
+        if not _INDEX_NAME.fullmatch(index):
+            raise ValueError(f"{index!r} is not a name for an index: lower case letters, digits, _ . - only")
+        return index
+
+
+def load_all(config_folder: Path, *, may_be_none: bool = False) -> list[Definition]:
+    """Read every folder below ``config_folder/documents``, sorted by name.
+
+    There may be none if ``may_be_none`` is set, as when the last document is removed.
+
+    Raises:
+        DefinitionError: There is none, a folder is not valid, or two documents share an index.
+    """
+    definitions = [load(folder) for folder in folders(config_folder, may_be_none=may_be_none)]
+    for one in definitions:
+        require_own_index(one, definitions)
+    return definitions
+
+
+def load_one(config_folder: Path, name: str) -> Definition:
+    """Read one document's folder; a folder beside it that is not valid is no hindrance.
+
+    Raises:
+        DefinitionError: There is no such folder, it is not valid, or another document has the same index.
+    """
+    require_folder(config_folder, name)
+    chosen = load(config_folder / "documents" / name)
+    others = []
+    for folder in folders(config_folder):
+        with suppress(DefinitionError):
+            others.append(load(folder))
+    require_own_index(chosen, others)
+    return chosen
+
+
+def require_folder(config_folder: Path, name: str) -> None:
+    """Refuse a document without a folder.
+
+    Raises:
+        DefinitionError: Names the folders that exist.
+    """
+    known = [folder.name for folder in folders(config_folder)]
+    if name not in known:
+        raise DefinitionError(f"There is no document {name} in {config_folder}", hint=f"There are: {', '.join(known)}")
+
+
+def folders(config_folder: Path, *, may_be_none: bool = False) -> list[Path]:
+    """Return every document's folder, sorted by name.
+
+    Raises:
+        DefinitionError: There is none, although ``may_be_none`` is not set.
+    """
+    parent = config_folder / "documents"
+    folders = sorted(path for path in parent.glob("*") if path.is_dir()) if parent.is_dir() else []
+    if not folders and not may_be_none:
+        raise DefinitionError(
+            f"There is no document in {parent}",
+            hint="A document is a folder with document.yaml, select.sql and index.json.\n"
+            "SYNCER_CONFIG names another config folder.",
+        )
+    return folders
+
+
+def is_name(name: str) -> bool:
+    """Whether this is a valid name for a document."""
+    return _DOCUMENT_NAME.fullmatch(name) is not None
+
+
+def load(folder: Path) -> Definition:
+    """Read one document's folder.
+
+    Raises:
+        DefinitionError: A file is missing or not valid.
+    """
+    if not is_name(folder.name):
+        raise DefinitionError(
+            f"{folder.name!r} is not a name for a document",
+            hint="Rename the folder: letters, digits, _ and - only, at most 63 of them.",
+        )
+    for path in folder.iterdir():
+        if path.is_dir() and path.suffix == "" and path.name != "affects":
+            raise DefinitionError(
+                f"{path} is no folder that a document has",
+                hint="Only affects is allowed. Rename or remove it.",
+            )
+    return Definition(
+        name=folder.name,
+        index=_read_options(folder / "document.yaml").index,
+        select=read_sql(folder / "select.sql"),
+        index_body=read_index_body(folder / "index.json"),
+        affects={file.stem: _read_affects(file) for file in sorted(folder.glob("affects/*.sql"))},
+        folder=folder,
+    )
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise DefinitionError(f"{file} is missing", hint="Every document needs this file.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DefinitionError(f"{file} cannot be read: {error}") from error
+
+
+def _read_options(file: Path) -> _Options:
+    try:
+        loaded = yaml.safe_load(_read(file))
+    except yaml.YAMLError as error:
+        raise DefinitionError(f"{file} is not valid YAML: {error}", hint=_OPTIONS_HINT) from error
+    if not isinstance(loaded, dict):
+        raise DefinitionError(f"{file} does not name an index", hint=_OPTIONS_HINT)
+    try:
+        return _Options.model_validate(loaded)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc']) or 'document'}: "
+            + problem["msg"].removeprefix("Value error, ")
+            for problem in error.errors(include_url=False)
+        )
+        raise DefinitionError(f"{file} is not valid: {problems}", hint=_OPTIONS_HINT) from error
+
+
+def read_sql(file: Path) -> str:
+    """Read a select.sql.
+
+    Raises:
+        DefinitionError: It is missing or empty.
+    """
+    sql = _read(file).strip().removesuffix(";").rstrip()
+    if not sql:
+        raise DefinitionError(f"{file} is empty", hint="Write one SELECT into it.")
+    return sql
+
+
+def _read_affects(file: Path) -> str:
+    sql = read_sql(file)
+    if "%(rows)s" not in sql:
+        raise DefinitionError(
+            f"{file} does not mention %(rows)s",
+            hint=f"It stands for the changed rows of {file.stem}, as in: FROM posts AS p JOIN %(rows)s AS changed ON …",
+        )
+    return sql
+
+
+def read_index_body(file: Path) -> dict[str, Any]:
+    """Read an index.json.
+
+    Raises:
+        DefinitionError: It is missing or not valid.
+    """
+    try:
+        body = json.loads(_read(file))
+    except json.JSONDecodeError as error:
+        raise DefinitionError(f"{file} is not valid JSON: {error}", hint=_BODY_HINT) from error
+    unknown = sorted(body.keys() - {"settings", "mappings"}) if isinstance(body, dict) else []
+    if not isinstance(body, dict) or unknown:
+        raise DefinitionError(
+            f"{file} must be an object with only settings and mappings"
+            + (f": {', '.join(unknown)} is neither" if unknown else ""),
+            hint="Aliases are managed by syncer: document.yaml names the search alias.",
+        )
+    if "gc_deletes" in json.dumps(body.get("settings", {})):
+        raise DefinitionError(
+            f"{file} sets gc_deletes",
+            hint="Remove it: syncer's protocol sets how long deletes are remembered.",
+        )
+    for name, part in body.items():
+        if not isinstance(part, dict):
+            raise DefinitionError(f"{file}: {name} must be an object", hint=_BODY_HINT)
+    _require_objects(file, body.get("mappings", {}), "mappings")
+    settings = indices.flat_settings(body.get("settings", {}))
+    for name in indices.PIPELINES:
+        if settings.get(name, "_none") != "_none":
+            raise DefinitionError(
+                f"{file} sets {name.removeprefix('index.')}",
+                hint="Remove it and put the logic into select.sql: a document must equal its SELECT.",
+            )
+    if str(settings.get("index.routing_partition_size", 1)) != "1":
+        raise DefinitionError(
+            f"{file} sets routing_partition_size",
+            hint="Remove it: syncer must know the shard of a document from its _routing alone.",
+        )
+    return body
+
+
+def _require_objects(file: Path, mapping: Mapping[str, Any], path: str) -> None:
+    """Refuse a mapping in which a field or multi-field is not an object."""
+    for part in ("properties", "fields"):
+        fields = mapping.get(part, {})
+        if not isinstance(fields, dict):
+            raise DefinitionError(f"{file}: {path}.{part} must be an object", hint=_MAPPING_HINT)
+        for name, field in fields.items():
+            if not isinstance(field, dict):
+                raise DefinitionError(f"{file}: {path}.{part}.{name} must be an object", hint=_MAPPING_HINT)
+            _require_objects(file, field, f"{path}.{part}.{name}")
+
+
+def require_own_index(chosen: Definition, others: Iterable[Definition]) -> None:
+    """Refuse a document that shares its index with another.
+
+    Raises:
+        DefinitionError: Names both documents.
+    """
+    for other in others:
+        if other.index == chosen.index and other.name != chosen.name:
+            raise DefinitionError(
+                f"Documents {chosen.name} and {other.name} share the index {chosen.index}",
+                hint="Give each document an index of its own in its document.yaml.",
+            )

@@ -1,0 +1,233 @@
+"""The queries of a definition: its documents as the SELECT returns them, counted, listed, sampled.
+
+For comparing, listing and estimating. Documents that are to be written are read by `syncer.indexing.compose`, with a
+version.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from syncer.base.errors import ComposeError
+from syncer.base.model import Place
+from syncer.base.postgres import Connection, copied, value
+from syncer.documents.registry import Document
+from syncer.documents.snapshot import reading
+
+_DOCUMENTS = """
+SELECT d._id::text, (SELECT row_to_json(fields) FROM (SELECT {fields}) AS fields), {routing}
+FROM ({select}) AS d
+"""
+_COMPOSE = _DOCUMENTS + "WHERE d._id = ANY ($1::text[]::{id_type}[])"
+_EXISTING = "SELECT d._id::text, {routing} FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
+_COUNT = "SELECT count(*) FROM ({select}) AS d WHERE d._id IS NOT NULL"
+_DUPLICATE = """
+SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL GROUP BY d._id HAVING count(*) > 1 LIMIT 1
+"""
+_ROUTING = sql.SQL("coalesce(d._routing::text, '')")
+_NO_ROUTING = sql.SQL("NULL::text")
+_EVERYTHING = _DOCUMENTS + "WHERE d._id IS NOT NULL"
+
+_SOME_IDS = """
+SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY hashtext(d._id::text), 1 LIMIT $1
+"""
+_RANDOM_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY random() LIMIT $1"
+_FIRST_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL LIMIT $1"
+# LIMIT, even LIMIT NULL, makes the planner compute a column once, however many conditions use it.
+_EXAMPLES = "SELECT {examples} FROM (SELECT * FROM ({select}) AS s WHERE s._id IS NOT NULL LIMIT $1) AS d"
+_EXAMPLE = "count(*) FILTER (WHERE {condition}), min(d._id::text) FILTER (WHERE {condition})"
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+_NUMERIC = re.compile(r"-?[0-9]+(\.[0-9]+)?|NaN|-?Infinity")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+def _is_integer(bits: int) -> Callable[[str], bool]:
+    limit = 1 << (bits - 1)
+    return lambda text: _INTEGER.fullmatch(text) is not None and -limit <= int(text) < limit
+
+
+def is_text(text: str) -> bool:
+    """Return whether Postgres can hold it: no text in Postgres contains a zero byte."""
+    return "\0" not in text
+
+
+# Types of which every value has one of these texts, or that accept any text. For other types Postgres is asked.
+_IS_ID: dict[str, Callable[[str], bool]] = {
+    "text": is_text,
+    "character varying": is_text,
+    "character": is_text,
+    "name": is_text,
+    "smallint": _is_integer(16),
+    "integer": _is_integer(32),
+    "bigint": _is_integer(64),
+    "numeric": lambda text: _NUMERIC.fullmatch(text) is not None,
+    "uuid": lambda text: _UUID.fullmatch(text) is not None,
+}
+_CASTS = "SELECT $1::text[]::{id_type}[]"
+_NOT_CASTABLE = (psycopg.DataError, psycopg.errors.CheckViolation, psycopg.errors.SyntaxError)
+"""Errors of a type's or domain's input function for invalid text. Some types report a syntax error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A document as the SELECT returns it: its fields as JSON on one line, and its routing as in `Composition`."""
+
+    source: bytes
+    routing: str | None
+
+
+def count(connection: Connection, document: Document) -> int:
+    """Return the number of documents of the SELECT."""
+    with reading(connection, document):
+        return int(str(value(connection, query_of(_COUNT, document))))
+
+
+def require_unique(connection: Connection, document: Document) -> None:
+    """Refuse a SELECT that returns an id more than once on the current data.
+
+    Raises:
+        ComposeError: Names one such id.
+    """
+    row = connection.execute(query_of(_DUPLICATE, document)).fetchone()
+    if row is not None:
+        raise twice(document, f"_id {row[0]}")
+
+
+def twice(document: Document, which: str, *, hint: str = "") -> ComposeError:
+    """Return the error for a SELECT whose ids are not unique."""
+    return ComposeError(
+        f"The SELECT of {document.name} returns {which} more than once",
+        hint=f"{hint}Does a join multiply its rows? Then aggregate the joined table in a subquery. Or is _id not\n"
+        "unique by itself? Then choose another one. Then run: syncer apply",
+    )
+
+
+def existing(connection: Connection, document: Document, ids: Sequence[str]) -> set[Place]:
+    """Return the places of those ids that the SELECT returns."""
+    with reading(connection, document):
+        return existing_here(connection, document, ids)
+
+
+def existing_here(connection: Connection, document: Document, ids: Sequence[str]) -> set[Place]:
+    """As `existing`, in the caller's snapshot."""
+    rows = connection.execute(query_of(_EXISTING, document), (castable(connection, document, ids),), prepare=True)
+    return {Place.of(id_, routing) for id_, routing in rows}
+
+
+def castable(connection: Connection, document: Document, ids: Sequence[str]) -> list[str]:
+    """Return the ids that are valid for the type of ``_id``. No row has another one."""
+    is_valid = _IS_ID.get(document.dependencies.id_type)
+    if is_valid is not None:
+        return [one for one in ids if is_valid(one)]
+    return _cast(connection, query_of(_CASTS, document), [one for one in ids if is_text(one)])
+
+
+def _cast(connection: Connection, casts: sql.Composed, ids: list[str]) -> list[str]:
+    """Return the ids that Postgres can cast; bisects them if one fails."""
+    try:
+        with connection.transaction():
+            connection.execute(casts, (ids,), prepare=True)
+    except _NOT_CASTABLE:
+        middle = len(ids) // 2
+        return [*_cast(connection, casts, ids[:middle]), *_cast(connection, casts, ids[middle:])] if middle else []
+    return ids
+
+
+def everything(connection: Connection, document: Document, *, page: int, bytes_max: int) -> Generator[dict[str, Row]]:
+    """Yield every document that the SELECT returns in the caller's snapshot, by id, in chunks, in no order.
+
+    The result is never whole in memory.
+
+    Args:
+        connection: In use until the iterator is exhausted or closed.
+        document: The definition.
+        page: The maximum number of documents in a chunk.
+        bytes_max: A chunk also ends when it reaches this size.
+
+    Raises:
+        ComposeError: The SELECT returns an id more than once; raised before anything is yielded.
+    """
+    require_unique(connection, document)
+    rows: dict[str, Row] = {}
+    size = 0
+    for id_, source, routing in copied(connection, query_of(_EVERYTHING, document)):
+        assert id_ is not None  # noqa: S101 - the query excludes it
+        assert source is not None  # noqa: S101 - row_to_json of a row is never null
+        rows[id_.decode()] = Row(source=one_line(source), routing=None if routing is None else routing.decode())
+        size += len(source)
+        if len(rows) >= page or size >= bytes_max:
+            yield rows
+            rows, size = {}, 0
+    if rows:
+        yield rows
+
+
+def random_ids(connection: Connection, document: Document, number: int) -> list[str]:
+    """Return ids sampled from the whole SELECT, different ones each time. Reads all of it."""
+    with reading(connection, document):
+        return [row[0] for row in connection.execute(query_of(_RANDOM_IDS, document), (number,))]
+
+
+def some_ids(connection: Connection, document: Document, limit: int) -> list[str]:
+    """Return ids sampled from the whole SELECT, the same ones each time. Reads all of it."""
+    return [row[0] for row in connection.execute(query_of(_SOME_IDS, document), (limit,))]
+
+
+def first_ids(connection: Connection, document: Document, limit: int) -> list[str]:
+    """Return the first ids found, reading as little as possible."""
+    return [row[0] for row in connection.execute(query_of(_FIRST_IDS, document), (limit,))]
+
+
+def examples(
+    connection: Connection, document: Document, conditions: Sequence[str], *, limit: int | None
+) -> list[tuple[int, str | None]]:
+    """Return how many documents, of all or of ``limit``, meet each condition on the SELECT as ``d``, and one id."""
+    wanted = [sql.SQL(_EXAMPLE).format(condition=sql.SQL(one)) for one in conditions]
+    query = sql.SQL(_EXAMPLES).format(
+        examples=sql.SQL(", ").join(wanted), select=sql.SQL(document.dependencies.canonical_select)
+    )
+    row = connection.execute(query, (limit,)).fetchone() or ()
+    return list(zip(row[::2], row[1::2], strict=True))
+
+
+def statement(document: Document) -> sql.Composed:
+    """Return the query that builds documents; ``$1`` is the array of ids."""
+    return query_of(_COMPOSE, document)
+
+
+def current(connection: Connection, document: Document, ids: Sequence[str]) -> dict[str, Row]:
+    """Return these documents as the SELECT returns them now. Without a version: to compare, never to write."""
+    with reading(connection, document):
+        rows = _fetched(connection, document, ids)
+    return {id_: Row(source=one_line(source), routing=routing) for id_, source, routing in rows}
+
+
+def _fetched(connection: Connection, document: Document, ids: Sequence[str]) -> list[tuple[str, bytes, str | None]]:
+    """Return id, fields and routing of these documents."""
+    return connection.execute(
+        query_of(_COMPOSE, document), (castable(connection, document, ids),), prepare=True
+    ).fetchall()
+
+
+def one_line(source: bytes) -> bytes:
+    """Return JSON on one line, as a bulk request needs it. A raw line break in JSON is never inside a string."""
+    return source.replace(b"\n", b" ").replace(b"\r", b" ")
+
+
+def query_of(template: str, document: Document, **more: sql.Composable) -> sql.Composed:
+    """Fill in a query template for a definition."""
+    found = document.dependencies
+    columns = sql.SQL(", ").join(sql.Identifier("d", one.name) for one in found.fields)
+    return sql.SQL(template).format(  # template is a constant of this package
+        fields=columns,
+        routing=_ROUTING if found.has_routing else _NO_ROUTING,
+        select=sql.SQL(found.canonical_select),  # deparsed by Postgres
+        id_type=sql.SQL(found.id_type),  # named by Postgres
+        **more,
+    )

@@ -1,0 +1,364 @@
+"""The document registry in Postgres: definitions, revisions, targets.
+
+Owns ``syncer.document``. A definition is stored with its analysis when it is applied, so that daemons need no config
+folder and all of them agree. A change of definition is safe because the definition and a document's rows are read in
+one snapshot: see `syncer.indexing.compose`.
+
+A row is an active definition and the index it is written to. A document has a second row while its index is rebuilt,
+and while the previous index is kept for a rollback. Each row is handled like a document of its own, so that an index
+that fails is suspended alone; the rows of a document share name and alias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from psycopg.types.json import Jsonb
+
+from syncer.base.errors import Fault
+from syncer.base.model import Role, Target
+from syncer.base.postgres import Connection, value
+from syncer.lineage.dependencies import Dependencies, Field, Lookup, TableUse
+from syncer.lineage.fingerprint import Shape
+
+_STATES = """
+SELECT index_name, revision, role, loaded_at IS NOT NULL, suspended, suspended_by, unavailable FROM syncer.document
+"""
+_DOCUMENTS = """
+SELECT name, revision, definition, index_name, write_alias, role, loaded_at IS NOT NULL, suspended, suspended_by,
+       unavailable
+FROM syncer.document ORDER BY name, role <> 'current', index_name
+"""
+STATE_COLUMNS = """
+d.revision, d.role, d.suspended IS NOT NULL, d.listings,
+EXISTS (SELECT FROM syncer.dead_letter AS l WHERE l.index_name = d.index_name)
+"""
+"""The columns for `DocumentState.of`, from a row of ``syncer.document`` as ``d``."""
+_STATE = f"SELECT {STATE_COLUMNS} FROM syncer.document AS d WHERE d.index_name = $1"  # noqa: S608 - a constant of ours
+_REVISIONS_USED = "SELECT document, last FROM syncer.revision"
+_PUT_REVISION = """
+INSERT INTO syncer.revision AS g (document, last) VALUES ($1, $2)
+ON CONFLICT (document) DO UPDATE SET last = greatest(g.last, excluded.last)
+"""
+_PUT_DOCUMENT = """
+INSERT INTO syncer.document AS d (name, revision, definition, index_name, write_alias, role)
+VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT (index_name) DO UPDATE
+SET revision = excluded.revision, definition = excluded.definition, role = excluded.role,
+    applied_at = now(), loaded_at = NULL, suspended = NULL, suspended_by = NULL,
+    stale_since = coalesce(d.stale_since, now())
+"""
+_DROP_DOCUMENT = "DELETE FROM syncer.document WHERE index_name = $1"
+_ASSIGN = "UPDATE syncer.document SET role = $2 WHERE index_name = $1"
+_MARK_LOADED = """
+UPDATE syncer.document SET loaded_at = now(), stale_since = NULL
+WHERE name = $1 AND revision = $2 AND suspended IS NULL
+"""
+_MARK_INCOMPLETE = """
+UPDATE syncer.document SET loaded_at = NULL, stale_since = coalesce(stale_since, now()) WHERE index_name = ANY ($1)
+"""
+# The first reason is kept. Changes are skipped from here on, so the document no longer counts as loaded.
+# Rule: suspend-a-revision.
+_SUSPEND = """
+UPDATE syncer.document
+SET suspended = $3, suspended_by = $4, stale_since = coalesce(stale_since, now()), loaded_at = NULL
+WHERE name = $1 AND revision = $2 AND suspended IS NULL
+"""
+# A worker may have met the fault before it was recognised.
+_RECOGNISE = """
+UPDATE syncer.document SET suspended_by = $3
+WHERE name = $1 AND revision = $2 AND suspended IS NOT NULL AND suspended_by IS NULL
+"""
+_RESUME = """
+UPDATE syncer.document SET suspended = NULL, suspended_by = NULL
+WHERE index_name = $1 AND revision = $2 AND suspended_by = $3
+RETURNING extract(epoch FROM clock_timestamp() - stale_since)::float8
+"""
+_MARK_UNAVAILABLE = """
+UPDATE syncer.document SET unavailable = $2, unavailable_at = now() WHERE index_name = $1 AND unavailable IS NULL
+"""
+_MARK_WELL = """
+UPDATE syncer.document AS d SET unavailable = NULL, unavailable_at = NULL
+FROM syncer.document AS before
+WHERE d.index_name = $1 AND d.unavailable IS NOT NULL AND before.index_name = d.index_name
+RETURNING extract(epoch FROM clock_timestamp() - before.unavailable_at)::float8
+"""
+_IS_ANY_UNAVAILABLE = "SELECT EXISTS (SELECT FROM syncer.document WHERE unavailable IS NOT NULL)"
+_INSTALLATION = "SELECT installation::text FROM syncer.cluster_identity"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """An active definition and the index it is written to.
+
+    Args:
+        name: The document's name.
+        revision: Grows with every apply that changes the definition.
+        index: The search alias.
+        select: The SELECT as written, for comparison.
+        affects: The affects queries as written, for comparison.
+        index_body: Settings and mappings.
+        dependencies: What the SELECT reads and returns.
+        target: The index it is written to; unique among the rows.
+        role: The purpose of that index.
+        is_loaded: Whether every document has been written once under this revision.
+        suspended: If suspended, the reason and the hint.
+        suspended_by: The fault after which it is resumed; None if only `syncer apply` resumes it.
+        unavailable: If its index is unavailable, the reason and the hint: see `syncer.jobs.unavailable_index`.
+    """
+
+    name: str
+    revision: int
+    index: str
+    select: str
+    affects: dict[str, str]
+    index_body: dict[str, Any]
+    dependencies: Dependencies
+    target: Target
+    role: Role = Role.CURRENT
+    is_loaded: bool = False
+    suspended: str | None = None
+    suspended_by: Fault | None = None
+    unavailable: str | None = None
+
+    @property
+    def index_name(self) -> str:
+        """The physical index; it distinguishes the rows of one document."""
+        return self.target.index_name
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the index must equal its SELECT: always if it is current, else if it is loaded and not suspended."""
+        return self.role is Role.CURRENT or (self.is_loaded and self.suspended is None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentState:
+    """The state of a document in a snapshot, besides its rows.
+
+    Args:
+        revision: The active revision.
+        role: The purpose of its index.
+        is_suspended: Whether to skip it until the next revision: see `syncer.documents.suspend`.
+        listings: How many times a job has begun to list its ids.
+        has_dead_letters: Whether any of its documents is dead-lettered.
+    """
+
+    revision: int
+    role: Role
+    is_suspended: bool
+    listings: int
+    has_dead_letters: bool
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Self | None:
+        """Build it from `STATE_COLUMNS`; None if no definition is active."""
+        revision, role, is_suspended, listings, has_dead_letters = row
+        if revision is None:
+            return None
+        return cls(
+            revision=revision,
+            role=Role(role),
+            is_suspended=is_suspended,
+            listings=listings,
+            has_dead_letters=has_dead_letters,
+        )
+
+
+class Catalogue:
+    """The active definitions, as its owner last read them."""
+
+    def __init__(self) -> None:
+        self._documents: dict[str, Document] = {}
+
+    def refresh(self, connection: Connection) -> list[Document]:
+        """Return all active definitions; they are read again only if anything but their JSON has changed."""
+        known = {
+            (name, one.revision, one.role, one.is_loaded, one.suspended, one.suspended_by, one.unavailable)
+            for name, one in self._documents.items()
+        }
+        if set(connection.execute(_STATES).fetchall()) != known:
+            self._read(connection)
+        return list(self._documents.values())
+
+    def last(self, connection: Connection, index_name: str) -> Document | None:
+        """Return a definition as last read, for callers that check whether it is still active."""
+        if index_name not in self._documents:
+            self._read(connection)
+        return self._documents.get(index_name)
+
+    def forget(self) -> None:
+        """Read the definitions again on the next request."""
+        self._documents = {}
+
+    def _read(self, connection: Connection) -> None:
+        self._documents = {one.index_name: one for one in documents(connection)}
+
+
+def documents(connection: Connection) -> list[Document]:
+    """Return all active definitions by name, a document's current one first."""
+    return [
+        _document(
+            name,
+            revision,
+            stored,
+            target=Target(index_name=index_name, write_alias=alias),
+            role=Role(role),
+            is_loaded=is_loaded,
+            suspended=suspended,
+            suspended_by=None if fault is None else Fault(fault),
+            unavailable=unavailable,
+        )
+        for name, revision, stored, index_name, alias, role, is_loaded, suspended, fault, unavailable in (
+            connection.execute(_DOCUMENTS)
+        )
+    ]
+
+
+def current(connection: Connection) -> dict[str, Document]:
+    """Return the definitions of current indices, by name."""
+    return {one.name: one for one in documents(connection) if one.role is Role.CURRENT}
+
+
+def by_role(connection: Connection, name: str) -> dict[Role, Document]:
+    """Return the definitions of one document, by role."""
+    return {one.role: one for one in documents(connection) if one.name == name}
+
+
+def _document(
+    name: str,
+    revision: int,
+    stored: dict[str, Any],
+    *,
+    target: Target,
+    role: Role,
+    is_loaded: bool,
+    suspended: str | None,
+    suspended_by: Fault | None,
+    unavailable: str | None,
+) -> Document:
+    return Document(
+        name=name,
+        revision=revision,
+        index=stored["index"],
+        select=stored["select"],
+        affects=stored["affects"],
+        index_body=stored["index_body"],
+        dependencies=_dependencies(stored["dependencies"]),
+        target=target,
+        role=role,
+        is_loaded=is_loaded,
+        suspended=suspended,
+        suspended_by=suspended_by,
+        unavailable=unavailable,
+    )
+
+
+def _dependencies(stored: dict[str, Any]) -> Dependencies:
+    return Dependencies(
+        **{
+            **stored,
+            "fields": tuple(Field(**one) for one in stored["fields"]),
+            "tables": {relation: _table_use(use) for relation, use in stored["tables"].items()},
+            "shapes": {relation: Shape(**one) for relation, one in stored["shapes"].items()},
+            "views": tuple(stored["views"]),
+            "lookups": tuple(
+                Lookup(relation=one["relation"], columns=tuple(one["columns"])) for one in stored["lookups"]
+            ),
+        }
+    )
+
+
+def _table_use(stored: dict[str, Any]) -> TableUse:
+    sets = {name: frozenset(stored[name]) for name in ("watched", "routing")}
+    return TableUse(**{**stored, **sets, **{name: tuple(stored[name]) for name in ("id_columns", "affected")}})
+
+
+def revisions(connection: Connection) -> dict[str, int]:
+    """Return the last revision of every document that was ever active."""
+    return dict(connection.execute(_REVISIONS_USED).fetchall())
+
+
+def put_document(connection: Connection, document: Document) -> None:
+    """Activate a definition for its index, as not yet loaded."""
+    dependencies = asdict(document.dependencies)
+    for use in dependencies["tables"].values():
+        use |= {"watched": sorted(use["watched"]), "routing": sorted(use["routing"])}
+    stored = {
+        "index": document.index,
+        "select": document.select,
+        "affects": document.affects,
+        "index_body": document.index_body,
+        "dependencies": dependencies,
+    }
+    connection.execute(_PUT_REVISION, (document.name, document.revision))
+    where = (document.target.index_name, document.target.write_alias, document.role)
+    connection.execute(_PUT_DOCUMENT, (document.name, document.revision, Jsonb(stored), *where))
+
+
+def drop_document(connection: Connection, document: Document) -> None:
+    """Deactivate a definition; its index receives no more writes."""
+    connection.execute(_DROP_DOCUMENT, (document.index_name,))
+
+
+def assign(connection: Connection, document: Document, role: Role) -> None:
+    """Set the role of a definition's index."""
+    connection.execute(_ASSIGN, (document.index_name, role))
+
+
+def mark_loaded(connection: Connection, document_name: str, revision: int) -> bool:
+    """Record that every document has been written once; False if the revision is not active, or suspended."""
+    return connection.execute(_MARK_LOADED, (document_name, revision)).rowcount == 1
+
+
+def mark_incomplete(connection: Connection, index_names: Sequence[str]) -> None:
+    """Record that documents in these indices may be stale from now on, if they are not already."""
+    connection.execute(_MARK_INCOMPLETE, (list(index_names),))
+
+
+def suspend(connection: Connection, document_name: str, revision: int, reason: str, fault: Fault | None = None) -> bool:
+    """Suspend a document; False if it is already suspended or another revision is active."""
+    return connection.execute(_SUSPEND, (document_name, revision, reason, fault)).rowcount == 1
+
+
+def recognise(connection: Connection, document: Document, fault: Fault) -> None:
+    """Record which fault a document is suspended for, unless that is known."""
+    connection.execute(_RECOGNISE, (document.name, document.revision, fault))
+
+
+def resume(connection: Connection, document: Document, fault: Fault) -> float | None:
+    """End the suspension for a fault that is over; return for how many seconds the index has been stale.
+
+    None if it is not suspended for that, or another revision is active.
+    """
+    row = connection.execute(_RESUME, (document.index_name, document.revision, fault)).fetchone()
+    return None if row is None else float(row[0])
+
+
+def mark_unavailable(connection: Connection, index_name: str, said: str) -> bool:
+    """Mark an index as unavailable; False if it already is, or is not active."""
+    return connection.execute(_MARK_UNAVAILABLE, (index_name, said)).rowcount == 1
+
+
+def mark_available(connection: Connection, index_name: str) -> float | None:
+    """Clear that mark; return for how many seconds the index was unavailable, None if it was not."""
+    row = connection.execute(_MARK_WELL, (index_name,)).fetchone()
+    return None if row is None else float(row[0])
+
+
+def is_any_unavailable(connection: Connection) -> bool:
+    """Return whether an index is unavailable."""
+    return bool(value(connection, _IS_ANY_UNAVAILABLE))
+
+
+def state(connection: Connection, index_name: str) -> DocumentState | None:
+    """Return the state of the definition of an index in the caller's snapshot; None if it is not active."""
+    row = connection.execute(_STATE, (index_name,)).fetchone()
+    return None if row is None else DocumentState.of(row)
+
+
+def installation(connection: Connection) -> str:
+    """Return the id that distinguishes this database's indices from those of another one."""
+    return str(value(connection, _INSTALLATION))

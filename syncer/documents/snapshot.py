@@ -1,0 +1,137 @@
+"""Snapshots in which a document's relations are still those that its definition was applied to.
+
+Guarantees, while the snapshot lasts: none of those relations is altered. None was rewritten after the snapshot was
+taken, which would make it look empty. Each has the shape that was recorded when the definition was applied. An error in
+the snapshot is caused by the definition, unless a server is unavailable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from syncer.base.error_policy import at_work_for
+from syncer.base.errors import DocumentError, Fault
+from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, holding, snapshot
+from syncer.capture import install
+from syncer.documents.registry import Document
+from syncer.lineage import fingerprint
+
+COMPONENT_LOCK_SECONDS = LOCK_SECONDS_MAX
+"""How long a component waits for a table that is being altered before it checks whether to stop, and retries."""
+
+
+@contextmanager
+def locked(
+    connection: Connection, document: Document, *, isolates: bool = False, lock_seconds: float = 0
+) -> Iterator[None]:
+    """Open the snapshot without comparing it: the caller still has to check that the definition is active.
+
+    Args:
+        connection: It is not used for anything else meanwhile.
+        document: The definition as last read.
+        isolates: Whether the caller finds out which row is at fault.
+        lock_seconds: How long to wait while one of the relations is being altered; 0 for no limit.
+
+    Raises:
+        DocumentError: The definition has to be suspended, if it is active.
+        psycopg.errors.LockNotAvailable: The wait was too long.
+    """
+    with (
+        at_work_for(document.name, document.revision, isolates=isolates),
+        snapshot(connection, lock=fingerprint.lockable(document.dependencies.shapes), lock_seconds=lock_seconds),
+    ):
+        yield
+
+
+@contextmanager
+def reading(
+    connection: Connection, document: Document, *, isolates: bool = False, lock_seconds: float = 0
+) -> Iterator[None]:
+    """Open the snapshot and compare it with what the definition was applied to.
+
+    Raises:
+        DocumentError: The definition has to be suspended.
+        psycopg.errors.LockNotAvailable: The wait was too long.
+    """
+    with locked(connection, document, isolates=isolates, lock_seconds=lock_seconds):
+        require_shape(connection, document)
+        yield
+
+
+@contextmanager
+def following(
+    connection: Connection, document: Document, *, isolates: bool = False, lock_seconds: float
+) -> Iterator[None]:
+    """Open the snapshot, compare it, and check that all tables are captured: for a caller that follows changes.
+
+    Raises:
+        DocumentError: The definition has to be suspended.
+        psycopg.errors.LockNotAvailable: The wait was too long.
+    """
+    with reading(connection, document, isolates=isolates, lock_seconds=lock_seconds):
+        require_capture(connection, document)
+        yield
+
+
+@contextmanager
+def noting(connection: Connection, document: Document, *, lock_seconds: float) -> Iterator[None]:
+    """Open a transaction that may store what the next statement reads: see `syncer.base.postgres.holding`.
+
+    Raises:
+        DocumentError: The definition has to be suspended.
+        psycopg.errors.LockNotAvailable: The wait was too long.
+    """
+    with (
+        at_work_for(document.name, document.revision),
+        holding(connection, lock=fingerprint.lockable(document.dependencies.shapes), lock_seconds=lock_seconds),
+    ):
+        require_shape(connection, document)
+        require_capture(connection, document)
+        yield
+
+
+def require_shape(connection: Connection, document: Document) -> None:
+    """Check that the columns are those that the definition was applied to.
+
+    Raises:
+        DocumentError: They have changed, in the caller's snapshot; the error says how.
+    """
+    before = document.dependencies.shapes
+    if said := fingerprint.differences(before, fingerprint.read_again(connection, before)):
+        raise changed(document, said)
+
+
+def require_capture(connection: Connection, document: Document) -> None:
+    """Check that all tables have triggers: a table may have been swapped in without them.
+
+    Raises:
+        DocumentError: Some have none, in the caller's snapshot; the error names them.
+    """
+    if lost := install.uncaptured(connection, document.dependencies.tables):
+        raise uncaptured(document, lost)
+
+
+def uncaptured(document: Document, lost: Sequence[str]) -> DocumentError:
+    """Return the error for tables without triggers."""
+    return DocumentError(
+        f"{', '.join(lost)} of {document.name} has no triggers of syncer's, or they are disabled",
+        hint="If they are disabled, enable them (ALTER TABLE … ENABLE ALWAYS TRIGGER …): it resumes by itself.\n"
+        "Was the table replaced by another one, or restored, or does a subscription load it now? Changes are not\n"
+        "captured until: syncer apply",
+        document=document.name,
+        revision=document.revision,
+        fault=Fault.SCHEMA,
+    )
+
+
+def changed(document: Document, said: Sequence[str]) -> DocumentError:
+    """Return the error for relations that are no longer what the definition was applied to."""
+    return DocumentError(
+        f"What {document.name} reads has changed since it was applied: {'; '.join(said)}",
+        hint="Take the change back: it resumes by itself. Or fix select.sql and index.json if they name it, and run:\n"
+        "syncer apply",
+        document=document.name,
+        revision=document.revision,
+        fault=Fault.SCHEMA,
+    )

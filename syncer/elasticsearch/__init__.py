@@ -1,0 +1,11 @@
+"""Elasticsearch: bulk requests, indices and aliases, and reading documents back.
+
+Guarantees: a write names an alias and requires it, so that a late write never re-creates a dropped index. Errors are
+those of the client; `syncer.base.error_policy` says what they mean.
+
+    bulk     bulk requests and their answers: a version conflict (409) counts as done. With routing, also deletes a
+             document from all other shards. Keeps the greatest epoch, which a restore of Postgres cannot set back
+    indices  create, configure, swap and delete indices and aliases, scratch indices too
+    reader   read documents back, by id or all of them
+    routing  computes the shard of a routing value
+"""

@@ -1,0 +1,419 @@
+"""Bulk writes of documents, and the record of the epoch. `syncer.elasticsearch.reader` reads documents back.
+
+Guarantees:
+
+- A write is a whole document or a delete, with an external version, so that a document never goes back.
+- A version conflict counts as success: a version at least as new is there or in flight. The exception is a database
+  that was set back in time; the greatest conflicting version reveals that.
+- A write names an alias and requires it, so that a late write never re-creates a dropped index.
+- Errors are those of the client; `syncer.base.error_policy` says what they mean.
+
+Elasticsearch keeps versions per shard and id. A document with a ``_routing`` may have been on any shard before. So it
+is written to its own shard and, with the same version, deleted from every other shard. Every shard then sees all states
+of every document, ordered by version, and no copy stays on a former shard.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from json.encoder import encode_basestring_ascii as _quoted
+from typing import Any, NamedTuple, cast
+from uuid import UUID
+
+import elasticsearch
+from elasticsearch import Elasticsearch
+from elasticsearch.serializer import NdjsonSerializer
+
+from syncer.base.error_policy import is_by_another, reason
+from syncer.base.errors import IndexingError, UnavailableError
+from syncer.base.model import ID_BYTES_MAX, Composition, Target
+from syncer.base.settings import ElasticsearchSettings
+from syncer.elasticsearch.reader import Holdings
+
+OLDEST_SUPPORTED_VERSION = 8
+
+_STATE_INDEX = "syncer-state"
+_CREATED = 201
+_BAD_REQUEST = 400
+_NOT_FOUND = 404
+_CONFLICT = 409
+_TOO_LARGE = 413
+_TOO_MANY = 429
+_PRESSURE = re.compile(r"coordinating_operation_bytes=(\d+), max_coordinating\w*_bytes=(\d+)")
+"""Elasticsearch's message about the size of a bulk request and the limit for all requests together."""
+_WAIT_FOR_SHARD = "20s"
+"""How long Elasticsearch holds a request for an unavailable shard; its default is as long as our own timeout."""
+_OK_MIN, _OK_MAX = 200, 299
+_BULK_TYPES = ("application/x-ndjson", "application/vnd.elasticsearch+x-ndjson")
+_FOUND_VERSION = re.compile(r"current version \[(\d+)\]")
+_ITEM_FIELDS = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """One document that Elasticsearch did not write, with the item's HTTP status, error type and reason."""
+
+    composition: Composition
+    status: int
+    kind: str
+    reason: str
+
+
+@dataclass(slots=True)
+class BulkOutcome:
+    """The outcome of one bulk write; each document counts once, whatever the number of its shards.
+
+    Args:
+        indexed: Written.
+        deleted: Deleted, or known to be absent.
+        created: Documents that did not exist before, on at least one shard, as far as Elasticsearch remembers.
+        skipped: Not written on at least one shard, because a version at least as new was there.
+        newer_version: The greatest version found there; 0 if Elasticsearch did not report it.
+        rejections: Not written on at least one shard; one for each shard that refused.
+    """
+
+    indexed: int = 0
+    deleted: int = 0
+    skipped: int = 0
+    newer_version: int = 0
+    created: list[Composition] = field(default_factory=list)
+    rejections: list[Rejection] = field(default_factory=list)
+
+
+def connect(settings: ElasticsearchSettings) -> Elasticsearch:
+    """Create a client that tries another node if one cannot be reached.
+
+    It retries nothing else: that is decided by the error policy, not by the transport.
+
+    Raises:
+        IndexingError: The server is not Elasticsearch, or too old.
+        elasticsearch.ApiError, elasticsearch.TransportError: It cannot be reached, or refuses the login.
+    """
+    options: dict[str, Any] = {}
+    if settings.api_key:
+        options["api_key"] = settings.api_key.get_secret_value()
+    elif settings.username:
+        password = settings.password.get_secret_value() if settings.password else ""
+        options["basic_auth"] = (settings.username, password)
+    if settings.ca_certs:
+        options["ca_certs"] = str(settings.ca_certs)
+    try:
+        client = Elasticsearch(
+            settings.urls,
+            request_timeout=settings.request_timeout_seconds,
+            max_retries=len(settings.urls) - 1,
+            retry_on_status=(),
+            retry_on_timeout=False,
+            serializers={kind: _Prebuilt() for kind in _BULK_TYPES},
+            **options,
+        )
+    except (ValueError, OSError) as error:
+        # Not chained: the client's message may quote a password in the URL.
+        raise IndexingError(
+            "The client of Elasticsearch does not take elasticsearch.url, .ca_certs and the credentials as they are"
+            + (f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""),
+            hint="As in: http://127.0.0.1:9200 or https://search:9200, with a user and a password or an API key;\n"
+            "ca_certs is a file of PEM certificates.",
+        ) from None
+    require_supported(client.info().body)
+    return client
+
+
+def require_supported(info: Mapping[str, Any]) -> None:
+    """Check, from the response to ``GET /``, that the server is Elasticsearch 8 or newer.
+
+    Raises:
+        IndexingError: It is another product, or too old.
+    """
+    version = info.get("version", {})
+    number = str(version.get("number", "0"))
+    product = version.get("distribution", "elasticsearch")
+    if product != "elasticsearch":
+        raise IndexingError(
+            f"The server is {product} {number}, not Elasticsearch",
+            hint=f"syncer needs Elasticsearch {OLDEST_SUPPORTED_VERSION} or newer. Check elasticsearch.url.",
+        )
+    if int(number.split(".", maxsplit=1)[0]) < OLDEST_SUPPORTED_VERSION:
+        raise IndexingError(
+            f"Elasticsearch {number} is not supported",
+            hint=f"syncer needs Elasticsearch {OLDEST_SUPPORTED_VERSION} or newer. Upgrade the server.",
+        )
+
+
+class _Prebuilt(NdjsonSerializer):
+    """Sends a bulk body given as bytes unchanged; the client would copy it twice."""
+
+    def dumps(self, data: Any) -> bytes:
+        return data if isinstance(data, bytes) else super().dumps(data)
+
+
+class Index:
+    """Writes documents, and the installation's state. Safe to share between threads, as the client is.
+
+    Args:
+        client: From `connect`.
+        bulk_bytes_max: The maximum size of a request, if Elasticsearch accepts that much.
+
+    Attributes:
+        holdings: Reads documents back.
+    """
+
+    def __init__(self, client: Elasticsearch, *, bulk_bytes_max: int) -> None:
+        self._client = client
+        self._bytes_max = bulk_bytes_max
+        self.holdings = Holdings(client)
+
+    # Writing
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Write documents to one target, in requests of bounded size.
+
+        A document that moves to another shard and is rejected there is deleted from its former shard all the same.
+
+        Raises:
+            elasticsearch.ApiError, elasticsearch.TransportError: A request failed as a whole. Earlier requests may
+                have been written; writing them again is harmless.
+        """
+        outcome = BulkOutcome()
+        for part in self._parts(self._tasks(target, compositions, outcome)):
+            self._write_part(target, part, outcome)
+        return outcome
+
+    def _tasks(self, target: Target, compositions: Iterable[Composition], outcome: BulkOutcome) -> Iterator[_Task]:
+        for one in compositions:
+            if _has_valid_id(one, outcome):
+                elsewhere = () if one.routing is None else self._elsewhere(target, one)
+                yield _Task(one, 1 + len(elsewhere), _lines(one, elsewhere))
+
+    def _elsewhere(self, target: Target, composition: Composition) -> tuple[str, ...]:
+        """Return a routing value for every other shard, which may hold a copy."""
+        return self.holdings.shards(target).others(composition.place.routing)
+
+    def _parts(self, tasks: Iterable[_Task]) -> Iterator[list[_Task]]:
+        part: list[_Task] = []
+        size = 0
+        for task in tasks:
+            length = len(task.lines)
+            if part and size + length > self._bytes_max:
+                yield part
+                part, size = [], 0
+            part.append(task)
+            size += length
+        if part:
+            yield part
+
+    def _write_part(self, target: Target, part: list[_Task], outcome: BulkOutcome) -> None:
+        body = b"".join([task.lines for task in part])
+        try:
+            response = self._client.bulk(
+                index=target.write_alias,
+                operations=cast("Any", body),  # the client sends bytes unchanged
+                require_alias=True,  # Rule: writes-require-the-alias.
+                filter_path=_ITEM_FIELDS,
+                timeout=_WAIT_FOR_SHARD,
+            )
+        except elasticsearch.ApiError as error:
+            if not _never_fits(error, len(body)) or (len(part) == 1 and _is_of_a_breaker(error)):
+                raise
+            self._write_smaller(target, part, outcome, size=len(body))
+            return
+        items = response.body.get("items", []) if isinstance(response.body, dict) else []
+        operations = sum([task.operations for task in part])
+        _require_whole(items, operations)
+        answers = [next(iter(item.values())) for item in items]
+        is_clean = response.body.get("errors") is False
+        if is_clean:
+            _count_done(part, outcome)
+        if is_clean and not any(one["status"] == _CREATED for one in answers):
+            return
+        remaining = iter(answers)
+        for task in part:
+            own = list(islice(remaining, task.operations))
+            if any(one["status"] == _CREATED for one in own):
+                outcome.created.append(task.composition)
+            if not is_clean:
+                _judge(task.composition, own, outcome)
+
+    def _write_smaller(self, target: Target, part: list[_Task], outcome: BulkOutcome, *, size: int) -> None:
+        """Split a request that is too large in two; reject a document that is too large by itself."""
+        if len(part) == 1:
+            said = (
+                f"a request of {size} bytes with nothing but this document is larger than Elasticsearch takes: "
+                "http.max_content_length, or what a proxy before it or indexing_pressure.memory.limit says"
+            )
+            outcome.rejections.append(
+                Rejection(composition=part[0].composition, status=_TOO_LARGE, kind="too_large", reason=said)
+            )
+            return
+        middle = len(part) // 2
+        self._write_part(target, part[:middle], outcome)
+        self._write_part(target, part[middle:], outcome)
+
+    # The epoch and the last assigned version: kept here, where a restore of Postgres cannot set them back.
+
+    def read_epoch(self, installation: UUID) -> int:
+        """Return the greatest epoch written for this installation; 0 if there is none."""
+        return self._read_state("epoch", installation)
+
+    def read_assigned(self, installation: UUID) -> int:
+        """Return the greatest version given to `write_assigned` for this installation; 0 if there is none."""
+        return self._read_state("assigned", installation)
+
+    def _read_state(self, name: str, installation: UUID) -> int:
+        try:
+            found = self._client.get(index=_STATE_INDEX, id=f"{name}-{installation}")
+        except elasticsearch.NotFoundError as error:
+            if is_by_another(error):  # a proxy's 404 says nothing about the epoch
+                raise
+            return 0
+        return int(found.body["_source"][name])
+
+    def write_assigned(self, installation: UUID, version: int) -> None:
+        """Record an assigned version, unless a greater one is recorded."""
+        with suppress(elasticsearch.ConflictError):
+            self._client.index(
+                index=_STATE_INDEX,
+                id=f"assigned-{installation}",
+                version=version,
+                version_type="external",
+                document={"assigned": version},
+            )
+
+    def write_epoch(self, installation: UUID, epoch: int) -> None:
+        """Record the epoch. Its external version prevents going back, and entering the same epoch twice.
+
+        Raises:
+            UnavailableError: This epoch, or a greater one, is recorded; read it again.
+        """
+        try:
+            self._client.index(
+                index=_STATE_INDEX,
+                id=f"epoch-{installation}",
+                version=epoch,
+                version_type="external",
+                document={"epoch": epoch},
+            )
+        except elasticsearch.ConflictError as error:
+            raise UnavailableError(
+                f"Another daemon has entered epoch {epoch}, or a later one", hint="The daemon retries by itself."
+            ) from error
+
+
+def _require_whole(items: Sequence[object], operations: int) -> None:
+    """Refuse a response that does not cover every operation.
+
+    Raises:
+        UnavailableError: The outcome of the other operations is unknown.
+    """
+    if len(items) != operations:
+        raise UnavailableError(
+            f"Elasticsearch answered {len(items)} items to a bulk request of {operations}",
+            hint="Does a proxy in front of Elasticsearch change its responses?",
+        )
+
+
+def _never_fits(error: elasticsearch.ApiError, size: int) -> bool:
+    """Whether a request was refused for its size and will be until a setting changes."""
+    if error.status_code == _TOO_LARGE:
+        return True
+    if error.status_code != _TOO_MANY or is_by_another(error):
+        return False
+    pressure = _PRESSURE.search(reason(error))
+    if pressure is not None:
+        return int(pressure[1]) > int(pressure[2])
+    said = error.body.get("error") if isinstance(error.body, dict) else None  # a proxy may have dropped it
+    breaker = said.get("bytes_limit") if isinstance(said, dict) else None
+    return breaker is not None and size > int(breaker)
+
+
+def _is_of_a_breaker(error: elasticsearch.ApiError) -> bool:
+    """Whether a circuit breaker refused it. Its limit can be raised at any time, so nothing is dead-lettered for it."""
+    return "bytes_limit" in str(error.body)
+
+
+class _Task(NamedTuple):
+    """A document in a bulk request; a tuple because there is one per document.
+
+    Args:
+        composition: The document.
+        operations: The number of shards that it is written to or deleted from.
+        lines: Those operations in the request's format.
+    """
+
+    composition: Composition
+    operations: int
+    lines: bytes
+
+
+def _lines(one: Composition, elsewhere: Iterable[str]) -> bytes:
+    """Return the lines that write a document, and delete it from the shards of these routing values."""
+    # Rules: external-versions, deletes-have-versions.
+    meta = f'"_id":{_quoted(one.id)},"version":{one.version},"version_type":"external"'
+    own = f'{meta},"routing":{_quoted(one.routing)}' if one.routing else meta
+    # The version rule on every other shard: each sees this version, and has no copy as long as this version wins.
+    deletes = "".join([f'{{"delete":{{{meta},"routing":{_quoted(routing)}}}}}\n' for routing in elsewhere]).encode()
+    if one.source is None:
+        return f'{{"delete":{{{own}}}}}\n'.encode() + deletes
+    return b"%b%b\n%b" % (f'{{"index":{{{own}}}}}\n'.encode(), one.source, deletes)
+
+
+def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
+    """Whether Elasticsearch accepts the id. An invalid one would make it refuse the whole request."""
+    if 1 <= len(composition.id.encode()) <= ID_BYTES_MAX:
+        return True
+    if composition.source is None:  # no document can have that id
+        outcome.deleted += 1
+        return False
+    said = f"an id has 1 to {ID_BYTES_MAX} bytes"
+    outcome.rejections.append(Rejection(composition=composition, status=_BAD_REQUEST, kind="invalid_id", reason=said))
+    return False
+
+
+def _count_done(part: Sequence[_Task], outcome: BulkOutcome) -> None:
+    """Count documents that every shard has accepted."""
+    deleted = len([task for task in part if task.composition.source is None])
+    outcome.deleted += deleted
+    outcome.indexed += len(part) - deleted
+
+
+def _judge(composition: Composition, items: Sequence[Mapping[str, Any]], outcome: BulkOutcome) -> None:
+    """Count a document once, from the responses of all its shards."""
+    rejections = [_rejection(composition, one) for one in items if not _is_done(one) and one["status"] != _CONFLICT]
+    outcome.rejections += rejections
+    if rejections:
+        return
+    found = [_found_version(one) for one in items if one["status"] == _CONFLICT]
+    # A conflict with its own version: an earlier attempt succeeded, but its response was lost.
+    if conflicts := [one for one in found if one != composition.version]:
+        outcome.skipped += 1
+        outcome.newer_version = max(outcome.newer_version, *conflicts)
+    elif composition.source is None:
+        outcome.deleted += 1
+    else:
+        outcome.indexed += 1
+
+
+def _found_version(item: Mapping[str, Any]) -> int:
+    """Return the conflicting version from the error's reason; 0 if it has none."""
+    said = _FOUND_VERSION.search(str(item.get("error", {}).get("reason", "")))
+    return int(said[1]) if said else 0
+
+
+def _is_done(item: Mapping[str, Any]) -> bool:
+    status = item["status"]
+    return _OK_MIN <= status <= _OK_MAX or (status == _NOT_FOUND and "error" not in item)
+
+
+def _rejection(composition: Composition, item: Mapping[str, Any]) -> Rejection:
+    error = item.get("error", {})
+    cause = error.get("caused_by", {}).get("reason", "")
+    return Rejection(
+        composition=composition,
+        status=item["status"],
+        kind=error.get("type", "unknown"),
+        reason=": ".join(part for part in (error.get("reason", ""), cause) if part),
+    )

@@ -1,0 +1,409 @@
+"""Reads what Elasticsearch holds: copies of documents by id, on any shard, and a fixed view of a whole index.
+
+Guarantees: a read by id is realtime and needs no refresh. A `View` does not change while it is open, and contains every
+copy written before it was opened. Results are complete: an unavailable shard is an error, never fewer copies. Errors
+are those of the client; `syncer.base.error_policy` says what they mean.
+
+A document's ``_source`` is returned as the bytes that were written, so that documents can be compared without parsing.
+Only the JSON around it is decoded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
+from typing import Any, TypeVar
+
+import elasticsearch
+import msgspec
+from elastic_transport import SerializerCollection
+from elasticsearch import Elasticsearch
+from elasticsearch.serializer import CompatibilityModeJsonSerializer
+
+from syncer.base.errors import IndexingError, UnavailableError
+from syncer.base.model import ID_BYTES_MAX, Place, Target
+from syncer.elasticsearch.routing import Shards
+
+_KEEP_ALIVE = "20m"
+_DISK_BLOCK = "index.blocks.read_only_allow_delete"
+_BLOCKS = ("index.blocks.write", "index.blocks.read_only", _DISK_BLOCK)
+_PLACES_MAX = 1000
+_LOST = "search_context_missing_exception"
+_AGAIN = "Wait until the health of the index is green or yellow, and do the same again."
+_NO_SHARD = ("no_shard_available_action_exception", "illegal_index_shard_state_exception")
+_IN_ORDER = [{"_shard_doc": "asc"}]
+
+_SHARDS_FIELDS = ",".join(
+    f"metadata.indices.*.{name}"
+    for name in ("routing_num_shards", "settings.index.number_of_shards", "settings.index.version.created")
+)
+_SEQUENCE_FIELDS = "indices.*.shards.*.seq_no.max_seq_no,indices.*.shards.*.routing.primary"
+_WRITES_FIELDS = "_all.primaries.indexing.index_total,_all.primaries.indexing.delete_total"
+_NOT_FOUND = 404
+_JSON = {"accept": "application/json", "content-type": "application/json"}
+
+
+class Copy(msgspec.Struct, frozen=True, kw_only=True):
+    """A copy of a document as Elasticsearch holds it.
+
+    Args:
+        id: The document's id.
+        version: The version that was written.
+        routing: The ``_routing`` it was written with, if any.
+        json: The document as written; empty if the index stores no ``_source``.
+    """
+
+    id: str = msgspec.field(name="_id")
+    version: int = msgspec.field(name="_version", default=0)
+    routing: str | None = msgspec.field(name="_routing", default=None)
+    json: msgspec.Raw = msgspec.field(name="_source", default=msgspec.Raw(b"{}"))
+
+    @property
+    def place(self) -> Place:
+        """The location of the copy."""
+        return Place.of(self.id, self.routing)
+
+    @property
+    def source(self) -> bytes:
+        """The document as written."""
+        return bytes(self.json)
+
+
+class _Found(Copy, frozen=True, kw_only=True):
+    """One result of a read by id."""
+
+    found: bool = False
+    error: dict[str, Any] | None = None
+
+
+class _Documents(msgspec.Struct, frozen=True):
+    docs: list[_Found]
+
+
+class _Hit(Copy, frozen=True, kw_only=True):
+    sort: list[Any] = []
+
+
+class _Total(msgspec.Struct, frozen=True):
+    value: int
+
+
+class _Hits(msgspec.Struct, frozen=True):
+    hits: list[_Hit]
+    total: _Total = _Total(0)
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    hits: _Hits
+    pit_id: str
+    timed_out: bool = False
+
+
+_DOCUMENTS = msgspec.json.Decoder(_Documents)
+_ANSWER = msgspec.json.Decoder(_Answer)
+_Decoded = TypeVar("_Decoded")
+
+
+class _Undecoded(CompatibilityModeJsonSerializer):
+    """Leaves response bodies undecoded, except errors, which the client must parse."""
+
+    def loads(self, data: bytes) -> Any:
+        return super().loads(data) if data.startswith(b'{"error"') else data
+
+
+def _undecoded(client: Elasticsearch) -> Elasticsearch:
+    """Return a client on the same connections that leaves responses undecoded."""
+    transport = copy(client.transport)
+    transport.serializers = SerializerCollection(
+        {**transport.serializers.serializers, _Undecoded.mimetype: _Undecoded()}, default_mimetype=_Undecoded.mimetype
+    )
+    raw = client.options()
+    raw._transport = transport  # noqa: SLF001 - a new client would lose its headers and timeouts
+    return raw
+
+
+class Holdings:
+    """Reads from one Elasticsearch. Safe to share between threads, as the client is."""
+
+    def __init__(self, client: Elasticsearch) -> None:
+        self._client = client
+        self._shards: dict[str, Shards] = {}
+        self._raw = _undecoded(client)
+
+    def shards(self, target: Target) -> Shards:
+        """Return the shards of a target. Requested once: they never change.
+
+        Raises:
+            IndexingError: A routing leads to another shard than computed.
+        """
+        shards = self._shards.get(target.index_name)
+        if shards is None:
+            state = self._client.cluster.state(
+                metric="metadata", index=target.index_name, ignore_unavailable=False, filter_path=_SHARDS_FIELDS
+            )
+            shards = Shards.of_index(state.body["metadata"]["indices"][target.index_name])
+            if shards.number > 1:
+                self._require_computed_shard(target, shards)
+            self._shards[target.index_name] = shards
+        return shards
+
+    def _require_computed_shard(self, target: Target, shards: Shards) -> None:
+        """Ask Elasticsearch where routings of one shard lead; a future version may compute it in another way."""
+        shard = shards.number - 1
+        routings = [one for one in (*shards.addresses, *map(str, range(64))) if shards.shard(one) == shard]
+        answer = self._client.search_shards(index=target.index_name, routing=",".join(routings))
+        if {copy["shard"] for copies in answer.body["shards"] for copy in copies} - {shard}:
+            raise IndexingError(
+                f"Elasticsearch routes the documents of {target.index_name} to other shards than syncer computes",
+                hint="This Elasticsearch is newer than syncer knows. Upgrade syncer.",
+            )
+
+    def read(self, target: Target, ids: Iterable[str]) -> list[Copy]:
+        """Return the target's copies of these documents, on any shard; realtime.
+
+        Raises:
+            UnavailableError: A shard is unavailable.
+            IndexingError: Elasticsearch cannot read one of them.
+        """
+        addresses = self.shards(target).addresses
+        valid = _valid(ids)
+        step = max(1, _PLACES_MAX // len(addresses))
+        return [
+            copy
+            for at in range(0, len(valid), step)
+            for copy in self._read(target, [(one, address) for one in valid[at : at + step] for address in addresses])
+        ]
+
+    def _read(self, target: Target, places: Sequence[tuple[str, str]]) -> Iterator[Copy]:
+        docs = [{"_id": id_, "routing": routing} for id_, routing in places]
+        for one in self._ask(_DOCUMENTS, f"/{target.index_name}/_mget", {"docs": docs}).docs:
+            if one.error is not None:
+                kind = str(one.error.get("type"))
+                reason = one.error.get("reason", kind)
+                if kind in _NO_SHARD:
+                    raise UnavailableError(f"A shard of {target.index_name} is away: {reason}", hint=_AGAIN, kind=kind)
+                raise IndexingError(f"Elasticsearch cannot read document {one.id}: {reason}")
+            if one.found:
+                yield one
+
+    def refresh(self, target: Target) -> None:
+        """Make searches find everything written so far, without waiting for the refresh interval.
+
+        Raises:
+            UnavailableError: A shard was unavailable.
+        """
+        refreshed = self._client.indices.refresh(index=target.index_name).body
+        if refreshed["_shards"]["failed"]:
+            raise UnavailableError(f"Not every shard of {target.index_name} could be refreshed", hint=_AGAIN)
+
+    @contextmanager
+    def view(self, target: Target) -> Iterator[View]:
+        """Open a view of everything that the target holds now."""
+        self.refresh(target)
+        with self._view(target) as view:
+            yield view
+
+    @contextmanager
+    def _view(self, target: Target, *, shard: int | None = None) -> Iterator[View]:
+        """Open a view of a target, or of one of its shards, as of its last refresh."""
+        preference = None if shard is None else f"_shards:{shard}"
+        opened = self._client.open_point_in_time(index=target.index_name, keep_alive=_KEEP_ALIVE, preference=preference)
+        point: str = opened.body["id"]
+        try:
+            yield View(self, point)
+        finally:
+            with suppress(elasticsearch.ApiError, elasticsearch.TransportError):  # it expires by itself
+                self._client.close_point_in_time(id=point)
+
+    def sequence_numbers(self, target: Target) -> dict[int, int]:
+        """Return the last sequence number of each shard; every later write gets a greater one.
+
+        Raises:
+            UnavailableError: A shard has no primary.
+        """
+        stats = self._client.indices.stats(
+            index=target.index_name, level="shards", metric="docs", filter_path=_SEQUENCE_FIELDS
+        ).body
+        shards = stats.get("indices", {}).get(target.index_name, {}).get("shards", {})
+        # A primary that is being relocated appears twice.
+        found = {
+            int(shard): max(copy["seq_no"]["max_seq_no"] for copy in copies if copy["routing"]["primary"])
+            for shard, copies in shards.items()
+            if any(copy["routing"]["primary"] and "seq_no" in copy for copy in copies)
+        }
+        self._require_every_shard(target, found)
+        return found
+
+    def _require_every_shard(self, target: Target, found: Collection[int]) -> None:
+        if len(found) != self.shards(target).number:
+            raise UnavailableError(f"Not every shard of {target.index_name} has its primary", hint=_AGAIN)
+
+    def untouched_since(self, target: Target, numbers: Mapping[int, int], *, page: int) -> Iterator[list[Place]]:
+        """Yield the places of copies that were not written since the shards had these numbers, in chunks.
+
+        Every copy that existed then and is unchanged is included. A copy written since is excluded, unless its shard
+        lost its primary in between: the new primary may reuse the numbers of writes that were never acknowledged.
+        """
+        self.refresh(target)
+        for shard, number in numbers.items():
+            with self._view(target, shard=shard) as view:
+                yield from view.walk(page=page, until=number)
+
+    def is_well(self, alias: str) -> bool:
+        """Whether every shard behind an alias has its primary."""
+        return str(self._client.cluster.health(index=alias, timeout="1s").body["status"]) != "red"
+
+    def takes_documents(self, index_name: str) -> bool:
+        """Whether every shard of an index has its primary, and no full disk limits the index to deletes.
+
+        Raises:
+            elasticsearch.NotFoundError: It is gone.
+        """
+        found = self._client.indices.get_settings(index=index_name, flat_settings=True).body
+        is_blocked = any(str(one["settings"].get(_DISK_BLOCK)).lower() == "true" for one in found.values())
+        return not is_blocked and self.is_well(index_name)
+
+    def is_open(self, index_name: str) -> bool:
+        """Whether an index is not closed, and no block of its own forbids writes.
+
+        Raises:
+            elasticsearch.NotFoundError: It is gone.
+        """
+        found = self._client.indices.get_settings(index=index_name, flat_settings=True).body
+        if any(str(one["settings"].get(block)).lower() == "true" for one in found.values() for block in _BLOCKS):
+            return False
+        try:
+            self._client.count(index=index_name)
+        except elasticsearch.BadRequestError:
+            return False
+        return True
+
+    def objection(self, target: Target, id_: str, source: bytes) -> tuple[str, str] | None:
+        """Return the error type and reason with which an index would reject a document, without writing it.
+
+        Raises:
+            elasticsearch.ApiError, elasticsearch.TransportError: Elasticsearch cannot tell, for example before 8.15.
+        """
+        place = f'"_index":{json.dumps(target.index_name)},"_id":{json.dumps(id_)}'.encode()
+        response = self._client.perform_request(
+            "POST",
+            "/_ingest/_simulate",
+            headers=_JSON,
+            body=b'{"docs":[{%b,"_source":%b}]}' % (place, source),
+        )
+        error = response.body["docs"][0].get("doc", response.body["docs"][0]).get("error")
+        if error is None:
+            return None
+        cause = error.get("caused_by", {}).get("reason", "")
+        return error["type"], ": ".join(part for part in (error.get("reason", ""), cause) if part)
+
+    def count(self, target: Target) -> int:
+        """Return how many documents a search of this target finds.
+
+        Raises:
+            UnavailableError: A shard is unavailable, and its documents were not counted.
+        """
+        answer = self._client.count(index=target.index_name).body
+        if answer["_shards"]["failed"]:
+            raise UnavailableError(f"Not every shard of {target.index_name} could be asked", hint=_AGAIN)
+        return int(answer["count"])
+
+    def searched(self, aliases: Sequence[str]) -> dict[str, list[str]]:
+        """Return the physical indices that searches through each of these aliases find."""
+        return searched(self._client, aliases)
+
+    def writes(self, targets: Sequence[Target]) -> int:
+        """Return how many writes and deletes these targets have received. A relocated shard starts at 0."""
+        if not targets:
+            return 0
+        names = [one.index_name for one in targets]
+        stats = self._client.indices.stats(index=names, metric="indexing", filter_path=_WRITES_FIELDS).body
+        totals = stats.get("_all", {}).get("primaries", {}).get("indexing", {})
+        return int(totals.get("index_total", 0)) + int(totals.get("delete_total", 0))
+
+    def search(self, point: str, request: Mapping[str, Any]) -> _Hits:
+        """Run one search in an open view.
+
+        Raises:
+            UnavailableError: It timed out, or the view is lost.
+        """
+        # Partial results would make the copies of an unavailable shard look missing.
+        path = "/_search?allow_partial_search_results=false"
+        try:
+            answer = self._ask(_ANSWER, path, {**request, "pit": {"id": point, "keep_alive": _KEEP_ALIVE}})
+        except elasticsearch.NotFoundError as error:
+            if _LOST not in str(error.body):
+                raise
+            raise UnavailableError("A view of an index was lost", hint="Was a node restarted? Do it again.") from error
+        if answer.timed_out:
+            raise UnavailableError("Elasticsearch cut a search short", hint="Is search.default_search_timeout set?")
+        return answer.hits
+
+    def _ask(self, decoder: msgspec.json.Decoder[_Decoded], path: str, request: Mapping[str, Any]) -> _Decoded:
+        answer = self._raw.perform_request("POST", path, headers=_JSON, body=request).body
+        try:
+            return decoder.decode(answer)
+        except msgspec.DecodeError as error:
+            raise elasticsearch.SerializationError(f"Not a response of Elasticsearch: {error}") from error
+
+
+def searched(client: Elasticsearch, aliases: Sequence[str]) -> dict[str, list[str]]:
+    """Return the physical indices that searches through each of these aliases find."""
+    found = client.options(ignore_status=_NOT_FOUND).indices.get_alias(name=list(aliases)).body if aliases else {}
+    # Besides indices, the response may contain an error message about a missing alias.
+    held = {name: one["aliases"] for name, one in found.items() if isinstance(one, dict)}
+    return {alias: sorted(name for name, one in held.items() if alias in one) for alias in aliases}
+
+
+def _valid(ids: Iterable[str]) -> list[str]:
+    """Return the ids that Elasticsearch accepts. It has no copies with other ids, and refuses requests for them."""
+    return [one for one in ids if 1 <= len(one.encode()) <= ID_BYTES_MAX]
+
+
+class View:
+    """The contents of a target at one moment. Safe to share between threads."""
+
+    def __init__(self, holdings: Holdings, point: str) -> None:
+        self._holdings = holdings
+        self._point = point
+
+    def count(self) -> int:
+        """Return the number of copies."""
+        return self._holdings.search(self._point, {"size": 0, "track_total_hits": True}).total.value
+
+    def find(self, ids: Sequence[str]) -> list[Copy]:
+        """Return all copies of these documents, on any shard and under any routing."""
+        valid = _valid(ids)
+        request: dict[str, Any] = {"query": {"ids": {"values": valid}}, "sort": _IN_ORDER, "size": len(valid)}
+        request |= {"version": True, "track_total_hits": True}
+        found: list[Copy] = []
+        while valid:
+            answer = self._holdings.search(self._point, request)
+            found += answer.hits
+            if len(found) >= answer.total.value or not answer.hits:
+                break
+            request["search_after"] = answer.hits[-1].sort  # a document has several copies
+        return found
+
+    def walk(self, *, page: int, until: int | None = None) -> Iterator[list[Place]]:
+        """Yield the places of all copies in chunks, in no order; of those up to sequence number ``until``, if given."""
+        query = {} if until is None else {"query": {"range": {"_seq_no": {"lte": until}}}}
+        yield from self._pages({**query, "sort": _IN_ORDER}, page)
+
+    def some(self, number: int, *, seed: int, page: int) -> Iterator[list[Place]]:
+        """Yield the places of ``number`` copies chosen at random."""
+        chance = {"function_score": {"random_score": {"seed": seed, "field": "_seq_no"}, "boost_mode": "replace"}}
+        request = {"query": chance, "sort": [{"_score": "desc"}, *_IN_ORDER]}
+        for places in self._pages(request, min(number, page)):
+            yield places[:number]
+            number -= len(places)
+            if number <= 0:
+                return
+
+    def _pages(self, request: dict[str, Any], page: int) -> Iterator[list[Place]]:
+        request = {**request, "size": page, "_source": False, "track_total_hits": False}
+        while hits := self._holdings.search(self._point, request).hits:
+            yield [hit.place for hit in hits]
+            request["search_after"] = hits[-1].sort

@@ -1,0 +1,22 @@
+"""Document ids → documents built in one snapshot → Elasticsearch. Every document of an index is written here.
+
+The version rule: a version is assigned together with a snapshot, serialised against every other writer; the documents
+are read in that snapshot and written whole with that version as the external version. So a higher version comes from
+a newer snapshot, and a version conflict means that something at least as new is there or in flight.
+
+    pool              a few writer threads; cuts what is submitted into slices, one request each
+    writer            one slice of documents: build, send, settle
+    compose           build: reads the documents of a slice, with a version, in one snapshot
+    version           the SQL that assigns a version together with a snapshot
+    failover          notices a restore or failover, starts a new epoch (the high bits of every version), and has
+                      everything written again
+    version_log       when versions were assigned
+    replica           reads documents on a standby
+    connections       the connections of one writer
+    flow_control      how many documents a request has, and how many requests are in flight
+    bulk_errors       sorts refused items as `syncer.base.error_policy` decides: again, dead letter, suspend
+    failed_documents  makes dead letters of refused documents, and of those that the SELECT fails on
+    dead_letters      their table
+    fault             names the field that a document is refused for
+    dry_run           whether the document of a dead letter would be accepted now
+"""

@@ -1,0 +1,252 @@
+"""Failover: notices a restore or failover of the database, starts a new epoch, and has every document written again.
+
+Guarantees: an epoch that is entered is greater than any that Postgres or Elasticsearch has seen. The commit that enters
+it creates a refresh of every active document.
+
+After a restore, or a failover to a replica that lagged, the database has lost commits. Documents still show them, jobs
+and suspensions recorded in them are gone, and their changes are no longer in flight. The refresh, as after a TRUNCATE,
+writes what exists and removes what only Elasticsearch has. You need not do anything.
+
+A *cluster identity* is the system identifier, the timeline, and the catalog's ids of the database and of the sequence.
+Every new writer connection compares the one that Postgres remembers with the server that it runs on. They differ after
+a promotion, a point-in-time recovery, or a dump and restore. Two set-backs leave no trace there: a copy of the server's
+files put back in place, and a sequence that was set by hand. They are detected by their consequences. A number that is
+handed out again is lower than a noted one (``syncer.version_time``), or than the version of some document. The latter
+is a conflict with a version never assigned in this cluster identity. `doubt` then makes the next writer enter another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Protocol
+from uuid import UUID
+
+import structlog
+
+from syncer.base import events
+from syncer.base.model import EPOCH_SHIFT
+from syncer.base.postgres import Connection
+from syncer.documents import registry
+from syncer.indexing.version import row, skip_unflushed, split
+from syncer.indexing.version_log import CLUSTER_IDENTITY, NOTED
+from syncer.jobs import queue
+from syncer.jobs.model import Job, JobKind
+
+_REMEMBERED_ONLY = "SELECT installation, system_identifier, timeline, sequence, epoch FROM syncer.cluster_identity"
+_REMEMBERED = f"{_REMEMBERED_ONLY} FOR UPDATE"
+_MAY_HAVE_ASSIGNED = f"""
+SELECT $1::bigint <= i.epoch << {EPOCH_SHIFT} | s.last_value FROM syncer.cluster_identity AS i, syncer.version AS s
+"""  # noqa: S608 - only constants
+# The last note of an earlier cluster identity: notes are taken every few seconds while versions are assigned.
+_IS_YOUNG = f"""
+SELECT coalesce((SELECT t.assigned_before > now() - $1::interval FROM syncer.version_time AS t
+                 WHERE t.version < i.epoch << {EPOCH_SHIFT} ORDER BY t.version DESC LIMIT 1), false)
+FROM syncer.cluster_identity AS i
+"""  # noqa: S608 - only constants
+_YOUNG = timedelta(hours=1)
+# No server has timeline 0. A writer that still assigns meanwhile is no worse off than before.
+_LEAVE = f"""
+UPDATE syncer.cluster_identity SET timeline = 0
+WHERE timeline <> 0 AND $1::bigint > epoch << {EPOCH_SHIFT} | (SELECT last_value FROM syncer.version)
+"""  # noqa: S608 - only constants
+_REMEMBER = "UPDATE syncer.cluster_identity SET system_identifier = $1, timeline = $2, sequence = $3, epoch = $4"
+_ASSIGNED = f"""
+SELECT i.installation, i.epoch, CASE WHEN s.is_called THEN s.last_value ELSE 0 END,
+       (i.system_identifier, i.timeline, i.sequence) = ({CLUSTER_IDENTITY})
+FROM syncer.cluster_identity AS i, syncer.version AS s
+"""  # noqa: S608 - only constants
+
+
+class EpochRecord(Protocol):
+    """A record kept outside Postgres, which a restore of Postgres cannot take back."""
+
+    def read_epoch(self, installation: UUID) -> int:
+        """Return the greatest epoch that was written; 0 if none was."""
+
+    def write_epoch(self, installation: UUID, epoch: int) -> None:
+        """Return once the epoch is durably stored."""
+
+    def read_assigned(self, installation: UUID) -> int:
+        """Return the greatest recorded version that was assigned; 0 if there is none."""
+
+    def write_assigned(self, installation: UUID, version: int) -> None:
+        """Record an assigned version, unless a greater one is recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterIdentity:
+    """The identity of the database cluster, and its epoch.
+
+    Args:
+        system_identifier: Set by initdb; a dump restored elsewhere has another one.
+        timeline: Grows with each promotion and each point-in-time recovery.
+        epoch: The active epoch.
+        has_changed: Whether this call found that the identity has changed, or that documents may have been written
+            before there was one.
+    """
+
+    system_identifier: int
+    timeline: int
+    epoch: int
+    has_changed: bool
+
+
+def enter(connection: Connection, record: EpochRecord) -> ClusterIdentity:
+    """Enter the current cluster identity on a new connection, before the first version is assigned.
+
+    Guarantees that every active document has a refresh that has not begun, if the identity is a new one.
+    """
+    made: list[Job] = []
+
+    def refresh_all() -> None:
+        refreshes = [queue.create(connection, one, JobKind.REFRESH) for one in registry.documents(connection)]
+        made.extend(one for one in refreshes if one is not None)
+
+    # Rule: a-new-identity-refreshes-all.
+    entered = enter_cluster_identity(connection, record, if_changed=refresh_all)
+    skip_unflushed(connection)
+    if entered.has_changed:
+        log = structlog.get_logger()
+        log.warning(events.FAILOVER_DETECTED, epoch=entered.epoch, jobs=[one.id for one in made])
+        for one in made:
+            log.info(events.JOB_CREATED, job=one.id, kind=one.kind, document=one.document, cause=one.cause)
+    return entered
+
+
+def doubt(connection: Connection, record: EpochRecord, found: int) -> bool:
+    """Make the next writer enter another cluster identity, if a version in Elasticsearch was not assigned in this one.
+
+    Returns:
+        Whether that is so. The versions assigned on this connection are then not reliable.
+    """
+    if may_have_assigned(connection, found):
+        return False
+    return leave_cluster_identity(connection, record, found)
+
+
+def enter_cluster_identity(
+    connection: Connection, record: EpochRecord, *, if_changed: Callable[[], object] = lambda: None
+) -> ClusterIdentity:
+    """Make sure that the active epoch belongs to the current cluster identity of the database.
+
+    The record is read without holding a lock, since its server may hang. It may be out of date when it is compared. An
+    epoch recorded since then is either in Postgres too, or no version was assigned in it. A lock is held only to enter
+    another cluster identity, while the epoch is written. It is written to the record before Postgres, so that a crash
+    in between costs a number but never the order.
+
+    Args:
+        connection: A connection that is not in a transaction.
+        record: The record outside Postgres.
+        if_changed: Called in the transaction that enters another cluster identity.
+    """
+    installation = row(connection, _REMEMBERED_ONLY)[0]
+    recorded, assigned = record.read_epoch(installation), record.read_assigned(installation)
+    found, is_same = _compared(connection, _REMEMBERED_ONLY, recorded, assigned)
+    if is_same:
+        return found
+    with connection.transaction():
+        found, is_same = _compared(connection, _REMEMBERED, recorded, assigned)
+        if is_same:  # another process has entered it meanwhile
+            return found
+        had_one = found.epoch > 0 or recorded > 0
+        # Rules: a-new-identity-has-a-greater-epoch, the-epoch-is-kept-in-elasticsearch.
+        epoch = _next_epoch(found.epoch, recorded)
+        # Rule: the-record-comes-first.
+        record.write_epoch(installation, epoch)
+        connection.execute(_REMEMBER, (*row(connection, CLUSTER_IDENTITY), epoch))
+        if had_one:
+            if_changed()
+    return replace(found, epoch=epoch, has_changed=had_one)
+
+
+def _next_epoch(remembered: int, recorded: int) -> int:
+    """Return an epoch greater than any that was ever active, whichever of the two was set back."""
+    return max(remembered, recorded) + 1
+
+
+def _compared(connection: Connection, query: str, recorded: int, assigned: int) -> tuple[ClusterIdentity, bool]:
+    """Return what Postgres remembers, and whether that is its current cluster identity."""
+    _, system_identifier, timeline, sequence, epoch = row(connection, query)
+    current = row(connection, CLUSTER_IDENTITY)
+    known = max(assigned, row(connection, NOTED)[0])
+    is_same = _is_same_database((system_identifier, timeline, sequence), current)
+    is_same = is_same and recorded <= epoch and may_have_assigned(connection, known)
+    found = ClusterIdentity(system_identifier=current[0], timeline=current[1], epoch=epoch, has_changed=False)
+    return found, is_same
+
+
+def _is_same_database(remembered: Sequence[Any], current: Sequence[Any]) -> bool:
+    """Return whether cluster, timeline and sequence are the remembered ones."""
+    return tuple(remembered) == tuple(current)
+
+
+def may_have_assigned(connection: Connection, version: int) -> bool:
+    """Return whether this database may have assigned a version that was found in Elasticsearch before this call.
+
+    If not, versions that it assigns now may be lower than earlier ones.
+    """
+    is_less: bool = row(connection, _MAY_HAVE_ASSIGNED, (version,))[0]
+    return is_less
+
+
+def leave_cluster_identity(connection: Connection, record: EpochRecord, version: int) -> bool:
+    """Make the next writer enter a greater epoch, because of a version not assigned in this cluster identity.
+
+    Any user who may write to an index can make such a version up, and another epoch rewrites every document. So in
+    the first hour of an epoch a version is believed only if one as great was noted as assigned.
+
+    Returns:
+        Whether it will. It will not if no epoch as great was ever entered: the version is then foreign.
+    """
+    installation, _, _, _, epoch = row(connection, _REMEMBERED_ONLY)
+    if split(version)[0] > max(epoch, record.read_epoch(installation)):
+        return False
+    known = max(record.read_assigned(installation), row(connection, NOTED)[0])
+    if may_have_assigned(connection, known) and row(connection, _IS_YOUNG, (_YOUNG,))[0]:
+        return False
+    connection.execute(_LEAVE, (version,))
+    return True
+
+
+def is_forgotten(connection: Connection, record: EpochRecord) -> bool:
+    """Return whether the database has an epoch that the record outside does not know."""
+    installation, _, _, _, epoch = row(connection, _REMEMBERED_ONLY)
+    return epoch > 0 and not record.read_epoch(installation)
+
+
+def is_entered(connection: Connection) -> bool:
+    """Return whether the active epoch belongs to the database as it runs; if not, the next writer enters another."""
+    return bool(row(connection, _ASSIGNED)[3])
+
+
+class Origin(StrEnum):
+    """The origin of a version."""
+
+    ASSIGNED = "assigned"
+    """Assigned in the active epoch."""
+    EARLIER = "earlier"
+    """Assigned in an earlier epoch, before a failover or a restore."""
+    LOST = "lost"
+    """Assigned in a cluster identity that was lost to a restore; the next writer enters a greater epoch."""
+    FOREIGN = "foreign"
+    """Not assigned by syncer: made up by another client."""
+
+
+def origin(connection: Connection, record: EpochRecord, version: int) -> Origin:
+    """Return the origin of a version that was found in Elasticsearch before this call.
+
+    A foreign version lower than an assigned one cannot be told from it.
+    """
+    epoch, number = split(version)
+    installation, epoch_now, last_number, is_entered = row(connection, _ASSIGNED)
+    if epoch == 0:
+        return Origin.FOREIGN  # every writer enters an epoch before it assigns
+    if epoch < epoch_now:
+        return Origin.EARLIER
+    if epoch == epoch_now and number <= last_number:
+        return Origin.ASSIGNED
+    is_lost = epoch > epoch_now or not is_entered
+    return Origin.LOST if is_lost and epoch <= record.read_epoch(installation) else Origin.FOREIGN

@@ -1,0 +1,124 @@
+"""Versions: the SQL that assigns one together with a snapshot, serialised against every other writer.
+
+A version is ``epoch << 43 | nextval``. Guarantee: a version assigned after another was handed out is greater, across
+crashes, failover, point-in-time recovery and dump and restore. `syncer.indexing.failover` provides the epoch, which
+grows if the database is no longer the one that assigned the versions before. While it is, the sequence never goes back:
+Postgres logs a sequence 32 values ahead, so at most 32 values for each assigning connection were handed out before a
+crash without being on disk. Every new writer connection skips more than that with `skip_unflushed`, by plain
+``nextval``, which cannot run backwards.
+
+A version contains no time: see `syncer.indexing.version_log`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from syncer.base.model import EPOCH_SHIFT
+from syncer.base.postgres import Connection
+
+_SEQUENCE_LOGGED_AHEAD = 32  # SEQ_LOG_VALS in Postgres' sequence.c
+
+_UNFLUSHED = f"{_SEQUENCE_LOGGED_AHEAD} * current_setting('max_connections')::int"
+_SKIP = f"SELECT count(nextval('syncer.version')) FROM generate_series(0, {_UNFLUSHED})"  # noqa: S608 - only constants
+
+_NEXT_WRITER = f"""
+SELECT i.epoch << {EPOCH_SHIFT} | s.last_value + {_UNFLUSHED} FROM syncer.cluster_identity AS i, syncer.version AS s
+"""  # noqa: S608 - only constants
+# A materialized WITH runs before the query that reads it: the mark is written after the version is assigned, and the
+# commit of this statement flushes it.
+# Rule: mark-after-the-assign.
+_ASSIGN_WITH_MARK = f"""
+WITH assigned AS MATERIALIZED (
+    SELECT epoch << {EPOCH_SHIFT} | nextval('syncer.version') AS version FROM syncer.cluster_identity
+)
+SELECT version, pg_logical_emit_message(true, 'syncer', '')::text FROM assigned
+"""  # noqa: S608 - only constants
+# Rule: the-replica-knows-the-version.
+_KNOWS = f"""
+SELECT i.epoch = $1::bigint >> {EPOCH_SHIFT} AND i.epoch << {EPOCH_SHIFT} | s.last_value >= $1::bigint
+FROM syncer.cluster_identity AS i, syncer.version AS s
+"""  # noqa: S608 - only constants
+# Rule: assign-and-read-in-turn. The lock is held from before the assign until the snapshot is taken.
+_TAKE_TURN = "LOCK TABLE syncer.version_lock IN EXCLUSIVE MODE"
+# This is the transaction's first query, so it takes the snapshot. Rolling back the savepoint releases the lock but
+# keeps the assigned version.
+_ASSIGN = f"SELECT epoch << {EPOCH_SHIFT} | nextval('syncer.version') FROM syncer.cluster_identity"  # noqa: S608 - a constant
+
+
+def skip_unflushed(connection: Connection) -> None:
+    """Skip every number that may have been handed out before a crash without being on disk."""
+    # Rule: skip-unflushed-numbers.
+    connection.execute(_SKIP)
+
+
+def assign_version() -> str:
+    """Return the statements that assign one version and take the snapshot that may be written with it, serialised.
+
+    No other transaction assigns a version or takes its snapshot between the two. So a greater version has a snapshot
+    that shows at least as much. A lock on the server serialises them. It is held for a moment only, whatever happens to
+    the client.
+
+    Send the statements in one round trip with the rest of the transaction, which must be ``REPEATABLE READ``, writable
+    and have a ``lock_timeout``. They must come before its first query. They return the version as their only row, and
+    make the transaction read-only.
+    """
+    return f"SAVEPOINT turn; {_TAKE_TURN}; {_ASSIGN}; ROLLBACK TO SAVEPOINT turn; SET TRANSACTION READ ONLY"
+
+
+def assign(connection: Connection) -> int:
+    """Assign one version and take the snapshot that may be written with it: see `assign_version`.
+
+    Args:
+        connection: In a transaction of `syncer.base.postgres.snapshot`, before its first query.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: The lock was not free within the transaction's ``lock_timeout``.
+    """
+    # Several statements at once cannot be prepared.
+    connection.execute("SET TRANSACTION READ WRITE", prepare=False)
+    answers = connection.execute(assign_version(), prepare=False)
+    while answers.description is None:
+        answers.nextset()
+    row = answers.fetchone()
+    assert row is not None  # noqa: S101 - one cluster identity
+    return int(row[0])
+
+
+def assign_with_mark(connection: Connection) -> tuple[int, str]:
+    """Assign one version; return it with a flushed position in the WAL, behind every commit that was visible then.
+
+    Only a snapshot taken after this call may be written with it.
+    """
+    assigned, mark = row(connection, _ASSIGN_WITH_MARK)
+    return assigned, mark
+
+
+def knows_query(version: int) -> str:
+    """Return a query: does this server, primary or replica, show the state that a version was assigned with?"""
+    return _KNOWS.replace("$1", str(version))
+
+
+def knows(connection: Connection, version: int) -> bool:
+    """Return whether this server shows the state that a version was assigned with."""
+    is_known: bool = connection.execute(knows_query(version)).fetchone() == (True,)
+    return is_known
+
+
+def split(version: int) -> tuple[int, int]:
+    """Return a version's epoch, and its number in the sequence."""
+    return version >> EPOCH_SHIFT, version & ((1 << EPOCH_SHIFT) - 1)
+
+
+def is_surpassed(connection: Connection, version: int) -> bool:
+    """Return whether a writer that starts now assigns a greater version than this one."""
+    least_assigned: int = row(connection, _NEXT_WRITER)[0]
+    return version < least_assigned
+
+
+def row(connection: Connection, query: str, parameters: Sequence[object] = ()) -> tuple[Any, ...]:
+    """Return the only row of a query on tables that have exactly one."""
+    found = connection.execute(query, parameters).fetchone()
+    assert found is not None  # noqa: S101 - each of these tables has exactly one row
+    return found

@@ -1,0 +1,372 @@
+"""The job queue: creates, joins, changes and ends jobs, in Postgres. All job workers of all daemons share it.
+
+`syncer.jobs.model` says what a job is. `syncer.jobs.listing` creates its chunks of ids; `syncer.jobs.chunks` takes and
+finishes them.
+
+Guarantees: a job continues where it was, whichever process dies. A job does not outlive its revision or its index.
+Locks are taken in one order: the document's row, then jobs, then chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from syncer.base.errors import JobError
+from syncer.base.model import dump_images
+from syncer.base.postgres import Connection
+from syncer.documents import predicate, registry
+from syncer.documents.registry import Document
+from syncer.jobs.model import UNFINISHED, Job, JobKind, JobState, find, locked_joinable, locked_unfinished
+
+FINISHED_KEPT_MAX = 100
+"""How many finished jobs of each kind are remembered."""
+FINISHED_KEPT_DAYS = 30
+CAUSE_IMAGES_MAX = 1000
+"""A fan-out with this many changed rows as its cause takes up no more."""
+
+# Lock order: a document before its jobs.
+_LOCK_DOCUMENT = """
+SELECT revision FROM syncer.document WHERE index_name = $1 FOR NO KEY UPDATE
+"""
+_LOCK_DOCUMENT_OF = """
+SELECT FROM syncer.document WHERE index_name = (SELECT index_name FROM syncer.job WHERE id = $1) FOR NO KEY UPDATE
+"""
+# NOTIFY fails if its queue is full: long before that, job workers find the job by looking.
+_CREATE = """
+INSERT INTO syncer.job (kind, document, index_name, revision, rate, completes_load, cause)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
+RETURNING id, CASE WHEN pg_notification_queue_usage() < 0.5 THEN pg_notify('syncer_job', '') END
+"""
+_LISTEN = "LISTEN syncer_job"
+_DATE = "UPDATE syncer.job SET changed_at = least(changed_at, to_timestamp($2)) WHERE id = $1"
+# A separate statement, since a daemon's role may create jobs but may not write what is executed.
+_SET_CONDITION = "UPDATE syncer.job SET condition = $2 WHERE id = $1"
+_JOIN = """
+UPDATE syncer.job SET cause = (
+    SELECT jsonb_object_agg(relation, images) FROM (
+        SELECT relation, jsonb_agg(DISTINCT image) AS images
+        FROM (SELECT * FROM jsonb_each(cause) UNION ALL SELECT * FROM jsonb_each($2)) AS part (relation, images)
+             CROSS JOIN jsonb_array_elements(part.images) AS image
+        GROUP BY relation
+    ) AS merged
+), caused_before = pg_snapshot_xmax(pg_current_snapshot()) WHERE id = $1
+"""
+# The cause was committed before this statement's snapshot.
+_JOIN_WHOLE = "UPDATE syncer.job SET caused_before = pg_snapshot_xmax(pg_current_snapshot()) WHERE id = $1"
+_IS_THROUGH = """
+SELECT j.state IN ('listed', 'cleaned_up') AND j.chunks_left = 0
+FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE
+"""
+_WRITTEN = "UPDATE syncer.job SET state = 'written' WHERE id = $1"
+_END = """
+UPDATE syncer.job AS j SET state = $2, error = $3, is_paused = false, finished_at = clock_timestamp()
+WHERE j.id = $1 AND {unfinished}
+"""
+_DROP_CHUNKS = "DELETE FROM syncer.job_chunk WHERE job = $1"
+_PRUNE = """
+DELETE FROM syncer.job WHERE id IN (
+    SELECT j.id FROM syncer.job AS j
+    WHERE NOT ({unfinished})
+      AND (j.finished_at < clock_timestamp() - make_interval(days => $2)
+           OR j.id NOT IN (SELECT o.id FROM (
+                  SELECT j.id, row_number() OVER (PARTITION BY j.kind ORDER BY j.finished_at DESC, j.id DESC) AS place
+                  FROM syncer.job AS j WHERE NOT ({unfinished})) AS o
+                  WHERE o.place <= $1))
+    FOR UPDATE SKIP LOCKED)
+"""
+_PAUSE = "is_paused = true"
+# The time that it was paused neither lowers the measured rate nor accumulates an allowance.
+_RESUME = "is_paused = false, measured_at = clock_timestamp(), measured_done = documents_done, measured_rate = NULL"
+_SET_RATE = "rate = $2, next_at = '-infinity'"
+_CHANGE = "UPDATE syncer.job AS j SET {change} WHERE j.id = $1 AND {unfinished} RETURNING j.id"
+_COMPLETE_NO_LOAD = "UPDATE syncer.job AS j SET completes_load = false WHERE j.index_name = ANY ($1) AND {unfinished}"
+
+
+def create(
+    connection: Connection,
+    document: Document,
+    kind: JobKind,
+    *,
+    where: str | None = None,
+    rate: float | None = None,
+    resumes: bool = False,
+) -> Job | None:
+    """Create a job whose ids are yet to be listed, in the caller's transaction if there is one.
+
+    If a new job that is not paused does all that this one would, at no lower rate, it is returned instead: two
+    TRUNCATEs cost one refresh. A load replaces all unfinished whole jobs of its index. Jobs of an older revision are
+    cancelled.
+
+    Args:
+        connection: To Postgres.
+        document: The document as last read; the job is for the revision that is active now.
+        kind: A whole kind, or PARTIAL.
+        where: For PARTIAL: a condition on the columns of the document's root.
+        rate: The limit in documents per second.
+        resumes: Whether to resume an unfinished job of the same kind and condition instead, with this rate if one is
+            given.
+
+    Returns:
+        The job; None if the document's index is no longer active.
+
+    Raises:
+        JobError: Syncer or Postgres refuses the condition.
+    """
+    assert kind.is_whole == (where is None)  # noqa: S101 - ids that are at hand are for `listing.create_listed`
+    if where is not None:
+        where = predicate.canonical(connection, document, where)
+    with connection.transaction():
+        revision = lock_document(connection, document.index_name)
+        if revision is None:
+            return None
+        others = locked_unfinished(connection, document.index_name)
+        current = [one for one in others if one.revision == revision]
+        if resumes and (same := _same(current, kind, where)):
+            resumed = resume(connection, same.id)
+            return resumed if rate is None else set_rate(connection, same.id, rate)
+        if kind.is_whole and (new := _still_new(current, kind, rate)):
+            connection.execute(_JOIN_WHOLE, (new.id,))
+            return new
+        if kind is JobKind.INITIAL_LOAD:
+            mark_incomplete(connection, [document.index_name])
+        made = insert(connection, document, kind, revision, where=where, rate=rate)
+        _take_place(connection, find(connection, made), others)
+        return find(connection, made)
+
+
+def _take_place(connection: Connection, made: Job, others: Sequence[Job]) -> None:
+    """Cancel the jobs that a new one makes redundant."""
+    is_load = made.kind is JobKind.INITIAL_LOAD
+    for one in others:
+        if one.revision != made.revision or (is_load and one.kind.is_whole):
+            _end(connection, one.id, JobState.CANCELLED, f"Job {made.id} takes its place")
+
+
+def create_fan_out(connection: Connection, document: Document, cause: Mapping[str, Sequence[Any]]) -> Job | None:
+    """Create a job for the documents that changed rows touch, in a time that does not depend on how many they are.
+
+    If a new job exists that can take up the cause, or that writes all documents anyway (a load, a refresh), it is
+    joined, unless it waits for a job with which the cause has nothing in common. A job that is joined is listed and
+    written later, so it sees the changes.
+
+    Read ``document`` after the changes were received. ``cause`` has the images of the changed rows by table, each once.
+
+    Returns:
+        The job, once it is committed; None if the document's revision is no longer active. The changes are then older
+        than the active revision, so its load sees them.
+    """
+    with connection.transaction():
+        if lock_document(connection, document.index_name) != document.revision:
+            return None
+        joinable = locked_joinable(connection, document.index_name, _stored(cause))
+        new = _still_new([one for one in joinable if one.revision == document.revision], JobKind.FAN_OUT, None)
+        if new is None:
+            return find(connection, insert(connection, document, JobKind.FAN_OUT, document.revision, cause=cause))
+        if new.kind is JobKind.FAN_OUT:
+            connection.execute(_JOIN, (new.id, _stored(cause)))
+        else:
+            connection.execute(_JOIN_WHOLE, (new.id,))
+        return find(connection, new.id)
+
+
+def date(connection: Connection, job_id: int, changed_at: float) -> None:
+    """Record that a job makes good a change of this time, in Unix time."""
+    connection.execute(_DATE, (job_id, changed_at))
+
+
+def widen(connection: Connection, document: Document, job_id: int, error: str) -> Job | None:
+    """Replace a fan-out whose documents cannot be determined with a refresh of the whole document.
+
+    Returns:
+        The refresh, which is listed later and so sees what caused the fan-out; None if the index is no longer active.
+    """
+    with connection.transaction():
+        made = create(connection, document, JobKind.REFRESH)
+        if made is not None:
+            _end(connection, job_id, JobState.CANCELLED, f"Job {made.id} takes its place: {error}")
+        return made
+
+
+def _same(jobs: Sequence[Job], kind: JobKind, where: str | None) -> Job | None:
+    """Find an equal job, which is being requested again."""
+    return next(
+        (one for one in jobs if (one.kind, one.where, one.completes_load) == (kind, where, kind.is_whole)), None
+    )
+
+
+def _still_new(jobs: Sequence[Job], kind: JobKind, rate: float | None) -> Job | None:
+    """Find a job to join: its listing has not begun, so it will see the changes that made this one necessary."""
+    return next(
+        (
+            one
+            for one in jobs
+            # Rules: join-only-a-new-refresh, join-only-a-new-fan-out.
+            if one.state is JobState.NEW
+            and one.kind.covers(kind)
+            and one.completes_load is one.kind.is_whole
+            and not one.is_paused
+            and sum((one.cause or {}).values()) < CAUSE_IMAGES_MAX
+            and one.rate in (None, rate)
+        ),
+        None,
+    )
+
+
+def lock_document(connection: Connection, index_name: str) -> int | None:
+    """Keep other jobs of an index from being created until the transaction ends; return its active revision, if any."""
+    row = connection.execute(_LOCK_DOCUMENT, (index_name,)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def listen(connection: Connection) -> None:
+    """Have the connection notified of every job that is made from now on."""
+    connection.execute(_LISTEN)
+
+
+def insert(
+    connection: Connection,
+    document: Document,
+    kind: JobKind,
+    revision: int,
+    *,
+    where: str | None = None,
+    rate: float | None = None,
+    cause: Mapping[str, Sequence[Any]] | None = None,
+) -> int:
+    """Insert the row of a job in the caller's transaction, for `create` and `syncer.jobs.listing`; return its id.
+
+    Idle job workers are notified when the transaction commits.
+    """
+    reasons = (rate, kind.is_whole, None if cause is None else _stored(cause))
+    values = (kind, document.name, document.index_name, revision, *reasons)
+    row = connection.execute(_CREATE, values).fetchone()
+    assert row is not None  # noqa: S101 - an INSERT returns a row
+    if where is not None:
+        connection.execute(_SET_CONDITION, (row[0], where))
+    return int(row[0])
+
+
+def _stored(cause: Mapping[str, Sequence[Any]]) -> Jsonb:
+    """Serialise a cause as the table stores it."""
+    return Jsonb(cause, dumps=dump_images)
+
+
+def advance(connection: Connection, job_id: int) -> Job:
+    """Move a job whose chunks are all done to its next state; do nothing if it has chunks left.
+
+    When a whole job ends, the same transaction marks the document as loaded. That requires that the job's revision is
+    still active and not suspended, and that no change may have been missed since the job was created.
+
+    Raises:
+        JobError: There is no such job, or it was pruned.
+    """
+    with connection.transaction():
+        connection.execute(_LOCK_DOCUMENT_OF, (job_id,))
+        is_through = connection.execute(_IS_THROUGH, (job_id,)).fetchone() == (True,)
+        job = find(connection, job_id)
+        # Rule: cleanup-at-the-end.
+        if is_through and _has_yet_to_cleanup(job):
+            connection.execute(_WRITTEN, (job_id,))
+        elif is_through:
+            _end(connection, job_id, JobState.DONE, None)
+            if job.completes_load:
+                registry.mark_loaded(connection, job.document, job.revision)
+    return find(connection, job_id)
+
+
+def fail(connection: Connection, job_id: int, error: str) -> None:
+    """End a job that cannot be done, with the same effect as `cancel`; do nothing if it is finished or gone."""
+    with suppress(JobError), connection.transaction():
+        connection.execute(_LOCK_DOCUMENT_OF, (job_id,))
+        _give_up(connection, find(connection, job_id), JobState.FAILED, error)
+
+
+def pause(connection: Connection, job_id: int) -> Job:
+    """Stop taking chunks of a job; chunks in hand are finished.
+
+    Raises:
+        JobError: There is no such job, or it is finished.
+    """
+    return _change(connection, _PAUSE, job_id)
+
+
+def resume(connection: Connection, job_id: int) -> Job:
+    """Resume a paused job.
+
+    Raises:
+        JobError: There is no such job, or it is finished.
+    """
+    return _change(connection, _RESUME, job_id)
+
+
+def set_rate(connection: Connection, job_id: int, rate: float | None) -> Job:
+    """Limit the documents per second that a job may write, from now on.
+
+    Raises:
+        JobError: There is no such job, or it is finished.
+    """
+    return _change(connection, _SET_RATE, job_id, rate)
+
+
+def _change(connection: Connection, change: str, job_id: int, *values: object) -> Job:
+    query = sql.SQL(_CHANGE).format(change=sql.SQL(change), unfinished=UNFINISHED)
+    is_changed = connection.execute(query, (job_id, *values)).fetchone() is not None
+    job = find(connection, job_id)
+    if not is_changed:
+        raise _finished(job)
+    return job
+
+
+def cancel(connection: Connection, job_id: int, reason: str = "by hand") -> Job:
+    """End a job: unwritten chunks are dropped, written documents stay.
+
+    If the job is pending, documents may be stale without it. The document then counts as not loaded until `syncer
+    apply` or `syncer backfill` has written all of it.
+
+    Raises:
+        JobError: There is no such job, or it is finished.
+    """
+    with connection.transaction():
+        connection.execute(_LOCK_DOCUMENT_OF, (job_id,))
+        job = find(connection, job_id)
+        if not _give_up(connection, job, JobState.CANCELLED, reason):
+            raise _finished(job)
+    return find(connection, job_id)
+
+
+def _has_yet_to_cleanup(job: Job) -> bool:
+    return job.kind.is_whole and job.state is JobState.LISTED
+
+
+def _give_up(connection: Connection, job: Job, state: JobState, reason: str) -> bool:
+    """End a job unsuccessfully; return False if it was finished already."""
+    is_ended = _end(connection, job.id, state, reason)
+    if is_ended and job.kind.is_pending:
+        mark_incomplete(connection, [job.index_name])
+    return is_ended
+
+
+def _end(connection: Connection, job_id: int, state: JobState, error: str | None) -> bool:
+    """Return False if it was finished already."""
+    query = sql.SQL(_END).format(unfinished=UNFINISHED)
+    is_ended = connection.execute(query, (job_id, state, error)).rowcount == 1
+    if is_ended:
+        connection.execute(_DROP_CHUNKS, (job_id,))
+        connection.execute(sql.SQL(_PRUNE).format(unfinished=UNFINISHED), (FINISHED_KEPT_MAX, FINISHED_KEPT_DAYS))
+    return is_ended
+
+
+def _finished(job: Job) -> JobError:
+    return JobError(f"Job {job.id} is {job.state} already", hint="To see all jobs: syncer jobs list")
+
+
+def mark_incomplete(connection: Connection, index_names: Sequence[str]) -> None:
+    """Record that documents in these indices may be stale, and that no job created so far makes up for it."""
+    with connection.transaction():
+        registry.mark_incomplete(connection, index_names)
+        connection.execute(sql.SQL(_COMPLETE_NO_LOAD).format(unfinished=UNFINISHED), (list(index_names),))

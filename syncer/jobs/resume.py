@@ -1,0 +1,54 @@
+"""Resuming: a document that is suspended for a fault goes on by itself once the fault is over.
+
+The faults are those of `syncer.base.errors.Fault`; `syncer.recovery.schema_watch` and `look` find out that one is over.
+For any other reason a document stays suspended until `syncer apply`.
+
+Why nothing is lost: one commit ends the suspension and creates a refresh, and no older job counts as the document's
+load any more. A worker that skipped a change had received it, and then found the document suspended, or suspended it.
+If it did so before that commit, the change is older than the refresh, whose listing begins after it. If it did so
+later, the document is suspended again, and is resumed with another refresh. A change that was never captured, because
+triggers were disabled or a table was another one, is older too: enabling a trigger, or altering a table, waits for
+transactions that write to it.
+"""
+
+from __future__ import annotations
+
+import elasticsearch
+import structlog
+
+from syncer.base import events
+from syncer.base.errors import Fault
+from syncer.base.postgres import Connection
+from syncer.documents import registry
+from syncer.documents.registry import Document
+from syncer.elasticsearch.reader import Holdings
+from syncer.jobs import queue
+from syncer.jobs.model import JobKind
+
+
+def resume(connection: Connection, document: Document, fault: Fault) -> bool:
+    """Resume a document whose fault is over, with a refresh; False if it is not suspended for that any more."""
+    # Rule: refresh-with-the-resumption.
+    with connection.transaction():
+        seconds = registry.resume(connection, document, fault)
+        if seconds is None:
+            return False
+        queue.mark_incomplete(connection, [document.index_name])
+        queue.create(connection, document, JobKind.REFRESH)
+    log = structlog.get_logger()
+    log.info(events.DOCUMENT_RESUMED, index=document.index_name, outage_seconds=round(seconds, 3))
+    return True
+
+
+def look(connection: Connection, holdings: Holdings) -> None:
+    """Resume the documents whose index is neither blocked nor closed any more."""
+    for one in registry.documents(connection):
+        if one.suspended_by is Fault.BLOCK and _is_open(holdings, one.index_name):
+            resume(connection, one, Fault.BLOCK)
+
+
+def _is_open(holdings: Holdings, index_name: str) -> bool:
+    try:
+        return holdings.is_open(index_name)
+    except (elasticsearch.ApiError, elasticsearch.TransportError):  # it is gone, or Elasticsearch is down
+        return False

@@ -1,0 +1,13 @@
+"""Derives, from a SELECT, SQL that finds the document ids that a changed row affects.
+
+Guarantee: too many ids are harmless, too few are a bug, so a SELECT that cannot be analysed is refused. Only `catalog`,
+`routes` and `fingerprint` query Postgres; the rest is pure.
+
+    catalog       asks Postgres what a query reads
+    build         derives which columns lead to which documents, as a graph (`graph`; `scope`, `select_parts`)
+    outer_joins   which outer joins are inner ones: a condition or ``_id`` excludes their null rows
+    uniqueness    whether keys make ``_id`` unique
+    routes        a path in that graph as SQL, from changed rows to document ids
+    dependencies  the result: tables, columns, routes
+    fingerprint   the shape of a table: recorded at apply, compared later
+"""

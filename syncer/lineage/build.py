@@ -1,0 +1,466 @@
+"""Builds the graph of a SELECT, from which the documents that a changed row affects are derived.
+
+A node is one *reading* of a table: a CTE or view that is read twice yields nodes for each reading. An edge is an
+equality that must hold wherever a row takes part in a document. The affected documents are found along edges, from the
+row's node to the columns that ``_id`` is made of. Every table on the way is read as it is now. All other conditions are
+dropped on purpose: that can only find too many documents, never too few. (Rule: only-the-path-to-the-root.)
+
+Why a path suffices, by induction on its length: take a row that took part in a document together with certain rows on
+the path. If those rows are unchanged, the path finds the document. If not, the changed one nearest to ``_id`` has a
+change of its own, whose old image finds the document.
+
+An edge leads from one node to another only if a row at the first *never* matters without a row at the second that
+satisfies the condition. Displacing other rows counts as mattering. Hence:
+
+- ON of an outer join yields edges only from its nullable side.
+- A condition inside a subquery that names an outer row yields edges only from the rows inside.
+- Two branches of a UNION, or two subqueries in expressions, never yield edges between each other.
+- LIMIT, OFFSET, DISTINCT ON and windows make the rows of a query compete. A column of such a query leads out of it only
+  if competitors share it: it is in every PARTITION BY and in DISTINCT ON.
+- Both sides of a condition are strict: null if one of their columns is. So WHERE rejects rows that an outer join has
+  filled with nulls. Without an ``_id`` there is no document: an outer join whose nullable side provides ``_id`` is an
+  inner join. See `syncer.lineage.outer_joins`.
+- Where equal rows are merged, or compete, a column leads out only if equal values of its type are identical.
+- What an image does not contain leads nowhere: an array's lower bound, or whether a jsonb is null or missing.
+- ``_id`` must be known from one row. If it is made of two, one transaction may change both: then neither old row finds
+  the other one as it was.
+
+Anything not understood yields no edge. In the worst case no path is found, and the definition needs an affects query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from sqlglot import exp
+
+from syncer.base.errors import DefinitionError
+from syncer.base.formatting import shortened
+from syncer.lineage import outer_joins
+from syncer.lineage.catalog import TableName, table_name, tables
+from syncer.lineage.graph import EXACT_TYPES, Edge, Graph, Node, Types, is_carried, numbers, type_of
+from syncer.lineage.scope import Columns, Scope, kept_in, renamed
+from syncer.lineage.select_parts import column_aliases, conjuncts, is_cut, queries, shared_by_competitors, windows
+
+_READINGS_MAX = 1000
+_COMPETE = "LIMIT, OFFSET, DISTINCT ON or a window lets the rows of a query displace one another"
+
+# Types that a UNION never converts to that of another branch.
+_UNCONVERTED = {"text", "uuid"}
+
+
+def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]) -> Graph:
+    """Build the graph of a canonical SELECT.
+
+    Every occurrence of a table is a node at least once. A table in a place that is not understood has no edges.
+
+    Args:
+        tree: The SELECT.
+        types: The column types of its tables.
+        views: The canonical SELECT of each view that it reads.
+
+    Raises:
+        DefinitionError: It reads its tables too often.
+    """
+    reading = _Reading(tree, types, views)
+    for name, alternatives in reading.query(tree, None, {}, (), _positions(tree, {"_id"})):
+        if name == "_id":
+            reading.graph.ids += [one for one in alternatives if is_carried(one, reading.graph.nodes, types)]
+    reading.place_the_rest()
+    return reading.graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cte:
+    """A CTE with the names visible at its definition."""
+
+    definition: exp.CTE
+    scope: Scope | None
+    ctes: _Ctes
+
+
+_Ctes = dict[str, _Cte]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Condition:
+    """A conjunct and the nodes from which it yields edges; None for all nodes of its SELECT."""
+
+    expression: exp.Expr
+    speaks_for: frozenset[int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Body:
+    """One SELECT during the walk.
+
+    Args:
+        scope: What its names refer to.
+        ctes: The CTEs that it can read.
+        context: The enclosing subqueries in expressions and UNION branches.
+        first: The first node that can be its own; nodes of enclosing SELECTs have smaller numbers.
+        sides: The side that each of its joins has in effect.
+        present: Columns of its sources in which nulls do not matter.
+        conditions: The conjuncts of its ON and WHERE clauses.
+    """
+
+    scope: Scope
+    ctes: _Ctes
+    context: tuple[int, ...]
+    first: int
+    sides: Mapping[int, str]
+    present: AbstractSet[tuple[str, str]]
+    conditions: list[_Condition] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arm:
+    """One side of a join.
+
+    ``merged`` has, for each column merged by a USING in it, the source of its value; None if that varies by row.
+    """
+
+    nodes: frozenset[int]
+    aliases: tuple[str, ...]
+    merged: Mapping[str, str | None]
+
+
+class _Reading:
+    """One walk over a SELECT."""
+
+    def __init__(self, tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]) -> None:
+        self.graph = Graph()
+        self._types = types
+        self._views = views
+        self._branches = {id(one) for one in _branches(tree)}
+        read = list(tables(tree))
+        self._places = {id(table): place for place, table in enumerate(read)}
+        self._view_place: int | None = None
+        self._unread: dict[tuple[int, int], exp.Table] = {}
+        self._contexts = 0
+        for table in read:
+            self._expect(table)
+
+    def _place(self, table: exp.Table) -> int:
+        """Return a table's position in the SELECT; for a table inside a view, the position of the view."""
+        return self._places[id(table)] if self._view_place is None else self._view_place
+
+    def _expect(self, table: exp.Table) -> None:
+        self._unread[self._place(table), id(table)] = table
+
+    def place_the_rest(self) -> None:
+        """Create nodes without edges for tables in places that are not understood."""
+        for (place, _), table in self._unread.items():
+            self._lost(table, place)
+
+    def _lost(self, table: exp.Table, place: int) -> None:
+        view = self._views.get(table_name(table))
+        if view is None:
+            self._node(table, (-1,), place)
+            return
+        for one in tables(view):
+            self._lost(one, place)
+
+    def _node(self, table: exp.Table, context: tuple[int, ...], place: int) -> Node:
+        if len(self.graph.nodes) >= _READINGS_MAX:
+            raise DefinitionError(
+                f"The SELECT reads its tables more than {_READINGS_MAX} times, by way of CTEs and views",
+                hint="Each reading of a CTE or a view counts. Flatten those that read one another twice.",
+            )
+        made = Node(number=len(self.graph.nodes), table=table_name(table), context=context, place=place)
+        self.graph.nodes.append(made)
+        return made
+
+    def _inner(self, context: tuple[int, ...]) -> tuple[int, ...]:
+        self._contexts += 1
+        return (*context, self._contexts)
+
+    # Queries
+
+    def query(
+        self,
+        tree: exp.Expr,
+        outer: Scope | None,
+        ctes: _Ctes,
+        context: tuple[int, ...],
+        present: AbstractSet[int] = frozenset(),
+    ) -> Columns:
+        """Read a query of any kind; return its columns. Its rows do not matter if a column in ``present`` is null."""
+        ctes = _with(tree, outer, ctes)
+        present = frozenset() if is_cut(tree) else present
+        if isinstance(tree, exp.Subquery):
+            found = self.query(tree.this, outer, ctes, context, present)
+            return kept_in(found) if is_cut(tree) else found
+        if isinstance(tree, exp.SetOperation):
+            return self._union(tree, outer, ctes, context, present)
+        if isinstance(tree, exp.Select):
+            return self._select(tree, outer, ctes, context, present)
+        return []
+
+    def _union(
+        self,
+        tree: exp.SetOperation,
+        outer: Scope | None,
+        ctes: _Ctes,
+        context: tuple[int, ...],
+        present: AbstractSet[int],
+    ) -> Columns:
+        first = len(self.graph.nodes)
+        left = self.query(tree.this, outer, ctes, self._inner(context), present)
+        right = self.query(tree.expression, outer, ctes, self._inner(context), present)
+        if len(left) != len(right):
+            return []
+        if is_cut(tree):
+            return kept_in(left)
+        compares = not isinstance(tree, exp.Union) or bool(tree.args.get("distinct"))
+        # A branch may return a column of an outer row. The other branch sees the same row, but returns another value.
+        return [
+            (name, _of(first, one + other) if self._is_alike(one, other, compares=compares) else [])
+            for (name, one), (_, other) in zip(left, right, strict=True)
+        ]
+
+    def _is_alike(self, one: Sequence[exp.Expr], other: Sequence[exp.Expr], *, compares: bool) -> bool:
+        """Whether no branch's column is converted to another type or replaced by an equal value of another branch."""
+        found = {self._type(expression) for expression in (*one, *other)}
+        is_one_type = len(found) == 1 and "" not in found and (bool(one and other) or found <= _UNCONVERTED)
+        return is_one_type and (not compares or found <= EXACT_TYPES)
+
+    def _type(self, expression: exp.Expr) -> str:
+        return type_of(expression, self.graph.nodes, self._types)
+
+    def _select(
+        self,
+        tree: exp.Select,
+        outer: Scope | None,
+        ctes: _Ctes,
+        context: tuple[int, ...],
+        present: AbstractSet[int],
+    ) -> Columns:
+        shared = shared_by_competitors(tree)
+        wanted = [one for at, one in enumerate(tree.expressions) if at in present and shared(one)]
+        # The type of _id is none of an array: an array is in no image.
+        sides, columns = outer_joins.effective_sides(tree, wanted, are_texts=id(tree) in self._branches)
+        body = _Body(
+            scope=Scope(outer, self._types),
+            ctes=ctes,
+            context=context,
+            first=len(self.graph.nodes),
+            sides=sides,
+            present=columns,
+        )
+        source = tree.args.get("from_")
+        if source is not None:
+            self._from(source.this, body)
+        for join in tree.args.get("joins") or []:  # items after a comma
+            self._join(join, _Arm(nodes=frozenset(), aliases=(), merged={}), body)
+        where = tree.args.get("where")
+        if where is not None:
+            body.conditions.extend(_Condition(expression=one, speaks_for=None) for one in conjuncts(where.this))
+        for condition in body.conditions:
+            self._condition(condition, body)
+        for part in ("expressions", "group", "having", "order", "distinct", "windows", "limit", "offset", "fetch"):
+            self._nested(tree.args.get(part), body)
+        return self._leading_out(tree, body)
+
+    def _leading_out(self, tree: exp.Select, body: _Body) -> Columns:
+        shared = shared_by_competitors(tree)
+        merges = bool(tree.args.get("group") or tree.args.get("distinct") or windows(tree))
+        found: Columns = []
+        for one in tree.expressions:
+            meant = body.scope.meaning(one.unalias())
+            if meant and not shared(one):
+                self._note(range(body.first, len(self.graph.nodes)), _COMPETE)
+                meant = []
+            if merges:
+                meant = [meaning for meaning in meant if self._type(meaning) in EXACT_TYPES]
+            found.append((one.alias_or_name, meant))
+        return found
+
+    # Sources
+
+    def _from(self, item: exp.Expr, body: _Body) -> _Arm:
+        """Read a FROM item with the joins attached to it."""
+        first = len(self.graph.nodes)
+        alias = item.alias_or_name
+        if isinstance(item, exp.Table):
+            body.scope.sources[alias] = self._table(item, body)
+        elif isinstance(item, exp.Subquery) and isinstance(item.this, exp.Table | exp.Subquery) and not item.alias:
+            return self._joined(item, self._from(item.this, body), body)  # parentheses around a join
+        else:
+            body.scope.sources[alias] = self._derived(item, body)
+        nodes = frozenset(range(first, len(self.graph.nodes)))
+        return self._joined(item, _Arm(nodes=nodes, aliases=(alias,), merged={}), body)
+
+    def _joined(self, item: exp.Expr, arm: _Arm, body: _Body) -> _Arm:
+        for join in item.args.get("joins") or []:
+            arm = self._join(join, arm, body)
+        return arm
+
+    def _table(self, table: exp.Table, body: _Body) -> Node | Columns:
+        if table.db:
+            self._unread.pop((self._place(table), id(table)), None)
+            view = self._views.get(table_name(table))
+            if view is None:
+                node = self._node(table, body.context, self._place(table))
+                return node if not column_aliases(table) else []
+            return renamed(self._view(view, self._place(table), body.context, _present(view, table, body)), table)
+        cte = body.ctes.get(table.name) if isinstance(table.this, exp.Identifier) else None
+        if cte is not None:
+            present = frozenset() if column_aliases(cte.definition) else _present(cte.definition.this, table, body)
+            found = self.query(cte.definition.this, cte.scope, cte.ctes, body.context, present)
+            return renamed(renamed(found, cte.definition), table)
+        self._nested(table.this, body)
+        return []
+
+    def _view(self, view: exp.Expr, place: int, context: tuple[int, ...], present: AbstractSet[int]) -> Columns:
+        """Read a view at one of the positions where it is read."""
+        around, self._view_place = self._view_place, place
+        for table in tables(view):
+            self._expect(table)
+        found = self.query(view, None, {}, context, present)
+        self._view_place = around
+        return found
+
+    def _derived(self, item: exp.Expr, body: _Body) -> Columns:
+        is_lateral = isinstance(item, exp.Lateral)
+        inner = item.this if is_lateral else item
+        if isinstance(inner, exp.Query):
+            outer = body.scope if is_lateral else body.scope.outer
+            return renamed(self.query(inner, outer, body.ctes, body.context, _present(inner, item, body)), item)
+        self._nested(inner, body)
+        return []
+
+    def _join(self, join: exp.Join, left: _Arm, body: _Body) -> _Arm:
+        right = self._from(join.this, body)
+        side = (join.side or "").upper()
+        on = join.args.get("on")
+        equal = list(conjuncts(on)) if on is not None else []
+        merged = {**left.merged, **right.merged}
+        for name in (one.name for one in join.args.get("using") or []):
+            owners = self._owner(name, left, body.scope), self._owner(name, right, body.scope)
+            if owners[0] is not None and owners[1] is not None:
+                one, other = (exp.column(name, table=owner) for owner in owners)
+                equal.append(exp.EQ(this=one, expression=other))
+            merged[name] = {"": owners[0], "LEFT": owners[0], "RIGHT": owners[1]}.get(side)
+        side = body.sides.get(id(join), side)
+        speaks_for = {"": None, "LEFT": right.nodes, "RIGHT": left.nodes}.get(side, frozenset())
+        body.conditions.extend(_Condition(expression=one, speaks_for=speaks_for) for one in equal)
+        return _Arm(nodes=left.nodes | right.nodes, aliases=left.aliases + right.aliases, merged=merged)
+
+    def _owner(self, name: str, arm: _Arm, scope: Scope) -> str | None:
+        """Return the source whose column USING compares, if it is unambiguous."""
+        if name in arm.merged:
+            return arm.merged[name]
+        known = [self._names(scope.sources[alias]) for alias in arm.aliases]
+        having = [alias for alias, names in zip(arm.aliases, known, strict=True) if name in names]
+        return having[0] if len(having) == 1 else None
+
+    def _names(self, source: Node | Columns) -> Collection[str]:
+        """Return the columns of a source."""
+        return self._types[source.table] if isinstance(source, Node) else {name for name, _ in source}
+
+    # Conditions
+
+    def _condition(self, condition: _Condition, body: _Body) -> None:
+        expression = condition.expression
+        if isinstance(expression, exp.EQ):
+            self._equal(expression.left, body.scope.meaning(expression.right), condition, body)
+        if isinstance(expression, exp.In) and expression.args.get("query") is not None:
+            self._in(expression, condition, body)
+        else:
+            self._nested(expression, body)
+            if not isinstance(expression, exp.EQ):
+                named = [number for one in expression.find_all(exp.Column) for number in body.scope.nodes_of(one)]
+                self._note(named, f"{_text(expression)} is no equality")
+
+    def _note(self, nodes: Iterable[int], obstacle: str) -> None:
+        for one in nodes:
+            self.graph.obstacles.setdefault(one, []).append(obstacle)
+
+    def _equal(self, side: exp.Expr, others: Sequence[exp.Expr], condition: _Condition, body: _Body) -> None:
+        for one in body.scope.meaning(side):
+            for other in others:
+                is_pair = len(numbers(one)) == len(numbers(other)) == 1 and numbers(one) != numbers(other)
+                if is_pair and all(self._is_strict(part) and self._is_carried(part) for part in (one, other)):
+                    equal = exp.EQ(this=one.copy(), expression=other.copy())
+                    self._edge(one, other, equal, condition, body)
+                    self._edge(other, one, equal, condition, body)
+
+    def _is_strict(self, expression: exp.Expr) -> bool:
+        """Whether an expression is null if a column of it is: ``||`` of texts is, that of arrays is not."""
+        return all(self._type(part) == "text" for part in expression.find_all(exp.DPipe))
+
+    def _is_carried(self, expression: exp.Expr) -> bool:
+        return is_carried(expression, self.graph.nodes, self._types)
+
+    def _in(self, expression: exp.In, condition: _Condition, body: _Body) -> None:
+        """Treat ``x IN (SELECT …)`` as a join: its inner rows never matter without an outer one."""
+        inner = len(self.graph.nodes)
+        found = self.query(expression.args["query"], body.scope, body.ctes, body.context)
+        speaks_for = condition.speaks_for
+        if speaks_for is not None:
+            speaks_for |= frozenset(range(inner, len(self.graph.nodes)))
+        outside = expression.this.unnest()
+        sides = outside.expressions if isinstance(outside, exp.Tuple) else [outside]
+        if len(sides) == len(found):
+            for side, (_, alternatives) in zip(sides, found, strict=True):
+                self._equal(side, alternatives, replace(condition, speaks_for=speaks_for), body)
+        self._nested(expression.this, body)
+
+    def _edge(self, source: exp.Expr, target: exp.Expr, equal: exp.EQ, condition: _Condition, body: _Body) -> None:
+        """Add an edge between two nodes, if the condition yields edges from the first."""
+        (one,), (other,) = numbers(source), numbers(target)
+        if one >= body.first and (condition.speaks_for is None or one in condition.speaks_for):
+            self.graph.edges.append(Edge(source=one, target=other, condition=equal))
+        elif one >= body.first:
+            self._note([one], f"the outer join on {_text(condition.expression)} keeps rows without a match")
+
+    def _nested(self, part: object, body: _Body) -> None:
+        """Read the queries inside an expression, each in a context of its own."""
+        for one in part if isinstance(part, list) else [part]:
+            for query in queries(one):
+                self.query(query, body.scope, body.ctes, self._inner(body.context))
+
+
+def _text(expression: exp.Expr) -> str:
+    return str(shortened(expression.unnest().sql(dialect="postgres")))
+
+
+def _branches(tree: exp.Expr) -> list[exp.Expr]:
+    """Return the SELECTs of a query: one, or those of a UNION, the first one first."""
+    if isinstance(tree, exp.SetOperation):
+        return [*_branches(tree.this), *_branches(tree.expression)]
+    return _branches(tree.this) if isinstance(tree, exp.Subquery) else [tree]
+
+
+def _positions(tree: exp.Expr, names: Collection[str]) -> frozenset[int]:
+    """Return the positions of a query's columns with these names."""
+    columns = _branches(tree)[0].args.get("expressions") or []
+    return frozenset(at for at, one in enumerate(columns) if one.alias_or_name in names)
+
+
+def _present(tree: exp.Expr, item: exp.Expr, body: _Body) -> frozenset[int]:
+    """Return the columns of a query in FROM in which nulls do not matter."""
+    if column_aliases(item):
+        return frozenset()
+    return _positions(tree, {name for alias, name in body.present if alias == item.alias_or_name})
+
+
+def _of(first: int, meanings: Sequence[exp.Expr]) -> list[exp.Expr]:
+    """Return the expressions that use only nodes from this number on."""
+    return [one for one in meanings if min(numbers(one)) >= first]
+
+
+def _with(tree: exp.Expr, outer: Scope | None, ctes: _Ctes) -> _Ctes:
+    clause = tree.args.get("with_")
+    if clause is None:
+        return ctes
+    # WITH RECURSIVE hides all its names at once: a CTE in it may read itself or a later one.
+    hidden = {cte.alias for cte in clause.expressions} if clause.args.get("recursive") else set()
+    seen = {name: cte for name, cte in ctes.items() if name not in hidden}
+    for cte in clause.expressions:
+        if any(not table.db and table.name in hidden - seen.keys() for table in cte.this.find_all(exp.Table)):
+            continue  # not read, so that its tables have no edges
+        seen[cte.alias] = _Cte(definition=cte, scope=outer, ctes=dict(seen))
+    return seen

@@ -1,0 +1,496 @@
+"""The catalog: asks Postgres what a query reads.
+
+The query becomes a temporary view in a transaction that is rolled back. The catalogue then lists the columns of tables
+that it depends on, also through views. ``pg_get_viewdef`` returns the *canonical* query, with every name qualified and
+every star expanded. Names in the original are resolved by the role's search_path. The canonical query must call the
+same functions and operators without a search_path, otherwise the query is refused. Only the canonical text is parsed
+here, for what the catalogue does not record.
+
+Guarantees: every column that the query reads is reported, or the query is refused. Where single columns cannot be
+determined, all columns of the table are reported. A query whose result can change without a commit is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import psycopg
+import sqlglot
+from psycopg import errors as pg, sql
+from sqlglot import TokenType, exp
+from sqlglot.errors import SqlglotError
+
+from syncer.base.errors import DefinitionError
+from syncer.base.postgres import Connection, names_as_written, value
+from syncer.capture.eligibility import require_capturable
+
+_PREFIX = "CREATE TEMPORARY VIEW syncer_probe AS\n"
+_COLUMNS = """
+SELECT attname::text, format_type(atttypid, -1) FROM pg_attribute
+WHERE attrelid = 'pg_temp.syncer_probe'::regclass AND attnum > 0 ORDER BY attnum
+"""
+_CANONICAL = "SELECT pg_get_viewdef('pg_temp.syncer_probe'::regclass)"
+# The query's own rewrite rule, and those of the views that it reads at any depth.
+_RULES = """
+WITH RECURSIVE rule AS (
+    SELECT oid, ev_class FROM pg_rewrite WHERE ev_class = 'pg_temp.syncer_probe'::regclass
+    UNION
+    SELECT r.oid, r.ev_class
+    FROM rule
+    JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
+                       AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> rule.ev_class
+    JOIN pg_class AS c ON c.oid = d.refobjid AND c.relkind = 'v'
+    JOIN pg_rewrite AS r ON r.ev_class = c.oid AND r.rulename = '_RETURN'
+)
+"""
+_VIEWS = (
+    _RULES
+    + """
+SELECT format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text, pg_get_viewdef(c.oid)
+FROM rule JOIN pg_class AS c ON c.oid = rule.ev_class JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid <> 'pg_temp.syncer_probe'::regclass
+ORDER BY 1
+"""
+)
+_READS = (
+    _RULES
+    + """
+SELECT c.oid, format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text,
+       array_remove(array_agg(a.attname::text), NULL)
+FROM rule
+JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
+                   AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> rule.ev_class
+JOIN pg_class AS c ON c.oid = d.refobjid AND c.relkind NOT IN ('c', 'v')
+JOIN pg_namespace AS n ON n.oid = c.relnamespace
+LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = d.refobjsubid AND d.refobjsubid > 0
+GROUP BY c.oid, n.nspname
+ORDER BY 2
+"""
+)
+# The functions and operators that a stored query calls, with their counts.
+_CALLS = r"""
+SELECT found[1], found[2], count(*)
+FROM pg_rewrite, regexp_matches(ev_action::text, ':(opnos?|funcid|aggfnoid|winfnoid) (\(o [\d ]+\)|\d+)', 'g') AS found
+WHERE ev_class = $1::regclass AND rulename = '_RETURN'
+GROUP BY 1, 2 ORDER BY 1, 2
+"""
+_ALL_COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped"
+# A trigger sees no value of a virtual generated column and may not name it: the columns it is computed from stand in.
+_VIRTUAL = """
+SELECT a.attname::text, array_remove(array_agg(s.attname::text), NULL)
+FROM pg_attribute AS a
+JOIN pg_attrdef AS e ON e.adrelid = a.attrelid AND e.adnum = a.attnum
+LEFT JOIN pg_depend AS d ON d.classid = 'pg_attrdef'::regclass AND d.objid = e.oid
+                        AND d.refclassid = 'pg_class'::regclass AND d.refobjid = a.attrelid
+LEFT JOIN pg_attribute AS s ON s.attrelid = a.attrelid AND s.attnum = d.refobjsubid AND s.attnum <> a.attnum
+WHERE a.attrelid = $1 AND a.attgenerated = 'v'
+GROUP BY a.attname
+"""
+# Calls are found in the stored query itself: dependencies lack Postgres' own functions, and those called by operators
+# and aggregates. A function in SQL or a procedural language may read tables that the catalogue does not record; so may
+# extension functions that run a query given as an argument. Postgres' own are distinguished by name: most stable ones
+# depend only on settings, which we pin.
+_CALLED = r"""
+, named AS (
+    SELECT found[1]::oid AS oid
+    FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
+         regexp_matches(r.ev_action::text, ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)', 'g') AS found
+), called AS (
+    SELECT oid FROM named
+    UNION
+    SELECT unnest(ARRAY[g.aggtransfn, g.aggfinalfn]::oid[]) FROM named JOIN pg_aggregate AS g ON g.aggfnoid = named.oid
+)
+"""
+# User-defined functions, whose body may be replaced.
+_OWN_FUNCTIONS = (
+    _RULES  # noqa: S608 - constants
+    + _CALLED
+    + r"""
+SELECT DISTINCT format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes))
+FROM called JOIN pg_proc AS p ON p.oid = called.oid JOIN pg_language AS l ON l.oid = p.prolang
+JOIN pg_namespace AS n ON n.oid = p.pronamespace
+WHERE l.lanname NOT IN ('internal', 'c') AND n.nspname <> 'pg_catalog'
+ORDER BY 1
+"""
+)
+_FUNCTIONS = (
+    _RULES  # noqa: S608 - constants
+    + _CALLED
+    + r"""
+SELECT DISTINCT CASE n.nspname WHEN 'pg_catalog' THEN p.proname::text ELSE format('%I.%I', n.nspname, p.proname) END,
+       n.nspname = 'pg_catalog' OR p.provolatile = 'v' AND l.lanname IN ('internal', 'c')
+FROM called
+JOIN pg_proc AS p ON p.oid = called.oid
+JOIN pg_namespace AS n ON n.oid = p.pronamespace
+JOIN pg_language AS l ON l.oid = p.prolang
+WHERE p.provolatile = 'v'
+   OR p.provolatile = 's' AND n.nspname <> 'pg_catalog'
+      AND (l.lanname NOT IN ('internal', 'c') OR p.proname ~ '^(connectby|crosstab|xpath_table$)')
+   OR p.provolatile = 's' AND n.nspname = 'pg_catalog' AND (
+          p.pronargs = 0 AND p.proname !~ '_build_'
+       OR p.proname = 'age' AND p.pronargs = 1
+       OR p.proname ~ '^(date|time|timetz|timestamp|timestamptz|range|multirange)_in$'
+       OR p.proname ~ '^(current_|has_|to_reg|row_security_|pg_(?!typeof$|size_|input_))|_to_xml|_description$')
+ORDER BY 1
+"""
+)
+# Types of dates, times, timestamps and their ranges that are cast from text at run time: 'today' is another day
+# tomorrow. In a stored query, only a cast by way of text has this form.
+_CASTS_FROM_TEXT = (
+    _RULES  # noqa: S608 - constants
+    + r"""
+SELECT DISTINCT format_type(found[1]::oid, NULL)
+FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
+     regexp_matches(r.ev_action::text, ':resulttype (\d+) :resultcollid', 'g') AS found
+WHERE found[1]::oid = ANY ('{date,time,timetz,timestamp,timestamptz,daterange,tsrange,tstzrange,
+                           datemultirange,tsmultirange,tstzmultirange}'::regtype[])
+ORDER BY 1
+"""
+)
+# The number of a keyword such as CURRENT_DATE; the number of a system column; a TABLESAMPLE clause.
+_TRACES = (
+    _RULES  # noqa: S608 - constants
+    + r"""
+SELECT DISTINCT found[1]::int, found[2]::int, found[3]
+FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
+     regexp_matches(r.ev_action::text, '\{SQLVALUEFUNCTION :op (\d+)|:varattno (-\d+)|:(tablesample) \{', 'g') AS found
+"""
+)
+_CATALOGUES = (
+    _RULES  # noqa: S608 - constants
+    + r"""
+SELECT c.relname::text
+FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
+     regexp_matches(r.ev_action::text, ':relid (\d+)', 'g') AS found,
+     pg_class AS c
+WHERE c.oid = found[1]::oid AND c.relnamespace = 'pg_catalog'::regnamespace
+ORDER BY rule.ev_class <> 'pg_temp.syncer_probe'::regclass, 1
+LIMIT 1
+"""
+)
+# In the order of Postgres' enum SQLValueFunctionOp.
+_KEYWORDS = (
+    "CURRENT_DATE", "CURRENT_TIME", "CURRENT_TIME", "CURRENT_TIMESTAMP", "CURRENT_TIMESTAMP", "LOCALTIME", "LOCALTIME",
+    "LOCALTIMESTAMP", "LOCALTIMESTAMP", "CURRENT_ROLE", "CURRENT_USER", "USER", "SESSION_USER", "CURRENT_CATALOG",
+    "CURRENT_SCHEMA",
+)  # fmt: skip
+# In the order of their numbers: -1 and so on.
+_SYSTEM_COLUMNS = ("ctid", "xmin", "cmin", "xmax", "cmax", "tableoid")
+
+TableName = tuple[str, str]
+"""Schema and table name, unquoted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What a query reads of one table.
+
+    Args:
+        relation: ``schema.table``, quoted where SQL needs it.
+        name: The same, unquoted.
+        columns: The columns; a virtual generated column is replaced by those it is computed from.
+        virtual: The virtual generated columns among them.
+        is_whole: Whether it reads whole rows, so that every future column counts.
+    """
+
+    relation: str
+    name: TableName
+    columns: frozenset[str]
+    virtual: frozenset[str] = frozenset()
+    is_whole: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What is known about a query.
+
+    Args:
+        canonical: The query as deparsed by Postgres.
+        tree: The same, parsed; None if it, or a view that it reads, cannot be parsed.
+        columns: Its columns in order, with their types, without type modifiers.
+        reads: What it reads, by table.
+        functions: The user-defined functions that it calls, with their argument types.
+        views: The canonical query of each view that it reads, parsed.
+        view_names: The same views as ``schema.view``, quoted where SQL needs it.
+    """
+
+    canonical: str
+    tree: exp.Expr | None
+    columns: dict[str, str]
+    reads: tuple[Read, ...]
+    views: dict[TableName, exp.Expr]
+    view_names: tuple[str, ...]
+    functions: tuple[str, ...]
+
+
+def probe(connection: Connection, query: str, file: str) -> Probe:
+    """Analyse a SELECT with Postgres, without changing anything; ``file`` is for errors.
+
+    Raises:
+        DefinitionError: Postgres refuses the query, or it reads something whose changes cannot be captured.
+    """
+    with _as_view(connection, query, file):
+        columns: dict[str, str] = dict(connection.execute(_COLUMNS).fetchall())
+        canonical, views, functions = _canonical(connection)
+        _require_same_calls(connection, "pg_temp.syncer_probe", canonical, file)
+        for relation, _, _, text in views:
+            _require_same_calls(connection, relation, text, f"{file}: the view {relation}")
+        parsed = _parsed([canonical, *(text for *_, text in views)])
+        _require_no_catalogue(connection, file)
+        _require_plain_functions(connection, file)
+        _require_steady(connection, file)
+        _require_no_clock_words(query, canonical, parsed, file)
+        reads = tuple(_reads(connection, parsed, file))
+        _require_no_locks(connection)
+    return Probe(
+        canonical=canonical,
+        tree=parsed[0] if parsed else None,
+        columns=columns,
+        reads=reads,
+        views={(schema, name): tree for (_, schema, name, _), tree in zip(views, parsed[1:], strict=False)},
+        view_names=tuple(relation for relation, *_ in views),
+        functions=functions,
+    )
+
+
+def canonical(connection: Connection, query: str, file: str) -> str:
+    """Return only the canonical query; the query may read anything.
+
+    Raises:
+        DefinitionError: Postgres refuses the query, or its meaning depends on search_path.
+    """
+    with _as_view(connection, query, file):
+        text = _statement(str(value(connection, _CANONICAL)))
+        _require_same_calls(connection, "pg_temp.syncer_probe", text, file)
+    return text
+
+
+def _require_same_calls(connection: Connection, view: str, canonical: str, what: str) -> None:
+    """Refuse a view whose canonical query calls other functions or operators than the view itself."""
+    with connection.transaction(force_rollback=True):
+        again = sql.SQL("CREATE TEMPORARY VIEW syncer_again AS {}").format(sql.SQL(canonical))  # deparsed by Postgres
+        connection.execute(again)
+        calls = [connection.execute(_CALLS, (one,)).fetchall() for one in (view, "pg_temp.syncer_again")]
+    if calls[0] != calls[1]:
+        raise DefinitionError(
+            f"{what} compares values with an operator of another schema than pg_catalog, where SQL cannot name one",
+            hint="NULLIF, IS DISTINCT FROM, CASE … WHEN, JOIN … USING, NATURAL JOIN and comparisons of rows do so,\n"
+            "on types of extensions such as citext. Write each comparison out, as in a.email = b.email.",
+        )
+
+
+def table_name(table: exp.Table) -> TableName:
+    """Return the unquoted name of a table in a canonical query."""
+    return table.db, table.name
+
+
+def tables(tree: exp.Expr) -> list[exp.Table]:
+    """Return the tables and views named in a canonical query, in textual order. References to CTEs are left out."""
+    found = [table for table in tree.find_all(exp.Table) if table.db]
+    return sorted(found, key=lambda table: int(table.this.meta["start"]))
+
+
+def place_of(query: str, table: TableName, occurrence: int) -> str:
+    """Return the line where a query names a table for the n-th time, with a caret below; empty if not found."""
+    tokens = sqlglot.tokenize(query, read="postgres")
+    found = [
+        token.start
+        for before, token in pairwise(tokens)
+        if before.token_type in _BEFORE_TABLE and _spells(token.text, table[1])
+    ]
+    return _line_at(query, found[occurrence]) if occurrence < len(found) else ""
+
+
+_BEFORE_TABLE = frozenset({TokenType.FROM, TokenType.JOIN, TokenType.COMMA, TokenType.DOT, TokenType.L_PAREN})
+
+
+def _spells(text: str, name: str) -> bool:
+    return name in (text, text.lower())
+
+
+@contextmanager
+def _as_view(connection: Connection, query: str, file: str) -> Iterator[None]:
+    """Create the query as a temporary view for the duration of the block."""
+    try:
+        with connection.transaction(force_rollback=True):
+            # Prepared, since the extended protocol refuses a second statement.
+            with names_as_written(connection):
+                connection.execute(_PREFIX + query + "\n", prepare=True)
+            yield
+    except pg.InsufficientPrivilege:
+        raise
+    except pg.ReadOnlySqlTransaction as error:
+        raise DefinitionError(
+            f"{file} takes locks (FOR UPDATE or its like)", hint="A document is read, not locked. Leave that out."
+        ) from error
+    except (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.DataError) as error:
+        raise _refused(error, query, file) from error
+
+
+def _refused(error: psycopg.Error, query: str, file: str) -> DefinitionError:
+    said = error.diag.message_primary or str(error)
+    if "multiple commands" in said:
+        return DefinitionError(f"{file} has more than one statement", hint="Write one SELECT into it.")
+    if '"?column?"' in said:
+        return unnamed_column(file)
+    return DefinitionError(
+        f"{file} is refused by Postgres: {said}{_place(error, query)}",
+        hint=error.diag.message_hint or "It must be one SELECT that runs on this database as it is.",
+    )
+
+
+def unnamed_column(file: str) -> DefinitionError:
+    """Return the error for a column without a name."""
+    return DefinitionError(f"{file}: a column has no name", hint="Give it one with AS: it becomes the field's name.")
+
+
+def _place(error: psycopg.Error, query: str) -> str:
+    """Return the line of the error, with a caret below its position."""
+    if error.diag.statement_position is None:
+        return ""
+    offset = int(error.diag.statement_position) - 1 - len(_PREFIX)
+    return _line_at(query, offset) if offset >= 0 else ""
+
+
+def _line_at(query: str, offset: int) -> str:
+    before = query[:offset]
+    line_number = before.count("\n") + 1
+    label = f"line {line_number}: "
+    column = len(before) - (before.rfind("\n") + 1)
+    line = query.split("\n")[line_number - 1]
+    return f"\n  {label}{line}\n  {' ' * (len(label) + column)}^"
+
+
+def _canonical(connection: Connection) -> tuple[str, list[tuple[str, str, str, str]], tuple[str, ...]]:
+    """Return the canonical query; relation, schema, name and canonical query of each view; user-defined functions."""
+    text = str(value(connection, _CANONICAL))
+    views = connection.execute(_VIEWS).fetchall()
+    functions = tuple(row[0] for row in connection.execute(_OWN_FUNCTIONS))
+    found = [(relation, schema, name, _statement(text)) for relation, schema, name, text in views]
+    return _statement(text), found, functions
+
+
+def _statement(viewdef: str) -> str:
+    return viewdef.strip().removesuffix(";")
+
+
+def _parsed(queries: Sequence[str]) -> list[exp.Expr]:
+    """Parse canonical queries; return nothing if one of them cannot be parsed."""
+    try:
+        found = [sqlglot.parse_one(query, read="postgres") for query in queries]
+    except (SqlglotError, RecursionError):
+        return []
+    return found if all(isinstance(tree, exp.Query) for tree in found) else []
+
+
+def _reads(connection: Connection, trees: Sequence[exp.Expr], file: str) -> Iterator[Read]:
+    whole = frozenset().union(*(_whole_rows(tree) for tree in trees))
+    for oid, relation, schema, name, read in connection.execute(_READS).fetchall():
+        require_capturable(connection, oid, file)
+        columns = frozenset(read)
+        is_whole = not trees or (schema, name) in whole
+        if is_whole:
+            columns = frozenset(row[0] for row in connection.execute(_ALL_COLUMNS, (oid,)))
+        virtual = {one: sources for one, sources in connection.execute(_VIRTUAL, (oid,)).fetchall() if one in columns}
+        columns = (columns - virtual.keys()).union(*virtual.values())
+        yield Read(
+            relation=relation, name=(schema, name), columns=columns, virtual=frozenset(virtual), is_whole=is_whole
+        )
+
+
+def _whole_rows(tree: exp.Expr) -> frozenset[TableName]:
+    """Return the tables that are used as a whole row.
+
+    The catalogue records no column for a whole row. In a canonical query, a star always means a whole row.
+    """
+    aliases = {column.table for column in tree.find_all(exp.Column) if isinstance(column.this, exp.Star)}
+    return frozenset(table_name(table) for table in tables(tree) if table.alias_or_name in aliases)
+
+
+_CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
+
+
+def casts_from_text(connection: Connection, query: str, file: str) -> list[str]:
+    """Return the date and time types that a query casts from text at run time. `probe` accepts such a query.
+
+    If a row contains the text 'today', its document changes tomorrow without a commit. The query does not tell whether
+    that happens, and most text columns that are cast so never contain such a word.
+    """
+    with _as_view(connection, query, file):
+        return [row[0] for row in connection.execute(_CASTS_FROM_TEXT)]
+
+
+def _require_no_clock_words(query: str, canonical: str, trees: Sequence[exp.Expr], file: str) -> None:
+    """Refuse ``'today'::date`` and similar casts, whether or not Postgres has folded them to a constant.
+
+    Postgres does not fold a cast by way of text, as in ``('today'::text)::date``.
+    """
+    for word in sorted(word for tree in trees for word in _words_cast(tree)):
+        raise _fickle(file, f"'{word}'")
+    try:
+        before, after = _clock_words(query), _clock_words(canonical)
+    except SqlglotError:  # cannot be parsed: affects queries are required anyway
+        return
+    for word in sorted(before - after):
+        raise _fickle(file, f"'{word}'")
+
+
+def _words_cast(tree: exp.Expr) -> Iterator[str]:
+    """Yield the words that a query casts to a date or time at run time."""
+    for cast in tree.find_all(exp.Cast):
+        if cast.to.sql("postgres").startswith(("DATE", "TIME", "TS")):
+            for literal in cast.find_all(exp.Literal):
+                if literal.is_string and literal.this.strip().lower() in _CLOCK_WORDS:
+                    yield literal.this.strip().lower()
+
+
+def _clock_words(query: str) -> Counter[str]:
+    tokens = sqlglot.tokenize(query, read="postgres")
+    words = (token.text.strip().lower() for token in tokens if token.token_type is TokenType.STRING)
+    return Counter(word for word in words if word in _CLOCK_WORDS)
+
+
+def _require_plain_functions(connection: Connection, file: str) -> None:
+    for function, is_fickle in connection.execute(_FUNCTIONS).fetchall():
+        if is_fickle:
+            raise _fickle(file, f"{function}()")
+        raise DefinitionError(
+            f"{file} calls {function}: which tables that reads cannot be told",
+            hint="Write its query into the SELECT; or, if it reads no table, declare the function IMMUTABLE.",
+        )
+
+
+def _require_steady(connection: Connection, file: str) -> None:
+    """Refuse what can change without a commit: the clock, random values, the session, samples."""
+    for keyword, column, sample in connection.execute(_TRACES).fetchall():
+        if keyword is not None:
+            raise _fickle(file, _KEYWORDS[keyword])
+        if column is not None:
+            raise _fickle(file, f"the system column {_SYSTEM_COLUMNS[-column - 1]}")
+        raise _fickle(file, sample.upper())
+
+
+def _fickle(file: str, what: str) -> DefinitionError:
+    return DefinitionError(
+        f"{file} uses {what}, whose value changes without a commit",
+        hint="No change would tell that the documents are outdated. Put the value it is compared with into the\n"
+        "document, such as published_at, and compare when you search: published_at <= now.",
+    )
+
+
+def _require_no_catalogue(connection: Connection, file: str) -> None:
+    """Refuse system catalogues: they leave no dependencies, and no trigger can watch them."""
+    for (catalogue,) in connection.execute(_CATALOGUES).fetchall():
+        raise DefinitionError(
+            f"{file} reads pg_catalog.{catalogue}, a system catalogue",
+            hint="No trigger sees its rows change. Keep what you need of it in a table.",
+        )
+
+
+def _require_no_locks(connection: Connection) -> None:
+    connection.execute("SET LOCAL transaction_read_only = on")
+    connection.execute("SELECT FROM pg_temp.syncer_probe LIMIT 0")

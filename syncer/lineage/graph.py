@@ -1,0 +1,279 @@
+"""Graph: a SELECT as readings of tables and conditions between them, and the paths that lead to ``_id``.
+
+`syncer.lineage.build` creates the graph. It defines nodes and edges, and explains why a path finds the affected
+documents.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import UnionType
+
+from sqlglot import exp
+
+from syncer.lineage.catalog import TableName
+
+# So high that any path along keys costs less than one hop without a key.
+_HOP_WITHOUT_KEY = 1000
+
+PLAIN_TYPES = {
+    "smallint": "integer",
+    "integer": "integer",
+    "bigint": "integer",
+    "uuid": "uuid",
+    "text": "text",
+    "character varying": "text",
+}
+"""Types of which equal values have equal texts, in JSON and SQL alike, with a common name for compatible ones."""
+
+EXACT_TYPES = {
+    *PLAIN_TYPES.values(), "boolean", "bytea", "date", "timestamp without time zone", "timestamp with time zone",
+}  # fmt: skip
+"""Types of which equal values are identical. Not numeric, for example: 1.0 equals 1.00."""
+
+_CASTS = {"text": ("text", "varchar"), "integer": ("smallint", "int", "bigint"), "uuid": ("uuid",)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One reading of a table.
+
+    Args:
+        number: Its columns are qualified with ``n`` and this number.
+        table: The table.
+        context: The enclosing subqueries in expressions and UNION branches, outermost first.
+        place: The position among the tables named in the SELECT, in textual order.
+    """
+
+    number: int
+    table: TableName
+    context: tuple[int, ...]
+    place: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """A condition: a row at ``source`` never matters without a row at ``target`` that satisfies it."""
+
+    source: int
+    target: int
+    condition: exp.EQ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """A node on a path, and the conditions that join it to the nodes before it."""
+
+    node: Node
+    conditions: tuple[exp.EQ, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """A path from a node to documents.
+
+    Args:
+        start: The first node.
+        hops: The other nodes, each after the nodes that it is joined to.
+        id: ``_id`` in columns of these nodes.
+    """
+
+    start: Node
+    hops: tuple[Hop, ...]
+    id: exp.Expr
+
+
+Keys = Mapping[TableName, Collection[frozenset[str]]]
+"""The sets of unique columns, by table."""
+
+Types = Mapping[TableName, Mapping[str, str]]
+"""The type of each column, by table; empty if different texts count as equal."""
+
+
+@dataclass(slots=True)
+class Graph:
+    """A SELECT as nodes and edges.
+
+    Args:
+        nodes: By number.
+        edges: A condition that holds in both directions is two edges.
+        ids: The expression for ``_id`` in each UNION branch in which it is known.
+        obstacles: By node, what in the SELECT relates it to others and yields no edge from it.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
+    ids: list[exp.Expr] = field(default_factory=list)
+    obstacles: dict[int, list[str]] = field(default_factory=dict)
+
+    def path(self, start: Node, keys: Keys) -> Path | None:
+        """Return the cheapest path from a node to documents; hops along keys are preferred."""
+        cost, came = self._reach(start, keys)
+        ends = [(max(cost[number] for number in wanted), id_, wanted) for id_, wanted in self._ends(cost)]
+        if not ends:
+            return None
+        _, id_, wanted = min(ends, key=lambda end: end[0])
+        order = sorted(_on_the_way(wanted, came), key=lambda number: (cost[number], number))
+        placed = {start.number}
+        hops = []
+        for number in order:
+            if number not in placed:
+                placed.add(number)
+                hops.append(Hop(node=self.nodes[number], conditions=self._conditions(number, placed)))
+        return Path(start=start, hops=tuple(hops), id=id_)
+
+    def reached(self, start: Node) -> set[int]:
+        """Return the nodes that take part wherever this one does."""
+        return set(self._reach(start, {})[0])
+
+    def _reach(self, start: Node, keys: Keys) -> tuple[dict[int, int], dict[int, int]]:
+        """Return the cost of each reachable node, and the node before it."""
+        cost = {start.number: 0}
+        came: dict[int, int] = {}
+        queue = [(0, start.number)]
+        while queue:
+            spent, here = heapq.heappop(queue)
+            for there in {edge.target for edge in self.edges if edge.source == here}:
+                context = self.nodes[there].context
+                total = spent + (1 if self._is_keyed(here, there, keys) else _HOP_WITHOUT_KEY)
+                if context == start.context[: len(context)] and total < cost.get(there, total + 1):
+                    cost[there], came[there] = total, here
+                    heapq.heappush(queue, (total, there))
+        return cost, came
+
+    def _is_keyed(self, here: int, there: int, keys: Keys) -> bool:
+        """Whether the conditions between two nodes cover a whole key of one of them."""
+        for number in (here, there):
+            bound = frozenset(
+                name
+                for condition in self._conditions(here, {there})
+                for name in lookup_columns(condition, self.nodes[number])
+            )
+            if any(key <= bound for key in keys.get(self.nodes[number].table, ())):
+                return True
+        return False
+
+    def _ends(self, reached: Mapping[int, int]) -> Iterator[tuple[exp.Expr, set[int]]]:
+        for id_ in self.ids:
+            wanted = numbers(id_)
+            if wanted <= reached.keys():
+                yield id_, wanted
+
+    def _conditions(self, number: int, placed: Collection[int]) -> tuple[exp.EQ, ...]:
+        """Return all conditions between a node and the placed ones; each holds for both, whatever its direction."""
+        found = {
+            edge.condition.sql(): edge.condition
+            for edge in self.edges
+            if (edge.source == number and edge.target in placed) or (edge.target == number and edge.source in placed)
+        }
+        return tuple(found.values())
+
+
+def _on_the_way(wanted: Collection[int], came: Mapping[int, int]) -> set[int]:
+    found: set[int] = set()
+    for number in wanted:
+        here: int | None = number
+        while here is not None and here not in found:
+            found.add(here)
+            here = came.get(here)
+    return found
+
+
+def numbers(expression: exp.Expr) -> set[int]:
+    """Return the numbers of the nodes whose columns an expression contains."""
+    return {int(one.table.removeprefix("n")) for one in expression.find_all(exp.Column)}
+
+
+def lookup_columns(condition: exp.EQ, node: Node) -> list[str]:
+    """Return the columns of a node that a condition compares directly."""
+    qualifier = f"n{node.number}"
+    sides = (condition.left, condition.right)
+    return [side.name for side in sides if isinstance(side, exp.Column) and side.table == qualifier]
+
+
+def of_one_row(graph: Graph, types: Types) -> None:
+    """Rewrite each ``_id`` in columns of a single node, by equalities between its rows; drop it if impossible."""
+    graph.ids = [one for one in (_of_one_row(graph, types, id_) for id_ in graph.ids) if one is not None]
+
+
+def _of_one_row(graph: Graph, types: Types, id_: exp.Expr) -> exp.Expr | None:
+    wanted = numbers(id_)
+    if len(wanted) == 1:
+        return id_
+    present: set[int] = set()
+    for number in wanted:
+        present |= graph.reached(graph.nodes[number])
+    equal = [
+        (edge.condition.left, edge.condition.right)
+        for edge in graph.edges
+        if {edge.source, edge.target} <= present and _is_same(edge.condition, graph, types)
+    ]
+    for number in sorted(present):
+        columns = {column: _equal_column(column, number, equal) for column in set(id_.find_all(exp.Column))}
+        if all(columns.values()):
+            found: exp.Expr = id_.transform(lambda part, known=columns: known.get(part, part))
+            return found
+    return None
+
+
+def _is_same(condition: exp.EQ, graph: Graph, types: Types) -> bool:
+    """Whether a condition compares two columns whose equal values have equal texts."""
+    one, other = (type_of(side, graph.nodes, types) for side in (condition.left, condition.right))
+    is_columns = isinstance(condition.left, exp.Column) and isinstance(condition.right, exp.Column)
+    return is_columns and one == other and one in PLAIN_TYPES.values()
+
+
+def _equal_column(column: exp.Expr, number: int, equal: Sequence[tuple[exp.Expr, exp.Expr]]) -> exp.Expr | None:
+    """Return a column of one node that has the same value."""
+    found, ahead = {column}, [column]
+    while ahead:
+        here = ahead.pop(0)
+        if numbers(here) == {number}:
+            return here
+        beside = {other for pair in equal for one, other in (pair, pair[::-1]) if one == here} - found
+        found |= beside
+        ahead += sorted(beside, key=str)
+    return None
+
+
+def is_carried(expression: exp.Expr, nodes: Sequence[Node], types: Types) -> bool:
+    """Whether an image contains the value of an expression.
+
+    An image does not tell whether a jsonb is null or missing, nor the spelling of a json, but it does tell what is
+    inside them.
+    """
+    return all(
+        _is_inside(column, {"jsonb": exp.JSONExtract | exp.JSONExtractScalar, "json": exp.JSONExtractScalar}[type_])
+        for column in expression.find_all(exp.Column)
+        if (type_ := type_of(column, nodes, types)) in ("jsonb", "json")
+    )
+
+
+def _is_inside(column: exp.Column, steps: type | UnionType) -> bool:
+    """Whether one of these operators accesses the inside of a column."""
+    around = column.parent
+    while isinstance(around, exp.Paren | exp.JSONExtract) and not isinstance(around, steps):
+        around = around.parent
+    return isinstance(around, steps)
+
+
+def type_of(expression: exp.Expr, nodes: Sequence[Node], types: Types) -> str:
+    """Return an expression's type under its common name; empty if unknown."""
+    expression = expression.unnest()
+    if isinstance(expression, exp.Column):
+        (number,) = numbers(expression)
+        own = types[nodes[number].table].get(expression.name, "")
+        return PLAIN_TYPES.get(own, own)
+    if isinstance(expression, exp.DPipe):
+        sides = {type_of(side, nodes, types) for side in (expression.left, expression.right)}
+        return "text" if "text" in sides and sides <= EXACT_TYPES else ""
+    if isinstance(expression, exp.Lower | exp.Upper):
+        return "text" if type_of(expression.this, nodes, types) == "text" else ""
+    if isinstance(expression, exp.Cast):
+        # A cast keeps a non-deterministic collation.
+        if not all(type_of(column, nodes, types) for column in expression.find_all(exp.Column)):
+            return ""
+        return next((name for name, kinds in _CASTS.items() if expression.is_type(*kinds)), "")
+    return "text" if expression.is_string else ""

@@ -1,0 +1,376 @@
+"""Checks of Postgres: what a crash may lose, what syncer keeps there, and what the daemon's role may do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from syncer.apply import grants
+from syncer.base import migrations
+from syncer.base.errors import SourceError
+from syncer.base.formatting import amount, duration
+from syncer.base.postgres import LOCK_SECONDS_MAX, AdvisoryLock
+from syncer.capture import install, triggers
+from syncer.indexing import replica
+from syncer.monitoring.doctor.check import Check, Finding, advice, check, consider, shell, sql, wrong
+from syncer.monitoring.doctor.deployment import ANSWER_SECONDS, Deployment, reason
+
+TRANSACTION_SECONDS = 3600
+"""How long a transaction may stay open, or prepared, before it is reported."""
+REPLAY_SECONDS = 5
+"""How far a replica may be behind before it is reported."""
+
+_RELOAD = "SELECT pg_reload_conf();"
+_NOTE = "If nothing changes, the setting is on the server's command line."
+
+# What a new session of the role gets: our own sessions pin some settings.
+_SETTING = "SELECT reset_val FROM pg_settings WHERE name = $1"
+_SET_FOR = """
+SELECT coalesce(quote_ident(r.rolname), CASE s.setdatabase WHEN 0 THEN 'ALL' ELSE '' END),
+       coalesce(quote_ident(d.datname), '')
+FROM pg_db_role_setting AS s CROSS JOIN unnest(s.setconfig) AS one
+LEFT JOIN pg_roles AS r ON r.oid = s.setrole LEFT JOIN pg_database AS d ON d.oid = s.setdatabase
+WHERE one = $1 AND (s.setdatabase = 0 OR d.datname = current_database())
+ORDER BY 1, 2
+"""
+# Of every database: the outbox and the relay's snapshot wait for all of them.
+_OPEN = """
+SELECT pid, coalesce(nullif(application_name, ''), backend_type),
+       extract(epoch FROM clock_timestamp() - xact_start)::float8
+FROM pg_stat_activity
+WHERE clock_timestamp() - xact_start > make_interval(secs => $1) AND pid <> pg_backend_pid()
+      AND backend_type IN ('client backend', 'walsender')
+ORDER BY xact_start
+"""
+_PREPARED = """
+SELECT quote_literal(gid), quote_ident(database), extract(epoch FROM clock_timestamp() - prepared)::float8
+FROM pg_prepared_xacts WHERE clock_timestamp() - prepared > make_interval(secs => $1) ORDER BY prepared
+"""
+_CONNECTIONS = """
+SELECT current_setting('max_connections')::int,
+       current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+         - (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
+       quote_ident(r.rolname), CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN
+         r.rolconnlimit - (SELECT count(*) FROM pg_stat_activity WHERE usename = session_user) END,
+       quote_ident(d.datname), CASE WHEN d.datconnlimit >= 0 AND NOT r.rolsuper THEN
+         d.datconnlimit - (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()) END
+FROM pg_roles AS r, pg_database AS d
+WHERE r.rolname = session_user AND d.datname = current_database() AND NOT EXISTS (
+    SELECT FROM pg_stat_activity  -- a daemon that runs has what it needs
+    WHERE datname = current_database() AND application_name ~ '^syncer (relay|watch|poll|worker-|job_worker)')
+"""
+_UNLOGGED = """
+SELECT format('%I.%I', n.nspname, c.relname), CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = 'syncer' AND c.relkind IN ('r', 'S') AND c.relpersistence <> 'p'
+ORDER BY 2, 1
+"""
+_SEQUENCE = """
+SELECT seqincrement, seqmin, seqmax, seqcache, seqcycle, seqtypid::regtype::text
+FROM pg_sequence WHERE seqrelid = 'syncer.version'::regclass
+"""
+_SEQUENCE_MAX = (1 << 43) - 1
+_RUNS_AS = """
+SELECT p.prosecdef, quote_ident(r.rolname),
+       has_schema_privilege(p.proowner, 'syncer', 'USAGE')
+         AND has_table_privilege(p.proowner, 'syncer.outbox', 'INSERT')
+         AND (has_sequence_privilege(p.proowner, 'syncer.outbox_segment', 'USAGE')
+              OR has_sequence_privilege(p.proowner, 'syncer.outbox_segment', 'SELECT'))
+         AND has_function_privilege(p.proowner, 'syncer.text_of(anyelement,integer)', 'EXECUTE')
+FROM pg_proc AS p JOIN pg_roles AS r ON r.oid = p.proowner WHERE p.oid = to_regproc($1)
+"""
+_MAY_USE = "SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = 'syncer'"
+_LACKING = """
+SELECT c.relname::text, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE '' END, string_agg(p.privilege, ', ')
+FROM jsonb_each($1) AS asked (name, privileges)
+JOIN pg_class AS c
+  ON c.relnamespace = 'syncer'::regnamespace AND c.relname = asked.name AND c.relkind IN ('r', 'p', 'S')
+CROSS JOIN jsonb_array_elements_text(asked.privileges) AS p (privilege)
+WHERE NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, p.privilege)
+    WHEN p.privilege ~ '[(]' THEN (
+        SELECT bool_and(has_column_privilege(c.oid, a.attnum, substring(p.privilege FROM '^[A-Z]+')))
+        FROM pg_attribute AS a
+        WHERE a.attrelid = c.oid AND a.attname = ANY (string_to_array(substring(p.privilege FROM '[(](.*)[)]'), ',')))
+    ELSE has_table_privilege(c.oid, p.privilege) END
+GROUP BY 1, 2 ORDER BY 2, 1
+"""
+_READS = """
+SELECT quote_ident(n.nspname), has_schema_privilege(n.oid, 'USAGE'),
+       has_table_privilege(c.oid, 'SELECT') OR (SELECT bool_and(has_column_privilege(c.oid, a.attnum, 'SELECT'))
+           FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attname = ANY ($2) AND NOT a.attisdropped),
+       row_security_active(c.oid)
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE format('%I.%I', n.nspname, c.relname) = $1
+"""
+_CALLED = (
+    *("pg_control_system", "pg_current_wal_insert_lsn", "pg_walfile_name", "pg_current_snapshot", "pg_notify"),
+    *("pg_try_advisory_lock", "pg_try_advisory_xact_lock_shared", "pg_advisory_unlock", "pg_notification_queue_usage"),
+)
+_CALLED_WITH_REPLICA = ("pg_logical_emit_message", "pg_last_wal_replay_lsn")
+_NOT_CALLABLE = """
+SELECT oid::regprocedure::text FROM pg_proc
+WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = ANY ($1) AND NOT has_function_privilege(oid, 'EXECUTE')
+ORDER BY 1
+"""
+# Applications share the lock of the wake-up when they write.
+_FOREIGN_LOCKS = """
+SELECT DISTINCT a.pid, quote_ident(a.usename)
+FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.classid::bigint = ANY ($1)
+  AND (l.classid::bigint << 32 | l.objid::bigint) <> $2
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND NOT has_any_column_privilege(a.usesysid, 'syncer.job', 'UPDATE')
+ORDER BY 1
+"""
+_REPLAY = """
+SELECT coalesce(pg_is_wal_replay_paused(), false),
+       coalesce(extract(epoch FROM CASE WHEN pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() THEN '0'::interval
+                                        ELSE clock_timestamp() - pg_last_xact_replay_timestamp() END), 0)::float8,
+       (SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'recovery_min_apply_delay'),
+       current_setting('hot_standby_feedback')::bool OR current_setting('max_standby_streaming_delay') = '-1'
+"""
+
+
+@check("postgres.reach", "Postgres answers, takes writes and has the syncer schema of this version", 1)
+def _reach(deployment: Deployment) -> Iterator[Finding]:
+    """Everything that syncer follows and remembers is there."""
+    if (failure := deployment.failure("postgres")) is not None:
+        yield wrong(failure.message, advice(failure.hint))
+        return
+    if deployment.value("SELECT pg_is_in_recovery()"):
+        yield wrong(
+            "The server at postgres.dsn is a standby",
+            advice(
+                "Set SYNCER_POSTGRES_DSN to the primary. To choose it from several hosts, add "
+                "target_session_attrs=read-write. To read documents on a standby, set SYNCER_POSTGRES_READ_DSN."
+            ),
+        )
+        return
+    try:
+        migrations.require_current(deployment.postgres)
+    except SourceError as error:
+        yield wrong(error.message, advice(error.hint) if "newer" in error.message else shell("syncer migrate"))
+
+
+@check("postgres.durability", "fsync and full_page_writes are on", 1, 2)
+def _durability(deployment: Deployment) -> Iterator[Finding]:
+    """A crash of the machine may lose any commit, or leave the outbox and the sequence of versions damaged."""
+    for name in ("fsync", "full_page_writes"):
+        if deployment.value(_SETTING, name) == "off":
+            yield wrong(f"{name} is off", sql(f"ALTER SYSTEM SET {name} = on;\n{_RELOAD}", _NOTE))
+
+
+@check("postgres.synchronous_commit", "No application commits with synchronous_commit off", 3)
+def _synchronous_commit(deployment: Deployment) -> Iterator[Finding]:
+    """A change is followed at once. If a crash takes back its commit, its documents show what the database lost."""
+    name = "synchronous_commit"
+    found = deployment.rows(_SET_FOR, f"{name}=off")
+    for role, database in found:
+        where = " IN ".join(filter(None, (role and f"ROLE {role}", database and f"DATABASE {database}")))
+        yield consider(f"{name} is off for {role or database}", sql(f"ALTER {where} RESET {name};"))
+    if not found and deployment.value(_SETTING, name) == "off":
+        yield consider(f"{name} is off", sql(f"ALTER SYSTEM SET {name} = on;\n{_RELOAD}", _NOTE))
+
+
+@check("postgres.deadlock_timeout", f"deadlock_timeout is longer than {LOCK_SECONDS_MAX:g} s", 5)
+def _deadlock_timeout(deployment: Deployment) -> Iterator[Finding]:
+    """A migration may wait that long for syncer to release a table. A shorter timeout may end the migration instead."""
+    milliseconds = int(deployment.value(_SETTING, "deadlock_timeout"))
+    if milliseconds <= LOCK_SECONDS_MAX * 1000:
+        fix = sql(f"ALTER SYSTEM SET deadlock_timeout = '1s';\n{_RELOAD}", _NOTE)
+        yield consider(f"deadlock_timeout is {milliseconds} ms", fix)
+
+
+@check("postgres.transactions", "No transaction stays open or prepared for long", 1, 4)
+def _transactions(deployment: Deployment) -> Iterator[Finding]:
+    """Its changes are in no document, its segment of the outbox is not emptied, and apply waits for its tables."""
+    for pid, name, seconds in deployment.rows(_OPEN, TRANSACTION_SECONDS):
+        yield consider(
+            f"{name} (process {pid}) has had a transaction open for {duration(seconds)}",
+            sql(f"SELECT pg_terminate_backend({pid});", "It rolls the transaction back."),
+        )
+    for gid, database, seconds in deployment.rows(_PREPARED, TRANSACTION_SECONDS):
+        yield consider(
+            f"Transaction {gid} of {database} was prepared {duration(seconds)} ago, and is not committed",
+            sql(f"ROLLBACK PREPARED {gid};", f"Or COMMIT PREPARED {gid}: the application that prepared it knows."),
+        )
+
+
+@check("postgres.connections", "A daemon can open all its connections", 1)
+def _connections(deployment: Deployment) -> Iterator[Finding]:
+    """A component without a connection waits, and follows no change meanwhile."""
+    needed = connections(deployment)
+    for size, on_server, role, of_role, database, of_database in deployment.rows(_CONNECTIONS):
+        limits = {
+            "The server": (on_server, f"ALTER SYSTEM SET max_connections = {size + 2 * needed};"),
+            f"Role {role}": (of_role, f"ALTER ROLE {role} CONNECTION LIMIT -1;"),
+            f"Database {database}": (of_database, f"ALTER DATABASE {database} CONNECTION LIMIT -1;"),
+        }
+        for name, (free, statement) in limits.items():
+            if free is not None and free < needed:
+                note = "Then restart Postgres." if name == "The server" else ""
+                found = f"{name} has {amount(max(0, free), 'connection')} left, and a daemon opens up to {needed}"
+                yield consider(found, sql(statement, note))
+
+
+def connections(deployment: Deployment) -> int:
+    """How many connections to the primary a daemon with these settings opens at most."""
+    # A worker and the job worker have one for themselves and one for each writer; the job worker asks on one more.
+    worker, jobs = deployment.settings.worker, deployment.settings.jobs
+    writers = worker.threads * worker.in_flight_max + jobs.in_flight_max
+    return len(("watch", "poll", "relay", "job_worker", "asking")) + worker.threads + writers
+
+
+@check("postgres.logged", "Every table and sequence of the syncer schema is logged", 1, 2)
+def _logged(deployment: Deployment) -> Iterator[Finding]:
+    """A crash of Postgres empties an unlogged table, and resets an unlogged sequence."""
+    for name, kind in deployment.schema.execute(_UNLOGGED):
+        yield wrong(f"{name} is unlogged", sql(f"ALTER {kind} {name} SET LOGGED;"))
+
+
+@check("postgres.sequence", "The sequence of versions counts by one, without a cache or a cycle", 2)
+def _sequence(deployment: Deployment) -> Iterator[Finding]:
+    """A later version must be greater. Sessions that cache numbers assign them out of order."""
+    for found in deployment.schema.execute(_SEQUENCE):
+        if found != (1, 1, _SEQUENCE_MAX, 1, False, "bigint"):
+            increment, least, greatest, cache, cycles, kind = found
+            said = f"INCREMENT {increment} MINVALUE {least} MAXVALUE {greatest} CACHE {cache}"
+            yield wrong(
+                f"syncer.version is {kind} {said} {'CYCLE' if cycles else 'NO CYCLE'}",
+                sql(
+                    f"ALTER SEQUENCE syncer.version AS bigint INCREMENT 1 MINVALUE 1 MAXVALUE {_SEQUENCE_MAX} "
+                    "CACHE 1 NO CYCLE;"
+                ),
+            )
+
+
+@check("postgres.triggers", "Every table that documents read has its triggers, as this version makes them", 1, 5)
+def _triggers(deployment: Deployment) -> Iterator[Finding]:
+    """A change that no trigger captures reaches no document. One that cannot write the outbox makes writes fail."""
+    captures = install.captured(deployment.schema)
+    again = shell("syncer apply", "It installs them, and writes the documents again that may have missed changes.")
+    for relation in deployment.relations:
+        capture, name = captures.get(relation), triggers.function(relation).as_string()
+        if capture is None or not install.is_installed(deployment.postgres, relation):
+            yield wrong(f"{relation} lacks its triggers, or they are disabled", again)
+            continue
+        if not install.is_current(deployment.postgres, capture):
+            yield wrong(f"The function {name} is not the one that this version makes", again)
+            continue
+        for is_definer, owner, may_write in deployment.rows(_RUNS_AS, name):
+            if not is_definer:
+                found = f"The function {name} runs with the privileges of the role that writes {relation}"
+                yield wrong(found, sql(f"ALTER FUNCTION {name}() SECURITY DEFINER;"))
+            if not may_write:
+                yield wrong(
+                    f"{owner}, which owns the function {name}, may not write the outbox",
+                    sql(
+                        f"GRANT USAGE ON SCHEMA syncer TO {owner};\n"
+                        f"GRANT INSERT ON syncer.outbox TO {owner};\n"
+                        f"GRANT USAGE ON SEQUENCE syncer.outbox_segment TO {owner};\n"
+                        f"GRANT EXECUTE ON FUNCTION syncer.text_of(anyelement,integer) TO {owner};"
+                    ),
+                )
+
+
+@check("postgres.privileges", "The role may use the syncer schema, and read every row that documents show", 1, 3)
+def _privileges(deployment: Deployment) -> Iterator[Finding]:
+    """A component without a privilege stops, and a document that cannot be read is suspended."""
+    role = deployment.value("SELECT quote_ident(current_user)")
+    lacking = dict(_lacking(deployment))
+    if lacking:
+        first, *others = lacking
+        more = f", nor {amount(len(others), 'thing')} more" if others else ""
+        statements = [statement.format(role=role) for statement in dict.fromkeys(lacking.values())]
+        note = "syncer grants prints all that a role needs."
+        yield wrong(f"{role} may not {first}{more}", sql("\n".join(statements), note))
+
+
+def _lacking(deployment: Deployment) -> Iterator[tuple[str, str]]:
+    """Each thing that the role may not do, and the statement that allows it."""
+    may_use = deployment.rows(_MAY_USE)
+    if may_use and not may_use[0][0]:
+        yield "use the schema syncer", "GRANT USAGE ON SCHEMA syncer TO {role};"
+        return
+    wanted = grants.wanted(deployment.duties, grants.ON_TABLES)
+    wanted |= grants.wanted(deployment.duties, grants.ON_SEQUENCES)
+    asked = Jsonb({name: sorted(privileges) for name, privileges in wanted.items()})
+    for name, kind, privileges in deployment.schema.execute(_LACKING, (asked,)):
+        yield f"{privileges} on syncer.{name}", f"GRANT {privileges} ON {kind}syncer.{name} TO {{role}};"
+    called = _CALLED + (_CALLED_WITH_REPLICA if deployment.settings.postgres.read_dsn else ())
+    for (name,) in deployment.rows(_NOT_CALLABLE, list(called)):
+        yield f"call {name}", f"GRANT EXECUTE ON FUNCTION pg_catalog.{name} TO {{role}};"
+    if grants.READS & deployment.duties:
+        yield from _unreadable(deployment)
+
+
+def _unreadable(deployment: Deployment) -> Iterator[tuple[str, str]]:
+    columns: dict[str, set[str]] = {}
+    for document in deployment.documents:
+        for relation, use in document.dependencies.tables.items():
+            columns.setdefault(relation, set()).update(use.watched | use.routing)
+        for view in document.dependencies.views:
+            columns.setdefault(str(view), set())
+    for relation, read in sorted(columns.items()):
+        for schema, may_enter, may_read, is_filtered in deployment.rows(_READS, relation, sorted(read)):
+            if not may_enter:
+                yield f"use the schema {schema}", f"GRANT USAGE ON SCHEMA {schema} TO {{role}};"
+            if not may_read:
+                yield f"read {relation}", f"GRANT SELECT ON {relation} TO {{role}};"
+            if is_filtered:
+                yield f"bypass row-level security of {relation}", "ALTER ROLE {role} BYPASSRLS;"
+
+
+@check("postgres.locks", "No other role holds an advisory lock of syncer", 1, 4)
+def _locks(deployment: Deployment) -> Iterator[Finding]:
+    """Any role of the database can take them. Meanwhile no relay leads, or apply, migrate or a job waits."""
+    spaces = sorted({int(one) >> 32 for one in AdvisoryLock})
+    for pid, role in deployment.schema.execute(_FOREIGN_LOCKS, (spaces, int(AdvisoryLock.WAKEUP))):
+        yield wrong(
+            f"Role {role} (process {pid}) holds an advisory lock of syncer, or waits for one",
+            sql(f"SELECT pg_terminate_backend({pid});", "See Locks in docs/security.md to prevent it."),
+        )
+
+
+@check("postgres.replica", "The server at postgres.read_dsn is a standby of the primary, and keeps up", 2, 3)
+def _replica(deployment: Deployment) -> Iterator[Finding]:
+    """A document is read there only after the replica has replayed what the primary showed."""
+    settings = deployment.settings.postgres
+    bounded = {"connect_timeout_seconds": min(ANSWER_SECONDS, settings.connect_timeout_seconds)}
+    opener = replica.opener(settings.model_copy(update=bounded), name="doctor")
+    primary = deployment.postgres
+    if opener is None:
+        return
+    try:
+        with closing(opener()) as opened:
+            opened.require_cluster_of(primary)
+            opened.require_standby()
+            rows = opened.connection.execute(_REPLAY).fetchall()
+    except (SourceError, psycopg.Error) as error:
+        hint = error.hint if isinstance(error, SourceError) else ""
+        fix = advice(hint or "Check SYNCER_POSTGRES_READ_DSN, and that the standby is up.")
+        yield wrong(f"postgres.read_dsn: {reason(error)}", fix)
+        return
+    for is_paused, behind_seconds, delay_seconds, keeps_queries in rows:
+        if is_paused:
+            yield wrong("Replay is paused on the standby", sql("SELECT pg_wal_replay_resume();", "On the standby."))
+        elif behind_seconds > REPLAY_SECONDS:
+            yield consider(
+                f"The standby is {behind_seconds:,.0f} s behind",
+                advice("Look for a query that blocks its replay, or a slow disk. Until it keeps up, unset read_dsn."),
+            )
+        if delay_seconds:
+            yield wrong(
+                f"The standby applies every change {delay_seconds:g} s late, and so does every document",
+                sql(f"ALTER SYSTEM SET recovery_min_apply_delay = 0;\n{_RELOAD}", "On the standby."),
+            )
+        if not keeps_queries:
+            yield consider(
+                "hot_standby_feedback is off on the standby: a vacuum on the primary cancels long queries there",
+                sql(f"ALTER SYSTEM SET hot_standby_feedback = on;\n{_RELOAD}", "On the standby."),
+            )
+
+
+CHECKS = tuple(one for one in globals().values() if isinstance(one, Check))

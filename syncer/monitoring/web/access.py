@@ -1,0 +1,147 @@
+"""Access: what a request may read and do.
+
+Guarantees: a page of another site, open in the same browser, can neither read nor change anything. It cannot send the
+header that carries the token. A foreign host name is refused, to prevent DNS rebinding. So is a request that the
+browser marks as cross-site. Tokens are compared in constant time.
+
+    from this machine        no token set    token set, not sent    token sent
+    page, metrics, health    yes             yes                    yes
+    FACTS                    yes             yes                    yes
+    ROWS                     no values       no                     yes
+    ACTIONS                  no              no                     yes
+
+If other machines can reach the server, FACTS need the token as well.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from werkzeug.datastructures import Headers
+
+from syncer.base.errors import SyncerError
+
+_SCHEME = "bearer "
+_OWN_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
+_OWN_SITES = frozenset({"same-origin", "none"})
+
+
+class Need(Enum):
+    """The permission that a route requires."""
+
+    NOTHING = auto()
+    """Public: the page without any numbers, metrics, health."""
+    FACTS = auto()
+    """Numbers and names: the status."""
+    ROWS = auto()
+    """The ids of documents; with the token also their content."""
+    ACTIONS = auto()
+    """Changes."""
+
+
+class ForbiddenError(SyncerError):
+    """The request is refused, whether it has the token or not."""
+
+
+class UnauthorizedError(SyncerError):
+    """The request needs the token, and came without it or with a wrong one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Checks what requests may do.
+
+    Args:
+        host: The address that the server listens on.
+        token: The token; None if none is set.
+    """
+
+    host: str
+    token: str | None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return _is_loopback(self.host)
+
+    def require_ours(self, headers: Headers, *, is_page: bool = False) -> None:
+        """Refuse cross-site requests of browsers. A link from another site may lead to the page, which has no data yet.
+
+        Args:
+            headers: The request's headers.
+            is_page: Whether it is for the page itself.
+
+        Raises:
+            ForbiddenError: The request is cross-site.
+        """
+        host = _name(headers.get("Host", ""))
+        if self.is_own and not _is_loopback(host):
+            raise ForbiddenError(
+                f"This is not {host[:100]!r}",
+                hint="It answers to localhost and 127.0.0.1 only, to prevent DNS rebinding. "
+                "If a proxy forwards the requests, let it send localhost as the Host header.",
+                kind="host",
+            )
+        follows_link = is_page and headers.get("Sec-Fetch-Dest") == "document"
+        if headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES and not follows_link:
+            raise ForbiddenError("A page of another site sent this request", hint="Open the status page itself.")
+
+    def has_token(self, headers: Headers) -> bool:
+        """Whether the request has the token.
+
+        Raises:
+            UnauthorizedError: It has a wrong one.
+        """
+        said = headers.get("Authorization", "")
+        if not said or self.token is None:
+            return False
+        given = said[len(_SCHEME) :].strip() if said.lower().startswith(_SCHEME) else ""
+        if not hmac.compare_digest(given.encode(), self.token.encode()):
+            raise UnauthorizedError("Wrong token", hint="It is the value of web.token.")
+        return True
+
+    def require(self, need: Need, *, has_token: bool) -> None:
+        """Refuse a request that lacks the permission.
+
+        Raises:
+            ForbiddenError, UnauthorizedError: It does.
+        """
+        if need is Need.NOTHING or (need is Need.FACTS and self.is_own):
+            return
+        if need is Need.ROWS and self.is_own and self.token is None:
+            return
+        self.require_token(has_token=has_token)
+
+    def require_token(self, *, has_token: bool) -> None:
+        """Refuse a request without the token.
+
+        Raises:
+            ForbiddenError, UnauthorizedError: It has none.
+        """
+        if has_token:
+            return
+        if self.token is None:
+            raise ForbiddenError(
+                "This requires a token, and none is set",
+                hint="Set web.token (SYNCER_WEB_TOKEN) and restart the daemon.",
+            )
+        raise UnauthorizedError("This requires the token", hint="Send it as: Authorization: Bearer TOKEN")
+
+
+def _name(host: str) -> str:
+    """The name or address in a Host header, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if host.count(":") == 1 else host
+
+
+def _is_loopback(name: str) -> bool:
+    if name.lower().rstrip(".") in _OWN_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,182 @@
+"""Server: a component of the daemon that answers HTTP requests with a few threads.
+
+Guarantees:
+
+- The port is bound at once: a daemon whose port is in use fails before it does anything else.
+- It delays no other component, nor the end of the daemon: requests not answered in time are then cut off.
+- What clients send is limited in size and number, and connections without a request keep no other out.
+- A malformed or oversized request gets an error in the API's format.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import structlog
+from waitress import wasyncore
+from waitress.channel import HTTPChannel
+from waitress.server import TcpWSGIServer, create_server
+from waitress.task import ErrorTask
+from waitress.utilities import Error
+
+from syncer.base import events
+from syncer.base.errors import ConfigError
+from syncer.base.lifecycle import Stop
+from syncer.base.settings import WebSettings
+
+PORTS_TRIED = 10
+"""How many ports are tried, from the default one on: so many daemons on one machine have a page each."""
+CONNECTIONS_MAX = 100
+"""How many sockets are open at once, the server's own included."""
+_THREADS = 8
+"""More than may wait for a server at once, so a server that hangs delays neither metrics nor health."""
+_STOP_SECONDS = 2
+_LOOP_SECONDS = 5
+_BACKLOG = 1024
+"""More connections than this at once would be accepted in any order, after a second or more."""
+_HEADER_BYTES_MAX = 16 * 1024
+_BODY_BYTES_MAX = 64 * 1024
+_SILENT_SECONDS = 30
+_CLEANUP_SECONDS = 10
+_BOUNDS = f"A request has at most {_HEADER_BYTES_MAX // 1024} KB of headers, and {_BODY_BYTES_MAX // 1024} KB of body."
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+class WebServer:
+    """The HTTP server.
+
+    Args:
+        listening: The bound socket: see `listen`.
+        application: The WSGI application.
+        has_token: Whether a token is set; for the log.
+    """
+
+    def __init__(self, listening: socket.socket, application: Application, *, has_token: bool) -> None:
+        self._listening = listening
+        self._application = application
+        self._has_token = has_token
+        self.address = _address(listening)
+
+    def run(self, stop: Stop) -> None:
+        """Answer requests until told to stop."""
+        _silence()
+        sockets: dict[int, Any] = {}
+        server = create_server(
+            self._application,
+            map=sockets,
+            sockets=[self._listening],
+            threads=_THREADS,
+            ident=None,
+            connection_limit=CONNECTIONS_MAX,
+            channel_timeout=_SILENT_SECONDS,
+            cleanup_interval=_CLEANUP_SECONDS,
+            max_request_header_size=_HEADER_BYTES_MAX,
+            max_request_body_size=_BODY_BYTES_MAX,
+        )
+        assert isinstance(server, TcpWSGIServer)  # noqa: S101 - one socket makes one server
+        server.channel_class = _Channel
+        structlog.get_logger().info(events.WEB_LISTENING, address=self.address, has_token=self._has_token)
+        stop.call(server.pull_trigger)
+        try:
+            while not stop.is_requested:
+                wasyncore.loop(timeout=_LOOP_SECONDS, use_poll=True, map=sockets, count=1)
+                _make_room(server, sockets)
+        finally:
+            server.task_dispatcher.shutdown(timeout=_STOP_SECONDS)
+            wasyncore.close_all(sockets)
+
+
+class _Refusal(ErrorTask):
+    """The response to a request that the server itself refuses, before it reaches the application."""
+
+    def execute(self) -> None:
+        """Write the response."""
+        error: Error = self.request.error  # type: ignore[attr-defined]  # typeshed has another class
+        body = json.dumps({"message": f"{error.reason}: {error.body}", "hint": _BOUNDS}).encode()
+        self.status = f"{error.code} {error.reason}"
+        self.response_headers = [
+            *self.response_headers,
+            ("Content-Type", "application/json"),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+        ]
+        self.set_close_on_finish()
+        self.content_length = len(body)
+        self.write(body)
+
+
+class _Channel(HTTPChannel):
+    """A connection."""
+
+    error_task_class = _Refusal
+
+
+def _make_room(server: TcpWSGIServer, sockets: dict[int, Any]) -> None:
+    """If there is no room for another connection, close the oldest one without a request or an answer under way.
+
+    So a connection that sends its request at once is always accepted, however many others send nothing or little.
+    Waiting for their timeout would keep a liveness probe out, and a healthy daemon would be restarted. The newest one
+    is left alone: its request may be on the way.
+    """
+    if len(sockets) < CONNECTIONS_MAX:
+        return
+    channels: dict[int, HTTPChannel] = server.active_channels  # type: ignore[assignment]  # typeshed has the class
+    oldest_first = sorted(channels.values(), key=lambda channel: channel.creation_time)
+    idle = [one for one in oldest_first[:-1] if not one.requests and not one.total_outbufs_len]
+    if idle:
+        idle[0].handle_close()
+
+
+def listen(settings: WebSettings) -> socket.socket | None:
+    """Bind the port; None if none is free and none was configured.
+
+    Raises:
+        ConfigError: The configured port is not available.
+    """
+    if settings.port is None:
+        return None
+    is_chosen = settings.is_port_chosen
+    last = settings.port + (1 if is_chosen else PORTS_TRIED)
+    for port in range(settings.port, last):
+        try:
+            return _bound(settings.host, port)
+        except OSError as error:
+            trouble = error
+            if error.errno != errno.EADDRINUSE:
+                break
+    if is_chosen or trouble.errno != errno.EADDRINUSE:
+        raise ConfigError(
+            f"The status page cannot listen at {settings.host}, port {settings.port}: {trouble.strerror}",
+            hint="Set web.host and web.port (SYNCER_WEB_HOST, SYNCER_WEB_PORT): 0 for any port that is free, none for "
+            "no page.",
+        )
+    structlog.get_logger().warning(
+        events.WEB_ABSENT,
+        host=settings.host,
+        ports=f"{settings.port} to {last - 1}",
+    )
+    return None
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def _address(listening: socket.socket) -> str:
+    host, port, *_ = listening.getsockname()
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _silence() -> None:
+    """Discard waitress's messages about clients: standard error is for our log lines."""
+    logger = logging.getLogger("waitress")
+    logger.propagate = False
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())

@@ -1,0 +1,68 @@
+// To ask the daemon. The token stays in this tab, and is sent in a header that no other site can send.
+
+const PATIENCE_MS = 15_000;
+const KEPT_AS = "syncer-token";
+
+let token = null;
+try { token = sessionStorage.getItem(KEPT_AS); } catch { /* a browser that keeps nothing: until the page is left */ }
+
+export const hasToken = () => token !== null;
+
+export function useToken(value) {
+  token = value;
+  try {
+    if (value === null) sessionStorage.removeItem(KEPT_AS);
+    else sessionStorage.setItem(KEPT_AS, value);
+  } catch { /* likewise */ }
+}
+
+/** What the daemon said of why it does not do it. */
+export class Refused extends Error {
+  constructor(status, said) {
+    super(said.message);
+    this.status = status;
+    this.hint = said.hint ?? "";
+  }
+}
+
+/** Thrown when nobody answers. */
+export class Unreachable extends Error {}
+
+async function send(method, path, body, sent = token) {
+  const headers = {};
+  if (sent !== null) headers.Authorization = `Bearer ${sent}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let response, said;
+  try {
+    response = await fetch(path, {
+      method, headers, cache: "no-store", redirect: "error",
+      body: body === undefined ? undefined : JSON.stringify(body),
+      signal: AbortSignal.timeout(PATIENCE_MS),
+    });
+    said = await response.json();
+  } catch (error) {
+    throw new Unreachable(error.name === "TimeoutError" ? "no answer" : "unreachable");
+  }
+  if (!response.ok) throw new Refused(response.status, said);
+  return said;
+}
+
+export const get = (path, words = {}) => {
+  const query = new URLSearchParams(words).toString();
+  return send("GET", query ? `${path}?${query}` : path);
+};
+/** Whether a token is taken: it is sent with this question alone, and not with those that are asked meanwhile. */
+export const tryToken = (value) => send("GET", "/api/status", undefined, value);
+export const post = (path, body = {}) => send("POST", path, body);
+
+/** Do something, and say in an element what has come of it. */
+export async function act(said, doing, path, body, done) {
+  said.classList.remove("bad");
+  said.textContent = doing;
+  try {
+    said.textContent = done(await post(path, body));
+  } catch (error) {
+    said.classList.add("bad");
+    said.textContent = error.hint ? `${error.message}. ${error.hint}` : `${error.message}.`;
+  }
+}

@@ -1,0 +1,126 @@
+// The banner with its problems, the flow with its numbers, and the daemons.
+
+import { by, el, keep, raw, say, show } from "./dom.js";
+import { about, brief, count, moment, rate, timeOf } from "./words.js";
+
+export function showBanner(status) {
+  say(by("headline"), status.headline);
+  say(by("told"), told(status));
+  by("banner").className = `banner ${status.status}`;
+  showProblems(status.problems);
+}
+
+/** The problems, each with its action; a fold-out that is open stays open. One alone is the headline already. */
+export function showProblems(problems) {
+  const list = by("problems");
+  show(list, problems.length > 0);
+  const keyed = problems.map((one, place) => ({ ...one, place: `${place} ${one.runbook} ${one.about}` }));
+  keep(list, keyed, (one) => one.place, makeProblem, (item, one) => {
+    const [message, action, more] = item.children;
+    show(message, problems.length > 1);
+    say(message, one.message);
+    say(action, one.action);
+    show(more, Boolean(one.runbook));
+    show(more.lastElementChild, Boolean(one.detail));
+    say(more.querySelector("pre"), one.detail ?? "");
+  });
+}
+
+const makeProblem = (one) => el("li", {}, el("b"), el("p", { class: "does" }), el("div", { class: "links" },
+  el("a", { href: `/runbook#${String(one.runbook).toLowerCase()}`, target: "_blank" }, `Runbook: ${one.runbook}`), raw()));
+
+/** What is read aloud when it changes: not how much waits, which changes all the time. */
+function told(status) {
+  const lasting = status.problems.filter((one) => !one.is_passing);
+  if (lasting.length) return lasting.length === 1 ? lasting[0].message : `${lasting.length} problems.`;
+  return status.status === "well" ? "All is well." : "Behind.";
+}
+
+/** The servers that do not answer, each with the time of its last answer: their figures are of then. */
+export const silentOf = (status) => new Map(status.servers.filter((one) => one.error !== null).map((one) =>
+  [one.server, one.age_seconds === null ? null : Date.now() / 1000 - one.age_seconds - status.age_seconds]));
+
+export function showFlow(status) {
+  const { rates, leader } = status;
+  const silent = silentOf(status);
+  station("at-outbox", known(status.outbox_waiting), waits(status.outbox_waiting, status.outbox_lag_seconds));
+  const connected = leader && leader.seconds !== null ? `connected ${about(leader.seconds)}` : "";
+  station("at-relay", leader ? "leads" : "none", leader ? connected : "no leader", !leader);
+  station("at-topic", known(status.topic_waiting), waits(status.topic_waiting, status.topic_lag_seconds));
+  station("at-workers", known(status.workers), "connected", status.workers === 0);
+  const served = (status.documents ?? []).map((one) => Object.entries(one.targets)
+    .filter(([name]) => one.roles[name] === "current").map(([, number]) => number)).flat();
+  const held = served.reduce((sum, number) => sum + (number ?? 0), 0);
+  const isUnknown = served.length > 0 && served.every((one) => one === null);
+  station("at-index", isUnknown ? "–" : brief(held), held === 1 ? "document" : "documents", served.includes(null));
+  for (const [id, server] of STATIONS) old(by(id), silent.has(server), silent.get(server));
+  pipe("to-relay", rates?.captured, "changes written to the outbox each second");
+  pipe("to-topic", rates?.published, "changes published each second");
+  pipe("to-workers", rates?.handled, "changes handled each second");
+  pipe("to-index", rates?.written, "documents written each second, by live changes and by jobs");
+}
+
+const STATIONS = [
+  ["at-outbox", "postgres"], ["at-relay", "postgres"], ["at-topic", "kafka"], ["at-workers", "kafka"],
+  ["at-index", "elasticsearch"],
+];
+
+/** Grey, with the time of the oldest of these servers' figures, if one of them is silent. */
+export function asOf(id, silent, ...servers) {
+  const away = servers.filter((one) => silent.has(one));
+  const times = away.map((one) => silent.get(one));
+  by(id).closest("section").classList.toggle("away", away.length > 0);
+  say(by(id), !away.length ? "" : times.includes(null) ? "unknown" : `as of ${timeOf(Math.min(...times))}`);
+}
+
+/** The same for one place of the flow. */
+function old(place, isOld, at) {
+  place.classList.toggle("old", isOld);
+  if (isOld) say(place.querySelector(".sub"), at ? `as of ${timeOf(at)}` : "unknown");
+}
+
+const known = (number) => (number === null ? "–" : brief(number));
+
+const waits = (number, seconds) => {
+  if (number && seconds >= 1) return `wait${number === 1 ? "s" : ""} up to ${about(seconds)}`;
+  return number === 1 ? "change waits" : "changes wait";
+};
+
+function station(id, big, sub, isBad = false) {
+  const place = by(id);
+  say(place.querySelector(".big"), big);
+  say(place.querySelector(".sub"), sub);
+  place.classList.toggle("bad", isBad);
+}
+
+function pipe(id, number, title) {
+  const place = by(id);
+  say(place.querySelector(".rate"), rate(number));
+  place.title = title;
+  const moves = number > 0;
+  place.classList.toggle("moves", moves);
+  // The more, the faster: ten times as many take half the time.
+  if (moves) place.style.setProperty("--pace", `${Math.max(0.15, 1.2 / 2 ** Math.log10(Math.max(1, number))).toFixed(2)}s`);
+}
+
+export function showRunning(status) {
+  const running = status.running ?? [];
+  show(by("running-none"), status.running !== null && !running.length);
+  show(by("running"), running.length > 0);
+  asOf("running-old", silentOf(status), "postgres");
+  keep(by("running").tBodies[0], running, (one) => `${one.process}@${one.host}`,
+    () => el("tr", {}, el("th", { scope: "row" }), cell("Process", "number"), cell("Version"), cell("Components"),
+      cell("Worker threads", "number"), cell("Connects from"), cell("Connected since")),
+    (row, one) => [
+      one.host, String(one.process), one.version ?? "unknown", components(one), count(one.worker_threads),
+      one.address ?? (one.since ? "local socket" : "unknown"), one.since ? moment(one.since) : "unknown",
+    ].forEach((text, place) => say(row.cells[place], text)));
+}
+
+const cell = (label, kind = null) => el("td", { class: kind, "data-label": label });
+
+const components = (one) => [
+  one.has_relay ? (one.leads ? "leading relay" : "standby relay") : null,
+  one.worker_threads ? "workers" : null,
+  one.has_job_worker ? "job worker" : null,
+].filter(Boolean).join(", ");

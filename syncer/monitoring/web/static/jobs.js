@@ -1,0 +1,81 @@
+// Jobs: their progress, the time left, and their actions.
+
+import { act } from "./ask.js";
+import { by, confirmed, el, fill, keep, raw, say, show } from "./dom.js";
+import { amount, count, duration, moment, rate } from "./words.js";
+
+export function showJobs(jobs, { hasMore, access, refresh }) {
+  const unfinished = jobs.filter((one) => one.finished_at === null).length;
+  const canAct = access.can_act;
+  say(by("jobs-count"), unfinished ? `${count(unfinished)} unfinished` : "");
+  show(by("jobs-locked"), unfinished > 0 && !canAct && access.takes_token);
+  show(by("jobs-none"), !jobs.length);
+  show(by("jobs-more"), hasMore);
+  by("jobs").classList.toggle("acts", canAct);
+  keep(by("jobs"), jobs, (one) => one.id, make, (row, one) => change(row, one, access, refresh));
+}
+
+function make(one) {
+  return el("li", { "aria-label": `Job ${one.id}` },
+    el("div", { class: "what" }, el("p", {}, el("b", {}), el("span")), el("p", { class: "quiet" }), raw()),
+    el("div", {}, el("div", { class: "bar", role: "progressbar", "aria-label": `Job ${one.id}`, "aria-valuemin": "0",
+      "aria-valuemax": "100" }, el("i")), el("p")),
+    el("div", { class: "buttons" }));
+}
+
+function change(row, one, access, refresh) {
+  const [what, progress, buttons] = row.children;
+  const canAct = access.can_act;
+  const isOver = one.finished_at !== null;
+  row.className = isOver ? "ended" : one.is_paused ? "paused" : one.is_suspended || one.is_unavailable ? "suspended" : "";
+  say(what.querySelector("b"), `${one.id} · ${one.reason}`);
+  say(what.querySelector("span"), ` of ${one.index_name}`);
+  say(what.children[1], under(one));
+  const hasText = access.sees_values && Boolean(one.error?.includes("\n"));
+  show(what.lastElementChild, hasText);
+  say(what.querySelector("pre"), hasText ? one.error : "");
+  const share = one.documents_total ? Math.min(1, one.documents_done / one.documents_total) : 0;
+  const bar = progress.firstElementChild;
+  bar.setAttribute("aria-valuenow", String(Math.round(share * 100)));
+  bar.firstElementChild.style.width = `${(share * 100).toFixed(1)}%`;
+  say(progress.lastElementChild, pace(one, share));
+  show(buttons, canAct && !isOver);
+  fill(buttons, [one.is_paused, canAct, isOver], () => (canAct && !isOver ? choices(one, refresh) : []));
+}
+
+function under(one) {
+  if (one.finished_at !== null && !one.error) return "";
+  if (one.error) return one.error.split("\n")[0];
+  const limit = one.rate === null ? "" : `, at most ${rate(one.rate)} a second`;
+  return `${one.started_at === null ? `created ${moment(one.created_at)}` : `since ${moment(one.started_at)}`}${limit}`;
+}
+
+/** How far it is, how fast it goes, and how long the rest takes; or what it waits for. */
+function pace(one, share) {
+  if (one.finished_at !== null) {
+    return `${one.state} ${moment(one.finished_at)}: ${amount(one.documents_done, "document")}`;
+  }
+  const total = one.documents_total === null ? "" : ` of ${count(one.documents_total)} (${Math.floor(share * 100)} %)`;
+  const done = `${count(one.documents_done)}${total}`;
+  if (one.is_paused) return `${done}, paused`;
+  if (one.is_unavailable) return `${done}, waiting: its index is unavailable`;
+  if (one.is_suspended) return `${done}, waiting: its document is suspended`;
+  if (one.state === "new" || one.state === "listing") return "listing ids …";
+  if (one.state === "written") return `${done}, looking for documents that only Elasticsearch has …`;
+  if (one.documents_left === 0) return `${done}, finishing …`;
+  const speed = one.documents_per_second === null ? "" : ` · ${rate(one.documents_per_second)} / s`;
+  const left = one.eta_seconds === null ? "" : ` · ${duration(one.eta_seconds)} left`;
+  return `${done}${speed}${left}`;
+}
+
+function choices(one, refresh) {
+  const said = by("jobs-said");
+  const path = (what) => `/api/jobs/${one.id}/${what}`;
+  const go = async (doing, what, done) => { await act(said, doing, path(what), {}, done); refresh(); };
+  const pauseOrResume = one.is_paused
+    ? el("button", { type: "button", onclick: () => go(`Resuming job ${one.id} …`, "resume", () => `Job ${one.id} is resumed.`) }, "Resume")
+    : el("button", { type: "button", onclick: () => go(`Pausing job ${one.id} …`, "pause", () => `Job ${one.id} is paused.`) }, "Pause");
+  const cancel = confirmed("Cancel", "Cancel for good", () => go(`Cancelling job ${one.id} …`, "cancel",
+    (done) => `Job ${one.id} is cancelled: ${amount(done.documents_done, "document")} written${done.note ? `. ${done.note}` : ""}`));
+  return [pauseOrResume, cancel];
+}

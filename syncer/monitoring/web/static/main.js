@@ -1,0 +1,223 @@
+// The page: asks the daemon every two seconds, shows the answer, and says so if there is none.
+
+import { Unreachable, get, hasToken, tryToken, useToken } from "./ask.js";
+import { showDocuments } from "./documents.js";
+import { by, el, fill, say, show } from "./dom.js";
+import { showEvents } from "./events.js";
+import { lookUp } from "./explain.js";
+import { asOf, showBanner, showFlow, showProblems, showRunning, silentOf } from "./flow.js";
+import { showJobs } from "./jobs.js";
+import { showLetters } from "./letters.js";
+import { Plot, roundedUpTime } from "./plot.js";
+import { about, brief, duration, rate, timeOf } from "./words.js";
+
+const EVERY_MS = 2000;
+const RETRY_MS = [1000, 2000, 4000, 8000];
+const RECENT_SECONDS = 600;
+const EVENTS_EVERY_MS = 10_000;
+const MINUTES_EVERY_MS = 20_000;
+const OLD_SECONDS = 20;
+const UNAVAILABLE = 503;
+
+const state = {
+  status: null, answeredAt: null, failures: 0, timer: null, isAsking: false, isAgain: false,
+  letters: { letters: 0, kinds: [] }, jobs: { jobs: [], has_more: false }, events: [], eventsAt: 0,
+  range: RECENT_SECONDS, samples: [], samplesOf: null, samplesAt: 0,
+};
+
+const plots = [
+  new Plot(by("lag-plot"), {
+    title: "Lag", least: 1, tick: about, round: roundedUpTime,
+    lines: [{ name: "Lag", of: (sample) => sample.lag_seconds, tell: duration }],
+  }),
+  new Plot(by("rate-plot"), {
+    title: "Throughput", least: 10, tick: brief,
+    lines: [
+      { name: "Documents written", of: (sample) => sample.written_per_second, tell: rate },
+      { name: "Changes captured", of: (sample) => sample.captured_per_second, tell: rate },
+    ],
+  }),
+];
+
+async function turn() {
+  clearTimeout(state.timer);
+  if (state.isAsking) { state.isAgain = true; return; }
+  state.isAsking = true;
+  let wait = EVERY_MS;
+  try {
+    await ask();
+    state.failures = 0;
+  } catch (error) {
+    if (!(error instanceof Unreachable) && error.status === undefined) console.error(error);
+    wait = RETRY_MS[Math.min(state.failures, RETRY_MS.length - 1)];
+    state.failures += 1;
+    showTrouble(error, wait);
+  }
+  state.isAsking = false;
+  if (state.isAgain) wait = 0;
+  state.isAgain = false;
+  if (!document.hidden) state.timer = setTimeout(turn, wait);
+}
+
+async function ask() {
+  const status = await get("/api/status");
+  const access = status.access;
+  const silent = silentOf(status);
+  await Promise.all([askHistory(), silent.has("postgres") ? null : askPostgres(status)]);
+  Object.assign(state, { status, answeredAt: Date.now() });
+  document.body.classList.remove("waits", "lost");
+  showBanner(status);
+  showFlow(status);
+  showRunning(status);
+  const documents = status.documents ?? [];
+  showDocuments(documents, status.verifications ?? [], silent);
+  showJobs(state.jobs.jobs, { hasMore: state.jobs.has_more, access, refresh: turn });
+  showLetters(state.letters, { access, refresh: turn, explain });
+  showEvents(state.events);
+  for (const id of ["jobs-old", "letters-old", "events-old"]) asOf(id, silent, "postgres");
+  plots.forEach((plot) => plot.update(state.samples, state.range));
+  showAccess(access);
+  showLook(documents, access);
+  showFreshness();
+  document.title = `${status.problems.length ? "● " : ""}syncer${status.lag_seconds >= 1 ? ` · ${duration(status.lag_seconds)}` : ""}`;
+}
+
+/** What is asked of Postgres directly, each in a connection of its own; an answer that fails leaves what was known. */
+async function askPostgres(status) {
+  const { sees_rows: seesRows } = status.access;
+  const isDue = Date.now() - state.eventsAt >= EVENTS_EVERY_MS;
+  const [letters, jobs, events] = await Promise.all([
+    seesRows ? unlessAway(get("/api/dead-letters")) : { letters: deadLettered(status), kinds: [] },
+    unlessAway(get("/api/jobs")),
+    isDue ? unlessAway(get("/api/events")) : null,
+  ]);
+  state.letters = letters ?? state.letters;
+  state.jobs = jobs ?? state.jobs;
+  if (events) Object.assign(state, { events: events.events, eventsAt: Date.now() });
+}
+
+const unlessAway = (answer) => answer.catch((error) => {
+  if (error.status !== UNAVAILABLE) throw error;
+  return null;
+});
+
+/** Of the last ten minutes only what is new is asked for; of longer ranges all of it, less often. */
+async function askHistory() {
+  const { range } = state;
+  const isSame = state.samplesOf === range;
+  if (range !== RECENT_SECONDS && isSame && Date.now() - state.samplesAt < MINUTES_EVERY_MS) return;
+  const known = isSame && range === RECENT_SECONDS ? state.samples : [];
+  const { samples } = await get("/api/history", { seconds: range, since: known.at(-1)?.at ?? 0 });
+  const all = [...known, ...samples];
+  const kept = all.filter((one) => one.at > all.at(-1).at - range * 1.1);
+  Object.assign(state, { samples: kept, samplesOf: range, samplesAt: Date.now() });
+}
+
+by("range").addEventListener("change", () => {
+  state.range = Number(by("range").value);
+  turn();
+});
+
+const deadLettered = (status) => (status.documents ?? []).reduce((sum, one) => sum + one.dead_letters, 0);
+
+function showTrouble(error, wait) {
+  const isLost = error instanceof Unreachable;
+  if (error.status === 401) { useToken(null); unlockForm(true, `${error.message}. ${error.hint}`); }
+  document.body.classList.add(state.status ? "lost" : "waits");
+  const since = state.answeredAt === null ? "" : ` since ${timeOf(state.answeredAt / 1000)}`;
+  say(by("headline"), isLost ? `No connection to the daemon${since}: ${error.message}.` : `${error.message}.`);
+  say(by("told"), by("headline").textContent);
+  showProblems([{ message: "", action: isLost
+    ? `${state.status ? "The figures below are of that time. " : ""}Check that the daemon is running. This page reconnects by itself.`
+    : error.hint || "This page retries by itself." }]);
+  say(by("freshness"), `retrying every ${duration(wait / 1000)}`);
+}
+
+function showFreshness() {
+  if (!state.status || document.body.matches(".lost, .waits")) return;
+  const age = state.status.age_seconds + (Date.now() - state.answeredAt) / 1000;
+  say(by("freshness"), age < OLD_SECONDS ? "live" : `as of ${duration(age)} ago`);
+}
+
+// The token
+
+function showAccess(access) {
+  const { daemon } = state.status;
+  say(by("daemon"), `${daemon.host}, process ${daemon.process}, version ${daemon.version}`);
+  const button = by("unlock");
+  show(button, access.takes_token);
+  say(button, access.can_act ? "Lock" : "Unlock");
+  button.title = access.can_act ? "Forget the token" : "Enter the token to see values, pause jobs and retry dead letters";
+}
+
+function unlockForm(isShown, message = "") {
+  show(by("token-form"), isShown);
+  show(by("unlock"), true);
+  by("unlock").setAttribute("aria-expanded", String(isShown));
+  say(by("token-said"), message);
+  by("token-said").classList.toggle("bad", message !== "");
+}
+
+for (const one of document.querySelectorAll("button.unlock")) {
+  one.addEventListener("click", () => {
+    unlockForm(true);
+    by("token-form").scrollIntoView({ block: "center" });
+    by("token").focus({ preventScroll: true });
+  });
+}
+
+by("unlock").addEventListener("click", () => {
+  if (hasToken()) { useToken(null); unlockForm(false); turn(); return; }
+  const isOpen = by("token-form").hidden;
+  unlockForm(isOpen);
+  if (isOpen) by("token").focus();
+});
+
+by("token-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const value = by("token").value.trim();
+  by("token").value = "";
+  try {
+    await tryToken(value);
+    useToken(value);
+    unlockForm(false);
+    by("unlock").focus();
+    turn();
+  } catch (error) {
+    unlockForm(true, error.hint ? `${error.message}. ${error.hint}` : `${error.message}.`);
+    by("token").focus();
+  }
+});
+
+// Explaining a document
+
+function showLook(documents, access) {
+  const choice = by("look-document");
+  const chosen = choice.value;
+  fill(choice, documents.map((one) => one.name), () => documents.map((one) => el("option", { value: one.name }, one.name)));
+  if (chosen && documents.some((one) => one.name === chosen)) choice.value = chosen;
+  show(by("look-values-choice"), access.sees_values);
+  show(by("look-locked"), !access.sees_rows);
+  by("look").querySelector("button").disabled = !access.sees_rows;
+}
+
+function explain(name, id) {
+  by("look-document").value = name;
+  by("look-id").value = id;
+  by("look").scrollIntoView({ block: "start" });
+  by("look-id").focus({ preventScroll: true });
+  lookUp(name, id, state.status.access.sees_values && by("look-values").checked);
+}
+
+by("look").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const values = Boolean(state.status?.access.sees_values) && by("look-values").checked;
+  lookUp(by("look-document").value, by("look-id").value, values);
+});
+
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(state.timer);
+  if (!document.hidden) turn();
+});
+setInterval(showFreshness, 1000);
+turn();

@@ -1,0 +1,9 @@
+"""Recovery after Kafka has lost records, a table was altered, or a command died. For a failover see `syncer.indexing`.
+
+Guarantee: a worker continues past a loss only after the jobs are committed that write again whatever the lost records
+may have touched.
+
+    lost_records    records are lost or cannot be read: write every document again; `kafka.producer` fills the gap
+    schema_watch    checks every few seconds that tables and triggers are still as applied; suspends, resumes
+    orphan_indices  deletes indices that a killed command left behind
+"""

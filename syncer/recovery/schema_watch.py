@@ -1,0 +1,146 @@
+"""Schema watch: checks every few seconds that what the documents rely on is still there, also while nothing is written.
+
+Guarantee: within one turn, even if no change ever comes of it, the documents are suspended that read a table that is
+replaced, renamed or without its triggers, one that is made unlogged or gets a partition that is unlogged or foreign, or
+a column or a view that changes. Once all is as before, they are resumed: see `syncer.jobs.resume`. A table that was
+written anew, and partitions that come or go with their rows, become a change within one turn. Every daemon watches;
+suspending twice is suspending once, and a table is noted by one. However many tables a document reads, a turn sends the
+same few statements.
+
+A turn also writes the timeline of its process, because every daemon has one watch: see `syncer.base.timeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from syncer.base import events
+from syncer.base.error_policy import at_work_for
+from syncer.base.errors import DocumentError, Fault
+from syncer.base.lifecycle import Stop, Stopping
+from syncer.base.link import Link
+from syncer.base.postgres import Connection
+from syncer.base.retry import Trouble, retry
+from syncer.base.timeline import TIMELINE
+from syncer.capture import eligibility, install
+from syncer.documents import registry, suspend
+from syncer.documents.registry import Catalogue, Document
+from syncer.documents.snapshot import require_shape, uncaptured
+from syncer.jobs import resume
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchReport:
+    """What one turn found.
+
+    Args:
+        documents: How many documents were looked after.
+        suspended: Those that this turn has suspended.
+        resumed: The indices that this turn has resumed.
+        noted: The tables that were written anew, or have other partitions.
+    """
+
+    documents: int
+    suspended: tuple[str, ...]
+    resumed: tuple[str, ...]
+    noted: tuple[str, ...]
+
+
+class Watch:
+    """Looks after the documents active.
+
+    Args:
+        connect: Opens a connection to Postgres.
+        seconds: How long to rest between two turns.
+        name: For the log.
+    """
+
+    def __init__(self, *, connect: Callable[[], Connection], seconds: float = 5, name: str = "watch") -> None:
+        self._link = Link(self._connected)
+        self._connect = connect
+        self._seconds = seconds
+        self._name = name
+        self._catalogue = Catalogue()
+        self._trouble = Trouble(name)
+
+    def run(self, stop: Stop) -> None:
+        """Look after the documents until told to stop."""
+        try:
+            while not stop.is_requested:
+                retry(self.run_once, pause=stop.pause, component=self._name, trouble=self._trouble)
+                stop.wait(self._seconds)
+            with self._link.used() as connection:
+                TIMELINE.write(connection)
+        except Stopping:
+            pass
+        finally:
+            self.close()
+
+    def run_once(self) -> WatchReport:
+        """Note partitions; suspend each document whose tables have changed, and resume it once they have not."""
+        with self._link.used() as connection:
+            noted = install.note_files(connection)
+            if noted:
+                structlog.get_logger().info(events.FILES_NOTED, relations=noted)
+            documents = self._catalogue.refresh(connection)
+            tables = sorted({table for one in documents for table in one.dependencies.tables})
+            if lost := install.lost(connection, tables):
+                install.arm(connection)
+            unseen = eligibility.unseen(connection, tables)
+            suspended, resumed = [], []
+            for one in documents:
+                error = _error(connection, one, lost, unseen)
+                if error is None:
+                    if one.suspended_by is Fault.SCHEMA and resume.resume(connection, one, Fault.SCHEMA):
+                        resumed.append(one.index_name)
+                elif one.suspended is None:
+                    suspended += [one.name] if suspend.suspend(connection, error) else []
+                elif one.suspended_by is None and error.fault is not None:
+                    registry.recognise(connection, one, error.fault)
+            TIMELINE.write(connection, prunes=True)
+        return WatchReport(
+            documents=len(documents), suspended=tuple(suspended), resumed=tuple(resumed), noted=tuple(noted)
+        )
+
+    def _connected(self) -> Connection:
+        self._catalogue.forget()  # what answers now may be another state of the database
+        return self._connect()
+
+    def close(self) -> None:
+        """Let go of the connection; the next turn opens another one."""
+        self._link.close()
+
+
+def _error(
+    connection: Connection, document: Document, lost: Collection[str], unseen: Mapping[str, str]
+) -> DocumentError | None:
+    """Return the error for which a document has to be suspended; None if all is as it was applied."""
+    try:
+        with at_work_for(document.name, document.revision):
+            require_shape(connection, document)
+            if found := [one for one in document.dependencies.tables if one in lost]:
+                raise uncaptured(document, found)
+            _require_seen(document, unseen)
+    except DocumentError as error:
+        return error
+    return None
+
+
+def _require_seen(document: Document, unseen: Mapping[str, str]) -> None:
+    """Refuse to go on with a table whose rows can change, or go away, past its triggers.
+
+    Raises:
+        DocumentError: With the first of them, and what to do.
+    """
+    for relation in sorted(document.dependencies.tables.keys() & unseen.keys()):
+        what, _, hint = unseen[relation].partition("\n")
+        raise DocumentError(
+            f"{document.name} reads {relation}, and {what}",
+            hint=f"{hint}\nThen it resumes by itself.",
+            document=document.name,
+            revision=document.revision,
+            fault=Fault.SCHEMA,
+        )

@@ -1,0 +1,66 @@
+"""The result of the last ``syncer verify`` of each index, for the status page and metrics.
+
+Guarantees: one row per active index, of a comparison of all its documents; a sample is not recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Self
+
+import structlog
+
+from syncer.base import events
+from syncer.base.postgres import Connection
+
+_NOTE = """
+INSERT INTO syncer.verification (index_name, documents, drifted, repaired, is_complete)
+SELECT d.index_name, $2, $3, $4, $5 FROM syncer.document AS d WHERE d.index_name = $1
+ON CONFLICT (index_name) DO UPDATE
+SET finished_at = excluded.finished_at, documents = excluded.documents, drifted = excluded.drifted,
+    repaired = excluded.repaired, is_complete = excluded.is_complete
+"""
+LAST = """
+SELECT d.name AS document, v.index_name, v.finished_at, v.documents, v.drifted, v.repaired, v.is_complete
+FROM syncer.verification AS v JOIN syncer.document AS d USING (index_name)
+WHERE d.role = 'current' ORDER BY d.name
+"""
+"""The query that returns the fields of each `Verification`, of the index that searches find."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The result of one verification.
+
+    Args:
+        drifted: How many were left different.
+        repaired: How many differed and are equal since they were written again.
+        is_complete: False if counting stopped because there were too many.
+    """
+
+    document: str
+    index_name: str
+    finished_at: datetime
+    documents: int
+    drifted: int
+    repaired: int
+    is_complete: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as plain data."""
+        return {**asdict(self), "finished_at": self.finished_at.isoformat()}
+
+    @classmethod
+    def of(cls, fact: dict[str, Any]) -> Self:
+        """A row of `LAST` as JSON."""
+        return cls(**{**fact, "finished_at": datetime.fromisoformat(fact["finished_at"])})
+
+
+def note(
+    connection: Connection, index_name: str, *, documents: int, drifted: int, repaired: int, is_complete: bool
+) -> None:
+    """Record the result for an index, if it is still active."""
+    connection.execute(_NOTE, (index_name, documents, drifted, repaired, is_complete))
+    log = structlog.get_logger()
+    log.info(events.VERIFY_FINISHED, index=index_name, documents=documents, drifted=drifted, repaired=repaired)

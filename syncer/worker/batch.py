@@ -1,0 +1,89 @@
+"""Change batch: the changes that a worker received together, and the report of their outcome."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import structlog
+
+from syncer.base import events, metrics
+from syncer.base.model import Change
+from syncer.base.tracing import OFF, BatchTrace
+from syncer.base.write_report import WriteReport
+from syncer.kafka.consumer import Received
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ChangeBatch:
+    """Changes that were received together.
+
+    Args:
+        received: The records as they came from the topic.
+        changes: The same, parsed.
+        begun_at: The time of receipt, by the monotonic clock.
+        number: The batch's number within this worker.
+        writes: The pending outcomes of the documents that the changes touch.
+        is_resolved: Whether all of those are being written, or left to jobs.
+        trace: The batch's trace.
+    """
+
+    received: Received
+    changes: list[Change]
+    begun_at: float
+    number: int
+    writes: list[Future[WriteReport]] = field(default_factory=list)
+    is_resolved: bool = False
+    trace: BatchTrace = OFF
+
+    @property
+    def is_done(self) -> bool:
+        """Whether none of its documents is being written any more."""
+        return self.is_resolved and all(one.done() for one in self.writes)
+
+    @property
+    def changed_at(self) -> float:
+        """When the oldest of its changes was made, in Unix time."""
+        return min(change.changed_at for change in self.changes)
+
+    def report(self) -> WriteReport:
+        """The outcome of all its documents.
+
+        Raises:
+            Stopping: The worker is to end before all were written.
+            Exception: An error that the policy calls FATAL.
+        """
+        total = WriteReport()
+        for one in self.writes:
+            total.add(one.result())
+        return total
+
+    def tell(self, worker: str, written: WriteReport) -> None:
+        """Log, trace and count the outcome."""
+        seconds = time.monotonic() - self.begun_at
+        made = [change.changed_at for change in self.changes]
+        ids = [change.id for change in self.changes]
+        structlog.get_logger().info(
+            events.WORKER_INDEXED,
+            worker=worker,
+            batch=self.number,
+            changes=len(self.changes),
+            documents=written.documents,
+            indexed=written.indexed,
+            deleted=written.deleted,
+            skipped=written.skipped,
+            dead_lettered=written.dead_lettered,
+            partitions=sorted(self.received.next_offsets),
+            offsets=self.received.offsets,
+            ids=[min(ids), max(ids)] if ids else None,
+            seconds=round(seconds, 4),
+            compose_seconds=round(written.compose_seconds, 4),
+            index_seconds=round(written.index_seconds, 4),
+            lag_seconds=round(time.time() - min(made), 4) if made else None,
+        )
+        self.trace.end(batch=self.number, changes=len(self.changes), **written.outcomes)
+        timings = metrics.Timings(
+            seconds=seconds, compose_seconds=written.compose_seconds, index_seconds=written.index_seconds
+        )
+        metrics.handled(worker, made, written.outcomes, timings)

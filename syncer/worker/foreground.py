@@ -1,0 +1,130 @@
+"""Follows a job to its end for a command, and works on it if no daemon does.
+
+The job workers of all daemons write a job together. If there is none, or none makes progress, this process writes it.
+Guarantee: the command may be killed at any point. A daemon continues the job; without one, the next command that
+follows it does.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from syncer.base.error_policy import Action, decide
+from syncer.base.lifecycle import Stop, Stopping
+from syncer.base.postgres import Connection
+from syncer.base.retry import retry
+from syncer.jobs import chunks
+from syncer.jobs.model import Job, find
+from syncer.worker.job_loop import JobWorker
+
+_LOOK_SECONDS = 0.05
+_ALIVE_SECONDS = 1.0
+"""How often to check for live job workers."""
+
+
+class JobFollower:
+    """Follows jobs, one after the other.
+
+    Args:
+        connect: Opens a connection to Postgres.
+        refresh: Creates a job worker, for when no daemon has one.
+        stop: Ends the waiting.
+    """
+
+    def __init__(self, *, connect: Callable[[], Connection], refresh: Callable[[], JobWorker], stop: Stop) -> None:
+        self._connect = connect
+        self._refresh = refresh
+        self._stop = stop
+        self._connection: Connection | None = None
+        self._job_worker: _JobWorker | None = None
+        self._seen: tuple[object, ...] = ()
+        self._moved_at = self._asked_at = -math.inf
+
+    def follow(self, job_id: int, progress: Callable[[Job], None] = lambda _: None) -> Job:
+        """Return once the job is finished, or its definition is suspended.
+
+        Args:
+            job_id: The job's id.
+            progress: Called with the job several times a second.
+
+        Raises:
+            Stopping: It was told to stop. The job is unchanged.
+            JobError: The job no longer exists.
+            Exception: The error that ended the job worker started here.
+        """
+        while True:
+            job = retry(lambda: self._look(job_id), pause=self._stop.pause, component="backfill")
+            progress(job)
+            if job.state.is_finished or job.is_suspended:
+                return job
+            if self._job_worker is not None:
+                self._job_worker.require_well()
+            self._stop.pause(_LOOK_SECONDS)
+
+    def close(self) -> None:
+        """End the job worker that was started here, after it has finished what is in flight."""
+        if self._job_worker is not None:
+            self._job_worker.end()
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._job_worker = None
+
+    def _look(self, job_id: int) -> Job:
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            job = find(self._connection, job_id)
+            is_left_alone = self._job_worker is None and self._is_left_alone(self._connection, job)
+        except Exception as error:
+            if decide(error) is Action.RETRY and self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            raise
+        if is_left_alone:
+            self._job_worker = _JobWorker(self._refresh())
+        return job
+
+    def _is_left_alone(self, connection: Connection, job: Job) -> bool:
+        """Whether no job worker makes progress on the job: none is alive, or it has not moved for a long time."""
+        now = time.monotonic()
+        seen = (job.id, job.state, job.is_paused, job.documents_done)
+        if seen != self._seen:
+            self._seen, self._moved_at = seen, now
+        if now - self._moved_at > chunks.STALLED_SECONDS:
+            return True
+        if now - self._asked_at < _ALIVE_SECONDS:
+            return False
+        self._asked_at = now
+        return not chunks.job_workers_alive(connection)
+
+
+class _JobWorker:
+    """A job worker in a thread of its own."""
+
+    def __init__(self, job_worker: JobWorker) -> None:
+        self._job_worker = job_worker
+        self._stop = Stop()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="job_worker", daemon=True)
+        self._thread.start()
+
+    def require_well(self) -> None:
+        """Raise the error that ended it, if any."""
+        if self._failure is not None:
+            raise self._failure
+
+    def end(self) -> None:
+        """Wait until it has finished what is in flight and ended."""
+        self._stop.request()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with suppress(Stopping):
+                self._job_worker.run(self._stop)
+        except BaseException as error:  # noqa: BLE001 - raised in the following thread
+            self._failure = error

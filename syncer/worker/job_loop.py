@@ -1,0 +1,345 @@
+"""The job worker: takes chunks of jobs, has them written, and records progress.
+
+Live changes have workers of their own, so a job of any size never delays them in a queue. The job worker also gives way
+to them: see `syncer.indexing.flow_control`. Its main thread takes chunks, hands them to writers, and finishes them.
+Meanwhile it renews its claim on them. For the other steps of a job, see `syncer.jobs.steps`.
+
+Guarantees:
+
+- A chunk is finished only when each of its documents is.
+- If a job worker dies, another one gets its chunks. If it is told to stop, it gives them back at once.
+- A chunk stays in hand however long a server takes for it.
+- A write that is retried is given up once its chunk is no longer needed.
+- No job waits long for an unavailable index.
+- A new job is started at once, whichever process creates it: without jobs, the job worker sleeps until notified.
+
+The job worker also records the last assigned version: see `syncer.indexing.version_log`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import psycopg
+import structlog
+
+from syncer.base import events, metrics
+from syncer.base.lifecycle import Abandoned, Stop, Stopping
+from syncer.base.postgres import Connection
+from syncer.base.retry import Trouble, retry
+from syncer.base.write_report import WriteReport
+from syncer.capture import wakeup
+from syncer.elasticsearch.bulk import Index
+from syncer.indexing import failover, version_log
+from syncer.indexing.flow_control import FlowControl, LiveTraffic
+from syncer.indexing.pool import WriterPool
+from syncer.indexing.replica import Replica
+from syncer.jobs import chunks, queue, resume, unavailable_index
+from syncer.jobs.chunks import Chunk
+from syncer.jobs.steps import JobSteps
+
+_KEEP_SECONDS = chunks.STALLED_SECONDS / 4
+_WAIT_SECONDS = 1.0
+"""How long to wait for a chunk before serving the others."""
+_HANDS_SECONDS = 5.0
+"""How long a step that is due waits for the chunks in hand; it may take so long that another job worker gets them."""
+_LOOK_SECONDS = 1.0
+_SLEEP_SECONDS = 10.0
+"""How long to sleep while there are no jobs, and how often to record the last version."""
+
+
+@dataclass(slots=True)
+class JobWorkerReport:
+    """The outcome of one turn of a job worker.
+
+    Args:
+        chunks: How many chunks it wrote.
+        steps: How many jobs it advanced: listed, cleaned up, ended.
+        written: The outcome of the documents.
+        has_jobs: Whether a job was unfinished, or an index unavailable, blocked or closed.
+        seconds: How long it took.
+    """
+
+    chunks: int = 0
+    steps: int = 0
+    has_jobs: bool = False
+    written: WriteReport = field(default_factory=WriteReport)
+    seconds: float = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there was nothing to do."""
+        return not self.chunks and not self.steps
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Hand:
+    """A chunk in hand.
+
+    Args:
+        chunk: The chunk.
+        lost: Set once it is no longer ours: its job was cancelled, or another job worker got it.
+        write: The pending outcome of its documents.
+    """
+
+    chunk: Chunk
+    lost: threading.Event = field(default_factory=threading.Event)
+    write: Future[WriteReport] = field(default_factory=Future)
+
+
+def _is_ours(hand: _Hand) -> bool:
+    return not hand.lost.is_set()
+
+
+class JobWorker:
+    """Writes chunks of jobs, and advances jobs whose chunks are finished.
+
+    Args:
+        connect: Opens a connection to Postgres.
+        connect_replica: Opens the replica to read documents from, if any.
+        index: Elasticsearch.
+        name: For the log, and for ``pg_stat_activity``.
+        in_flight_max: The largest number of concurrent bulk requests.
+        batch_documents_max: The largest number of documents composed together.
+        batch_bytes_max: The largest size of those, as far as it is known in advance.
+        idle_seconds: How long to rest while no job has work.
+        traffic: The live changes of this process, to give way to.
+    """
+
+    def __init__(
+        self,
+        *,
+        connect: Callable[[], Connection],
+        connect_replica: Callable[[], Replica] | None = None,
+        index: Index,
+        name: str = "job_worker",
+        in_flight_max: int = 4,
+        batch_documents_max: int = 1000,
+        batch_bytes_max: int = 8 * 1024 * 1024,
+        idle_seconds: float = 0.5,
+        traffic: LiveTraffic | None = None,
+    ) -> None:
+        self._connect = connect
+        self._index = index
+        self._name = name
+        self._idle_seconds = idle_seconds
+        self._stop = Stop()
+        flow = FlowControl(
+            requests_max=in_flight_max, documents_max=batch_documents_max, bytes_max=batch_bytes_max, traffic=traffic
+        )
+        self._writers = WriterPool(
+            connect=connect,
+            connect_replica=connect_replica,
+            index=index,
+            pause=self._pause,
+            name=name,
+            flow=flow,
+            threads=in_flight_max,
+        )
+        self._steps = JobSteps(connect=connect, index=index, chunk_documents=batch_documents_max, name=name)
+        self._connection: Connection | None = None
+        self._job_worker = 0
+        self._hands: list[_Hand] = []
+        self._kept_at = self._looked_at = self._noted_at = 0.0
+        self._trouble = Trouble(name)
+        self._log = structlog.get_logger().bind(job_worker=name)
+
+    def run(self, stop: Stop) -> None:
+        """Write chunks until told to stop; what is in flight is finished first."""
+        self._stop = stop
+        try:
+            while not stop.is_requested:
+                retry(self._attempt, pause=stop.pause, component=self._name, trouble=self._trouble)
+        except Stopping:
+            pass
+        finally:
+            self.close()
+
+    def run_once(self) -> JobWorkerReport:
+        """Write chunks until none is left or a job needs another step; then take the steps that are due.
+
+        The steps do not wait long for chunks in hand, which may be held up by a server or a locked table.
+
+        Raises:
+            Stopping: It was told to stop while a server was down, or in the middle of a step.
+            Exception: An error that the policy calls RETRY or FATAL. After `close` you may call it again.
+        """
+        report = JobWorkerReport()
+        began = time.monotonic()
+        self._writers.tell()
+        report.has_jobs = chunks.is_any_to_write(self._connected()) or bool(self._hands)
+        if report.has_jobs:
+            self._write_chunks(report)
+            if not self._stop.is_requested:
+                report.steps += self._steps.take(self._connected(), self._stop)
+        self._note_version(keeps=not self._hands)
+        report.seconds = time.monotonic() - began
+        return report
+
+    def close(self) -> None:
+        """Finish what is being written, release the other chunks, and close the connections."""
+        if not self._writers.close(seconds=self._stop.seconds_left):
+            self._log.warning(events.COMPONENT_GAVE_UP, component=self._name)
+        with suppress(psycopg.Error, Stopping):
+            self._finish(JobWorkerReport())
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._connection is not None:
+            with suppress(psycopg.Error):  # if this fails, the end of our session releases them
+                chunks.release(self._connection, [hand.chunk for hand in self._hands])
+            self._connection.close()
+        self._connection = None
+        self._hands.clear()
+
+    def _attempt(self) -> None:
+        try:
+            report = self.run_once()
+            if report.is_idle:
+                self._trouble.over()
+                self._rest(self._idle_seconds if report.has_jobs else _SLEEP_SECONDS)
+        except Stopping:
+            raise
+        except Exception:
+            self._writers.drop()
+            self._give_back()
+            raise
+
+    def _rest(self, seconds: float) -> None:
+        """Wait until a job is created, for at most this many seconds."""
+        wakeup.wait(self._connected(), seconds=seconds, is_over=lambda: self._stop.is_requested)
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._connect()
+            # Also without work: after a failover, the changes that it lost must be made good.
+            failover.enter(self._connection, self._index)
+            self._job_worker = chunks.enter(self._connection)
+            queue.listen(self._connection)
+        return self._connection
+
+    # Chunks
+
+    def _write_chunks(self, report: JobWorkerReport) -> None:
+        """Write chunks until none is left or a step is due; then finish those in hand, as far as that is soon done."""
+        while not self._stop.is_requested and not self._is_step_due():
+            if self._writers.has_room and self._take():
+                self._finish(report)
+            elif self._hands:
+                self._wait()
+                self._finish(report)
+            else:
+                return
+        deadline = time.monotonic() + _HANDS_SECONDS
+        while self._hands and not self._stop.is_requested and time.monotonic() < deadline:
+            self._wait()
+            self._finish(report)
+
+    def _take(self) -> bool:
+        """Take a chunk and have it written; return whether there was one."""
+        chunk = chunks.take(self._connected(), self._job_worker)
+        if chunk is None:
+            return False
+        hand = _Hand(chunk=chunk)
+        self._hands.append(hand)
+        hand.write = self._writers.submit(
+            chunk.index_name,
+            chunk.ids,
+            everywhere=chunk.everywhere,
+            origin={"job": chunk.job},
+            is_needed=partial(_is_ours, hand),
+        )
+        return True
+
+    def _wait(self) -> None:
+        """Wait for a chunk to be written, and keep the claim on all of them meanwhile.
+
+        Raises:
+            Stopping: The time to stop is up.
+        """
+        wait([hand.write for hand in self._hands], timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
+        if self._stop.is_overdue:
+            raise Stopping
+        now = time.monotonic()
+        if self._hands and now - self._kept_at >= _KEEP_SECONDS:
+            self._kept_at = now
+            with suppress(psycopg.Error):  # if Postgres is down, another job worker may get them
+                self._keep()
+
+    def _keep(self) -> None:
+        """Renew the claim on the chunks in hand; give up those that are lost."""
+        lost = chunks.keep(self._connected(), [hand.chunk for hand in self._hands])
+        for hand in self._hands:
+            if hand.chunk in lost:
+                hand.lost.set()
+
+    def _done(self) -> list[_Hand]:
+        """The chunks that have no document being written any more."""
+        # Rule: a-chunk-is-done-when-written.
+        return [hand for hand in self._hands if hand.write.done()]
+
+    def _finish(self, report: JobWorkerReport) -> None:
+        """Record the chunks that are written, and release those whose index is unavailable.
+
+        Raises:
+            Stopping: It was told to stop before all of them were written.
+            Exception: An error that the policy calls FATAL.
+        """
+        written: list[tuple[Chunk, WriteReport]] = []
+        left: list[Chunk] = []
+        done = self._done()
+        for hand in done:
+            with suppress(Abandoned):
+                result = hand.write.result()
+                if result.deferred:
+                    left.append(hand.chunk)
+                else:
+                    written.append((hand.chunk, result))
+        if left:
+            chunks.release(self._connected(), left)
+        if written:
+            chunks.finish(self._connected(), written)
+            self._trouble.over()
+        self._hands = [hand for hand in self._hands if hand not in done]
+        total = WriteReport()
+        for _, result in written:
+            total.add(result)
+        report.chunks += len(written)
+        report.written.add(total)
+        if written:
+            metrics.chunks_written(self._name, total.outcomes)
+
+    def _pause(self, seconds: float) -> None:
+        self._stop.pause(seconds)
+
+    # Upkeep
+
+    def _note_version(self, *, keeps: bool = False) -> None:
+        """Record the last version from time to time, also where a restore of Postgres does not undo it.
+
+        That is Elasticsearch. It may hang, so it is not called while chunks are in hand.
+        """
+        now = time.monotonic()
+        if now - self._noted_at >= _SLEEP_SECONDS:
+            noted = version_log.note(self._connected())
+            if keeps:
+                self._index.write_assigned(*noted)
+            self._noted_at = now
+
+    def _is_step_due(self) -> bool:
+        """Whether a job needs a step before more chunks are taken. Checked at intervals, along with other upkeep."""
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_SECONDS:
+            return False
+        self._looked_at = now
+        self._note_version()
+        chunks.reclaim(self._connected())
+        unavailable_index.look(self._connected(), self._index.holdings)
+        resume.look(self._connected(), self._index.holdings)
+        return bool(self._steps.due(self._connected()))

@@ -1,0 +1,523 @@
+"""Chunks of jobs on many job workers: each is counted once, despite crashes, stalls, pauses and cancellations."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from operator import ge
+
+import pytest
+
+from syncer.base.postgres import Connection
+from syncer.documents import registry
+from syncer.jobs import chunks, listing, queue
+from syncer.jobs.model import Job, JobKind, JobState, find
+from tests.faults.rules import COUNTED_ONCE, RECLAIMED, RENUMBERED
+from tests.harness import DEADLINE_SECONDS, World, wait_until
+from tests.job_worker import ChunkWorker, ChunkWorkerProcess, wait_until_gone, written
+from tests.mutations import Is, Replaces
+from tests.proof import Rule, faces
+
+POSTS = """
+INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
+INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, {}) AS g
+"""
+JOB_WORKERS = 6
+_TURNS_BEFORE = 30
+"""How many turns a job worker takes until what is to happen meanwhile has happened: a quick one would be through
+before."""
+
+
+@pytest.fixture
+def connection(world: World) -> Iterator[Connection]:
+    """For the test's own looks and steps; there is no job yet."""
+    world.sql("DELETE FROM syncer.job")
+    with world.connect() as made:
+        yield made
+
+
+def listed(world: World, connection: Connection, *, chunks: int = 300, rate: float | None = None) -> Job:
+    """A backfill of so many chunks of ten posts, listed."""
+    world.sql(POSTS.format(chunks * 10))
+    return backfill(connection, rate=rate)
+
+
+def backfill(connection: Connection, *, rate: float | None = None) -> Job:
+    """A backfill of all posts in chunks of ten, listed."""
+    [document] = registry.documents(connection)
+    job = queue.create(connection, document, JobKind.BACKFILL, rate=rate)
+    assert job is not None
+    assert listing.list_chunks(connection, job, document, chunk=10)
+    return find(connection, job.id)
+
+
+def rows(world: World, job: Job) -> tuple[int, int, int]:
+    """What the job says of its chunks left and documents left, and the chunks that are there."""
+    [(chunks, documents, there)] = world.sql(
+        "SELECT chunks_left, documents_total - documents_done, (SELECT count(*) FROM syncer.job_chunk WHERE job = id) "
+        "FROM syncer.job WHERE id = %s",
+        job.id,
+    )
+    return chunks, documents, there
+
+
+@contextmanager
+def job_workers(world: World, number: int = JOB_WORKERS) -> Iterator[list[ChunkWorker]]:
+    """So many, with connections of their own."""
+    connections = [world.connect(f"job_worker-{one}") for one in range(number)]
+    try:
+        yield [ChunkWorker(one) for one in connections]
+    finally:
+        for one in connections:
+            one.close()
+
+
+def together(work: list[Callable[[], None]]) -> None:
+    """Do all of it at the same time; fail if any of it does."""
+    begin = threading.Barrier(len(work))
+
+    def start(one: Callable[[], None]) -> None:
+        begin.wait(DEADLINE_SECONDS)
+        one()
+
+    with ThreadPoolExecutor(len(work)) as threads:
+        for one in [threads.submit(start, one) for one in work]:
+            one.result()
+
+
+@faces(
+    "six job workers take chunks at once",
+    guarantees=(4,),
+    without=Rule(
+        "a job worker locks the job before it takes chunks",
+        patch="syncer.jobs.chunks:_TAKE",
+        instead=Replaces("FOR NO KEY UPDATE OF j", ""),
+    ),
+)
+def test_many_job_workers_take_each_chunk_once(world: World, connection: Connection) -> None:
+    """Job workers in a crowd: no chunk in two hands, none forgotten, all counted, and what the job says is true."""
+    job = listed(world, connection)
+    with job_workers(world) as crowd:
+        together([one.drain for one in crowd])
+        taken = Counter(chunk.number for job_worker in crowd for chunk in job_worker.taken)
+        ids = Counter(id_ for job_worker in crowd for chunk in job_worker.taken for id_ in chunk.ids)
+        assert sum(job_worker.counted for job_worker in crowd) == 300
+    assert taken == Counter(range(300))
+    assert ids == Counter(str(one) for one in range(1, 3001))
+    after = find(connection, job.id)
+    assert (after.documents_total, after.documents_done, after.indexed) == (3000, 3000, 3000)
+    assert rows(world, job) == (0, 0, 0)
+
+
+@faces("job workers finish the same chunks at once", guarantees=(4,), without=COUNTED_ONCE)
+def test_a_chunk_that_two_have_written_is_counted_once(world: World, connection: Connection) -> None:
+    """Job workers that finish the same chunks at the same time, each several times: one of them counts."""
+    job = listed(world, connection, chunks=50)
+    with job_workers(world) as crowd:
+        chunks = crowd[0].take(50)
+        assert len(chunks) == 50
+
+        def finish(job_worker: ChunkWorker) -> Callable[[], None]:
+            def twice_each() -> None:
+                for chunk in chunks * 2:
+                    job_worker.finish([chunk])
+
+            return twice_each
+
+        together([finish(one) for one in crowd])
+        assert sum(one.counted for one in crowd) == 50
+    assert find(connection, job.id).indexed == 500
+    assert rows(world, job) == (0, 0, 0)
+
+
+@faces("job workers that hold chunks are killed, again and again", guarantees=(1, 4), without=RECLAIMED)
+def test_chunks_of_killed_job_workers_are_done_by_others(world: World, connection: Connection) -> None:
+    """SIGKILL while chunks are in hand, again and again: what is left is given back at once, and counted once."""
+    job = listed(world, connection, chunks=1000)
+    for _ in range(2):
+        processes = [ChunkWorkerProcess(world, "--holding"), ChunkWorkerProcess(world), ChunkWorkerProcess(world)]
+        assert [one.line() for one in processes] == ["entered"] * 3
+        for one in processes:
+            one.tell()
+            assert one.line()
+        for one in processes:
+            one.kill()
+    wait_until_gone(connection, 0)
+    assert chunks.reclaim(connection) >= 2
+    assert chunks.reclaim(connection) == 0
+    with job_workers(world, 2) as crowd:
+        together([one.drain for one in crowd])
+    after = find(connection, job.id)
+    assert (after.documents_done, after.indexed) == (10000, 10000)
+    assert rows(world, job) == (0, 0, 0)
+
+
+@faces(
+    "a job worker looks for chunks of the dead while others live",
+    guarantees=(4,),
+    without=Rule(
+        "no chunk is taken from a job worker that is alive and not stalled",
+        patch="syncer.jobs.chunks:_LOST",
+        instead=Replaces("OR p.taken_by NOT IN ({alive})", "OR true"),
+    ),
+)
+def test_chunks_of_job_workers_that_live_are_left_to_them(world: World, connection: Connection) -> None:
+    """Who reclaims takes nothing from a job worker that is alive and has not had its chunk for long."""
+    listed(world, connection, chunks=3)
+    with job_workers(world, 2) as (first, second):
+        held = first.take()
+        assert chunks.reclaim(connection) == 0
+        second.drain()
+        assert chunks.job_workers_alive(connection) == 2
+        assert [chunk.number for chunk in held + second.taken] == [0, 1, 2]
+        assert first.finish(held) == 1
+
+
+@faces(
+    "a job worker freezes while it holds a chunk, and continues later",
+    guarantees=(1, 4),
+    without=(RENUMBERED, RECLAIMED),
+)
+def test_a_chunk_of_a_stalled_job_worker_is_given_to_another(world: World, connection: Connection) -> None:
+    """SIGSTOP with a chunk in hand: after a while another job worker does it; whoever wakes up late counts nothing."""
+    job = listed(world, connection, chunks=2)
+    stalled = ChunkWorkerProcess(world, "--holding")
+    try:
+        assert stalled.line() == "entered"
+        stalled.tell()
+        assert stalled.line() == "0"
+        stalled.process.send_signal(signal.SIGSTOP)
+        assert chunks.reclaim(connection) == 0
+        assert chunks.reclaim(connection, stalled_seconds=0) == 1
+        with job_workers(world, 1) as [job_worker]:
+            job_worker.drain()
+            assert {id_ for chunk in job_worker.taken for id_ in chunk.ids} == {str(one) for one in range(1, 21)}
+        stalled.process.send_signal(signal.SIGCONT)
+        stalled.tell()
+        assert stalled.line() == "0"
+    finally:
+        stalled.kill()
+    assert find(connection, job.id).indexed == 20
+    assert rows(world, job) == (0, 0, 0)
+
+
+@faces(
+    "a job worker says that it is still at a chunk, just when that is taken for stalled",
+    guarantees=(4,),
+    without=Rule(
+        "a chunk that was kept since it was checked stays",
+        patch="syncer.jobs.chunks:_GIVE_BACK",
+        instead=Replaces("AND p.taken_at <= $3", "AND $3::timestamptz IS NOT NULL"),
+    ),
+)
+def test_a_chunk_that_is_kept_is_not_given_away(world: World, connection: Connection) -> None:
+    """A job worker that says that it is still at work, however long, keeps its chunk; one that does not, loses it."""
+    listed(world, connection, chunks=2)
+    with job_workers(world, 1) as [job_worker]:
+        kept, lost = job_worker.take(2)
+        world.sql("UPDATE syncer.job_chunk SET taken_at = taken_at - interval '5 min'")
+        seen = chunks._lost(connection, 60)
+        assert len(seen) == 2
+        chunks.keep(job_worker.connection, [kept])
+        for one in seen:  # as if it had been kept in the middle of reclaiming
+            connection.execute(chunks._GIVE_BACK, one)
+        assert chunks.reclaim(connection) == 0
+        assert job_worker.finish([kept, lost]) == 1
+
+
+@faces("all job workers take over from a dead one at once", guarantees=(1, 4), without=RENUMBERED)
+def test_reclaiming_from_many_sides_gives_each_chunk_back_once(world: World, connection: Connection) -> None:
+    """All job workers reclaim and take at once: what a dead job worker had is taken once more, by one of them."""
+    job = listed(world, connection, chunks=60)
+    with world.connect() as dying:
+        assert len(ChunkWorker(dying).take(40)) == 40
+    wait_until_gone(connection, 0)
+    with job_workers(world) as crowd:
+
+        def work(job_worker: ChunkWorker) -> Callable[[], None]:
+            def turn() -> bool:
+                chunks.reclaim(job_worker.connection)
+                job_worker.turn()
+                return rows(world, job)[0] == 0
+
+            return lambda: wait_until(turn, what="all chunks are done")
+
+        together([work(one) for one in crowd])
+        ids = Counter(id_ for job_worker in crowd for chunk in job_worker.taken for id_ in chunk.ids)
+    assert ids == Counter(str(one) for one in range(1, 601))
+    assert find(connection, job.id).indexed == 600
+
+
+@faces(
+    "two chunks are given back at once",
+    guarantees=(1, 4),
+    without=Rule(
+        "a chunk is given back under the job's lock",
+        patch="syncer.jobs.chunks:_GIVE_BACK",
+        instead=Replaces("WHERE j.id = $1 FOR NO KEY UPDATE", "WHERE j.id = $1"),
+    ),
+)
+def test_two_chunks_that_are_given_back_at_once_get_two_numbers(world: World, connection: Connection) -> None:
+    """The second one waits until the first is committed, and goes behind it."""
+    listed(world, connection, chunks=2)
+    waits = "application_name = 'syncer job_worker-1' AND wait_event_type = 'Lock' AND datname = current_database()"
+    query = f"SELECT 1 FROM pg_stat_activity WHERE {waits}"
+    with job_workers(world, 2) as (first, second):
+        one, other = first.take() + second.take()
+        with ThreadPoolExecutor(1) as threads, first.connection.transaction():
+            chunks.release(first.connection, [one])
+            releasing = threads.submit(chunks.release, second.connection, [other])
+            wait_until(lambda: bool(world.sql(query)), what="the second one waits")
+        releasing.result()
+        first.drain()
+        assert [chunk.number for chunk in first.taken] == [0, 2, 3]
+
+
+@faces("a job worker stops while it holds a chunk", guarantees=(1, 4), without=RENUMBERED)
+def test_a_chunk_that_is_released_is_taken_again(world: World, connection: Connection) -> None:
+    """A job worker that leaves gives its chunk back, and can then no longer finish it."""
+    job = listed(world, connection, chunks=2)
+    with job_workers(world, 2) as (leaving, staying):
+        [chunk] = leaving.take()
+        chunks.release(leaving.connection, [chunk])
+        chunks.release(leaving.connection, [chunk])
+        assert leaving.finish([chunk]) == 0
+        staying.drain()
+        assert {id_ for one in staying.taken for id_ in one.ids} == {str(one) for one in range(1, 21)}
+    assert find(connection, job.id).indexed == 20
+
+
+@faces(
+    "a job is paused under six job workers",
+    guarantees=(4,),
+    without=Rule(
+        "no chunk of a job that is paused is taken",
+        patch="syncer.jobs.chunks:_TAKE",
+        instead=Replaces("AND NOT j.is_paused ", ""),
+    ),
+)
+def test_a_pause_stops_all_job_workers_at_once(world: World, connection: Connection) -> None:
+    """From the commit of the pause on no chunk is taken; what is in hand is finished; then it goes on."""
+    job = listed(world, connection, chunks=400)
+    turns = [0] * JOB_WORKERS
+    stop, happened = threading.Event(), threading.Event()
+    with job_workers(world) as crowd:
+
+        def work(number: int) -> Callable[[], None]:
+            def run() -> None:
+                while not stop.is_set():
+                    if turns[number] == _TURNS_BEFORE:
+                        happened.wait(DEADLINE_SECONDS)
+                    crowd[number].turn()
+                    turns[number] += 1
+
+            return run
+
+        def chunks_next() -> int:
+            [(number,)] = world.sql("SELECT chunks_next FROM syncer.job WHERE id = %s", job.id)
+            return int(number)
+
+        def watch() -> None:
+            try:
+                wait_until(lambda: find(connection, job.id).documents_done > 100, what="job workers are at work")
+                queue.pause(connection, job.id)
+                happened.set()
+                at_pause = chunks_next()
+                enough = [one + 20 for one in turns]
+                wait_until(lambda: all(map(ge, turns, enough)), what="each job worker has asked twenty times more")
+                assert chunks_next() == at_pause < 400
+                assert rows(world, job)[0] == 400 - at_pause
+            finally:
+                stop.set()
+                happened.set()
+
+        together([watch, *(work(one) for one in range(JOB_WORKERS))])
+        assert find(connection, job.id).documents_per_second is None
+        queue.resume(connection, job.id)
+        together([one.drain for one in crowd])
+    assert find(connection, job.id).indexed == 4000
+
+
+@faces(
+    "a job is cancelled under six job workers",
+    guarantees=(4,),
+    without=Rule(
+        "the chunks of a job go away with it",
+        patch="syncer.jobs.queue:_DROP_CHUNKS",
+        instead=Replaces("WHERE", "WHERE false AND"),
+    ),
+)
+def test_a_cancelled_job_counts_nothing_more(world: World, connection: Connection) -> None:
+    """Cancelled under job workers at work.
+
+    None of them fails, no chunk is left, and what is written later does not count.
+    """
+    job = listed(world, connection, chunks=400)
+    with job_workers(world) as crowd:
+        held = crowd[0].take()
+        happened = threading.Event()
+
+        def cancel() -> None:
+            try:
+                wait_until(lambda: find(connection, job.id).documents_done > 100, what="job workers are at work")
+                queue.cancel(connection, job.id)
+            finally:
+                happened.set()
+
+        def work(job_worker: ChunkWorker) -> Callable[[], None]:
+            def run() -> None:
+                for turn in itertools.count():
+                    if turn == _TURNS_BEFORE:
+                        happened.wait(DEADLINE_SECONDS)
+                    if not job_worker.turn():
+                        return
+
+            return run
+
+        together([cancel, *(work(one) for one in crowd[1:])])
+        after = find(connection, job.id)
+        assert crowd[0].finish(held) == 0
+        assert sum(one.counted for one in crowd) * 10 == after.documents_done < 4000
+    assert after.state is JobState.CANCELLED
+    assert find(connection, job.id).documents_done == after.documents_done
+    assert rows(world, job)[2] == 0
+
+
+@faces("an index is deactivated under six job workers", guarantees=(4,))
+def test_an_index_that_is_dropped_under_job_workers_takes_its_jobs_along(world: World, connection: Connection) -> None:
+    """A document that is put out of force while its chunks are taken: job workers go on, with nothing to do."""
+    listed(world, connection, chunks=1000)
+    [document] = registry.documents(connection)
+    with job_workers(world) as crowd:
+        held = crowd[0].take()
+
+        def drop() -> None:
+            wait_until(lambda: sum(one.counted for one in crowd) > 10, what="job workers are at work")
+            registry.drop_document(connection, document)
+
+        together([drop, *(one.drain for one in crowd[1:])])
+        assert crowd[0].finish(held) == 0
+    assert world.sql("SELECT count(*) FROM syncer.job_chunk") == [(0,)]
+
+
+@faces(
+    "a small job comes while a great one is written",
+    guarantees=(4,),
+    without=Rule(
+        "jobs are served one at a time",
+        patch="syncer.jobs.chunks:_TAKE",
+        instead=Replaces("ORDER BY j.served_at, j.id", "ORDER BY j.id"),
+    ),
+)
+def test_a_small_job_does_not_wait_for_a_great_one(world: World, connection: Connection) -> None:
+    """Jobs are served one at a time: five chunks beside three hundred are through after ten."""
+    listed(world, connection)
+    [document] = registry.documents(connection)
+    small = listing.create_listed(connection, document, JobKind.REPAIR, (str(one) for one in range(1, 51)), chunk=10)
+    assert small is not None
+    with job_workers(world, 1) as [job_worker]:
+        for _ in range(10):
+            assert job_worker.turn()
+        assert Counter(chunk.job == small.id for chunk in job_worker.taken) == {True: 5, False: 5}
+        assert queue.advance(connection, small.id).state is JobState.DONE
+
+
+@faces(
+    "a document suspends with chunks left",
+    guarantees=(4,),
+    without=Rule(
+        "no chunk of a document that is suspended is taken",
+        patch="syncer.jobs.chunks:_TAKE",
+        instead=Replaces(" AND d.suspended IS NULL", ""),
+    ),
+)
+def test_a_suspended_document_keeps_others_going(world: World, connection: Connection) -> None:
+    """Chunks of a document that is suspended are left alone; its job says so."""
+    job = listed(world, connection, chunks=5)
+    registry.suspend(connection, "blogpost", job.revision, "a test says so")
+    with job_workers(world, 1) as [job_worker]:
+        assert not job_worker.turn()
+    assert find(connection, job.id).is_suspended
+
+
+@faces(
+    "six job workers write a job that has a rate",
+    guarantees=(4,),
+    without=Rule(
+        "a rate is the job's, not the job worker's",
+        patch="syncer.jobs.chunks:_TAKE",
+        instead=Replaces(" AND j.next_at <= clock_timestamp()", ""),
+    ),
+)
+def test_a_rate_holds_for_all_job_workers_together(world: World, connection: Connection) -> None:
+    """However many job workers, no more is taken than the rate allows in the time that passed; and nearly as much.
+
+    As much is taken in some stretch of time: a machine may stand still in between, and what it missed then is no debt.
+    """
+    rate = 300.0  # a machine that is busy manages that many too
+    job = listed(world, connection, chunks=1000, rate=rate)
+    stretch_seconds = 3
+    at_once, stretch, enough = (int(rate * one) // 10 for one in (chunks.BURST_SECONDS, stretch_seconds, 30))
+    taken_at: list[float] = []
+
+    def is_over() -> bool:
+        recent = sorted(taken_at)[-stretch - 1 :]
+        is_quick = len(taken_at) > at_once + stretch and 0.8 * (recent[-1] - recent[0]) <= stretch_seconds
+        return is_quick or len(taken_at) >= enough
+
+    began = time.monotonic()
+    with job_workers(world) as crowd:
+
+        def work(job_worker: ChunkWorker) -> Callable[[], None]:
+            def run() -> None:
+                while not is_over():
+                    if job_worker.turn():
+                        taken_at.append(time.monotonic())
+
+            return run
+
+        together([work(one) for one in crowd])
+        seconds = time.monotonic() - began
+        taken = sum(len(chunk.ids) for job_worker in crowd for chunk in job_worker.taken)
+    assert taken <= rate * (seconds + chunks.BURST_SECONDS) + 10
+    assert taken < enough * 10, "in no stretch of time was nearly as much taken as the rate allows"
+    assert find(connection, job.id).documents_done == taken
+
+
+@faces(
+    "a job that waits for its rate is let go",
+    guarantees=(4,),
+    without=Rule(
+        "changing a rate resets what was used of it",
+        patch="syncer.jobs.queue:_SET_RATE",
+        instead=Is("rate = $2"),
+    ),
+)
+def test_a_rate_can_be_lifted(world: World, connection: Connection) -> None:
+    """A job that waits for its rate goes on at once when it is taken away."""
+    job = listed(world, connection, chunks=200, rate=0.001)
+    with job_workers(world, 1) as [job_worker]:
+        job_worker.drain()
+        assert 0 < len(job_worker.taken) < 5
+        queue.set_rate(connection, job.id, None)
+        job_worker.drain()
+    assert find(connection, job.id).indexed == 2000
+
+
+@faces("the last commits of a job worker are lost in a crash of Postgres", guarantees=(1, 4), without=COUNTED_ONCE)
+def test_what_a_job_worker_commits_is_consistent_whatever_is_lost(world: World, connection: Connection) -> None:
+    """A chunk's end and its count are one transaction: if it does not come to be, the chunk is still there."""
+    job = listed(world, connection, chunks=5)
+    with job_workers(world, 1) as [job_worker]:
+        [chunk] = job_worker.take()
+        with job_worker.connection.transaction(force_rollback=True):
+            assert chunks.finish(job_worker.connection, [written(chunk)]) == 1
+        assert rows(world, job) == (5, 50, 5)
+        assert job_worker.finish([chunk]) == 1
+        assert rows(world, job) == (4, 40, 4)

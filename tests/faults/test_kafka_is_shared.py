@@ -1,0 +1,187 @@
+"""Several databases, and copies of one, use the same Kafka: each handles its own changes, and no other's."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from syncer.sandbox import Endpoints, Sandbox
+from tests.faults.following import admin, refreshes
+from tests.faults.writers import fill, writing
+from tests.harness import DEADLINE_SECONDS, World, made, wait_until
+from tests.mutations import SAYS_NO, Returns
+from tests.mutations.base import names_no_database
+from tests.proof import Rule, faces
+
+DEFAULT = {"SYNCER_KAFKA_TOPIC": "", "SYNCER_KAFKA_GROUP": ""}
+REFUSED = Rule(
+    "a record that this database did not publish is refused, and never committed",
+    patch="syncer.kafka.consumer:ChangeConsumer._foreign",
+    instead=Returns(None),
+)
+
+
+@pytest.fixture
+def other(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> Iterator[World]:
+    """A second database, on the same servers."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    with made(World(sandbox=sandbox, endpoints=endpoints, folder=folder)) as world:
+        world.set_up()
+        yield world
+
+
+@pytest.fixture(autouse=True)
+def no_topic_is_left(endpoints: Endpoints) -> Iterator[None]:
+    """The topics that a test has made by other names than its world's are deleted."""
+    admin = AdminClient({"bootstrap.servers": endpoints.kafka_bootstrap_servers})
+    before = set(admin.list_topics(timeout=DEADLINE_SECONDS).topics)
+    yield
+    if left := set(admin.list_topics(timeout=DEADLINE_SECONDS).topics) - before:
+        for one in admin.delete_topics(list(left)).values():
+            one.exception(DEADLINE_SECONDS)
+
+
+def apply(worlds: Sequence[World], environment: dict[str, str]) -> None:
+    """Put the documents of each active, with these settings."""
+    for world in worlds:
+        done = world.syncer("apply", "--yes", environment=environment)
+        assert done.returncode == 0, done.stderr
+
+
+@faces(
+    "two databases use one Kafka with default settings, beside writers",
+    guarantees=(1, 2, 3),
+    without=Rule(
+        "a topic is named after its database",
+        patch="syncer.base.settings:KafkaSettings.of",
+        instead=names_no_database,
+    ),
+)
+def test_two_databases_share_a_broker(world: World, other: World) -> None:
+    """Each has a topic and a group of its own; the documents of both become level."""
+    both = (world, other)
+    apply(both, DEFAULT)
+    for one in both:
+        fill(one)
+        one.daemon(environment=DEFAULT)
+    with writing(world), writing(other):
+        for one in both:
+            wait_until(lambda one=one: one.held() != {}, what="documents come")  # type: ignore[misc]
+    for one in both:
+        one.wait_until_level()
+
+
+@faces(
+    "two databases are given the same topic and the same group",
+    guarantees=(1, 3),
+    without=REFUSED,
+)
+def test_a_topic_of_two_databases_is_refused(world: World, other: World) -> None:
+    """Both daemons end and say why, as do commands; once each has its own topic, nothing is missing."""
+    both = (world, other)
+    shared = {"SYNCER_KAFKA_TOPIC": f"{world.name}.shared", "SYNCER_KAFKA_GROUP": f"{world.name}.shared"}
+    apply(both, shared)
+    daemons = [one.daemon(environment=shared) for one in both]
+    for one in both:
+        fill(one)
+    for daemon in daemons:
+        assert "changes of another database" in daemon.wait_for("component.failed")["error"]
+        assert daemon.process.wait(DEADLINE_SECONDS) == 1
+    for command in (("apply", "--yes"), ("run",)):
+        done = world.syncer(*command, environment=shared)
+        assert done.returncode == 1
+        assert "changes of another database" in " ".join((done.stdout + done.stderr).split()), command
+    seen = world.syncer("status", environment=shared)
+    assert seen.returncode == 1
+    assert "Another database" in seen.stdout
+    apply(both, DEFAULT)
+    for one in both:
+        one.daemon(environment=DEFAULT)
+    for one in both:
+        one.wait_until_level()
+
+
+@faces("a client that knows nothing of syncer publishes to the topic", guarantees=(1, 3), without=REFUSED)
+def test_a_record_of_an_unknown_client_is_refused(world: World) -> None:
+    """The daemon ends and says why, as do all commands; once the topic is deleted, everything is made up for."""
+    fill(world)
+    daemon = world.daemon()
+    world.wait_until_level()
+    kafka = world.settings.kafka
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    producer.produce(kafka.topic, b"hello")
+    producer.flush()
+    assert "syncer did not publish" in daemon.wait_for("component.failed")["error"]
+    assert daemon.process.wait(DEADLINE_SECONDS) == 1
+    for command in (("apply", "--yes"), ("run",)):
+        done = world.syncer(*command)
+        assert done.returncode == 1
+        assert "syncer did not publish" in " ".join((done.stdout + done.stderr).split()), command
+    assert "Another client than syncer" in world.syncer("status").stdout
+    world.sql("UPDATE posts SET title = 'meanwhile'")
+    client = admin(world)
+    client.delete_topics([kafka.topic])[kafka.topic].result()
+    wait_until(lambda: kafka.topic not in client.list_topics(timeout=60).topics, what="the topic is gone")
+    world.daemon()
+    world.wait_until_level()
+    wait_until(lambda: world.syncer("status").returncode == 0, what="all is well")
+    assert refreshes(world) == 1
+
+
+@faces(
+    "a database is copied from a dump, with an Elasticsearch of its own, and its settings still name the same Kafka",
+    guarantees=(1, 3),
+    without=Rule(
+        "a database that Elasticsearch does not know keeps off the topic that it has used before",
+        patch="syncer.indexing.failover:is_forgotten",
+        instead=SAYS_NO,
+    ),
+)
+def test_a_copy_keeps_off_the_topic_of_its_original(world: World) -> None:
+    """It is refused until it has a topic of its own; the original loses nothing, and both are fresh then."""
+    fill(world)
+    apply([world], DEFAULT)
+    world.daemon(environment=DEFAULT)
+    world.wait_until_level()
+    name = f"{world.name}_copy"
+    programs = world.sandbox.postgres.bin_folder
+    with psycopg.connect(world.endpoints.postgres_dsn, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    dsn = world.endpoints.postgres_dsn.rsplit("/", 1)[0] + f"/{name}"
+    dumped = subprocess.run([str(programs / "pg_dump"), world.dsn], capture_output=True, check=True).stdout
+    psql = [str(programs / "psql"), "--quiet", "--set=ON_ERROR_STOP=1", dsn]
+    subprocess.run(psql, input=dumped, capture_output=True, check=True)
+    with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
+        Path(folder).chmod(0o755)  # for root's server, which runs as nobody
+        server = Sandbox(Path(folder) / "servers").elasticsearch
+        try:
+            server.start()
+            copy = DEFAULT | {"SYNCER_POSTGRES_DSN": dsn, "SYNCER_ELASTICSEARCH_URL": server.address}
+            done = world.syncer("run", environment=copy)
+            assert done.returncode == 1
+            assert "is it a copy?" in done.stderr
+            own = copy | {"SYNCER_KAFKA_TOPIC": f"{name}.changes"}
+            apply([world], own)
+            daemon = world.daemon(environment=own)
+            with psycopg.connect(dsn) as connection:
+                connection.execute("UPDATE posts SET title = 'of the copy'")
+            world.sql("UPDATE posts SET title = 'of the original'")
+            world.wait_until_level()
+            wait_until(
+                lambda: world.syncer("status", environment=own).returncode == 0,
+                what="the copy is well",
+                detail=lambda: world.syncer("status", environment=own).stdout,
+            )
+            assert daemon.stop() == 0
+        finally:
+            server.stop()
+            with psycopg.connect(world.endpoints.postgres_dsn, autocommit=True) as connection:
+                connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')

@@ -1,0 +1,152 @@
+"""A table of one document stays locked, as by an ALTER TABLE: others go on, and it is level by itself afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+
+from syncer.jobs import unavailable_index
+from syncer.jobs.model import JobKind, JobState, find
+from syncer.worker.job_loop import JobWorker
+from tests.faults.stopping_at import Plan
+from tests.faults.test_elasticsearch_unavailable_index import AT_ONCE, JOBS, level
+from tests.faults.test_job_writes import POSTS, create, the_document, two_documents
+from tests.faults.test_version_rule import HeldIndex
+from tests.faults.writers import fill
+from tests.harness import Daemon, World, running, wait_until
+from tests.mutations import DOES_NOTHING, Is
+from tests.proof import Rule, faces
+from tests.scenarios.test_fan_outs import list_
+from tests.scenarios.test_jobs import altering
+
+NOT_WAITED_FOR = Rule(
+    "a table that stays locked is not waited for: its documents are left to a refresh",
+    patch="syncer.jobs.unavailable_index:LockedTables.met",
+    instead=DOES_NOTHING,
+)
+_WAITING = "SELECT {} FROM pg_locks WHERE NOT granted AND relation = 'posts'::regclass AND mode = '{}Lock'"
+_ATTEMPTS = _WAITING.format("waitstart", "AccessShare")
+_HURRIED = {"syncer.jobs.unavailable_index:LOCKED_SECONDS_MAX": 1.0}
+
+
+@contextmanager
+def queued(world: World) -> Iterator[None]:
+    """A long SELECT runs, and an ALTER TABLE waits for its end: all that come later wait behind that."""
+    with world.application() as reader, ThreadPoolExecutor(1) as threads:
+        reader.execute("SELECT count(*) FROM posts")
+        altered = threads.submit(world.sql, "ALTER TABLE posts ADD COLUMN shelf text")
+        wait_until(lambda: world.sql(_WAITING.format("count(*)", "AccessExclusive")) == [(1,)], what="it waits")
+        yield
+        reader.rollback()
+        altered.result()
+
+
+def daemon(world: World) -> Daemon:
+    """One worker and one job worker, which wait for a lock a second only."""
+    return world.daemon(environment=AT_ONCE, program=Plan(constants=_HURRIED).program)
+
+
+Locked = Callable[[World], AbstractContextManager[None]]
+
+
+@pytest.mark.parametrize("locked", [altering, queued])
+@faces("a table is altered for hours, or an ALTER waits for a long SELECT", guarantees=(1, 3), without=NOT_WAITED_FOR)
+def test_a_locked_table_keeps_no_other_document_waiting(world: World, locked: Locked) -> None:
+    """Documents that do not read it are followed; one refresh takes up the changes of those that do."""
+    two_documents(world)
+    fill(world)
+    world.sql("INSERT INTO comments (post_id, name, comment) VALUES (1, 'a', 'b')")
+    process = daemon(world)
+    world.wait_until_level()
+    with locked(world):
+        for number in range(2):
+            world.sql("UPDATE comments SET comment = %s", f"comment {number}")
+            world.sql("UPDATE users SET name = %s, email = %s", f"name {number}", f"email {number}")
+            wait_until(lambda: level(world, "user"), what="users are followed", detail=process.log_file.read_text)
+        wait_until(lambda: world.sql(JOBS) == [("refresh", "new")], what="one refresh is left")
+        status = world.syncer("status")
+        assert status.returncode == 1
+        assert "table public.posts has been locked" in " ".join(status.stdout.split())
+    world.wait_until_level()
+    wait_until(lambda: world.sql(JOBS) == [], what="all jobs are done", detail=process.log_file.read_text)
+    assert process.wait_for("document.resumed")["outage_seconds"] > 0
+    assert process.stop() == 0
+
+
+@faces(
+    "a migration holds the lock of a table for a moment",
+    guarantees=(4,),
+    without=Rule(
+        "a lock of a few seconds is waited for",
+        patch="syncer.jobs.unavailable_index:LOCKED_SECONDS_MAX",
+        instead=Is(-1.0),
+    ),
+)
+def test_a_lock_of_a_moment_is_waited_for(world: World) -> None:
+    """The worker asks again and again, and the changes cost no refresh."""
+    attempts: set[object] = set()
+
+    def is_asked_for_again() -> bool:
+        attempts.update(began for (began,) in world.sql(_ATTEMPTS) if began is not None)
+        return len(attempts) >= 3
+
+    two_documents(world)
+    fill(world)
+    process = world.daemon(environment=AT_ONCE)
+    world.wait_until_level()
+    with altering(world):
+        world.sql("UPDATE users SET name = 'renamed'")
+        wait_until(is_asked_for_again, what="the worker has waited for the lock in vain")
+    world.wait_until_level()
+    kinds = {kind for (kind,) in world.sql("SELECT kind FROM syncer.job")}
+    assert JobKind.REFRESH not in kinds
+    assert "document.deferred" not in process.log_file.read_text()
+
+
+@faces("a table is altered while a job writes the documents that read it", guarantees=(4,), without=NOT_WAITED_FOR)
+def test_a_locked_table_keeps_no_other_job_waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its chunks are in every thread when the lock comes to stay; they are given back, and another job is done."""
+    monkeypatch.setattr(unavailable_index, "LOCKED_SECONDS_MAX", 1.0)
+    two_documents(world)
+    world.sql(POSTS.format(1000))
+    with world.connect() as connection, world.index() as index:
+        job = list_(connection, create(connection, JobKind.BACKFILL))
+        with altering(world), running(JobWorker(connect=world.connect, index=index, batch_documents_max=5)):
+            wait_until(lambda: the_document(connection).unavailable is not None, what="it is no longer waited for")
+            other = create(connection, JobKind.REFRESH, "user")
+            wait_until(lambda: find(connection, other.id).state is JobState.DONE, what="the other one is done")
+            assert find(connection, job.id).state is JobState.LISTED
+        with running(JobWorker(connect=world.connect, index=index)):
+            wait_until(lambda: find(connection, job.id).state is JobState.DONE, what="it is done after that")
+        assert the_document(connection).unavailable is None
+
+
+@faces(
+    "a server takes minutes over a chunk while another job is to be listed",
+    guarantees=(4,),
+    without=Rule(
+        "a step that is due does not wait for chunks in hand for long",
+        patch="syncer.worker.job_loop:_HANDS_SECONDS",
+        instead=Is(3600.0),
+    ),
+)
+def test_a_job_is_listed_while_a_chunk_of_another_one_is_held_up(world: World) -> None:
+    """The chunk stays in hand meanwhile, and is finished afterwards."""
+    two_documents(world)
+    world.sql(POSTS.format(10))
+    with world.connect() as connection, world.elasticsearch() as client:
+        index = HeldIndex(client)
+        job = list_(connection, create(connection, JobKind.BACKFILL))
+        with running(JobWorker(connect=world.connect, index=index)):
+            try:
+                wait_until(index.is_held.is_set, what="a chunk is in hand")
+                other = create(connection, JobKind.BACKFILL, "user")
+                wait_until(lambda: find(connection, other.id).state is JobState.LISTED, what="the other one is listed")
+                assert find(connection, job.id).documents_done == 0
+            finally:
+                index.release.set()
+            wait_until(lambda: find(connection, job.id).state is JobState.DONE, what="both are done")
+            wait_until(lambda: find(connection, other.id).state is JobState.DONE, what="both are done")

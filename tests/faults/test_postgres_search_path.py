@@ -1,0 +1,217 @@
+"""Another role of the database creates functions and operators where the search_path of syncer's role finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from pydantic import SecretStr
+
+from syncer.base import postgres
+from syncer.base.errors import DefinitionError, JobError
+from syncer.base.postgres import Connection
+from syncer.base.settings import PostgresSettings
+from syncer.documents import analyze, registry
+from syncer.documents.definition import Definition
+from syncer.indexing import version
+from syncer.jobs import listing, queue
+from syncer.jobs.model import JobKind
+from tests.harness import World, wait_until
+from tests.mutations.base import pins_no_search_path
+from tests.proof import Rule, faces
+
+PINNED = Rule(
+    "a name without a schema is one of Postgres' own",
+    patch="syncer.base.postgres:_SESSION",
+    instead=pins_no_search_path,
+)
+
+# A body that notes as whom it is run.
+NOTES = """
+CREATE TABLE public.caught (role text DEFAULT current_user);
+GRANT ALL ON public.caught TO public;
+"""
+ASSIGNS_ALIKE = """
+CREATE FUNCTION public.nextval(text) RETURNS bigint LANGUAGE sql AS 'SELECT 7::bigint';
+"""
+SPELLS = """
+CREATE FUNCTION public.format(text, name, name) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO public.caught DEFAULT VALUES;
+    RETURN pg_catalog.format($1, $2, $3);
+END $$;
+"""
+JOINS_WORDS = """
+CREATE FUNCTION public.concat(text, text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    INSERT INTO public.caught DEFAULT VALUES;
+    RETURN 'not what was applied';
+END $$;
+"""
+
+
+@pytest.fixture
+def mallory(empty_world: World) -> Iterator[Callable[[str], None]]:
+    """Executes SQL as a role that may create in the schema public, and nothing else."""
+    role = sql.Identifier(f"mallory of {empty_world.name}").as_string()
+    empty_world.sql(f"CREATE ROLE {role}; GRANT CREATE, USAGE ON SCHEMA public TO {role}")
+
+    def attack(statements: str) -> None:
+        empty_world.sql(f"{NOTES} SET ROLE {role}; {statements}")
+
+    yield attack
+    empty_world.sql(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
+
+
+def caught(world: World) -> list[str]:
+    """The roles that have run what another role has written."""
+    return [role for (role,) in world.sql("SELECT DISTINCT role FROM public.caught")]
+
+
+@faces(
+    "another role creates a nextval of its own in public, which always says the same",
+    guarantees=(1, 2, 3),
+)
+def test_a_function_of_another_role_assigns_no_version(world: World, mallory: Callable[[str], None]) -> None:
+    """A later snapshot has a later version; in a session that is not pinned all versions would be the same."""
+    mallory(ASSIGNS_ALIKE)
+
+    def assigned(connection: Connection) -> int:
+        with postgres.snapshot(connection):
+            return version.assign(connection)
+
+    with world.connect() as connection:
+        assert assigned(connection) < assigned(connection)
+        connection.execute("SET search_path TO DEFAULT")
+        assert assigned(connection) == assigned(connection)
+
+
+@faces(
+    "another role creates functions in public that fit syncer's own questions better than those of Postgres",
+    guarantees=(1, 3),
+    without=PINNED,
+)
+def test_a_function_of_another_role_is_not_run_by_the_migrator(
+    empty_world: World, mallory: Callable[[str], None]
+) -> None:
+    """Neither by migrate nor by apply."""
+    mallory(SPELLS)
+    empty_world.set_up()
+    assert caught(empty_world) == []
+
+
+@faces(
+    "another role creates a function in public that fits a SELECT better than the one that it called when applied",
+    guarantees=(3,),
+    without=PINNED,
+)
+def test_a_select_goes_on_to_mean_what_it_did_when_it_was_applied(
+    empty_world: World, mallory: Callable[[str], None]
+) -> None:
+    """What is found in the schemas of the role is found once, at apply."""
+    select = empty_world.document_folder / "select.sql"
+    select.write_text(select.read_text().replace("p.title", "concat(p.title, p.title) AS title", 1))
+    empty_world.set_up()
+    mallory(JOINS_WORDS)
+    with empty_world.index() as index, empty_world.relay() as relay, empty_world.worker(index) as worker:
+        empty_world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')")
+        empty_world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'one', 'body')")
+
+        def is_written() -> bool:
+            relay.run_once()
+            worker.run_once()
+            return bool(empty_world.held())
+
+        wait_until(is_written, what="the document is written")
+    assert [one["title"] for one in empty_world.held().values()] == ["oneone"]
+    assert caught(empty_world) == []
+
+
+@faces(
+    "another role creates a function in public that fits the condition of a job that is there already",
+    guarantees=(3, 4),
+)
+def test_a_condition_goes_on_to_mean_what_it_did_when_it_was_given(
+    world: World, mallory: Callable[[str], None]
+) -> None:
+    """It is stored with its names in full."""
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')")
+    world.sql("INSERT INTO posts (id, user_id, title, body) SELECT n, 1, 't', 'b' FROM generate_series(1, 2) AS n")
+    with world.connect() as connection:
+        document = registry.current(connection)["blogpost"]
+        job = queue.create(connection, document, JobKind.PARTIAL, where="concat(title, title) = 'tt'")
+        assert job is not None
+        mallory(JOINS_WORDS)
+        assert listing.list_chunks(connection, job, document, chunk=10)
+    assert world.sql("SELECT ids FROM syncer.job_chunk") == [(["1", "2"],)]
+    assert caught(world) == []
+
+
+def analyse(world: World, select: str, *, options: str = "") -> str:
+    """The SELECT as it would be stored."""
+    folder = world.document_folder
+    asked = Definition(name="d", index="d", select=select, index_body={}, affects={}, folder=folder)
+    there = PostgresSettings(dsn=SecretStr(make_conninfo(world.dsn, options=options)))
+    with postgres.connect(there, name="test") as connection:
+        return analyze.analyse(connection, asked).canonical_select
+
+
+SHOP = """
+CREATE SCHEMA shop;
+CREATE TABLE shop.posts (id int PRIMARY KEY, title text, status text);
+CREATE FUNCTION shop.title(shop.posts) RETURNS text LANGUAGE sql IMMUTABLE RETURN upper($1.title);
+"""
+
+
+@faces("the role that applies finds names by a search_path of its own", guarantees=())
+@pytest.mark.parametrize("how", ["database", "connection string"])
+def test_names_are_found_by_the_search_path_of_who_applies(empty_world: World, how: str) -> None:
+    """As in every other session of that role; what is stored does not depend on it."""
+    empty_world.sql(SHOP)
+    if how == "database":
+        empty_world.sql(f'ALTER DATABASE "{empty_world.name}" SET search_path = shop, public')
+    options = "-c search_path=shop,public" if how == "connection string" else ""
+    stored = analyse(empty_world, "SELECT p.id AS _id, title(p) AS title FROM posts AS p", options=options)
+    assert "shop.title(p.*)" in stored
+    assert "FROM shop.posts p" in stored
+
+
+MOODS = """
+CREATE TYPE public.status AS ENUM ('well', 'WELL', 'ill');
+CREATE FUNCTION public.alike(public.status, public.status) RETURNS boolean LANGUAGE sql IMMUTABLE
+    RETURN lower($1::text) = lower($2::text);
+CREATE OPERATOR public.= (FUNCTION = public.alike, LEFTARG = public.status, RIGHTARG = public.status);
+CREATE TABLE public.people (id int PRIMARY KEY, status public.status);
+CREATE TABLE public.days (id int PRIMARY KEY, person_id int, status public.status);
+CREATE VIEW public.seen AS SELECT p.id, d.id AS day FROM public.people AS p JOIN public.days AS d USING (status);
+"""
+UNNAMED = [
+    "SELECT id AS _id, nullif(status, 'well') AS status FROM people",
+    "SELECT id AS _id, status IS DISTINCT FROM 'well' AS is_ill FROM people",
+    "SELECT id AS _id, CASE status WHEN 'well' THEN 1 END AS status FROM people",
+    "SELECT p.id AS _id, d.id FROM people AS p JOIN days AS d USING (status)",
+    "SELECT id AS _id, day FROM seen",
+]
+
+
+@faces("a SELECT uses an operator of the user's own where SQL cannot name its schema", guarantees=(3,))
+def test_an_operator_that_sql_cannot_name_is_refused(empty_world: World) -> None:
+    """Without search_path another operator would take its place, unnoticed."""
+    empty_world.sql(MOODS)
+    for select in UNNAMED:
+        with pytest.raises(DefinitionError, match="where SQL cannot name one"):
+            analyse(empty_world, select)
+    assert "OPERATOR(public.=)" in analyse(empty_world, "SELECT id AS _id, status = 'well' AS is_well FROM people")
+
+
+@faces("the condition of a job uses such an operator", guarantees=(3,))
+def test_an_operator_that_sql_cannot_name_is_refused_in_a_condition(world: World) -> None:
+    """In a condition too, with what to do."""
+    world.sql(MOODS)
+    where = "EXISTS (SELECT FROM people WHERE people.id = posts.id AND status IS DISTINCT FROM 'well')"
+    with world.connect() as connection:
+        document = registry.current(connection)["blogpost"]
+        with pytest.raises(JobError, match="where SQL cannot name one"):
+            queue.create(connection, document, JobKind.PARTIAL, where=where)

@@ -1,0 +1,693 @@
+"""Several writers at once: offsets in order, a server that wants fewer or refuses, documents of any size."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
+from elasticsearch import ApiError, Elasticsearch
+
+from syncer.base import lifecycle
+from syncer.base.lifecycle import Stop
+from syncer.base.model import Composition, Target
+from syncer.base.settings import WorkerSettings
+from syncer.base.tracing import Headers
+from syncer.base.write_report import WriteReport
+from syncer.documents import registry
+from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
+from syncer.indexing import compose as indexing_compose, flow_control
+from syncer.indexing.compose import Composer
+from syncer.indexing.connections import Session
+from syncer.indexing.flow_control import FlowControl, LiveTraffic
+from syncer.indexing.pool import WriterPool
+from syncer.jobs import queue
+from syncer.jobs.model import JobKind, find
+from syncer.kafka import consumer as consuming, topic
+from syncer.kafka.consumer import ChangeConsumer
+from syncer.worker import loop as live
+from syncer.worker.job_loop import JobWorker
+from syncer.worker.loop import Worker
+from tests.faults.rules import REFUSED_AGAIN
+from tests.faults.test_worker_crashes import Killed
+from tests.harness import DEADLINE_SECONDS, World, running, wait_until
+from tests.mutations import DOES_NOTHING, SAYS_NO
+from tests.mutations.consumer import fetches_while_it_stays, stays_and_forgets_failures
+from tests.mutations.writing import (
+    as_large_as_any,
+    closes_for_any_trouble,
+    has_always_room,
+    in_any_order,
+    is_done_before_it_is_suspended,
+    sends_at_once,
+    waits_for_all,
+)
+from tests.proof import Rule, faces
+
+POSTS = """
+INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
+INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, {}) AS g
+"""
+
+
+class OvertakenIndex(Index):
+    """Lets every other document be written before the first, and dies with that one."""
+
+    def __init__(self, client: Elasticsearch, *, others: int) -> None:
+        super().__init__(client, bulk_bytes_max=1_000_000)
+        self._left = others
+        self._turn = threading.Lock()
+        self._is_overtaken = threading.Event()
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Write, or wait for all others and die."""
+        if any(one.id == "1" for one in compositions):
+            assert self._is_overtaken.wait(DEADLINE_SECONDS)
+            raise Killed
+        outcome = super().write(target, compositions)
+        with self._turn:
+            self._left -= len(compositions)
+            if self._left == 0:
+                self._is_overtaken.set()
+        return outcome
+
+
+@faces(
+    "a worker dies over a batch that all later ones have overtaken",
+    guarantees=(1,),
+    without=Rule(
+        "offsets are committed in the order in which batches came",
+        patch="syncer.worker.loop:Worker._done",
+        instead=in_any_order,
+    ),
+)
+def test_what_is_written_out_of_order_is_committed_in_order(world: World) -> None:
+    """Batches that have overtaken an earlier one of their partition do not take its offset along."""
+    world.sql(POSTS.format(30))
+    with world.relay() as relay:
+        relay.run_once()
+        with world.elasticsearch() as client:
+            worker = Worker(
+                connect=world.connect,
+                consume=lambda on_change: ChangeConsumer(world.settings.kafka, on_change=on_change),
+                index=OvertakenIndex(client, others=29),
+                settings=WorkerSettings(batch_changes_max=1),
+            )
+            try:
+                with pytest.raises(Killed):
+                    wait_until(lambda: bool(worker.run_once() and False), what="the worker dies")
+            finally:
+                worker.close()
+        with world.index() as index, world.worker(index) as successor:
+            world.drain(relay, successor)
+
+
+class NarrowIndex(Index):
+    """Has room for one request at a time, as an Elasticsearch whose queue is full."""
+
+    def __init__(self, client: Elasticsearch) -> None:
+        super().__init__(client, bulk_bytes_max=1_000_000)
+        self._room = threading.Semaphore(1)
+        self.written = 0
+        self.refused = 0
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Write, or refuse."""
+        if not self._room.acquire(blocking=False):
+            self.refused += 1
+            raise _too_many_requests()
+        try:
+            self.written += 1
+            time.sleep(0.3)  # longer than it takes to take and build the next one, on a busy machine too
+            return super().write(target, compositions)
+        finally:
+            self._room.release()
+
+
+def _too_many_requests() -> ApiError:
+    node = NodeConfig(scheme="http", host="127.0.0.1", port=9200)
+    meta = ApiResponseMeta(status=429, http_version="1.1", headers=HttpHeaders(), duration=0.0, node=node)
+    return ApiError("es_rejected_execution_exception", meta=meta, body={"error": {"reason": "queue is full"}})
+
+
+@faces(
+    "Elasticsearch has room for one request at a time",
+    guarantees=(1, 4),
+    without=Rule(
+        "what is in flight halves when Elasticsearch has no room for it",
+        patch="syncer.indexing.flow_control:FlowControl._halve",
+        instead=DOES_NOTHING,
+    ),
+)
+def test_a_job_worker_sends_as_much_as_elasticsearch_takes(world: World) -> None:
+    """Refused requests are sent again, none is lost, and soon no more are on their way than there is room for."""
+    world.sql(POSTS.format(30_000))
+    with world.connect() as connection, world.elasticsearch() as client:
+        job = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
+        assert job is not None
+        index = NarrowIndex(client)
+        with running(JobWorker(connect=world.connect, index=index)):
+            wait_until(lambda: find(connection, job.id).state.is_finished, what="the job is finished")
+    assert world.differences() == []
+    assert 0 < index.refused < index.written / 4
+
+
+def handle(worker: Worker, changes: int) -> None:
+    """Turn a worker until it has handled so many changes."""
+    handled = 0
+
+    def is_through() -> bool:
+        nonlocal handled
+        handled += worker.run_once().changes
+        return handled >= changes
+
+    wait_until(is_through, what="all changes are handled")
+
+
+class LosingIndex(Index):
+    """Asks to try every document again the first time that it sees it, each by itself, as a full queue does."""
+
+    def __init__(self, client: Elasticsearch) -> None:
+        super().__init__(client, bulk_bytes_max=1_000_000)
+        self._seen: set[str] = set()
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Write those that were refused before."""
+        new = [one for one in compositions if one.id not in self._seen]
+        self._seen.update(one.id for one in new)
+        outcome = super().write(target, [one for one in compositions if one not in new])
+        outcome.rejections += [Rejection(composition=one, status=429, kind="rejected", reason="full") for one in new]
+        return outcome
+
+
+@faces("single documents of a request are refused with 429", guarantees=(1, 4), without=REFUSED_AGAIN)
+def test_what_is_refused_by_itself_is_sent_again(world: World) -> None:
+    """Neither workers nor job workers count as written what one item of a request refuses."""
+    world.sql(POSTS.format(30))
+    with world.relay() as relay, world.elasticsearch() as client:
+        relay.run_once()
+        with world.worker(LosingIndex(client)) as worker:
+            handle(worker, 31)
+        assert world.differences() == []
+        world.sql("TRUNCATE posts CASCADE")
+        world.sql(
+            "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'new', 'new' FROM generate_series(1, 99) g"
+        )
+        with world.connect() as connection:
+            queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
+        world.refresh(LosingIndex(client))
+    assert world.differences() == []
+
+
+@contextmanager
+def pool(
+    world: World,
+    index: Index,
+    *,
+    threads: int = 4,
+    documents_max: int = 1000,
+    bytes_max: int = 8_000_000,
+    traffic: LiveTraffic | None = None,
+) -> Iterator[WriterPool]:
+    """Writers by themselves."""
+    flow = FlowControl(requests_max=threads, documents_max=documents_max, bytes_max=bytes_max, traffic=traffic)
+    made = WriterPool(
+        connect=lambda: world.connect(name="building"),
+        index=index,
+        pause=Stop().pause,
+        name="test",
+        flow=flow,
+        threads=threads,
+    )
+    try:
+        yield made
+    finally:
+        assert made.close(seconds=DEADLINE_SECONDS)
+
+
+def numbers(end: int, *, begin: int = 1) -> list[str]:
+    """Ids of posts."""
+    return [str(one) for one in range(begin, end + 1)]
+
+
+def result(of: Future[WriteReport]) -> WriteReport:
+    """What has become of documents, once that is known."""
+    return of.result(DEADLINE_SECONDS)
+
+
+# A definition that cannot go on
+
+
+@faces(
+    "an index is deleted by hand while its documents are written",
+    guarantees=(1,),
+    without=Rule(
+        "a definition is suspended before its documents count as done",
+        patch="syncer.indexing.writer:Writer.give_up",
+        instead=is_done_before_it_is_suspended,
+    ),
+)
+def test_a_definition_is_suspended_before_its_documents_are_done(world: World) -> None:
+    """Whoever commits the offsets of their changes finds it suspended, though Postgres was away just then."""
+    world.sql(POSTS.format(3))
+    name = world.index_of()
+    with world.index() as index, world.elasticsearch() as client, pool(world, index) as made:
+        client.indices.delete(index=name)
+        assert result(made.submit(name, numbers(3))) == WriteReport()
+        assert world.sql("SELECT count(*) FROM syncer.document WHERE suspended IS NOT NULL") == [(1,)]
+
+
+# An Elasticsearch that refuses costs no Postgres
+
+
+class RefusingIndex(Index):
+    """Refuses the first requests, each of them as a whole."""
+
+    def __init__(self, client: Elasticsearch, *, times: int) -> None:
+        super().__init__(client, bulk_bytes_max=1_000_000)
+        self.left = times
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Refuse, or write."""
+        if self.left:
+            self.left -= 1
+            raise _too_many_requests()
+        return super().write(target, compositions)
+
+
+@faces(
+    "Elasticsearch has no room for a request, several times",
+    guarantees=(1, 4),
+    without=Rule(
+        "trouble of Elasticsearch costs no connection to Postgres, and nothing is built again for it",
+        patch="syncer.indexing.writer:Writer._meet",
+        instead=closes_for_any_trouble,
+    ),
+)
+def test_what_elasticsearch_refuses_is_built_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same request is sent again, on the same connection; other slices go on; each document counts once."""
+    world.sql(POSTS.format(20))
+    built: list[int] = []
+    closed: list[Session] = []
+    compose, close = Composer.compose, Session.close
+
+    def counted(self: Composer, index_name: str, ids: Sequence[str], **options: object) -> indexing_compose.Batch:
+        built.append(len(ids))
+        return compose(self, index_name, ids, **options)  # type: ignore[arg-type]
+
+    def noted(self: Session) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(Composer, "compose", counted)
+    with world.elasticsearch() as client, pool(world, RefusingIndex(client, times=3), documents_max=10) as made:
+        monkeypatch.setattr(Session, "close", noted)
+        report = result(made.submit(world.index_of(), numbers(20)))
+        assert not closed
+    assert (report.documents, report.indexed) == (20, 20)
+    assert built == [10, 10]
+    assert world.differences() == []
+
+
+class SwallowingIndex(Index):
+    """Writes each request, and loses its first answer."""
+
+    def __init__(self, client: Elasticsearch) -> None:
+        super().__init__(client, bulk_bytes_max=1_000_000)
+        self.is_lost = False
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Write."""
+        outcome = super().write(target, compositions)
+        if not self.is_lost:
+            self.is_lost = True
+            raise _too_many_requests()
+        return outcome
+
+
+@faces("a request is written, and its answer is lost", guarantees=(1, 2))
+def test_what_was_written_unheard_counts_as_written(world: World) -> None:
+    """Its own version is there when it is sent again: that is no newer one."""
+    world.sql(POSTS.format(3))
+    with world.elasticsearch() as client, pool(world, SwallowingIndex(client)) as made:
+        report = result(made.submit(world.index_of(), numbers(3)))
+    assert (report.documents, report.indexed, report.skipped) == (3, 3, 0)
+
+
+# Documents of any size
+
+
+@pytest.fixture
+def unindexed(empty_world: World) -> World:
+    """A world whose bodies may be as large as they like."""
+    file = empty_world.document_folder / "index.json"
+    file.write_text(
+        file.read_text().replace('"body": { "type": "text" }', '"body": { "type": "object", "enabled": false }')
+    )
+    empty_world.set_up()
+    return empty_world
+
+
+@faces(
+    "documents that are each as large as a request are written together",
+    guarantees=(4,),
+    without=Rule(
+        "how much of a slice is fetched is bounded by its bytes",
+        patch="syncer.indexing.writer:Writer._bytes_each",
+        instead=as_large_as_any,
+    ),
+)
+def test_what_is_fetched_at_once_is_bounded_by_its_bytes(unindexed: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large rows among small ones: none is left out, and no slice has many of them in memory."""
+    world = unindexed
+    world.sql(POSTS.format(60))
+    world.sql("UPDATE posts SET body = repeat('x', 400000) WHERE id % 3 = 0")
+    most: list[int] = []
+    compose = Composer.compose
+
+    def weighed(self: Composer, index_name: str, ids: Sequence[str], **options: object) -> indexing_compose.Batch:
+        batch = compose(self, index_name, ids, **options)  # type: ignore[arg-type]
+        most.append(sum(len(one.source or b"") for one in batch.compositions))
+        return batch
+
+    monkeypatch.setattr(Composer, "compose", weighed)
+    with world.index() as index, pool(world, index, bytes_max=1_000_000) as made:
+        assert result(made.submit(world.index_of(), numbers(60))).indexed == 60
+    assert max(most) < 2_000_000
+    assert world.differences() == []
+
+
+@faces(
+    "a document is too large to be fetched beside others, and these are refused with 429",
+    guarantees=(1, 4),
+    without=REFUSED_AGAIN,
+)
+def test_what_is_too_large_for_its_slice_is_written_after_a_refusal(unindexed: World) -> None:
+    """It is not left out because the others are sent again."""
+    world = unindexed
+    world.sql(POSTS.format(60))
+    world.sql("UPDATE posts SET body = repeat('x', 400000) WHERE id = 2")
+    with world.elasticsearch() as client, pool(world, LosingIndex(client), bytes_max=1_000_000) as made:
+        report = result(made.submit(world.index_of(), numbers(60)))
+    assert (report.documents, report.indexed) == (60, 60)
+    assert world.differences() == []
+
+
+@faces("a row is so large that Postgres cannot make a document of it, beside others", guarantees=(1, 4))
+def test_a_row_that_is_too_large_is_set_aside_by_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is never fetched, and one that Postgres fails at: both are dead letters, and nothing is suspended."""
+    monkeypatch.setattr(indexing_compose, "DOCUMENT_BYTES_MAX", 1_000_000)
+    half = "repeat(repeat(p.body, 1000), 100000)"  # of six letters: more than any value may have, if there are two
+    file = world.document_folder / "select.sql"
+    file.write_text(
+        file.read_text().replace("p.body,", f"CASE WHEN p.views = 13 THEN {half} || {half} ELSE p.body END AS body,")
+    )
+    world.apply()
+    world.sql(POSTS.format(4))
+    world.sql("UPDATE posts SET body = repeat('x', 2000000) WHERE id = 2")
+    world.sql("UPDATE posts SET body = 'xxxxxx', views = 13 WHERE id = 3")
+    with world.index() as index, pool(world, index) as made:
+        report = result(made.submit(world.index_of(), numbers(4)))
+        assert (report.indexed, report.dead_lettered) == (2, 2)
+        found = world.sql("SELECT id, kind FROM syncer.dead_letter ORDER BY id")
+        assert found == [("2", "document_too_large"), ("3", "InternalError_")]
+        assert world.sql("SELECT suspended FROM syncer.document") == [(None,)]
+        world.sql("UPDATE posts SET body = 'short now', views = 0")
+        assert result(made.submit(world.index_of(), numbers(4))).indexed == 4
+    assert world.sql("SELECT id FROM syncer.dead_letter") == []
+    assert world.differences() == []
+
+
+class HangingIndex(Index):
+    """Does not answer the first request, as long as the test lasts, and the others slowly."""
+
+    def __init__(self, client: Elasticsearch) -> None:
+        super().__init__(client, bulk_bytes_max=1_000_000)
+        self.has_one, self.goes_on, self.go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Hang, or be slow."""
+        if not self.has_one.is_set():
+            self.has_one.set()
+            self.go_on.wait(DEADLINE_SECONDS)
+        self.goes_on.set()
+        time.sleep(0.1)
+        return super().write(target, compositions)
+
+
+@faces(
+    "one of several requests hangs while a worker is told to stop in the middle of a long batch",
+    guarantees=(1,),
+    without=Rule(
+        "a hung component is not waited for longer than a batch may take",
+        patch="syncer.indexing.pool:WriterPool.close",
+        instead=waits_for_all,
+    ),
+)
+def test_a_stop_in_a_long_batch_waits_for_no_hung_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes on is finished, as far as there is time; what hangs is given up."""
+    monkeypatch.setattr(lifecycle, "GRACE_SECONDS", 1)
+    world.sql(POSTS.format(500))
+    with world.relay() as relay, world.elasticsearch() as client:
+        relay.run_once()
+        index = HangingIndex(client)
+        worker = Worker(
+            connect=world.connect,
+            consume=lambda on_change: ChangeConsumer(world.settings.kafka, on_change=on_change),
+            index=index,
+            settings=WorkerSettings(batch_documents_max=10),
+        )
+        try:
+            with running(worker, seconds=10):
+                assert index.goes_on.wait(DEADLINE_SECONDS)
+        finally:
+            index.go_on.set()
+            wait_until(lambda: "worker-writer" not in str(threading.enumerate()), what="it is through")
+
+
+@faces("a component begins afresh after every trouble, for months", guarantees=())
+def test_no_thread_is_left_by_who_has_closed(world: World) -> None:
+    """A component begins afresh after every trouble, for months."""
+    world.sql(POSTS.format(30))
+    with world.index() as index, world.relay() as relay, world.worker(index, name="leaving") as worker:
+        relay.run_once()
+        handle(worker, 31)
+        assert any(one.name.startswith("leaving-writer") for one in threading.enumerate())
+        worker.close()
+        assert not any(one.name.startswith("leaving-writer") for one in threading.enumerate())
+
+
+class HeldIndex(Index):
+    """Holds what it is to write until the test has seen too much, or for a while; counts what is held."""
+
+    def __init__(self, client: Elasticsearch, *, too_much: threading.Event | None = None, most: int = 0) -> None:
+        super().__init__(client, bulk_bytes_max=1_000_000)
+        self.too_much = too_much or threading.Event()
+        self._most = most
+        self._held = 0
+        self._turn = threading.Lock()
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Write, when it is time."""
+        with self._turn:
+            self._held += len(compositions)
+            if self._held > self._most > 0:
+                self.too_much.set()
+        self.too_much.wait(1)
+        outcome = super().write(target, compositions)
+        with self._turn:
+            self._held -= len(compositions)
+        return outcome
+
+
+@faces(
+    "single edits come beside a job",
+    guarantees=(4,),
+    without=(
+        Rule(
+            "jobs make way for live changes",
+            patch="syncer.indexing.flow_control:LiveTraffic.is_flowing",
+            instead=SAYS_NO,
+        ),
+        Rule(
+            "no more requests are in flight than flow control allows",
+            patch="syncer.indexing.flow_control:FlowControl.in_flight",
+            instead=sends_at_once,
+        ),
+    ),
+)
+def test_requests_of_a_job_are_small_and_few_while_live_changes_flow(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single edit waits in Elasticsearch behind two small requests, not behind four large ones."""
+    monkeypatch.setattr(flow_control, "BESIDE_TRAFFIC_SECONDS", 0.0)  # as small as they get
+    world.sql(POSTS.format(2000))
+    traffic = LiveTraffic()
+    with world.index() as index, pool(world, index, documents_max=500, traffic=traffic) as made:
+        for flows in (True, False):
+            for _ in range(20 * flows):
+                traffic.note()
+            monkeypatch.setattr(flow_control, "_FLOWING_SECONDS", DEADLINE_SECONDS if flows else 0.0)
+            with monkeypatch.context() as patch:
+                seen = Requests(index, patch, wait_for=3)
+                result(made.submit(world.index_of(), numbers(2000)))
+            assert sum(seen.sizes) == 2000
+            assert (max(seen.sizes[1:]) <= 250) is flows
+            assert (seen.most_at_once <= 2) is flows
+
+
+class Requests:
+    """Notes bulk requests that an index is sent: how many documents each has, how many are in flight at once.
+
+    Args:
+        index: Which.
+        wait_for: Each waits a moment for so many to be in flight, as long as there never were.
+    """
+
+    def __init__(self, index: Index, monkeypatch: pytest.MonkeyPatch, *, wait_for: int) -> None:
+        self.sizes: list[int] = []
+        self.most_at_once = 0
+        self._now = 0
+        self._wait_for = wait_for
+        self._changed = threading.Condition()
+        self._write = index.write
+        monkeypatch.setattr(index, "write", self._noted)
+
+    def _noted(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        with self._changed:
+            self.sizes.append(len(compositions))
+            self._now += 1
+            self.most_at_once = max(self.most_at_once, self._now)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most_at_once >= self._wait_for, timeout=0.3)
+        try:
+            return self._write(target, compositions)
+        finally:
+            with self._changed:
+                self._now -= 1
+
+
+def put_users(world: World) -> None:
+    """Changes that touch no document."""
+    world.sql("INSERT INTO users (id, name, email) SELECT g, 'John', g::text FROM generate_series(2, 3000) AS g")
+    with world.relay() as relay:
+        relay.run_once()
+
+
+def put_garbage(world: World) -> None:
+    """Records of this database that cannot be read, in every partition."""
+    kafka = world.settings.kafka
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for number in range(3000):
+        ours: Headers = [(topic.INSTALLATION, kafka.installation)]
+        producer.produce(kafka.topic, b"garbage", partition=number % kafka.partitions, headers=ours)
+    producer.flush()
+
+
+@pytest.mark.parametrize("put", [put_users, put_garbage])
+@faces(
+    "thousands of changes that touch nothing, or of records that are none, come behind a slow one",
+    guarantees=(1,),
+    without=Rule(
+        "a worker with a full buffer receives no more",
+        patch="syncer.worker.loop:Worker._has_room",
+        instead=has_always_room,
+    ),
+)
+def test_what_is_in_hand_is_bounded_though_it_touches_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, put: Callable[[World], None]
+) -> None:
+    """Batches without documents wait in memory for the one before them that is slow: so many, and no more."""
+    monkeypatch.setattr(live, "_RECORDS_IN_HAND", 500)
+    world.sql(POSTS.format(1))
+    too_much = threading.Event()
+
+    class Watched(Worker):
+        def _receive(self, wait_seconds: float) -> None:
+            super()._receive(wait_seconds)
+            if sum(len(one.received.values) for one in self._batches) >= 500 + 100:
+                too_much.set()
+
+    with world.relay() as relay:
+        relay.run_once()
+    put(world)
+    with world.elasticsearch() as client:
+        worker = Watched(
+            connect=world.connect,
+            consume=lambda on_change: ChangeConsumer(world.settings.kafka, on_change=on_change),
+            index=HeldIndex(client, too_much=too_much),
+            settings=WorkerSettings(batch_changes_max=100),
+        )
+        try:
+            handle(worker, 2 if put is put_garbage else 3001)
+        finally:
+            worker.close()
+    assert not too_much.is_set()
+    assert world.differences() == []
+
+
+@faces(
+    "a worker says that it is there while fetched records wait",
+    guarantees=(1,),
+    without=Rule(
+        "a worker that only says that it is there fetches nothing",
+        patch="syncer.kafka.consumer:ChangeConsumer._stay",
+        instead=fetches_while_it_stays,
+    ),
+)
+def test_staying_in_the_group_skips_nothing_that_was_fetched(world: World) -> None:
+    """Records wait in the client's memory while a worker says that it is there: none is lost, none comes twice."""
+    world.sql("INSERT INTO users (id, name, email) SELECT g, 'John', g::text FROM generate_series(1, 1000) AS g")
+    with world.relay() as relay:
+        relay.run_once()
+    consumer = ChangeConsumer(world.settings.kafka, on_change=lambda *_: None)
+    try:
+        offsets: dict[int, int] = {}
+        values: list[bytes] = []
+
+        def receive() -> bool:
+            received = consumer.receive(records_max=50, wait_seconds=0.05)
+            consumer.keep_alive()
+            if received is not None:
+                values.extend(received.values)
+                offsets.update(received.next_offsets)
+            return len(values) >= 1000
+
+        wait_until(receive, what="all records have come")
+        assert len(values) == len(set(values)) == sum(offsets.values()) == 1000
+    finally:
+        consumer.close()
+
+
+class UnwillingConsumer(Consumer):
+    """Cannot pause."""
+
+    def pause(self, *_: object) -> None:
+        """Fail."""
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+
+@faces(
+    "saying that it is there fails",
+    guarantees=(1,),
+    without=Rule(
+        "what fails in between is raised by the next `receive`, so that the worker joins again",
+        patch="syncer.kafka.consumer:ChangeConsumer.keep_alive",
+        instead=stays_and_forgets_failures,
+    ),
+)
+def test_a_consumer_that_could_not_stay_receives_nothing_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composing goes on; but what may have been skipped is not passed over: only who joins anew gets it for sure."""
+    monkeypatch.setattr(consuming, "Consumer", UnwillingConsumer)
+    consumer = ChangeConsumer(world.settings.kafka, on_change=lambda *_: None)
+    try:
+        consumer.keep_alive()
+        with pytest.raises(KafkaException):
+            consumer.receive(records_max=1, wait_seconds=0)
+    finally:
+        consumer.close()

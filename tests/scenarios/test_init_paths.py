@@ -1,0 +1,142 @@
+"""`syncer init --with` follows foreign keys to any depth and through link tables, and hides what is personal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.harness import World
+from tests.scenarios.test_init_drafts import drafted, followed
+
+SHOP = """
+CREATE SCHEMA hr;
+CREATE SCHEMA "Shop";
+CREATE TABLE hr.people (
+    id bigint PRIMARY KEY, boss_id bigint REFERENCES hr.people, name text NOT NULL, email text, "passwordHash" text,
+    date_of_birth date, email_verified boolean, password_changed_at timestamptz
+);
+CREATE TABLE hr.badges (person_id bigint PRIMARY KEY REFERENCES hr.people, number integer);
+CREATE TABLE hr.skills (id integer PRIMARY KEY, name text);
+CREATE TABLE hr.people_skills (
+    person_id bigint REFERENCES hr.people, skill_id integer REFERENCES hr.skills, PRIMARY KEY (person_id, skill_id)
+);
+CREATE TABLE hr.places (country char(2), code text, name text, PRIMARY KEY (country, code));
+CREATE TABLE "Shop"."Orders" (
+    no text, year integer, seller_id bigint REFERENCES hr.people, auditor_id bigint REFERENCES hr.people,
+    PRIMARY KEY (no, year)
+) PARTITION BY LIST (year);
+CREATE TABLE "Shop"."Orders2026" PARTITION OF "Shop"."Orders" FOR VALUES IN (2026);
+CREATE TABLE "Shop".lines (
+    no text, year integer, line integer, sku text, amount numeric(8, 2), PRIMARY KEY (no, year, line),
+    FOREIGN KEY (no, year) REFERENCES "Shop"."Orders"
+);
+CREATE TABLE "Shop".options (
+    id integer PRIMARY KEY, no text, year integer, line integer, value text,
+    FOREIGN KEY (no, year, line) REFERENCES "Shop".lines
+);
+INSERT INTO hr.people VALUES (1, NULL, 'Ada', 'a@b', 'x', '1990-01-01', true, now());
+INSERT INTO hr.people VALUES (2, 1, 'Bob', 'b@c');
+INSERT INTO hr.badges VALUES (1, 7);
+INSERT INTO hr.skills VALUES (1, 'SQL'), (2, 'Go');
+INSERT INTO hr.people_skills VALUES (1, 1), (1, 2);
+INSERT INTO "Shop"."Orders" VALUES ('a:b', 2026, 1, 2);
+INSERT INTO "Shop".lines VALUES ('a:b', 2026, 1, 'sku', 9.5), ('a:b', 2026, 2, 'sku', 1);
+INSERT INTO "Shop".options VALUES (1, 'a:b', 2026, 1, 'red');
+"""
+
+
+@pytest.fixture
+def shop(empty_world: World) -> World:
+    """A world with a shop of several schemas, and without a document."""
+    (empty_world.config / "documents" / "blogpost").rename(empty_world.folder / "unused")
+    empty_world.sql(SHOP)
+    return empty_world
+
+
+def fields(world: World, name: str) -> dict[str, Any]:
+    """The properties of a document's mapping."""
+    file = world.config / "documents" / name / "index.json"
+    properties: dict[str, Any] = json.loads(file.read_text())["mappings"]["properties"]
+    return properties
+
+
+def test_paths_lead_through_several_levels(shop: World) -> None:
+    """Down to rows that refer, up to rows referred to, through a link table, with chosen columns."""
+    world = shop
+    paths = ("lines:line,amount", "lines/options:value", "seller/skills", "seller/badges", "seller/boss:name")
+    table = ("--table", '"Shop"."Orders":no,seller_id', "--name", "orders")
+    drafted(world, *table, *(one for path in paths for one in ("--with", path)))
+    found = fields(world, "orders")
+    assert found.keys() == {"no", "seller_id", "seller", "lines"}
+    assert found["lines"]["type"] == "nested"
+    assert found["lines"]["properties"].keys() == {"line", "amount", "options"}
+    assert found["lines"]["properties"]["options"]["properties"].keys() == {"value"}
+    seller = found["seller"]["properties"]
+    assert "type" not in seller["badges"], "a key ensures that there is one row"
+    assert seller["skills"]["type"] == "nested"
+    assert seller["boss"]["properties"].keys() == {"name"}
+    followed(world)
+    held = world.held("orders")["a:b:2026"]
+    assert [one["name"] for one in held["seller"]["skills"]] == ["SQL", "Go"]
+    assert held["seller"]["badges"]["number"] == 7
+    assert [[option["value"] for option in line["options"]] for line in held["lines"]] == [["red"], []]
+
+
+def test_a_link_table_is_offered_and_skipped(shop: World) -> None:
+    """Of a table of keys alone, the rows behind it are offered and shown."""
+    world = shop
+    said = drafted(world, "--table", "hr.skills")
+    assert "hr.people is linked through hr.people_skills: --with hr.people" in said
+    drafted(world, "--table", "hr.skills", "--with", "people", "--force")
+    assert fields(world, "skills")["people"]["properties"].keys() >= {"id", "name"}
+
+
+def test_what_looks_personal_is_left_out_unless_it_is_named(shop: World) -> None:
+    """Passwords, addresses and birth dates are left out and said so; whether or when they changed is neither."""
+    world = shop
+    said = drafted(world, "--table", "hr.people")
+    assert fields(world, "people").keys() == {
+        *("id", "boss_id", "name", "email_verified", "password_changed_at", "boss")
+    }
+    assert "email, passwordHash, date_of_birth" in said
+    assert "boss.email" in said
+    said = drafted(world, "--table", "hr.people:id,email", "--force")
+    assert fields(world, "people").keys() == {"id", "email"}
+    assert "personal or secret by name: email" in said
+
+
+def test_a_path_that_leads_nowhere_is_said(shop: World) -> None:
+    """A table that is not next to it, a column that is not there, a colon without columns."""
+    for arguments, says in (
+        (("--table", "hr.people", "--with", "lines"), "no foreign key"),
+        (("--table", "hr.people", "--with", "people_skills/options"), "no foreign key"),
+        (("--table", "hr.people:nope"), "has no column nope"),
+        (("--table", "hr.people:"), "Missing columns"),
+    ):
+        ended = shop.syncer("init", *arguments)
+        assert ended.returncode == 1, arguments
+        assert says in ended.stderr, (arguments, ended.stderr)
+
+
+def test_natural_keys_make_unique_ids(shop: World) -> None:
+    """An id of several texts, with their lengths, is known to be unique; a length alone is not."""
+    world = shop
+    world.sql("INSERT INTO hr.places VALUES ('DE', 'a:b', 'one'), ('FR', 'a', 'two')")
+    drafted(world, "--table", "hr.places")
+    kinds = [one["kind"] for one in planned(world)["problems"]]
+    assert kinds == []
+    select = world.config / "documents" / "places" / "select.sql"
+    select.write_text("SELECT p.country || length(p.code)::text AS _id, p.name FROM hr.places AS p")
+    assert "duplicate" in [one["kind"] for one in planned(world)["problems"]]
+
+
+def planned(world: World) -> dict[str, Any]:
+    """What `syncer plan` says of the only document."""
+    ended = world.syncer("plan", "--json")
+    assert ended.stdout, ended.stderr
+    [document] = json.loads(ended.stdout)["documents"]
+    assert not document["refusals"], document["refusals"]
+    found: dict[str, Any] = document
+    return found

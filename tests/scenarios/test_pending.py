@@ -1,0 +1,422 @@
+"""Documents that a job has yet to write are not drift, and a new index is not searched without them."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from syncer.apply import reindex
+from syncer.apply.activate import InitialLoad
+from syncer.base.model import Role
+from syncer.base.postgres import Connection
+from syncer.cli import follow_jobs
+from syncer.cli.comparing import compared
+from syncer.documents import registry
+from syncer.documents.registry import Document
+from syncer.jobs import listing, queue
+from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
+from syncer.verify import compare as verifying, pending_jobs
+from syncer.verify.compare import VerifyReport, verify
+from syncer.verify.diff import Cause
+from tests.faults.rules import PENDING_INCOMPLETE, PENDING_WAITED_FOR
+from tests.faults.test_rebuild import begin, require_done
+from tests.harness import DEADLINE_SECONDS, World, wait_until
+from tests.job_worker import ChunkWorker
+from tests.mutations import SAYS_NO
+from tests.mutations.documents import waits_only_once
+from tests.mutations.jobs import owes_to_any_job, without_cleans_up
+from tests.mutations.verify import looks_before_it_asks
+from tests.proof import Rule, faces
+from tests.scenarios.test_fan_outs import BLOG, OTHER, fan_out, follow, list_, the_document
+
+FAR_AHEAD = 1 << 62
+
+
+@pytest.fixture
+def connection(world: World) -> Iterator[Connection]:
+    """To a blog in which two users have many posts, all of which are written."""
+    world.sql(BLOG)
+    with world.connect() as made:
+        world.backfill()
+        with world.index() as index:
+            follow(world, index, many=1000)
+        world.sql("DELETE FROM syncer.job")
+        yield made
+
+
+@pytest.fixture
+def late(world: World, connection: Connection) -> Job:
+    """A rename of the user with the posts 1 to 120, as far as the job that nobody has begun."""
+    return rename(world, connection, the_document(connection).index_name)
+
+
+def rename(world: World, connection: Connection, index_name: str) -> Job:
+    """Rename the user with the posts 1 to 120; what is to be done about it in one of the indices."""
+    world.sql("UPDATE users SET name = 'renamed' WHERE id = 1")
+    with world.index() as index:
+        follow(world, index)
+    (job,) = unfinished(connection, index_name)
+    assert job.kind is JobKind.FAN_OUT
+    return job
+
+
+def run(world: World, *, repair: bool = False, sample: int | None = None) -> VerifyReport:
+    """Verify in small chunks, and without patience."""
+    with ExitStack() as stack:
+        index = stack.enter_context(world.index())
+        writer = stack.enter_context(world.writer(index)) if repair else None
+        document = stack.enter_context(world.connect())
+        return verify(
+            world.connect,
+            the_document(document),
+            index=index,
+            kafka=world.settings.kafka,
+            page=7,
+            settle_seconds=0,
+            repair=writer,
+            sample=sample,
+        )
+
+
+def summary(report: VerifyReport) -> tuple[list[str], list[str], int, list[int]]:
+    """What drifted, what was repaired, how much is pending, and by which jobs."""
+    return [one.id for one in report.drifts], [one.id for one in report.repaired], report.pending, report.pending_by
+
+
+# Verify
+
+
+@faces(
+    "verify runs before a fan-out is written",
+    guarantees=(3,),
+    without=Rule(
+        "what a job has yet to write is no drift",
+        patch="syncer.verify.recheck:Recheck._is_pending",
+        instead=SAYS_NO,
+    ),
+)
+@pytest.mark.parametrize("state", ["new", "listed", "in hand"])
+def test_what_a_fan_out_has_yet_to_write_is_no_drift(
+    world: World, connection: Connection, late: Job, state: str
+) -> None:
+    """However far it is; what drifted beside it is found and repaired, and what is pending is left to the job."""
+    if state != "new":
+        list_(connection, late)
+    with world.elasticsearch() as client, world.connect() as job_worker:
+        if state == "in hand":
+            ChunkWorker(job_worker).take()
+        client.delete(index=world.alias, id="300")
+        assert summary(run(world)) == (["300"], [], 120, [late.id])
+        report = run(world, repair=True)
+    assert report.holds
+    assert summary(report) == ([], ["300"], 120, [late.id])
+    assert len(world.differences()) == 120
+
+
+def test_nothing_is_pending_once_it_is_written(world: World, late: Job) -> None:
+    """What is wrong then has drifted."""
+    with world.index() as index:
+        world.refresh(index)
+    assert summary(run(world)) == ([], [], 0, [])
+    with world.elasticsearch() as client:
+        client.delete(index=world.alias, id="1")
+    assert [one.id for one in run(world).drifts] == ["1"]
+    assert late.id
+
+
+@faces(
+    "a fan-out is through just when verify would ask for it",
+    guarantees=(3,),
+    without=Rule(
+        "jobs are asked for before the last look",
+        patch="syncer.verify.recheck:Recheck._take_due",
+        instead=looks_before_it_asks,
+    ),
+)
+@pytest.mark.usefixtures("late")
+def test_a_job_that_ends_while_verify_looks_leaves_no_drift(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is through just when it would be asked for: what was seen before that is looked at again."""
+    ended: list[bool] = []
+
+    def once_it_is_through(connection: Connection, index_name: str | None = None) -> list[Job]:
+        with world.index() as index:
+            world.refresh(index)
+        ended.append(True)
+        return unfinished(connection, index_name)
+
+    monkeypatch.setattr(pending_jobs, "unfinished", once_it_is_through)
+    assert summary(run(world)) == ([], [], 0, [])
+    assert ended
+
+
+@pytest.mark.usefixtures("late")
+def test_more_than_fits_may_be_pending(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room is for suspects: one that drifted is found behind many that are pending.
+
+    So it is with those to be cleaned up.
+    """
+    monkeypatch.setattr(verifying, "SUSPECTS_MAX", 10)
+    with world.elasticsearch() as client:
+        client.delete(index=world.alias, id="300")
+    report = run(world)
+    assert report.is_complete
+    assert [one.id for one in report.drifts] == ["300"]
+    assert report.pending == 120
+
+
+@faces(
+    "verify runs before a TRUNCATE is cleaned up",
+    guarantees=(3,),
+    without=Rule(
+        "what a job has yet to cleanup is no drift",
+        patch="syncer.verify.pending_jobs:_unlisted",
+        instead=without_cleans_up,
+    ),
+)
+@pytest.mark.parametrize("state", [JobState.NEW, JobState.WRITTEN, JobState.CLEANED_UP])
+def test_what_a_refresh_has_yet_to_cleanup_is_no_drift(
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch, state: JobState
+) -> None:
+    """After a TRUNCATE all documents are too many, until they are cleaned up."""
+    monkeypatch.setattr(verifying, "SUSPECTS_MAX", 10)
+    world.sql("TRUNCATE posts CASCADE")
+    with world.index() as index, world.job_worker(index) as job_worker:
+        follow(world, index)
+        (job,) = unfinished(connection)
+        assert job.kind is JobKind.REFRESH
+        document = the_document(connection)
+        numbers = index.holdings.sequence_numbers(document.target)
+        if state is not JobState.NEW:
+            assert listing.list_chunks(connection, job, document, chunk=10, sequence_numbers=lambda: numbers)
+            assert queue.advance(connection, job.id).state is JobState.WRITTEN
+        if state is JobState.CLEANED_UP:
+            orphans = job_worker._steps._orphans(document, numbers)
+            assert listing.cleanup(connection, find(connection, job.id), orphans, chunk=10)
+        assert find(connection, job.id).state is state
+        report = run(world)
+        assert report.holds, report
+        assert (report.pending, report.pending_by) == (360, [job.id])
+        world.refresh(index)
+    assert summary(run(world)) == ([], [], 0, [])
+
+
+@faces(
+    "documents drift that a backfill would come to",
+    guarantees=(3,),
+    without=Rule(
+        "what may be cancelled without harm excuses no drift",
+        patch="syncer.verify.pending_jobs:PendingDocuments.note",
+        instead=owes_to_any_job,
+    ),
+)
+def test_only_what_is_pending_is_left_to_a_job(world: World, connection: Connection) -> None:
+    """What somebody may cancel without harm excuses nothing; nor does a fan-out that leads elsewhere."""
+    queue.create(connection, the_document(connection), JobKind.BACKFILL)
+    fan_out(connection, OTHER)
+    with world.elasticsearch() as client:
+        client.delete(index=world.alias, id="1")
+    assert summary(run(world)) == (["1"], [], 0, [])
+
+
+def test_what_a_refresh_is_through_with_is_left_to_nobody(world: World, connection: Connection) -> None:
+    """Before it cleans up it excuses what only Elasticsearch has, and no more what should be there."""
+    job = queue.create(connection, the_document(connection), JobKind.REFRESH)
+    assert job is not None
+    with world.index() as index, world.connect() as job_worker:
+        numbers = index.holdings.sequence_numbers(the_document(connection).target)
+        document = the_document(connection)
+        assert listing.list_chunks(connection, job, document, chunk=100, sequence_numbers=lambda: numbers)
+        ChunkWorker(job_worker).drain()
+    assert queue.advance(connection, job.id).state is JobState.WRITTEN
+    world.sql("DELETE FROM posts WHERE id = 2")
+    with world.elasticsearch() as client:
+        client.delete(index=world.alias, id="1")
+    world.sql("TRUNCATE syncer.outbox")  # nothing else is on its way
+    assert summary(run(world)) == (["1"], [], 1, [job.id])
+
+
+@pytest.mark.usefixtures("late")
+def test_what_no_job_can_replace_is_drift(world: World) -> None:
+    """A version of somebody else's that none of ours surpasses stays, whoever will write."""
+    with world.elasticsearch() as client:
+        client.index(index=world.alias, id="7", document={}, version=FAR_AHEAD, version_type="external")
+    report = run(world)
+    assert [(one.id, one.cause) for one in report.drifts] == [("7", Cause.FOREIGN_AHEAD)]
+    assert report.pending == 119
+
+
+def test_the_command_says_what_is_on_its_way(world: World, connection: Connection, late: Job) -> None:
+    """And by which job, and how that goes on if it is paused; it ends well, and claims not that all are equal."""
+    queue.pause(connection, late.id)
+    ended = world.syncer("verify", "--settle", "0")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "nothing has drifted" in ended.stdout
+    assert f"120 documents are on the way: job {late.id} will write what differs" in ended.stdout
+    assert f"Job {late.id} (fan_out: public.users, 1 row" in ended.stdout
+    assert f"syncer jobs resume {late.id}" in ended.stdout
+    (said,) = json.loads(world.syncer("verify", "--settle", "0", "--json").stdout)
+    assert (said["pending"], said["pending_by"], said["drifts"]) == (120, [late.id], [])
+
+
+# A new index
+
+
+@pytest.fixture
+def building(world: World, connection: Connection) -> Document:
+    """A new index that is loaded, and does not serve yet."""
+    with world.indices() as indices, world.index() as index:
+        reindex.begin(connection, indices, "blogpost", tell=lambda _: None)
+        world.refresh(index)
+    return registry.by_role(connection, "blogpost")[Role.BUILDING]
+
+
+def done_where_it_serves(world: World, connection: Connection, building: Document) -> Job:
+    """A rename that searches find already; the job by which it will be in the new index."""
+    late = rename(world, connection, building.index_name)
+    queue.pause(connection, late.id)
+    with world.index() as index, world.job_worker(index) as job_worker:
+        while unfinished(connection, the_document(connection).index_name):
+            job_worker.run_once()
+    assert world.held() == world.expected()
+    return queue.resume(connection, late.id)
+
+
+def fill_on(world: World, building: Document) -> str:
+    """What the command does about a new index that is loaded, here; and what it says."""
+    said = io.StringIO()
+    out = Console(file=said, width=160)
+    with world.elasticsearch() as client, world.connect() as own:
+        follow_jobs.LoadProgress(world.parts(own, client), out=out, err=out).initial_load(
+            InitialLoad(document=building, job=None)
+        )
+    return said.getvalue()
+
+
+@faces(
+    "a rename is through in the index that serves, and waits in the new one",
+    guarantees=(2, 4),
+    without=PENDING_WAITED_FOR,
+)
+def test_a_search_never_goes_back_to_an_older_name(world: World, connection: Connection, building: Document) -> None:
+    """The new index waits, visibly, for its own part of the rename, which the command does where no daemon is."""
+    late = done_where_it_serves(world, connection, building)
+    ended = world.syncer("index", "rebuild", "blogpost")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"{building.index_name} waits for job {late.id} (fan_out: public.users, 1 row)" in ended.stdout
+    assert world.index_of() == building.index_name
+    assert find(connection, late.id).state is JobState.DONE
+    assert world.held() == world.expected()
+
+
+@faces(
+    "a rename comes while a new index is compared",
+    guarantees=(2, 4),
+    without=Rule(
+        "what comes while a new index is compared is waited for, too",
+        patch="syncer.cli.follow_jobs:LoadProgress._wait_for_pending",
+        instead=waits_only_once,
+    ),
+)
+def test_what_comes_while_a_new_index_is_compared_is_waited_for(
+    world: World, connection: Connection, building: Document, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was pending before that is written first, and so compared.
+
+    What came meanwhile is written before it serves.
+    """
+    rename(world, connection, building.index_name)
+    pending: list[int] = []
+
+    def compared_late(*some: Any, **more: Any) -> VerifyReport:
+        report = compared(*some, **more)
+        pending.append(report.pending)
+        world.sql("UPDATE users SET name = 'renamed again' WHERE id = 2")
+        with world.index() as index:
+            follow(world, index)
+        return report
+
+    monkeypatch.setattr(follow_jobs, "compared", compared_late)
+    fill_on(world, building)
+    assert pending == [0]
+    assert world.index_of() == building.index_name
+    assert world.held() == world.expected()
+
+
+def test_what_differs_in_a_new_index_is_not_said_to_be_incomplete(world: World, building: Document) -> None:
+    """By the time that it is compared it is loaded, and what it lacks then has another cause."""
+    with world.elasticsearch() as client:
+        client.delete(index=building.index_name, id="7")
+    begun = dataclasses.replace(building, is_loaded=False)  # as it was put active
+    said = fill_on(world, begun)
+    assert "1 document differed and is equal now" in said
+    assert "not loaded" not in said
+    assert world.held() == world.expected()
+
+
+def test_no_new_index_waits_for_what_is_paused(world: World, connection: Connection, building: Document) -> None:
+    """It says which job, and what to do; searches stay where they are, and afterwards it goes on."""
+    before = world.index_of()
+    late = done_where_it_serves(world, connection, building)
+    queue.set_rate(connection, late.id, 0.1)
+    log = world.folder / "rebuild.log"
+    process = begin(world)
+    wait_until(lambda: f"waits for job {late.id}" in log.read_text(), what="it waits")
+    queue.pause(connection, late.id)
+    assert process.wait(DEADLINE_SECONDS) == 1
+    assert f"syncer jobs resume {late.id}" in log.read_text()
+    assert world.index_of() == before
+    queue.set_rate(connection, late.id, None)
+    queue.resume(connection, late.id)
+    require_done(world, begin(world))
+    assert world.index_of() == building.index_name
+    assert world.held() == world.expected()
+
+
+@faces("a fan-out of a new index is cancelled", guarantees=(3, 4), without=PENDING_INCOMPLETE)
+def test_a_fan_out_that_is_cancelled_lets_no_index_serve(
+    world: World, connection: Connection, building: Document
+) -> None:
+    """It counts as not loaded then: the same command loads it once more."""
+    before = world.index_of()
+    late = done_where_it_serves(world, connection, building)
+    queue.set_rate(connection, late.id, 0.1)
+    process = begin(world)
+    log = world.folder / "rebuild.log"
+    wait_until(lambda: f"waits for job {late.id}" in log.read_text(), what="it waits")
+    cancelled = world.syncer("jobs", "cancel", str(late.id), "--yes").stdout
+    way_on = "To load it and go on: syncer index rebuild blogpost"
+    assert f"{building.index_name} counts as not loaded. {way_on}" in cancelled
+    assert process.wait(DEADLINE_SECONDS) == 1
+    assert f"Job {late.id} was cancelled" in log.read_text()
+    assert world.index_of() == before
+    require_done(world, begin(world))
+    assert world.held() == world.expected()
+
+
+def test_fan_outs_without_end_hold_no_index_up(
+    world: World, connection: Connection, building: Document, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only those are waited for that are there when it begins to wait, though another comes during each."""
+    done_where_it_serves(world, connection, building)
+    followed: list[int] = []
+    follow_one = follow_jobs.LoadProgress.follow
+
+    def and_another(
+        self: follow_jobs.LoadProgress, document: Document, job_id: int, *, is_partial: bool, is_pending: bool
+    ) -> None:
+        assert len(followed) < 20
+        followed.append(job_id)
+        follow_one(self, document, job_id, is_partial=is_partial, is_pending=is_pending)
+        assert queue.create_fan_out(connection, building, OTHER) is not None
+
+    monkeypatch.setattr(follow_jobs.LoadProgress, "follow", and_another)
+    fill_on(world, building)
+    assert len(set(followed)) == len(followed) <= 4
+    assert world.index_of() == building.index_name

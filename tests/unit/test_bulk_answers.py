@@ -1,0 +1,128 @@
+"""What a bulk request says is what was composed; a document on several shards is counted once, by what all answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
+from elasticsearch import ApiError
+from hypothesis import given, strategies as st
+
+from syncer.base.model import Composition
+from syncer.elasticsearch.bulk import BulkOutcome, _count_done, _judge, _lines, _never_fits, _Task
+
+DONE = {"status": 200}
+CREATED = {"status": 201}
+ABSENT = {"status": 404, "result": "not_found"}
+NEWER = {"status": 409, "error": {"type": "version_conflict_engine_exception", "reason": "newer"}}
+AWAY = {"status": 503, "error": {"type": "unavailable_shards_exception", "reason": "away"}}
+BAD = {"status": 400, "error": {"type": "document_parsing_exception", "reason": "bad"}}
+
+WRITTEN: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "one_shard": ([CREATED], "indexed"),
+    "nothing_elsewhere": ([DONE, ABSENT, ABSENT], "indexed"),
+    "moved": ([CREATED, DONE, ABSENT], "indexed"),
+    "something_newer_here": ([NEWER, ABSENT], "skipped"),
+    "something_newer_elsewhere": ([CREATED, ABSENT, NEWER], "skipped"),
+}
+REJECTED: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
+    "the_document": ([BAD, ABSENT, DONE], [400]),
+    "the_delete_elsewhere": ([CREATED, ABSENT, AWAY], [503]),
+    "the_delete_elsewhere_of_what_is_skipped": ([NEWER, AWAY], [503]),
+    "both": ([BAD, AWAY, ABSENT], [400, 503]),
+}
+
+
+def judged(items: list[dict[str, Any]], source: bytes | None = b"{}") -> BulkOutcome:
+    """What becomes of a document that was answered so."""
+    outcome = BulkOutcome()
+    _judge(Composition(id="1", version=1, source=source, routing="r"), items, outcome)
+    return outcome
+
+
+@pytest.mark.parametrize(("items", "counted"), WRITTEN.values(), ids=WRITTEN.keys())
+def test_a_document_is_one_document(items: list[dict[str, Any]], counted: str) -> None:
+    """However many shards answer, one number grows by one."""
+    expected = BulkOutcome()
+    setattr(expected, counted, 1)
+    assert judged(items) == expected
+
+
+def test_its_own_version_is_no_conflict() -> None:
+    """It is there if the answer to the same request was lost: the document counts as written."""
+    own = {"status": 409, "error": {"reason": "[1]: version conflict, current version [1] is higher or equal"}}
+    assert judged([own, ABSENT]) == BulkOutcome(indexed=1)
+    newer = {"status": 409, "error": {"reason": "[1]: version conflict, current version [2] is higher or equal"}}
+    assert judged([newer, own]) == BulkOutcome(skipped=1, newer_version=2)
+
+
+def test_a_delete_everywhere_is_one_delete() -> None:
+    """Absent here and deleted there, it is a deleted document."""
+    assert judged([ABSENT, DONE, ABSENT], source=None) == BulkOutcome(deleted=1)
+
+
+@pytest.mark.parametrize(("items", "statuses"), REJECTED.values(), ids=REJECTED.keys())
+def test_a_shard_that_refuses_rejects_the_document(items: list[dict[str, Any]], statuses: list[int]) -> None:
+    """A document is not called written while any shard has not taken it, its delete or something newer."""
+    outcome = judged(items)
+    assert [one.status for one in outcome.rejections] == statuses
+    assert {one.composition.id for one in outcome.rejections} == {"1"}
+    assert (outcome.indexed, outcome.deleted, outcome.skipped) == (0, 0, 0)
+
+
+IDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
+COMPOSITIONS = st.builds(
+    Composition,
+    id=IDS,
+    version=st.integers(min_value=1, max_value=(1 << 63) - 1),
+    source=st.none() | st.just(b'{"title": "x"}'),
+    routing=st.none() | st.just("") | IDS,
+)
+
+
+@given(one=COMPOSITIONS, elsewhere=st.lists(IDS, max_size=3))
+def test_lines_say_what_was_composed(one: Composition, elsewhere: list[str]) -> None:
+    """Whatever characters an id or a routing has, each operation is one line that says it, with its version."""
+    meta = {"_id": one.id, "version": one.version, "version_type": "external"}
+    own = meta | ({"routing": one.routing} if one.routing else {})
+    expected: list[Any] = [{"delete": own}] if one.source is None else [{"index": own}, json.loads(one.source)]
+    expected += [{"delete": meta | {"routing": routing}} for routing in elsewhere]
+    lines = _lines(one, elsewhere)
+    assert [json.loads(line) for line in lines.splitlines()] == expected
+    assert lines.endswith(b"\n")
+
+
+@given(answers=st.lists(st.tuples(st.sampled_from([DONE, CREATED, ABSENT]), st.booleans()), max_size=10))
+def test_an_answer_without_errors_needs_no_look_at_its_items(answers: list[tuple[dict[str, Any], bool]]) -> None:
+    """Items without an error are counted as they would be one by one; only a delete may find nothing there."""
+    judged_each, counted = BulkOutcome(), BulkOutcome()
+    tasks = []
+    for answer, is_delete in answers:
+        one = Composition(id="1", version=1, source=None if is_delete or answer is ABSENT else b"{}")
+        _judge(one, [answer], judged_each)
+        tasks.append(_Task(one, 1, b""))
+    _count_done(tasks, counted)
+    assert counted == judged_each
+
+
+BREAKER = {"error": {"type": "circuit_breaking_exception", "reason": "Data too large", "bytes_limit": 1000}}
+
+
+@pytest.mark.parametrize(
+    ("body", "size", "never"),
+    [
+        (BREAKER, 1001, True),
+        (BREAKER, 999, False),
+        ({}, 1001, False),
+        ({"error": "full"}, 1001, False),
+        ("", 1001, False),
+    ],
+)
+def test_a_request_that_is_refused_for_now_is_not_split(body: Any, size: int, *, never: bool) -> None:
+    """Only a limit that Elasticsearch names, and that is smaller than the request, says that it never fits."""
+    headers = HttpHeaders({"x-elastic-product": "Elasticsearch"})
+    node = NodeConfig(scheme="http", host="127.0.0.1", port=9200)
+    meta = ApiResponseMeta(status=429, http_version="1.1", headers=headers, duration=0.0, node=node)
+    assert _never_fits(ApiError("refused", meta=meta, body=body), size) is never

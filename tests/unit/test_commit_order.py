@@ -1,0 +1,81 @@
+"""A worker commits offsets in the order in which it received them, whatever order its documents are written in."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any, cast
+
+import pytest
+from elasticsearch import Elasticsearch
+from hypothesis import given, strategies as st
+
+from syncer.base.errors import SourceError
+from syncer.base.settings import WorkerSettings
+from syncer.base.write_report import WriteReport
+from syncer.elasticsearch.bulk import Index
+from syncer.worker.batch import ChangeBatch
+from syncer.worker.group import Membership
+from syncer.worker.loop import Worker, WorkerReport
+from tests.fakes import FakeMembership
+
+CHANGE = b'{"id":%d,"changed_at":0,"relation":"public.posts","operation":"D","old":{"id":"1"},"new":null}'
+
+
+def unreachable(*_: object) -> Any:
+    """A server that is not to be asked."""
+    raise AssertionError("no server is asked")
+
+
+class Resolver:
+    """Says that each batch touches as many slices of documents as it is told, which the test completes."""
+
+    def __init__(self, slices: list[int]) -> None:
+        self.writes: list[list[Future[WriteReport]]] = [[Future() for _ in range(one)] for one in slices]
+
+    def resolve(self, batch: ChangeBatch, _: object) -> None:
+        """Have the worker wait for the slices of this batch."""
+        batch.writes.extend(self.writes[batch.number - 1])
+        batch.is_resolved = True
+
+    def tell(self) -> None:
+        """Log what is unresolved: nothing."""
+
+
+def worker_of(slices: list[int]) -> tuple[Worker, FakeMembership, list[list[Future[WriteReport]]]]:
+    """A worker that has received one record for each batch, and submitted its slices."""
+    worker = Worker(
+        connect=unreachable,
+        consume=unreachable,
+        index=Index(Elasticsearch("http://127.0.0.1:9"), bulk_bytes_max=1),
+        settings=WorkerSettings(batch_changes_max=1),
+    )
+    membership, resolver = FakeMembership([CHANGE % number for number in range(1, len(slices) + 1)]), Resolver(slices)
+    worker._membership = cast("Membership", membership)
+    worker._resolver = cast("Any", resolver)
+    for _ in slices:
+        worker._receive(0)
+    return worker, membership, resolver.writes
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_offsets_are_committed_in_order_up_to_the_first_that_is_not_written(slices: list[int], random: Any) -> None:
+    """After each write, what is committed is the longest run of batches from the first that are all written."""
+    worker, membership, writes = worker_of(slices)
+    left = [one for batch in writes for one in batch]
+    random.shuffle(left)
+    for one in [None, *left]:
+        if one is not None:
+            one.set_result(WriteReport())
+        worker._commit(WorkerReport())
+        done = [all(each.done() for each in batch) for batch in writes]
+        assert membership.committed == (done.index(False) if False in done else len(done))
+
+
+def test_a_batch_that_failed_is_not_committed_nor_what_follows_it() -> None:
+    """The error ends the turn: the records come again."""
+    worker, membership, ((failed,), (written,)) = worker_of([1, 1])
+    written.set_result(WriteReport())
+    failed.set_exception(SourceError("away"))
+    with pytest.raises(SourceError):
+        worker._commit(WorkerReport())
+    assert membership.committed == 0

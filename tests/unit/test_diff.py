@@ -1,0 +1,140 @@
+"""Drift is found to the field, by value and not by spelling."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from syncer.documents.queries import Row
+from syncer.elasticsearch.reader import Copy
+from syncer.verify.diff import TOO_DEEP, Difference, Drift, DriftKind, FieldChange, compare, suspects
+
+POST = {"title": "t", "n": 1, "user": {"id": 7}, "comments": [{"age": 3}, {"age": 4}]}
+
+
+def copy(source: str | dict[str, Any], id_: str = "1", routing: str | None = None) -> Copy:
+    """A copy as Elasticsearch holds it."""
+    text = source if isinstance(source, str) else json.dumps(source)
+    return Copy(id=id_, version=5, routing=routing, json=msgspec.Raw(text.encode()))
+
+
+def row(source: str | dict[str, Any], routing: str | None = None) -> Row:
+    """A document as Postgres says it."""
+    text = source if isinstance(source, str) else json.dumps(source)
+    return Row(source=text.encode(), routing=routing)
+
+
+def drifts(expected: dict[str, Row], *copies: Copy, values: bool = True) -> list[Drift]:
+    """What differs; whoever is suspect is compared, and whoever differs was suspect."""
+    found = list(compare("post", "post-1", expected, copies, values=values))
+    known = [one for one in copies if one.id in expected]
+    assert suspects(expected, known) == {one.id for one in found} & expected.keys()
+    return found
+
+
+def differences(expected: str | dict[str, Any], held: str | dict[str, Any]) -> tuple[Difference, ...]:
+    """What differs within one document."""
+    found = drifts({"1": row(expected)}, copy(held))
+    return found[0].differences if found else ()
+
+
+@pytest.mark.parametrize(
+    ("expected", "held"),
+    [
+        ('{"a": 1, "b": 2}', '{"b":2,"a":1}'),
+        ('{"a": 1.0}', '{"a": 1.00}'),
+        ('{"a": 100}', '{"a": 1e2}'),
+        ('{"a": "é"}', '{"a": "\\u00e9"}'),
+        ('{"a": 1e999999999999999999999}', '{ "a": 1e999999999999999999999}'),
+    ],
+)
+def test_the_same_value_spelled_otherwise_is_equal(expected: str, held: str) -> None:
+    """Somebody who wrote the same values in his own JSON did no harm."""
+    assert differences(expected, held) == ()
+
+
+@pytest.mark.parametrize(
+    ("expected", "held"),
+    [
+        ('{"a": 9007199254740993}', '{"a": 9007199254740992}'),
+        ('{"a": 0.12345678901234567891}', '{"a": 0.12345678901234567892}'),
+        ('{"a": 1%s}' % ("0" * 5000), '{"a": 2%s}' % ("0" * 5000)),
+        ('{"a": true}', '{"a": 1}'),
+        ('{"a": 0}', '{"a": false}'),
+        ('{"a": null}', "{}"),
+        ('{"a": "1"}', '{"a": 1}'),
+        ('{"a": []}', '{"a": {}}'),
+        ('{"a": [1]}', '{"a": 1}'),
+    ],
+)
+def test_what_a_float_or_python_would_take_for_equal(expected: str, held: str) -> None:
+    """Long numbers, truth and null are compared as they are."""
+    (found,) = differences(expected, held)
+    assert found.path == "a"
+
+
+def test_one_nested_field_is_named() -> None:
+    """By its path, with both values, and with the top-level field that it is in."""
+    other = {**POST, "comments": [{"age": 3}, {"age": 5}]}
+    (found,) = drifts({"1": row(POST)}, copy(other))
+    assert found.kind is DriftKind.DIFFERENT
+    assert found.fields == ("comments",)
+    assert found.version == 5
+    assert found.differences == (Difference(path="comments[1].age", how=FieldChange.CHANGED, expected="4", held="5"),)
+
+
+def test_what_is_added_and_what_is_lacking() -> None:
+    """Fields and elements that only one side has."""
+    other = {"title": "t", "n": 1, "user": {"id": 7, "secret": "x"}, "comments": [{"age": 3}]}
+    assert [(one.path, one.how) for one in differences(POST, other)] == [
+        ("comments[1]", FieldChange.MISSING),
+        ("user.secret", FieldChange.EXTRA),
+    ]
+
+
+def test_values_are_not_in_the_report_unless_asked_for() -> None:
+    """They may be secrets."""
+    (found,) = drifts({"1": row({"a": "swordfish"})}, copy({"a": "sesame"}), values=False)
+    assert "swordfish" not in repr(found)
+    assert "sesame" not in repr(found)
+
+
+def test_long_values_and_many_differences_are_cut() -> None:
+    """A report does not grow with the documents."""
+    before, after = {str(one): "x" * 9999 for one in range(99)}, {str(one): "y" * 9999 for one in range(99)}
+    (found,) = drifts({"1": row(before)}, copy(after))
+    assert len(found.differences) == 20
+    assert len(found.fields) == 99
+    assert max(len(one.expected or "") for one in found.differences) == 80
+
+
+@pytest.mark.parametrize("opening", ['{"a":', "["])
+def test_documents_may_be_nested_deep(opening: str) -> None:
+    """What differs is found some 900 levels deep; deeper, only that it differs, and not where."""
+    closing = "]" if opening == "[" else "}"
+    for levels, is_named in ((900, True), (5000, False)):
+        deep = [f'{{"b":{opening * levels}{leaf}{closing * levels}}}' for leaf in (1, 1, 2)]
+        assert differences(deep[0], deep[1]) == ()
+        (found,) = differences(deep[0], deep[2])
+        assert (found.path == TOO_DEEP) is not is_named
+        (found,) = differences(deep[0], '{"b":[1]}')
+        assert (found.path, found.how) == ("b" if is_named and opening != "[" else found.path, FieldChange.CHANGED)
+
+
+def test_every_place_is_looked_at() -> None:
+    """A copy elsewhere is misplaced, beside the right one or instead of it, on whatever side it comes."""
+    right, wrong = copy(POST, routing="7"), copy(POST, routing="8")
+    for copies in ((right, wrong), (wrong, right), (wrong,)):
+        (found,) = drifts({"1": row(POST, routing="7")}, *copies)
+        assert (found.kind, found.routing) == (DriftKind.MISPLACED, "8")
+    assert drifts({"1": row(POST, routing="7")}, right) == []
+    assert drifts({"1": row(POST, routing="")}, copy(POST)) == []
+
+
+def test_missing_and_extra() -> None:
+    """On one side only."""
+    found = {one.id: one.kind for one in drifts({"1": row(POST)}, copy(POST, "2"))}
+    assert found == {"1": DriftKind.MISSING, "2": DriftKind.EXTRA}

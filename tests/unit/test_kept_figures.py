@@ -1,0 +1,88 @@
+"""Figures in the README, and in the pages on sizing and comparison, are those that the benchmarks last kept."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.report import RESULTS
+from tests.harness import REPOSITORY
+
+
+def last(measure: str) -> Any:
+    """What was last kept of a measure."""
+    return json.loads((RESULTS / f"{measure}.json").read_text("utf-8"))[-1]
+
+
+def figure(measure: str, what: str) -> float:
+    """One of its figures."""
+    (found,) = (one["value"] for one in last(measure)["figures"] if one["what"] == what)
+    return float(found)
+
+
+def processor_milliseconds(measure: str) -> dict[str, float]:
+    """The processor time of a change, all servers included, by rate."""
+    kept = last(measure)["cpu_milliseconds_per_change"]
+    return {pace: sum(kept[pace].values()) for pace in kept}
+
+
+EDITS = last("latency")["milliseconds"]
+RENAMING, RESTING = (last("isolation")["milliseconds"][name] for name in ("during one rename", "at rest"))
+BUSY = sum(value for name, value in last("latency")["cpu_milliseconds_per_change"].items() if "looking" not in name)
+LOAD = processor_milliseconds("load")
+MEMORY = max(
+    one["value"]
+    for file in RESULTS.glob("*.json")
+    for one in last(file.stem)["figures"]
+    if one["what"].startswith("peak memory") and "250" in one["goal"]
+)
+README = {
+    "one edit": f"median {EDITS['visible, 50/s']['p50']:.0f} ms",
+    "one edit, the slowest": f"p99 {EDITS['visible, 50/s']['p99']:.0f} ms; a bare bulk request and its GET take "
+    f"{EDITS['a bare bulk request of one document, and its GET']['p50']:.1f} ms",
+    "searchable": f"median {EDITS['searchable, 50/s']['p50'] / 1000:.1f} s",
+    "a rename": f"5,000 posts in {figure('fan-out', 'commit to last document, 5,000 posts'):.1f} s",
+    "five renames": f"write {figure('fan-out', 'five renames / one, documents written'):.2f} times",
+    "a large rename": f"100,000 posts at {figure('fan-out', 'one rename / bare loop'):.2f} of the speed",
+    "changes waiting": f"| {figure('drain', 'syncer drain / bare loop'):.2f} of the speed of the bare loop |",
+    "edits meanwhile": f"median {RENAMING['p50']:.0f} ms, at rest {RESTING['p50']:.0f} ms | "
+    f"p99 {RENAMING['p99']:.0f} ms, at rest {RESTING['p99']:.0f} ms",
+    "triggers": f"{figure('application', 'triggers, no daemon / no triggers'):.2f} of the rate without triggers",
+    "triggers, cores shared": f"{figure('application', 'triggers and daemon / no triggers'):.2f} remains",
+    "a large UPDATE": f"{figure('application', '100,000 rows at once, seconds with / without'):.1f} times as long",
+    "processor time, batched": f"{LOAD['1000']:.1f} ms at 1,000 a second",
+    "processor time": f"{LOAD['50']:.0f} to {BUSY:.0f} ms at 50 a second",
+    "memory": f"at most {MEMORY:.0f} MB per daemon",
+    "backfill, rebuild": f"{figure('backfill', 'syncer backfill / bare loop'):.2f} and "
+    f"{figure('rebuild', 'syncer rebuild, filling / bare loop'):.2f} of the speed",
+}
+SIZING = {
+    pace: " | ".join(f"{kept[server]:.{digits}f}" for server in ("itself", "Postgres", "Kafka", "Elasticsearch"))
+    for pace, digits in (("50", 1), ("200", 1), ("1000", 2))
+    for kept in [last("load")["cpu_milliseconds_per_change"][pace]]
+}
+PEER = last("pgsync")["runs"]
+COMPARISON = (
+    " | ".join(f"{PEER[one]['documents_per_second']:,} a second" for one in ("syncer drain", "PGSync drain")),
+    f"{PEER['syncer, one rename']['seconds'][0]:.1f} s | {PEER['PGSync, one rename']['seconds'][0]:.1f} s",
+)
+
+
+@pytest.mark.parametrize("what", README)
+def test_a_figure_of_the_readme_is_the_kept_one(what: str) -> None:
+    """As the benchmark last kept it, rounded."""
+    assert README[what] in (REPOSITORY / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("pace", SIZING)
+def test_the_processor_time_is_the_kept_one(pace: str) -> None:
+    """The table of docs/sizing.md, by how fast changes arrive."""
+    assert SIZING[pace] in (REPOSITORY / "docs" / "sizing.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("said", COMPARISON)
+def test_a_figure_of_the_comparison_is_the_kept_one(said: str) -> None:
+    """The table about PGSync."""
+    assert said in (REPOSITORY / "docs" / "comparison.md").read_text("utf-8")

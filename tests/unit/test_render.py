@@ -1,0 +1,123 @@
+"""What commands show in a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from syncer.cli import job_output, render
+from syncer.jobs.model import Job, JobKind, JobState
+
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+JOB = Job(
+    id=7,
+    kind=JobKind.BACKFILL,
+    document="blogpost",
+    index_name="blogpost-000001",
+    revision=1,
+    state=JobState.LISTED,
+    is_paused=False,
+    is_suspended=False,
+    is_unavailable=False,
+    where=None,
+    cause=None,
+    rate=None,
+    completes_load=True,
+    sequence_numbers=None,
+    documents_total=200_000,
+    documents_done=104_000,
+    indexed=0,
+    deleted=0,
+    skipped=0,
+    dead_lettered=0,
+    compose_seconds=0,
+    index_seconds=0,
+    documents_per_second=12_345,
+    average_per_second=10_000,
+    created_at=NOW,
+    started_at=NOW,
+    finished_at=None,
+    error=None,
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_building", "said"),
+    [
+        ({}, False, "syncer backfill blogpost;"),
+        ({"rate": 500.0}, False, "syncer backfill blogpost --rate 500;"),
+        (
+            {"kind": JobKind.PARTIAL, "where": "title = 'a b'"},
+            False,
+            """syncer backfill blogpost --where 'title = '"'"'a b'"'"'';""",
+        ),
+        ({"kind": JobKind.PARTIAL}, False, "syncer jobs show 7;"),
+        ({"kind": JobKind.INITIAL_LOAD}, False, "syncer apply;"),
+        ({"kind": JobKind.INITIAL_LOAD}, True, "syncer index rebuild blogpost;"),
+    ],
+)
+def test_who_interrupts_is_told_the_command_that_goes_on(
+    changed: dict[str, Any], *, is_building: bool, said: str
+) -> None:
+    """It follows the same job again, and not another one that would do more, or less."""
+    out = io.StringIO()
+    job_output.show_left(Console(file=out, width=80), dataclasses.replace(JOB, **changed), is_building=is_building)
+    assert said in out.getvalue()
+
+
+def test_on_a_narrow_terminal_the_numbers_are_whole() -> None:
+    """What is cut is the label."""
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True)
+    with job_output.progress(console, f"writing {'long-' * 8}blogpost-000001") as show:
+        show(JOB)
+    assert "104,000/200,000" in out.getvalue()
+    assert "12,345 documents/s" in out.getvalue()
+
+
+@pytest.mark.parametrize(("changed", "said"), [({"documents_per_second": 0.5}, "0.5"), ({}, "12,345")])
+def test_a_slow_rate_is_not_none(changed: dict[str, Any], said: str) -> None:
+    """Half a document per second is neither 0 nor 1."""
+    assert job_output.pace(dataclasses.replace(JOB, **changed)).startswith(f"{said} documents/s")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"is_unavailable": True}, "waits: the index takes no documents"),
+        ({"is_suspended": True}, "waits: the document is suspended"),
+        ({"is_paused": True, "is_unavailable": True}, "paused; to go on: syncer jobs resume 7"),
+    ],
+)
+def test_what_a_job_waits_for_is_said(changed: dict[str, Any], said: str) -> None:
+    """Who follows one that nobody may list yet is not told that its ids are being found."""
+    assert job_output.pace(dataclasses.replace(JOB, state=JobState.NEW, **changed)) == said
+
+
+def test_a_job_that_is_not_done_is_not_all_done() -> None:
+    """The last document but one is no 100 %."""
+    out = io.StringIO()
+    almost = dataclasses.replace(JOB, documents_done=199_999)
+    job_output.show_list(Console(file=out, width=160), [almost], job_workers=1)
+    assert "199,999 of 200,000 (99%)" in out.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize("width", [60, 100])
+def test_a_name_is_shown_letter_by_letter(width: int, *, is_terminal: bool) -> None:
+    """One that reads like a colour is no markup, and one that is long is folded, not cut."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=is_terminal, color_system=None)
+    name = "public.[red]" + "x" * 90
+    render.say(console, name)
+    render.show_facts(console, [("[bold]", f"{name}\nmore")])
+    console.print(render.Rows(("[green]", "rows"), [(name, "1"), (("[blue]", "red"), "2")]))
+    said = out.getvalue()
+    assert said.count("x") == 3 * name.count("x")
+    assert all(one in said for one in ("[red]", "[bold]", "[blue]", "more"))
+    assert is_terminal or not [line for line in said.splitlines()[:3] if line.endswith(" ")]

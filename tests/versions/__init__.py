@@ -1,0 +1,1 @@
+"""Scenarios on other versions of Postgres, Kafka and Elasticsearch."""

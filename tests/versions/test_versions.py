@@ -1,0 +1,56 @@
+"""What is guaranteed holds on other versions of the servers; docs/versions.md says when it was last run.
+
+Each combination runs in a process of its own, with servers of its own. To run any other tests on a combination:
+
+    SYNCER_TEST_VERSIONS='{"postgres": "14"}' pytest tests/scenarios/test_plan.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import KEPT_SANDBOX
+from tests.harness import OTHER_VERSIONS, REPOSITORY
+
+COMBINATIONS = (
+    {"postgres": "14", "kafka": "3.9", "elasticsearch": "8"},
+    {"postgres": "14", "kafka": "4.1", "elasticsearch": "9"},
+    {"postgres": "15", "kafka": "4.1", "elasticsearch": "8"},
+    {"postgres": "16", "kafka": "3.9", "elasticsearch": "9"},
+    {"postgres": "17", "kafka": "4.4", "elasticsearch": "8"},
+    {"postgres": "18", "kafka": "4.4", "elasticsearch": "9"},
+)
+"""Each version is there at least twice but for Postgres' middle ones; the whole suite runs on 18, 4.1 and 8."""
+SCENARIOS = (
+    "tests/versions/test_servers.py",
+    "tests/scenarios/test_blog_follows_postgres.py",
+    "tests/scenarios/test_capture_writes_the_outbox.py",
+    "tests/scenarios/test_every_way_to_write_is_captured.py",
+    "tests/scenarios/test_relay_publishes_in_snapshots.py",
+    "tests/scenarios/test_versions_never_go_back.py",
+    "tests/scenarios/test_indices_of_a_rebuild.py",
+    "tests/scenarios/test_shards_as_elasticsearch_finds_them.py",
+    "tests/scenarios/test_documents_with_routing.py",
+    "tests/faults/test_routing_moves.py",
+    "tests/faults/test_random_writers.py",
+)
+_SECONDS = 1800
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("versions", COMBINATIONS, ids=lambda one: "-".join(one.values()))
+def test_scenarios_hold_on(versions: dict[str, str]) -> None:
+    """Changes are captured, published and indexed, and nothing is lost when daemons are killed."""
+    environment = {**os.environ, OTHER_VERSIONS: json.dumps(versions)}
+    environment.pop(KEPT_SANDBOX, None)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SCENARIOS]
+    done = subprocess.run(
+        command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=_SECONDS
+    )
+    print(done.stdout.strip().rpartition("\n")[2])  # noqa: T201 - the closing line, for docs/versions.md
+    assert done.returncode == 0, done.stdout[-10_000:]

@@ -3,7 +3,7 @@
     applications ──commit──▶ Postgres tables ──trigger, same transaction──▶ syncer.outbox
     syncer.outbox ──relay──▶ Kafka topic of changes ──workers──▶ affected documents ──▶ build in one snapshot
                                                                               └──▶ bulk write, external version
-    fan-outs, backfills, rebuilds, repairs ──▶ jobs, in chunks of ids ──▶ the same write path
+    fan-outs, loads, backfills ──▶ jobs, in chunks of ids ──▶ the same write path
 
 Postgres does all concurrency control. Elasticsearch holds a replica that is never edited in place, only overwritten by
 newer whole documents. The guarantees:

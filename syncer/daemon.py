@@ -1,4 +1,4 @@
-"""Service: the daemon's components, each in a named thread, started, watched and stopped together."""
+"""Daemon: its components, each in a named thread, started, watched and stopped together."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from syncer.base import events, log as log_lines, metrics, migrations
+from syncer.base import events, log as log_lines, metrics, migrations, postgres
 from syncer.base.error_policy import explain
 from syncer.base.errors import HangingError, SourceError, SyncerError
 from syncer.base.lifecycle import Component, Stop
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.documents import registry
-from syncer.elasticsearch.bulk import Index, connect
+from syncer.elasticsearch.bulk import Index
+from syncer.elasticsearch.client import connect
 from syncer.indexing import replica
 from syncer.indexing.flow_control import LiveTraffic
 from syncer.kafka.consumer import ChangeConsumer
@@ -25,6 +26,7 @@ from syncer.kafka.topic import Observer
 from syncer.monitoring import outage
 from syncer.monitoring.poll import Poller
 from syncer.monitoring.status import Server, session_name
+from syncer.recovery import lost_records
 from syncer.recovery.schema_watch import Watch
 from syncer.relay.loop import Relay
 from syncer.worker.job_loop import JobWorker
@@ -37,6 +39,26 @@ STOP_SECONDS = 25.0
 _POLL_SECONDS = 10.0
 """How long the poll waits for Elasticsearch."""
 _WATCH_SECONDS = 0.5
+
+
+def checked(settings: Settings, *, workers: bool = True) -> Settings:
+    """Check what must hold before a daemon starts; return the settings with the installation that they are for.
+
+    Raises:
+        SyncerError: The schema, the replica, Elasticsearch or the topic is not one to start with.
+        psycopg.Error, elasticsearch.ApiError, elasticsearch.TransportError: A server does not answer.
+    """
+    with postgres.connect(settings.postgres, name="run") as connection:
+        migrations.require_current(connection)
+        replica.require(settings.postgres, connection)
+        settings = settings.of(registry.installation(connection))
+        if not workers:
+            lost_records.require_own_topic(connection, settings.kafka, None)
+            return settings
+        with connect(settings.elasticsearch) as client:
+            index = Index(client, bulk_bytes_max=settings.worker.bulk_bytes_max)
+            lost_records.require_own_topic(connection, settings.kafka, index)
+    return settings
 
 
 def components(settings: Settings, *, relay: bool = True, workers: bool = True) -> dict[str, Component]:

@@ -4,8 +4,11 @@ Guarantees: a definition becomes active in one commit, together with the job tha
 to an index that is loaded. Every step may be interrupted and repeated.
 
     plan           desired against active definitions
+    captures       which columns the triggers of each table watch, and the Kafka key of its changes: the root row that
+                   they belong to, so that a post and its comments share a partition
     activate       indices, triggers, active revisions
-    reindex        a new index beside the current one; the alias moves
+    reindex        each step of a new index beside the current one, up to the move of the alias; `cli.follow_jobs` runs
+                   them in their order: load, own settings, verify, wait for pending jobs, move the alias
     scratch_index  tries a mapping on sample documents
     preview        what a plan costs and what may go wrong: `preview.forecast`, `preview.cost`, `preview.problems`
     scaffold       drafts a definition for `syncer init`: `scaffold.document`, `scaffold.field`

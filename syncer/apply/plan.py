@@ -6,22 +6,21 @@ If an index cannot take a change in place, a new index is planned: see `syncer.a
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from syncer.apply import scratch_index
+from syncer.apply.captures import captures
 from syncer.base.errors import ConfigError, DefinitionError
 from syncer.base.model import Role, Target
 from syncer.base.postgres import Connection
-from syncer.capture import eligibility, install
+from syncer.capture import install
 from syncer.capture.triggers import Capture
 from syncer.documents import queries, registry
 from syncer.documents.definition import Definition
 from syncer.documents.registry import Document
 from syncer.elasticsearch.indices import Indices
-from syncer.lineage.dependencies import Dependencies
 from syncer.recovery import orphan_indices
 
 
@@ -205,7 +204,7 @@ def assemble(
         *(active.documents[name] for name in sorted(forgotten)),
         *(one for one in active.others if one not in (*abandoned, *removed)),
     ]
-    wanted = {one.relation: one for one in _captures(connection, documents)}
+    wanted = {one.relation: one for one in captures(connection, documents)}
     captured = active.captured
     return Plan(
         active=active,
@@ -337,50 +336,3 @@ _COPIES_LEFT = (
 def _meaning(document: Document) -> tuple[object, ...]:
     """Return what distinguishes two definitions; the layout of the SQL does not."""
     return document.dependencies, document.index_body, document.affects
-
-
-_FOREIGN_KEYS = """
-SELECT a.attname::text, format('%I.%I', n.nspname, c.relname), f.attname::text
-FROM pg_constraint AS k
-JOIN pg_attribute AS a ON a.attrelid = k.conrelid AND a.attnum = k.conkey[1]
-JOIN pg_class AS c ON c.oid = k.confrelid
-JOIN pg_namespace AS n ON n.oid = c.relnamespace
-JOIN pg_attribute AS f ON f.attrelid = k.confrelid AND f.attnum = k.confkey[1]
-WHERE k.conrelid = $1::regclass AND k.contype = 'f' AND cardinality(k.conkey) = 1
-ORDER BY 1
-"""
-
-
-def _captures(connection: Connection, documents: Iterable[Document]) -> Iterable[Capture]:
-    """Yield how each table is captured for all documents together."""
-    readers: dict[str, list[Dependencies]] = {}
-    for document in documents:
-        for relation in document.dependencies.tables:
-            # Rule: every-table-is-captured.
-            readers.setdefault(relation, []).append(document.dependencies)
-    for relation, found in sorted(readers.items()):
-        if not eligibility.exists(connection, relation):
-            continue  # only documents to be withdrawn, or suspended ones, still read it
-        key = eligibility.primary_key(connection, relation)
-        routing = frozenset().union(*(one.tables[relation].routing for one in found))
-        watched = frozenset().union(*(one.tables[relation].watched for one in found))
-        aggregate, column = _aggregate(connection, relation, key, found)
-        yield Capture(
-            relation=relation,
-            key=key,
-            watched=watched,
-            routing=routing | {column},
-            aggregate=aggregate,
-            aggregate_column=column,
-        )
-
-
-def _aggregate(
-    connection: Connection, relation: str, key: tuple[str, ...], readers: list[Dependencies]
-) -> tuple[str, str]:
-    """Return the root row that a row of this table belongs to by a foreign key; otherwise the row itself."""
-    roots = Counter((one.root, one.root_key) for one in readers if one.root not in (None, relation))
-    for column, referenced, referenced_column in connection.execute(_FOREIGN_KEYS, (relation,)).fetchall():
-        if (referenced, referenced_column) in roots:
-            return referenced, column
-    return relation, key[0]

@@ -11,6 +11,6 @@ Knows nothing of documents, changes or jobs beyond the records in `model`.
     lifecycle, threads                  how components stop
     model, write_report                 records that packages exchange
     log, events, log_limit, formatting  what is logged, and how
-    timeline                            the events that are kept in Postgres
+    timeline                            the events that are kept in Postgres, for seven days
     metrics, collectors, tracing        what is measured
 """

@@ -32,8 +32,8 @@ The action also depends on where the error occurs. A document's own SQL and requ
     other SyncerError      FATAL                                      FATAL
     unexpected errors      FATAL                                      FATAL
 
-Why a refused login or an HTML page from Elasticsearch is retried: `syncer.elasticsearch.bulk.connect` checks both when
-a component starts, and a failure there ends it. Later, the cause is a change that an operator made and may revert;
+Why a refused login or an HTML page from Elasticsearch is retried: `syncer.elasticsearch.client.connect` checks both
+when a component starts, and a failure there ends it. Later, the cause is a change that an operator made and may revert;
 waiting loses nothing.
 
 This module also turns errors into messages with hints. ``docs/errors.md`` lists them error by error.

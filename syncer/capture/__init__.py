@@ -2,9 +2,10 @@
 
 Guarantees: a trigger never makes a write fail. An UPDATE that changes no column that a document reads writes nothing.
 
-    triggers           the SQL of the trigger functions
+    triggers           the SQL of the trigger functions: which changed rows are worth an outbox row, and what it shows
     install            creates, checks and removes them
-    eligibility        which tables can be captured
+    table_files        notices rewritten tables, and partitions that come or go with their rows: no trigger sees them
+    eligibility        which tables can be captured, and by which key
     outbox             reads what the relay's cursor has not seen yet; removes what it has
     wakeup             how an application's write wakes the sleeping relay
     leader             shows which relay leads; `syncer.relay.loop` elects it

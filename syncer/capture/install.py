@@ -8,9 +8,8 @@ Guarantees:
 - Installing and removing never make an application wait behind a transaction that we wait for. The lock is requested
   briefly, given up, and requested again.
 
-Assumes tables that `syncer.lineage.catalog` allows, with a key that `syncer.documents.analyze` finds. No trigger sees a
-partition that is attached or detached with its rows, or truncated by itself. Nor does a trigger see that a table of any
-kind is rewritten, possibly with other values. `note_files` finds both.
+Assumes tables and keys that `syncer.capture.eligibility` allows. What no trigger sees, `syncer.capture.table_files`
+finds.
 """
 
 from __future__ import annotations
@@ -25,21 +24,13 @@ from psycopg import sql
 
 from syncer.base.errors import SourceError
 from syncer.base.postgres import Connection, lock_timeout, value
-from syncer.capture import triggers, wakeup
+from syncer.capture import table_files, triggers
+from syncer.capture.table_files import TREE
 from syncer.capture.triggers import Capture
 
 _LOCK_TIMEOUT = "200ms"
 _PAUSE_SECONDS = 0.5
 
-# A table and its partitions of every level, each with the transaction that attached it. Read from the catalogue: the
-# function for it waits for the lock of each partition.
-_TREE = """
-WITH RECURSIVE tree (oid, attached_by) AS (
-    SELECT to_regclass($1)::oid, NULL::xid
-    UNION ALL
-    SELECT i.inhrelid, i.xmin FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid WHERE NOT i.inhdetachpending
-)
-"""
 # The apply worker of a subscription fires no statement-level triggers. A table that has a row-level trigger keeps it.
 _BY_ROW = """
 EXISTS (SELECT FROM pg_class WHERE oid = to_regclass(a.relation) AND relkind = 'p')
@@ -49,7 +40,7 @@ OR EXISTS (SELECT FROM pg_trigger
 """
 _IS_BY_ROW = f"SELECT {_BY_ROW} FROM (VALUES ($1, $2, $3)) AS a (relation, function, row_trigger)"  # noqa: S608 - a constant
 # If a table becomes a partition, or others inherit from it, writes can bypass its statement-level triggers. A partition
-# that was added later has no trigger for TRUNCATE: `note_files` sees that.
+# that was added later has no trigger for TRUNCATE: `syncer.capture.table_files` sees that.
 _LOST = f"""
 SELECT a.relation
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS a (relation, function, row_trigger, truncate_trigger)
@@ -58,7 +49,7 @@ WHERE NOT CASE
     THEN EXISTS (SELECT FROM pg_trigger
                  WHERE tgrelid = to_regclass(a.relation) AND tgfoid = to_regproc(a.function) AND tgenabled = 'A'
                    AND tgname = a.truncate_trigger)
-         AND NOT EXISTS ({_TREE} SELECT FROM tree AS t WHERE NOT EXISTS (
+         AND NOT EXISTS ({TREE} SELECT FROM tree AS t WHERE NOT EXISTS (
              SELECT FROM pg_trigger
              WHERE tgrelid = t.oid AND tgfoid = to_regproc(a.function) AND tgenabled = 'A' AND tgname = a.row_trigger))
     ELSE (SELECT count(*) = cardinality($5::text[]) FROM pg_trigger
@@ -87,7 +78,7 @@ WHERE tgparentid = 0
   AND (p.oid = to_regproc($2) OR c.oid = to_regclass($1) AND p.pronamespace = 'syncer'::regnamespace)
 ORDER BY 1, 2
 """
-_PARTITIONS = f"""{_TREE}
+_PARTITIONS = f"""{TREE}
 SELECT format('%I.%I', n.nspname, c.relname)
 FROM tree AS t JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE t.attached_by IS NOT NULL
@@ -122,21 +113,8 @@ SET key = excluded.key, watched = excluded.watched, routing = excluded.routing,
     files = CASE WHEN excluded.files IS NOT NULL
                       THEN coalesce(capture.files, excluded.files) END
 """
-# The attaching transaction shows that a partition was detached for a moment; TRUNCATE gives it a new file. So does an
-# ALTER TABLE that rewrites a column. Null if there is no such table.
-_PRESENT = f"""{_TREE}
-SELECT CASE WHEN EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind IN ('p', 'r'))
-            THEN array_agg(format('%s %s %s', oid, attached_by, pg_relation_filenode(oid)) ORDER BY oid) END
-FROM tree
-"""  # noqa: S608 - of constants
-_MOVED = "SELECT c.relation FROM syncer.capture AS c WHERE c.files <> ({present}) ORDER BY 1"
-_LOCKED = "SELECT files FROM syncer.capture WHERE relation = $1 FOR UPDATE"
-_REMEMBER = "UPDATE syncer.capture SET files = $2 WHERE relation = $1"
-_WRITE_TRUNCATED = """
-INSERT INTO syncer.outbox (segment, relation, operation) SELECT last_value, $1, 'T' FROM syncer.outbox_segment
-"""
 # A prepared transaction holds its locks without a process.
-_BLOCKERS = f"""{_TREE}
+_BLOCKERS = f"""{TREE}
 SELECT coalesce(format('process %s %s for %s s', l.pid, a.application_name,
                        extract(epoch FROM now() - a.xact_start)::bigint),
                 'a prepared transaction')
@@ -146,7 +124,7 @@ WHERE l.relation IN (SELECT t.oid FROM tree AS t)
   AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
 ORDER BY l.mode = 'AccessShareLock', a.xact_start LIMIT 1
 """  # noqa: S608 - of constants
-_WRITERS = f"""{_TREE}
+_WRITERS = f"""{TREE}
 SELECT virtualtransaction FROM pg_locks
 WHERE relation IN (SELECT t.oid FROM tree AS t)
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -238,7 +216,7 @@ def install(
         connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # as in the trigger function
         connection.execute(triggers.check_statement(capture))
     # Before the triggers: a partition that is attached from now on is either captured or noted.
-    files = value(connection, _PRESENT, (capture.relation,))
+    files = table_files.present(connection, capture.relation)
     before = captured(connection).get(capture.relation)
     has_triggers = is_installed(connection, capture.relation)
 
@@ -302,35 +280,6 @@ def _create_triggers(connection: Connection, relation: str, *, is_by_row: bool) 
     for (partition,) in connection.execute(_PARTITIONS, (relation,)).fetchall():
         for statement in triggers.truncate_triggers(relation, partition):
             connection.execute(statement)
-
-
-def note_files(connection: Connection) -> list[str]:
-    """Have documents refreshed whose tables have other files, or other partitions, than before.
-
-    Detects what no trigger sees: a partition that was attached or detached with its rows, dropped, or truncated by
-    itself; and a rewritten table of any kind, as by ALTER TABLE … TYPE … USING. VACUUM FULL, CLUSTER and TRUNCATE look
-    the same. Each detection becomes a change in the outbox, as if the table had been truncated; relay and workers do
-    the rest. Needs to read the catalogue and to write the syncer schema. If several daemons run, at most one records
-    each detection.
-
-    Returns:
-        The tables that it has noted.
-    """
-    moved = connection.execute(_MOVED.format(present=_PRESENT.replace("$1", "c.relation"))).fetchall()
-    return [relation for (relation,) in moved if _note(connection, relation)]
-
-
-def _note(connection: Connection, relation: str) -> bool:
-    with connection.transaction():
-        locked = connection.execute(_LOCKED, (relation,)).fetchone()
-        # Everything seen here was committed before the change that reports it.
-        present = value(connection, _PRESENT, (relation,))
-        if locked is None or present in (locked[0], None):
-            return False
-        connection.execute(_REMEMBER, (relation, present))
-        connection.execute(_WRITE_TRUNCATED, (relation,))
-        connection.execute(wakeup.NOTIFY)
-    return True
 
 
 def widened(connection: Connection, capture: Capture, before: Capture | None) -> Capture:

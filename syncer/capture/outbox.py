@@ -30,7 +30,6 @@ _CHANGE = """
 json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'relation', o.relation,
                   'operation', o.operation, 'old', o.old, 'new', o.new)
 """
-_ID_AT = len('{"id" : ')
 _CHANGES = f"""
 SELECT coalesce(c.aggregate || ':' || coalesce(o.new ->> c.aggregate_column, o.old ->> c.aggregate_column, ''), '')
          AS key,
@@ -183,12 +182,6 @@ def written_by(connection: Connection, xid: int) -> list[bytes] | None:
     """The changes of a transaction, as JSON; None if they are trimmed already, or too many to examine."""
     rows = connection.execute(_WRITTEN_BY, (str(xid), _LOOKED_AT_MAX)).fetchall()
     return [change for (change,) in rows] if 0 < len(rows) < _LOOKED_AT_MAX else None
-
-
-def id_of(row: Row) -> int:
-    """The id of a change, read from the beginning of its JSON, where `_CHANGE` puts it."""
-    change = row[1]
-    return int(change[_ID_AT : change.index(b",", _ID_AT)])
 
 
 def are_writers_busy(before: str, now: str) -> bool:

@@ -1,5 +1,14 @@
 """The commands: their options, and how results are shown.
 
-No logic: each command opens what it needs and calls a package below. Begin with `syncer.cli.app`; each group of
-commands has a module.
+No logic: each command opens what it needs and calls a package below.
+
+    app          all commands; defines `run`, `migrate`, `doctor`, `demo`
+    context      what a command opens: settings, connections, clients
+    parameters   options that several commands take, and their limits
+    render       lines, tables and progress in a terminal; each `*_output` shows the results of one group
+    follow_jobs  follows jobs on the screen, and takes a new index from loaded to current, step by step
+    comparing    runs `verify`, and records its result
+
+The other modules are named after their commands: `apply`, `backfill`, `rebuild` (``syncer index …``), `jobs`, `verify`
+(and ``explain``), `dead_letters`, `status`, `events`, `wait`, `init`, `grants`, `locks`, `sandbox`.
 """

@@ -44,11 +44,6 @@ from syncer.cli import (
     wait,
 )
 from syncer.cli.parameters import Checked, Part, UsageError
-from syncer.documents import registry
-from syncer.elasticsearch import bulk as elastic
-from syncer.elasticsearch.bulk import Index
-from syncer.indexing import replica
-from syncer.recovery import lost_records
 
 EXIT_CODES = {
     0: "success: done, equal, healthy",
@@ -173,17 +168,7 @@ def run(*, only: parameters.Only = None) -> None:
     log.configure(settings.load_log())
     from syncer.monitoring.web import serve  # noqa: PLC0415 - what serves HTTP is needed by nobody else
 
-    loaded = settings.load()
-    with postgres.connect(loaded.postgres, name="run") as connection:
-        migrations.require_current(connection)
-        replica.require(loaded.postgres, connection)
-        loaded = loaded.of(registry.installation(connection))
-        if only is Part.RELAY:
-            lost_records.require_own_topic(connection, loaded.kafka, None)
-        else:
-            with elastic.connect(loaded.elasticsearch) as client:
-                index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
-                lost_records.require_own_topic(connection, loaded.kafka, index)
+    loaded = daemon.checked(settings.load(), workers=only is not Part.RELAY)
     components = daemon.components(loaded, relay=only is not Part.WORKERS, workers=only is not Part.RELAY)
     stop = Stop()
     serve(loaded, components, stop)

@@ -17,7 +17,7 @@ from syncer.cli.context import Parts, open_parts
 from syncer.cli.follow_jobs import LoadProgress
 from syncer.cli.parameters import UsageError, finite
 from syncer.documents import definition
-from syncer.elasticsearch import bulk as elastic
+from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
 from syncer.kafka import topic

@@ -67,7 +67,7 @@ def _job(parts: Parts, document: Document, *, where: str | None, ids: BinaryIO |
         job = queue.create(parts.connection, document, kind, where=where, rate=rate, resumes=True)
     else:
         page = parts.settings.worker.batch_documents_max
-        job = listing.create_listed(parts.connection, document, JobKind.PARTIAL, _ids(ids), chunk=page, rate=rate)
+        job = listing.create_listed(parts.connection, document, _ids(ids), chunk=page, rate=rate)
     if job is None:
         raise DefinitionError(f"{document.index_name} is no longer active", hint="It was changed meanwhile. Try again.")
     return job

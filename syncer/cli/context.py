@@ -14,7 +14,7 @@ from syncer.base.settings import Settings
 from syncer.base.timeline import TIMELINE
 from syncer.documents import registry
 from syncer.documents.registry import Document
-from syncer.elasticsearch import bulk as elastic
+from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
 from syncer.indexing.writer import Writer

@@ -22,7 +22,7 @@ from syncer.documents.registry import Document
 from syncer.indexing import dead_letters, dry_run
 from syncer.indexing.dead_letters import Selection
 from syncer.jobs import listing
-from syncer.jobs.model import JobKind, find
+from syncer.jobs.model import find
 
 _SHOWN_MAX = 10_000
 _NUMBER_MAX = 2**63 - 1
@@ -163,7 +163,7 @@ def retry(
     with open_parts("dead-letters") as parts:
         selection = _selection(parts, document, ids or (), kind, field)
         _require_ids(parts, selection)
-        lacking = dry_run.lacking(parts.connection, selection)
+        lacking = dead_letters.to_retry(parts.connection, selection)
         try:
             _retry_letters(parts, selection, lacking, done, out)
         finally:  # report what is done, whatever ends it
@@ -192,7 +192,7 @@ def _retry_index(
     """
     query, parameters = dead_letters.ids_query(selection)
     page = parts.settings.worker.batch_documents_max
-    job = listing.create_selected(parts.connection, document, JobKind.PARTIAL, query, parameters, chunk=page)
+    job = listing.create_selected(parts.connection, document, query, parameters, chunk=page)
     fixed = 0
     if job is not None:
         done.jobs.append(job.id)

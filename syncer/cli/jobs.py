@@ -101,8 +101,8 @@ def resume(job_id: JobId) -> None:
 def cancel(job_id: JobId, *, yes: parameters.Yes = False) -> None:
     """Cancel a job.
 
-    Documents already written stay. Cancelling a backfill, partial backfill or repair leaves the
-    other documents as they were. After cancelling a load, refresh or fan-out, documents may be
+    Documents already written stay. Cancelling a backfill, whole or partial, leaves the other
+    documents as they were. After cancelling a load, refresh or fan-out, documents may be
     stale: the document counts as not loaded until `syncer apply` or `syncer backfill` has
     written all of it.
     """
@@ -121,7 +121,6 @@ def cancel(job_id: JobId, *, yes: parameters.Yes = False) -> None:
 _CANCELLED = {
     JobKind.BACKFILL: "The other documents are unchanged. Live changes are still followed.",
     JobKind.PARTIAL: "The other documents are unchanged. Live changes are still followed.",
-    JobKind.REPAIR: "The other documents still differ. Live changes are still followed.",
     JobKind.INITIAL_LOAD: "The other documents may be missing, or built by an older definition.",
     JobKind.REFRESH: "The other documents may be stale: a table was truncated or rewritten, or writes were rejected.",
     JobKind.FAN_OUT: "The other documents may be stale: they do not show the change that caused the job.",

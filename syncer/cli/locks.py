@@ -20,7 +20,7 @@ from syncer.base import log, settings
 from syncer.base.errors import LockError
 from syncer.cli import parameters, render
 from syncer.cli.render import Part, Rows, say
-from syncer.elasticsearch import bulk as elastic
+from syncer.elasticsearch import client as elastic
 from syncer.locks import Locks, Recovery
 from syncer.locks.burial import Burial
 from syncer.locks.entries import Entry

@@ -3,6 +3,7 @@
 Guarantees: a write names an alias and requires it, so that a late write never re-creates a dropped index. Errors are
 those of the client; `syncer.base.error_policy` says what they mean.
 
+    client   connects, and checks that the server is supported
     bulk     bulk requests and their answers: a version conflict (409) counts as done. With routing, also deletes a
              document from all other shards. Keeps the greatest epoch, which a restore of Postgres cannot set back
     indices  create, configure, swap and delete indices and aliases, scratch indices too

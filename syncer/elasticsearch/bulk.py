@@ -26,15 +26,11 @@ from uuid import UUID
 
 import elasticsearch
 from elasticsearch import Elasticsearch
-from elasticsearch.serializer import NdjsonSerializer
 
 from syncer.base.error_policy import is_by_another, reason
-from syncer.base.errors import IndexingError, UnavailableError
+from syncer.base.errors import UnavailableError
 from syncer.base.model import ID_BYTES_MAX, Composition, Target
-from syncer.base.settings import ElasticsearchSettings
 from syncer.elasticsearch.reader import Holdings
-
-OLDEST_SUPPORTED_VERSION = 8
 
 _STATE_INDEX = "syncer-state"
 _CREATED = 201
@@ -48,7 +44,6 @@ _PRESSURE = re.compile(r"coordinating_operation_bytes=(\d+), max_coordinating\w*
 _WAIT_FOR_SHARD = "20s"
 """How long Elasticsearch holds a request for an unavailable shard; its default is as long as our own timeout."""
 _OK_MIN, _OK_MAX = 200, 299
-_BULK_TYPES = ("application/x-ndjson", "application/vnd.elasticsearch+x-ndjson")
 _FOUND_VERSION = re.compile(r"current version \[(\d+)\]")
 _ITEM_FIELDS = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
 
@@ -84,78 +79,11 @@ class BulkOutcome:
     rejections: list[Rejection] = field(default_factory=list)
 
 
-def connect(settings: ElasticsearchSettings) -> Elasticsearch:
-    """Create a client that tries another node if one cannot be reached.
-
-    It retries nothing else: that is decided by the error policy, not by the transport.
-
-    Raises:
-        IndexingError: The server is not Elasticsearch, or too old.
-        elasticsearch.ApiError, elasticsearch.TransportError: It cannot be reached, or refuses the login.
-    """
-    options: dict[str, Any] = {}
-    if settings.api_key:
-        options["api_key"] = settings.api_key.get_secret_value()
-    elif settings.username:
-        password = settings.password.get_secret_value() if settings.password else ""
-        options["basic_auth"] = (settings.username, password)
-    if settings.ca_certs:
-        options["ca_certs"] = str(settings.ca_certs)
-    try:
-        client = Elasticsearch(
-            settings.urls,
-            request_timeout=settings.request_timeout_seconds,
-            max_retries=len(settings.urls) - 1,
-            retry_on_status=(),
-            retry_on_timeout=False,
-            serializers={kind: _Prebuilt() for kind in _BULK_TYPES},
-            **options,
-        )
-    except (ValueError, OSError) as error:
-        # Not chained: the client's message may quote a password in the URL.
-        raise IndexingError(
-            "The client of Elasticsearch does not take elasticsearch.url, .ca_certs and the credentials as they are"
-            + (f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""),
-            hint="As in: http://127.0.0.1:9200 or https://search:9200, with a user and a password or an API key;\n"
-            "ca_certs is a file of PEM certificates.",
-        ) from None
-    require_supported(client.info().body)
-    return client
-
-
-def require_supported(info: Mapping[str, Any]) -> None:
-    """Check, from the response to ``GET /``, that the server is Elasticsearch 8 or newer.
-
-    Raises:
-        IndexingError: It is another product, or too old.
-    """
-    version = info.get("version", {})
-    number = str(version.get("number", "0"))
-    product = version.get("distribution", "elasticsearch")
-    if product != "elasticsearch":
-        raise IndexingError(
-            f"The server is {product} {number}, not Elasticsearch",
-            hint=f"syncer needs Elasticsearch {OLDEST_SUPPORTED_VERSION} or newer. Check elasticsearch.url.",
-        )
-    if int(number.split(".", maxsplit=1)[0]) < OLDEST_SUPPORTED_VERSION:
-        raise IndexingError(
-            f"Elasticsearch {number} is not supported",
-            hint=f"syncer needs Elasticsearch {OLDEST_SUPPORTED_VERSION} or newer. Upgrade the server.",
-        )
-
-
-class _Prebuilt(NdjsonSerializer):
-    """Sends a bulk body given as bytes unchanged; the client would copy it twice."""
-
-    def dumps(self, data: Any) -> bytes:
-        return data if isinstance(data, bytes) else super().dumps(data)
-
-
 class Index:
     """Writes documents, and the installation's state. Safe to share between threads, as the client is.
 
     Args:
-        client: From `connect`.
+        client: From `syncer.elasticsearch.client.connect`.
         bulk_bytes_max: The maximum size of a request, if Elasticsearch accepts that much.
 
     Attributes:

@@ -16,7 +16,7 @@ a newer snapshot, and a version conflict means that something at least as new is
     flow_control      how many documents a request has, and how many requests are in flight
     bulk_errors       sorts refused items as `syncer.base.error_policy` decides: again, dead letter, suspend
     failed_documents  makes dead letters of refused documents, and of those that the SELECT fails on
-    dead_letters      their table
+    dead_letters      their table, and which of them a retry covers
     fault             names the field that a document is refused for
     dry_run           whether the document of a dead letter would be accepted now
 """

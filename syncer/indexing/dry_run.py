@@ -9,30 +9,13 @@ import elasticsearch
 
 from syncer.base.error_policy import is_of_data
 from syncer.base.errors import DocumentError
-from syncer.base.model import Role
 from syncer.base.postgres import Connection
-from syncer.documents import queries, registry, suspend
+from syncer.documents import queries
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
-from syncer.indexing import dead_letters, fault
-from syncer.indexing.dead_letters import DeadLetter, Selection
+from syncer.indexing import fault
+from syncer.indexing.dead_letters import DeadLetter
 from syncer.indexing.fault import Fault
-
-
-def lacking(connection: Connection, selection: Selection) -> list[tuple[Document, int]]:
-    """Return the definitions with dead letters to retry, and the number of documents of each.
-
-    Previous indices are left out: what they refuse may be why the current one was made.
-
-    Raises:
-        DocumentError: A definition is suspended, so none can be retried.
-    """
-    rows = {one.index_name: one for one in registry.documents(connection)}
-    found = [(rows[name], letters) for name, letters in dead_letters.indices(connection, selection).items()]
-    found = [(document, letters) for document, letters in found if document.role is not Role.PREVIOUS]
-    for document, _ in found:
-        suspend.require_going(document)
-    return found
 
 
 class Now(StrEnum):

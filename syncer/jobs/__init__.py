@@ -1,4 +1,4 @@
-"""Durable bulk work on documents: fan-outs, backfills, loads, repairs. A queue in Postgres, in chunks of ids.
+"""Durable bulk work on documents: fan-outs, loads, backfills. A queue in Postgres, in chunks of ids.
 
 Guarantees: one job worker at a time holds a chunk, and a chunk is counted once. A job ends only after each of its
 documents was built in a snapshot that is newer than the job, and written or dead-lettered.

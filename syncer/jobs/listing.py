@@ -98,18 +98,16 @@ WHERE id = $1 AND state = 'written'
 def create_listed(
     connection: Connection,
     document: Document,
-    kind: JobKind,
     ids: Iterable[str],
     *,
     chunk: int,
     rate: float | None = None,
 ) -> Job | None:
-    """Create a PARTIAL or REPAIR job of these ids, in one transaction or in the caller's; it has all of them at once.
+    """Create a PARTIAL job of these ids, in one transaction or in the caller's; it has all of them at once.
 
     Args:
         connection: To Postgres.
         document: The document as last read.
-        kind: PARTIAL or REPAIR.
         ids: Read as they come, never whole in memory. They may come from the same connection.
         chunk: How many ids a chunk has at most; with a rate, no more than are written in a second.
         rate: The limit in documents per second.
@@ -117,9 +115,8 @@ def create_listed(
     Returns:
         The job; None if the document's index is no longer active.
     """
-    assert not kind.is_whole  # noqa: S101 - `list_chunks` lists what a whole job writes
     with connection.transaction():
-        job_id = queue.insert(connection, document, kind, document.revision, rate=rate)
+        job_id = queue.insert(connection, document, JobKind.PARTIAL, document.revision, rate=rate)
         chunks, documents = _put_chunks(connection, job_id, ids, size=_size(chunk, rate))
         # Locked only now, so that nothing waits while the ids come. The job is given the revision active by now: one
         # that came meanwhile could not see the job to cancel it.
@@ -134,7 +131,6 @@ def create_listed(
 def create_selected(
     connection: Connection,
     document: Document,
-    kind: JobKind,
     ids: sql.Composable,
     parameters: Sequence[object],
     *,
@@ -153,7 +149,7 @@ def create_selected(
         revision = queue.lock_document(connection, document.index_name)
         if revision is None:
             return None
-        job_id = queue.insert(connection, document, kind, revision)
+        job_id = queue.insert(connection, document, JobKind.PARTIAL, revision)
         row = connection.execute(put, (*parameters, job_id, chunk)).fetchone()
         assert row is not None  # noqa: S101 - an aggregate returns a row
         if not row[1]:

@@ -123,8 +123,6 @@ class JobKind(StrEnum):
     """The documents that a change touches, when they are many."""
     PARTIAL = "partial"
     """Some documents, by a condition or by their ids, on request."""
-    REPAIR = "repair"
-    """Documents that were found to differ."""
 
     @property
     def is_whole(self) -> bool:

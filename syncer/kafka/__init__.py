@@ -4,7 +4,7 @@ Guarantees: a record counts as published only when all in-sync replicas have ack
 by the caller.
 
     topic     creates and inspects the topic; the consumer group's lag
-    producer  publishes; fills the offsets of lost records with empty ones
-    consumer  receives, commits offsets, notices lost records
+    producer  publishes; a change that is too large goes without its row; fills the offsets of lost records
+    consumer  receives; commits the offsets that it is told; notices that its next records are gone
     records   reads records without joining the group
 """

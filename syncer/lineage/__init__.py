@@ -3,11 +3,14 @@
 Guarantee: too many ids are harmless, too few are a bug, so a SELECT that cannot be analysed is refused. Only `catalog`,
 `routes` and `fingerprint` query Postgres; the rest is pure.
 
-    catalog       asks Postgres what a query reads
-    build         derives which columns lead to which documents, as a graph (`graph`; `scope`, `select_parts`)
+    catalog       asks Postgres what a query reads; refuses one whose result depends on more than rows, such as now()
+    build         derives which columns lead to which documents, as a graph
+    graph         that graph: tables read, conditions between them, paths to ``_id``
+    scope         which column of which table a name in the SELECT means
+    select_parts  the parts of a SELECT that the derivation examines
     outer_joins   which outer joins are inner ones: a condition or ``_id`` excludes their null rows
     uniqueness    whether keys make ``_id`` unique
     routes        a path in that graph as SQL, from changed rows to document ids
     dependencies  the result: tables, columns, routes
-    fingerprint   the shape of a table: recorded at apply, compared later
+    fingerprint   the columns and views that a document relies on: recorded at apply, compared at each write
 """

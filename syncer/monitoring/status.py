@@ -76,7 +76,7 @@ _HELD_BACK = """
 SELECT d.name, extract(epoch FROM least(d.stale_since, d.unavailable_at, (
     SELECT min(j.changed_at) FROM syncer.job AS j
     WHERE j.index_name = d.index_name AND j.state NOT IN ('done', 'failed', 'cancelled')
-      AND j.kind NOT IN ('backfill', 'partial', 'repair')
+      AND j.kind NOT IN ('backfill', 'partial')
 )))::float8 AS since
 FROM syncer.document AS d WHERE d.role = 'current'
 """

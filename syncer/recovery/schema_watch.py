@@ -25,7 +25,7 @@ from syncer.base.link import Link
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
 from syncer.base.timeline import TIMELINE
-from syncer.capture import eligibility, install
+from syncer.capture import eligibility, install, table_files
 from syncer.documents import registry, suspend
 from syncer.documents.registry import Catalogue, Document
 from syncer.documents.snapshot import require_shape, uncaptured
@@ -82,7 +82,7 @@ class Watch:
     def run_once(self) -> WatchReport:
         """Note partitions; suspend each document whose tables have changed, and resume it once they have not."""
         with self._link.used() as connection:
-            noted = install.note_files(connection)
+            noted = table_files.note(connection)
             if noted:
                 structlog.get_logger().info(events.FILES_NOTED, relations=noted)
             documents = self._catalogue.refresh(connection)

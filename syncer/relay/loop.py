@@ -41,6 +41,7 @@ from psycopg.types.json import Jsonb
 from syncer.base import events, metrics, tracing
 from syncer.base.error_policy import explain
 from syncer.base.lifecycle import Stop, Stopping
+from syncer.base.model import id_in
 from syncer.base.postgres import AdvisoryLock, Connection, value
 from syncer.base.retry import Trouble, retry
 from syncer.base.settings import RelaySettings
@@ -136,7 +137,7 @@ class _Batch:
         """Yield the same rows and note their ids; in large batches, call `on_some` regularly."""
         ids: list[int] = []
         for row in rows:
-            ids.append(outbox.id_of(row))
+            ids.append(id_in(row[1]))
             if len(ids) >= _SOME:
                 self._note(ids)
                 on_some()

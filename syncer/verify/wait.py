@@ -28,7 +28,7 @@ from syncer.capture import outbox, transaction_token
 from syncer.capture.transaction_token import Token
 from syncer.documents import registry
 from syncer.documents.registry import Catalogue, Document
-from syncer.elasticsearch import bulk as elastic
+from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.reader import Holdings
 from syncer.kafka.topic import Observer
 from syncer.verify.progress import Clock, TransactionProgress, Waited

@@ -1,8 +1,8 @@
 """The two loops that write documents: live changes from the topic, and chunks of jobs. Begin with `syncer.worker.loop`.
 
-    loop            poll a batch of changes, resolve, write, commit the offsets in order
-    group           the worker's membership in the consumer group
-    batch           changes that were received together
+    loop            poll a batch of changes, resolve, write; commits offsets in order, up to the first batch not done
+    group           receives and parses records as a member of the consumer group; sets apart what it cannot read
+    batch           changes that were received together, and what became of them
     resolve         submits the documents that changes touch to the writers; makes a job of a fan-out
     job_loop        take chunks of jobs and write them
     foreground      follow a job to its end, for a command; work on it if no daemon does

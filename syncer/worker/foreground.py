@@ -57,7 +57,7 @@ class JobFollower:
             Exception: The error that ended the job worker started here.
         """
         while True:
-            job = retry(lambda: self._look(job_id), pause=self._stop.pause, component="backfill")
+            job = retry(lambda: self._look(job_id), pause=self._stop.pause, component="command")
             progress(job)
             if job.state.is_finished or job.is_suspended:
                 return job

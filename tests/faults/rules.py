@@ -36,7 +36,7 @@ TRUNCATED = Rule(
 )
 FILES_NOTED = Rule(
     "a table that lies in other files than before counts as truncated",
-    patch="syncer.capture.install:_note",
+    patch="syncer.capture.table_files:_note",
     instead=SAYS_NO,
 )
 

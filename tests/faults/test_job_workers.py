@@ -419,7 +419,7 @@ def test_a_small_job_does_not_wait_for_a_great_one(world: World, connection: Con
     """Jobs are served one at a time: five chunks beside three hundred are through after ten."""
     listed(world, connection)
     [document] = registry.documents(connection)
-    small = listing.create_listed(connection, document, JobKind.REPAIR, (str(one) for one in range(1, 51)), chunk=10)
+    small = listing.create_listed(connection, document, (str(one) for one in range(1, 51)), chunk=10)
     assert small is not None
     with job_workers(world, 1) as [job_worker]:
         for _ in range(10):

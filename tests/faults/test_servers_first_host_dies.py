@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from syncer.base.settings import ElasticsearchSettings
-from syncer.elasticsearch import bulk
+from syncer.elasticsearch.client import connect
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
 from tests.faults.proxy import Forward, Proxy
@@ -104,5 +104,5 @@ def test_any_node_is_enough(endpoints: Endpoints) -> None:
     dead = ",".join(f"http://127.0.0.1:{port}" for port in (1, 2, 3))
     settings = ElasticsearchSettings(url=f"{dead},{endpoints.elasticsearch_url}")
     for _ in range(CONNECTIONS):
-        with closing(bulk.connect(settings)) as client:
+        with closing(connect(settings)) as client:
             assert client.info()["version"]

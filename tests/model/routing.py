@@ -30,7 +30,7 @@ ON_THE_PATH = Rule(
 EVERY_TABLE = Rule(
     name="every-table-is-captured",
     says="every table on the path is captured",
-    kept_by="syncer.apply.plan",
+    kept_by="syncer.apply.captures",
     otherwise="a row on the path changes, and no event leads to the documents that it connects or disconnects",
 )
 
@@ -144,7 +144,7 @@ class RoutingModel(Model[Routing]):
 
     def _commit(self, state: Routing, link: int, tag: int) -> Routing:
         events = state.events
-        # Rule every-table-is-captured: `plan._captures`.
+        # Rule every-table-is-captured: `captures.captures`.
         if link != state.link and self.keeps(EVERY_TABLE):
             events = (*events, Event(_LINK, state.link, link))
         if tag != state.tag:

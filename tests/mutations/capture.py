@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from psycopg import sql
 
 from syncer.base.model import Change
-from syncer.base.postgres import Connection, value
-from syncer.capture import install as capturing
+from syncer.base.postgres import Connection
+from syncer.capture import table_files
 from syncer.capture.triggers import Capture
 from tests.mutations import Instead
 
@@ -21,7 +21,7 @@ def only_what_is_wanted(original: Instead, connection: Connection, capture: Capt
 
 def remembers_files_of_now(original: Instead, connection: Connection, capture: Capture, files: object) -> None:
     """Partitions are looked at once the triggers are made."""
-    original(connection, capture, value(connection, capturing._PRESENT, (capture.relation,)))
+    original(connection, capture, table_files.present(connection, capture.relation))
 
 
 def only_of_the_table(original: Instead, relation: str, partition: str) -> Iterator[sql.Composed]:

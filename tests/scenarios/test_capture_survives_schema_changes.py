@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from syncer.base.model import Image
-from syncer.capture import install as capture_install, triggers
+from syncer.capture import install as capture_install, table_files, triggers
 from tests.capturing import Change, capture_only, define, forget, install, plan, written
 from tests.faults.rules import GONE_IS_NULL
 from tests.harness import DEADLINE_SECONDS, World
@@ -348,7 +348,7 @@ def test_capture_survives_dump_and_restore(things: World) -> None:
         assert capture_install.is_installed(connection, RELATION)
         assert plan(things).captures == ()
         ((files,),) = connection.execute("SELECT files FROM syncer.capture").fetchall()
-        assert capture_install.note_files(connection) == ([RELATION] if files else [])
+        assert table_files.note(connection) == ([RELATION] if files else [])
     forget(things)
     things.sql("UPDATE things SET name = 'z'; UPDATE things SET views = 8")
     assert written(things) == [updated(1)]

@@ -146,7 +146,7 @@ def test_a_job_of_nothing_is_done_at_once(world: World, connection: Connection) 
     """A document without rows, and a part without ids, come to their end."""
     assert world.sql("DELETE FROM posts RETURNING 1")
     assert finish(world, connection, create(connection, JobKind.BACKFILL)).state is JobState.DONE
-    part = listing.create_listed(connection, the_document(connection), JobKind.PARTIAL, [], chunk=10)
+    part = listing.create_listed(connection, the_document(connection), [], chunk=10)
     assert part is not None
     assert queue.advance(connection, part.id).state is JobState.DONE
 
@@ -168,10 +168,10 @@ def test_ids_that_are_given_are_there_all_or_none(world: World, connection: Conn
         raise EOFError
 
     with pytest.raises(EOFError):
-        listing.create_listed(connection, the_document(connection), JobKind.REPAIR, failing(), chunk=10)
+        listing.create_listed(connection, the_document(connection), failing(), chunk=10)
     assert recent(connection) == []
     asked = [*EVERY_ID, "1", "1"]
-    job = listing.create_listed(connection, the_document(connection), JobKind.REPAIR, asked, chunk=10)
+    job = listing.create_listed(connection, the_document(connection), asked, chunk=10)
     assert job is not None
     assert set(drain(world)) == set(EVERY_ID)
     done = queue.advance(connection, job.id)
@@ -187,7 +187,7 @@ def test_who_reads_ids_keeps_no_revision_from_coming(world: World, connection: C
         with world.connect() as applying:
             new_revision(applying)
 
-    job = listing.create_listed(connection, the_document(connection), JobKind.PARTIAL, slow(), chunk=10)
+    job = listing.create_listed(connection, the_document(connection), slow(), chunk=10)
     assert job is not None
     assert job.revision == the_document(connection).revision == 2
     assert len(drain(world)) == 25

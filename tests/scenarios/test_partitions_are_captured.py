@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from syncer.base.model import Image
-from syncer.capture import install as capture_install, triggers
+from syncer.capture import install as capture_install, table_files, triggers
 from syncer.recovery.schema_watch import Watch
 from tests.capturing import Change, capture_only, define, forget, install, plan, written
 from tests.faults.rules import FILES_NOTED, ROW_TRIGGERS, WRITERS_WAITED_FOR
@@ -73,7 +73,7 @@ TRUNCATED: Change = (RELATION, "T", None, None)
 def note(world: World) -> list[str]:
     """Let the watcher look once."""
     with world.connect() as connection:
-        return capture_install.note_files(connection)
+        return table_files.note(connection)
 
 
 # Rows
@@ -306,7 +306,7 @@ def test_a_partition_that_came_later_and_is_truncated_is_noted(events: World) ->
     guarantees=(1, 5),
     without=Rule(
         "a partition that is being detached is no partition",
-        patch="syncer.capture.install:_PRESENT",
+        patch="syncer.capture.table_files:_PRESENT",
         instead=Replaces(" WHERE NOT i.inhdetachpending", ""),
     ),
 )
@@ -338,10 +338,10 @@ def test_an_attach_that_is_not_committed_is_noted_when_it_is(events: World) -> N
         application.execute("ALTER TABLE events ATTACH PARTITION n FOR VALUES FROM (40) TO (50)")
         application.execute("ALTER TABLE events DETACH PARTITION events_2")
         watcher.execute("SET lock_timeout = '2s'")
-        assert capture_install.note_files(watcher) == []
+        assert table_files.note(watcher) == []
         assert capture_install.is_installed(watcher, RELATION)
         application.commit()
-        assert capture_install.note_files(watcher) == [RELATION]
+        assert table_files.note(watcher) == [RELATION]
 
 
 @faces(
@@ -349,7 +349,7 @@ def test_an_attach_that_is_not_committed_is_noted_when_it_is(events: World) -> N
     guarantees=(1,),
     without=Rule(
         "the table's row is locked before a change of its files is noted",
-        patch="syncer.capture.install:_LOCKED",
+        patch="syncer.capture.table_files:_LOCKED",
         instead=Replaces(" FOR UPDATE", ""),
     ),
 )
@@ -431,7 +431,7 @@ def test_the_watcher_needs_no_more_than_the_daemon_has(events: World) -> None:
         with events.connect() as connection:
             connection.execute(f"SET ROLE {role}")
             assert capture_install.is_installed(connection, RELATION)
-            assert capture_install.note_files(connection) == [RELATION]
+            assert table_files.note(connection) == [RELATION]
     finally:
         events.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 

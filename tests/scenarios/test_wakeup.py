@@ -20,7 +20,7 @@ import pytest
 
 from syncer.base.postgres import AdvisoryLock, Connection
 from syncer.base.settings import RelaySettings
-from syncer.capture import install, outbox, wakeup
+from syncer.capture import outbox, table_files, wakeup
 from syncer.kafka.producer import ChangeProducer
 from syncer.relay import loop as relaying
 from syncer.relay.loop import Relay
@@ -330,7 +330,7 @@ def test_what_no_trigger_sees_rings_too(bare: World) -> None:
     with bare.connect() as connection, bare.connect() as watch, listening(bare) as rings:
         assert wakeup.sleep(connection)
         bare.sql("ALTER TABLE things ALTER COLUMN name TYPE varchar USING upper(name)")
-        assert install.note_files(watch) == ["public.things"]
+        assert table_files.note(watch) == ["public.things"]
         assert rings() == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from syncer.base import postgres
 from syncer.base.errors import IndexingError, SourceError
-from syncer.elasticsearch import bulk
+from syncer.elasticsearch import client
 
 
 @pytest.mark.parametrize("version", [90624, 120022, 130000, 130021, 139999])
@@ -34,21 +34,21 @@ def info(number: str, **more: Any) -> dict[str, Any]:
 def test_an_old_elasticsearch_is_refused(number: str) -> None:
     """Before Elasticsearch 8 syncer does not begin."""
     with pytest.raises(IndexingError, match=rf"Elasticsearch {number} is not supported") as refused:
-        bulk.require_supported(info(number))
+        client.require_supported(info(number))
     assert "8 or newer" in refused.value.hint
 
 
 @pytest.mark.parametrize("number", ["8.0.0", "8.16.6", "8.19.0-SNAPSHOT", "9.0.0", "9.2.1", "10.0.0"])
 def test_an_elasticsearch_from_8_on_is_taken(number: str) -> None:
     """Elasticsearch 8, 9 and everything after will do."""
-    bulk.require_supported(info(number, build_flavor="default"))
+    client.require_supported(info(number, build_flavor="default"))
 
 
 @pytest.mark.parametrize("number", ["1.3.20", "2.19.0", "3.0.0", "8.0.0"])
 def test_opensearch_is_refused(number: str) -> None:
     """A relative is not Elasticsearch, whatever its number."""
     with pytest.raises(IndexingError, match=f"opensearch {number}, not Elasticsearch") as refused:
-        bulk.require_supported(info(number, distribution="opensearch"))
+        client.require_supported(info(number, distribution="opensearch"))
     assert "Elasticsearch 8 or newer" in refused.value.hint
 
 
@@ -56,4 +56,4 @@ def test_opensearch_is_refused(number: str) -> None:
 def test_an_answer_without_a_version_is_refused(answer: dict[str, Any]) -> None:
     """Something that does not say what it is will not do."""
     with pytest.raises(IndexingError):
-        bulk.require_supported(answer)
+        client.require_supported(answer)

@@ -28,7 +28,7 @@ from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.documents import registry
 from syncer.documents.registry import Document
-from syncer.elasticsearch import bulk as elastic
+from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.kafka import topic
 

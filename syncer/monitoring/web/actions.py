@@ -11,9 +11,9 @@ from syncer.apply import reindex
 from syncer.base import events
 from syncer.base.errors import ConfigError
 from syncer.base.postgres import Connection
-from syncer.indexing import dead_letters, dry_run
+from syncer.indexing import dead_letters
 from syncer.jobs import listing, queue
-from syncer.jobs.model import Job, JobKind
+from syncer.jobs.model import Job
 from syncer.monitoring.web import words
 from syncer.monitoring.web.app import Asked
 from syncer.monitoring.web.facts import Daemon, selected
@@ -60,11 +60,11 @@ class Actions:
         made: list[Job] = []
         with self._daemon.connection() as connection:
             selection = selected(connection, asked)
-            lacking = dry_run.lacking(connection, selection)
+            lacking = dead_letters.to_retry(connection, selection)
             try:
                 for one, _ in lacking:
                     query, parameters = dead_letters.ids_query(selection.of_index(one.index_name))
-                    job = listing.create_selected(connection, one, JobKind.PARTIAL, query, parameters, chunk=page)
+                    job = listing.create_selected(connection, one, query, parameters, chunk=page)
                     made += [] if job is None else [job]
             finally:  # also after an error: jobs created so far remain
                 done = {"jobs": [one.id for one in made], "letters": sum(one.documents_total or 0 for one in made)}

@@ -24,7 +24,7 @@ from syncer.base.lifecycle import Stop
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.documents import registry
-from syncer.elasticsearch import bulk as elastic
+from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import dead_letters
 from syncer.indexing.dead_letters import Selection

@@ -1,0 +1,66 @@
+"""Table files: notices that a table has other files or partitions than before, which no trigger sees.
+
+That is a partition that was attached or detached with its rows, dropped, or truncated by itself; and a table of any
+kind that was rewritten, possibly with other values, as by ALTER TABLE … TYPE … USING. VACUUM FULL, CLUSTER and TRUNCATE
+look the same. `syncer.recovery.schema_watch` looks every few seconds.
+"""
+
+from __future__ import annotations
+
+from syncer.base.postgres import Connection, value
+from syncer.capture import wakeup
+
+# A table and its partitions of every level, each with the transaction that attached it. Read from the catalogue: the
+# function for it waits for the lock of each partition.
+TREE = """
+WITH RECURSIVE tree (oid, attached_by) AS (
+    SELECT to_regclass($1)::oid, NULL::xid
+    UNION ALL
+    SELECT i.inhrelid, i.xmin FROM tree AS t JOIN pg_inherits AS i ON i.inhparent = t.oid WHERE NOT i.inhdetachpending
+)
+"""
+# The attaching transaction shows that a partition was detached for a moment; TRUNCATE gives it a new file. So does an
+# ALTER TABLE that rewrites a column. Null if there is no such table.
+_PRESENT = f"""{TREE}
+SELECT CASE WHEN EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind IN ('p', 'r'))
+            THEN array_agg(format('%s %s %s', oid, attached_by, pg_relation_filenode(oid)) ORDER BY oid) END
+FROM tree
+"""  # noqa: S608 - of constants
+_MOVED = "SELECT c.relation FROM syncer.capture AS c WHERE c.files <> ({present}) ORDER BY 1"
+_LOCKED = "SELECT files FROM syncer.capture WHERE relation = $1 FOR UPDATE"
+_REMEMBER = "UPDATE syncer.capture SET files = $2 WHERE relation = $1"
+_WRITE_TRUNCATED = """
+INSERT INTO syncer.outbox (segment, relation, operation) SELECT last_value, $1, 'T' FROM syncer.outbox_segment
+"""
+
+
+def present(connection: Connection, relation: str) -> object:
+    """Return what identifies the files and partitions of a table now; None if there is no such table."""
+    return value(connection, _PRESENT, (relation,))
+
+
+def note(connection: Connection) -> list[str]:
+    """Have documents refreshed whose tables have other files, or other partitions, than before.
+
+    Each detection becomes a change in the outbox, as if the table had been truncated; relay and workers do the rest.
+    Needs to read the catalogue and to write the syncer schema. If several daemons run, at most one records each
+    detection.
+
+    Returns:
+        The tables that it has noted.
+    """
+    moved = connection.execute(_MOVED.format(present=_PRESENT.replace("$1", "c.relation"))).fetchall()
+    return [relation for (relation,) in moved if _note(connection, relation)]
+
+
+def _note(connection: Connection, relation: str) -> bool:
+    with connection.transaction():
+        locked = connection.execute(_LOCKED, (relation,)).fetchone()
+        # Everything seen here was committed before the change that reports it.
+        files = present(connection, relation)
+        if locked is None or files in (locked[0], None):
+            return False
+        connection.execute(_REMEMBER, (relation, files))
+        connection.execute(_WRITE_TRUNCATED, (relation,))
+        connection.execute(wakeup.NOTIFY)
+    return True

@@ -1,0 +1,83 @@
+"""Client: opens a client of Elasticsearch, after checking that the server is supported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elasticsearch import Elasticsearch
+from elasticsearch.serializer import NdjsonSerializer
+
+from syncer.base.errors import IndexingError
+from syncer.base.settings import ElasticsearchSettings
+
+OLDEST_SUPPORTED_VERSION = 8
+
+_BULK_TYPES = ("application/x-ndjson", "application/vnd.elasticsearch+x-ndjson")
+
+
+def connect(settings: ElasticsearchSettings) -> Elasticsearch:
+    """Create a client that tries another node if one cannot be reached.
+
+    It retries nothing else: that is decided by the error policy, not by the transport.
+
+    Raises:
+        IndexingError: The server is not Elasticsearch, or too old.
+        elasticsearch.ApiError, elasticsearch.TransportError: It cannot be reached, or refuses the login.
+    """
+    options: dict[str, Any] = {}
+    if settings.api_key:
+        options["api_key"] = settings.api_key.get_secret_value()
+    elif settings.username:
+        password = settings.password.get_secret_value() if settings.password else ""
+        options["basic_auth"] = (settings.username, password)
+    if settings.ca_certs:
+        options["ca_certs"] = str(settings.ca_certs)
+    try:
+        client = Elasticsearch(
+            settings.urls,
+            request_timeout=settings.request_timeout_seconds,
+            max_retries=len(settings.urls) - 1,
+            retry_on_status=(),
+            retry_on_timeout=False,
+            serializers={kind: _Prebuilt() for kind in _BULK_TYPES},
+            **options,
+        )
+    except (ValueError, OSError) as error:
+        # Not chained: the client's message may quote a password in the URL.
+        raise IndexingError(
+            "The client of Elasticsearch does not take elasticsearch.url, .ca_certs and the credentials as they are"
+            + (f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""),
+            hint="As in: http://127.0.0.1:9200 or https://search:9200, with a user and a password or an API key;\n"
+            "ca_certs is a file of PEM certificates.",
+        ) from None
+    require_supported(client.info().body)
+    return client
+
+
+def require_supported(info: Mapping[str, Any]) -> None:
+    """Check, from the response to ``GET /``, that the server is Elasticsearch 8 or newer.
+
+    Raises:
+        IndexingError: It is another product, or too old.
+    """
+    version = info.get("version", {})
+    number = str(version.get("number", "0"))
+    product = version.get("distribution", "elasticsearch")
+    if product != "elasticsearch":
+        raise IndexingError(
+            f"The server is {product} {number}, not Elasticsearch",
+            hint=f"syncer needs Elasticsearch {OLDEST_SUPPORTED_VERSION} or newer. Check elasticsearch.url.",
+        )
+    if int(number.split(".", maxsplit=1)[0]) < OLDEST_SUPPORTED_VERSION:
+        raise IndexingError(
+            f"Elasticsearch {number} is not supported",
+            hint=f"syncer needs Elasticsearch {OLDEST_SUPPORTED_VERSION} or newer. Upgrade the server.",
+        )
+
+
+class _Prebuilt(NdjsonSerializer):
+    """Sends a bulk body given as bytes unchanged; the client would copy it twice."""
+
+    def dumps(self, data: Any) -> bytes:
+        return data if isinstance(data, bytes) else super().dumps(data)

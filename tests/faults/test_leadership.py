@@ -105,11 +105,19 @@ def refusing(world: World) -> Iterator[None]:
 
 
 def refuse_records(world: World, operation: AlterConfigOpType) -> None:
-    """Set, or remove, how many replicas a record needs: more than there are brokers."""
-    entry = ConfigEntry("min.insync.replicas", "2", incremental_operation=operation)
+    """Set, or remove, how many replicas a record needs: more than there are brokers; return once the broker knows."""
+    needed = "2" if operation is AlterConfigOpType.SET else "1"
+    entry = ConfigEntry("min.insync.replicas", needed, incremental_operation=operation)
     topic = ConfigResource(ResourceType.TOPIC, world.settings.kafka.topic, incremental_configs=[entry])
     client = admin(world)  # a name of its own: it must outlive its answer
     client.incremental_alter_configs([topic])[topic].result(DEADLINE_SECONDS)
+
+    def is_known() -> bool:
+        found = client.describe_configs([topic])[topic].result(DEADLINE_SECONDS)
+        return bool(found["min.insync.replicas"].value == needed)
+
+    # The controller answers before the broker has applied it.
+    wait_until(is_known, what="the broker knows how many replicas a record needs")
 
 
 @faces(

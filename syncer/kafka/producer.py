@@ -214,7 +214,7 @@ class ChangeProducer:
         self.sent.setdefault(partition, [offset, offset])[1] = offset
 
     def _refused(self, error: KafkaError, key: bytes, value: bytes) -> None:
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and value:
             self._too_large.append((key, value))
         elif self._error is None:
             self._error = error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from syncer.relay.loop import Relay
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.kafka import KafkaServer
 from tests.faults.following import admin, following, handle, publish, refreshes
+from tests.faults.test_leadership import keep_the_lead
 from tests.faults.writers import fill, writing
 from tests.harness import DEADLINE_SECONDS, World, made, wait_until
 from tests.mutations.producer import fills_no_gap
@@ -95,6 +96,24 @@ def test_brokers_are_killed_beside_writers(bare: World, brokers: list[KafkaServe
     assert refreshes(bare) == 0
     assert len([one for one in daemon.events() if one["event"] == "component.retried"]) < 10
     assert daemon.stop() == 0
+
+
+@faces("too few brokers are left to take records while a second relay stands by", guarantees=(1,))
+def test_the_lead_does_not_rotate_while_brokers_are_few(bare: World, brokers: list[KafkaServer]) -> None:
+    """Kafka answers every question, and takes no record."""
+
+    @contextmanager
+    def few(_: World) -> Iterator[None]:
+        for broker in brokers[1:]:
+            broker.kill()
+        try:
+            yield
+        finally:
+            for broker in brokers[1:]:
+                broker.start()
+
+    bare.set_up()
+    keep_the_lead(bare, few)
 
 
 @faces(

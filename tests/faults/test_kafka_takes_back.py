@@ -6,11 +6,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaException
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from syncer.base import lifecycle
@@ -21,9 +24,8 @@ from syncer.sandbox.kafka import KafkaServer
 from tests.faults.following import admin, ends, following, handle, handling, publish, refreshes
 from tests.faults.rules import STOP_HEEDED
 from tests.faults.test_kafka_loses_records import commit
-from tests.faults.test_leadership import refusing
 from tests.faults.writers import fill
-from tests.harness import World, made, running, wait_until
+from tests.harness import DEADLINE_SECONDS, World, made, running, wait_until
 from tests.model import losing
 from tests.mutations import DOES_NOTHING, SAYS_NO, SAYS_YES, Returns
 from tests.mutations.producer import fills_no_gap, overlooks_losses
@@ -200,6 +202,31 @@ def test_nothing_is_published_below_what_was_handled(
     with following(frail_world):
         frail_world.wait_until_level()
     assert refreshes(frail_world) == 1
+
+
+@contextmanager
+def refusing(world: World) -> Iterator[None]:
+    """Kafka answers every question, and takes no record: each is too large."""
+    refuse_records(world, AlterConfigOpType.SET)
+    try:
+        yield
+    finally:
+        refuse_records(world, AlterConfigOpType.DELETE)
+
+
+def refuse_records(world: World, operation: AlterConfigOpType) -> None:
+    """Set, or remove, a limit that no record keeps; return once the broker knows."""
+    entry = ConfigEntry("max.message.bytes", "1", incremental_operation=operation)
+    topic = ConfigResource(ResourceType.TOPIC, world.settings.kafka.topic, incremental_configs=[entry])
+    client = admin(world)  # a name of its own: it must outlive its answer
+    client.incremental_alter_configs([topic])[topic].result(DEADLINE_SECONDS)
+
+    def is_known() -> bool:
+        limit = client.describe_configs([topic])[topic].result(DEADLINE_SECONDS)["max.message.bytes"].value
+        return (limit == "1") is (operation is AlterConfigOpType.SET)
+
+    # The controller answers before the broker has applied it.
+    wait_until(is_known, what="the broker knows the limit")
 
 
 @faces(

@@ -68,6 +68,12 @@ _FAULTS = "SELECT id, state, message, column_name, constraint_name, type_name FR
 DOCUMENT_BYTES_MAX = 100 * 1024 * 1024
 """Maximum size of a document, equal to Elasticsearch's default limit for a request. A larger one is never fetched."""
 
+_FEW_IDS = 10
+"""Up to so many ids, the plan is the one that Postgres makes for any: to make one for them costs more than to read."""
+_FOR_ANY = "SET LOCAL plan_cache_mode = force_generic_plan"
+_REPLAN_SECONDS = 10.0
+"""How long such a plan is used: a table may have grown out of it before Postgres has analysed it again."""
+_REPLAN = "DISCARD PLANS"
 _PREPARE = "PREPARE {name} (text[], bigint) AS {query}"
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 _BEGIN_REPLICA = f"{_BEGIN}, READ ONLY"
@@ -169,6 +175,7 @@ class Composer:
         self._catalogue = Catalogue()
         self._plans: dict[str, _Plan] = {}
         self._numbers = count(1)
+        self._planned_at = clock()
 
     def compose(
         self, index_name: str, ids: Sequence[str], *, everywhere: bool = False, bytes_max: int | None = None
@@ -255,6 +262,7 @@ class Composer:
         text = "; ".join(
             (
                 _BEGIN if assigned is None else _BEGIN_REPLICA,
+                *self._planning(ids),
                 *filter(None, [plan.lock]),
                 version.assign_version() if assigned is None else version.knows_query(assigned),
                 f"EXECUTE {plan.name}({wanted}, {bytes_max})",
@@ -280,6 +288,15 @@ class Composer:
             uncaptured=lost,
             rows=[row for row in rows if row[0] is not None],
         )
+
+    def _planning(self, ids: Sequence[str]) -> Iterator[str]:
+        """Yield the statements that decide by which plan so many ids are read."""
+        if len(ids) > _FEW_IDS:
+            return
+        yield _FOR_ANY
+        if clock() - self._planned_at > _REPLAN_SECONDS:
+            self._planned_at = clock()
+            yield _REPLAN
 
     def _answers(self, text: str) -> Iterator[list[Any]]:
         """Return the rows of each statement that returns any."""

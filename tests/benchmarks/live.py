@@ -72,7 +72,9 @@ class Live:
     def start(self) -> None:
         """Start it, unless it runs."""
         if self._daemon is None:
-            self._daemon = self.blog.world.daemon(environment=self._profile.environment if self.is_profiled else {})
+            environment = self._profile.environment if self.is_profiled else {}
+            # A daemon logs each batch only in tests.
+            self._daemon = self.blog.world.daemon(environment={"SYNCER_LOG_LEVELS": "{}", **environment})
 
     def start_idle(self) -> None:
         """Start it, let it write something, and wait until nothing is on its way."""

@@ -4,8 +4,8 @@ Guarantees: a definition becomes active in one commit, together with the job tha
 to an index that is loaded. Every step may be interrupted and repeated.
 
     plan           desired against active definitions
-    captures       which columns the triggers of each table watch, and the Kafka key of its changes: the root row that
-                   they belong to, so that a post and its comments share a partition
+    captures       which columns the triggers of each table watch, and which column names the root row that a change
+                   belongs to: its Kafka key, so that a post and its comments share a partition
     activate       indices, triggers, active revisions
     reindex        each step of a new index beside the current one, up to the move of the alias; `cli.follow_jobs` runs
                    them in their order: load, own settings, verify, wait for pending jobs, move the alias

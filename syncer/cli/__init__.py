@@ -1,10 +1,11 @@
 """The commands: their options, and how results are shown.
 
-No logic: each command opens what it needs and calls a package below.
+No logic, except the order of the last steps of a new index, in `follow_jobs`: each command opens what it needs and
+calls a package below.
 
     app          all commands; defines `run`, `migrate`, `doctor`, `demo`
     context      what a command opens: settings, connections, clients
-    parameters   options that several commands take, and their limits
+    parameters   options that several commands take, and their limits; asks for confirmation
     render       lines, tables and progress in a terminal; each `*_output` shows the results of one group
     follow_jobs  follows jobs on the screen, and takes a new index from loaded to current, step by step
     comparing    runs `verify`, and records its result

@@ -4,8 +4,9 @@ Guarantees: a write names an alias and requires it, so that a late write never r
 those of the client; `syncer.base.error_policy` says what they mean.
 
     client   connects, and checks that the server is supported
-    bulk     bulk requests and their answers: a version conflict (409) counts as done. With routing, also deletes a
-             document from all other shards. Keeps the greatest epoch, which a restore of Postgres cannot set back
+    bulk     bulk requests and their answers: a version conflict (409) counts as done. Halves a request that is too
+             large. To a write with routing, adds the deletes for all other shards. Keeps the greatest epoch, which a
+             restore of Postgres cannot set back
     indices  create, configure, swap and delete indices and aliases, scratch indices too
     reader   read documents back, by id or all of them
     routing  computes the shard of a routing value

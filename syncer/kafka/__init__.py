@@ -5,6 +5,6 @@ by the caller.
 
     topic     creates and inspects the topic; the consumer group's lag
     producer  publishes; a change that is too large goes without its row; fills the offsets of lost records
-    consumer  receives; commits the offsets that it is told; notices that its next records are gone
+    consumer  receives; commits the offsets that it is told; notices, from the assignment on, that records are gone
     records   reads records without joining the group
 """

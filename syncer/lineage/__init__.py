@@ -12,5 +12,5 @@ Guarantee: too many ids are harmless, too few are a bug, so a SELECT that cannot
     uniqueness    whether keys make ``_id`` unique
     routes        a path in that graph as SQL, from changed rows to document ids
     dependencies  the result: tables, columns, routes
-    fingerprint   the columns and views that a document relies on: recorded at apply, compared at each write
+    fingerprint   the columns, their types, and the views that a document relies on, as recorded at apply
 """

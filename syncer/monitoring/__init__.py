@@ -11,7 +11,7 @@ Uses every package below it.
     status            everything known, in one reading
     problems          what needs an operator, and the action
     gauges            the same as metrics
-    health            liveness and readiness of this process
+    health            liveness (is a thread stuck?) and readiness of this process
     outage            how a server is down, in one sentence
     background_query  a query to a server that may hang
     web               the status page and its API

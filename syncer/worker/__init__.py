@@ -1,6 +1,6 @@
 """The two loops that write documents: live changes from the topic, and chunks of jobs. Begin with `syncer.worker.loop`.
 
-    loop            poll a batch of changes, resolve, write; commits offsets in order, up to the first batch not done
+    loop            poll a batch of changes, resolve, write; decides which offsets may be committed, in order
     group           receives and parses records as a member of the consumer group; sets apart what it cannot read
     batch           changes that were received together, and what became of them
     resolve         submits the documents that changes touch to the writers; makes a job of a fan-out

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from syncer.base.errors import TopicError
 from syncer.jobs import model
 from syncer.jobs.model import JobKind
 from syncer.kafka import topic
@@ -24,7 +25,7 @@ def ends(world: World) -> dict[int, int]:
     said: dict[int, int] = {}
 
     def is_said() -> bool:
-        with suppress(KafkaException):
+        with suppress(KafkaException, TopicError):
             said.update({one.partition: one.end for one in topic.Observer(world.settings.kafka).lag()})
         return bool(said)
 

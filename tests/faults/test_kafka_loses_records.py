@@ -56,7 +56,7 @@ def make_anew(world: World) -> None:
     client.delete_topics([name])[name].result()
     wait_until(lambda: name not in client.list_topics(timeout=60).topics, what="the topic is gone")
     wait_until(lambda: _is_made(client, name), what="another topic is there")
-    wait_until(lambda: _has_leaders(world), what="each of its partitions has a leader")
+    ends(world)  # each of its partitions has a leader
 
 
 def _is_made(client: AdminClient, name: str) -> bool:
@@ -65,13 +65,6 @@ def _is_made(client: AdminClient, name: str) -> bool:
     except Exception:  # noqa: BLE001 - it is being deleted yet
         return False
     return True
-
-
-def _has_leaders(world: World) -> bool:
-    try:
-        return len(ends(world)) == 4
-    except KafkaException:
-        return False
 
 
 def commit(world: World, partition: int, offset: int, metadata: str = "") -> None:

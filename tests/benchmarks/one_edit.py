@@ -39,7 +39,7 @@ _LOG_STATEMENTS = """ALTER DATABASE "{}" SET log_statement = 'all'"""
 _WORKER, _RELAY = "worker", "relay"
 _SHOWN_MAX, _RARE = 100, 0.05
 
-_LOGGED = re.compile(r"\S+ \S+ \S+ \[\d+\] syncer (\S+) LOG:  (?:statement|execute (?!fetch from )[^:]*): (.*)")
+_LOGGED = re.compile(r"\S+ \S+ \S+ \[\d+\] syncer (\S+) (?:\S+ )*?LOG:  (?:statement|execute (?!fetch from )[^:]*): (.*)")
 _COMMENT_OR_LITERAL = re.compile(r"--[^\n]*|'(?:[^']|'')*'")
 _NUMBER = re.compile(r"(?<![$\w])\d+(?:\.\d+)?\b|(?<=_)\d+")
 _CONTROL = re.compile(r"(BEGIN|START|COMMIT|END|ROLLBACK|SAVEPOINT|RELEASE|SET)\b", re.IGNORECASE)
@@ -111,6 +111,8 @@ def _sent(log: Path, act: Callable[[], float]) -> _Sent:
         for name, message in _messages(lines):
             sent.messages[_component(name)] += 1
             sent.statements.update((_component(name), one) for one in _statements(message))
+    if not sent.statements:
+        raise RuntimeError(f"{log} has no statement of a daemon: are its lines as `_LOGGED` reads them?")
     return sent
 
 

@@ -39,7 +39,9 @@ _LOG_STATEMENTS = """ALTER DATABASE "{}" SET log_statement = 'all'"""
 _WORKER, _RELAY = "worker", "relay"
 _SHOWN_MAX, _RARE = 100, 0.05
 
-_LOGGED = re.compile(r"\S+ \S+ \S+ \[\d+\] syncer (\S+) (?:\S+ )*?LOG:  (?:statement|execute (?!fetch from )[^:]*): (.*)")
+_LOGGED = re.compile(
+    r"\S+ \S+ \S+ \[\d+\] syncer (\S+) (?:\S+ )*?LOG:  (?:statement|execute (?!fetch from )[^:]*): (.*)"
+)
 _COMMENT_OR_LITERAL = re.compile(r"--[^\n]*|'(?:[^']|'')*'")
 _NUMBER = re.compile(r"(?<![$\w])\d+(?:\.\d+)?\b|(?<=_)\d+")
 _CONTROL = re.compile(r"(BEGIN|START|COMMIT|END|ROLLBACK|SAVEPOINT|RELEASE|SET)\b", re.IGNORECASE)

@@ -6,7 +6,6 @@ stay together, as far as a foreign key says so.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from syncer.base.postgres import Connection
@@ -55,7 +54,7 @@ def _aggregate(
     connection: Connection, relation: str, key: tuple[str, ...], readers: list[Dependencies]
 ) -> tuple[str, str]:
     """Return the root row that a row of this table belongs to by a foreign key; otherwise the row itself."""
-    roots = Counter((one.root, one.root_key) for one in readers if one.root not in (None, relation))
+    roots = {(one.root, one.root_key) for one in readers if one.root not in (None, relation)}
     for column, referenced, referenced_column in connection.execute(_FOREIGN_KEYS, (relation,)).fetchall():
         if (referenced, referenced_column) in roots:
             return referenced, column

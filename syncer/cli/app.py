@@ -166,7 +166,7 @@ def run(*, only: parameters.Only = None) -> None:
     Nothing is lost: the next daemon repeats unacknowledged work.
     """
     log.configure(settings.load_log())
-    from syncer.monitoring.web import serve  # noqa: PLC0415 - what serves HTTP is needed by nobody else
+    from syncer.monitoring.web import serve  # noqa: PLC0415 - only the daemon serves HTTP
 
     loaded = daemon.checked(settings.load(), workers=only is not Part.RELAY)
     components = daemon.components(loaded, relay=only is not Part.WORKERS, workers=only is not Part.RELAY)

@@ -134,9 +134,9 @@ class Edits:
                     return
                 mark = f"edit{run}n{number}n"
                 connection.execute(_EDIT, (f"Post {post} {mark}", post), prepare=True)
-                made = _Pending(post=post, mark=mark.encode(), committed_at=time.monotonic())
                 if number % self.watched_of:
                     continue
+                made = _Pending(post=post, mark=mark.encode(), committed_at=time.monotonic())
                 with self._changed:
                     self._pending.append(made)
                     self._changed.notify()

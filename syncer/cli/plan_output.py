@@ -30,7 +30,6 @@ _KINDS = {
     ProblemKind.REJECTED: ("rejected", "red"),
     ProblemKind.CHANGED: ("changed", "yellow"),
     ProblemKind.UNSEARCHABLE: ("not found", "yellow"),
-    ProblemKind.DUPLICATE: ("not unique", "yellow"),
     ProblemKind.UNUSED: ("unused", "dim"),
     ProblemKind.STALE: ("stale", "dim"),
     ProblemKind.COSTLY: ("costly", "yellow"),

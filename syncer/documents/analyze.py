@@ -16,7 +16,7 @@ from syncer.base.postgres import Connection, names_as_written
 from syncer.capture.eligibility import primary_key
 from syncer.documents.definition import Definition
 from syncer.lineage import fingerprint
-from syncer.lineage.catalog import Probe, Read, TableName, place_of, probe, table_name, tables, unnamed_column
+from syncer.lineage.catalog import Probe, Read, TableName, probe, unnamed_column
 from syncer.lineage.dependencies import Dependencies, Field, TableUse
 from syncer.lineage.fingerprint import Shape
 from syncer.lineage.graph import Node
@@ -134,14 +134,13 @@ class _Analysis:
         self._definition = definition
         self._id_type = found.columns["_id"]
         self._relations = {read.name: read.relation for read in found.reads}
-        self._tree = found.tree
         self.routes = Routes(connection, found, f"{definition.folder}/select.sql")
 
     def require_derivable(self) -> None:
         """Refuse tables from which no path leads to ``_id``, unless an affects query exists for them.
 
         Raises:
-            DefinitionError: Names all of their places in the SELECT.
+            DefinitionError: Names all of them.
         """
         nodes = self.routes.graph.nodes
         asked = [one for one in nodes if self._affects(one.table)[1] is None and self.routes.path(one) is None]
@@ -150,37 +149,25 @@ class _Analysis:
         if not asked and not lost:
             return
         relations = list(dict.fromkeys(self._relations[name] for name in (*lost, *(node.table for node in asked))))
-        places = dict.fromkeys(self._place(node) for node in asked)
         folder = self._definition.folder / "affects"
         files = ", ".join(f"{folder}/{relation.removeprefix('public.')}.sql" for relation in relations)
+        reason = "it is beyond syncer's parser" if lost else self._reason(asked)
         raise DefinitionError(
             f"{self._definition.folder}/select.sql: which documents does a change of {', '.join(relations)} touch? "
-            f"It does not follow from the SELECT: {self._reason(asked, is_lost=bool(lost))}{''.join(places)}",
+            f"It does not follow from the SELECT: {reason}",
             hint=f"Say it in {files}: a query over the changed rows that selects\n"
             "the documents' ids AS _id: … FROM posts AS p JOIN %(rows)s AS changed ON p.… = changed.…",
         )
 
-    def _reason(self, asked: Sequence[Node], *, is_lost: bool) -> str:
+    def _reason(self, asked: Sequence[Node]) -> str:
         graph = self.routes.graph
-        if is_lost:
-            return "it is beyond syncer's parser"
         if graph.ids:
             obstacles = dict.fromkeys(text for node in asked for text in graph.obstacles.get(node.number, ()))
             return "; ".join(["no equality of WHERE or ON that must hold leads from there to _id", *obstacles])
-        if self.routes.has_id:
-            return "_id is made of rows of several tables; if one transaction changes them all, none of them finds it"
         return (
-            "_id must be made of columns of one table, by ||, casts and arithmetic, and no document may push another "
-            "one out (LIMIT, OFFSET, DISTINCT ON, a window)"
+            "_id must be made of columns of one table (a link table has the keys of both sides), by ||, casts and "
+            "arithmetic, and no document may push another one out (LIMIT, OFFSET, DISTINCT ON, a window)"
         )
-
-    def _place(self, node: Node) -> str:
-        """The place in the SELECT where the definition's author names this table."""
-        assert self._tree is not None  # noqa: S101 - the node was read in it
-        named = tables(self._tree)
-        name = table_name(named[node.place])
-        before = sum(table_name(one) == name for one in named[: node.place])
-        return place_of(self._definition.select, name, before)
 
     def _affects(self, name: TableName) -> tuple[str, str | None]:
         return _affects(self._connection, self._definition, self._relations[name])

@@ -8,8 +8,6 @@ Guarantee: too many ids are harmless, too few are a bug, so a SELECT that cannot
     graph         that graph: tables read, conditions between them, paths to ``_id``
     scope         which column of which table a name in the SELECT means
     select_parts  the parts of a SELECT that the derivation examines
-    outer_joins   which outer joins are inner ones: a condition or ``_id`` excludes their null rows
-    uniqueness    whether keys make ``_id`` unique
     routes        a path in that graph as SQL, from changed rows to document ids
     dependencies  the result: tables, columns, routes
     fingerprint   the columns, their types, and the views that a document relies on, as recorded at apply

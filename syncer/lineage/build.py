@@ -18,8 +18,7 @@ satisfies the condition. Displacing other rows counts as mattering. Hence:
 - LIMIT, OFFSET, DISTINCT ON and windows make the rows of a query compete. A column of such a query leads out of it only
   if competitors share it: it is in every PARTITION BY and in DISTINCT ON.
 - Both sides of a condition are strict: null if one of their columns is. So WHERE rejects rows that an outer join has
-  filled with nulls. Without an ``_id`` there is no document: an outer join whose nullable side provides ``_id`` is an
-  inner join. See `syncer.lineage.outer_joins`.
+  filled with nulls.
 - Where equal rows are merged, or compete, a column leads out only if equal values of its type are identical.
 - What an image does not contain leads nowhere: an array's lower bound, or whether a jsonb is null or missing.
 - ``_id`` must be known from one row. If it is made of two, one transaction may change both: then neither old row finds
@@ -30,14 +29,13 @@ Anything not understood yields no edge. In the worst case no path is found, and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
 from syncer.base.errors import DefinitionError
 from syncer.base.formatting import shortened
-from syncer.lineage import outer_joins
 from syncer.lineage.catalog import TableName, table_name, tables
 from syncer.lineage.graph import EXACT_TYPES, Edge, Graph, Node, Types, is_carried, numbers, type_of
 from syncer.lineage.scope import Columns, Scope, kept_in, renamed
@@ -64,9 +62,11 @@ def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]
         DefinitionError: It reads its tables too often.
     """
     reading = _Reading(tree, types, views)
-    for name, alternatives in reading.query(tree, None, {}, (), _positions(tree, {"_id"})):
+    for name, alternatives in reading.query(tree, None, {}, ()):
         if name == "_id":
-            reading.graph.ids += [one for one in alternatives if is_carried(one, reading.graph.nodes, types)]
+            reading.graph.ids += [
+                one for one in alternatives if len(numbers(one)) == 1 and is_carried(one, reading.graph.nodes, types)
+            ]
     reading.place_the_rest()
     return reading.graph
 
@@ -100,8 +100,6 @@ class _Body:
         ctes: The CTEs that it can read.
         context: The enclosing subqueries in expressions and UNION branches.
         first: The first node that can be its own; nodes of enclosing SELECTs have smaller numbers.
-        sides: The side that each of its joins has in effect.
-        present: Columns of its sources in which nulls do not matter.
         conditions: The conjuncts of its ON and WHERE clauses.
     """
 
@@ -109,8 +107,6 @@ class _Body:
     ctes: _Ctes
     context: tuple[int, ...]
     first: int
-    sides: Mapping[int, str]
-    present: AbstractSet[tuple[str, str]]
     conditions: list[_Condition] = field(default_factory=list)
 
 
@@ -133,42 +129,29 @@ class _Reading:
         self.graph = Graph()
         self._types = types
         self._views = views
-        self._branches = {id(one) for one in _branches(tree)}
-        read = list(tables(tree))
-        self._places = {id(table): place for place, table in enumerate(read)}
-        self._view_place: int | None = None
-        self._unread: dict[tuple[int, int], exp.Table] = {}
         self._contexts = 0
-        for table in read:
-            self._expect(table)
-
-    def _place(self, table: exp.Table) -> int:
-        """Return a table's position in the SELECT; for a table inside a view, the position of the view."""
-        return self._places[id(table)] if self._view_place is None else self._view_place
-
-    def _expect(self, table: exp.Table) -> None:
-        self._unread[self._place(table), id(table)] = table
+        self._unread = {id(table): table for table in tables(tree)}
 
     def place_the_rest(self) -> None:
         """Create nodes without edges for tables in places that are not understood."""
-        for (place, _), table in self._unread.items():
-            self._lost(table, place)
+        for table in self._unread.values():
+            self._lost(table)
 
-    def _lost(self, table: exp.Table, place: int) -> None:
+    def _lost(self, table: exp.Table) -> None:
         view = self._views.get(table_name(table))
         if view is None:
-            self._node(table, (-1,), place)
+            self._node(table, (-1,))
             return
         for one in tables(view):
-            self._lost(one, place)
+            self._lost(one)
 
-    def _node(self, table: exp.Table, context: tuple[int, ...], place: int) -> Node:
+    def _node(self, table: exp.Table, context: tuple[int, ...]) -> Node:
         if len(self.graph.nodes) >= _READINGS_MAX:
             raise DefinitionError(
                 f"The SELECT reads its tables more than {_READINGS_MAX} times, by way of CTEs and views",
                 hint="Each reading of a CTE or a view counts. Flatten those that read one another twice.",
             )
-        made = Node(number=len(self.graph.nodes), table=table_name(table), context=context, place=place)
+        made = Node(number=len(self.graph.nodes), table=table_name(table), context=context)
         self.graph.nodes.append(made)
         return made
 
@@ -178,37 +161,22 @@ class _Reading:
 
     # Queries
 
-    def query(
-        self,
-        tree: exp.Expr,
-        outer: Scope | None,
-        ctes: _Ctes,
-        context: tuple[int, ...],
-        present: AbstractSet[int] = frozenset(),
-    ) -> Columns:
-        """Read a query of any kind; return its columns. Its rows do not matter if a column in ``present`` is null."""
+    def query(self, tree: exp.Expr, outer: Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> Columns:
+        """Read a query of any kind; return its columns."""
         ctes = _with(tree, outer, ctes)
-        present = frozenset() if is_cut(tree) else present
         if isinstance(tree, exp.Subquery):
-            found = self.query(tree.this, outer, ctes, context, present)
+            found = self.query(tree.this, outer, ctes, context)
             return kept_in(found) if is_cut(tree) else found
         if isinstance(tree, exp.SetOperation):
-            return self._union(tree, outer, ctes, context, present)
+            return self._union(tree, outer, ctes, context)
         if isinstance(tree, exp.Select):
-            return self._select(tree, outer, ctes, context, present)
+            return self._select(tree, outer, ctes, context)
         return []
 
-    def _union(
-        self,
-        tree: exp.SetOperation,
-        outer: Scope | None,
-        ctes: _Ctes,
-        context: tuple[int, ...],
-        present: AbstractSet[int],
-    ) -> Columns:
+    def _union(self, tree: exp.SetOperation, outer: Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> Columns:
         first = len(self.graph.nodes)
-        left = self.query(tree.this, outer, ctes, self._inner(context), present)
-        right = self.query(tree.expression, outer, ctes, self._inner(context), present)
+        left = self.query(tree.this, outer, ctes, self._inner(context))
+        right = self.query(tree.expression, outer, ctes, self._inner(context))
         if len(left) != len(right):
             return []
         if is_cut(tree):
@@ -229,26 +197,8 @@ class _Reading:
     def _type(self, expression: exp.Expr) -> str:
         return type_of(expression, self.graph.nodes, self._types)
 
-    def _select(
-        self,
-        tree: exp.Select,
-        outer: Scope | None,
-        ctes: _Ctes,
-        context: tuple[int, ...],
-        present: AbstractSet[int],
-    ) -> Columns:
-        shared = shared_by_competitors(tree)
-        wanted = [one for at, one in enumerate(tree.expressions) if at in present and shared(one)]
-        # The type of _id is none of an array: an array is in no image.
-        sides, columns = outer_joins.effective_sides(tree, wanted, are_texts=id(tree) in self._branches)
-        body = _Body(
-            scope=Scope(outer, self._types),
-            ctes=ctes,
-            context=context,
-            first=len(self.graph.nodes),
-            sides=sides,
-            present=columns,
-        )
+    def _select(self, tree: exp.Select, outer: Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> Columns:
+        body = _Body(scope=Scope(outer, self._types), ctes=ctes, context=context, first=len(self.graph.nodes))
         source = tree.args.get("from_")
         if source is not None:
             self._from(source.this, body)
@@ -299,35 +249,26 @@ class _Reading:
 
     def _table(self, table: exp.Table, body: _Body) -> Node | Columns:
         if table.db:
-            self._unread.pop((self._place(table), id(table)), None)
+            self._unread.pop(id(table), None)
             view = self._views.get(table_name(table))
             if view is None:
-                node = self._node(table, body.context, self._place(table))
+                node = self._node(table, body.context)
                 return node if not column_aliases(table) else []
-            return renamed(self._view(view, self._place(table), body.context, _present(view, table, body)), table)
+            self._unread |= {id(one): one for one in tables(view)}
+            return renamed(self.query(view, None, {}, body.context), table)
         cte = body.ctes.get(table.name) if isinstance(table.this, exp.Identifier) else None
         if cte is not None:
-            present = frozenset() if column_aliases(cte.definition) else _present(cte.definition.this, table, body)
-            found = self.query(cte.definition.this, cte.scope, cte.ctes, body.context, present)
+            found = self.query(cte.definition.this, cte.scope, cte.ctes, body.context)
             return renamed(renamed(found, cte.definition), table)
         self._nested(table.this, body)
         return []
-
-    def _view(self, view: exp.Expr, place: int, context: tuple[int, ...], present: AbstractSet[int]) -> Columns:
-        """Read a view at one of the positions where it is read."""
-        around, self._view_place = self._view_place, place
-        for table in tables(view):
-            self._expect(table)
-        found = self.query(view, None, {}, context, present)
-        self._view_place = around
-        return found
 
     def _derived(self, item: exp.Expr, body: _Body) -> Columns:
         is_lateral = isinstance(item, exp.Lateral)
         inner = item.this if is_lateral else item
         if isinstance(inner, exp.Query):
             outer = body.scope if is_lateral else body.scope.outer
-            return renamed(self.query(inner, outer, body.ctes, body.context, _present(inner, item, body)), item)
+            return renamed(self.query(inner, outer, body.ctes, body.context), item)
         self._nested(inner, body)
         return []
 
@@ -343,7 +284,6 @@ class _Reading:
                 one, other = (exp.column(name, table=owner) for owner in owners)
                 equal.append(exp.EQ(this=one, expression=other))
             merged[name] = {"": owners[0], "LEFT": owners[0], "RIGHT": owners[1]}.get(side)
-        side = body.sides.get(id(join), side)
         speaks_for = {"": None, "LEFT": right.nodes, "RIGHT": left.nodes}.get(side, frozenset())
         body.conditions.extend(_Condition(expression=one, speaks_for=speaks_for) for one in equal)
         return _Arm(nodes=left.nodes | right.nodes, aliases=left.aliases + right.aliases, merged=merged)
@@ -425,26 +365,6 @@ class _Reading:
 
 def _text(expression: exp.Expr) -> str:
     return str(shortened(expression.unnest().sql(dialect="postgres")))
-
-
-def _branches(tree: exp.Expr) -> list[exp.Expr]:
-    """Return the SELECTs of a query: one, or those of a UNION, the first one first."""
-    if isinstance(tree, exp.SetOperation):
-        return [*_branches(tree.this), *_branches(tree.expression)]
-    return _branches(tree.this) if isinstance(tree, exp.Subquery) else [tree]
-
-
-def _positions(tree: exp.Expr, names: Collection[str]) -> frozenset[int]:
-    """Return the positions of a query's columns with these names."""
-    columns = _branches(tree)[0].args.get("expressions") or []
-    return frozenset(at for at, one in enumerate(columns) if one.alias_or_name in names)
-
-
-def _present(tree: exp.Expr, item: exp.Expr, body: _Body) -> frozenset[int]:
-    """Return the columns of a query in FROM in which nulls do not matter."""
-    if column_aliases(item):
-        return frozenset()
-    return _positions(tree, {name for alias, name in body.present if alias == item.alias_or_name})
 
 
 def _of(first: int, meanings: Sequence[exp.Expr]) -> list[exp.Expr]:

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 
 import psycopg
 import sqlglot
@@ -289,27 +288,8 @@ def table_name(table: exp.Table) -> TableName:
 
 
 def tables(tree: exp.Expr) -> list[exp.Table]:
-    """Return the tables and views named in a canonical query, in textual order. References to CTEs are left out."""
-    found = [table for table in tree.find_all(exp.Table) if table.db]
-    return sorted(found, key=lambda table: int(table.this.meta["start"]))
-
-
-def place_of(query: str, table: TableName, occurrence: int) -> str:
-    """Return the line where a query names a table for the n-th time, with a caret below; empty if not found."""
-    tokens = sqlglot.tokenize(query, read="postgres")
-    found = [
-        token.start
-        for before, token in pairwise(tokens)
-        if before.token_type in _BEFORE_TABLE and _spells(token.text, table[1])
-    ]
-    return _line_at(query, found[occurrence]) if occurrence < len(found) else ""
-
-
-_BEFORE_TABLE = frozenset({TokenType.FROM, TokenType.JOIN, TokenType.COMMA, TokenType.DOT, TokenType.L_PAREN})
-
-
-def _spells(text: str, name: str) -> bool:
-    return name in (text, text.lower())
+    """Return the tables and views named in a canonical query. References to CTEs are left out."""
+    return [table for table in tree.find_all(exp.Table) if table.db]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ documents.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
 
@@ -44,13 +44,11 @@ class Node:
         number: Its columns are qualified with ``n`` and this number.
         table: The table.
         context: The enclosing subqueries in expressions and UNION branches, outermost first.
-        place: The position among the tables named in the SELECT, in textual order.
     """
 
     number: int
     table: TableName
     context: tuple[int, ...]
-    place: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +74,8 @@ class Path:
 
     Args:
         start: The first node.
-        hops: The other nodes, each after the nodes that it is joined to.
-        id: ``_id`` in columns of these nodes.
+        hops: The other nodes in order; each is joined to nodes before it.
+        id: ``_id`` in columns of the last node.
     """
 
     start: Node
@@ -99,7 +97,7 @@ class Graph:
     Args:
         nodes: By number.
         edges: A condition that holds in both directions is two edges.
-        ids: The expression for ``_id`` in each UNION branch in which it is known.
+        ids: The expression for ``_id``, in columns of one node, in each UNION branch in which it is known.
         obstacles: By node, what in the SELECT relates it to others and yields no edge from it.
     """
 
@@ -111,22 +109,21 @@ class Graph:
     def path(self, start: Node, keys: Keys) -> Path | None:
         """Return the cheapest path from a node to documents; hops along keys are preferred."""
         cost, came = self._reach(start, keys)
-        ends = [(max(cost[number] for number in wanted), id_, wanted) for id_, wanted in self._ends(cost)]
+        ends = [(cost[number], id_) for id_ in self.ids for number in numbers(id_) & cost.keys()]
         if not ends:
             return None
-        _, id_, wanted = min(ends, key=lambda end: end[0])
-        order = sorted(_on_the_way(wanted, came), key=lambda number: (cost[number], number))
-        placed = {start.number}
-        hops = []
-        for number in order:
-            if number not in placed:
-                placed.add(number)
-                hops.append(Hop(node=self.nodes[number], conditions=self._conditions(number, placed)))
+        _, id_ = min(ends, key=lambda end: end[0])
+        (here,) = numbers(id_)
+        way = [here]
+        while here != start.number:
+            here = came[here]
+            way.append(here)
+        way.reverse()
+        hops = [
+            Hop(node=self.nodes[number], conditions=self._conditions(number, way[:at]))
+            for at, number in enumerate(way[1:], start=1)
+        ]
         return Path(start=start, hops=tuple(hops), id=id_)
-
-    def reached(self, start: Node) -> set[int]:
-        """Return the nodes that take part wherever this one does."""
-        return set(self._reach(start, {})[0])
 
     def _reach(self, start: Node, keys: Keys) -> tuple[dict[int, int], dict[int, int]]:
         """Return the cost of each reachable node, and the node before it."""
@@ -155,12 +152,6 @@ class Graph:
                 return True
         return False
 
-    def _ends(self, reached: Mapping[int, int]) -> Iterator[tuple[exp.Expr, set[int]]]:
-        for id_ in self.ids:
-            wanted = numbers(id_)
-            if wanted <= reached.keys():
-                yield id_, wanted
-
     def _conditions(self, number: int, placed: Collection[int]) -> tuple[exp.EQ, ...]:
         """Return all conditions between a node and the placed ones; each holds for both, whatever its direction."""
         found = {
@@ -169,16 +160,6 @@ class Graph:
             if (edge.source == number and edge.target in placed) or (edge.target == number and edge.source in placed)
         }
         return tuple(found.values())
-
-
-def _on_the_way(wanted: Collection[int], came: Mapping[int, int]) -> set[int]:
-    found: set[int] = set()
-    for number in wanted:
-        here: int | None = number
-        while here is not None and here not in found:
-            found.add(here)
-            here = came.get(here)
-    return found
 
 
 def numbers(expression: exp.Expr) -> set[int]:
@@ -191,51 +172,6 @@ def lookup_columns(condition: exp.EQ, node: Node) -> list[str]:
     qualifier = f"n{node.number}"
     sides = (condition.left, condition.right)
     return [side.name for side in sides if isinstance(side, exp.Column) and side.table == qualifier]
-
-
-def of_one_row(graph: Graph, types: Types) -> None:
-    """Rewrite each ``_id`` in columns of a single node, by equalities between its rows; drop it if impossible."""
-    graph.ids = [one for one in (_of_one_row(graph, types, id_) for id_ in graph.ids) if one is not None]
-
-
-def _of_one_row(graph: Graph, types: Types, id_: exp.Expr) -> exp.Expr | None:
-    wanted = numbers(id_)
-    if len(wanted) == 1:
-        return id_
-    present: set[int] = set()
-    for number in wanted:
-        present |= graph.reached(graph.nodes[number])
-    equal = [
-        (edge.condition.left, edge.condition.right)
-        for edge in graph.edges
-        if {edge.source, edge.target} <= present and _is_same(edge.condition, graph, types)
-    ]
-    for number in sorted(present):
-        columns = {column: _equal_column(column, number, equal) for column in set(id_.find_all(exp.Column))}
-        if all(columns.values()):
-            found: exp.Expr = id_.transform(lambda part, known=columns: known.get(part, part))
-            return found
-    return None
-
-
-def _is_same(condition: exp.EQ, graph: Graph, types: Types) -> bool:
-    """Whether a condition compares two columns whose equal values have equal texts."""
-    one, other = (type_of(side, graph.nodes, types) for side in (condition.left, condition.right))
-    is_columns = isinstance(condition.left, exp.Column) and isinstance(condition.right, exp.Column)
-    return is_columns and one == other and one in PLAIN_TYPES.values()
-
-
-def _equal_column(column: exp.Expr, number: int, equal: Sequence[tuple[exp.Expr, exp.Expr]]) -> exp.Expr | None:
-    """Return a column of one node that has the same value."""
-    found, ahead = {column}, [column]
-    while ahead:
-        here = ahead.pop(0)
-        if numbers(here) == {number}:
-            return here
-        beside = {other for pair in equal for one, other in (pair, pair[::-1]) if one == here} - found
-        found |= beside
-        ahead += sorted(beside, key=str)
-    return None
 
 
 def is_carried(expression: exp.Expr, nodes: Sequence[Node], types: Types) -> bool:

@@ -18,7 +18,7 @@ from syncer.base.postgres import Connection
 from syncer.lineage.build import read_graph
 from syncer.lineage.catalog import Probe
 from syncer.lineage.dependencies import Lookup
-from syncer.lineage.graph import PLAIN_TYPES, Graph, Hop, Node, Path, numbers, of_one_row
+from syncer.lineage.graph import PLAIN_TYPES, Graph, Hop, Node, Path, numbers
 
 ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
 """Placeholder for the changed rows until a query is run; deparsing preserves it literally."""
@@ -81,8 +81,6 @@ class Routes:
         types = {name: table.types for name, table in self._catalogue.items()}
         self.graph = read_graph(found.tree, types, found.views) if found.tree else Graph()
         self._paths: dict[int, Path | None] = {}
-        self.has_id = bool(self.graph.ids)
-        of_one_row(self.graph, types)
 
     def root(self) -> tuple[str | None, str | None]:
         """Return table and column of ``_id``, if it is a unique column of a table; otherwise None, None."""
@@ -96,9 +94,7 @@ class Routes:
     def lookups(self) -> Iterator[Lookup]:
         """Yield the lookups made when documents are built and when affected documents are found."""
         for id_ in self.graph.ids:
-            if len(numbers(id_)) == 1:
-                node = self._node(id_)
-                yield Lookup(relation=self._relations[node.table], columns=(self._bare(id_),))
+            yield Lookup(relation=self._relations[self._node(id_).table], columns=(self._bare(id_),))
         for node in self.graph.nodes:
             path = self.path(node)
             for hop in path.hops if path else ():

@@ -1,7 +1,8 @@
 """Each shape of SELECT is derived rightly, or refused with the place and the way out.
 
-What is derived is held against the plain SELECT (`tests.judge`) over random transactions. Each trap names the
-mutations of the rules that it catches, and is seen to catch them: with the rule taken out, a document is missed.
+DERIVED and REFUSED are the table of cases. What is derived is held against the plain SELECT (`tests.judge`) over random
+transactions. Many cases are traps, for which a plausible rule is wrong: each of the MUTATIONS takes out a rule and is
+seen to be caught by its cases. With the rule taken out, a document is missed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from syncer.documents import analyze
 from syncer.sandbox import Endpoints, Sandbox
 from tests.harness import World
 from tests.judge import Judge
-from tests.little_world import COLUMNS, MORE_COLUMNS, MORE_SCHEMA, SCHEMA, cleaning_up, transactions
+from tests.little_world import MORE_SCHEMA, SCHEMA, cleaning_up, transactions
 
 ROUNDS = 10
 ROUNDS_TO_CATCH = 400
@@ -60,39 +61,25 @@ def hold(judge: Judge, *, rounds: int = ROUNDS) -> None:
             judge.require_nothing_missed(transactions(random, judge.tables), random)
 
 
-SHAPES = {
-    "inner join": "SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = x.id",
-    "left join": "SELECT x.id AS _id, y.v FROM r x LEFT JOIN a y ON y.r_id = x.id",
-    "right join": "SELECT x.id AS _id, y.v FROM a y RIGHT JOIN r x ON y.r_id = x.id",
-    "full join, of its left side": "SELECT x.id AS _id, y.v FROM r x FULL JOIN a y ON y.r_id = x.id",
-    "left join whose nullable side provides _id": (
-        "SELECT 'a-' || y.id AS _id, x.v FROM r x LEFT JOIN a y ON y.r_id = x.id"
-    ),
-    "left joins before an inner join": (
-        "SELECT s.c AS _id, s.n, s.v FROM (SELECT y.id AS c, x.v, count(*) AS n FROM r x "
-        "LEFT JOIN l z ON z.r_id = x.id LEFT JOIN a y ON y.id = z.a_id JOIN b w ON w.a_id = y.id GROUP BY y.id, x.v) s"
-    ),
-    "left join in a view, whose nullable side provides _id": "SELECT k.d AS _id, k.c FROM kept k",
-    "full join, kept by WHERE": "SELECT x.id AS _id, y.v FROM r x FULL JOIN a y ON y.r_id = x.id WHERE y.r_id = x.id",
-    "cross join and WHERE": "SELECT x.id AS _id, y.v FROM r x CROSS JOIN a y WHERE y.r_id = x.id",
-    "comma": "SELECT x.id AS _id, y.v, z.v AS w FROM r x, a y, l z WHERE y.r_id = x.id AND z.a_id = y.id",
+DERIVED = {
+    "inner join": ("SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = x.id"),
+    "left join": ("SELECT x.id AS _id, y.v FROM r x LEFT JOIN a y ON y.r_id = x.id"),
+    "right join": ("SELECT x.id AS _id, y.v FROM a y RIGHT JOIN r x ON y.r_id = x.id"),
+    "full join, kept by WHERE": ("SELECT x.id AS _id, y.v FROM r x FULL JOIN a y ON y.r_id = x.id WHERE y.r_id = x.id"),
+    "cross join and WHERE": ("SELECT x.id AS _id, y.v FROM r x CROSS JOIN a y WHERE y.r_id = x.id"),
+    "comma": ("SELECT x.id AS _id, y.v, z.v AS w FROM r x, a y, l z WHERE y.r_id = x.id AND z.a_id = y.id"),
     "joins in parentheses": (
         "SELECT x.id AS _id, y.v FROM r x LEFT JOIN (a y JOIN b z ON z.a_id = y.id) ON y.r_id = x.id"
     ),
     "chain of left joins": (
         "SELECT x.id AS _id, y.v, z.v AS w FROM r x LEFT JOIN a y ON y.id = x.k LEFT JOIN r z ON z.id = y.r_id"
     ),
-    "using": "SELECT id AS _id, y.v FROM r JOIN (SELECT r_id AS id, v FROM a) y USING (id)",
+    "using": ("SELECT id AS _id, y.v FROM r JOIN (SELECT r_id AS id, v FROM a) y USING (id)"),
     "using twice": (
         "SELECT id AS _id, y.v, z.v AS w FROM r LEFT JOIN (SELECT r_id AS id, v FROM a) y USING (id) "
         "LEFT JOIN (SELECT r_id AS id, v FROM b) z USING (id)"
     ),
-    "using twice, from the right": (
-        "SELECT id AS _id, y.v, z.v AS w FROM (SELECT r_id AS id, v FROM a) y RIGHT JOIN r USING (id) "
-        "LEFT JOIN (SELECT r_id AS id, v FROM b) z USING (id)"
-    ),
-    "natural join": "SELECT id AS _id, y.d FROM r NATURAL JOIN (SELECT r_id AS id, v AS d FROM a) y",
-    "correlated subquery": "SELECT x.id AS _id, (SELECT max(y.v) FROM a y WHERE y.r_id = x.id) AS f FROM r x",
+    "correlated subquery": ("SELECT x.id AS _id, (SELECT max(y.v) FROM a y WHERE y.r_id = x.id) AS f FROM r x"),
     "subqueries nested": (
         "SELECT x.id AS _id, (SELECT jsonb_agg((SELECT sum((SELECT count(*) FROM l z WHERE z.a_id = y.id "
         "AND z.r_id = w.r_id)) FROM b w WHERE w.a_id = y.id) ORDER BY y.id) FROM a y WHERE y.r_id = x.id) AS f FROM r x"
@@ -101,11 +88,11 @@ SHAPES = {
         "SELECT x.id AS _id, (SELECT jsonb_agg(y.v ORDER BY y.v) FROM a y WHERE y.id IN "
         "(SELECT z.a_id FROM l z WHERE z.r_id = x.id)) AS f FROM r x"
     ),
-    "exists": "SELECT x.id AS _id, EXISTS (SELECT FROM a y WHERE y.r_id = x.id AND y.v > 1) AS f FROM r x",
-    "not exists": "SELECT x.id AS _id FROM r x WHERE NOT EXISTS (SELECT FROM a y WHERE y.r_id = x.id)",
-    "in": "SELECT x.id AS _id, x.v FROM r x WHERE x.id IN (SELECT y.r_id FROM a y)",
-    "in, of pairs": "SELECT x.id AS _id FROM r x WHERE (x.id, x.k) IN (SELECT y.r_id, y.k FROM a y)",
-    "any": "SELECT x.id AS _id FROM r x WHERE x.id = ANY (SELECT y.r_id FROM a y)",
+    "exists": ("SELECT x.id AS _id, EXISTS (SELECT FROM a y WHERE y.r_id = x.id AND y.v > 1) AS f FROM r x"),
+    "not exists": ("SELECT x.id AS _id FROM r x WHERE NOT EXISTS (SELECT FROM a y WHERE y.r_id = x.id)"),
+    "in": ("SELECT x.id AS _id, x.v FROM r x WHERE x.id IN (SELECT y.r_id FROM a y)"),
+    "in, of pairs": ("SELECT x.id AS _id FROM r x WHERE (x.id, x.k) IN (SELECT y.r_id, y.k FROM a y)"),
+    "any": ("SELECT x.id AS _id FROM r x WHERE x.id = ANY (SELECT y.r_id FROM a y)"),
     "lateral": (
         "SELECT x.id AS _id, s.v FROM r x LEFT JOIN LATERAL (SELECT y.v FROM a y WHERE y.r_id = x.id "
         "ORDER BY y.v LIMIT 1) s ON true"
@@ -133,12 +120,12 @@ SHAPES = {
         "SELECT x.id AS _id, (WITH w AS (SELECT y.id FROM a y WHERE y.r_id = x.id) "
         "SELECT count(*) FROM b z JOIN w ON w.id = z.a_id) AS f FROM r x"
     ),
-    "view": "SELECT x.id AS _id, y.d FROM r x JOIN joined y ON y.c = x.id",
-    "view of a view": "SELECT x.id AS _id, y.d FROM r x LEFT JOIN kept y ON y.c = x.id",
+    "view": ("SELECT x.id AS _id, y.d FROM r x JOIN joined y ON y.c = x.id"),
+    "view of a view": ("SELECT x.id AS _id, y.d FROM r x LEFT JOIN kept y ON y.c = x.id"),
     "view twice": (
         "SELECT x.id AS _id, y.d, z.d AS e FROM r x JOIN first y ON y.c = x.id LEFT JOIN first z ON z.c = x.k"
     ),
-    "view that is a union": "SELECT x.id AS _id, (SELECT sum(y.d) FROM both_kinds y WHERE y.c = x.id) AS f FROM r x",
+    "view that is a union": ("SELECT x.id AS _id, (SELECT sum(y.d) FROM both_kinds y WHERE y.c = x.id) AS f FROM r x"),
     "union inside": (
         "SELECT x.id AS _id, (SELECT sum(s.v) FROM (SELECT y.r_id, y.v FROM a y UNION ALL "
         "SELECT z.r_id, z.v FROM b z) s WHERE s.r_id = x.id) AS f FROM r x"
@@ -151,8 +138,8 @@ SHAPES = {
         "SELECT 'r' || x.id AS _id, x.v FROM r x UNION ALL SELECT 'a' || y.id, z.v FROM a y JOIN r z ON z.id = y.r_id"
     ),
     "table twice": ("SELECT x.id AS _id, y.v, z.v AS w FROM r x JOIN a y ON y.r_id = x.id LEFT JOIN a z ON z.k = x.v"),
-    "self-join": "SELECT x.id AS _id, y.v, z.v AS w FROM r x LEFT JOIN r y ON y.id = x.k LEFT JOIN r z ON z.id = y.k",
-    "root as its own child": "SELECT x.id AS _id, (SELECT count(*) FROM r y WHERE y.k = x.id) AS f FROM r x",
+    "self-join": ("SELECT x.id AS _id, y.v, z.v AS w FROM r x LEFT JOIN r y ON y.id = x.k LEFT JOIN r z ON z.id = y.k"),
+    "root as its own child": ("SELECT x.id AS _id, (SELECT count(*) FROM r y WHERE y.k = x.id) AS f FROM r x"),
     "many to many": (
         "SELECT x.id AS _id, (SELECT jsonb_agg(y.v ORDER BY y.v) FROM l z JOIN a y ON y.id = z.a_id "
         "WHERE z.r_id = x.id) AS f FROM r x"
@@ -161,22 +148,20 @@ SHAPES = {
         "SELECT x.p || '-' || x.q AS _id, y.v, z.v AS w FROM b x LEFT JOIN b y ON y.p = x.q AND y.q = x.p "
         "LEFT JOIN l z ON (z.r_id, z.a_id) = (x.r_id, x.a_id)"
     ),
-    "id of a child, by its parent's key": "SELECT x.id || '-' || y.id AS _id, x.v FROM r x JOIN a y ON y.r_id = x.id",
-    "id by way of a third": (
-        "SELECT x.id || '-' || y.id AS _id, z.v FROM r x JOIN l z ON z.r_id = x.id JOIN a y ON y.id = z.a_id"
+    "star": ("SELECT x.id AS _id, x.*, y.v AS w FROM r x LEFT JOIN a y ON y.r_id = x.id"),
+    "whole rows": (
+        "SELECT x.id AS _id, (SELECT jsonb_agg(y ORDER BY y.id) FROM a y WHERE y.r_id = x.id) AS f FROM r x"
     ),
-    "star": "SELECT x.id AS _id, x.*, y.v AS w FROM r x LEFT JOIN a y ON y.r_id = x.id",
-    "whole rows": "SELECT x.id AS _id, (SELECT jsonb_agg(y ORDER BY y.id) FROM a y WHERE y.r_id = x.id) AS f FROM r x",
     "quoted names": (
         'SELECT x.id AS _id, "Ein ""y"" ü"."the.Key" AS "select" FROM r "x" '
         'JOIN "other.one"."Or""der ü" AS "Ein ""y"" ü" ON "Ein ""y"" ü"."select" = "x".id'
     ),
-    "group by the key": "SELECT x.id AS _id, count(y.id) AS n FROM r x LEFT JOIN a y ON y.r_id = x.id GROUP BY x.id",
+    "group by the key": ("SELECT x.id AS _id, count(y.id) AS n FROM r x LEFT JOIN a y ON y.r_id = x.id GROUP BY x.id"),
     "group by a column": (
         "SELECT y.r_id AS _id, count(*) AS n, max(z.v) AS m FROM a y LEFT JOIN l z ON z.a_id = y.id GROUP BY 1"
     ),
-    "distinct": "SELECT DISTINCT y.r_id AS _id FROM a y JOIN b z ON z.a_id = y.id",
-    "window over the id": "SELECT x.k AS _id, rank() OVER (PARTITION BY x.k ORDER BY x.v, x.id) AS f FROM r x",
+    "distinct": ("SELECT DISTINCT y.r_id AS _id FROM a y JOIN b z ON z.a_id = y.id"),
+    "window over the id": ("SELECT x.k AS _id, rank() OVER (PARTITION BY x.k ORDER BY x.v, x.id) AS f FROM r x"),
     "window in a derived table": (
         "SELECT x.id AS _id, s.v FROM r x LEFT JOIN (SELECT y.r_id, y.v, row_number() OVER w AS n FROM a y "
         "WINDOW w AS (PARTITION BY y.r_id ORDER BY y.v, y.id)) s ON s.r_id = x.id AND s.n < 2"
@@ -189,8 +174,8 @@ SHAPES = {
         "SELECT x.id AS _id, s.b FROM r x JOIN (SELECT u.b, u.a FROM (SELECT y.r_id, y.v FROM a y) u (a, b)) s "
         "ON s.a = x.id"
     ),
-    "json operator": "SELECT x.id AS _id, y.word FROM r x JOIN t y ON (y.data ->> 'r')::int = x.id",
-    "function in FROM": "SELECT x.id AS _id, u.u FROM r x CROSS JOIN LATERAL twice(x.k) AS u (u)",
+    "json operator": ("SELECT x.id AS _id, y.word FROM r x JOIN t y ON (y.data ->> 'r')::int = x.id"),
+    "function in FROM": ("SELECT x.id AS _id, u.u FROM r x CROSS JOIN LATERAL twice(x.k) AS u (u)"),
     "values": (
         "SELECT x.id AS _id, y.name FROM r x LEFT JOIN (VALUES (1, 'one'), (2, 'two')) y (id, name) ON y.id = x.k"
     ),
@@ -209,14 +194,9 @@ SHAPES = {
         "SELECT x.id AS _id, (SELECT percentile_disc(0.5) WITHIN GROUP (ORDER BY y.v) FILTER (WHERE y.k > 0) "
         "FROM a y WHERE y.r_id = x.id) AS f FROM r x"
     ),
-    # What Postgres accepts, however it is written.
-    "row comparison": "SELECT x.id AS _id, y.v FROM r x JOIN a y ON ROW(y.r_id, y.k) = ROW(x.id, x.k)",
-    "equal truths": "SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = x.id AND (y.k = 1) = (x.k = 1)",
-    "only": "SELECT x.id AS _id, y.v FROM ONLY r x JOIN ONLY a y ON y.r_id = x.id",
-    "quotes and dots in an alias": (
-        'SELECT x.id AS _id, "a.b""c é".v FROM r x JOIN a AS "a.b""c é" ON "a.b""c é".r_id = x.id'
-    ),
-    "reserved words": 'SELECT x.id AS _id, "select".v AS "from" FROM r x JOIN a AS "select" ON "select".r_id = x.id',
+    "row comparison": ("SELECT x.id AS _id, y.v FROM r x JOIN a y ON ROW(y.r_id, y.k) = ROW(x.id, x.k)"),
+    "equal truths": ("SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = x.id AND (y.k = 1) = (x.k = 1)"),
+    "only": ("SELECT x.id AS _id, y.v FROM ONLY r x JOIN ONLY a y ON y.r_id = x.id"),
     "aliases like ours": (
         "SELECT x.id AS _id, n1.v, n0.k FROM r x JOIN a n1 ON n1.r_id = x.id JOIN a n0 ON n0.r_id = n1.id"
     ),
@@ -228,7 +208,6 @@ SHAPES = {
         f"SELECT x.id AS _id, q.c FROM r x JOIN {'(SELECT q.c FROM ' * 30}(SELECT r_id AS c FROM a) q {') q ' * 30}"
         "ON q.c = x.id"
     ),
-    "array constructor": "SELECT x.id AS _id, array(SELECT y.v FROM a y WHERE y.r_id = x.id ORDER BY 1) AS f FROM r x",
     "frames": (
         "SELECT x.id AS _id, sum(y.v) OVER (PARTITION BY x.id ORDER BY y.v, y.id ROWS BETWEEN 1 "
         "PRECEDING AND CURRENT ROW "
@@ -250,27 +229,46 @@ SHAPES = {
     "set operations nested": (
         "((SELECT x.id AS _id FROM r x EXCEPT (SELECT y.id FROM a y INTERSECT SELECT z.a_id FROM l z)) ORDER BY 1)"
     ),
-    "literals": r"SELECT x.id AS _id, U&'d\0061t' AS f, E'a\'b' AS g, $$it's$$ AS h, B'101' AS i FROM r x",
+    "literals": (r"SELECT x.id AS _id, U&'d\0061t' AS f, E'a\'b' AS g, $$it's$$ AS h, B'101' AS i FROM r x"),
+    "a lateral that hands an outer row on": (
+        "SELECT x.id AS _id, (SELECT count(*) FROM b LEFT JOIN (generate_series(1, 1) u JOIN LATERAL "
+        "(SELECT y.id AS c) s ON true JOIN l z ON z.a_id = s.c) ON z.r_id = x.id WHERE b.a_id = y.k) AS n "
+        "FROM r x JOIN a y ON y.v = x.v"
+    ),
+    "IN under a left join's ON": (
+        "SELECT x.id AS _id, y.v FROM r x JOIN a w ON w.v = x.v LEFT JOIN a y ON w.id IN (SELECT "
+        "z.a_id FROM l z "
+        "WHERE z.r_id = x.id) AND y.id = w.k"
+    ),
+    "a key of another type": ("SELECT x.n AS _id, y.v FROM r x JOIN b y ON y.n = x.n"),
+    "what FULL JOIN USING merges, in a subquery": (
+        "SELECT x.id AS _id, EXISTS (SELECT FROM a y FULL JOIN l z USING (v) WHERE v = y.k AND "
+        "z.r_id = x.id) AS f "
+        "FROM r x"
+    ),
+    "columns swapped by an alias": (
+        "SELECT x.id AS _id, s.r_id FROM r x JOIN (SELECT y.r_id, y.v FROM a y) s (v, r_id) ON s.v = x.id"
+    ),
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_shape_is_derived_and_right(judge: Judge, shape: str) -> None:
+@pytest.mark.parametrize("case", DERIVED)
+def test_a_shape_is_derived_and_right(judge: Judge, case: str) -> None:
     """Nothing is asked of the author of such a SELECT, and no document is missed."""
-    dependencies = judge.derive(SHAPES[shape])
+    dependencies = judge.derive(DERIVED[case])
     assert all(use.is_derived for use in dependencies.tables.values())
     hold(judge)
 
 
 REFUSED = {
-    "operator in a schema": 'SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id OPERATOR("other.one".=) x.id',
-    "not distinct": "SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id IS NOT DISTINCT FROM x.id",
-    "rows ordered": "SELECT x.id AS _id, y.v FROM r x JOIN a y ON ROW(y.r_id, y.k) >= ROW(x.id, x.k)",
-    "any of an array": "SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = ANY (ARRAY[x.id, x.k])",
-    "all": "SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = ALL (SELECT z.r_id FROM b z WHERE z.v = x.id)",
-    "case": "SELECT x.id AS _id, y.v FROM r x JOIN a y ON CASE WHEN y.k = 1 THEN y.r_id ELSE y.v END = x.id",
-    "whole row as text": "SELECT x.id AS _id, y.v FROM r x JOIN a y ON (y.*)::text = x.v::text",
-    "alias of a join": "SELECT j.id AS _id, j.w FROM (r x JOIN (SELECT r_id, v AS w FROM a) q ON q.r_id = x.id) AS j",
+    "operator in a schema": ('SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id OPERATOR("other.one".=) x.id'),
+    "not distinct": ("SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id IS NOT DISTINCT FROM x.id"),
+    "rows ordered": ("SELECT x.id AS _id, y.v FROM r x JOIN a y ON ROW(y.r_id, y.k) >= ROW(x.id, x.k)"),
+    "any of an array": ("SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = ANY (ARRAY[x.id, x.k])"),
+    "all": ("SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = ALL (SELECT z.r_id FROM b z WHERE z.v = x.id)"),
+    "case": ("SELECT x.id AS _id, y.v FROM r x JOIN a y ON CASE WHEN y.k = 1 THEN y.r_id ELSE y.v END = x.id"),
+    "whole row as text": ("SELECT x.id AS _id, y.v FROM r x JOIN a y ON (y.*)::text = x.v::text"),
+    "alias of a join": ("SELECT j.id AS _id, j.w FROM (r x JOIN (SELECT r_id, v AS w FROM a) q ON q.r_id = x.id) AS j"),
     "function's rows numbered": (
         "SELECT x.id AS _id, y.v FROM r x CROSS JOIN unnest(ARRAY[1, x.k]) WITH ORDINALITY u (u, o) "
         "JOIN a y ON y.r_id = u.u"
@@ -286,36 +284,130 @@ REFUSED = {
     "beyond the parser: alias of USING": (
         "SELECT u.id AS _id, q.w FROM r JOIN (SELECT r_id AS id, v AS w FROM a) q USING (id) AS u"
     ),
-    "beyond the parser: very deep": f"SELECT x.id AS _id, {' + '.join(['x.v'] * 400)} AS f FROM r x",
+    "beyond the parser: very deep": (f"SELECT x.id AS _id, {' + '.join(['x.v'] * 400)} AS f FROM r x"),
+    "left join whose nullable side provides _id": (
+        "SELECT 'a-' || y.id AS _id, x.v FROM r x LEFT JOIN a y ON y.r_id = x.id"
+    ),
+    "left join in a view, whose nullable side provides _id": ("SELECT k.d AS _id, k.c FROM kept k"),
+    "full join, of its left side": ("SELECT x.id AS _id, y.v FROM r x FULL JOIN a y ON y.r_id = x.id"),
+    "id of a child, by its parent's key": ("SELECT x.id || '-' || y.id AS _id, x.v FROM r x JOIN a y ON y.r_id = x.id"),
+    "competitors in a window": (
+        "SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, rank() OVER (ORDER BY y.v) AS d FROM a y) s "
+        "ON s.c = x.id"
+    ),
+    "partition by something else": (
+        "SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, count(*) OVER (PARTITION BY y.k) AS d "
+        "FROM a y) s ON s.c = x.id"
+    ),
+    "named window": (
+        "SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, count(*) OVER w AS d FROM a y "
+        "WINDOW w AS (PARTITION BY y.k)) s ON s.c = x.id"
+    ),
+    "documents rank one another": ("SELECT x.id AS _id, rank() OVER (ORDER BY x.v) AS f FROM r x"),
+    "distinct on something else": (
+        "SELECT x.id AS _id, s.d FROM r x JOIN (SELECT DISTINCT ON (y.k) y.r_id AS c, y.v AS d FROM a y "
+        "ORDER BY y.k, y.v, y.id) s ON s.c = x.id"
+    ),
+    "limit": (
+        "SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, y.v AS d FROM a y ORDER BY y.v, y.id "
+        "LIMIT 2) s ON s.c = x.id"
+    ),
+    "offset": (
+        "SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, y.v AS d FROM a y ORDER BY y.v, y.id "
+        "OFFSET 1) s ON s.c = x.id"
+    ),
+    "with ties": (
+        "SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, y.v AS d FROM a y ORDER BY y.v "
+        "FETCH FIRST 1 ROW WITH TIES) s ON s.c = x.id"
+    ),
+    "limit of documents": ("SELECT x.id AS _id, x.v FROM r x ORDER BY x.v, x.id LIMIT 2"),
+    "limit of a union": (
+        "SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, y.v AS d FROM a y UNION ALL "
+        "SELECT z.r_id, z.v FROM l z ORDER BY 2, 1 LIMIT 2) s ON s.c = x.id"
+    ),
+    "in, of the first": (
+        "SELECT x.id AS _id FROM r x WHERE x.id IN (SELECT y.r_id FROM a y ORDER BY y.v, y.id LIMIT 1)"
+    ),
+    "documents by grouping sets": (
+        "SELECT coalesce(y.k, 0) AS _id, count(*) AS n FROM a y GROUP BY GROUPING SETS ((y.k), ())"
+    ),
+    "left join of which a null is no null": (
+        "SELECT x.id AS _id, z.v FROM a y JOIN r x ON true LEFT JOIN l z ON z.r_id = y.id AND z.a_id = x.id "
+        "WHERE coalesce(z.v, 1) = 1"
+    ),
+    "only a left join's ON": (
+        "SELECT y.id AS _id, z.n FROM a y JOIN (SELECT x.id, count(w.id) AS n FROM r x LEFT JOIN a w "
+        "ON w.r_id = x.id GROUP BY x.id) z ON true"
+    ),
+    "what a left join's ON does not reject": (
+        "SELECT x.id AS _id, z.v FROM a y JOIN r x ON true LEFT JOIN l z ON z.r_id = y.id AND z.a_id = x.id"
+    ),
+    "what a right join's ON does not reject": (
+        "SELECT x.id AS _id, z.v FROM l z RIGHT JOIN (a y JOIN r x ON true) ON z.r_id = y.id AND z.a_id = x.id"
+    ),
+    "right join in a subquery": (
+        "SELECT x.id AS _id, (SELECT count(*) FROM (l z JOIN a w ON w.id = z.a_id AND w.r_id = x.id) "
+        "RIGHT JOIN b y ON y.a_id = z.a_id) AS f FROM r x"
+    ),
+    "what a full join's ON does not reject": (
+        "SELECT coalesce(x.id, y.id) AS _id, y.v FROM r x FULL JOIN (SELECT w.id, w.v FROM a w) y ON y.id = x.id"
+    ),
+    "full join in a subquery": (
+        "SELECT x.id AS _id, (SELECT count(*) FROM (SELECT w.id FROM a w WHERE w.r_id = x.id) y "
+        "FULL JOIN l z ON z.a_id = y.id) AS f FROM r x"
+    ),
+    "branches speak for one another": (
+        "SELECT x.id AS _id, s.v FROM a y JOIN (SELECT w.r_id AS c, w.k AS d, w.v FROM a w UNION ALL "
+        "SELECT z.r_id, z.a_id, z.v FROM l z) s ON s.d = y.id JOIN r x ON x.id = s.c"
+    ),
+    "a branch hands an outer row on": (
+        "SELECT x.id AS _id, (SELECT sum(y.v) FROM a y WHERE y.id = s.c) AS f FROM r x CROSS JOIN LATERAL "
+        "(SELECT z.r_id AS c FROM l z WHERE z.a_id = x.id UNION ALL SELECT x.v) s"
+    ),
+    "outer rows do not need the inner": (
+        "SELECT x.id AS _id, EXISTS (SELECT FROM l z WHERE z.a_id = y.id AND z.r_id = x.id) AS f, y.v "
+        "FROM a y CROSS JOIN r x"
+    ),
+    "coalesce under a left join": (
+        "SELECT x.id AS _id, z.v FROM r x LEFT JOIN a y ON y.r_id = x.id JOIN l z ON coalesce(y.v, 1) = z.r_id"
+    ),
+    "array and element under a left join": (
+        "SELECT x.id AS _id, z.n FROM r x LEFT JOIN t y ON y.r_id = x.id JOIN t z ON "
+        "length((y.word || '{x}'::text[])::text) - 7 = z.id"
+    ),
+    "or": ("SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = x.id OR y.v = 1"),
+    "in or": ("SELECT x.id AS _id FROM r x WHERE x.k IN (SELECT y.v FROM a y) OR x.v = 1"),
+    "not in": ("SELECT x.id AS _id FROM r x WHERE x.id NOT IN (SELECT y.r_id FROM a y)"),
+    "id of two rows that go together": ("SELECT x.k || '-' || y.k AS _id FROM r x JOIN a y ON y.r_id = x.id"),
+    "group by what is equal but not identical": ("SELECT x.n AS _id, count(*) AS f FROM r x GROUP BY x.n"),
+    "distinct of what is equal but not identical": ("SELECT DISTINCT x.n AS _id FROM r x"),
+    "partition by what is equal but not identical": (
+        "SELECT x.n AS _id, count(*) OVER (PARTITION BY x.n) AS f FROM r x"
+    ),
+    "except of what is equal but not identical": ("SELECT x.n AS _id FROM r x EXCEPT ALL SELECT y.n FROM b y"),
+    "branches of two types": (
+        "SELECT x.id AS _id, s.c FROM t x JOIN (SELECT y.day AS c FROM t y UNION ALL "
+        "SELECT '2020-01-03 04:05'::timestamp) s ON s.c::text = x.word"
+    ),
+    "USING after FULL JOIN USING": (
+        "SELECT x.id AS _id, (SELECT sum(w.v) FROM (SELECT y.id FROM a y WHERE y.r_id = x.id) y "
+        "FULL JOIN generate_series(0, 3) AS z (id) USING (id) JOIN (SELECT a_id AS id, v FROM b) w "
+        "USING (id)) AS f FROM r x"
+    ),
+    "a recursive CTE": (
+        "WITH RECURSIVE w (c, d) AS (SELECT y.id, y.v FROM a y WHERE y.k IS NULL UNION ALL SELECT "
+        "z.id, w.d + z.v "
+        "FROM w JOIN a z ON z.k = w.c AND z.id > w.c) SELECT x.id AS _id, w.d FROM r x JOIN w ON w.c = x.id"
+    ),
 }
 
 
-@pytest.mark.parametrize("shape", REFUSED)
-def test_what_is_not_understood_is_refused_with_the_way_out(judge: Judge, shape: str) -> None:
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_shape_is_refused_with_the_way_out(judge: Judge, case: str) -> None:
     """No crash, and no path that is not one."""
     with pytest.raises(DefinitionError, match="which documents does a change of") as refused:
-        judge.derive(REFUSED[shape])
+        judge.derive(REFUSED[case])
     assert "affects/" in str(refused.value.hint)
-
-
-READ_TWICE = """
-SELECT x.id AS _id,
-    (SELECT max(v) FROM seen WHERE r_id = x.id) AS f,
-    (SELECT max(v) FROM seen) AS g
-FROM r x
-"""
-
-
-@pytest.mark.parametrize("inner", ["a", "(SELECT r_id, v FROM a) AS q", "inside"])
-def test_of_a_view_that_is_read_twice_the_reading_at_fault_is_shown(judge: Judge, inner: str) -> None:
-    """The caret stands where the view is named that no path leads from, not where it is named first."""
-    with judge.undone():
-        judge.write("CREATE VIEW inside AS SELECT r_id, v FROM a")
-        judge.write(f"CREATE VIEW seen AS SELECT r_id, v FROM {inner}")
-        with pytest.raises(DefinitionError, match="which documents does a change of") as refused:
-            judge.derive(READ_TWICE)
-    assert "AS g" in refused.value.message
-    assert "AS f" not in refused.value.message
 
 
 def test_what_is_beyond_the_parser_goes_by_affects_alone(judge: Judge) -> None:
@@ -340,6 +432,7 @@ FICKLE = [
     "has_table_privilege('r', 'select')", "to_regclass('r')::text", "obj_description(1)", "pg_relation_size('r')",
     "table_to_xml('r', true, true, '')::text", "txid_current()", "pg_stat_get_live_tuples(1)", "lastval()",
     "x.ctid::text", "x.xmin::text", "x.cmax::text", "x.tableoid", "(SELECT max(a.ctid) FROM a)",
+    "(SELECT count(*) FROM a TABLESAMPLE SYSTEM (10))",
 ]  # fmt: skip
 
 
@@ -354,13 +447,6 @@ def test_an_answer_that_changes_without_a_commit_is_refused(judge: Judge, value:
         judge.write("CREATE VIEW above AS SELECT fickle._id FROM fickle")
         with pytest.raises(DefinitionError, match="changes without a commit"):
             judge.derive("SELECT z._id FROM above z")
-
-
-@pytest.mark.parametrize("sample", ["SYSTEM (10)", "BERNOULLI (10) REPEATABLE (1)"])
-def test_a_sample_is_refused(judge: Judge, sample: str) -> None:
-    """Which rows it takes depends on where they are stored."""
-    with pytest.raises(DefinitionError, match="uses TABLESAMPLE"):
-        judge.derive(f"SELECT x.id AS _id FROM r x TABLESAMPLE {sample}")
 
 
 @pytest.mark.parametrize(
@@ -520,309 +606,148 @@ def test_what_only_looks_fickle_is_not_refused(judge: Judge, value: str) -> None
 
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
-    """A rule taken out: a text of a module, and what stands there instead."""
+    """A rule taken out: a text of a module, what stands there instead, and the cases of which a document is missed."""
 
     old: str
     new: str
+    caught_by: tuple[str, ...]
 
 
 MUTATIONS = {
     "competitors share every column": Mutation(
         old="return lambda column: all(column.unalias().unnest() in names for names in shared)",
         new="return lambda _: True",
+        caught_by=(
+            "competitors in a window",
+            "partition by something else",
+            "named window",
+            "documents rank one another",
+            "distinct on something else",
+        ),
     ),
-    "PARTITION BY ignored": Mutation(old="for window in windows(select)\n", new="for window in ()\n"),
-    "DISTINCT ON ignored": Mutation(old="if on is not None:\n        shared", new="if False:\n        shared"),
-    "LIMIT ignored in a SELECT": Mutation(old="if is_cut(select):", new="if False:"),
+    "PARTITION BY ignored": Mutation(
+        old="for window in windows(select)\n",
+        new="for window in ()\n",
+        caught_by=(
+            "competitors in a window",
+            "partition by something else",
+            "named window",
+            "documents rank one another",
+        ),
+    ),
+    "DISTINCT ON ignored": Mutation(
+        old="if on is not None:\n        shared",
+        new="if False:\n        shared",
+        caught_by=("distinct on something else",),
+    ),
+    "LIMIT ignored in a SELECT": Mutation(
+        old="if is_cut(select):",
+        new="if False:",
+        caught_by=("limit", "offset", "with ties", "limit of documents", "in, of the first"),
+    ),
     "LIMIT ignored": Mutation(
-        old='return any(query.args.get(name) for name in ("limit"', new='return any(() for name in ("limit"'
+        old='return any(query.args.get(name) for name in ("limit"',
+        new='return any(() for name in ("limit"',
+        caught_by=("limit", "offset", "with ties", "limit of documents", "limit of a union", "in, of the first"),
     ),
     "ON speaks for both sides": Mutation(
         old='speaks_for = {"": None, "LEFT": right.nodes, "RIGHT": left.nodes}.get(side, frozenset())',
         new='speaks_for = None if side != "FULL" else frozenset()',
+        caught_by=(
+            "what a left join's ON does not reject",
+            "what a right join's ON does not reject",
+            "right join in a subquery",
+        ),
     ),
-    "every outer join is an inner one": Mutation(
-        old='keeps_left = side in ("LEFT", "FULL") and not has_right', new="keeps_left = False"
+    "RIGHT like LEFT": Mutation(
+        old='"RIGHT": left.nodes}', new='"RIGHT": right.nodes}', caught_by=("right join in a subquery",)
     ),
-    "nulls of every column are rejected": Mutation(
-        old="if not all(isinstance(part, STEADY) and", new="if () and not all(isinstance(part, STEADY) and"
-    ),
-    "the reader's nulls reach competitors": Mutation(old="if at in present and shared(one)]", new="if at in present]"),
-    "RIGHT like LEFT": Mutation(old='"RIGHT": left.nodes}', new='"RIGHT": right.nodes}'),
     "FULL like INNER": Mutation(
-        old='"RIGHT": left.nodes}.get(side, frozenset())', new='"RIGHT": left.nodes}.get(side)'
+        old='"RIGHT": left.nodes}.get(side, frozenset())',
+        new='"RIGHT": left.nodes}.get(side)',
+        caught_by=("full join in a subquery",),
     ),
-    "contexts ignored": Mutation(old="if context == start.context[: len(context)] and total", new="if total"),
+    "contexts ignored": Mutation(
+        old="if context == start.context[: len(context)] and total",
+        new="if total",
+        caught_by=("branches speak for one another",),
+    ),
     "UNION without contexts": Mutation(
-        old="left = self.query(tree.this, outer, ctes, self._inner(context), present)\n"
-        "        right = self.query(tree.expression, outer, ctes, self._inner(context), present)",
-        new="left = self.query(tree.this, outer, ctes, context, present)\n"
-        "        right = self.query(tree.expression, outer, ctes, context, present)",
+        old="left = self.query(tree.this, outer, ctes, self._inner(context))\n"
+        "        right = self.query(tree.expression, outer, ctes, self._inner(context))",
+        new="left = self.query(tree.this, outer, ctes, context)\n"
+        "        right = self.query(tree.expression, outer, ctes, context)",
+        caught_by=("branches speak for one another",),
     ),
-    "an outer row is a branch": Mutation(old="_of(first, one + other) if", new="one + other if"),
-    "outer rows followed inwards": Mutation(old="if one >= body.first and (", new="if ("),
-    "coalesce is strict": Mutation(old="exp.DPipe,\n", new="exp.DPipe, exp.Coalesce,\n"),
+    "an outer row is a branch": Mutation(
+        old="_of(first, one + other) if", new="one + other if", caught_by=("a branch hands an outer row on",)
+    ),
+    "outer rows followed inwards": Mutation(
+        old="if one >= body.first and (", new="if (", caught_by=("a lateral that hands an outer row on",)
+    ),
+    "coalesce is strict": Mutation(
+        old="exp.DPipe,\n", new="exp.DPipe, exp.Coalesce,\n", caught_by=("coalesce under a left join",)
+    ),
     "|| is strict": Mutation(
-        old='return all(self._type(part) == "text" for part in', new="return all(part for part in"
+        old='return all(self._type(part) == "text" for part in',
+        new="return all(part for part in",
+        caught_by=("array and element under a left join",),
     ),
     "IN speaks for all rows": Mutation(
-        old="replace(condition, speaks_for=speaks_for)", new="replace(condition, speaks_for=None)"
+        old="replace(condition, speaks_for=speaks_for)",
+        new="replace(condition, speaks_for=None)",
+        caught_by=("IN under a left join's ON",),
     ),
     "NOT IN like IN": Mutation(
         old="        if isinstance(expression, exp.In) and",
         new="        expression = expression.find(exp.In) or expression\n        if isinstance(expression, exp.In) and",
+        caught_by=("not in",),
     ),
-    "OR like AND": Mutation(old="isinstance(expression, exp.And):", new="isinstance(expression, exp.And | exp.Or):"),
-    "_id of two rows": Mutation(old="if len(wanted) == 1:", new="if True:"),
-    "equal columns have equal texts": Mutation(
-        old="return is_columns and one == other and one in PLAIN_TYPES.values()", new="return is_columns"
+    "OR like AND": Mutation(
+        old="isinstance(expression, exp.And):", new="isinstance(expression, exp.And | exp.Or):", caught_by=("or",)
     ),
-    "every equality holds": Mutation(
-        old="        if {edge.source, edge.target} <= present and _is_same(", new="        if _is_same("
+    "equal is identical": Mutation(
+        old="        if merges:\n",
+        new="        if False:\n",
+        caught_by=(
+            "group by what is equal but not identical",
+            "distinct of what is equal but not identical",
+            "partition by what is equal but not identical",
+        ),
     ),
-    "equal is identical": Mutation(old="        if merges:\n", new="        if False:\n"),
     "equal is identical in set operations": Mutation(
-        old="return is_one_type and (not compares or found <= EXACT_TYPES)", new="return is_one_type"
+        old="return is_one_type and (not compares or found <= EXACT_TYPES)",
+        new="return is_one_type",
+        caught_by=("except of what is equal but not identical",),
     ),
-    "branches are of one type": Mutation(old="return is_one_type and", new="return"),
+    "branches are of one type": Mutation(
+        old="return is_one_type and", new="return", caught_by=("branches of two types",)
+    ),
     "any type's text is its identity": Mutation(
         old="return own in PLAIN_TYPES and PLAIN_TYPES[own] == PLAIN_TYPES.get(type_)",
         new="return True",
+        caught_by=("a key of another type",),
     ),
     "names without qualifier look out": Mutation(
-        old="scope = scope.outer if reference.table else None", new="scope = scope.outer"
+        old="scope = scope.outer if reference.table else None",
+        new="scope = scope.outer",
+        caught_by=("what FULL JOIN USING merges, in a subquery",),
     ),
     "FULL merges the left column": Mutation(
         old='merged[name] = {"": owners[0], "LEFT": owners[0], "RIGHT": owners[1]}.get(side)',
         new="merged[name] = owners[0]",
+        caught_by=("USING after FULL JOIN USING",),
     ),
     "a recursive CTE like any other": Mutation(
-        old='if clause.args.get("recursive") else set()', new="if False else set()"
+        old='if clause.args.get("recursive") else set()', new="if False else set()", caught_by=("a recursive CTE",)
     ),
-    "aliases of columns ignored": Mutation(old="names[at] if at < len(names) else name", new="name"),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trap:
-    """A SELECT for which a plausible rule is wrong, and the mutations that miss a document of it."""
-
-    select: str
-    caught: tuple[str, ...] = ()
-    is_refused: bool = True
-
-
-TRAPS = {
-    "competitors in a window": Trap(
-        select="SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, rank() OVER (ORDER BY y.v) AS d FROM a y) s "
-        "ON s.c = x.id",
-        caught=("competitors share every column", "PARTITION BY ignored"),
-    ),
-    "partition by something else": Trap(
-        select="SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, count(*) OVER (PARTITION BY y.k) AS d "
-        "FROM a y) s ON s.c = x.id",
-        caught=("competitors share every column", "PARTITION BY ignored"),
-    ),
-    "named window": Trap(
-        select="SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, count(*) OVER w AS d FROM a y "
-        "WINDOW w AS (PARTITION BY y.k)) s ON s.c = x.id",
-        caught=("competitors share every column", "PARTITION BY ignored"),
-    ),
-    "documents rank one another": Trap(
-        select="SELECT x.id AS _id, rank() OVER (ORDER BY x.v) AS f FROM r x",
-        caught=("competitors share every column", "PARTITION BY ignored"),
-    ),
-    "distinct on something else": Trap(
-        select="SELECT x.id AS _id, s.d FROM r x JOIN (SELECT DISTINCT ON (y.k) y.r_id AS c, y.v AS d FROM a y "
-        "ORDER BY y.k, y.v, y.id) s ON s.c = x.id",
-        caught=("competitors share every column", "DISTINCT ON ignored"),
-    ),
-    "limit": Trap(
-        select="SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, y.v AS d FROM a y ORDER BY y.v, y.id "
-        "LIMIT 2) s ON s.c = x.id",
-        caught=("LIMIT ignored in a SELECT", "LIMIT ignored"),
-    ),
-    "offset": Trap(
-        select="SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, y.v AS d FROM a y ORDER BY y.v, y.id "
-        "OFFSET 1) s ON s.c = x.id",
-        caught=("LIMIT ignored in a SELECT", "LIMIT ignored"),
-    ),
-    "with ties": Trap(
-        select="SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, y.v AS d FROM a y ORDER BY y.v "
-        "FETCH FIRST 1 ROW WITH TIES) s ON s.c = x.id",
-        caught=("LIMIT ignored in a SELECT", "LIMIT ignored"),
-    ),
-    "limit of documents": Trap(
-        select="SELECT x.id AS _id, x.v FROM r x ORDER BY x.v, x.id LIMIT 2",
-        caught=("LIMIT ignored in a SELECT", "LIMIT ignored"),
-    ),
-    "limit of a union": Trap(
-        select="SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, y.v AS d FROM a y UNION ALL "
-        "SELECT z.r_id, z.v FROM l z ORDER BY 2, 1 LIMIT 2) s ON s.c = x.id",
-        caught=("LIMIT ignored",),
-    ),
-    "in, of the first": Trap(
-        select="SELECT x.id AS _id FROM r x WHERE x.id IN (SELECT y.r_id FROM a y ORDER BY y.v, y.id LIMIT 1)",
-        caught=("LIMIT ignored in a SELECT", "LIMIT ignored"),
-    ),
-    "documents by grouping sets": Trap(
-        select="SELECT coalesce(y.k, 0) AS _id, count(*) AS n FROM a y GROUP BY GROUPING SETS ((y.k), ())"
-    ),
-    "left join, the other way": Trap(
-        select="SELECT y.id AS _id, x.v FROM r x LEFT JOIN a y ON y.r_id = x.id", is_refused=False
-    ),
-    "left join, the other way, of a limit": Trap(
-        select="SELECT y.id AS _id, x.v FROM r x LEFT JOIN a y ON y.r_id = x.id ORDER BY x.v, y.id NULLS FIRST LIMIT 2",
-        caught=("LIMIT ignored",),
-    ),
-    "left join, the other way, in a window": Trap(
-        select="SELECT s.d AS _id, s.n FROM (SELECT y.id AS c, x.id AS d, count(*) OVER (PARTITION BY x.id) AS n "
-        "FROM b w JOIN r x ON true LEFT JOIN a y ON y.v = w.v AND y.r_id = x.id) s WHERE s.c IS NOT NULL",
-        caught=("the reader's nulls reach competitors",),
-    ),
-    "left join of which a null is no null": Trap(
-        select="SELECT x.id AS _id, z.v FROM a y JOIN r x ON true LEFT JOIN l z ON z.r_id = y.id AND z.a_id = x.id "
-        "WHERE coalesce(z.v, 1) = 1",
-        caught=("every outer join is an inner one", "nulls of every column are rejected"),
-    ),
-    "only a left join's ON": Trap(
-        select="SELECT y.id AS _id, z.n FROM a y JOIN (SELECT x.id, count(w.id) AS n FROM r x LEFT JOIN a w "
-        "ON w.r_id = x.id GROUP BY x.id) z ON true",
-    ),
-    "what a left join's ON does not reject": Trap(
-        select="SELECT x.id AS _id, z.v FROM a y JOIN r x ON true LEFT JOIN l z ON z.r_id = y.id AND z.a_id = x.id",
-        caught=("ON speaks for both sides",),
-    ),
-    "what a right join's ON does not reject": Trap(
-        select="SELECT x.id AS _id, z.v FROM l z RIGHT JOIN (a y JOIN r x ON true) ON z.r_id = y.id AND z.a_id = x.id",
-        caught=("ON speaks for both sides",),
-    ),
-    "right join in a subquery": Trap(
-        select="SELECT x.id AS _id, (SELECT count(*) FROM (l z JOIN a w ON w.id = z.a_id AND w.r_id = x.id) "
-        "RIGHT JOIN b y ON y.a_id = z.a_id) AS f FROM r x",
-        caught=("ON speaks for both sides", "RIGHT like LEFT"),
-    ),
-    "what a full join's ON does not reject": Trap(
-        select="SELECT coalesce(x.id, y.id) AS _id, y.v FROM r x FULL JOIN (SELECT w.id, w.v FROM a w) y ON y.id = x.id"
-    ),
-    "full join in a subquery": Trap(
-        select="SELECT x.id AS _id, (SELECT count(*) FROM (SELECT w.id FROM a w WHERE w.r_id = x.id) y "
-        "FULL JOIN l z ON z.a_id = y.id) AS f FROM r x",
-        caught=("FULL like INNER",),
-    ),
-    "branches speak for one another": Trap(
-        select="SELECT x.id AS _id, s.v FROM a y JOIN (SELECT w.r_id AS c, w.k AS d, w.v FROM a w UNION ALL "
-        "SELECT z.r_id, z.a_id, z.v FROM l z) s ON s.d = y.id JOIN r x ON x.id = s.c",
-        caught=("contexts ignored", "UNION without contexts"),
-    ),
-    "a branch hands an outer row on": Trap(
-        select="SELECT x.id AS _id, (SELECT sum(y.v) FROM a y WHERE y.id = s.c) AS f FROM r x CROSS JOIN LATERAL "
-        "(SELECT z.r_id AS c FROM l z WHERE z.a_id = x.id UNION ALL SELECT x.v) s",
-        caught=("an outer row is a branch",),
-    ),
-    "outer rows do not need the inner": Trap(
-        select="SELECT x.id AS _id, EXISTS (SELECT FROM l z WHERE z.a_id = y.id AND z.r_id = x.id) AS f, y.v "
-        "FROM a y CROSS JOIN r x"
-    ),
-    "a lateral that hands an outer row on": Trap(
-        select="SELECT x.id AS _id, (SELECT count(*) FROM b LEFT JOIN (generate_series(1, 1) u JOIN LATERAL "
-        "(SELECT y.id AS c) s ON true JOIN l z ON z.a_id = s.c) ON z.r_id = x.id WHERE b.a_id = y.k) AS n "
-        "FROM r x JOIN a y ON y.v = x.v",
-        caught=("outer rows followed inwards",),
-        is_refused=False,
-    ),
-    "coalesce under a left join": Trap(
-        select="SELECT x.id AS _id, z.v FROM r x LEFT JOIN a y ON y.r_id = x.id JOIN l z ON coalesce(y.v, 1) = z.r_id",
-        caught=("coalesce is strict",),
-    ),
-    "array and element under a left join": Trap(
-        select="SELECT x.id AS _id, z.n FROM r x LEFT JOIN t y ON y.r_id = x.id JOIN t z ON "
-        "length((y.word || '{x}'::text[])::text) - 7 = z.id",
-        caught=("|| is strict",),
-    ),
-    "IN under a left join's ON": Trap(
-        select="SELECT x.id AS _id, y.v FROM r x JOIN a w ON w.v = x.v LEFT JOIN a y ON w.id IN (SELECT "
-        "z.a_id FROM l z "
-        "WHERE z.r_id = x.id) AND y.id = w.k",
-        caught=("IN speaks for all rows",),
-        is_refused=False,
-    ),
-    "or": Trap(
-        select="SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = x.id OR y.v = 1",
-        caught=("OR like AND",),
-    ),
-    "in or": Trap(select="SELECT x.id AS _id FROM r x WHERE x.k IN (SELECT y.v FROM a y) OR x.v = 1"),
-    "not in": Trap(
-        select="SELECT x.id AS _id FROM r x WHERE x.id NOT IN (SELECT y.r_id FROM a y)", caught=("NOT IN like IN",)
-    ),
-    "id of two rows that go together": Trap(
-        select="SELECT x.k || '-' || y.k AS _id FROM r x JOIN a y ON y.r_id = x.id", caught=("_id of two rows",)
-    ),
-    "id of two rows, the first's key in the second": Trap(
-        select="SELECT x.id || '-' || y.k AS _id, x.v FROM r x JOIN a y ON y.r_id = x.id",
-        caught=("_id of two rows",),
-        is_refused=False,
-    ),
-    "id of two rows, equal by texts that differ": Trap(
-        select="SELECT x.n || '-' || y.p AS _id FROM r x JOIN b y ON y.n = x.n",
-        caught=("equal columns have equal texts",),
-    ),
-    "id of two rows, equal to a third that may be missing": Trap(
-        select="SELECT x.k || '-' || y.k AS _id FROM r x JOIN a y ON y.r_id = x.id LEFT JOIN l z ON z.r_id = x.k "
-        "AND z.r_id = y.k",
-        caught=("every equality holds",),
-    ),
-    "group by what is equal but not identical": Trap(
-        select="SELECT x.n AS _id, count(*) AS f FROM r x GROUP BY x.n", caught=("equal is identical",)
-    ),
-    "distinct of what is equal but not identical": Trap(
-        select="SELECT DISTINCT x.n AS _id FROM r x", caught=("equal is identical",)
-    ),
-    "partition by what is equal but not identical": Trap(
-        select="SELECT x.n AS _id, count(*) OVER (PARTITION BY x.n) AS f FROM r x", caught=("equal is identical",)
-    ),
-    "except of what is equal but not identical": Trap(
-        select="SELECT x.n AS _id FROM r x EXCEPT ALL SELECT y.n FROM b y",
-        caught=("equal is identical in set operations",),
-    ),
-    "branches of two types": Trap(
-        select="SELECT x.id AS _id, s.c FROM t x JOIN (SELECT y.day AS c FROM t y UNION ALL "
-        "SELECT '2020-01-03 04:05'::timestamp) s ON s.c::text = x.word",
-        caught=("branches are of one type",),
-    ),
-    "a key of another type": Trap(
-        select="SELECT x.n AS _id, y.v FROM r x JOIN b y ON y.n = x.n",
-        caught=("any type's text is its identity",),
-        is_refused=False,
-    ),
-    "what FULL JOIN USING merges, in a subquery": Trap(
-        select="SELECT x.id AS _id, EXISTS (SELECT FROM a y FULL JOIN l z USING (v) WHERE v = y.k AND "
-        "z.r_id = x.id) AS f "
-        "FROM r x",
-        caught=("names without qualifier look out",),
-        is_refused=False,
-    ),
-    "USING after FULL JOIN USING": Trap(
-        select="SELECT x.id AS _id, (SELECT sum(w.v) FROM (SELECT y.id FROM a y WHERE y.r_id = x.id) y "
-        "FULL JOIN generate_series(0, 3) AS z (id) USING (id) JOIN (SELECT a_id AS id, v FROM b) w "
-        "USING (id)) AS f FROM r x",
-        caught=("FULL merges the left column",),
-    ),
-    "a recursive CTE": Trap(
-        select="WITH RECURSIVE w (c, d) AS (SELECT y.id, y.v FROM a y WHERE y.k IS NULL UNION ALL SELECT "
-        "z.id, w.d + z.v "
-        "FROM w JOIN a z ON z.k = w.c AND z.id > w.c) SELECT x.id AS _id, w.d FROM r x JOIN w ON w.c = x.id",
-        caught=("a recursive CTE like any other",),
-    ),
-    "columns swapped by an alias": Trap(
-        select="SELECT x.id AS _id, s.r_id FROM r x JOIN (SELECT y.r_id, y.v FROM a y) s (v, r_id) ON s.v = x.id",
-        caught=("aliases of columns ignored",),
-        is_refused=False,
+    "aliases of columns ignored": Mutation(
+        old="names[at] if at < len(names) else name", new="name", caught_by=("columns swapped by an alias",)
     ),
 }
 
 
-MODULES = ("graph", "select_parts", "scope", "outer_joins", "build", "routes")
+MODULES = ("graph", "select_parts", "scope", "build", "routes")
 """Those that a rule can stand in; each knows those before it."""
 
 
@@ -838,27 +763,13 @@ def mutated(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(analyze, "Routes", sys.modules["syncer.lineage.routes"].Routes)
 
 
-@pytest.mark.parametrize("trap", TRAPS)
-def test_a_trap_is_refused_or_derived_rightly(judge: Judge, trap: str) -> None:
-    """A refusal shows the place and says the way out; what is derived misses nothing."""
-    select = TRAPS[trap].select
-    if not TRAPS[trap].is_refused:
-        judge.derive(select)
-        hold(judge)
-        return
-    with pytest.raises(DefinitionError) as refused:
-        judge.derive(select)
-    _, line, caret, *_ = refused.value.message.split("\n")
-    assert line.strip().removeprefix("line 1: ") == select
-    assert select[caret.index("^") - line.index(select) :].startswith((*COLUMNS, *MORE_COLUMNS)), caret
-    assert "affects/" in str(refused.value.hint)
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize(("trap", "mutation"), [(name, one) for name, trap in TRAPS.items() for one in trap.caught])
-def test_a_rule_taken_out_is_caught(judge: Judge, monkeypatch: pytest.MonkeyPatch, trap: str, mutation: str) -> None:
+@pytest.mark.parametrize(
+    ("mutation", "case"), [(name, case) for name, one in MUTATIONS.items() for case in one.caught_by]
+)
+def test_a_rule_taken_out_is_caught(judge: Judge, monkeypatch: pytest.MonkeyPatch, mutation: str, case: str) -> None:
     """Without the rule the SELECT is derived, and a document is missed."""
     mutated(MUTATIONS[mutation], monkeypatch)
-    judge.derive(TRAPS[trap].select)
+    judge.derive((DERIVED | REFUSED)[case])
     with pytest.raises(AssertionError, match="missed"):
         hold(judge, rounds=ROUNDS_TO_CATCH)

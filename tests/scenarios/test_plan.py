@@ -25,9 +25,7 @@ from syncer.base.model import Target
 from syncer.documents import definition
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
-from syncer.lineage import catalog, uniqueness
 from syncer.lineage.dependencies import Lookup
-from syncer.lineage.routes import known_table
 from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World, wait_until
 
 POSTS = """
@@ -899,92 +897,6 @@ def test_a_point_becomes_a_geo_point(store: World) -> None:
 
 
 # Keys, joins and indexes of that schema
-
-UNIQUE = (
-    FILM,
-    REVIEW,
-    TRACK,
-    "SELECT c.name AS _id FROM rental.category c",
-    "SELECT md5(f.film_id::text) AS _id FROM rental.film f LEFT JOIN rental.film o ON o.film_id = f.original_id",
-    (
-        "SELECT x.film_id || '-' || x.category_id AS _id, c.name FROM rental.film_category x "
-        "JOIN rental.category c ON c.category_id = x.category_id"
-    ),
-    "SELECT 't-' || t.isrc AS _id FROM music.album a LEFT JOIN music.track t ON t.album_id = a.album_id",
-    (
-        "SELECT a.album_id AS _id, x.tracks, y.n, z.name FROM music.album a "
-        "LEFT JOIN (SELECT album_id, jsonb_agg(name) AS tracks FROM music.track GROUP BY album_id) x USING (album_id) "
-        "LEFT JOIN LATERAL (SELECT count(*) AS n FROM music.review r WHERE r.ean = a.ean) y ON true "
-        "LEFT JOIN LATERAL (SELECT name FROM music.track t WHERE t.album_id = a.album_id ORDER BY 1 LIMIT 1) z ON true"
-    ),
-    "SELECT p.payment_id || '/' || p.paid_on AS _id FROM rental.payment p",
-    "SELECT 'a' || a.album_id AS _id FROM music.album a UNION ALL SELECT 't' || t.isrc FROM music.track t",
-    "SELECT a.album_id AS _id FROM music.album a UNION SELECT r.artist_id FROM music.artist r",
-    (
-        "SELECT DISTINCT ON (x.film_id) x.film_id AS _id, c.name FROM rental.film_category x "
-        "JOIN rental.category c USING (category_id) ORDER BY x.film_id, c.name"
-    ),
-    (
-        "SELECT a.album_id AS _id, r.name, count(*) AS n FROM music.album a JOIN music.artist r USING (artist_id) "
-        "JOIN music.track t USING (album_id) GROUP BY a.album_id, r.name"
-    ),
-    (
-        "WITH k (x, m) AS (SELECT t.album_id, max(t.name) FROM music.track t GROUP BY 1) "
-        "SELECT a.album_id AS _id, k.m FROM music.album a JOIN k ON k.x = a.album_id"
-    ),
-)
-NOT_UNIQUE = {
-    "SELECT f.title AS _id FROM rental.film f": "f",
-    "SELECT f.film_id AS _id, c.name FROM rental.film f LEFT JOIN rental.film_category x USING (film_id) "
-    "LEFT JOIN rental.category c USING (category_id)": "x, c",
-    "SELECT l.fid AS _id, l.title FROM rental.film_list l": "l",
-    "SELECT p.payment_id AS _id FROM rental.payment p": "p",
-    "SELECT 'a' || a.album_id AS _id FROM music.album a UNION ALL SELECT 'ab' || isrc FROM music.track": "two branches",
-    "SELECT t.album_id AS _id, t.composer FROM music.track t WHERE t.album_id > 9 GROUP BY t.album_id, t.composer": "t",
-    "SELECT a.album_id AS _id FROM music.album a GROUP BY ROLLUP (a.album_id, a.title)": "the grouping sets",
-    "SELECT f.film_id AS _id, s.s FROM rental.film f, unnest(f.special_features) AS s WHERE f.film_id < 1": "s",
-}
-
-
-def test_keys_make_an_id_unique_or_not(store: World) -> None:
-    """Natural, composite and partitioned keys do, through joins, groups and views; what may multiply is named."""
-    with store.connect() as connection:
-        for select in (*UNIQUE, *NOT_UNIQUE):
-            probe = catalog.probe(connection, select, "select.sql")
-            assert probe.tree is not None
-            known = {one.name: known_table(connection, one.relation) for one in probe.reads}
-            several = ", ".join(uniqueness.undetermined(probe.tree, known, probe.views))
-            assert several.startswith(NOT_UNIQUE.get(select, "")), select
-            assert bool(several) == (select in NOT_UNIQUE), select
-
-
-def test_an_id_that_no_key_makes_unique_is_warned_of(store: World) -> None:
-    """Each film has one category today: that is a warning before the first duplicate, and apply goes on."""
-    select = """SELECT f.film_id AS _id, f.title, c.name AS category FROM rental.film AS f
-        JOIN rental.film_category AS x USING (film_id) JOIN rental.category AS c USING (category_id)"""
-    write(store, "film", select=select, index={"mappings": _texts("title", "category")})
-    (document,) = look(store, "film").documents
-    assert [(one.kind, one.field) for one in document.problems] == [(ProblemKind.DUPLICATE, "_id")]
-    assert "several rows of x, c for one _id" in document.problems[0].message
-    assert not document.has_errors
-
-
-def test_a_view_of_outer_joins_is_followed_without_affects(store: World) -> None:
-    """Its _id is on the nullable side: so a film without a category is no document, and a category finds its films."""
-    select = "SELECT l.fid AS _id, l.title, l.category, l.actors FROM rental.film_list AS l"
-    add_document(store, "listed", select, _texts("title", "category", "actors"))
-    found = look(store, "listed").documents[0]
-    assert found.refusals == ()
-    assert {one.relation.removeprefix("rental.") for one in found.tables if one.is_derived} == {
-        *("actor", "category", "film", "film_actor", "film_category")
-    }
-    store.apply()
-    store.daemon()
-    store.sql("UPDATE rental.category SET name = name || ' (new)' WHERE category_id = 3")
-    store.sql("DELETE FROM rental.film_category WHERE film_id = 20")
-    store.sql("INSERT INTO rental.film_actor VALUES (1, 295)")
-    store.documents = ("listed",)
-    wait_until(lambda: store.differences() == [], what="the documents equal the view")
 
 
 @pytest.mark.parametrize(

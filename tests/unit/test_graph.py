@@ -10,7 +10,7 @@ from syncer.lineage.graph import EXACT_TYPES, Node, type_of
 TABLE = ("public", "posts")
 TYPES = {TABLE: {"word": "text", "alike": "", "number": "numeric"}}
 """As `syncer.lineage.routes` has them: empty where different texts count as equal."""
-NODES = [Node(number=0, table=TABLE, context=(), place=0)]
+NODES = [Node(number=0, table=TABLE, context=())]
 
 
 @pytest.mark.parametrize(

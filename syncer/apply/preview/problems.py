@@ -23,8 +23,7 @@ from syncer.base.postgres import Connection, bounded
 from syncer.documents import queries
 from syncer.documents.registry import Document
 from syncer.indexing import fault
-from syncer.lineage import catalog, uniqueness
-from syncer.lineage.routes import known_table
+from syncer.lineage import catalog
 
 
 class ProblemKind(StrEnum):
@@ -38,8 +37,6 @@ class ProblemKind(StrEnum):
     """They are indexed with other values."""
     UNSEARCHABLE = "unsearchable"
     """No search finds them."""
-    DUPLICATE = "duplicate"
-    """Several of them may get the same ``_id``."""
     UNUSED = "unused"
     """The mapping has a field that no column fills."""
     COSTLY = "costly"
@@ -115,7 +112,6 @@ def find(connection: Connection, document: Document, trial: TrialResult) -> tupl
     found = [*_failures(trial), *_rejections(trial), *_columns(connection, document, trial)]
     known = {one.field for one in found}
     found += [one for one in _alterations(trial) if one.field not in known]
-    found += _duplicates(connection, document)
     found += _inferences(document.index_body.get("mappings", {}))
     found += _casts(catalog.casts_from_text(connection, document.select, document.name))
     return tuple(sorted(found, key=lambda one: list(ProblemKind).index(one.kind)))
@@ -137,21 +133,6 @@ def _failures(trial: TrialResult) -> Iterator[PlanProblem]:
             documents=len(ids) or None,
             looked_at=len(trial.sample) + len(trial.failures),
             example=ids[0] if ids else None,
-        )
-
-
-def _duplicates(connection: Connection, document: Document) -> Iterator[PlanProblem]:
-    """Yield a problem if rows that are yet to come may have the ``_id`` of another one."""
-    probe = catalog.probe(connection, document.select, document.name)
-    tables = {one.name: known_table(connection, one.relation) for one in probe.reads}
-    several = uniqueness.undetermined(probe.tree, tables, probe.views) if probe.tree else []
-    if several:
-        yield PlanProblem(
-            kind=ProblemKind.DUPLICATE,
-            field="_id",
-            message=f"no key ensures that it is unique: there may be several rows of {', '.join(several)} for one _id, "
-            "which suspends the definition; no _id comes twice today",
-            action="Aggregate what a join multiplies in a subquery, or make _id of the columns of a key.",
         )
 
 

@@ -15,9 +15,9 @@ one definition are bounded, whatever the data is like:
 - In all, a batch may run `QUESTIONS_MAX` queries for `SECONDS_MAX`, and receive a few times the threshold. What
   remains when one of these is used up belongs to the fan-out, whether it leads to few or many.
 
-If a query fails on the data of a change, it is unknown which documents the change touches. So it touches all of them:
-the definition is refreshed, beside the live changes. The other changes in the batch are handled as usual. If the query
-fails only while a fan-out is listed, a refresh replaces the job: see `syncer.jobs.queue`.
+If a query fails on the data of a change, it is unknown which documents the change touches. So the batch touches all of
+them: the definition is refreshed, beside the live changes. If the query fails only while a fan-out is listed, a refresh
+replaces the job: see `syncer.jobs.queue`.
 
 The images of one change are never separated, but those of two may be. This asks no more of an affects query than the
 batches of a topic with several partitions do: it has to find a document by each of the changes that touch it.
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -160,51 +160,43 @@ class AffectedReader:
             yield Affected(ids=None)
             return
         ids: dict[str, None] = {}
-        many: dict[str, list[Image]] = {}
-        failed: list[str] = []
-        allowance = _Allowance(ids=_THRESHOLDS_AT_ONCE * self._threshold, until=time.monotonic() + SECONDS_MAX)
         for relation, some in used.items():
-            use = document.dependencies.tables[relation]
-            for column in use.id_columns:
+            for column in document.dependencies.tables[relation].id_columns:
                 ids.update(dict.fromkeys(_keys(some, column)))
-            if use.affected:
-                rest = self._name_few(document, use, _causes(some), allowance, ids, failed)
-                if rest:
-                    many[relation] = _images(rest)
-        if failed:
-            yield Affected(ids=None, failed=failed[0])
-        elif many:
-            yield FanOut(cause=many)
-        for page in _pages(ids, self._page):
-            yield Affected(ids=page)
-
-    def _name_few(  # noqa: PLR0917 - the query, and three accumulators
-        self,
-        document: Document,
-        use: TableUse,
-        causes: list[Cause],
-        allowance: _Allowance,
-        ids: dict[str, None],
-        failed: list[str],
-    ) -> list[Cause]:
-        """Add the ids of causes that lead to few, and the names of errors; return the other causes."""
         try:
-            return _planned_anew(partial(self._halved, document, use, causes, allowance, ids))
+            many = self._name_few(document, used, ids)
         except psycopg.Error as error:
             if decide(error) is not Action.DEAD_LETTER:
                 raise
-        # One of them makes the query raise: now each query gets a savepoint, so that it may.
-        return self._halved(document, use, causes, allowance, ids, failed)
+            yield Affected(ids=None, failed=type(error).__name__)
+        else:
+            if many:
+                yield FanOut(cause=many)
+        for page in _pages(ids, self._page):
+            yield Affected(ids=page)
 
-    def _halved(  # noqa: PLR0917 - as above
-        self,
-        document: Document,
-        use: TableUse,
-        causes: list[Cause],
-        allowance: _Allowance,
-        ids: dict[str, None],
-        failed: list[str] | None = None,
+    def _name_few(
+        self, document: Document, used: Mapping[str, Sequence[Change]], ids: dict[str, None]
+    ) -> dict[str, list[Image]]:
+        """Add the ids of causes that lead to few; return the images of the other causes, by relation.
+
+        Raises:
+            psycopg.Error: A query fails on the data of a change.
+        """
+        many: dict[str, list[Image]] = {}
+        allowance = _Allowance(ids=_THRESHOLDS_AT_ONCE * self._threshold, until=time.monotonic() + SECONDS_MAX)
+        for relation, some in used.items():
+            use = document.dependencies.tables[relation]
+            if use.affected:
+                rest = _planned_anew(partial(self._halved, document, use, _causes(some), allowance, ids))
+                if rest:
+                    many[relation] = _images(rest)
+        return many
+
+    def _halved(
+        self, document: Document, use: TableUse, causes: list[Cause], allowance: _Allowance, ids: dict[str, None]
     ) -> list[Cause]:
+        """Add the ids of causes that lead to few; return the other causes."""
         many: list[Cause] = []
         groups = [causes]
         with (
@@ -213,16 +205,7 @@ class AffectedReader:
         ):
             while groups and not allowance.is_used_up:
                 group = groups[-1]
-                try:
-                    with nullcontext() if failed is None else self._connection.transaction():
-                        few = self._few(use, group, allowance)
-                except psycopg.Error as error:
-                    if failed is None or decide(error) is not Action.DEAD_LETTER:
-                        raise
-                    few = None
-                    if len(group) == 1:
-                        failed.append(type(error).__name__)
-                        few = []
+                few = self._few(use, group, allowance)
                 groups.pop()
                 if few is not None:
                     ids.update(dict.fromkeys(few))

@@ -1,12 +1,10 @@
 """Eligibility: the relations of which triggers see every change.
 
 Guarantee: a relation whose rows can change without firing the triggers of `syncer.capture.triggers` is refused, with
-the action to take. `unseen` finds relations that become like that later.
+the action to take. `syncer.capture.install.lost` finds relations that become like that later.
 """
 
 from __future__ import annotations
-
-from collections.abc import Collection
 
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection, value
@@ -25,18 +23,6 @@ SELECT format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relkind::text, 
 FROM member AS m JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
 ORDER BY c.oid <> $1, 1
-"""
-# The same for several tables at once, without the members that can be captured.
-_UNSEEN = """
-WITH RECURSIVE member (relation, oid) AS (
-    SELECT relation, to_regclass(relation)::oid FROM unnest($1::text[]) AS relation
-    UNION
-    SELECT m.relation, i.inhrelid FROM member AS m JOIN pg_inherits AS i ON i.inhparent = m.oid
-)
-SELECT m.relation, format('%I.%I', n.nspname, c.relname), c.relkind::text, c.relpersistence::text
-FROM member AS m JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE c.relpersistence <> 'p' OR c.relkind = 'f'
-ORDER BY 1, 2
 """
 
 _OF_THE_SYSTEM = frozenset({"pg_catalog", "information_schema"})
@@ -111,20 +97,6 @@ def _of_itself(relation: str, schema: str, kind: str, persistence: str) -> tuple
             f"A crash of Postgres empties it without a change. Make it a logged one: ALTER TABLE {relation} SET LOGGED"
         )
     return None
-
-
-def unseen(connection: Connection, relations: Collection[str]) -> dict[str, str]:
-    """The tables that now have rows whose changes no trigger sees, or that a crash empties; each with the reason.
-
-    A captured table may be made unlogged later, and an unlogged or foreign partition may be attached.
-    """
-    found = {}
-    for relation, member, kind, persistence in connection.execute(_UNSEEN, (sorted(relations),)).fetchall():
-        said = _of_itself(member, "", kind, persistence)
-        if said is not None:
-            what, hint = said
-            found[relation] = f"{member} is {what}\n{hint}"
-    return found
 
 
 def _refused(file: str, relation: str, what: str, hint: str) -> DefinitionError:

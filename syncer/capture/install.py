@@ -40,7 +40,8 @@ OR EXISTS (SELECT FROM pg_trigger
 """
 _IS_BY_ROW = f"SELECT {_BY_ROW} FROM (VALUES ($1, $2, $3)) AS a (relation, function, row_trigger)"  # noqa: S608 - a constant
 # If a table becomes a partition, or others inherit from it, writes can bypass its statement-level triggers. A partition
-# that was added later has no trigger for TRUNCATE: `syncer.capture.table_files` sees that.
+# that was added later has no trigger for TRUNCATE: `syncer.capture.table_files` sees that. A crash empties an unlogged
+# table, and the rows of a foreign partition change elsewhere: no trigger sees either.
 _LOST = f"""
 SELECT a.relation
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS a (relation, function, row_trigger, truncate_trigger)
@@ -57,6 +58,7 @@ WHERE NOT CASE
             AND tgname = ANY ($5))
          AND NOT EXISTS (SELECT FROM pg_inherits WHERE to_regclass(a.relation) IN (inhrelid, inhparent))
     END
+OR EXISTS ({TREE} SELECT FROM tree JOIN pg_class AS c USING (oid) WHERE c.relpersistence <> 'p' OR c.relkind = 'f')
 ORDER BY 1
 """.replace("to_regclass($1)", "to_regclass(a.relation)")  # noqa: S608 - constants of ours
 # The table's owner creates its partitions, which have the trigger too. No other role needs the function.
@@ -150,7 +152,7 @@ def captured(connection: Connection) -> dict[str, Capture]:
 
 
 def is_installed(connection: Connection, relation: str) -> bool:
-    """Whether a table, and each of its partitions, has all of its triggers, and they are enabled."""
+    """Whether a table, and each of its partitions, is logged and has all of its triggers, and they are enabled."""
     return not lost(connection, [relation])
 
 

@@ -113,12 +113,12 @@ def require_capture(connection: Connection, document: Document) -> None:
 
 
 def uncaptured(document: Document, lost: Sequence[str]) -> DocumentError:
-    """Return the error for tables without triggers."""
+    """Return the error for tables of which triggers do not see every change."""
     return DocumentError(
-        f"{', '.join(lost)} of {document.name} has no triggers of syncer's, or they are disabled",
-        hint="If they are disabled, enable them (ALTER TABLE … ENABLE ALWAYS TRIGGER …): it resumes by itself.\n"
-        "Was the table replaced by another one, or restored, or does a subscription load it now? Changes are not\n"
-        "captured until: syncer apply",
+        f"Changes of {', '.join(lost)}, which {document.name} reads, are not captured",
+        hint="If its triggers are disabled, enable them (ALTER TABLE … ENABLE ALWAYS TRIGGER …). If it or a partition is\n"
+        "unlogged (ALTER TABLE … SET LOGGED) or foreign, change that. Then it resumes by itself.\n"
+        "Was the table replaced by another one, or restored, or does a subscription load it now? Run: syncer apply",
         document=document.name,
         revision=document.revision,
         fault=Fault.SCHEMA,

@@ -12,7 +12,7 @@ A turn also writes the timeline of its process, because every daemon has one wat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import structlog
@@ -25,7 +25,7 @@ from syncer.base.link import Link
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
 from syncer.base.timeline import TIMELINE
-from syncer.capture import eligibility, install, table_files
+from syncer.capture import install, table_files
 from syncer.documents import registry, suspend
 from syncer.documents.registry import Catalogue, Document
 from syncer.documents.snapshot import require_shape, uncaptured
@@ -89,10 +89,9 @@ class Watch:
             tables = sorted({table for one in documents for table in one.dependencies.tables})
             if lost := install.lost(connection, tables):
                 install.arm(connection)
-            unseen = eligibility.unseen(connection, tables)
             suspended, resumed = [], []
             for one in documents:
-                error = _error(connection, one, lost, unseen)
+                error = _error(connection, one, lost)
                 if error is None:
                     if one.suspended_by is Fault.SCHEMA and resume.resume(connection, one, Fault.SCHEMA):
                         resumed.append(one.index_name)
@@ -114,33 +113,13 @@ class Watch:
         self._link.close()
 
 
-def _error(
-    connection: Connection, document: Document, lost: Collection[str], unseen: Mapping[str, str]
-) -> DocumentError | None:
+def _error(connection: Connection, document: Document, lost: Collection[str]) -> DocumentError | None:
     """Return the error for which a document has to be suspended; None if all is as it was applied."""
     try:
         with at_work_for(document.name, document.revision):
             require_shape(connection, document)
             if found := [one for one in document.dependencies.tables if one in lost]:
                 raise uncaptured(document, found)
-            _require_seen(document, unseen)
     except DocumentError as error:
         return error
     return None
-
-
-def _require_seen(document: Document, unseen: Mapping[str, str]) -> None:
-    """Refuse to go on with a table whose rows can change, or go away, past its triggers.
-
-    Raises:
-        DocumentError: With the first of them, and what to do.
-    """
-    for relation in sorted(document.dependencies.tables.keys() & unseen.keys()):
-        what, _, hint = unseen[relation].partition("\n")
-        raise DocumentError(
-            f"{document.name} reads {relation}, and {what}",
-            hint=f"{hint}\nThen it resumes by itself.",
-            document=document.name,
-            revision=document.revision,
-            fault=Fault.SCHEMA,
-        )

@@ -110,7 +110,7 @@ TROUBLES = {
     "a table is replaced": Trouble(
         sql="ALTER TABLE comments RENAME TO before; CREATE TABLE comments (LIKE before INCLUDING ALL);"
         "INSERT INTO comments SELECT * FROM before WHERE id % 2 = 0",
-        says=("public.comments", "has no triggers", "syncer apply"),
+        says=("public.comments", "are not captured", "syncer apply"),
     ),
     "triggers are disabled": Trouble(
         sql="ALTER TABLE posts DISABLE TRIGGER USER",
@@ -120,7 +120,7 @@ TROUBLES = {
     ),
     "a table is made unlogged": Trouble(
         sql="ALTER TABLE comments SET UNLOGGED",
-        says=("public.comments", "an unlogged table", "SET LOGGED", "resumes by itself"),
+        says=("public.comments", "unlogged", "SET LOGGED", "resumes by itself"),
         fix_sql="ALTER TABLE comments SET LOGGED",
         resumes=True,
     ),

@@ -229,15 +229,8 @@ RELAY_LED: Final = _event(
     "relay.led",
     "info",
     "This relay became the leader.",
-    {
-        "cursor": "the snapshot from which it continues",
-        "previous": "the host and process of the relay that led before; null if none did",
-        "ended": "why that one no longer leads",
-    },
-    timeline=lambda line: (
-        "This daemon's relay became the leader"
-        + (f" after {line['previous']}: {line['ended']}." if line["previous"] else ".")
-    ),
+    {"cursor": "the snapshot from which it continues"},
+    timeline=lambda _: "This daemon's relay became the leader.",
 )
 RELAY_STOOD_BY: Final = _event("relay.stood_by", "info", "Another relay is the leader; this one is on standby.", {})
 RELAY_PUBLISHED: Final = _event(

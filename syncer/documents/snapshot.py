@@ -116,8 +116,8 @@ def uncaptured(document: Document, lost: Sequence[str]) -> DocumentError:
     """Return the error for tables of which triggers do not see every change."""
     return DocumentError(
         f"Changes of {', '.join(lost)}, which {document.name} reads, are not captured",
-        hint="If its triggers are disabled, enable them (ALTER TABLE … ENABLE ALWAYS TRIGGER …). If it or a partition is\n"
-        "unlogged (ALTER TABLE … SET LOGGED) or foreign, change that. Then it resumes by itself.\n"
+        hint="If its triggers are disabled, enable them (ALTER TABLE … ENABLE ALWAYS TRIGGER …). If it\n"
+        "or a partition is unlogged (ALTER TABLE … SET LOGGED) or foreign, change that. Then it resumes by itself.\n"
         "Was the table replaced by another one, or restored, or does a subscription load it now? Run: syncer apply",
         document=document.name,
         revision=document.revision,

@@ -39,7 +39,6 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
 from syncer.base import events, metrics, tracing
-from syncer.base.error_policy import explain
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.model import id_in
 from syncer.base.postgres import AdvisoryLock, Connection, value
@@ -47,7 +46,7 @@ from syncer.base.retry import Trouble, retry
 from syncer.base.settings import RelaySettings
 from syncer.base.tracing import OFF, BatchTrace, Headers
 from syncer.capture import leader, outbox, wakeup
-from syncer.capture.leader import LEASE_SECONDS, STOPPED, Leader
+from syncer.capture.leader import LEASE_SECONDS, Leader
 from syncer.kafka import topic
 from syncer.kafka.producer import ChangeProducer
 from syncer.kafka.topic import Loss
@@ -179,7 +178,7 @@ class Relay:
         self._made_up: set[tuple[str, int, int | None]] = set()
         """By topic, partition and position, the losses that were made up for since this relay last saved."""
         self._stood_by = self._has_led = self._is_asleep = False
-        self._takeover: dict[str, object] = {}
+        self._led_from: str | None = None
         """What to log once this relay leads."""
         self._seen: Leader | None = None
         self._seen_since = 0.0
@@ -226,16 +225,14 @@ class Relay:
             self.trim()
         return report
 
-    def close(self, why: str = STOPPED) -> None:
+    def close(self) -> None:
         """Give up the lead and close all connections; the next turn starts anew."""
         if self._connection is not None:
-            if self._cursor is not None:
-                leader.retire(self._connection, why)
             self._connection.close()
         if self._producer is not None:
             self._producer.close()
         self._connection = self._producer = self._cursor = None
-        self._is_asleep, self._takeover = False, {}
+        self._is_asleep, self._led_from = False, None
         metrics.leads(is_leader=False)
 
     def _turn(self) -> RelayReport:
@@ -250,12 +247,8 @@ class Relay:
         def attempt() -> _Result:
             try:
                 return action()
-            except Stopping:
+            except Exception:
                 self.close()
-                raise
-            except Exception as error:
-                said = explain(error)
-                self.close(said.message if said else repr(error))
                 raise
 
         return retry(attempt, pause=stop.pause, component="relay", trouble=self._trouble)
@@ -304,10 +297,7 @@ class Relay:
         # Rule: listen-before-sleeping.
         wakeup.listen(connection)
         self._system_identifier = int(str(value(connection, _SYSTEM)))
-        self._cursor = self._begin(connection)
-        before = leader.succeed(connection, self._seen)
-        previous, ended = (before.name, before.ended) if before else (None, None)
-        self._takeover = {"cursor": self._cursor, "previous": previous, "ended": ended}
+        self._cursor = self._led_from = self._begin(connection)
         return connection
 
     def _open_producer(self) -> None:
@@ -328,9 +318,9 @@ class Relay:
 
     def _announce(self) -> None:
         """Log that this relay leads, once it does; after an error only if another one may have led meanwhile."""
-        if self._takeover and (self._stood_by or not self._has_led):
-            self._log.info(events.RELAY_LED, **self._takeover)
-        self._takeover = {}
+        if self._led_from is not None and (self._stood_by or not self._has_led):
+            self._log.info(events.RELAY_LED, cursor=self._led_from)
+        self._led_from = None
         self._stood_by, self._has_led = False, True
         metrics.leads(is_leader=True)
 

@@ -141,7 +141,7 @@ def test_the_table_is_bounded(world: World) -> None:
         KEPT_MAX + 50,
     )
     noted = Timeline()
-    noted.note(events.RELAY_LED, {"previous": None})
+    noted.note(events.RELAY_LED, {"cursor": "1:1:"})
     with world.connect() as connection:
         noted.write(connection)
         assert world.sql("SELECT count(*) FROM syncer.event WHERE message = 'old'") == [(10,)]

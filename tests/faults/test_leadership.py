@@ -1,4 +1,4 @@
-"""The lead passes from one relay to another soon, never for nothing, and the log says from which one and why."""
+"""The lead passes from one relay to another soon, and never for nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def said(daemon: Daemon, *names: str) -> list[dict[str, Any]]:
 
 @faces("the relay that leads is stopped, and another one stands by", guarantees=(1,), without=(DEPOSED, ONE_LEADER))
 def test_a_leader_that_is_stopped_is_replaced_soon(world: World) -> None:
-    """The next one says which process led before, and that it sent nothing."""
+    """The next one leads, the stopped one stands by once it goes on, and leads again when the other ends."""
     fill(world)
     world.daemon("--only", "workers")
     stopped = world.daemon("--only", "relay")
@@ -61,16 +61,13 @@ def test_a_leader_that_is_stopped_is_replaced_soon(world: World) -> None:
         seconds = time.monotonic() - began
         LOG.info("replaced", after_seconds=round(seconds, 1), led=led)
         assert seconds < 2 * LEASE_SECONDS
-        assert led["previous"].endswith(f":{stopped.wait_for('daemon.started')['process']}")
-        assert led["ended"].startswith("it sent Postgres nothing for 15 s")
         world.sql(CHANGE)
         world.wait_until_level()
     finally:
         stopped.process.send_signal(signal.SIGCONT)
     wait_until(lambda: said(stopped, "relay.stood_by") != [], what="it finds out")
     assert heir.stop() == 0
-    led_again = wait_for_last(stopped, "relay.led", 2)
-    assert led_again["ended"] == "it was stopped"
+    wait_for_last(stopped, "relay.led", 2)
     assert stopped.stop() == 0
 
 

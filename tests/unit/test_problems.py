@@ -55,7 +55,7 @@ DOCUMENT = DocumentOverview(
 )
 STORED = Stored(
     at=100,
-    leader=Leader(process=1, name="syncer relay", address="10.0.0.5", seconds=5, idle_seconds=0),
+    leader=Leader(process=1, name="syncer relay", address="10.0.0.5", seconds=5),
     running=(
         Running(
             host="web-1",

@@ -17,7 +17,7 @@ from syncer.jobs.model import JobKind
 LINES: dict[str, dict[str, Any]] = {
     events.COMPONENT_RECOVERED: {"component": "relay", "attempts": 3, "outage_seconds": 75.2, "error": "Kafka is away"},
     events.COMPONENT_FAILED: {"component": "relay", "error": "no"},
-    events.RELAY_LED: {"cursor": "1:1:", "previous": "other, 7", "ended": "its session ended"},
+    events.RELAY_LED: {"cursor": "1:1:"},
     events.RELAY_ADOPTED: {"changes": 7},
     events.DOCUMENT_SUSPENDED: {"document": "blogpost", "reason": "its table is gone", "hint": ""},
     events.DOCUMENT_DEFERRED: {"index": "blogpost-000001", "reason": "the disk is full", "hint": ""},

@@ -193,8 +193,7 @@ SECTIONS: dict[str, tuple[Shape, ...]] = {
 _ALSO = {
     "jobs list": " `syncer jobs show --json` prints one of them.",
     "dead-letters list": " `syncer dead-letters show --json` prints a list of [dead letter](#dead-letter) objects, one "
-    "for each index that lacks the document, with the result of a trial in `now`, `now_error`, `now_field`, "
-    "`now_value_type` and `do`.",
+    "for each index that lacks the document.",
     "status": " `GET /api/status` returns the same.",
 }
 _OBVIOUS = {

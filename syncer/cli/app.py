@@ -7,7 +7,6 @@ hint; ``--debug`` adds the traceback.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -148,7 +147,7 @@ def migrate(
 
 def _show_migrations(seen: dict[str, bool], *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(seen, indent=2))
+        render.print_json(seen)
     else:
         for name, is_applied in seen.items():
             render.say(out, f"{name}  ", ("applied", "green") if is_applied else ("not applied", "yellow"))
@@ -223,7 +222,7 @@ def doctor(
     with render.asking():
         seen = examination.examine(loaded, settings.config_folder(), duties=of_role)
     if as_json:
-        typer.echo(json.dumps(seen.as_json(), indent=2))
+        render.print_json(seen.as_json())
     else:
         doctor_output.show(out, seen, all_checks=verbose)
     if not seen.is_well(strict=strict):
@@ -259,7 +258,7 @@ def demo(
 # In the order in which a newcomer needs them, each with examples.
 _PANELS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
     "Set up": (
-        (init.init, "`syncer init`, `syncer init --table shop.orders --with shop.order_lines --name orders`"),
+        (init.init, "`syncer init --table shop.orders --with shop.order_lines --name orders`"),
         (migrate, "`syncer migrate`, `syncer migrate --status`"),
         (grants.grants, "`syncer grants --relay syncer --worker syncer --reader anna`"),
         (apply.plan, "`syncer plan`, `syncer plan blogpost --verbose`, `syncer plan --strict --json`"),

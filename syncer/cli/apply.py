@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -72,7 +71,7 @@ def plan(
                 connection, index, Indices(client), settings.config_folder(), only=document, remove=remove or ()
             )
     if as_json:
-        typer.echo(json.dumps(seen.as_json(), indent=2))
+        render.print_json(seen.as_json())
     else:
         plan_output.show_forecast(out, seen, verbose=verbose)
     if seen.has_errors or (strict and seen.has_warnings):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from typing import Annotated, BinaryIO
@@ -17,7 +16,7 @@ from syncer.cli.follow_jobs import LoadProgress
 from syncer.cli.parameters import UsageError
 from syncer.documents import suspend
 from syncer.documents.registry import Document
-from syncer.jobs import listing, model, queue
+from syncer.jobs import listing, queue
 from syncer.jobs.model import Job, JobKind
 
 Where = Annotated[
@@ -54,10 +53,9 @@ def backfill(
         chosen = parts.document(document)
         suspend.require_going(chosen)
         job = _job(parts, chosen, where=where, ids=ids, rate=rate)
-        LoadProgress(parts, out=out, err=err).follow(chosen, job.id)
-        if as_json:
-            done = model.find(parts.connection, job.id).as_json()
-            typer.echo(json.dumps({"document": document, "index_name": chosen.index_name, "job": done}, indent=2))
+        done = LoadProgress(parts, out=out, err=err).follow(chosen, job.id)
+    if as_json:
+        render.print_json({"document": document, "index_name": chosen.index_name, "job": done.as_json()})
 
 
 def _job(parts: Parts, document: Document, *, where: str | None, ids: BinaryIO | None, rate: float | None) -> Job:

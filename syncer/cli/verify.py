@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -72,7 +71,7 @@ def verify(
         reports = [compare(one) for one in _kept(parts, document)]
         pending = unfinished(parts.connection)
     if as_json:
-        typer.echo(json.dumps([one.as_json() for one in reports], indent=2))
+        render.print_json([one.as_json() for one in reports])
     else:
         out = render.console(sys.stdout)
         for report in reports:
@@ -126,7 +125,7 @@ def explain(
         chosen = [one for one in registry.documents(parts.connection) if one.name == document]
         seen = explanation.read(parts.connection, parts.index, parts.settings.kafka, chosen, id_, seconds=timeout)
     if as_json:
-        typer.echo(json.dumps(seen.as_json(values=values), indent=2, default=str, ensure_ascii=False))
+        render.print_json(seen.as_json(values=values))
     else:
         explain_page.show(render.console(sys.stdout), seen, values=values)
     if not seen.is_equal:

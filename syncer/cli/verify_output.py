@@ -109,7 +109,7 @@ def _remarks(report: VerifyReport, pending: Sequence[Job]) -> Iterator[Text]:
     if report.given_up:
         yield remark(
             f"{_counted(report.given_up, 'is', 'are')} dead-lettered in {report.index_name} alone",
-            f", the previous index. To do without a rollback: syncer backfill {report.document} --drop-old",
+            f", the previous index. To do without a rollback: syncer index drop-previous {report.document}",
         )
     if report.moving:
         some = ", ".join(report.moving[:_MOVING_SHOWN_MAX]) + (" …" if len(report.moving) > _MOVING_SHOWN_MAX else "")

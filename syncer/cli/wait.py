@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
@@ -41,7 +40,7 @@ def wait(
     with Waiter(loaded) as waiter:
         waited = waiter.wait(token, timeout_seconds=timeout, searchable=searchable)
     if as_json:
-        typer.echo(json.dumps(waited.as_json(), indent=2))
+        render.print_json(waited.as_json())
     else:
         _show(render.console(sys.stdout), waited)
     if not waited.is_complete:

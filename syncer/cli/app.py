@@ -129,8 +129,6 @@ def migrate(
     """Create or upgrade the syncer schema in Postgres.
 
     With --status, exit code 0 only if every migration is applied.
-
-    --status --json maps the name of each migration to whether it is applied.
     """
     if as_json and not status:
         raise UsageError("--json requires --status.")
@@ -207,10 +205,6 @@ def doctor(
     server is unavailable or a privilege is missing, reports the checks that could not run;
     with --strict, they count as warnings. --verbose also shows passed checks. Exit code 0
     only if nothing is wrong.
-
-    --json has is_well, wrong, consider, unseen, well, servers, seconds and findings; a
-    finding has id, severity, claim, found, why, guarantees and fix, which has how (sql,
-    shell or advice), text and note.
     """
     from syncer.cli import doctor_output  # noqa: PLC0415 - as below
     from syncer.monitoring.doctor import deployment, examination  # noqa: PLC0415 - it needs what few commands need

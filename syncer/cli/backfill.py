@@ -42,9 +42,6 @@ def backfill(
     Deletes documents that the SELECT no longer returns. Safe beside live traffic. Running
     daemons share the work; without one, the command does it itself. If it is interrupted,
     the same command resumes it. To write to a new index instead: `syncer index rebuild`.
-
-    --json has document, index_name (the index that was written) and job: the output of
-    `syncer jobs show --json`.
     """
     if where is not None and ids is not None:
         raise UsageError("--where and --ids cannot be combined.")

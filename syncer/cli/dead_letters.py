@@ -57,10 +57,6 @@ def list_(
     """List dead letters, grouped by kind and one by one.
 
     A kind consists of the error, the field at fault and the type of its value.
-
-    --json has letters (how many there are), kinds and shown; a kind has document, index_name,
-    kind, field, value_type, letters, first_at, last_at and examples; one of shown has document,
-    index_name, id, version, kind, error, field, value_type, is_id_cut and failed_at.
     """
     with open_parts("dead-letters") as parts:
         selection = _selection(parts, document, kind=kind, field=field)
@@ -81,15 +77,13 @@ def list_(
 @app.command()
 def show(
     document: parameters.Document,
-    id_: Annotated[str, typer.Argument(metavar="ID", help="The document's _id.")],
+    id_: parameters.DocumentId,
     *,
     as_json: parameters.AsJson = False,
 ) -> None:
     """Show one dead letter, its cause and its fix.
 
     `syncer explain` shows whether its SELECT still fails. Exit code 0 if there is such a dead letter.
-
-    --json is a list with the output of `list --json` for each index that lacks the document.
     """
     with open_parts("dead-letters") as parts:
         letters = dead_letters.page(parts.connection, _selection(parts, document, (id_,)), limit=len(Role))
@@ -115,8 +109,6 @@ def retry(
     Use it after a fix that syncer cannot see, such as a mapping changed by hand, a replaced
     function, or an Elasticsearch setting. Fixed data and `syncer apply` need no retry. Dead
     letters of the previous index alone are not retried. Exit code 1 if any remain.
-
-    --json has jobs, tried, fixed and remaining.
     """
     _require_selection(document, everything=everything)
     out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)
@@ -172,8 +164,6 @@ def discard(
     """Discard dead letters; their documents stay as they are.
 
     A document that fails again becomes a dead letter again.
-
-    --json has letters: the number discarded.
     """
     _require_selection(document, everything=everything)
     if not (ids or kind or field or everything):

@@ -32,9 +32,6 @@ def rebuild(
     `syncer index rollback`, until `syncer index drop-previous`. If it is interrupted, the
     same command resumes it. With --despite-dead-lettered, the index may lack documents that
     cannot be written.
-
-    --json has document, index_name (the index that is searched now) and job: the output of
-    `syncer jobs show --json`, or null.
     """
     out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)
     with open_parts("index") as parts:
@@ -53,8 +50,6 @@ def rollback(document: parameters.Document, *, as_json: parameters.AsJson = Fals
     """Switch searches back to the previous index.
 
     The two indices swap roles: the same command switches forward again.
-
-    --json has document and index_name: the index that is searched now.
     """
     out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)
     with open_parts("index") as parts:
@@ -68,8 +63,6 @@ def abort(document: parameters.Document, *, yes: parameters.Yes = False, as_json
     """Drop the new index that is being built.
 
     Searches still use the current index.
-
-    --json has document and index_name: the index that was dropped.
     """
     with open_parts("index") as parts:
         parts.document(document)
@@ -86,8 +79,6 @@ def drop_previous(
     """Drop the previous index, kept for a rollback.
 
     Searches still use the current index. A rollback is no longer possible.
-
-    --json has document and index_name: the index that was dropped.
     """
     with open_parts("index") as parts:
         parts.document(document)

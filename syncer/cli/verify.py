@@ -58,12 +58,6 @@ def verify(
     the cause if known: a dead letter, an unfinished load, or a write by another client. Waits
     for changes in flight while they make progress. Exit code 1 if documents have drifted,
     3 if changes in flight made no progress and drift is undecided.
-
-    --json is a list with document, index_name, documents, drifts, repaired, coming, awaited,
-    moving, pending, pending_by, given_up, is_complete, sampled, searched, suspended, seconds, comparing_seconds,
-    documents_per_second and holds; a drift has document, index_name, id, kind (missing, extra, different or
-    misplaced), fields, differences (path, how, expected, held), version, routing,
-    cause (dead_lettered, foreign, foreign_ahead, foreign_delete, lost, incomplete) and error.
     """
     err = render.console(sys.stderr)
     with open_parts("verify") as parts:
@@ -104,7 +98,7 @@ def _kept(parts: Parts, name: str | None) -> Iterator[Document]:
 
 def explain(
     document: parameters.Document,
-    id_: Annotated[str, typer.Argument(metavar="ID", help="The document's _id.")],
+    id_: parameters.DocumentId,
     *,
     values: parameters.Values = False,
     timeout: parameters.Timeout = 5,
@@ -116,9 +110,6 @@ def explain(
     assigned; its dead letter or suspension; the jobs that may write it; what a refresh would
     change; and the tables it reads. If it differs, waits for changes in flight. Changes
     nothing. Exit code 0 only if it equals its SELECT.
-
-    --json has document, id, at, is_equal, in_flight and indices; each of indices has
-    verdict, says, hint, reads, jobs, postgres, elasticsearch, refresh and dead_letter.
     """
     with render.asking(), open_parts("explain") as parts:
         parts.document(document)

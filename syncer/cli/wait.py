@@ -31,9 +31,6 @@ def wait(
 
     Get the token inside the transaction, before its commit. Dead letters and suspended
     documents are reported, not waited for. Exit code 0 only if everything is indexed.
-
-    --json has xid, is_complete, is_searchable, is_captured, seconds (by component: relay,
-    workers, jobs and refresh), jobs, dead_lettered, suspended and incomplete.
     """
     loaded = settings.load()
     log.configure(loaded.log, is_command=True)

@@ -114,7 +114,4 @@ def test_what_is_asked_for_must_be_there(poisoned: World) -> None:
     assert "No document nosuch is active" in refused(world, "list", "--document", "nosuch")
     assert "blogpost has no dead letter 1, 2" in refused(world, "retry", "blogpost", "1", "2", "11")
     assert "has no dead letter 1" in refused(world, "show", "blogpost", "1")
-    assert "Missing argument 'ID'" in refused(world, "show", "blogpost")
-    assert "name a document" in refused(world, "retry")
-    assert "--kind" in refused(world, "discard", "blogpost")
     assert count(world) == 20

@@ -194,11 +194,11 @@ def readable(connection: Connection, relation: str) -> Table | str:
 
 def _listed(connection: Connection, said: str) -> str:
     """List tables with that name in other schemas; otherwise those that exist."""
-    found = tables(connection)
+    found = list(tables(connection))
     if not found:
         return "It has no table at all. Check that this is the right database."
     bare = said.rpartition(".")[2].casefold()
-    if meant := [one.shown for one in found if one.name.casefold() == bare]:
+    if meant := [one for one in found if one.rpartition(".")[2].casefold() == bare]:
         return f"Is it {' or '.join(meant)}?"
     more = f" and {len(found) - _LISTED_MAX:,} more" if len(found) > _LISTED_MAX else ""
-    return "There are: " + ", ".join(one.shown for one in found[:_LISTED_MAX]) + more
+    return "There are: " + ", ".join(found[:_LISTED_MAX]) + more

@@ -7,7 +7,6 @@ hint; ``--debug`` adds the traceback.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -130,8 +129,6 @@ def migrate(
     """Create or upgrade the syncer schema in Postgres.
 
     With --status, exit code 0 only if every migration is applied.
-
-    --status --json maps the name of each migration to whether it is applied.
     """
     if as_json and not status:
         raise UsageError("--json requires --status.")
@@ -148,7 +145,7 @@ def migrate(
 
 def _show_migrations(seen: dict[str, bool], *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(seen, indent=2))
+        render.print_json(seen)
     else:
         for name, is_applied in seen.items():
             render.say(out, f"{name}  ", ("applied", "green") if is_applied else ("not applied", "yellow"))
@@ -208,10 +205,6 @@ def doctor(
     server is unavailable or a privilege is missing, reports the checks that could not run;
     with --strict, they count as warnings. --verbose also shows passed checks. Exit code 0
     only if nothing is wrong.
-
-    --json has is_well, wrong, consider, unseen, well, servers, seconds and findings; a
-    finding has id, severity, claim, found, why, guarantees and fix, which has how (sql,
-    shell or advice), text and note.
     """
     from syncer.cli import doctor_output  # noqa: PLC0415 - as below
     from syncer.monitoring.doctor import deployment, examination  # noqa: PLC0415 - it needs what few commands need
@@ -223,7 +216,7 @@ def doctor(
     with render.asking():
         seen = examination.examine(loaded, settings.config_folder(), duties=of_role)
     if as_json:
-        typer.echo(json.dumps(seen.as_json(), indent=2))
+        render.print_json(seen.as_json())
     else:
         doctor_output.show(out, seen, all_checks=verbose)
     if not seen.is_well(strict=strict):
@@ -259,7 +252,7 @@ def demo(
 # In the order in which a newcomer needs them, each with examples.
 _PANELS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
     "Set up": (
-        (init.init, "`syncer init`, `syncer init --table shop.orders --with shop.order_lines --name orders`"),
+        (init.init, "`syncer init --table shop.orders --with shop.order_lines --name orders`"),
         (migrate, "`syncer migrate`, `syncer migrate --status`"),
         (grants.grants, "`syncer grants --relay syncer --worker syncer --reader anna`"),
         (apply.plan, "`syncer plan`, `syncer plan blogpost --verbose`, `syncer plan --strict --json`"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -49,14 +48,6 @@ def plan(
     lacks, as a patch to paste. The first line is the verdict.
     --verbose adds tables, affected-document queries and a sample document.
     Exit code 1 if a definition is invalid or a sampled document is rejected.
-
-    --json has has_errors, has_warnings, is_migrated, is_empty, documents, missing_indexes,
-    released, forgotten, removed and dropped; a document has name, index, refusals, suspended, outcome
-    (new, in_place, reindex, triggers, initial_load or nothing), reason (why it needs a new
-    index), documents, initial_load_seconds, sampled, compose, tables, problems, unmapped
-    (properties, remarks, guesses and personal) and sample; a
-    problem has kind (fails, rejected, changed, unsearchable, duplicate, unused, costly or stale),
-    field, message, action, documents, looked_at, total and example.
     """
     from syncer.apply.preview import forecast  # noqa: PLC0415 - it parses SQL, which takes long to load
     from syncer.cli import plan_output  # noqa: PLC0415 - as above
@@ -72,7 +63,7 @@ def plan(
                 connection, index, Indices(client), settings.config_folder(), only=document, remove=remove or ()
             )
     if as_json:
-        typer.echo(json.dumps(seen.as_json(), indent=2))
+        render.print_json(seen.as_json())
     else:
         plan_output.show_forecast(out, seen, verbose=verbose)
     if seen.has_errors or (strict and seen.has_warnings):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from typing import Annotated, BinaryIO
@@ -17,7 +16,7 @@ from syncer.cli.follow_jobs import LoadProgress
 from syncer.cli.parameters import UsageError
 from syncer.documents import suspend
 from syncer.documents.registry import Document
-from syncer.jobs import listing, model, queue
+from syncer.jobs import listing, queue
 from syncer.jobs.model import Job, JobKind
 
 Where = Annotated[
@@ -43,9 +42,6 @@ def backfill(
     Deletes documents that the SELECT no longer returns. Safe beside live traffic. Running
     daemons share the work; without one, the command does it itself. If it is interrupted,
     the same command resumes it. To write to a new index instead: `syncer index rebuild`.
-
-    --json has document, index_name (the index that was written) and job: the output of
-    `syncer jobs show --json`.
     """
     if where is not None and ids is not None:
         raise UsageError("--where and --ids cannot be combined.")
@@ -54,10 +50,9 @@ def backfill(
         chosen = parts.document(document)
         suspend.require_going(chosen)
         job = _job(parts, chosen, where=where, ids=ids, rate=rate)
-        LoadProgress(parts, out=out, err=err).follow(chosen, job.id)
-        if as_json:
-            done = model.find(parts.connection, job.id).as_json()
-            typer.echo(json.dumps({"document": document, "index_name": chosen.index_name, "job": done}, indent=2))
+        done = LoadProgress(parts, out=out, err=err).follow(chosen, job.id)
+    if as_json:
+        render.print_json({"document": document, "index_name": chosen.index_name, "job": done.as_json()})
 
 
 def _job(parts: Parts, document: Document, *, where: str | None, ids: BinaryIO | None, rate: float | None) -> Job:

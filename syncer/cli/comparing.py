@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from contextlib import closing, nullcontext
 
 from rich.console import Console
 
@@ -38,10 +38,39 @@ def compared(
         values: Whether to report the values that differ.
         repair: Whether to write again what differs.
     """
-    verified = partial(_verified, parts, err=err, settle_seconds=settle_seconds, sample=sample, values=values)
+
+    def verified() -> VerifyReport:
+        if document.suspended is not None:
+            return suspended(document.suspended)
+        expected = sample or queries.count(parts.connection, document)
+        try:
+            with (
+                closing(parts.writer()) if repair else nullcontext() as writer,
+                render.progress(err, f"comparing {document.index_name}") as tell,
+            ):
+                return verify(
+                    parts.connect,
+                    document,
+                    index=parts.index,
+                    kafka=parts.settings.kafka,
+                    settle_seconds=settle_seconds,
+                    sample=sample,
+                    values=values,
+                    repair=writer,
+                    # A full bar that stays needs a word.
+                    progress=lambda done: tell(
+                        done, max(done, expected), "" if done < expected else "looking again at what differs"
+                    ),
+                )
+        except DocumentError as error:
+            return suspended(f"{error.message}\n{error.hint}")
+
+    def suspended(why: str) -> VerifyReport:
+        return VerifyReport(document=document.name, index_name=document.index_name, suspended=why)
+
     while True:
-        report = verified(document, repair=repair)
-        now = _in_force(parts, document)
+        report = verified()
+        now = active(parts, document)
         if now is None or now.revision == document.revision:
             break
         document = now
@@ -57,43 +86,6 @@ def compared(
     return report
 
 
-def _in_force(parts: Parts, document: Document) -> Document | None:
+def active(parts: Parts, document: Document) -> Document | None:
     """The definition that is active for a document's index by now; None if none is."""
     return next((one for one in registry.documents(parts.connection) if one.index_name == document.index_name), None)
-
-
-def _verified(
-    parts: Parts,
-    document: Document,
-    *,
-    err: Console,
-    settle_seconds: float,
-    sample: int | None,
-    values: bool,
-    repair: bool,
-) -> VerifyReport:
-    suspended = partial(VerifyReport, document=document.name, index_name=document.index_name)
-    if document.suspended is not None:
-        return suspended(suspended=document.suspended)
-    writer = parts.writer()
-    try:
-        expected = sample or queries.count(parts.connection, document)
-        with render.progress(err, f"comparing {document.index_name}") as tell:
-            return verify(
-                parts.connect,
-                document,
-                index=parts.index,
-                kafka=parts.settings.kafka,
-                settle_seconds=settle_seconds,
-                sample=sample,
-                values=values,
-                repair=writer if repair else None,
-                # A full bar that stays needs a word.
-                progress=lambda done: tell(
-                    done, max(done, expected), "" if done < expected else "looking again at what differs"
-                ),
-            )
-    except DocumentError as error:
-        return suspended(suspended=f"{error.message}\n{error.hint}")
-    finally:
-        writer.close()

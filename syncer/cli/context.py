@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Self
 
 from syncer import daemon
 from syncer.base import log, migrations, postgres, settings
@@ -39,19 +40,6 @@ class Parts:
     indices: Indices
     name: str
 
-    def __enter__(self) -> Self:
-        """Return itself, for a with statement."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close them."""
-        self.close()
-
-    def close(self) -> None:
-        """Write the timeline of the command, and close the connection to Postgres."""
-        TIMELINE.write(self.connection)
-        self.connection.close()
-
     def connect(self) -> Connection:
         """Open another connection to Postgres."""
         return postgres.connect(self.settings.postgres, name=self.name)
@@ -86,8 +74,9 @@ def require_active(connection: Connection, name: str) -> Document:
     return documents[name]
 
 
-def open_parts(name: str) -> Parts:
-    """Read the settings and connect to the servers.
+@contextmanager
+def open_parts(name: str) -> Iterator[Parts]:
+    """Read the settings and connect to the servers; in the end, write the timeline of the command.
 
     Raises:
         SyncerError: A setting is wrong, or the syncer schema is not current.
@@ -95,13 +84,12 @@ def open_parts(name: str) -> Parts:
     """
     loaded = settings.load()
     log.configure(loaded.log, is_command=True)
-    connection = postgres.connect(loaded.postgres, name=name)
-    try:
+    with closing(postgres.connect(loaded.postgres, name=name)) as connection:
         migrations.require_current(connection)
         loaded = loaded.of(registry.installation(connection))
         client = elastic.connect(loaded.elasticsearch)
-    except BaseException:
-        connection.close()
-        raise
-    index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
-    return Parts(settings=loaded, connection=connection, index=index, indices=Indices(client), name=name)
+        index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
+        try:
+            yield Parts(settings=loaded, connection=connection, index=index, indices=Indices(client), name=name)
+        finally:
+            TIMELINE.write(connection)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from rich.console import Console
 
 from syncer.base.formatting import brief
-from syncer.base.model import EPOCH_SHIFT
 from syncer.cli.render import Rows, say, show_facts
+from syncer.indexing import version
 from syncer.indexing.dead_letters import DeadLetter, DeadLetterGroup
-from syncer.indexing.dry_run import DryRun, Now
 
 _PLACE = re.compile(r"^\[-?\d+:-?\d+\] ")
 
@@ -70,58 +69,24 @@ def _said(one: DeadLetter) -> str:
     return " ".join(brief(said).split())
 
 
-def show_letter(console: Console, letter: DeadLetter, trial: DryRun) -> None:
+def show_letter(console: Console, letter: DeadLetter) -> None:
     """Print everything about one dead letter, and what to do."""
-    say(console, (f"{letter.document} {letter.id}", "bold"), f" could not be written to {letter.index_name}")
-    show_facts(console, _lines(letter, trial))
-
-
-def _lines(letter: DeadLetter, trial: DryRun) -> Iterator[tuple[str, str]]:
-    yield "said", letter.error
-    if letter.field is not None:
-        yield "field", letter.field
-    if letter.value_type is not None:
-        yield "its value", letter.value_type
-    epoch, number = letter.version >> EPOCH_SHIFT, letter.version & ((1 << EPOCH_SHIFT) - 1)
-    yield (
-        "dead_lettered",
-        f"{_moment(letter.failed_at)} UTC, with version {letter.version:,} (epoch {epoch}, number {number:,})",
-    )
-    yield "now", says(trial)
-    yield "do", advice(letter, trial)
-
-
-def says(trial: DryRun) -> str:
-    """The outcome that a new attempt would have."""
-    said = "" if trial.fault is None else trial.fault.error
-    return {
-        Now.SELECT_FAILS: f"its SELECT still fails: {said}",
-        Now.REFUSED: f"Elasticsearch still refuses it: {said}",
-        Now.WRITABLE: "its SELECT returns it, and Elasticsearch has nothing against it",
-        Now.GONE: "its SELECT no longer returns it",
-        Now.UNKNOWN: f"only an attempt would tell: {said}",
-    }[trial.now]
-
-
-def advice(letter: DeadLetter, trial: DryRun) -> str:
-    """What to do about a dead letter."""
-    retry = f"syncer dead-letters retry {letter.document}"
-    field_ = f" of {letter.field}" if letter.field else ""
-    return {
-        Now.SELECT_FAILS: "Fix the row: the change is followed, and the letter goes away by itself.\n"
-        "Or make select.sql bear it: syncer apply",
-        Now.REFUSED: f"Fix the value{field_}: the change is followed, and the letter goes away by itself.\n"
-        f"Or fix the mapping in index.json: syncer apply. If it was fixed by hand: {retry}",
-        Now.WRITABLE: f"{retry} {letter.id}",
-        Now.GONE: f"{retry} {letter.id}, which deletes it from the index too",
-        Now.UNKNOWN: f"Fix its id: the document is written under the new one. Then: {_discard(letter)}"
+    epoch, number = version.split(letter.version)
+    retry = f"syncer dead-letters retry {letter.document} {letter.id}"
+    facts = {
+        "said": letter.error,
+        "field": letter.field or "",
+        "its value": letter.value_type or "",
+        "dead_lettered": f"{_moment(letter.failed_at)} UTC, with version {letter.version:,} "
+        f"(epoch {epoch}, number {number:,})",
+        "do": "Fix its id: the document is written under the new one. Then: syncer dead-letters discard "
+        f"{letter.document} --kind {letter.kind}"
         if letter.is_id_cut
-        else f"{retry} {letter.id}",
-    }[trial.now]
-
-
-def _discard(letter: DeadLetter) -> str:
-    return f"syncer dead-letters discard {letter.document} --kind {letter.kind}"
+        else "Fix the data: the change is followed, and the letter goes away by itself.\n"
+        f"Or fix select.sql or index.json: syncer apply\nIf it was fixed in another way: {retry}",
+    }
+    say(console, (f"{letter.document} {letter.id}", "bold"), f" could not be written to {letter.index_name}")
+    show_facts(console, facts.items())
 
 
 def _moment(at: datetime) -> str:

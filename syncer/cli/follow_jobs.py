@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 
 import elasticsearch
 from rich.console import Console
@@ -15,7 +14,7 @@ from syncer.base.formatting import amount, brief, shortened
 from syncer.base.lifecycle import Stop
 from syncer.base.model import Role
 from syncer.cli import job_output, render, verify_output
-from syncer.cli.comparing import compared
+from syncer.cli.comparing import active, compared
 from syncer.cli.context import Parts
 from syncer.cli.render import say
 from syncer.documents import registry, suspend
@@ -41,7 +40,6 @@ class LoadProgress:
         self._out = out
         self._err = err
         self._despite_dead_lettered = despite_dead_lettered
-        self._fresh: frozenset[int] = frozenset()
 
     def follow_all(self, initial_loads: Iterable[InitialLoad]) -> None:
         """Run each initial load; a failed one does not stop the others.
@@ -49,15 +47,7 @@ class LoadProgress:
         Raises:
             SyncerError: The last failure; earlier ones have been printed.
         """
-        initial_loads, failed = list(initial_loads), list[SyncerError]()
-        # While the first job is followed here, job workers also do the others: a job that they began is not a resumed
-        # one.
-        made = [
-            find(self._parts.connection, initial_load.job)
-            for initial_load in initial_loads
-            if initial_load.job is not None
-        ]
-        self._fresh = frozenset(job.id for job in made if not job.documents_done)
+        failed: list[SyncerError] = []
         for initial_load in initial_loads:
             try:
                 self.initial_load(initial_load)
@@ -69,19 +59,18 @@ class LoadProgress:
                 render.show_error(self._err, one)
             raise last
 
-    def initial_load(self, initial_load: InitialLoad) -> None:
-        """Write all documents of a definition once; if the index is new, then make it current.
+    def initial_load(self, initial_load: InitialLoad) -> Job | None:
+        """Write all documents of a definition once; if the index is new, then make it current. Return the job, if any.
 
         Raises:
             SyncerError: It is suspended, or was not written whole, or the new index is not equal to the SELECT.
         """
         if initial_load.document.role is Role.BUILDING:
-            self._build(initial_load)
-        elif initial_load.job is not None:
-            self.follow(initial_load.document, initial_load.job)
+            return self._build(initial_load)
+        return None if initial_load.job is None else self.follow(initial_load.document, initial_load.job)
 
-    def follow(self, document: Document, job_id: int, *, is_partial: bool = False, is_pending: bool = False) -> None:
-        """Follow a job until it is done.
+    def follow(self, document: Document, job_id: int, *, is_partial: bool = False, is_pending: bool = False) -> Job:
+        """Follow a job until it is done; return it.
 
         Args:
             document: The definition whose documents it writes.
@@ -96,37 +85,40 @@ class LoadProgress:
         """
         parts = self._parts
         job = find(parts.connection, job_id)
-        if job.documents_done and job_id not in self._fresh:
+        if job.documents_done:
             job_output.show_resumed(self._err, job)
         follower = JobFollower(connect=parts.connect, refresh=parts.job_worker, stop=Stop())
         try:
             with job_output.progress(self._err, f"writing {document.index_name}") as show:
-                job = follower.follow(job_id, partial(_show_going, show) if is_pending else show)
+
+                def seen(job: Job) -> None:
+                    if is_pending:
+                        reindex.require_not_paused(job)
+                    show(job)
+
+                job = follower.follow(job_id, seen)
         except KeyboardInterrupt:
-            job_output.show_left(self._err, job, is_building=document.role is Role.BUILDING)
+            job_output.show_left(self._err, job)
             raise
         finally:
             follower.close()
-        _require_done(job, self._row(document))
+        _require_done(job, active(parts, document))
         job_output.show_result(self._out, job)
         if job.dead_lettered and not is_partial:
             raise _dead_lettered(parts, document, job.dead_lettered)
-
-    def _row(self, document: Document) -> Document | None:
-        rows = registry.documents(self._parts.connection)
-        return next((one for one in rows if one.index_name == document.index_name), None)
+        return job
 
     # A new index
 
-    def _build(self, initial_load: InitialLoad) -> None:
+    def _build(self, initial_load: InitialLoad) -> Job | None:
         """Load a new index and make it current, unless another command makes it current or aborts it meanwhile."""
-        building = initial_load.document
+        building, job = initial_load.document, None
         try:
             if initial_load.job is not None:
-                self.follow(building, initial_load.job, is_partial=True)
+                job = self.follow(building, initial_load.job, is_partial=True)
             self._serve(building)
         except (SyncerError, elasticsearch.ApiError) as error:
-            row = self._row(building)
+            row = active(self._parts, building)
             if row is None or row.revision != building.revision:
                 raise DefinitionError(
                     f"{building.index_name} is no longer being built",
@@ -135,6 +127,7 @@ class LoadProgress:
             if row.role is not Role.CURRENT:
                 raise
             say(self._out, f"{row.index} is searched in {row.index_name} now: another command switched it")
+        return job
 
     def _serve(self, building: Document) -> None:
         try:
@@ -152,13 +145,13 @@ class LoadProgress:
         with render.doing(self._err, f"settling {building.index_name}"):
             reindex.settle(parts.connection, parts.indices, building, seconds_max=reindex.SETTLE_SECONDS_MAX)
         self._wait_for_pending(building)  # so that their documents are compared, too
-        report = compared(parts, self._row(building) or building, err=self._err, repair=True)
+        report = compared(parts, active(parts, building) or building, err=self._err, repair=True)
         verify_output.show_verify(self._out, report)
         if not report.holds:
             self._require_acceptable(building, report)
         self._wait_for_pending(building)
         older = registry.by_role(parts.connection, building.name).get(Role.PREVIOUS)
-        current = reindex.serve(parts.connection, parts.indices, self._row(building) or building)
+        current = reindex.serve(parts.connection, parts.indices, active(parts, building) or building)
         say(self._out, f"{current.index} is searched in {current.index_name} now")
         if older is not None:
             say(self._out, f"{older.index_name}, kept for a rollback until now, is dropped")
@@ -222,11 +215,6 @@ class LoadProgress:
             hint="What was searched before is searched still. "
             f"To go on: syncer index rebuild {building.name}; to give it up: syncer index abort {building.name}",
         )
-
-
-def _show_going(show: Callable[[Job], None], job: Job) -> None:
-    reindex.require_not_paused(job)
-    show(job)
 
 
 def _require_done(job: Job, document: Document | None) -> None:

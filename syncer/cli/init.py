@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
 from syncer.apply.scaffold import catalogue, document as drafting, folder, naming, pgsync, tree
-from syncer.apply.scaffold.catalogue import Listed
 from syncer.apply.scaffold.document import Draft
 from syncer.base import log, postgres, settings
-from syncer.base.errors import ConfigError, SourceError
+from syncer.base.errors import ConfigError, SourceError, SyncerError
 from syncer.base.postgres import Connection
 from syncer.cli import render
 from syncer.cli.parameters import UsageError
@@ -53,7 +51,7 @@ def init(
 ) -> None:
     """Draft a document from a table, SELECT or PGSync schema.
 
-    Writes a SELECT and a mapping to the config folder. Without --table, asks for the table.
+    Writes a SELECT and a mapping to the config folder. Without an option, lists the tables.
     Columns become fields of a matching type, and rows referenced by foreign keys become
     objects. --with adds rows of other tables: those that reference the table, those behind a
     link table, and with a path such as orders/lines/product, those next to them. COLUMNS are
@@ -86,10 +84,11 @@ def init(
             drafts = pgsync.drafts(connection, from_pgsync)
             _require_free([one.name for one in drafts], force=force)
         else:
-            chosen = list(table or ()) or [_asked(out, connection)]
-            if len(chosen) > 1 and (name is not None or paths):
+            if not table:
+                raise _missing_table(connection)
+            if len(table) > 1 and (name is not None or paths):
                 raise UsageError("--name and --with require a single --table. Run init once for each table.")
-            drafts = _from_tables(connection, chosen, name, paths or (), force=force)
+            drafts = _from_tables(connection, table, name, paths or (), force=force)
     for one in drafts:
         for file in folder.write(settings.config_folder(), one):
             render.say(out, f"wrote {file}")
@@ -134,29 +133,12 @@ def _require_free(names: Sequence[str], *, force: bool) -> None:
             )
 
 
-def _asked(out: Console, connection: Connection) -> str:
-    """Ask the user for a table."""
-    listed = [one for one in catalogue.tables(connection) if one.may_read]
-    if not listed:
-        hidden = len(catalogue.tables(connection))
-        raise SourceError(
-            f"The role cannot read any of the {hidden} tables" if hidden else "The database has no table",
-            hint="Run GRANT SELECT as their owner." if hidden else "Check that postgres.dsn names the right database.",
-        )
-    if not sys.stdin.isatty():
-        names = ", ".join(one.shown for one in listed)
-        raise UsageError(f"Missing option '--table': standard input is not a terminal. Use one of: {names}")
-    _show(out, listed)
-    while True:
-        said = str(typer.prompt("Which table? (number or name)"))
-        if said.isdecimal() and 1 <= int(said) <= len(listed):
-            return listed[int(said) - 1].relation
-        for one in listed:
-            if said in (one.shown, one.relation, one.name):
-                return one.relation
-        render.say(out, f"There is no {said} in the list.")
-
-
-def _show(out: Console, listed: Sequence[Listed]) -> None:
-    rows = [(str(number), one.shown, render.counted(one.rows)) for number, one in enumerate(listed, start=1)]
-    out.print(render.Rows(("", "table", "rows, about"), rows))
+def _missing_table(connection: Connection) -> SyncerError | UsageError:
+    tables = catalogue.tables(connection)
+    readable = ", ".join(name for name, may_read in tables.items() if may_read)
+    if readable:
+        return UsageError(f"Missing option '--table'. Use one of: {readable}")
+    return SourceError(
+        f"The role cannot read any of the {len(tables)} tables" if tables else "The database has no table",
+        hint="Run GRANT SELECT as their owner." if tables else "Check that postgres.dsn names the right database.",
+    )

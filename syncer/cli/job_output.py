@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -82,28 +81,15 @@ def show_resumed(console: Console, job: Job) -> None:
     )
 
 
-def show_left(console: Console, job: Job, *, is_building: bool) -> None:
-    """Print how to find a job again after Ctrl-C."""
+def show_left(console: Console, job: Job) -> None:
+    """Print how to find a job again after Ctrl-C; the command that created a job of given ids would create another."""
+    is_of_ids = job.kind is JobKind.PARTIAL and job.where is None
+    again = f"How far it is: syncer jobs show {job.id}" if is_of_ids else "To take it up again: the same command"
     say(
         console,
         f"\nJob {job.id} is left as it is, and goes on wherever `syncer run` runs.\n"
-        f"{_way_back(job, is_building=is_building)}; to end it: syncer jobs cancel {job.id}",
+        f"{again}; to end it: syncer jobs cancel {job.id}",
     )
-
-
-def _way_back(job: Job, *, is_building: bool) -> str:
-    """How to follow the same job again; a job of given ids can only be shown, as its command would create a new one."""
-    limit = "" if job.rate is None else f" --rate {job.rate:.10g}"
-    command = f"To take it up again: syncer backfill {job.document}"
-    if is_building:
-        return f"To take it up again: syncer index rebuild {job.document}{limit}"
-    if job.kind is JobKind.INITIAL_LOAD:
-        return "To take it up again: syncer apply"
-    if job.kind is JobKind.BACKFILL:
-        return f"{command}{limit}"
-    if job.where is not None:
-        return f"{command} --where {shlex.quote(job.where)}{limit}"
-    return f"How far it is: syncer jobs show {job.id}"
 
 
 # Lists and details

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from enum import StrEnum
 from typing import Annotated
@@ -62,7 +61,7 @@ def list_(
             if document in (None, one.document) and (state is None or state.has(one))
         ]
     if as_json:
-        typer.echo(json.dumps([one.as_json() for one in seen], indent=2))
+        render.print_json([one.as_json() for one in seen])
     else:
         job_output.show_list(render.console(sys.stdout), seen, job_workers=job_workers)
 
@@ -73,7 +72,7 @@ def show(job_id: JobId, *, as_json: parameters.AsJson = False) -> None:
     with _connect() as connection:
         seen = model.find(connection, job_id)
     if as_json:
-        typer.echo(json.dumps(seen.as_json(), indent=2))
+        render.print_json(seen.as_json())
     else:
         job_output.show_one(render.console(sys.stdout), seen)
 

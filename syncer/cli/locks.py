@@ -5,7 +5,6 @@ They need no server but Elasticsearch: see `syncer.locks`.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -60,7 +59,7 @@ def list_(*, index: LocksIndex = INDEX, as_json: parameters.AsJson = False) -> N
             "locks": [asdict(one) | {"name": readable(one.lock)} for one in entries],
             "holders": [asdict(one) for one in holders],
         }
-        typer.echo(json.dumps(said, indent=2))
+        render.print_json(said)
     else:
         _show(render.console(sys.stdout), holders, entries)
 

@@ -55,6 +55,7 @@ def finite(value: float | None) -> float | None:
 
 
 Document = Annotated[str, typer.Argument(metavar="DOCUMENT", help="Document name.", autocompletion=documents)]
+DocumentId = Annotated[str, typer.Argument(metavar="ID", help="The document's _id.")]
 MaybeDocument = Annotated[
     str | None,
     typer.Argument(metavar="DOCUMENT", help="Document name (default: all).", autocompletion=documents),
@@ -66,7 +67,7 @@ OfDocument = Annotated[
 _ONLY = "Only this part."
 Only = Annotated[Part | None, typer.Option("--only", metavar="|".join(Part), help=_ONLY)]
 OnlyChecked = Annotated[Checked | None, typer.Option("--only", metavar="|".join(Checked), help=_ONLY)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; docs/json.md has its fields.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all details.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Also exit with 1 for warnings.")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
 
@@ -13,7 +12,7 @@ from syncer.cli import parameters, render
 from syncer.cli.context import open_parts
 from syncer.cli.follow_jobs import LoadProgress
 from syncer.cli.render import say
-from syncer.jobs import model, queue
+from syncer.jobs import queue
 
 app = typer.Typer(help="Rebuild an index, roll it back, or drop it.", no_args_is_help=True)
 
@@ -33,9 +32,6 @@ def rebuild(
     `syncer index rollback`, until `syncer index drop-previous`. If it is interrupted, the
     same command resumes it. With --despite-dead-lettered, the index may lack documents that
     cannot be written.
-
-    --json has document, index_name (the index that is searched now) and job: the output of
-    `syncer jobs show --json`, or null.
     """
     out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)
     with open_parts("index") as parts:
@@ -43,10 +39,10 @@ def rebuild(
         initial_load = reindex.begin(parts.connection, parts.indices, document, tell=partial(say, out))
         if initial_load.job is not None and rate is not None:
             queue.set_rate(parts.connection, initial_load.job, rate)
-        LoadProgress(parts, out=out, err=err, despite_dead_lettered=despite_dead_lettered).initial_load(initial_load)
-        if as_json:
-            job = None if initial_load.job is None else model.find(parts.connection, initial_load.job).as_json()
-            _print_json(document, initial_load.document.index_name, job=job)
+        progress = LoadProgress(parts, out=out, err=err, despite_dead_lettered=despite_dead_lettered)
+        job = progress.initial_load(initial_load)
+    if as_json:
+        _print_json(document, initial_load.document.index_name, job=job and job.as_json())
 
 
 @app.command(epilog="Example: `syncer index rollback blogpost`")
@@ -54,8 +50,6 @@ def rollback(document: parameters.Document, *, as_json: parameters.AsJson = Fals
     """Switch searches back to the previous index.
 
     The two indices swap roles: the same command switches forward again.
-
-    --json has document and index_name: the index that is searched now.
     """
     out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)
     with open_parts("index") as parts:
@@ -69,8 +63,6 @@ def abort(document: parameters.Document, *, yes: parameters.Yes = False, as_json
     """Drop the new index that is being built.
 
     Searches still use the current index.
-
-    --json has document and index_name: the index that was dropped.
     """
     with open_parts("index") as parts:
         parts.document(document)
@@ -87,8 +79,6 @@ def drop_previous(
     """Drop the previous index, kept for a rollback.
 
     Searches still use the current index. A rollback is no longer possible.
-
-    --json has document and index_name: the index that was dropped.
     """
     with open_parts("index") as parts:
         parts.document(document)
@@ -106,4 +96,4 @@ def _show_dropped(document: str, index_name: str, *, as_json: bool) -> None:
 
 
 def _print_json(document: str, index_name: str, **more: object) -> None:
-    typer.echo(json.dumps({"document": document, "index_name": index_name, **more}, indent=2))
+    render.print_json({"document": document, "index_name": index_name, **more})

@@ -6,13 +6,14 @@ parsed as markup, so names are shown verbatim.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
@@ -43,6 +44,11 @@ def console(stream: TextIO | None) -> Console:
 def say(console: Console, *parts: Part, style: str = "") -> None:
     """Print one or more lines, uncut."""
     console.print(Text.assemble(*parts, style=style), soft_wrap=True)
+
+
+def print_json(said: Any) -> None:
+    """Print what ``--json`` asks for on standard output."""
+    print(json.dumps(said, indent=2))  # noqa: T201 - no console, which would fold it
 
 
 def show_error(console: Console, error: SyncerError) -> None:

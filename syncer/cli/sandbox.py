@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from syncer.cli import parameters, render
-from syncer.sandbox import Reporter, Sandbox, Status, Versions
+from syncer.sandbox import Reporter, Sandbox, Versions
 
 app = typer.Typer(help="Run a local Postgres, Kafka and Elasticsearch.", no_args_is_help=True)
 
@@ -76,21 +75,16 @@ def status(*, folder: Folder = None, as_json: parameters.AsJson = False) -> None
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(seen), indent=2, default=str))
     else:
-        show_sandbox(out, seen)
+        rows: list[tuple[render.Part, ...]] = [
+            (
+                f"{one.name} {one.version}",
+                ("running", "green") if one.running else ("stopped", "red"),
+                str(one.pid or ""),
+                one.address or "",
+                str(one.log_file),
+            )
+            for one in seen.servers
+        ]
+        out.print(render.Rows(("server", "state", "process", "address", "log"), rows))
     if seen.endpoints is None:
         raise typer.Exit(1)
-
-
-def show_sandbox(console: Console, seen: Status) -> None:
-    """Print the servers and their addresses."""
-    rows = [
-        (
-            f"{one.name} {one.version}",
-            ("running", "green") if one.running else ("stopped", "red"),
-            str(one.pid or ""),
-            one.address or "",
-            str(one.log_file),
-        )
-        for one in seen.servers
-    ]
-    console.print(render.Rows(("server", "state", "process", "address", "log"), rows))

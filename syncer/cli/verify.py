@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -59,12 +58,6 @@ def verify(
     the cause if known: a dead letter, an unfinished load, or a write by another client. Waits
     for changes in flight while they make progress. Exit code 1 if documents have drifted,
     3 if changes in flight made no progress and drift is undecided.
-
-    --json is a list with document, index_name, documents, drifts, repaired, coming, awaited,
-    moving, pending, pending_by, given_up, is_complete, sampled, searched, suspended, seconds, comparing_seconds,
-    documents_per_second and holds; a drift has document, index_name, id, kind (missing, extra, different or
-    misplaced), fields, differences (path, how, expected, held), version, routing,
-    cause (dead_lettered, foreign, foreign_ahead, foreign_delete, lost, incomplete) and error.
     """
     err = render.console(sys.stderr)
     with open_parts("verify") as parts:
@@ -72,7 +65,7 @@ def verify(
         reports = [compare(one) for one in _kept(parts, document)]
         pending = unfinished(parts.connection)
     if as_json:
-        typer.echo(json.dumps([one.as_json() for one in reports], indent=2))
+        render.print_json([one.as_json() for one in reports])
     else:
         out = render.console(sys.stdout)
         for report in reports:
@@ -105,7 +98,7 @@ def _kept(parts: Parts, name: str | None) -> Iterator[Document]:
 
 def explain(
     document: parameters.Document,
-    id_: Annotated[str, typer.Argument(metavar="ID", help="The document's _id.")],
+    id_: parameters.DocumentId,
     *,
     values: parameters.Values = False,
     timeout: parameters.Timeout = 5,
@@ -117,16 +110,13 @@ def explain(
     assigned; its dead letter or suspension; the jobs that may write it; what a refresh would
     change; and the tables it reads. If it differs, waits for changes in flight. Changes
     nothing. Exit code 0 only if it equals its SELECT.
-
-    --json has document, id, at, is_equal, in_flight and indices; each of indices has
-    verdict, says, hint, reads, jobs, postgres, elasticsearch, refresh and dead_letter.
     """
     with render.asking(), open_parts("explain") as parts:
         parts.document(document)
         chosen = [one for one in registry.documents(parts.connection) if one.name == document]
         seen = explanation.read(parts.connection, parts.index, parts.settings.kafka, chosen, id_, seconds=timeout)
     if as_json:
-        typer.echo(json.dumps(seen.as_json(values=values), indent=2, default=str, ensure_ascii=False))
+        render.print_json(seen.as_json(values=values))
     else:
         explain_page.show(render.console(sys.stdout), seen, values=values)
     if not seen.is_equal:

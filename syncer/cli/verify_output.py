@@ -17,7 +17,6 @@ from syncer.verify.diff import Cause, Drift
 _DRIFTS_SHOWN_MAX = 20
 _PATHS_SHOWN_MAX = 3
 _MOVING_SHOWN_MAX = 5
-_AGAIN_SECONDS = 1  # a longer re-check is mentioned in the output
 
 _CAUSES = {
     Cause.DEAD_LETTERED: "dead-lettered: a dead letter",
@@ -56,7 +55,8 @@ def show_verify(console: Console, report: VerifyReport, pending: Sequence[Job] =
 
 
 def _verdict(report: VerifyReport) -> Text:
-    took = f" ({_took(report)})"
+    # Waiting for changes in flight does not count towards the speed.
+    took = f" ({report.seconds:.1f} s, {report.documents_per_second:,.0f} documents/s)"
     sampled = "" if report.sampled is None else " of a sample"
     compared = f", of {report.documents:,} compared{sampled}{took}"
     if report.differs:
@@ -69,15 +69,6 @@ def _verdict(report: VerifyReport) -> Text:
         return Text.assemble((f"{report.document}: nothing has drifted", "green"), compared)
     equal = _counted(report.documents, "equals its", "equal their", sampled)
     return Text.assemble((f"{report.document}: {equal} SELECT", "green"), took)
-
-
-def _took(report: VerifyReport) -> str:
-    """The duration and the speed of the comparison; waiting for changes in flight does not count towards the speed."""
-    pace = f"{report.documents_per_second:,.0f} documents/s"
-    again = report.seconds - report.comparing_seconds
-    if again < _AGAIN_SECONDS:
-        return f"{report.seconds:.1f} s, {pace}"
-    return f"{report.comparing_seconds:.1f} s, {pace}; {again:.1f} s more to look again at what differed"
 
 
 def _remarks(report: VerifyReport, pending: Sequence[Job]) -> Iterator[Text]:
@@ -109,7 +100,7 @@ def _remarks(report: VerifyReport, pending: Sequence[Job]) -> Iterator[Text]:
     if report.given_up:
         yield remark(
             f"{_counted(report.given_up, 'is', 'are')} dead-lettered in {report.index_name} alone",
-            f", the previous index. To do without a rollback: syncer backfill {report.document} --drop-old",
+            f", the previous index. To do without a rollback: syncer index drop-previous {report.document}",
         )
     if report.moving:
         some = ", ".join(report.moving[:_MOVING_SHOWN_MAX]) + (" …" if len(report.moving) > _MOVING_SHOWN_MAX else "")

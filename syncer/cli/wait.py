@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
@@ -32,16 +31,13 @@ def wait(
 
     Get the token inside the transaction, before its commit. Dead letters and suspended
     documents are reported, not waited for. Exit code 0 only if everything is indexed.
-
-    --json has xid, is_complete, is_searchable, is_captured, seconds (by component: relay,
-    workers, jobs and refresh), jobs, dead_lettered, suspended and incomplete.
     """
     loaded = settings.load()
     log.configure(loaded.log, is_command=True)
     with Waiter(loaded) as waiter:
         waited = waiter.wait(token, timeout_seconds=timeout, searchable=searchable)
     if as_json:
-        typer.echo(json.dumps(waited.as_json(), indent=2))
+        render.print_json(waited.as_json())
     else:
         _show(render.console(sys.stdout), waited)
     if not waited.is_complete:

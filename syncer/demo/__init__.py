@@ -4,25 +4,23 @@ Everything in it is real: the servers of a sandbox of its own, the daemon as a p
 them. It ends with `syncer verify`, whose result is the demo's.
 
     scene     servers, daemon, commands; begins and ends every demo
-    show      the blog of thousands of posts:          blog   the application
+    blog      the blog of thousands of posts
     lesson    shows a model of the guide:              model  its parts       guide    the models themselves
-    daemon    ``syncer run`` as a process
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from syncer.base.errors import ConfigError
+from syncer.demo import blog, lesson
 from syncer.demo.guide import MODELS
-from syncer.demo.lesson import Lessons
-from syncer.demo.model import GuideModel
 from syncer.demo.scene import perform
-from syncer.demo.show import Show
 
 
 def play(console: Console, *, keep: bool, posts: int) -> bool:
@@ -31,7 +29,7 @@ def play(console: Console, *, keep: bool, posts: int) -> bool:
     Raises:
         SyncerError: A part of it failed; the servers are stopped.
     """
-    return perform(console, Show(posts=posts).play, keep=keep)
+    return perform(console, partial(blog.play, posts=posts), keep=keep)
 
 
 def play_models(console: Console, names: Sequence[str], *, keep: bool) -> bool:
@@ -41,17 +39,13 @@ def play_models(console: Console, names: Sequence[str], *, keep: bool) -> bool:
         ConfigError: There is no model of that name.
         SyncerError: A part of it failed; the servers are stopped.
     """
-    models = [_model(name) for name in dict.fromkeys(names)]
-    return perform(console, Lessons(models).play, keep=keep)
-
-
-def _model(name: str) -> GuideModel:
-    if name not in MODELS:
-        raise ConfigError(
-            f"There is no model {name}",
-            hint=f"The models: {', '.join(MODELS)}\nsyncer demo --list says what each is for.",
-        )
-    return MODELS[name]
+    for name in names:
+        if name not in MODELS:
+            raise ConfigError(
+                f"There is no model {name}",
+                hint=f"The models: {', '.join(MODELS)}\nsyncer demo --list says what each is for.",
+            )
+    return perform(console, partial(lesson.play, models=[MODELS[name] for name in dict.fromkeys(names)]), keep=keep)
 
 
 def list_models(console: Console) -> None:

@@ -4,101 +4,84 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import psycopg
 from elasticsearch import Elasticsearch
 from elasticsearch.helpers import scan
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from syncer.base.errors import SyncerError
-from syncer.demo.daemon import DaemonProcess
+import syncer
 from syncer.demo.model import SCHEMAS, Ask, Body, GuideModel, Row, Write, commit, execute, search
 from syncer.demo.scene import Finale, Scene
 from syncer.sandbox import Endpoints
 
 _REQUEST_COLUMNS = 76
-_LOOK_SECONDS = 0.02
 _PATIENCE_SECONDS = 60
 _NAMED_MAX = 3
-
-# Equals the number of captured changes: no transaction rolls back here.
-_CAPTURED = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM syncer.outbox_id_seq"
 
 _Versions = dict[tuple[str, str], int]
 
 
-class Lessons:
-    """Plays models one after the other, each with its own rows in the same tables."""
+def play(scene: Scene, endpoints: Endpoints, client: Elasticsearch, *, models: Sequence[GuideModel]) -> Finale:
+    """Play models one after the other, each with its own rows in the same tables.
 
-    def __init__(self, models: Sequence[GuideModel]) -> None:
-        self._models = models
-        self._schemas: set[str] = set()
-
-    def play(self, scene: Scene, endpoints: Endpoints, client: Elasticsearch) -> Finale:
-        """Play all models.
-
-        Raises:
-            SyncerError: An answer differs from the guide's, or the daemon has ended.
-        """
-        for model in self._models:
-            self._play(scene, endpoints.postgres_dsn, client, model)
-        scene.act("Every document is compared with its SELECT")
-        holds = scene.syncer("verify", may_fail=True)
-        return Finale(holds=holds, change=self._models[-1].encore, search=_as_curl(self._models[-1]))
-
-    def _play(self, scene: Scene, dsn: str, client: Elasticsearch, model: GuideModel) -> None:
+    Raises:
+        SyncerError: An answer differs from the guide's, or the daemon has ended.
+    """
+    dsn = endpoints.postgres_dsn
+    for name in dict.fromkeys(model.schema for model in models):
+        execute(dsn, SCHEMAS[name].creation)
+    for model in models:
         scene.act(f"The guide's model: {model.name}")
         scene.console.print(model.question)
-        if model.schema not in self._schemas:
-            execute(dsn, SCHEMAS[model.schema].creation)
-            self._schemas.add(model.schema)
         scene.console.print(f"Its documents: {_listed([f'config/documents/{name}' for name in model.documents])}")
-        daemon = scene.activate(*model.documents)
-        _Lesson(scene.console, dsn, client, daemon, model).play()
+        scene.activate(*model.documents)
+        _Lesson(scene, dsn, client, model).play()
+    scene.act("Every document is compared with its SELECT")
+    holds = scene.syncer("verify", may_fail=True)
+    return Finale(holds=holds, change=models[-1].encore, search=_as_curl(models[-1]))
 
 
 class _Lesson:
     """Plays one model."""
 
-    def __init__(
-        self, console: Console, dsn: str, client: Elasticsearch, daemon: DaemonProcess, model: GuideModel
-    ) -> None:
-        self._console = console
+    def __init__(self, scene: Scene, dsn: str, client: Elasticsearch, model: GuideModel) -> None:
+        self._scene = scene
+        self._console = scene.console
         self._dsn = dsn
         self._client = client
-        self._daemon = daemon
         self._model = model
         self._shown: set[str] = set()
         self._committed_at: float | None = None
-        self._before: _Versions = {}
 
     def play(self) -> None:
         """Load the rows, then take the steps."""
-        execute(self._dsn, f"{SCHEMAS[self._model.schema].emptying}; {self._model.rows}")
-        self._wait_until_handled()
+        rows = f"{SCHEMAS[self._model.schema].emptying}; {self._model.rows}"
+        _wait_until_indexed(commit(self._dsn, rows))
         response: Body = {}
+        tokens: list[str] = []
+        before: _Versions = {}
         for step in self._model.steps:
             match step:
                 case Ask():
                     response = self._ask(step, response)
                 case Write():
-                    self._say_what_was_written()
-                    self._write(step)
-        self._say_what_was_written()
+                    self._say_what_was_written(tokens, before)
+                    before = self._versions()
+                    tokens = self._write(step)
+        self._say_what_was_written(tokens, before)
         self._console.print(f"\n[bold]Its price:[/] {self._model.price}\n{self._model.choice}")
 
-    def _write(self, write: Write) -> None:
+    def _write(self, write: Write) -> list[str]:
         self._console.print(f"\n[bold]{escape(write.title)}[/]")
         for statement in write.statements:
             background = " &" if len(write.statements) > 1 else ""
             self._console.print(f'$ psql -c "{statement}"{background}', markup=False, soft_wrap=True, style="cyan")
-        self._before = self._versions()
-        commit(self._dsn, write)
+        tokens = commit(self._dsn, *write.statements)
         self._committed_at = time.monotonic()
+        return tokens
 
     def _ask(self, ask: Ask, before: Body) -> Body:
         self._console.print(f"\n[bold]{escape(ask.question)}[/]")
@@ -121,7 +104,10 @@ class _Lesson:
             response = search(self._client, ask.document, request)
             return tuple(ask.read.rows(response)) == ask.answer
 
-        self._wait(is_answered, lambda: f"{ask.question}: not {ask.answer} but {ask.read.rows(response)}")
+        def trouble() -> str:
+            return f"{self._model.name}: {ask.question}: not {ask.answer} but {ask.read.rows(response)}"
+
+        self._scene.wait(is_answered, trouble, seconds_max=_PATIENCE_SECONDS)
         if self._committed_at is not None:
             seconds = time.monotonic() - self._committed_at
             self._console.print(f"[green]The answer, {seconds:.2f} s after the commit:")
@@ -137,12 +123,12 @@ class _Lesson:
             table.add_row(f"  {escape(first)}", *(escape(cell) for cell in others))
         self._console.print(table)
 
-    def _say_what_was_written(self) -> None:
-        if not self._before:
+    def _say_what_was_written(self, tokens: Sequence[str], before: _Versions) -> None:
+        if not tokens:
             return
-        self._wait_until_handled()
+        _wait_until_indexed(tokens)
         after = self._versions()
-        written = sorted(f"{name} {id_}" for (name, id_), one in after.items() if self._before.get((name, id_)) != one)
+        written = sorted(f"{name} {id_}" for (name, id_), one in after.items() if before.get((name, id_)) != one)
         which = f": {_listed(written)}" if 0 < len(written) <= _NAMED_MAX else ""
         self._console.print(f"For that change syncer wrote {len(written):,} of {len(after):,} documents{which}.")
 
@@ -154,22 +140,10 @@ class _Lesson:
             found |= {(name, hit["_id"]): int(hit["_version"]) for hit in everything}
         return found
 
-    def _wait_until_handled(self) -> None:
-        """Return once the daemon has handled every committed change."""
-        with psycopg.connect(self._dsn) as connection:
-            captured: Any = connection.execute(_CAPTURED).fetchall()[0][0]
-        self._wait(lambda: self._daemon.handled() >= captured, lambda: f"{captured} changes are not handled")
 
-    def _wait(self, is_over: Callable[[], bool], trouble: Callable[[], str]) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not is_over():
-            self._daemon.handled()  # raises if the daemon has ended
-            if time.monotonic() > deadline:
-                raise SyncerError(
-                    f"{self._model.name}: {trouble()}, within {_PATIENCE_SECONDS} s",
-                    hint=f"See {self._daemon.log_file}",
-                )
-            time.sleep(_LOOK_SECONDS)
+def _wait_until_indexed(tokens: Sequence[str]) -> None:
+    for token in tokens:
+        syncer.wait(token, timeout_seconds=_PATIENCE_SECONDS)
 
 
 def as_text(value: Any, *, indent: int = 0, before: int = 0) -> str:

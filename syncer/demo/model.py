@@ -110,14 +110,20 @@ SCHEMAS = {
 }
 
 
-def commit(dsn: str, write: Write) -> None:
-    """Run the statements concurrently, each on a connection of its own; return when all are committed.
+def commit(dsn: str, *statements: str) -> list[str]:
+    """Run SQL concurrently, each on a connection of its own; when all is committed, return the transactions' tokens.
 
     Raises:
         psycopg.Error: A statement failed; the others may have been committed.
     """
-    with ThreadPoolExecutor(len(write.statements)) as pool:
-        list(pool.map(lambda statement: execute(dsn, statement), write.statements))
+
+    def run(statement: str) -> str:
+        with psycopg.connect(dsn, application_name="application") as connection:
+            connection.execute(statement)
+            return str(connection.execute("SELECT syncer.token()").fetchall()[0][0])
+
+    with ThreadPoolExecutor(len(statements)) as pool:
+        return list(pool.map(run, statements))
 
 
 def execute(dsn: str, statement: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,15 +21,14 @@ from rich.rule import Rule
 
 from syncer.base import shipped
 from syncer.base.errors import SyncerError
-from syncer.demo.daemon import DaemonProcess
 from syncer.sandbox import Endpoints, Reporter, Sandbox
 
 # The command as this program was called, so that the output can be pasted.
 _COMMAND = sys.argv[0] if Path(sys.argv[0]).name == "syncer" else f"{sys.executable} -m syncer"
 _PID_FILE = "daemon.pid"
-_KEPT = "demo"
 _ANSWER_SECONDS = 60
-_LOOK_SECONDS = 0.2
+_STOP_SECONDS = 30
+_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,23 +47,35 @@ class Finale:
 
 
 class Scene:
-    """Servers, active documents, a daemon, and their output."""
+    """Servers, active documents, a daemon, and their output.
+
+    Its servers and its config folder are those of this process: the environment says so.
+    """
 
     def __init__(self, console: Console, folder: Path) -> None:
         self.console = console
         self._folder = folder
+        self._log_file = folder / "daemon.log"
         self._sandbox = Sandbox(folder / "servers", report=Reporter(console))
         self._environment: dict[str, str] = {}
-        self._daemon: DaemonProcess | None = None
+        self._daemon: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Endpoints:
         """Start the servers."""
         self.act("Real servers: Postgres, Kafka, Elasticsearch")
         endpoints = self._sandbox.start()
-        self._environment = {**endpoints.environment(), "SYNCER_CONFIG": str(self._folder / "config")}
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        config = str(self._folder / "config")
+        self._environment = {**endpoints.environment(), "SYNCER_CONFIG": config, "SYNCER_WEB_PORT": port}
+        os.environ.update(self._environment)
         return endpoints
 
-    def activate(self, *documents: str) -> DaemonProcess:
+    @property
+    def _page(self) -> str:
+        return f"http://127.0.0.1:{self._environment['SYNCER_WEB_PORT']}"
+
+    def activate(self, *documents: str) -> None:
         """Activate documents of config/documents; start the daemon if it is not running."""
         ours = self._folder / "config" / "documents"
         for name in documents:
@@ -72,12 +84,16 @@ class Scene:
             self.syncer("migrate")
         self.syncer("apply", "--yes")
         if self._daemon is None:
-            self._daemon = DaemonProcess(self._folder, self._environment)
+            with self._log_file.open("wb") as log:
+                self._daemon = subprocess.Popen(
+                    [sys.executable, "-m", "syncer", "run"],
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C must not reach it: the demo stops it in order
+                )
             (self._folder / _PID_FILE).write_text(str(self._daemon.pid))
             self.console.print("$ syncer run &", style="bold")
-            if (page := self._daemon.page()) is not None:
-                self.console.print(f"Watch it: [bold blue]{page}")
-        return self._daemon
+            self.console.print(f"Watch it: [bold blue]{self._page}")
 
     def act(self, title: str) -> None:
         """Print a heading."""
@@ -96,7 +112,7 @@ class Scene:
         self.console.print(f"$ syncer {' '.join(arguments)}", style="bold", markup=False)
         done = subprocess.run(
             [sys.executable, "-m", "syncer", *arguments],
-            env={**os.environ, **self._environment, "COLUMNS": str(self.console.width)},
+            env={**os.environ, "COLUMNS": str(self.console.width)},
             capture_output=True,
             text=True,
             check=False,
@@ -106,23 +122,23 @@ class Scene:
             raise SyncerError(f"syncer {' '.join(arguments)} failed", hint=done.stderr)
         return done.returncode == 0
 
-    def wait(self, title: str, count: Callable[[], int], expected: int, *, seconds_max: float) -> None:
-        """Return once there are as many as expected; on a terminal, show the current number.
+    def wait(self, is_over: Callable[[], bool], trouble: Callable[[], str], *, seconds_max: float) -> None:
+        """Return once something is over.
 
         Raises:
             SyncerError: The time is over, or the daemon has ended.
         """
-        began = time.monotonic()
-        with self.console.status(f"{title} …") as status:
-            while (found := count()) < expected:
-                status.update(f"{title}: {found:,} of {expected:,}")
-                daemon = self._daemon
-                assert daemon is not None  # noqa: S101 - only its work is waited for
-                daemon.handled()  # raises if it has ended
-                if time.monotonic() - began > seconds_max:
-                    raise SyncerError(f"{title}: not done within {seconds_max:.0f} s", hint=f"See {daemon.log_file}")
-                time.sleep(_LOOK_SECONDS)
-        self.console.print(f"{title}: {expected:,} in {time.monotonic() - began:.1f} s")
+        deadline = time.monotonic() + seconds_max
+        while not is_over():
+            if self._daemon is not None and self._daemon.poll() is not None:
+                last = self._log_file.read_text().splitlines(keepends=True)[-8:]
+                raise SyncerError(
+                    f"The daemon has ended with exit code {self._daemon.returncode}",
+                    hint="The end of its log:\n" + "".join(last),
+                )
+            if time.monotonic() > deadline:
+                raise SyncerError(f"{trouble()}, within {seconds_max:.0f} s", hint=f"See {self._log_file}")
+            time.sleep(_LOOK_SECONDS)
 
     def paste(self, text: str) -> None:
         """Print text for pasting, without breaking lines."""
@@ -130,20 +146,16 @@ class Scene:
 
     def say_how_to_go_on(self, finale: Finale) -> None:
         """Print how to use what is left running, and how to end it."""
-        endpoints = self._sandbox.status().endpoints
-        if endpoints is None:
-            raise SyncerError("The servers of the demo have ended", hint=f"Their logs are in {self._folder}")
         exports = "\n".join(f"  export {name}={value}" for name, value in self._environment.items())
         psql = self._sandbox.postgres.bin_folder / "psql"
-        page = None if self._daemon is None else self._daemon.page()
         self.paste(f"""
-Everything is left running{"" if page is None else f", and shown at {page}"}. To play with it:
+Everything is left running, and shown at {self._page}. To play with it:
 {exports}
   {psql} "$SYNCER_POSTGRES_DSN" -c "{finale.change}"
-  curl {finale.search.replace("{url}", endpoints.elasticsearch_url)}
-  {_COMMAND} top
+  curl {finale.search.replace("{url}", self._environment["SYNCER_ELASTICSEARCH_URL"])}
+  {_COMMAND} status --watch
   {_COMMAND} verify
-  tail -f {self._folder / "daemon.log"}
+  tail -f {self._log_file}
 To end it:
   kill {(self._folder / _PID_FILE).read_text()}
   {_COMMAND} sandbox stop --folder {self._sandbox.folder}""")
@@ -161,7 +173,12 @@ To end it:
     def end(self) -> None:
         """Stop everything and delete the folder."""
         if self._daemon is not None:
-            self._daemon.stop()
+            self._daemon.terminate()
+            try:
+                self._daemon.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._daemon.kill()
+                self._daemon.wait()
         self._sandbox.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -169,16 +186,14 @@ To end it:
 def perform(console: Console, play: Callable[[Scene, Endpoints, Elasticsearch], Finale], *, keep: bool) -> bool:
     """Play a demo on servers of its own; return whether `syncer verify` found every document equal to its SELECT.
 
-    If ``keep``, leave the servers and the daemon running, and print how to use them.
+    If ``keep``, leave the servers and the daemon running, and print how to use them. The next demo ends them.
 
     Raises:
         SyncerError: A part of it failed; the servers are stopped.
     """
-    home = Sandbox().folder.parent
-    _clear_away_dead(home)
-    folder = home / (_KEPT if keep else f"demo-{os.getpid()}")
-    if keep and folder.exists():
-        console.print("The demo that was kept before is ended: this one takes its place.")
+    folder = Sandbox().folder.parent / "demo"
+    if folder.exists():
+        console.print("The demo that was left running before is ended: this one takes its place.")
         _clear_away(folder)
     scene = Scene(console, folder)
     is_over = is_kept = False
@@ -217,16 +232,8 @@ def _ended_like_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _clear_away_dead(home: Path) -> None:
-    """Clean up demos that were killed before they could do so."""
-    for folder in home.glob("demo-*"):
-        number = folder.name.removeprefix("demo-")
-        if number.isdigit() and not Path(f"/proc/{number}").exists():
-            _clear_away(folder)
-
-
 def _clear_away(folder: Path) -> None:
-    """Stop an earlier demo and delete its folder."""
+    """Stop an earlier demo, kept or killed, and delete its folder."""
     with suppress(OSError, ValueError):
         pid = int((folder / _PID_FILE).read_text())
         # Check that it is still that daemon: process ids are reused.

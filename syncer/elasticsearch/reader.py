@@ -10,7 +10,6 @@ Only the JSON around it is decoded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -279,25 +278,6 @@ class Holdings:
         except elasticsearch.BadRequestError:
             return False
         return True
-
-    def objection(self, target: Target, id_: str, source: bytes) -> tuple[str, str] | None:
-        """Return the error type and reason with which an index would reject a document, without writing it.
-
-        Raises:
-            elasticsearch.ApiError, elasticsearch.TransportError: Elasticsearch cannot tell, for example before 8.15.
-        """
-        place = f'"_index":{json.dumps(target.index_name)},"_id":{json.dumps(id_)}'.encode()
-        response = self._client.perform_request(
-            "POST",
-            "/_ingest/_simulate",
-            headers=_JSON,
-            body=b'{"docs":[{%b,"_source":%b}]}' % (place, source),
-        )
-        error = response.body["docs"][0].get("doc", response.body["docs"][0]).get("error")
-        if error is None:
-            return None
-        cause = error.get("caused_by", {}).get("reason", "")
-        return error["type"], ": ".join(part for part in (error.get("reason", ""), cause) if part)
 
     def count(self, target: Target) -> int:
         """Return how many documents a search of this target finds.

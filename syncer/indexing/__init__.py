@@ -18,5 +18,4 @@ a newer snapshot, and a version conflict means that something at least as new is
     failed_documents  makes dead letters of refused documents, and of those that the SELECT fails on
     dead_letters      their table, and which of them a retry covers
     fault             names the field that a document is refused for
-    dry_run           whether the document of a dead letter would be accepted now
 """

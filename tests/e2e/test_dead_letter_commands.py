@@ -76,9 +76,8 @@ def test_a_mapping_fixed_by_hand(poisoned: World) -> None:
     assert "division by zero" in words
 
     [shown] = said(world, "show", "blogpost", "11")
-    assert (shown["field"], shown["value_type"], shown["now"]) == ("created", "string", "refused")
-    assert "created" in shown["now_error"]
-    assert said(world, "show", "blogpost", "28")[0]["now"] == "select_fails"
+    assert (shown["field"], shown["value_type"]) == ("created", "string")
+    assert "created" in shown["error"]
     assert "syncer apply" in done(world, "show", "blogpost", "28")
 
     # Nothing is fixed: all are tried, and remain.
@@ -91,7 +90,6 @@ def test_a_mapping_fixed_by_hand(poisoned: World) -> None:
         client.indices.put_mapping(
             index=world.index_of(), properties={"created": {**body["created"], "ignore_malformed": True}}
         )
-    assert said(world, "show", "blogpost", "11")[0]["now"] == "writable"
     tried = said(world, "retry", "blogpost", code=1)
     assert {name: tried[name] for name in ("tried", "fixed", "remaining")} == {
         "tried": 20,
@@ -116,7 +114,4 @@ def test_what_is_asked_for_must_be_there(poisoned: World) -> None:
     assert "No document nosuch is active" in refused(world, "list", "--document", "nosuch")
     assert "blogpost has no dead letter 1, 2" in refused(world, "retry", "blogpost", "1", "2", "11")
     assert "has no dead letter 1" in refused(world, "show", "blogpost", "1")
-    assert "Missing argument 'ID'" in refused(world, "show", "blogpost")
-    assert "name a document" in refused(world, "retry")
-    assert "--kind" in refused(world, "discard", "blogpost")
     assert count(world) == 20

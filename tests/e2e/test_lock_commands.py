@@ -98,7 +98,6 @@ def test_a_holder_that_was_killed_idle_is_shown_and_removed(endpoints: Endpoints
         (("break", "nobody"), "There is no holder 'nobody'"),
         (("break", ""), "There is no holder ''"),
         (("break", "x", "--index", "nowhere"), "There is no index nowhere"),
-        (("break", "x", "--changes", "both"), "'both' is not one of"),
     ],
 )
 def test_nonsense_is_explained(endpoints: Endpoints, index: str, arguments: tuple[str, ...], said: str) -> None:

@@ -54,7 +54,7 @@ def test_a_model_answers_the_guides_questions(empty_world: World, model: GuideMo
                 case Ask():
                     response = wait_for_answer(empty_world, client, step, response)
                 case Write():
-                    commit(empty_world.dsn, step)
+                    commit(empty_world.dsn, *step.statements)
     empty_world.wait_until_level()
     assert empty_world.syncer("verify").returncode == 0
 

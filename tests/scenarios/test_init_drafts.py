@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World
+from tests.harness import BLOG_SCHEMA, World
 
 TYPES = """
 SELECT format('%I.%I', n.nspname, t.typname), t.typname::text
@@ -188,7 +183,7 @@ def test_a_table_that_cannot_be_drafted_is_said(bare: World) -> None:
         (("--table", "a", "--table", "other.a"), "--name"),
         (("--table", "a", "--with", "other.a"), "no foreign key"),
         (("--table", "a", "--name", "x/../y"), "valid document name"),
-        ((), "not a terminal"),
+        ((), "public.a, public.plain, other.a"),
     ):
         ended = world.syncer("init", *arguments)
         assert ended.returncode in (1, 2), arguments
@@ -206,22 +201,3 @@ def test_a_table_that_cannot_be_drafted_is_said(bare: World) -> None:
     file.write_text("")
     ended = world.syncer("init", "--table", "a", environment={"SYNCER_CONFIG": str(file / "config")})
     assert "cannot be written" in ended.stderr
-
-
-def test_somebody_on_a_terminal_chooses(bare: World, tmp_path: Path) -> None:
-    """The tables are listed with their rows, and asked for until one of them is named."""
-    world = bare
-    world.sql(BLOG_SCHEMA.read_text() + "INSERT INTO users (name, email) VALUES ('a', 'b'); ANALYZE users")
-    ours, theirs = pty.openpty()
-    with (tmp_path / "out").open("wb") as out:
-        asking = subprocess.Popen(
-            [sys.executable, "-m", "syncer", "init"], env=world.environment, stdin=theirs, stdout=out, stderr=out
-        )
-        os.close(theirs)
-        os.write(ours, b"nope\n3\n")
-        assert asking.wait(DEADLINE_SECONDS) == 0
-    os.close(ours)
-    said = (tmp_path / "out").read_text()
-    assert "public.users" in said
-    assert "There is no nope in the list" in said
-    assert (world.config / "documents" / "users" / "select.sql").exists()

@@ -564,7 +564,7 @@ def test_a_sample_looks_at_both_sides(blog: World, client: Elasticsearch) -> Non
     guarantees=(3,),
     without=Rule(
         "no document is blamed for what its definition was before",
-        patch="syncer.cli.comparing:_in_force",
+        patch="syncer.cli.comparing:active",
         instead=DOES_NOTHING,
     ),
 )

@@ -95,18 +95,23 @@ BAD: dict[str, tuple[dict[str, str | None], tuple[str, ...]]] = {
     "empty_yaml": ({"document.yaml": ""}, ("document.yaml", "index")),
     "empty_select": ({"select.sql": "\n"}, ("select.sql", "empty")),
     "only_a_semicolon": ({"select.sql": ";"}, ("select.sql", "empty")),
-    "not_yaml": ({"document.yaml": "index: ["}, ("document.yaml", "YAML")),
+    "not_yaml": ({"document.yaml": "index: [a\nb: c"}, ("document.yaml", "YAML", "line 1")),
     "yaml_with_a_tab": ({"document.yaml": "\tindex: blog"}, ("document.yaml", "YAML")),
     "two_yaml_documents": ({"document.yaml": "index: a\n---\nindex: b"}, ("document.yaml", "YAML")),
     "yaml_is_a_list": ({"document.yaml": "- index"}, ("document.yaml", "index")),
+    "yaml_is_a_word": ({"document.yaml": "blog"}, ("document.yaml", "index:")),
+    "index_is_a_number": ({"document.yaml": "index: 5"}, ("document.yaml", "index")),
     "unknown_key": ({"document.yaml": "index: a\nalias: b"}, ("document.yaml", "alias")),
     "index_is_null": ({"document.yaml": "index:"}, ("document.yaml", "index")),
     "index_is_a_list": ({"document.yaml": "index: [a]"}, ("document.yaml", "index")),
     "index_is_a_date": ({"document.yaml": "index: 2026-01-01"}, ("document.yaml", "index")),
     "not_json": ({"index.json": "{"}, ("index.json", "JSON", "line 1")),
+    "empty_json": ({"index.json": ""}, ("index.json", "JSON")),
+    "json_with_a_comment": ({"index.json": "{}\n// later"}, ("index.json", "JSON", "line 2")),
     "json_is_a_list": ({"index.json": "[]"}, ("index.json", "settings and mappings")),
     "json_is_null": ({"index.json": "null"}, ("index.json", "settings and mappings")),
     "aliases": ({"index.json": '{"aliases": {}}'}, ("index.json", "settings and mappings", "Aliases")),
+    "mappings_a_word": ({"index.json": '{"mappings": "dynamic"}'}, ("index.json", "mappings")),
     "mappings_null": ({"index.json": '{"mappings": null}'}, ("index.json", "mappings")),
     "properties_a_list": ({"index.json": '{"mappings": {"properties": []}}'}, ("index.json", "mappings.properties")),
     "field_a_word": (
@@ -135,6 +140,15 @@ def test_a_bad_file_is_named(tmp_path: Path, files: dict[str, str | None], says:
     for words in says:
         assert words in f"{refused.value.message}\n{refused.value.hint}"
     assert refused.value.hint
+
+
+def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
+    """Files that an editor on Windows has saved are taken."""
+    folder = write(tmp_path, files={"affects/users.sql": "SELECT c.id AS _id FROM %(rows)s AS c"})
+    before = definition.load(folder)
+    for file in (*GOOD, "affects/users.sql"):
+        (folder / file).write_text((folder / file).read_text("utf-8"), encoding="utf-8-sig")
+    assert definition.load(folder) == before
 
 
 def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:

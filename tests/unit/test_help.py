@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
@@ -13,7 +14,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from syncer.cli import parameters
+from syncer.base.errors import ConfigError
+from syncer.cli import backfill, parameters
 from syncer.cli.app import app
 from tests import preloaded
 from tests.harness import REPOSITORY
@@ -76,26 +78,54 @@ def test_an_option_has_one_meaning() -> None:
     assert {name: said for name, said in meanings.items() if len(said) > 1} == {}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *(f"apply --lock-timeout {one}" for one in ("nan", "inf", "-1", "soon")),
-        "verify --settle -inf",
-        "wait 1.a --timeout nan",
-        "backfill x --rate 0",
-        "backfill x --rate nan",
-        "status --interval 61",
-        "run --only half",
-        f"dead-letters list --offset {'9' * 4000}",
-        "jobs show first",
-        "locks break x --changes undo",
-    ],
-)
-def test_a_number_out_of_bounds_is_mistyped(line: str) -> None:
-    """So is one that has no end, and a word that is none of those to choose from: nothing is done."""
+USAGE = {
+    **{f"apply --lock-timeout {one}": "Invalid value" for one in ("nan", "inf", "-1", "soon")},
+    "verify --settle -inf": "Invalid value",
+    "wait 1.a --timeout nan": "Invalid value",
+    "backfill x --rate 0": "Invalid value",
+    "backfill x --rate inf": "Invalid value",
+    "status --interval 61": "Invalid value",
+    f"dead-letters list --offset {'9' * 4000}": "Invalid value",
+    "jobs show first": "Invalid value",
+    "run --only half": "'half' is not one of",
+    "locks break x --changes undo": "'undo' is not one of",
+    "jobs list --state gone": "'gone' is not one of",
+    "backfill": "Missing argument 'DOCUMENT'",
+    "aply": "No such command 'aply'",
+    "status --jsn": "--json",
+    "apply blogpost --remove x": "cannot be combined",
+    "backfill x --where true --ids -": "cannot be combined",
+    "status --watch": "--watch needs a terminal",
+    "status --watch --json": "cannot be combined",
+    "migrate --json": "--json requires --status",
+    "dead-letters retry": "name a document",
+    "dead-letters discard x": "add ids, --kind, --field or --all",
+    "demo join --posts 200": "--posts applies only",
+    "grants": "name at least one role",
+}
+
+
+@pytest.mark.parametrize("line", USAGE)
+def test_a_mistyped_command_is_explained(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """A number out of bounds, a word that is none of those to choose from, options that contradict: nothing is done."""
+    monkeypatch.setenv("COLUMNS", "160")
     result = CliRunner().invoke(app, line.split())
     assert result.exit_code == 2
-    assert "Invalid value" in result.output
+    assert USAGE[line] in result.output
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (b"1\n\xff\n", "Line 2 of --ids is not valid UTF-8"),
+        (b"1\n2\x003\n", "Line 2"),
+        (b"1\n" + 600 * b"x", "512 bytes"),
+    ],
+)
+def test_a_line_that_is_no_id_is_named(lines: bytes, said: str) -> None:
+    """By its number, before anything is written."""
+    with pytest.raises(ConfigError, match=said):
+        list(backfill._ids(io.BytesIO(lines)))
 
 
 def test_documents_are_completed_from_the_config_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ WRONG = {
     "SYNCER_LOG_LEVEL": ("loud", ("log.level", "warning")),
     "SYNCER_KAFKA_PROPERTIES": ("acks=all", ("SYNCER_KAFKA_PROPERTIES",)),
     "SYNCER_ELASTICSEARCH_URL": ("http://a:9200,b:9200", ("elasticsearch.url", "http://localhost:9200")),
+    "SYNCER_POSTGRES_DSN": (f"host=127.0.0.1 password=a {SECRET}", ("SYNCER_POSTGRES_DSN", "postgresql://")),
+    "SYNCER_POSTGRES_READ_DSN": (f"postgresql://u:{SECRET}@127.0.0.1/d?ssl=on", ("postgres.read_dsn",)),
     "SYNCER_KAFKA_REPLICATION_FACTOR": ("-2", ("kafka.replication_factor",)),
     "SYNCER_POSTGRES": ("localhost", ("postgres",)),
 }
@@ -136,6 +138,7 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -
     monkeypatch.setenv(name, value)
     said = refused()
     assert [words for words in says if words not in said] == [], said
+    assert SECRET not in said
 
 
 UNSAFE = {

@@ -14,14 +14,12 @@ from syncer.capture import eligibility
 
 # Partitions are read through their table; `eligibility` refuses inherited and unlogged tables.
 _TABLES = """
-SELECT format('%I.%I', n.nspname, c.relname), format('%s.%s', n.nspname, c.relname), c.relname::text,
-       CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint
-            ELSE (SELECT s.n_live_tup FROM pg_stat_all_tables AS s WHERE s.relid = c.oid) END,
+SELECT format('%s.%s', n.nspname, c.relname),
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer') AND n.nspname !~ '^pg_toast'
-ORDER BY n.nspname <> 'public', 2
+ORDER BY n.nspname <> 'public', 1
 """
 _RELATION = """
 SELECT c.oid, format('%I.%I', n.nspname, c.relname), c.relname::text, c.relkind::text,
@@ -57,24 +55,6 @@ ORDER BY k.conkey, k.conname
 
 
 _LISTED_MAX = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """A table to choose from.
-
-    Args:
-        relation: ``schema.table``, quoted where SQL needs it.
-        shown: The same without quotes.
-        rows: The estimated number of rows; None if unknown.
-        may_read: Whether this role may read it.
-    """
-
-    relation: str
-    shown: str
-    name: str
-    rows: int | None
-    may_read: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +114,9 @@ class Table:
         return next(one for one in self.columns if one.name == name)
 
 
-def tables(connection: Connection) -> list[Listed]:
-    """Return the tables to choose from, those of schema public first."""
-    return [
-        Listed(relation=relation, shown=shown, name=name, rows=rows, may_read=may_read)
-        for relation, shown, name, rows, may_read in connection.execute(_TABLES)
-    ]
+def tables(connection: Connection) -> dict[str, bool]:
+    """Return the tables to choose from, schema public first, and whether this role may read each."""
+    return dict(connection.execute(_TABLES).fetchall())
 
 
 def find(connection: Connection, said: str) -> Table:
@@ -217,11 +194,11 @@ def readable(connection: Connection, relation: str) -> Table | str:
 
 def _listed(connection: Connection, said: str) -> str:
     """List tables with that name in other schemas; otherwise those that exist."""
-    found = tables(connection)
+    found = list(tables(connection))
     if not found:
         return "It has no table at all. Check that this is the right database."
     bare = said.rpartition(".")[2].casefold()
-    if meant := [one.shown for one in found if one.name.casefold() == bare]:
+    if meant := [one for one in found if one.rpartition(".")[2].casefold() == bare]:
         return f"Is it {' or '.join(meant)}?"
     more = f" and {len(found) - _LISTED_MAX:,} more" if len(found) > _LISTED_MAX else ""
-    return "There are: " + ", ".join(one.shown for one in found[:_LISTED_MAX]) + more
+    return "There are: " + ", ".join(found[:_LISTED_MAX]) + more

@@ -23,8 +23,7 @@ from syncer.indexing.flow_control import LiveTraffic
 from syncer.kafka.consumer import ChangeConsumer
 from syncer.kafka.producer import ChangeProducer
 from syncer.kafka.topic import Observer
-from syncer.monitoring import outage
-from syncer.monitoring.poll import Poller
+from syncer.monitoring.poll import PATIENCE_SECONDS, Poller
 from syncer.monitoring.status import Server, session_name
 from syncer.recovery import lost_records
 from syncer.recovery.schema_watch import Watch
@@ -36,8 +35,6 @@ IDLE_SECONDS = 120.0
 """How long a component may idle in a transaction: longer than it waits for any response of another server."""
 STOP_SECONDS = 25.0
 """How long components may take to end, for the case that a server hangs. Other daemons redo what was in hand."""
-_POLL_SECONDS = 10.0
-"""How long the poll waits for Elasticsearch."""
 _WATCH_SECONDS = 0.5
 
 
@@ -93,18 +90,16 @@ def components(settings: Settings, *, relay: bool = True, workers: bool = True) 
     return made
 
 
-def poller(settings: Settings, *, patience_seconds: float = _POLL_SECONDS) -> Poller:
+def poller(settings: Settings, *, patience_seconds: float = PATIENCE_SECONDS) -> Poller:
     """A poller with these settings, which waits so long for an answer."""
     patience = min(patience_seconds, settings.elasticsearch.request_timeout_seconds)
     hurried = settings.elasticsearch.model_copy(update={"request_timeout_seconds": patience})
     return Poller(
+        settings,
         connect=lambda: _connect(settings, "poll"),
         observe=lambda: Observer(settings.kafka),
         search=lambda: connect(hurried),
-        settings=settings.metrics,
-        kafka=settings.kafka,
-        addresses=outage.addresses(settings),
-        patience_seconds=patience_seconds if patience_seconds < _POLL_SECONDS else None,
+        patience_seconds=patience_seconds,
     )
 
 

@@ -86,10 +86,6 @@ _STATUS = {
     "topic_waiting": ("integer or null", "Published changes that no worker has handled."),
     "topic_lag_seconds": ("number or null", "Age of the oldest of them."),
     "workers": ("integer or null", "Workers in the consumer group."),
-    "other_installation": (
-        "string or null",
-        "Id of another database that writes to the topic; empty if there is none.",
-    ),
     "totals": ("[flow](#flow) or null", "Counts since the servers were created."),
     "rates": ("[flow](#flow) or null", "The same per second; null with `--seconds 0`."),
     "epoch": ("integer or null", "The epoch of versions."),

@@ -56,8 +56,7 @@ def status(
     detail, about, is_passing), at, servers (server, error, hint, detail, seconds,
     age_seconds), leader, running, outbox_waiting, outbox_lag_seconds, workers, topic_waiting,
     topic_lag_seconds, lag_seconds, totals and rates (captured, published, handled,
-    written), epoch, documents, jobs
-    and other_installation (the id of another database that writes to the topic).
+    written), epoch, documents and jobs.
     What a silent server would tell is null.
     """
     console = render.console(sys.stdout)

@@ -26,22 +26,12 @@ class Sample:
     Args:
         at: The time of the reading, in Unix time.
         lag_seconds: As in `syncer.monitoring.status.Overview`; None also while Postgres is silent.
-        outbox_waiting: Committed changes that are not published.
-        topic_waiting: Published changes that no worker has done.
-        published_per_second: Changes since the previous reading, by all daemons.
-        handled_per_second: Changes since the previous reading, by all workers.
-        refreshed_per_second: Documents of jobs, over the last seconds, by all job workers.
         captured_per_second: Changes that triggers have written to the outbox since the previous reading.
         written_per_second: Documents that Elasticsearch has written or deleted since then, for any client.
     """
 
     at: float
     lag_seconds: float | None
-    outbox_waiting: int | None
-    topic_waiting: int | None
-    published_per_second: float | None
-    handled_per_second: float | None
-    refreshed_per_second: float | None
     captured_per_second: float | None
     written_per_second: float | None
 

@@ -7,7 +7,7 @@ and the sentence is the same for all three. If a connection opens, the library's
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import takewhile
 from urllib.parse import urlsplit
@@ -30,12 +30,12 @@ _SETTINGS = {
 NAMES = {Server.POSTGRES: "Postgres", Server.KAFKA: "Kafka", Server.ELASTICSEARCH: "Elasticsearch"}
 """The servers' names in sentences."""
 
-Addresses = Mapping[Server, tuple[tuple[str, int], ...]]
-"""Where each server listens: hosts and ports."""
+Places = tuple[tuple[str, int], ...]
+"""Where a server listens: hosts and ports."""
 
 
-def addresses(settings: Settings) -> Addresses:
-    """The addresses in the settings, except local sockets."""
+def places(settings: Settings) -> Mapping[Server, Places]:
+    """Where each server listens according to the settings, except local sockets."""
     listed: dict[Server, Iterable[str]] = {
         Server.KAFKA: (f"//{one.strip()}" for one in settings.kafka.bootstrap_servers.split(",")),
         Server.ELASTICSEARCH: (one.strip() for one in settings.elasticsearch.url.split(",")),
@@ -44,9 +44,9 @@ def addresses(settings: Settings) -> Addresses:
     return {Server.POSTGRES: tuple(_of_dsn(settings.postgres.dsn.get_secret_value())), **found}
 
 
-def describe(server: Server, error: Exception, known: Addresses) -> tuple[str, str]:
+def describe(server: Server, error: Exception, places: Places) -> tuple[str, str]:
     """Say why a server does not answer, as a sentence without a full stop, and what to do."""
-    name, places = NAMES[server], known.get(server, ())
+    name = NAMES[server]
     hint = f"Start it, or check the network and {_SETTINGS[server]}. Nothing is lost: syncer continues by itself."
     if reasons := refusals(places):
         return f"{name} is down: {' and '.join(reasons)}", hint
@@ -57,7 +57,7 @@ def describe(server: Server, error: Exception, known: Addresses) -> tuple[str, s
     return (f"{name} is not usable: {said.message}", said.hint or hint) if said else (f"{name}: {error!r}", hint)
 
 
-def refusals(places: Sequence[tuple[str, int]]) -> list[str]:
+def refusals(places: Places) -> list[str]:
     """Why no connection opens to any of these addresses; empty if one does."""
     reasons = list(takewhile(bool, (_refusal(host, port) for host, port in places)))
     return reasons if len(reasons) == len(places) else []

@@ -15,7 +15,6 @@ from syncer.base.formatting import amount, duration, elapsed
 from syncer.base.model import Role
 from syncer.documents import suspend
 from syncer.jobs.model import Job, JobKind
-from syncer.kafka.topic import UNKNOWN
 from syncer.monitoring.status import DocumentOverview, Flow, IndexFault, Overview, Server
 
 _SOON_SECONDS = 1
@@ -61,7 +60,7 @@ def problems(seen: Overview) -> tuple[Problem, ...]:
         *_of_flow(seen),
         *(one for document in seen.documents for one in _of_document(document, seen)),
     ]
-    return (*found, *_of_jobs(seen), *_of_records(seen))
+    return (*found, *_of_jobs(seen))
 
 
 def headline(seen: Overview) -> str:
@@ -300,15 +299,3 @@ def _of_jobs(seen: Overview) -> Iterator[Problem]:
                 about=one.document,
                 is_passing=True,
             )
-
-
-def _of_records(seen: Overview) -> Iterator[Problem]:
-    other = seen.queued.other_installation if seen.queued else ""
-    if other:
-        is_unknown = other == UNKNOWN
-        another = "client than syncer" if is_unknown else f"database, whose id is {other},"
-        yield Problem(
-            message=f"Another {another} writes to the topic.",
-            action="Workers stop at its records. To see what to do, run: syncer apply",
-            runbook="SyncerWithoutWorkers",
-        )

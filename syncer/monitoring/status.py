@@ -233,13 +233,11 @@ class Queued:
         workers: How many workers are in the consumer group.
         partitions: How far the workers are behind in each partition.
         oldest_at: When the oldest change was made that no worker has done, in Unix time; None if none waits.
-        other_installation: The id of another database that writes to the topic; empty if none is seen.
     """
 
     workers: int
     partitions: tuple[PartitionLag, ...]
     oldest_at: float | None = None
-    other_installation: str = ""
 
     @property
     def waiting(self) -> int:
@@ -383,7 +381,6 @@ class Overview:
             "workers": queued and queued.workers,
             "topic_waiting": queued and queued.waiting,
             "topic_lag_seconds": self.topic_lag_seconds if queued else None,
-            "other_installation": queued and queued.other_installation,
             "totals": totals and asdict(totals),
             "documents": [asdict(one) for one in self.documents] if stored else None,
         }

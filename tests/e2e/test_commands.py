@@ -95,7 +95,6 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
         "documents",
         "is_well",
         "jobs",
-        "other_installation",
     }
     assert idle["leader"] is None
     assert idle["problems"][0]["message"] == idle["headline"] == "No daemon is running."

@@ -1,16 +1,15 @@
 """What `syncer status --json`, the metrics and the status page's API say while a fault lasts, and how soon.
 
-Every test asserts all three. What each took is printed: ``pytest -rP`` shows it.
+Every test asserts all three, and leaves a deployment with which all is well: all share one, with one daemon. What each
+took is printed: ``pytest -rP`` shows it.
 """
 
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.request import urlopen
 
@@ -23,7 +22,6 @@ from syncer.base.error_policy import explain
 from syncer.documents import registry
 from tests.capturing import define
 from tests.faults.proxy import Proxy
-from tests.faults.rules import DEPOSED
 from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
 from tests.mutations import Replaces, Returns
 from tests.proof import Rule, faces
@@ -40,10 +38,12 @@ Said = dict[str, Any]
 
 @dataclass
 class Operator:
-    """One who looks at the page, the metrics and `syncer status` of a world with one daemon."""
+    """What a person sees who looks at the page, the metrics and `syncer status`."""
 
     world: World
     daemon: Daemon
+    proxy: Proxy
+    """In front of Elasticsearch, for the daemon and for `status`."""
     began: float = field(default_factory=time.monotonic)
 
     def _got(self, path: str) -> bytes:
@@ -68,13 +68,18 @@ class Operator:
         """The metric that the alert is about."""
         return self.metrics()["syncer_lag_seconds"][document,]
 
-    def status(self, **environment: str) -> Said:
+    def status(self) -> Said:
         """What `syncer status --json` prints; its exit code tells whether all is well."""
-        done = self.world.syncer("status", "--json", environment=environment)
+        done = self.world.syncer("status", "--json", environment={"SYNCER_ELASTICSEARCH_URL": self.proxy.address})
         assert done.stdout, done.stderr
         said: Said = json.loads(done.stdout)
         assert done.returncode == int(not said["is_well"])
         return said
+
+    def document(self, said: Said | None = None) -> Said:
+        """What the page, or another, says of the blogpost."""
+        found: Said = next(one for one in (said or self.page())["documents"] if one["name"] == "blogpost")
+        return found
 
     def named(self, *parts: str) -> Said:
         """The problem that the page names with these words; it is told once, by `status` too, and by the metrics."""
@@ -99,7 +104,7 @@ class Operator:
 
     def over(self) -> None:
         """Return once all three say that all is well."""
-        began = time.monotonic()
+        began = self.began = time.monotonic()
         wait_until(lambda: "syncer_lag_seconds" in self.metrics(), what="the servers are polled")
         wait_until(
             lambda: self.page()["is_well"] is True, what="all is well", detail=lambda: str(self.page()["problems"])
@@ -109,27 +114,37 @@ class Operator:
         assert self.metrics()["syncer_status_problems"] == {(): 0}
 
 
-@pytest.fixture
-def blog(world: World) -> World:
-    """A blog that Elasticsearch has too."""
+@pytest.fixture(scope="module")
+def deployment(shared_world: World) -> Iterator[Operator]:
+    """Two documents, a daemon at work, and an operator who looks."""
+    world = shared_world
     world.sql(BLOG)
+    define(world, "author", "SELECT id AS _id, name FROM users")
+    world.apply()
     world.backfill()
-    return world
+    world.documents = ("blogpost", "author")
+    proxy = Proxy(world.endpoints.elasticsearch_url)
+    with proxy.running():
+        daemon = world.daemon(environment={**QUICK, "SYNCER_ELASTICSEARCH_URL": proxy.address})
+        daemon.wait_for_workers()
+        yield Operator(world, daemon, proxy)
+        daemon.stop()
 
 
-@contextmanager
-def watched(world: World, **environment: str) -> Iterator[Operator]:
-    """A daemon at work with which all is well, and one who looks."""
-    daemon = world.daemon(environment={**QUICK, **environment})
-    daemon.wait_for_workers()
-    world.sql("UPDATE posts SET body = body || '.' WHERE id = (SELECT min(id) FROM posts)")
-    world.wait_until_level()  # so this change, and all before it, are published
-    wait_until(world.is_handled, what="no change is in flight")
-    operator = Operator(world, daemon)
-    operator.over()
-    operator.began = time.monotonic()
-    yield operator
-    assert daemon.stop() == 0
+@pytest.fixture
+def operator(deployment: Operator) -> Operator:
+    """The operator of a deployment with which all is well."""
+    deployment.world.sql("UPDATE posts SET body = body || '.' WHERE id = (SELECT min(id) FROM posts)")
+    deployment.world.wait_until_level()  # so this change, and all before it, are published
+    wait_until(deployment.world.is_handled, what="no change is in flight")
+    deployment.over()
+    return deployment
+
+
+@pytest.fixture
+def blog(operator: Operator) -> World:
+    """Where it is deployed."""
+    return operator.world
 
 
 # The lag
@@ -144,29 +159,25 @@ def watched(world: World, **environment: str) -> Iterator[Operator]:
         instead=Replaces("least(d.stale_since, ", "least(NULL::timestamptz, "),
     ),
 )
-def test_the_lag_of_a_suspended_document_grows(blog: World) -> None:
+def test_the_lag_of_a_suspended_document_grows(operator: Operator, blog: World) -> None:
     """Only its own; other documents go on."""
-    define(blog, "author", "SELECT id AS _id, name FROM users")
-    blog.apply()
-    blog.documents = ("blogpost", "author")
-    with watched(blog) as operator:
-        blog.sql("ALTER TABLE posts RENAME title TO headline")
-        problem = operator.named("blogpost is suspended", "posts.title")
-        operator.is_alone(problem)
-        wait_until(lambda: operator.lag() > 3, what="it lags")
-        blog.sql("UPDATE users SET name = 'John Doe' WHERE id = 1")
-        wait_until(lambda: blog.held("author")["1"]["name"] == "John Doe", what="the other goes on")
-        wait_until(lambda: operator.lag("author") < 1, what="the other does not lag")
-        said = operator.status()
-        assert {one["name"]: one["lag_seconds"] > 3 for one in said["documents"]} == {"blogpost": True, "author": False}
-        assert said["lag_seconds"] > 3
-        assert said["topic_lag_seconds"] < 1
-        with blog.connect() as holder, holder.transaction():
-            holder.execute("LOCK TABLE syncer.job_chunk IN EXCLUSIVE MODE")  # the refresh cannot begin
-            blog.sql("ALTER TABLE posts RENAME headline TO title")
-            operator.named("blogpost is being loaded")
-            assert operator.lag() > 3  # it is not suspended any more, and as stale as before
-        operator.over()
+    blog.sql("ALTER TABLE posts RENAME title TO headline")
+    problem = operator.named("blogpost is suspended", "posts.title")
+    operator.is_alone(problem)
+    wait_until(lambda: operator.lag() > 3, what="it lags")
+    blog.sql("UPDATE users SET name = 'John Doe' WHERE id = 1")
+    wait_until(lambda: blog.held("author")["1"]["name"] == "John Doe", what="the other goes on")
+    wait_until(lambda: operator.lag("author") < 1, what="the other does not lag")
+    said = operator.status()
+    assert {one["name"]: one["lag_seconds"] > 3 for one in said["documents"]} == {"blogpost": True, "author": False}
+    assert said["lag_seconds"] > 3
+    assert said["topic_lag_seconds"] < 1
+    with blog.connect() as holder, holder.transaction():
+        holder.execute("LOCK TABLE syncer.job_chunk IN EXCLUSIVE MODE")  # the refresh cannot begin
+        blog.sql("ALTER TABLE posts RENAME headline TO title")
+        operator.named("blogpost is being loaded")
+        assert operator.lag() > 3  # it is not suspended any more, and as stale as before
+    operator.over()
 
 
 @faces(
@@ -178,201 +189,61 @@ def test_the_lag_of_a_suspended_document_grows(blog: World) -> None:
         instead=Replaces("min(j.changed_at)", "NULL::timestamptz"),
     ),
 )
-def test_changes_that_wait_in_a_job_are_lag(blog: World) -> None:
+def test_changes_that_wait_in_a_job_are_lag(operator: Operator, blog: World) -> None:
     """A fan-out and a TRUNCATE's refresh, paused: the lag is theirs, though outbox and topic are empty."""
-    with watched(blog) as operator:
-        blog.sql(
-            "INSERT INTO posts (id, user_id, title, body) SELECT i, 1, 't', 'b' FROM generate_series(41, 3000) AS i"
-        )
-        blog.wait_until_level()
-        for change in ("UPDATE users SET name = 'Jane Doe' WHERE id = 1", "TRUNCATE comments"):
-            with blog.connect() as holder, holder.transaction():
-                # The listing waits for this; then the job is there, and stands still.
-                holder.execute("LOCK TABLE syncer.job_chunk IN EXCLUSIVE MODE")
-                blog.sql(change)
-                wait_until(lambda: bool(operator.page()["jobs"]), what="there is a job")
-                wait_until(lambda: operator.lag() > 2, what="it lags")
-                said = operator.page()
-                assert (said["outbox_waiting"], said["topic_waiting"]) == (0, 0)
-                assert said["lag_seconds"] > 2
-                assert operator.status()["lag_seconds"] > 2
-                if change.startswith("TRUNCATE"):
-                    problem = operator.named("Every document of blogpost is being written again")
-                    assert problem["is_passing"] is True
-                    assert operator.status()["is_well"] is False
-            operator.over()
-
-
-# A server is away
-
-
-@faces("Kafka is unavailable while changes are made", guarantees=(1,))
-def test_kafka_is_away(blog: World) -> None:
-    """The lag grows; `status` answers within seconds, and shows what the other two say."""
-    with watched(blog) as operator:
-        blog.sandbox.kafka.stop()
-        operator.began = time.monotonic()
-        try:
-            blog.sql(EDIT)
-            problem = operator.named("Kafka is down: connection refused at 127.0.0.1", "1 change is waiting.")
-            began = time.monotonic()
-            said = operator.status()
-            LOG.info("status answered", seconds=round(time.monotonic() - began, 1))
-            assert max(one["seconds"] for one in said["servers"]) < 5
-            assert [one["message"].partition(":")[0] for one in said["problems"]] == ["Kafka is down"]
-            assert "1 change is waiting." in problem["message"]
-            assert said["topic_waiting"] is said["workers"] is said["totals"] is None
-            assert said["outbox_waiting"] == 1
-            assert said["documents"][0]["targets"] == {blog.index_of(): 40}
-            assert {one["server"]: one["error"] is None for one in said["servers"]} == {
-                "postgres": True,
-                "kafka": False,
-                "elasticsearch": True,
-            }
-            lags = []
-            for _ in range(4):
-                time.sleep(0.5)
-                lags.append(operator.lag())  # it is never absent
-            assert lags == sorted(lags)
-            assert lags[0] > 1
-            page = operator.page()
-            assert page["workers"] == 2  # the last answer, with its age
-            assert next(one["age_seconds"] for one in page["servers"] if one["server"] == "kafka") > 1
-        finally:
-            blog.sandbox.kafka.start()
-        operator.over()
-
-
-@faces("Elasticsearch is unavailable while changes are made", guarantees=(1,))
-def test_elasticsearch_is_away(blog: World) -> None:
-    """The sentence names its address, how long it has been away, and how many changes wait."""
-    proxy = Proxy(blog.endpoints.elasticsearch_url)
-    away = {"SYNCER_ELASTICSEARCH_URL": proxy.address}
-    with proxy.running(), watched(blog, **away) as operator:
-        with proxy.closed():
-            operator.began = time.monotonic()
-            blog.sql(EDIT)
-            port = proxy.address.rpartition(":")[2]
-            operator.named(
-                f"Elasticsearch is down: connection refused at 127.0.0.1:{port}, for", "1 change is waiting."
-            )
+    for change in ("UPDATE users SET name = 'Jane Doe' WHERE id = 1", "TRUNCATE comments"):
+        with blog.connect() as holder, holder.transaction():
+            # The listing waits for this; then the job is there, and stands still.
+            holder.execute("LOCK TABLE syncer.job_chunk IN EXCLUSIVE MODE")
+            blog.sql(change)
+            wait_until(lambda: bool(operator.page()["jobs"]), what="there is a job")
             wait_until(lambda: operator.lag() > 2, what="it lags")
-            said = operator.status(**away)
-            assert [one["message"].partition(",")[0] for one in said["problems"]] == [
-                f"Elasticsearch is down: connection refused at 127.0.0.1:{port}. 1 change is waiting."
-            ]
-            assert said["workers"] == 2
-            assert said["documents"][0]["targets"] == {blog.index_of(): None}
-            assert operator.page()["documents"][0]["targets"] == {blog.index_of(): 40}
-            assert "HTTPConnection" not in str(
-                [one["message"] for one in operator.page()["problems"] + said["problems"]]
-            )
-        operator.over()
-
-
-@faces("Postgres is unavailable", guarantees=(1,))
-def test_postgres_is_away(blog: World) -> None:
-    """The lag that was known goes on growing; the figures of the other two are there."""
-    with watched(blog) as operator:
-        blog.sql("ALTER TABLE posts RENAME title TO headline")
-        operator.named("blogpost is suspended")
-        before = operator.lag()
-        blog.sandbox.postgres.stop()
-        operator.began = time.monotonic()
-        try:
-            operator.named("Postgres is down: connection refused at 127.0.0.1")
-            wait_until(lambda: operator.lag() > before + 2, what="the lag grows")
-            said = operator.status()
-            assert said["problems"][0]["message"].startswith("Postgres is down: connection refused at 127.0.0.1")
-            assert said["outbox_waiting"] is said["documents"] is said["jobs"] is None
-            assert said["workers"] == 2
-        finally:
-            blog.sandbox.postgres.start()
-        wait_until(lambda: not any("down" in one["message"] for one in operator.page()["problems"]), what="it is back")
-        blog.sql("ALTER TABLE posts RENAME headline TO title")
+            said = operator.page()
+            assert (said["outbox_waiting"], said["topic_waiting"]) == (0, 0)
+            assert said["lag_seconds"] > 2
+            assert operator.status()["lag_seconds"] > 2
+            if change.startswith("TRUNCATE"):
+                problem = operator.named("Every document of blogpost is being written again")
+                assert problem["is_passing"] is True
+                assert operator.status()["is_well"] is False
         operator.over()
 
 
 # Known problems
 
 
-@faces(
-    "a document differs from its SELECT",
-    guarantees=(3,),
-)
-def test_drift_is_a_problem_until_it_is_repaired(blog: World) -> None:
+@faces("a document differs from its SELECT", guarantees=(3,))
+def test_drift_is_a_problem_until_it_is_repaired(operator: Operator, blog: World) -> None:
     """What the last `verify` found is listed, and the command that is named fixes it."""
-    with watched(blog) as operator:
-        with blog.elasticsearch() as client:
-            client.index(index=blog.alias, id="77", document={"title": "added by hand"}, refresh=True)
-        assert blog.syncer("verify").returncode == 1
-        operator.began = time.monotonic()
-        problem = operator.named("1 document of blogpost differed from the SELECT at the last verify.")
-        operator.is_alone(problem)
-        assert operator.metrics()["syncer_verify_drifted_documents"] == {("blogpost",): 1}
-        do(blog, problem)
-        operator.over()
+    with blog.elasticsearch() as client:
+        client.index(index=blog.alias, id="77", document={"title": "added by hand"}, refresh=True)
+    assert blog.syncer("verify").returncode == 1
+    problem = operator.named("1 document of blogpost differed from the SELECT at the last verify.")
+    operator.is_alone(problem)
+    assert operator.metrics()["syncer_verify_drifted_documents"]["blogpost",] == 1
+    do(blog, problem)
+    operator.over()
 
 
 @faces("the alias of a document is taken away, or leads to a second index too", guarantees=(3,))
-@pytest.mark.parametrize("leads_to", ["no index", "two"])
-def test_an_alias_that_leads_elsewhere_is_a_problem(blog: World, leads_to: str) -> None:
+def test_an_alias_that_leads_elsewhere_is_a_problem(operator: Operator, blog: World) -> None:
     """Until the command that is named is run."""
-    with watched(blog) as operator:
+    for leads_to in ("no index", "two"):
         with blog.elasticsearch() as client, blog.indices() as indices, blog.connect() as connection:
             if leads_to == "two":
+                installation = registry.installation(connection)
                 other = indices.build(
-                    document="blogpost",
-                    alias=blog.alias,
-                    body={},
-                    revision=9,
-                    installation=registry.installation(connection),
+                    document="blogpost", alias=blog.alias, body={}, revision=9, installation=installation
                 )
                 client.indices.put_alias(index=other.index_name, name=blog.alias)
             else:
                 client.indices.delete_alias(index=blog.index_of(), name=blog.alias)
-        operator.began = time.monotonic()
         problem = operator.named(f"Searches of {blog.alias} find", f"instead of {blog.index_of()} alone")
         operator.is_alone(problem)
-        assert operator.metrics()["syncer_document_alias_is_right"] == {("blogpost",): 0}
+        assert operator.metrics()["syncer_document_alias_is_right"]["blogpost",] == 0
         do(blog, problem, "--yes")
         operator.over()
-        assert operator.metrics()["syncer_document_alias_is_right"] == {("blogpost",): 1}
-
-
-@faces("no daemon runs", guarantees=(1,))
-def test_no_daemon(blog: World) -> None:
-    """`status` says so as soon as the last one is killed."""
-    daemon = blog.daemon()
-    daemon.wait_for_workers()
-    daemon.kill()
-    began = time.monotonic()
-    operator = Operator(blog, daemon)
-    wait_until(
-        lambda: "No daemon is running." in [one["message"] for one in operator.status()["problems"]], what="it is said"
-    )
-    LOG.info("named", seconds=round(time.monotonic() - began, 1))
-
-
-@faces("the only relay stands still", guarantees=(1,), without=DEPOSED)
-def test_a_relay_that_stands_still_is_a_problem(blog: World) -> None:
-    """It loses the lead, and no other relay takes it: the page of another daemon and `status` say that none leads."""
-    with watched(blog) as operator:
-        other = blog.daemon("--only", "workers", environment=QUICK)
-        looking = replace(operator, daemon=other)
-        looking.over()
-        looking.began = time.monotonic()
-        operator.daemon.process.send_signal(signal.SIGSTOP)
-        try:
-            blog.sql(EDIT)
-            looking.named("No relay leads: changes stay in the outbox.")
-            assert any("No relay leads" in one["message"] for one in looking.status()["problems"])
-            assert looking.lag() > 10
-            assert looking.metrics()["syncer_status_problems"][()] >= 1
-        finally:
-            operator.daemon.process.send_signal(signal.SIGCONT)
-        looking.over()
-        assert other.stop() == 0
+        assert operator.metrics()["syncer_document_alias_is_right"]["blogpost",] == 1
 
 
 # One cause, one sentence, one correct fix
@@ -384,39 +255,32 @@ def test_a_relay_that_stands_still_is_a_problem(blog: World) -> None:
     without=Rule("what is wrong with an index is asked", patch="syncer.monitoring.status:_count", instead=Returns(0)),
 )
 @pytest.mark.parametrize("fault", ["is gone", "is closed"])
-@pytest.mark.parametrize("is_written", [False, True])
-def test_an_index_that_is_lost_is_one_problem(blog: World, fault: str, *, is_written: bool) -> None:
+def test_an_index_that_is_lost_is_one_problem(operator: Operator, blog: World, fault: str) -> None:
     """One sentence, whether a write has met it yet or not; and what it says to do is the fix."""
-    with watched(blog) as operator:
-        name = blog.index_of()
-        with blog.elasticsearch() as client:
-            if fault == "is gone":
-                client.indices.delete(index=name)
-            else:
-                client.indices.close(index=name)
-            operator.began = time.monotonic()
-            if is_written:
-                blog.sql(EDIT)
-                operator.daemon.wait_for("document.suspended")
-            problem = operator.named(f"The index {name} (of blogpost) {fault}.")
-            if is_written:
-                wait_until(lambda: operator.page()["documents"][0]["suspended"] is not None, what="the page knows it")
-            problem = operator.page()["problems"][0]
-            operator.is_alone(problem)
-            if "_open" in problem["action"]:
-                client.indices.open(index=name)
-            if "syncer apply" in problem["action"]:
-                applied = blog.syncer("apply", "--yes")
-                assert applied.returncode == 0, applied.stderr
-        operator.over()
-        blog.wait_until_level()
+    name = blog.index_of()
+    with blog.elasticsearch() as client:
+        if fault == "is gone":
+            client.indices.delete(index=name)
+        else:
+            client.indices.close(index=name)
+        operator.is_alone(operator.named(f"The index {name} (of blogpost) {fault}."))
+        blog.sql(EDIT)
+        wait_until(lambda: operator.document()["suspended"] is not None, what="a write has met it")
+        problem = operator.named(f"The index {name} (of blogpost) {fault}.")
+        operator.is_alone(problem)
+        if "_open" in problem["action"]:
+            client.indices.open(index=name)
+        else:
+            do(blog, problem, "--yes")
+    operator.over()
+    blog.wait_until_level()
 
 
 @faces("the disk of Elasticsearch is full: an index of syncer's takes no writes", guarantees=(1,))
-def test_a_full_disk_is_called_one(blog: World) -> None:
+def test_a_full_disk_is_called_one(shared_world: World) -> None:
     """Not a missing master."""
-    with blog.elasticsearch() as client:
-        name = f"{blog.alias}-full"
+    with shared_world.elasticsearch() as client:
+        name = f"{shared_world.alias}-full"
         client.indices.create(index=name, settings={"index.blocks.read_only_allow_delete": True})
         with pytest.raises(ApiError) as refused:
             client.index(index=name, document={})
@@ -427,7 +291,86 @@ def test_a_full_disk_is_called_one(blog: World) -> None:
 
 
 def do(world: World, problem: Said, *options: str) -> None:
-    """What an operator does who follows the action of a problem."""
+    """Follow the action of a problem."""
     command = problem["action"].removeprefix("Run: syncer ").split()
     done = world.syncer(*command, *options)
     assert done.returncode == 0 or command[0] == "verify", done.stderr
+
+
+# A server is away
+
+
+@faces("Elasticsearch is unavailable while changes are made", guarantees=(1,))
+def test_elasticsearch_is_away(operator: Operator, blog: World) -> None:
+    """The sentence names its address, how long it has been away, and how many changes wait."""
+    down = f"Elasticsearch is down: connection refused at 127.0.0.1:{operator.proxy.address.rpartition(':')[2]}"
+    with operator.proxy.closed():
+        blog.sql(EDIT)
+        operator.named(f"{down}, for", "1 change is waiting.")
+        wait_until(lambda: operator.lag() > 2, what="it lags")
+        said = operator.status()
+        assert [one["message"] for one in said["problems"]] == [f"{down}. 1 change is waiting."]
+        assert said["workers"] == 2
+        assert operator.document(said)["targets"] == {blog.index_of(): None}
+        assert operator.document()["targets"] == {blog.index_of(): 40}
+    operator.over()
+
+
+@faces("Kafka is unavailable while changes are made", guarantees=(1,))
+def test_kafka_is_away(operator: Operator, blog: World) -> None:
+    """The lag grows; `status` answers within seconds, and shows what the other two say."""
+    blog.sandbox.kafka.stop()
+    try:
+        blog.sql(EDIT)
+        operator.named("Kafka is down: connection refused at 127.0.0.1", "1 change is waiting.")
+        said = operator.status()
+        assert max(one["seconds"] for one in said["servers"]) < 5
+        assert [one["message"].partition(":")[0] for one in said["problems"]] == ["Kafka is down"]
+        assert said["topic_waiting"] is said["workers"] is said["totals"] is None
+        assert said["outbox_waiting"] == 1
+        assert operator.document(said)["targets"] == {blog.index_of(): 40}
+        assert {one["server"]: one["error"] is None for one in said["servers"]} == {
+            "postgres": True,
+            "kafka": False,
+            "elasticsearch": True,
+        }
+        lags = []
+        for _ in range(4):
+            time.sleep(0.5)
+            lags.append(operator.lag())  # it is never absent
+        assert lags == sorted(lags)
+        assert lags[0] > 1
+        page = operator.page()
+        assert page["workers"] == 2  # the last answer, with its age
+        assert next(one["age_seconds"] for one in page["servers"] if one["server"] == "kafka") > 1
+    finally:
+        blog.sandbox.kafka.start()
+    operator.over()
+
+
+@faces("Postgres is unavailable", guarantees=(1,))
+def test_postgres_is_away(operator: Operator, blog: World) -> None:
+    """The lag that was known goes on growing; the figures of the other two are there."""
+    blog.sql("ALTER TABLE posts RENAME title TO headline")
+    operator.named("blogpost is suspended")
+    before = operator.lag()
+    blog.sandbox.postgres.stop()
+    try:
+        operator.named("Postgres is down: connection refused at 127.0.0.1")
+        wait_until(lambda: operator.lag() > before + 2, what="the lag grows")
+        said = operator.status()
+        assert said["problems"][0]["message"].startswith("Postgres is down: connection refused at 127.0.0.1")
+        assert said["outbox_waiting"] is said["documents"] is said["jobs"] is None
+        assert said["workers"] == 2
+    finally:
+        blog.sandbox.postgres.start()
+    wait_until(lambda: not any("down" in one["message"] for one in operator.page()["problems"]), what="it is back")
+    blog.sql("ALTER TABLE posts RENAME headline TO title")
+    operator.over()
+
+
+@faces("no daemon runs", guarantees=(1,))
+def test_no_daemon(operator: Operator) -> None:
+    """`status` says so as soon as the last one is killed; it is the last test, since the others need the daemon."""
+    operator.daemon.kill()
+    wait_until(lambda: operator.status()["headline"] == "No daemon is running.", what="it is said")

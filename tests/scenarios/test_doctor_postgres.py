@@ -14,15 +14,13 @@ from pydantic import SecretStr
 from syncer.base.postgres import AdvisoryLock
 from syncer.base.settings import PostgresSettings, Settings
 from syncer.capture import leader
-from syncer.monitoring.doctor import postgres
 from syncer.monitoring.doctor.check import Severity
-from syncer.monitoring.doctor.deployment import Deployment
 from syncer.monitoring.doctor.examination import CHECKS, examine
 from syncer.sandbox import Endpoints, Sandbox
 from tests.doctoring import fix, is_well, look
 from tests.harness import World, made, postgres_with, wait_until
 from tests.scenarios.test_least_privilege import grants
-from tests.standbys import ask, standbys
+from tests.standbys import standbys
 
 CONSIDER, WRONG = Severity.CONSIDER, Severity.WRONG
 OF_POSTGRES = [one for one in CHECKS if one.server == "postgres"]
@@ -32,7 +30,7 @@ OF_POSTGRES = [one for one in CHECKS if one.server == "postgres"]
 def world(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A world on a Postgres of its own; each test leaves it as it was."""
     with (
-        postgres_with(endpoints, {"max_prepared_transactions": "5"}) as others,
+        postgres_with(endpoints, {}) as others,
         made(World(sandbox=sandbox, endpoints=others, folder=tmp_path_factory.mktemp("doctor"))) as world,
     ):
         world.set_up()
@@ -86,20 +84,6 @@ CASES = [
         id="postgres.deadlock_timeout",
         breaks=f"ALTER SYSTEM SET deadlock_timeout = '500ms'{RELOAD}",
         severity=CONSIDER,
-    ),
-    Case(
-        id="postgres.connections",
-        breaks="ALTER ROLE daemon CONNECTION LIMIT 5",
-        severity=CONSIDER,
-        says="Role daemon",
-        role="daemon",
-    ),
-    Case(
-        id="postgres.connections",
-        breaks="ALTER DATABASE {database} CONNECTION LIMIT 5",
-        severity=CONSIDER,
-        says="Database",
-        role="daemon",
     ),
     Case(id="postgres.logged", breaks="ALTER TABLE syncer.outbox_3 SET UNLOGGED", says="syncer.outbox_3"),
     Case(id="postgres.logged", breaks="ALTER SEQUENCE syncer.version SET UNLOGGED", says="syncer.version"),
@@ -214,80 +198,15 @@ def test_a_lock_that_another_role_holds_is_seen_and_freed(world: World, lock: in
         world.sql("DROP ROLE stranger")
 
 
-def test_a_transaction_that_stays_open_or_prepared_is_seen_and_ended(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is reported after a while, by its process or its name."""
-    run(world, "CREATE TABLE kept ()")
-    with psycopg.connect(world.dsn) as connection:
-        connection.execute("INSERT INTO kept DEFAULT VALUES")
-        connection.execute("PREPARE TRANSACTION 'it''s old'")
-    with world.application() as connection:
-        connection.execute("SELECT 1")
-        assert is_well(look(world, "postgres.transactions"))
-        monkeypatch.setattr(postgres, "TRANSACTION_SECONDS", 0)
-        is_open, is_prepared = look(world, "postgres.transactions")
-        assert f"process {connection.info.backend_pid}" in is_open.found
-        assert "it''s old" in is_prepared.found
-        fix(world, is_open)
-        fix(world, is_prepared)
-        with pytest.raises(psycopg.errors.AdminShutdown):
-            connection.execute("SELECT 1")
-        connection.close()
-    assert is_well(look(world, "postgres.transactions"))
+def test_a_standby_in_place_of_the_primary_is_seen(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> None:
+    """So is a server without the syncer schema."""
+    world = World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path)
 
+    def reached(dsn: str) -> str:
+        settings = world.settings.model_copy(update={"postgres": PostgresSettings(dsn=SecretStr(dsn))})
+        (found,) = look(world, "postgres.reach", settings=settings)
+        return found.found
 
-def test_a_server_with_too_few_connections_is_seen(world: World) -> None:
-    """More threads need more connections than the server has."""
-    assert is_well(look(world, "postgres.connections"))
-    many = world.settings.model_copy(update={"worker": world.settings.worker.model_copy(update={"threads": 500})})
-    (found,) = look(world, "postgres.connections", settings=many)
-    assert found.severity is CONSIDER
-    assert "up to 2509" in found.found
-
-
-def test_a_daemon_opens_no_more_connections_than_the_doctor_counts(world: World) -> None:
-    """The number that the limits are compared with holds for a daemon at work."""
-    daemon = world.daemon()
-    world.sql("INSERT INTO users (name, email) VALUES ('John', 'j@example.com')")
-    world.wait_until_level()
-    taken = world.sql("SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^syncer (w|re|s)'")[0][0]
-    assert daemon.stop() == 0
-    with Deployment(world.settings, world.config) as deployment:
-        assert taken <= postgres.connections(deployment)
-
-
-def test_a_primary_and_a_replica_are_told_apart(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> None:
-    """A standby in place of the primary is wrong, and so is each way in which a replica may be unfit."""
     with standbys(sandbox) as servers:
-        standby = servers.follow()
-        world = World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path)
-
-        def seen(id_: str, dsn: str, read_dsn: str | None = None) -> list[tuple[Severity, str]]:
-            there = PostgresSettings(dsn=SecretStr(dsn), read_dsn=SecretStr(read_dsn) if read_dsn else None)
-            settings = world.settings.model_copy(update={"postgres": there})
-            return [(one.severity, one.found) for one in look(world, id_, settings=settings)]
-
-        def replica(read_dsn: str) -> list[tuple[Severity, str]]:
-            return seen("postgres.replica", servers.primary.address, read_dsn)
-
-        def reload(setting: str) -> None:
-            with psycopg.connect(standby.address, autocommit=True) as connection:
-                connection.execute(f"ALTER SYSTEM SET {setting}")
-                connection.execute("SELECT pg_reload_conf()")
-
-        assert "no syncer schema" in seen("postgres.reach", servers.primary.address)[0][1]
-        assert "is a standby" in seen("postgres.reach", standby.address)[0][1]
-        ((severity, found),) = replica(standby.address)
-        assert (severity, found.split()[0]) == (CONSIDER, "hot_standby_feedback")
-        reload("hot_standby_feedback = on")
-        assert replica(standby.address) == [(Severity.WELL, "")]
-        ask(standby, "SELECT pg_wal_replay_pause()")
-        assert "paused" in replica(standby.address)[0][1]
-        ask(standby, "SELECT pg_wal_replay_resume()")
-        reload("recovery_min_apply_delay = '1min'")
-        assert "60 s late" in replica(standby.address)[0][1]
-        assert "not a standby" in replica(servers.primary.address)[0][1]
-        assert "not a replica" in replica(endpoints.postgres_dsn)[0][1]
-        standby.stop("immediate")
-        assert replica(standby.address)[0][0] is WRONG
+        assert "no syncer schema" in reached(servers.primary.address)
+        assert "is a standby" in reached(servers.follow().address)

@@ -106,9 +106,9 @@ def test_what_waits_is_seen_where_it_waits(world: World) -> None:
         world.handle(worker)
         wait_until(lambda: poll.run_once().overview.lag_seconds == 0, what="nothing waits")
         assert set(scraped()["syncer_topic_waiting_records"].values()) == {0}
-        assert {one.outbox_waiting for one in poll.history.last()} >= {2, 0}
-        assert any(one.handled_per_second for one in poll.history.last())
-        assert any(one.published_per_second for one in poll.history.last())
+        lags = [one.lag_seconds for one in poll.history.last()]
+        assert lags[0] == first.overview.lag_seconds > 0
+        assert lags[-1] == 0
 
 
 def test_a_daemon_counts_what_it_does(world: World) -> None:
@@ -140,7 +140,7 @@ def test_a_daemon_counts_what_it_does(world: World) -> None:
     assert not health.ready(stop, names, poll.latest).is_well
 
 
-def test_servers_that_hang_hang_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_that_hang_do_not_hang_the_poll(world: World) -> None:
     """They are waited for no longer than that, not asked twice at once, and keep no daemon from ending."""
     with socket.create_server(("127.0.0.1", 0), backlog=100) as deaf:
         address = f"127.0.0.1:{deaf.getsockname()[1]}"
@@ -151,14 +151,14 @@ def test_servers_that_hang_hang_nobody(world: World, monkeypatch: pytest.MonkeyP
         }
         with surveying(world, **hanging) as poll:
             before = set(threading.enumerate())
-            monkeypatch.setattr("syncer.monitoring.background_query.PATIENCE_SECONDS", 0.3)
+            poll.patience_seconds = 0.3
             for _ in range(2):
                 polled = poll.run_once()
                 hanging_ones = [one for one in polled.overview.servers if "does not answer" in (one.error or "")]
                 assert [one.server for one in hanging_ones] == [Server.POSTGRES, Server.KAFKA, Server.ELASTICSEARCH]
             asking = [one.name for one in set(threading.enumerate()) - before if one.name.startswith("ask-")]
             assert sorted(asking) == [f"ask-{one}" for one in sorted(Server)]
-            monkeypatch.setattr("syncer.monitoring.background_query.PATIENCE_SECONDS", 60)
+            poll.patience_seconds = 60
             with running(poll, seconds=30):
                 wait_until(lambda: len(scraped()["syncer_poll_is_answered"]) == 3, what="it is at it")
 
@@ -172,16 +172,18 @@ def test_an_answer_about_other_indices_is_none(
     world.sql(BLOG_SCHEMA.read_text() + BLOG)
     world.migrate()
     with surveying(world) as poll:
-        connect, search = poll._connect, poll._search
-        monkeypatch.setattr(poll, "_search", lambda: search() if begins.wait(DEADLINE_SECONDS) else None)
-        monkeypatch.setattr("syncer.monitoring.background_query.PATIENCE_SECONDS", 0.3)
+        connect, search = poll._connect, poll._elasticsearch._connect
+        monkeypatch.setattr(
+            poll._elasticsearch, "_connect", lambda: search() if begins.wait(DEADLINE_SECONDS) else None
+        )
+        poll.patience_seconds = 0.3
         if is_away:
             monkeypatch.setattr(poll, "_connect", lambda: postgres.connect(AWAY, name="poll"))
         poll.run_once()
         monkeypatch.setattr(poll, "_connect", connect)
         world.apply()
         world.backfill()
-        monkeypatch.setattr("syncer.monitoring.background_query.PATIENCE_SECONDS", 30)
+        poll.patience_seconds = 30
         begins.set()
         (document,) = poll.run_once().overview.documents
         assert (document.targets, document.faults) == ({world.index_of(): None}, {})

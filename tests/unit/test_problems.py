@@ -153,7 +153,6 @@ overviews = st.builds(
         replace,
         st.just(QUEUED),
         workers=st.integers(0, 2),
-        other_installation=st.sampled_from(["", "another", "unknown"]),
     ),
     documents=st.lists(documents, max_size=2).map(tuple),
     written=st.none() | st.just(10),
@@ -194,12 +193,13 @@ def test_the_headline_says_what_goes_on() -> None:
 def test_what_matters_most_comes_first() -> None:
     """Several things: how many, and each below; what nobody but a person can fix is told before what passes."""
     suspended = replace(DOCUMENT, suspended="the column posts.title is gone\nRun: syncer apply", is_loaded=False)
-    seen = replace(stored(leader=None), documents=(suspended,), queued=replace(QUEUED, other_installation="unknown"))
+    paused = replace(JOB, kind=JobKind.FAN_OUT, is_paused=True)
+    seen = replace(stored(leader=None, jobs=(paused,)), documents=(suspended,))
     assert headline(seen) == "3 problems."
     assert [one.message for one in problems(seen)] == [
         "No relay leads: changes stay in the outbox.",
         "blogpost is suspended: the column posts.title is gone.",
-        "Another client than syncer writes to the topic.",
+        f"Job {JOB.id} is paused, and documents of {JOB.document} are stale until it is done.",
     ]
     assert "Run: syncer apply" in shown(seen)
     filling = replace(stored(jobs=(JOB,)), documents=(replace(DOCUMENT, is_loaded=False),))

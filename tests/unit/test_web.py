@@ -24,7 +24,7 @@ from werkzeug.test import Client, TestResponse
 
 from syncer.base.errors import ConfigError
 from syncer.base.lifecycle import Stop
-from syncer.base.settings import PostgresSettings, Settings, WebSettings
+from syncer.base.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings, WebSettings
 from syncer.monitoring.poll import Poller
 from syncer.monitoring.status import Server
 from syncer.monitoring.web import facts, routes, server
@@ -35,6 +35,11 @@ from syncer.monitoring.web.waits import Waits
 
 TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
 LOCAL, OPEN = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there
+SETTINGS = Settings(
+    postgres=PostgresSettings(dsn=SecretStr(f"host={LOCAL} port=1")),
+    kafka=KafkaSettings(bootstrap_servers=f"{LOCAL}:1"),
+    elasticsearch=ElasticsearchSettings(url=f"http://{LOCAL}:1"),
+)
 PATHS = {Need.NOTHING: "/metrics", Need.FACTS: "/facts", Need.ROWS: "/rows", Need.ACTIONS: "/act/7"}
 
 
@@ -226,9 +231,9 @@ def never() -> Any:
 )
 def test_what_a_server_has_said_is_not_for_everybody(*, listens: str, sent: bool, reason: str) -> None:
     """It may name hosts and roles: from elsewhere one learns only that a daemon is not ready."""
-    poll = Poller(connect=never, observe=never, search=never)
+    poll = Poller(SETTINGS, connect=never, observe=never, search=never)
     poll.needs = frozenset({Server.KAFKA})
-    daemon = facts.Daemon(settings=Settings.model_construct(), poll=poll, stop=Stop(), components=("web",))
+    daemon = facts.Daemon(settings=SETTINGS, poll=poll, stop=Stop(), components=("web",))
     answers = facts.Facts(daemon, Access(host=listens, token=TOKEN))
     checks = answers.ready(Asked(words={}, has_token=sent, address="")).get_json()["checks"]
     assert reason in next(one["reason"] for one in checks if one["name"] == "kafka")
@@ -269,7 +274,7 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
         postgres = PostgresSettings(dsn=dsn, connect_timeout_seconds=8)
         daemon = facts.Daemon(
             settings=Settings.model_construct(postgres=postgres),
-            poll=Poller(connect=never, observe=never, search=never),
+            poll=Poller(SETTINGS, connect=never, observe=never, search=never),
             stop=Stop(),
             components=(),
         )

@@ -11,16 +11,13 @@ from syncer.base.errors import SyncerError
 from syncer.base.model import Role, Target
 from syncer.documents import definition, registry
 from syncer.documents.registry import Document
-from syncer.elasticsearch.indices import GC_DELETES_SECONDS, PIPELINES, flat_settings, seconds
+from syncer.elasticsearch.indices import GC_DELETES_SECONDS, PIPELINES, seconds
 from syncer.indexing import failover
 from syncer.monitoring.doctor.check import Check, Finding, Fix, advice, check, consider, shell, sql, wrong
 from syncer.monitoring.doctor.deployment import Deployment
 
 _LIFECYCLE = "index.lifecycle.name"
 _GC_DELETES = "index.gc_deletes"
-_PARTITION_SIZE = "index.routing_partition_size"
-_HARMFUL = (*PIPELINES, _LIFECYCLE, _GC_DELETES, _PARTITION_SIZE)
-"""Settings that break a guarantee if a template gives them to a new index."""
 _IDENTITY = "SELECT installation, epoch FROM syncer.cluster_identity"
 # The next writer finds another cluster identity than the recorded one, and enters a new epoch.
 _NEW_EPOCH = sql(
@@ -82,76 +79,6 @@ def _lifecycle(deployment: Deployment) -> Iterator[Finding]:
         if policy := index["settings"].get(_LIFECYCLE):
             fix = request(deployment, "POST", f"/{one.index_name}/_ilm/remove")
             yield wrong(f"The policy {policy} manages {one.index_name}", fix)
-
-
-@check("elasticsearch.routing", "A routing leads to one shard", 2, 3)
-def _routing(deployment: Deployment) -> Iterator[Finding]:
-    """With a larger routing_partition_size syncer cannot tell which shards hold a copy of a document."""
-    for one, index in deployment.each_index():
-        size = index["settings"].get(_PARTITION_SIZE, "1")
-        if size != "1":
-            fix = shell(f"syncer apply\nsyncer index rebuild {one.name}", "First remove it from index.json.")
-            yield wrong(f"{_PARTITION_SIZE} of {one.index_name} is {size}", fix)
-
-
-@check("elasticsearch.mapping", "Every field has the mapping that was applied", 3)
-def _mapping(deployment: Deployment) -> Iterator[Finding]:
-    """Another mapping finds other documents, or rejects them."""
-    for one, index in deployment.each_index():
-        differ = list(differences(one.index_body.get("mappings", {}), index["mappings"]))
-        if differ:
-            found = f"The mapping of {one.index_name} is not the one applied: {', '.join(differ[:5])}"
-            yield wrong(found, shell(f"syncer index rebuild {one.name}", "It makes a new index."))
-
-
-def differences(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """The fields that a mapping lacks, or that have another type or analyzer there."""
-    for part in ("properties", "fields"):
-        for name, one in wanted.get(part, {}).items():
-            other = _field(found.get(part, {}), name)
-            if other is None or any(
-                _stated(one, key) != _stated(other, key) for key in ("type", "analyzer", "enabled")
-            ):
-                yield f"{path}{name}"
-            else:
-                yield from differences(one, other, f"{path}{name}.")
-
-
-def _field(properties: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """A field of that name; a dot in it leads into an object."""
-    if name in properties:
-        found: Mapping[str, Any] = properties[name]
-        return found
-    head, dot, rest = name.partition(".")
-    return _field(properties[head].get("properties", {}), rest) if dot and head in properties else None
-
-
-def _stated(mapping: Mapping[str, Any], key: str) -> str:
-    defaults = {"type": "object", "analyzer": "default", "enabled": "true"}
-    return str(mapping.get(key, defaults[key])).lower()
-
-
-@check("elasticsearch.templates", "No index template changes our indices", 2, 3)
-def _templates(deployment: Deployment) -> Iterator[Finding]:
-    """A new index gets whatever a template states and index.json does not."""
-    fix = advice(
-        "GET _index_template and GET _template show the templates. Exclude our names from their index_patterns, or "
-        "state the wanted value in index.json."
-    )
-    for one in deployment.documents:
-        if one.role is not Role.CURRENT:
-            continue
-        answer = deployment.elasticsearch.indices.simulate_index_template(name=f"{one.index}-999999").body
-        template = answer.get("template", {})
-        given = flat_settings(template.get("settings", {}))
-        harmful = [f"{name}: {given[name]}" for name in _HARMFUL if name in given]
-        if harmful:
-            yield wrong(f"A template gives new indices of {one.name} {' and '.join(harmful)}", fix)
-        others = [name for name in sorted(given) if name not in _HARMFUL and not name.startswith("index.routing.")]
-        others += [f"the field {name}" for name in template.get("mappings", {}).get("properties", {})]
-        others += [f"the alias {name}" for name in template.get("aliases", {})]
-        if others:
-            yield consider(f"A template gives new indices of {one.name} {', '.join(others[:5])}", fix)
 
 
 @check("elasticsearch.guard", "No late delete can create an index in place of a write alias", 2)

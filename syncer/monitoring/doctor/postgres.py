@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 
-import psycopg
 from psycopg.types.json import Jsonb
 
 from syncer.apply import grants
 from syncer.base import migrations
 from syncer.base.errors import SourceError
-from syncer.base.formatting import amount, duration
+from syncer.base.formatting import amount
 from syncer.base.postgres import LOCK_SECONDS_MAX, AdvisoryLock
 from syncer.capture import install, triggers
-from syncer.indexing import replica
 from syncer.monitoring.doctor.check import Check, Finding, advice, check, consider, shell, sql, wrong
-from syncer.monitoring.doctor.deployment import ANSWER_SECONDS, Deployment, reason
-
-TRANSACTION_SECONDS = 3600
-"""How long a transaction may stay open, or prepared, before it is reported."""
-REPLAY_SECONDS = 5
-"""How far a replica may be behind before it is reported."""
+from syncer.monitoring.doctor.deployment import Deployment
 
 _RELOAD = "SELECT pg_reload_conf();"
 _NOTE = "If nothing changes, the setting is on the server's command line."
@@ -35,32 +27,6 @@ FROM pg_db_role_setting AS s CROSS JOIN unnest(s.setconfig) AS one
 LEFT JOIN pg_roles AS r ON r.oid = s.setrole LEFT JOIN pg_database AS d ON d.oid = s.setdatabase
 WHERE one = $1 AND (s.setdatabase = 0 OR d.datname = current_database())
 ORDER BY 1, 2
-"""
-# Of every database: the outbox and the relay's snapshot wait for all of them.
-_OPEN = """
-SELECT pid, coalesce(nullif(application_name, ''), backend_type),
-       extract(epoch FROM clock_timestamp() - xact_start)::float8
-FROM pg_stat_activity
-WHERE clock_timestamp() - xact_start > make_interval(secs => $1) AND pid <> pg_backend_pid()
-      AND backend_type IN ('client backend', 'walsender')
-ORDER BY xact_start
-"""
-_PREPARED = """
-SELECT quote_literal(gid), quote_ident(database), extract(epoch FROM clock_timestamp() - prepared)::float8
-FROM pg_prepared_xacts WHERE clock_timestamp() - prepared > make_interval(secs => $1) ORDER BY prepared
-"""
-_CONNECTIONS = """
-SELECT current_setting('max_connections')::int,
-       current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
-         - (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
-       quote_ident(r.rolname), CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN
-         r.rolconnlimit - (SELECT count(*) FROM pg_stat_activity WHERE usename = session_user) END,
-       quote_ident(d.datname), CASE WHEN d.datconnlimit >= 0 AND NOT r.rolsuper THEN
-         d.datconnlimit - (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()) END
-FROM pg_roles AS r, pg_database AS d
-WHERE r.rolname = session_user AND d.datname = current_database() AND NOT EXISTS (
-    SELECT FROM pg_stat_activity  -- a daemon that runs has what it needs
-    WHERE datname = current_database() AND application_name ~ '^syncer (relay|watch|poll|worker-|job_worker)')
 """
 _UNLOGGED = """
 SELECT format('%I.%I', n.nspname, c.relname), CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END
@@ -124,13 +90,6 @@ WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.classid::bigint = ANY ($1
   AND NOT has_any_column_privilege(a.usesysid, 'syncer.job', 'UPDATE')
 ORDER BY 1
 """
-_REPLAY = """
-SELECT coalesce(pg_is_wal_replay_paused(), false),
-       coalesce(extract(epoch FROM CASE WHEN pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() THEN '0'::interval
-                                        ELSE clock_timestamp() - pg_last_xact_replay_timestamp() END), 0)::float8,
-       (SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'recovery_min_apply_delay'),
-       current_setting('hot_standby_feedback')::bool OR current_setting('max_standby_streaming_delay') = '-1'
-"""
 
 
 @check("postgres.reach", "Postgres answers, takes writes and has the syncer schema of this version", 1)
@@ -181,46 +140,6 @@ def _deadlock_timeout(deployment: Deployment) -> Iterator[Finding]:
     if milliseconds <= LOCK_SECONDS_MAX * 1000:
         fix = sql(f"ALTER SYSTEM SET deadlock_timeout = '1s';\n{_RELOAD}", _NOTE)
         yield consider(f"deadlock_timeout is {milliseconds} ms", fix)
-
-
-@check("postgres.transactions", "No transaction stays open or prepared for long", 1, 4)
-def _transactions(deployment: Deployment) -> Iterator[Finding]:
-    """Its changes are in no document, its segment of the outbox is not emptied, and apply waits for its tables."""
-    for pid, name, seconds in deployment.rows(_OPEN, TRANSACTION_SECONDS):
-        yield consider(
-            f"{name} (process {pid}) has had a transaction open for {duration(seconds)}",
-            sql(f"SELECT pg_terminate_backend({pid});", "It rolls the transaction back."),
-        )
-    for gid, database, seconds in deployment.rows(_PREPARED, TRANSACTION_SECONDS):
-        yield consider(
-            f"Transaction {gid} of {database} was prepared {duration(seconds)} ago, and is not committed",
-            sql(f"ROLLBACK PREPARED {gid};", f"Or COMMIT PREPARED {gid}: the application that prepared it knows."),
-        )
-
-
-@check("postgres.connections", "A daemon can open all its connections", 1)
-def _connections(deployment: Deployment) -> Iterator[Finding]:
-    """A component without a connection waits, and follows no change meanwhile."""
-    needed = connections(deployment)
-    for size, on_server, role, of_role, database, of_database in deployment.rows(_CONNECTIONS):
-        limits = {
-            "The server": (on_server, f"ALTER SYSTEM SET max_connections = {size + 2 * needed};"),
-            f"Role {role}": (of_role, f"ALTER ROLE {role} CONNECTION LIMIT -1;"),
-            f"Database {database}": (of_database, f"ALTER DATABASE {database} CONNECTION LIMIT -1;"),
-        }
-        for name, (free, statement) in limits.items():
-            if free is not None and free < needed:
-                note = "Then restart Postgres." if name == "The server" else ""
-                found = f"{name} has {amount(max(0, free), 'connection')} left, and a daemon opens up to {needed}"
-                yield consider(found, sql(statement, note))
-
-
-def connections(deployment: Deployment) -> int:
-    """How many connections to the primary a daemon with these settings opens at most."""
-    # A worker and the job worker have one for themselves and one for each writer; the job worker asks on one more.
-    worker, jobs = deployment.settings.worker, deployment.settings.jobs
-    writers = worker.threads * worker.in_flight_max + jobs.in_flight_max
-    return len(("watch", "poll", "relay", "job_worker", "asking")) + worker.threads + writers
 
 
 @check("postgres.logged", "Every table and sequence of the syncer schema is logged", 1, 2)
@@ -332,45 +251,6 @@ def _locks(deployment: Deployment) -> Iterator[Finding]:
             f"Role {role} (process {pid}) holds an advisory lock of syncer, or waits for one",
             sql(f"SELECT pg_terminate_backend({pid});", "See Locks in docs/security.md to prevent it."),
         )
-
-
-@check("postgres.replica", "The server at postgres.read_dsn is a standby of the primary, and keeps up", 2, 3)
-def _replica(deployment: Deployment) -> Iterator[Finding]:
-    """A document is read there only after the replica has replayed what the primary showed."""
-    settings = deployment.settings.postgres
-    bounded = {"connect_timeout_seconds": min(ANSWER_SECONDS, settings.connect_timeout_seconds)}
-    opener = replica.opener(settings.model_copy(update=bounded), name="doctor")
-    primary = deployment.postgres
-    if opener is None:
-        return
-    try:
-        with closing(opener()) as opened:
-            opened.require_cluster_of(primary)
-            opened.require_standby()
-            rows = opened.connection.execute(_REPLAY).fetchall()
-    except (SourceError, psycopg.Error) as error:
-        hint = error.hint if isinstance(error, SourceError) else ""
-        fix = advice(hint or "Check SYNCER_POSTGRES_READ_DSN, and that the standby is up.")
-        yield wrong(f"postgres.read_dsn: {reason(error)}", fix)
-        return
-    for is_paused, behind_seconds, delay_seconds, keeps_queries in rows:
-        if is_paused:
-            yield wrong("Replay is paused on the standby", sql("SELECT pg_wal_replay_resume();", "On the standby."))
-        elif behind_seconds > REPLAY_SECONDS:
-            yield consider(
-                f"The standby is {behind_seconds:,.0f} s behind",
-                advice("Look for a query that blocks its replay, or a slow disk. Until it keeps up, unset read_dsn."),
-            )
-        if delay_seconds:
-            yield wrong(
-                f"The standby applies every change {delay_seconds:g} s late, and so does every document",
-                sql(f"ALTER SYSTEM SET recovery_min_apply_delay = 0;\n{_RELOAD}", "On the standby."),
-            )
-        if not keeps_queries:
-            yield consider(
-                "hot_standby_feedback is off on the standby: a vacuum on the primary cancels long queries there",
-                sql(f"ALTER SYSTEM SET hot_standby_feedback = on;\n{_RELOAD}", "On the standby."),
-            )
 
 
 CHECKS = tuple(one for one in globals().values() if isinstance(one, Check))

@@ -24,6 +24,8 @@ from syncer.base.timeline import TIMELINE
 _REPEAT_SECONDS = 60.0
 _REPEAT_SECONDS_MAX = 3600.0
 _SUMMARY_SECONDS = 10.0
+_BATCH_SLOW_SECONDS = 1.0
+"""A batch that took so long is logged by itself."""
 _BATCHES: Final = frozenset({events.RELAY_PUBLISHED, events.WORKER_INDEXED})
 _LEAST_IN_TIMELINE: Final = min(LEVELS[one.level] for one in events.CATALOGUE.values() if one.timeline)
 _OUTCOMES = ("documents", "indexed", "deleted", "skipped", "dead_lettered")
@@ -68,7 +70,7 @@ class Choice:
     """Filters log lines by level. A batch is logged if it is slow; each is counted for the summary.
 
     Args:
-        settings: Levels, and what is slow.
+        settings: The levels.
         is_command: Whether a command runs in the foreground; information is then left to the command's own output.
     """
 
@@ -76,7 +78,6 @@ class Choice:
         general = "warning" if is_command and settings.level == "info" else settings.level
         self._general = LEVELS[general]
         self._own = {name: LEVELS[level] for name, level in settings.levels.items()}
-        self._slow_seconds = settings.batch_slow_seconds
         self.summary = Summary()
         self.least = min([self._general, *self._own.values()])
         """The lowest level at which anything is logged."""
@@ -97,7 +98,7 @@ class Choice:
         name = line["event"]
         if name in _BATCHES:
             self.summary.count(line)
-            if line["seconds"] < self._slow_seconds:
+            if line["seconds"] < _BATCH_SLOW_SECONDS:
                 level = "debug"
         if not self.is_logged(name, level):
             raise structlog.DropEvent

@@ -83,7 +83,7 @@ def test_by_default_batches_are_summed_up(world: World) -> None:
     ("environment", "says"),
     [
         ({"SYNCER_POSTGRES_DSN": "postgresql://postgres@127.0.0.1:1/none"}, "Postgres cannot be reached"),
-        ({"SYNCER_RELAY_FETCH_ROWS": "many"}, "relay.fetch_rows"),
+        ({"SYNCER_WORKER_THREADS": "many"}, "worker.threads"),
     ],
 )
 def test_an_error_at_start_is_a_line_of_the_log(world: World, environment: dict[str, str], says: str) -> None:

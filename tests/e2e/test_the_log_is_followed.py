@@ -61,7 +61,7 @@ def walk(offsets: dict[str, list[int]]) -> list[tuple[str, int]]:
 
 def test_by_default_batches_are_summed_up(world: World) -> None:
     """A line every ten seconds says what was done, and nothing is left out; batches have no lines of their own."""
-    daemon = world.daemon(environment={"SYNCER_LOG_LEVELS": "{}", "SYNCER_LOG_BATCH_SLOW_SECONDS": "60"})
+    daemon = world.daemon(environment={"SYNCER_LOG_LEVELS": "{}"})
     world.sql(BLOG)
     for _ in range(50):
         world.sql("UPDATE posts SET title = title || '.' WHERE id = 2")

@@ -277,9 +277,7 @@ def _kept(port: int) -> socket.socket | None:
     except OSError:
         probe.close()
         return None
-    probe.setsockopt(
-        socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-    )  # after `bind`, so that it fails beside another of these
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after `bind`, which refuses others of these
     return probe
 
 

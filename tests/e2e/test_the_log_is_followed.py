@@ -75,8 +75,9 @@ def test_by_default_batches_are_summed_up(world: World) -> None:
     ((captured,),) = world.sql("SELECT last_value FROM syncer.outbox_id_seq")
     assert sum(one["published"] for one in told) == captured
     assert sum(one["handled"] for one in told) >= captured  # a rebalance may have handled some again
-    assert not {one["event"] for one in daemon.events()} & EVERY_BATCH.keys()
-    assert len(daemon.events()) < 25
+    batches = [one for one in daemon.events() if one["event"] in EVERY_BATCH]
+    assert [one for one in batches if one["seconds"] < 1] == []  # only slow ones have lines of their own
+    assert len(daemon.events()) - len(batches) < 25
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ class Relay:
             self._producer.close()
         self._connection = self._producer = self._cursor = None
         self._is_asleep, self._takeover = False, {}
-        metrics.leads(is_leader=False)
+        metrics.LEADS.set(0)
 
     def _turn(self) -> RelayReport:
         """Take a turn; a relay in trouble is over it once it has published, or another relay proves to lead."""
@@ -327,7 +327,7 @@ class Relay:
         if not self._stood_by:
             self._log.info(events.RELAY_STOOD_BY)
         self._stood_by = True
-        metrics.leads(is_leader=False)
+        metrics.LEADS.set(0)
         before, self._seen = self._seen, leader.find(connection)
         if self._seen is None or before is None or before.process != self._seen.process:
             self._seen_since = time.monotonic()
@@ -338,7 +338,7 @@ class Relay:
             self._log.info(events.RELAY_LED, **self._takeover)
         self._takeover = {}
         self._stood_by, self._has_led = False, True
-        metrics.leads(is_leader=True)
+        metrics.LEADS.set(1)
 
     def _send_heartbeat(self) -> None:
         """Tell Postgres that this leader lives, unless a statement is under way.

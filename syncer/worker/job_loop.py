@@ -312,7 +312,7 @@ class JobWorker:
         report.chunks += len(written)
         report.written.add(total)
         if written:
-            metrics.chunks_written(self._name, total.outcomes)
+            metrics.chunks_written(self._name, total)
 
     def _pause(self, seconds: float) -> None:
         self._stop.pause(seconds)

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from syncer.base.postgres import AdvisoryLock, Connection
-from syncer.capture import outbox, table_files, wakeup
+from syncer.capture import leader, outbox, table_files, wakeup
 from syncer.kafka.producer import ChangeProducer
 from syncer.relay import loop as relaying
 from syncer.relay.loop import Relay
@@ -75,7 +75,7 @@ def blog(bare: World) -> World:
 def sleeps_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Relays sleep as soon as they may, and for as long."""
     monkeypatch.setattr(relaying, "AWAKE_SECONDS", 0.0001)
-    monkeypatch.setattr(relaying, "SAFETY_POLL_SECONDS", relaying.LEASE_SECONDS / 6)
+    monkeypatch.setattr(relaying, "SAFETY_POLL_SECONDS", leader.LEASE_SECONDS / 6)
 
 
 def relay_of(world: World, name: str = "relay") -> Relay:

@@ -132,7 +132,6 @@ def job_worker(settings: Settings, index: Index, *, name: str, traffic: LiveTraf
         in_flight_max=settings.jobs.in_flight_max,
         batch_documents_max=settings.worker.batch_documents_max,
         batch_bytes_max=settings.worker.bulk_bytes_max,
-        idle_seconds=settings.jobs.idle_seconds,
         traffic=traffic,
     )
 

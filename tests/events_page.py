@@ -19,8 +19,8 @@ fields, but no row values and no secrets.
 
 **Filtering.** `log.level` applies to all events. `log.levels` sets the level of single events, or of all events with a
 common prefix: `{{"worker": "warning", "document.written": "debug"}}`. Batches are logged
-every ten seconds, in one line (`batches.summarised`). A batch that took `log.batch_slow_seconds` or more has a line of
-its own; if the level of its event is `debug`, so has every batch.
+every ten seconds, in one line (`batches.summarised`). A batch that took a second or more has a line of its own; if the
+level of its event is `debug`, so has every batch.
 
 **Timeline.** Events marked *timeline* are also kept in Postgres for a week, whatever the log's level: `syncer events`.
 

@@ -8,7 +8,7 @@ Knows nothing of documents, changes or jobs beyond the records in `model`.
     error_policy                        an error, or the status of a refused item → retry, dead-letter, suspend, stop
     retry                               repeat with backoff; log what lasts
     postgres, link, migrations          sessions, a connection that reopens, and the schema
-    lifecycle, threads                  how components stop; `syncer.daemon` starts them, and ends all if one fails
+    lifecycle                           how components stop; `syncer.daemon` starts them, and ends all if one fails
     model, write_report                 records that packages exchange
     log, events, log_limit, formatting  what is logged, and how
     timeline                            the events that are kept in Postgres, for seven days

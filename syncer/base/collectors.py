@@ -17,7 +17,6 @@ from prometheus_client.registry import Collector
 REGISTRY: Final = CollectorRegistry()
 """Syncer's own registry; it contains no other metrics of the process."""
 
-_DELAYS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 _WORK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _NOT_YET = "a"  # the registry needs a name that no metric has
 
@@ -78,16 +77,10 @@ def gauge(name: str, question: Question, meaning: str, *labels: str) -> Gauge:
     return Gauge(name, meaning, labels, registry=REGISTRY)
 
 
-def histogram(name: str, question: Question, meaning: str) -> Histogram:
-    """Create a histogram of how long work takes."""
-    _noted(name, "histogram", question, meaning)
-    return Histogram(name, meaning, buckets=_WORK, registry=REGISTRY)
-
-
-def delays(name: str, meaning: str) -> Histogram:
-    """Create a histogram of how late a change arrives."""
+def histogram(name: str, meaning: str, *, buckets: Sequence[float] = _WORK) -> Histogram:
+    """Create a histogram of how long something takes."""
     _noted(name, "histogram", Question.KEEPING_UP, meaning)
-    return Histogram(name, meaning, buckets=_DELAYS, registry=REGISTRY)
+    return Histogram(name, meaning, buckets=buckets, registry=REGISTRY)
 
 
 Values = Mapping[Metric, Mapping[tuple[str, ...], float]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar, cast
 
@@ -23,6 +23,18 @@ _NO_MORE = object()
 def clock() -> float:
     """Return the time in seconds on a clock that includes system sleep and is never set back."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def join(threads: Sequence[threading.Thread], *, seconds: float | None) -> bool:
+    """Wait up to ``seconds`` for all threads to end; return whether they have.
+
+    All of syncer's threads are daemon threads: those of the standard library's executors are joined at exit, even if a
+    server keeps them waiting.
+    """
+    deadline = None if seconds is None else time.monotonic() + seconds
+    for thread in threads:
+        thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)
 
 
 class Stopping(Exception):  # noqa: N818 - not an error: the way out of a wait

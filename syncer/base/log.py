@@ -20,13 +20,16 @@ from syncer.base.events import LEVELS
 from syncer.base.log_limit import Repeated
 from syncer.base.settings import LogSettings
 from syncer.base.timeline import TIMELINE
+from syncer.base.write_report import OUTCOMES
 
 _REPEAT_SECONDS = 60.0
 _REPEAT_SECONDS_MAX = 3600.0
 _SUMMARY_SECONDS = 10.0
+_BATCH_SLOW_SECONDS = 1.0
+"""A batch that took so long is logged by itself."""
 _BATCHES: Final = frozenset({events.RELAY_PUBLISHED, events.WORKER_INDEXED})
 _LEAST_IN_TIMELINE: Final = min(LEVELS[one.level] for one in events.CATALOGUE.values() if one.timeline)
-_OUTCOMES = ("documents", "indexed", "deleted", "skipped", "dead_lettered")
+_COUNTED: Final = ("documents", *OUTCOMES)
 
 
 class Summary:
@@ -46,7 +49,7 @@ class Summary:
             self._began = self._began or time.monotonic()
             self._sums["published" if is_relay else "handled"] += line["changes"]
             self._sums["relay_batches" if is_relay else "worker_batches"] += 1
-            self._sums.update({name: line.get(name, 0) for name in _OUTCOMES})
+            self._sums.update({name: line.get(name, 0) for name in _COUNTED})
             self._seconds_max = max(self._seconds_max, line["seconds"])
             if (lag := line.get("lag_seconds")) is not None:
                 self._lag_seconds_max = max(lag, self._lag_seconds_max or 0.0)
@@ -56,7 +59,7 @@ class Summary:
         with self._turn:
             if not self._began or not (at_once or time.monotonic() - self._began >= _SUMMARY_SECONDS):
                 return None
-            names = ("published", "relay_batches", "handled", "worker_batches", *_OUTCOMES)
+            names = ("published", "relay_batches", "handled", "worker_batches", *_COUNTED)
             found: dict[str, object] = {name: self._sums[name] for name in names}
             found |= {"seconds_max": self._seconds_max, "lag_seconds_max": self._lag_seconds_max}
             self._began, self._seconds_max, self._lag_seconds_max = 0.0, 0.0, None
@@ -68,7 +71,7 @@ class Choice:
     """Filters log lines by level. A batch is logged if it is slow; each is counted for the summary.
 
     Args:
-        settings: Levels, and what is slow.
+        settings: The levels.
         is_command: Whether a command runs in the foreground; information is then left to the command's own output.
     """
 
@@ -76,7 +79,6 @@ class Choice:
         general = "warning" if is_command and settings.level == "info" else settings.level
         self._general = LEVELS[general]
         self._own = {name: LEVELS[level] for name, level in settings.levels.items()}
-        self._slow_seconds = settings.batch_slow_seconds
         self.summary = Summary()
         self.least = min([self._general, *self._own.values()])
         """The lowest level at which anything is logged."""
@@ -97,7 +99,7 @@ class Choice:
         name = line["event"]
         if name in _BATCHES:
             self.summary.count(line)
-            if line["seconds"] < self._slow_seconds:
+            if line["seconds"] < _BATCH_SLOW_SECONDS:
                 level = "debug"
         if not self.is_logged(name, level):
             raise structlog.DropEvent

@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Final
 
 from prometheus_client import Counter, ProcessCollector, exposition
 
 from syncer.base import collectors
-from syncer.base.collectors import REGISTRY, PollCollector, Question, counter, delays, gauge, histogram
+from syncer.base.collectors import REGISTRY, PollCollector, Question, counter, gauge, histogram
+from syncer.base.write_report import WriteReport
 
 CONTENT_TYPE: Final = exposition.CONTENT_TYPE_LATEST
 CATALOGUE: Final = collectors.CATALOGUE
@@ -35,25 +35,19 @@ POLLED: Final = PollCollector()
 
 # Is it keeping up?
 
-COMMIT_TO_INDEXED: Final = delays(
+_COMMIT_TO_INDEXED = histogram(
     "syncer_worker_commit_to_indexed_seconds",
     "From a change until every affected document is written or left to a job. Begins when the statement ran, so it "
     "includes the rest of the transaction: Postgres does not report when a transaction was committed.",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
 )
 _PUBLISHED = counter("syncer_relay_published_changes_total", Question.KEEPING_UP, "Changes acknowledged by Kafka.")
-_RELAY_BATCH = histogram(
-    "syncer_relay_batch_seconds", Question.KEEPING_UP, "From the query of a batch until its cursor is saved."
-)
+_RELAY_BATCH = histogram("syncer_relay_batch_seconds", "From the query of a batch until its cursor is saved.")
 _HANDLED = counter("syncer_worker_handled_changes_total", Question.KEEPING_UP, "Changes handled.")
-_WORKER_BATCH = histogram(
-    "syncer_worker_batch_seconds", Question.KEEPING_UP, "From the receipt of a batch until all of it is written."
-)
-_WORKER_COMPOSE = histogram(
-    "syncer_worker_compose_seconds", Question.KEEPING_UP, "Time per batch that Postgres took to read documents."
-)
+_WORKER_BATCH = histogram("syncer_worker_batch_seconds", "From the receipt of a batch until all of it is written.")
+_WORKER_COMPOSE = histogram("syncer_worker_compose_seconds", "Time per batch that Postgres took to read documents.")
 _WORKER_INDEX = histogram(
     "syncer_worker_index_seconds",
-    Question.KEEPING_UP,
     "Time per batch that Elasticsearch took, summed over concurrent requests: may exceed the duration of the batch.",
 )
 _WORKER_DOCUMENTS = counter(
@@ -122,7 +116,7 @@ JOB_ETA: Final = POLLED.metric(
 
 # Is anything stuck?
 
-_LEADS = gauge("syncer_relay_leads", Question.STUCK, "1 if the relay of this daemon leads, 0 if it stands by.")
+LEADS: Final = gauge("syncer_relay_leads", Question.STUCK, "1 if the relay of this daemon leads, 0 if it stands by.")
 LEADERS: Final = POLLED.metric(
     "syncer_relay_leaders", Question.STUCK, "1 if the relay of some daemon leads; 0 if none does."
 )
@@ -206,7 +200,7 @@ _BUILD = gauge(
     *("version", "python"),
 )
 _RETRIES = counter("syncer_component_retries_total", Question.WRONG, "Failed attempts that were retried.", "component")
-_DEAD_LETTERED = counter(
+DEAD_LETTERED: Final = counter(
     "syncer_writer_dead_lettered_documents_total",
     Question.WRONG,
     "Documents that could not be written and became dead letters.",
@@ -215,19 +209,19 @@ _DEAD_LETTERED = counter(
 DEAD_LETTERS: Final = POLLED.metric(
     "syncer_document_dead_letters", Question.WRONG, "Documents that are dead letters now.", "document"
 )
-_UNRESOLVED = counter(
+UNRESOLVED: Final = counter(
     "syncer_worker_unresolved_batches_total",
     Question.WRONG,
     "Batches on which an affects query failed, so that every document of the definition is written again.",
     "document",
 )
-_LOSSES = counter(
+LOSSES: Final = counter(
     "syncer_topic_losses_total", Question.WRONG, "How often records were gone before they were handled, or unreadable."
 )
 EPOCH: Final = POLLED.metric(
     "syncer_cluster_identity_epoch", Question.WRONG, "The epoch of versions; it grows with each failover and restore."
 )
-_JOB_FAILURES = counter("syncer_job_failures_total", Question.WRONG, "Jobs that failed with an unexpected error.")
+JOB_FAILURES: Final = counter("syncer_job_failures_total", Question.WRONG, "Jobs that failed with an unexpected error.")
 DRIFTED: Final = POLLED.metric(
     "syncer_verify_drifted_documents",
     Question.WRONG,
@@ -254,47 +248,27 @@ def published(changes: int, *, seconds: float) -> None:
     progressed("relay")
 
 
-def leads(*, is_leader: bool) -> None:
-    """Record whether the relay of this process leads."""
-    _LEADS.set(is_leader)
-
-
-def handled(component: str, changed_at: Sequence[float], outcomes: Mapping[str, int], timings: Timings) -> None:
-    """Record a finished batch of a worker: when its changes were made (Unix time), and its documents by outcome."""
+def handled(component: str, changed_at: Sequence[float], written: WriteReport, *, seconds: float) -> None:
+    """Record a finished batch of a worker: when its changes were made (Unix time), and what became of its documents."""
     now = time.time()
     _HANDLED.inc(len(changed_at))
     for one in changed_at:
-        COMMIT_TO_INDEXED.observe(max(0.0, now - one))  # the clocks of two machines may differ
-    _count(_WORKER_DOCUMENTS, outcomes)
-    _WORKER_BATCH.observe(timings.seconds)
-    _WORKER_COMPOSE.observe(timings.compose_seconds)
-    _WORKER_INDEX.observe(timings.index_seconds)
+        _COMMIT_TO_INDEXED.observe(max(0.0, now - one))  # the clocks of two machines may differ
+    _count(_WORKER_DOCUMENTS, written)
+    _WORKER_BATCH.observe(seconds)
+    _WORKER_COMPOSE.observe(written.compose_seconds)
+    _WORKER_INDEX.observe(written.index_seconds)
     progressed(component)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
-    """How long a batch took.
-
-    Args:
-        seconds: From its receipt to its end.
-        compose_seconds: Time spent in Postgres.
-        index_seconds: Time spent in Elasticsearch, summed over all requests.
-    """
-
-    seconds: float
-    compose_seconds: float
-    index_seconds: float
-
-
-def chunks_written(component: str, outcomes: Mapping[str, int]) -> None:
+def chunks_written(component: str, written: WriteReport) -> None:
     """Record chunks that a job worker wrote."""
-    _count(_JOB_WORKER_DOCUMENTS, outcomes)
+    _count(_JOB_WORKER_DOCUMENTS, written)
     progressed(component)
 
 
-def _count(by_outcome: Counter, outcomes: Mapping[str, int]) -> None:
-    for outcome, number in outcomes.items():
+def _count(by_outcome: Counter, written: WriteReport) -> None:
+    for outcome, number in written.outcomes.items():
         if number:
             by_outcome.labels(outcome).inc(number)
 
@@ -315,29 +289,9 @@ def recovered(component: str) -> None:
     _TROUBLED.labels(component).set(0)
 
 
-def dead_lettered(document: str, documents: int) -> None:
-    """Record new dead letters."""
-    _DEAD_LETTERED.labels(document).inc(documents)
-
-
-def unresolved(document: str, batches: int) -> None:
-    """Record an affects query that failed on the data of changes."""
-    _UNRESOLVED.labels(document).inc(batches)
-
-
-def lost() -> None:
-    """Record that records are gone from the topic or unreadable, or that the topic was replaced."""
-    _LOSSES.inc()
-
-
-def job_failed() -> None:
-    """Record a failed job."""
-    _JOB_FAILURES.inc()
-
-
 def know(document: str) -> None:
     """Create a document's counters at 0, so that the first count shows as an increase."""
-    for by_document in (_DEAD_LETTERED, _UNRESOLVED):
+    for by_document in (DEAD_LETTERED, UNRESOLVED):
         by_document.labels(document)
 
 

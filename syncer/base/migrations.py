@@ -29,17 +29,11 @@ _RECORD = "INSERT INTO syncer.migration (name, checksum) VALUES ($1, $2)"
 APPLIED = "SELECT name, checksum FROM syncer.migration ORDER BY name"
 """The query that returns what `require_ours` takes."""
 _HAS_RECORD = "SELECT to_regclass('syncer.migration') IS NOT NULL"
-_HAS_OUTBOX = "SELECT to_regclass('syncer.outbox') IS NOT NULL"
 
 # Restoring a dump loads materialized views last: see the migration that creates this one.
 _IS_WHOLE = """
 SELECT coalesce((SELECT relispopulated FROM pg_class WHERE oid = to_regclass('syncer.restored')), false)
 """
-
-_NOT_OURS = (
-    "Install the version of syncer that migrated it. If that was a development version, whose schema cannot be\n"
-    "upgraded, start over: DROP SCHEMA syncer CASCADE; then run: syncer migrate && syncer apply"
-)
 
 
 def migrate(connection: Connection) -> list[str]:
@@ -144,14 +138,8 @@ def _checksum(migration: bytes) -> str:
 
 
 def _applied(connection: Connection) -> dict[str, str]:
-    """Return the applied migrations with their checksums; none if the database was never migrated.
-
-    Raises:
-        SourceError: A development version has migrated it.
-    """
+    """Return the applied migrations with their checksums; none if the database was never migrated."""
     if not value(connection, _HAS_RECORD):
-        if value(connection, _HAS_OUTBOX):
-            raise SourceError("The syncer schema was made by a development version of syncer", hint=_NOT_OURS)
         return {}
     return dict(connection.execute(APPLIED).fetchall())
 
@@ -160,18 +148,13 @@ def _missing(applied: Mapping[str, str], files: Mapping[str, bytes]) -> list[str
     """The migrations that are still to be applied.
 
     Raises:
-        SourceError: One was applied that this program does not have.
+        SourceError: One was applied that this program does not have, or has in another form.
     """
-    unknown = [name for name in applied if name not in files]
-    if unknown:
+    foreign = [name for name, checksum in applied.items() if name not in files or checksum != _checksum(files[name])]
+    if foreign:
         raise SourceError(
-            f"The database was migrated by another version of syncer: {', '.join(unknown)} is unknown here",
-            hint=_NOT_OURS,
-        )
-    changed = [name for name, checksum in applied.items() if checksum != _checksum(files[name])]
-    if changed:
-        raise SourceError(
-            f"The database was migrated by another version of syncer: its {', '.join(changed)} is different",
-            hint=_NOT_OURS,
+            f"The database was migrated by another version of syncer: {', '.join(foreign)} is unknown here or differs",
+            hint="Install the version of syncer that migrated it. If that was a development version, whose schema\n"
+            "cannot be upgraded, start over: DROP SCHEMA syncer CASCADE; then run: syncer migrate && syncer apply",
         )
     return [name for name in files if name not in applied]

@@ -224,21 +224,8 @@ class ElasticsearchSettings(_Section):
 class RelaySettings(_Section):
     """The relay, from the outbox to the topic."""
 
-    busy_poll_seconds: PositiveFloat = 0.004
-    """Pause between polls while the relay is awake."""
-    gather_seconds: NonNegativeFloat = 0.01
-    """Pause after several changes arrived together, to collect larger batches."""
     gather_seconds_max: NonNegativeFloat = 0.1
-    """Maximum pause at high rates of changes. A longer pause reduces load and increases lag."""
-    awake_seconds: PositiveFloat = 0.01
-    """Time without changes after which an awake relay sleeps, so that writers NOTIFY."""
-    poll_seconds: PositiveFloat = 0.02
-    """Maximum pause when the relay cannot sleep: max_prepared_transactions is not 0, or a writer will not NOTIFY."""
-    safety_poll_seconds: PositiveFloat = 1.0
-    """Poll interval while sleeping, as a safety net for missed notifications. It is capped at 2.5 s, so that the relay
-    keeps the lead."""
-    fetch_rows: PositiveInt = 2000
-    """Outbox rows per fetch; larger batches are streamed."""
+    """Maximum time to collect changes that arrive fast. A longer pause reduces load and increases lag."""
     trim_seconds: PositiveFloat = 10
     """Interval for removing published rows."""
 
@@ -250,14 +237,10 @@ class WorkerSettings(_Section):
     """Number of workers in this daemon; with 0, it runs only a job worker and logs a warning."""
     batch_changes_max: PositiveInt = 2000
     """Maximum changes per batch."""
-    batch_wait_seconds: PositiveFloat = 0.02
-    """Maximum time to wait for changes."""
     batch_documents_max: PositiveInt = 1000
     """Maximum documents written together."""
     bulk_bytes_max: PositiveInt = 8 * 1024 * 1024
     """Maximum size of a bulk request."""
-    gather_seconds: NonNegativeFloat = 0.01
-    """Pause after a batch of several changes, to collect a larger next batch."""
     in_flight_max: PositiveInt = 4
     """Maximum bulk requests in flight per worker; each uses a Postgres connection."""
     fan_out_documents_max: PositiveInt = 1000
@@ -269,8 +252,6 @@ class JobSettings(_Section):
 
     in_flight_max: PositiveInt = 4
     """Maximum bulk requests in flight."""
-    idle_seconds: PositiveFloat = 1.0
-    """How long to rest while no job can proceed, as when all are paused; a new job starts at once."""
 
 
 class WatchSettings(_Section):
@@ -335,9 +316,7 @@ class TracesSettings(_Section):
 
     endpoint: str | None = None
     """OTLP endpoint over HTTP, such as http://collector:4318/v1/traces. Unless it or OTEL_EXPORTER_OTLP_ENDPOINT is
-    set, tracing is disabled."""
-    service_name: str = "syncer"
-    """Service name in traces. OTEL_SERVICE_NAME overrides it; OTEL_ variables configure the rest."""
+    set, tracing is disabled. OTEL_SERVICE_NAME and the other OTEL_ variables configure the rest."""
 
     @field_validator("endpoint", mode="before")
     @classmethod
@@ -354,9 +333,6 @@ class LogSettings(_Section):
     """Minimum level; ``debug`` logs a line for each document written."""
     levels: dict[str, Level] = {}
     """Levels of single events or prefixes: ``{"worker": "warning", "document.written": "debug"}``."""
-    batch_slow_seconds: NonNegativeFloat = 1.0
-    """Log each batch that took at least this long. Others are only counted, in ``batches.summarised``, unless the
-    level of ``relay.batch_published`` or ``worker.batch_indexed`` is ``debug``."""
 
     @field_validator("levels")
     @classmethod

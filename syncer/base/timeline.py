@@ -54,6 +54,10 @@ SELECT * FROM (
 """
 
 
+_Note = tuple[float, dict[str, str]]
+"""When an event happened, by the monotonic clock, and the event."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
     """One event.
@@ -81,14 +85,6 @@ class TimelineEvent:
         return {**asdict(self), "at": self.at.isoformat()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Note:
-    at: float
-    event: str
-    level: str
-    message: str
-
-
 class Timeline:
     """Notes events, and writes them to Postgres. Safe to share between threads."""
 
@@ -109,7 +105,7 @@ class Timeline:
             now = time.monotonic()
             if message is None or (name == events.COMPONENT_RECOVERED and not self._is_another_outage(now)):
                 return
-            self._notes.append(_Note(at=now, event=name, level=known.level, message=_storable(message)))
+            self._notes.append((now, {"event": name, "level": known.level, "message": _storable(message)}))
 
     def _is_another_outage(self, now: float) -> bool:
         before, self._outage_at = self._outage_at, now
@@ -141,9 +137,7 @@ class Timeline:
 
 def _insert(connection: Connection, notes: list[_Note]) -> None:
     now = time.monotonic()
-    rows = [
-        {"age_seconds": now - one.at, "event": one.event, "level": one.level, "message": one.message} for one in notes
-    ]
+    rows = [{**note, "age_seconds": now - at} for at, note in notes]
     if rows:
         connection.execute(_WRITE, (Jsonb(rows), socket.gethostname(), os.getpid()))
 

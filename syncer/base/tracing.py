@@ -3,7 +3,7 @@
 Traces are exported if ``traces.endpoint`` or OpenTelemetry's variable for an endpoint is set; install the SDK with
 ``syncer-cdc[otel]``. Otherwise, spans are the no-op spans of OpenTelemetry's API. All other settings come from
 OpenTelemetry's variables: ``OTEL_EXPORTER_OTLP_HEADERS``, ``OTEL_TRACES_SAMPLER``, ``OTEL_SDK_DISABLED`` and so on.
-``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` override ``traces.service_name``.
+The service is called ``syncer`` unless ``OTEL_SERVICE_NAME`` or ``OTEL_RESOURCE_ATTRIBUTES`` names it.
 
 The relay writes its span's W3C ``traceparent`` into the header of each record. A worker's batch mixes records of
 several relay batches, so its span links to theirs and has no parent.
@@ -115,7 +115,7 @@ def configure(settings: TracesSettings) -> None:
             "traces.endpoint is set, but OpenTelemetry is not installed", hint="Run: pip install 'syncer-cdc[otel]'"
         ) from error
     _log_the_exporter()
-    resource = Resource.create({"service.name": settings.service_name}).merge(OTELResourceDetector().detect())
+    resource = Resource.create({"service.name": "syncer"}).merge(OTELResourceDetector().detect())
     _provider = TracerProvider(resource=resource)
     # Without an endpoint, the exporter reads OpenTelemetry's variables.
     exporter = OTLPSpanExporter(endpoint=settings.endpoint, timeout=_EXPORT_SECONDS)

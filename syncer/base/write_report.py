@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
+
+OUTCOMES: Final = ("indexed", "deleted", "skipped", "dead_lettered")
+"""What may become of a document."""
 
 
 @dataclass(slots=True)
@@ -32,20 +36,10 @@ class WriteReport:
     @property
     def outcomes(self) -> dict[str, int]:
         """The number of documents by outcome."""
-        return {
-            "indexed": self.indexed,
-            "deleted": self.deleted,
-            "skipped": self.skipped,
-            "dead_lettered": self.dead_lettered,
-        }
+        return {name: getattr(self, name) for name in OUTCOMES}
 
     def add(self, other: WriteReport) -> None:
         """Add another report to this one."""
-        self.documents += other.documents
-        self.indexed += other.indexed
-        self.deleted += other.deleted
-        self.skipped += other.skipped
-        self.dead_lettered += other.dead_lettered
-        self.compose_seconds += other.compose_seconds
-        self.index_seconds += other.index_seconds
+        for name in ("documents", *OUTCOMES, "compose_seconds", "index_seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.deferred |= other.deferred

@@ -140,7 +140,7 @@ class FailedDocuments:
             ) from error
         if document.role is Role.PREVIOUS:
             return  # as in `status`: its mapping may reject what the current one accepts, with every change
-        metrics.dead_lettered(document.name, len(faults))
+        metrics.DEAD_LETTERED.labels(document.name).inc(len(faults))
         by_kind: dict[str, list[str]] = {}
         for id_, one in faults.items():
             by_kind.setdefault(one.kind, []).append(id_)

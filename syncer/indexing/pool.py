@@ -23,8 +23,8 @@ from functools import partial
 from typing import Any
 
 from syncer.base.errors import DocumentError, IndexUnavailableError
+from syncer.base.lifecycle import join
 from syncer.base.postgres import Connection
-from syncer.base.threads import join
 from syncer.base.tracing import OFF, BatchTrace
 from syncer.base.write_report import WriteReport
 from syncer.elasticsearch.bulk import Index

@@ -120,7 +120,7 @@ class JobSteps:
             # What Postgres says of data may quote a row.
             what, trace = (kind(error), None) if is_of_data(error) else (repr(error), error)
             self._log.error(events.COMPONENT_FAILED, component=self._name, job=job.id, error=what, exc_info=trace)
-            metrics.job_failed()
+            metrics.JOB_FAILURES.inc()
             queue.fail(connection, job.id, f"Unexpected error: {what}\nPlease report it.")
         else:
             raise error

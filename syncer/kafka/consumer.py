@@ -28,8 +28,8 @@ from confluent_kafka import (
 
 from syncer.base import events, log, tracing
 from syncer.base.errors import LossError
+from syncer.base.lifecycle import join
 from syncer.base.settings import KafkaSettings
-from syncer.base.threads import join
 from syncer.base.tracing import HEADER
 from syncer.kafka.topic import ANSWER_SECONDS, Extent, Loss, Observer, common, foreign, installation_of, is_of, replaced
 

@@ -261,7 +261,7 @@ def _refresh_all(connection: Connection) -> list[Job]:
 
 
 def _log_loss(made: Sequence[Job], **what: object) -> None:
-    metrics.lost()
+    metrics.LOSSES.inc()
     structlog.get_logger().error(
         events.TOPIC_LOST, **what, jobs=[one.id for one in made], documents=sorted({one.document for one in made})
     )

@@ -26,21 +26,19 @@ _ENOUGH_CHANGES = 100
 """From this batch size on, each change costs hardly more than in a batch of a thousand."""
 _SECONDS_PER_RATE = 1e-4
 _REMEMBERED_SECONDS = 0.25
+_LEAST_SECONDS = 0.01
+"""How long to wait if several have just arrived together, however rarely that happens."""
 
 
 class Gathering:
     """Measures how fast changes arrive, and how long to wait for more of them. Not safe to share between threads.
 
     Args:
-        least_seconds: The minimum wait if several have just arrived together, however rarely that happens.
         most_seconds: The maximum wait, however fast they arrive.
         clock: Returns the time in seconds.
     """
 
-    def __init__(
-        self, *, least_seconds: float, most_seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._least_seconds = least_seconds
+    def __init__(self, *, most_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._most_seconds = most_seconds
         self._clock = clock
         self._per_second = 0.0
@@ -53,6 +51,6 @@ class Gathering:
         self._per_second = self._per_second * faded + changes / _REMEMBERED_SECONDS
         self._noted_at = now
         seconds = min(self._most_seconds, self._per_second * _SECONDS_PER_RATE, _ENOUGH_CHANGES / self._per_second)
-        if seconds > self._least_seconds:
+        if seconds > _LEAST_SECONDS:
             return seconds
-        return self._least_seconds if changes > 1 else 0.0
+        return _LEAST_SECONDS if changes > 1 else 0.0

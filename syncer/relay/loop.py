@@ -63,6 +63,16 @@ then checks again whether it may sleep."""
 _BRIEF_SECONDS = 0.05
 """How long it waits for Kafka before it wakes up: until then writers notify, and so commit one after the other."""
 _IDLE_PER_REST = 10
+BUSY_POLL_SECONDS = 0.004
+"""The pause between polls while the relay is awake."""
+AWAKE_SECONDS = 0.01
+"""After so long without changes, an awake relay sleeps, so that writers notify."""
+POLL_SECONDS = 0.02
+"""The longest pause if the relay cannot sleep: max_prepared_transactions is not 0, or a writer will not notify."""
+SAFETY_POLL_SECONDS = 1.0
+"""How long it sleeps at most, in case a notification is missed. Shorter than a leader's lease."""
+FETCH_ROWS = 2000
+"""Changes read at once; more are streamed."""
 _SAVES_PER_STRETCH = 250
 """How many versions of the cursor's row are skipped at most: fewer cost more indexing, more cost more reading."""
 _SOME = 1000
@@ -156,7 +166,7 @@ class Relay:
     Args:
         connect: Opens a connection to Postgres.
         produce: Opens a producer.
-        settings: How often it polls, and how much it reads at once.
+        settings: How long to collect changes, and how often to trim.
     """
 
     def __init__(
@@ -184,9 +194,7 @@ class Relay:
         self._seen_since = 0.0
         self._stop = Stop()
         self._trouble = Trouble("relay")
-        self._gathering = Gathering(
-            least_seconds=self._settings.gather_seconds, most_seconds=self._settings.gather_seconds_max
-        )
+        self._gathering = Gathering(most_seconds=self._settings.gather_seconds_max)
         self._looked_at = self._trimmed_at = self._changed_at = time.monotonic()
         self._log = structlog.get_logger()
 
@@ -198,7 +206,7 @@ class Relay:
                 report = self._retry(self._turn, stop)
                 if not report.is_leader:
                     stop.wait(STANDBY_SECONDS)
-                elif report.published < self._settings.fetch_rows:
+                elif report.published < FETCH_ROWS:
                     self._retry(partial(self._rest, report.published, stop), stop)
         except Stopping:
             pass
@@ -233,7 +241,7 @@ class Relay:
             self._producer.close()
         self._connection = self._producer = self._cursor = None
         self._is_asleep, self._led_from = False, None
-        metrics.leads(is_leader=False)
+        metrics.LEADS.set(0)
 
     def _turn(self) -> RelayReport:
         """Take a turn; a relay in trouble is over it once it has published, or another relay proves to lead."""
@@ -264,14 +272,12 @@ class Relay:
         delay = self._gathering.note(published) if published else 0.0
         if self._is_asleep:
             stop.wait(delay)
-            longest = _within_lease(self._settings.safety_poll_seconds)
-            wakeup.wait(connection, seconds=longest, is_over=lambda: stop.is_requested)
-        elif idle >= self._settings.awake_seconds and wakeup.sleep(connection):
+            wakeup.wait(connection, seconds=SAFETY_POLL_SECONDS, is_over=lambda: stop.is_requested)
+        elif idle >= AWAKE_SECONDS and wakeup.sleep(connection):
             # Rule: look-once-asleep. The loop looks before it comes here to wait.
             self._is_asleep = True
         else:
-            longest = _within_lease(self._settings.poll_seconds)
-            stop.wait(max(delay, min(max(self._settings.busy_poll_seconds, idle / _IDLE_PER_REST), longest)))
+            stop.wait(max(delay, min(max(BUSY_POLL_SECONDS, idle / _IDLE_PER_REST), POLL_SECONDS)))
 
     def _get_up(self, connection: Connection) -> None:
         """Stop writers from notifying; the relay polls from now on."""
@@ -311,7 +317,7 @@ class Relay:
         if not self._stood_by:
             self._log.info(events.RELAY_STOOD_BY)
         self._stood_by = True
-        metrics.leads(is_leader=False)
+        metrics.LEADS.set(0)
         before, self._seen = self._seen, leader.find(connection)
         if self._seen is None or before is None or before.process != self._seen.process:
             self._seen_since = time.monotonic()
@@ -322,7 +328,7 @@ class Relay:
             self._log.info(events.RELAY_LED, cursor=self._led_from)
         self._led_from = None
         self._stood_by, self._has_led = False, True
-        metrics.leads(is_leader=True)
+        metrics.LEADS.set(1)
 
     def _send_heartbeat(self) -> None:
         """Tell Postgres that this leader lives, unless a statement is under way.
@@ -464,7 +470,7 @@ class Relay:
     def _produce_new(
         self, connection: Connection, cursor: str, producer: ChangeProducer, batch: _Batch
     ) -> tuple[int, str]:
-        few = outbox.new(connection, cursor, rows_max=self._settings.fetch_rows)
+        few = outbox.new(connection, cursor, rows_max=FETCH_ROWS)
         if few is not None:
             seen, rows = few
             if not rows:
@@ -519,8 +525,3 @@ def _require_answer(producer: ChangeProducer) -> None:
         KafkaException: Kafka does not answer.
     """
     producer.observer.id()
-
-
-def _within_lease(seconds: float) -> float:
-    """Return how long a leader may rest without being taken for dead."""
-    return min(seconds, LEASE_SECONDS / 6)

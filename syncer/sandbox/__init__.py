@@ -9,7 +9,8 @@ Maven coordinates (Kafka, Elasticsearch, other versions of Postgres). The first 
     sandbox.stop()
 
 Guarantees:
-- Servers listen on the loopback address only, on ports that were free, and keep them from start to start.
+- Servers listen on the loopback address only, on ports that were free, and keep them from start to start if
+  they still are.
 - Data, logs and state of a sandbox are in its folder. Two sandboxes in two folders are independent.
 - A folder keeps the versions of its first start.
 - Servers outlive the command that started them. ``stop`` leaves none of their processes, and never touches other
@@ -140,9 +141,6 @@ class Sandbox:
         with self._alone():
             for server in self.servers:
                 server.fetch()
-            if not any(server.is_running() for server in self.servers):
-                for server in self.servers:
-                    server.forget_taken_ports()
             self._start_together()
             return self._endpoints()
 

@@ -1,8 +1,8 @@
 """Extracts one folder of a large remote zip without downloading the rest; unpacks, digests and opens what was fetched.
 
-The central directory at the end of the zip tells where each member is. Only the ranges of the folder's members are
-downloaded, into a sparse file of the zip's full size, which `zipfile` reads as usual. After an interruption the
-sparse file is continued. What is extracted is used only once it is verified.
+Only the ranges that the lock names are downloaded, those of the folder's members and of the zip's directory, into a
+sparse file of the zip's full size, which `zipfile` reads as usual. After an interruption the sparse file is continued.
+What is extracted is used only once it is verified.
 """
 
 from __future__ import annotations
@@ -17,24 +17,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from syncer.base.errors import SandboxError
-from syncer.sandbox.download import ByteRange, download, fetch_span
+from syncer.sandbox.download import download
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from syncer.sandbox.lock import Archive
     from syncer.sandbox.report import Reporter
 
 DAMAGED_HINT = "The download was damaged or replaced on its way, and has been discarded. Try again."
-TAIL_BYTES = 1 << 20  # the central directory of a thousand members takes a tenth of this
-GAP_BYTES_MAX = 1 << 20  # a gap this small is fetched faster than another request is made
 
 
 def fetch_folder(url: str, archive: Archive, work_folder: Path, *, report: Reporter) -> Path:
     """Return the archive's folder, extracted and verified, inside the work folder."""
     sparse_file = work_folder / "archive.partial"
-    spans = _wanted_spans(url, archive, work_folder)
+    spans = [range(start, end) for start, end in archive.spans]
     with report.download("Elasticsearch", sum(map(len, spans))) as progress:
         download(url, sparse_file, spans, progress=progress)
     extracted = work_folder / "extracted"
@@ -45,47 +43,6 @@ def fetch_folder(url: str, archive: Archive, work_folder: Path, *, report: Repor
             sparse_file.unlink()
             raise SandboxError(f"{archive.coordinate} is not what the lock pins", hint=DAMAGED_HINT)
     return extracted / archive.folder
-
-
-def wanted_spans(directory: zipfile.ZipFile, folder: str, total_bytes: int) -> list[ByteRange]:
-    """Return the ranges of a zip that contain the members under a folder, and its central directory.
-
-    A member ends where the next one begins, whatever is between; close ranges are joined.
-    """
-    members = sorted(directory.infolist(), key=lambda member: member.header_offset)
-    starts = [member.header_offset for member in members] + [directory.start_dir]
-    spans = [
-        ByteRange(start, end)
-        for member, start, end in zip(members, starts, starts[1:], strict=False)
-        if member.filename.startswith(folder)
-    ]
-    return _joined([*spans, ByteRange(directory.start_dir, total_bytes)])
-
-
-def _wanted_spans(url: str, archive: Archive, work_folder: Path) -> list[ByteRange]:
-    """Return the ranges to download; the whole archive if the server does not support ranges."""
-    tail = ByteRange(max(0, archive.size_bytes - TAIL_BYTES), archive.size_bytes)
-    content = fetch_span(url, tail)
-    if content is None:
-        return [ByteRange(0, archive.size_bytes)]
-    directory_file = work_folder / "directory.partial"
-    with directory_file.open("wb") as out:
-        out.seek(tail.start)  # leaves a hole before it, so that offsets are those of the archive
-        out.write(content)
-    with opened(directory_file) as directory:
-        spans = wanted_spans(directory, archive.folder, archive.size_bytes)
-    directory_file.unlink()
-    return spans
-
-
-def _joined(spans: Sequence[ByteRange]) -> list[ByteRange]:
-    joined: list[ByteRange] = []
-    for span in spans:
-        if joined and span.start - joined[-1].end <= GAP_BYTES_MAX:
-            joined[-1] = ByteRange(joined[-1].start, span.end)
-        else:
-            joined.append(span)
-    return joined
 
 
 def file_digest(file: Path) -> str:

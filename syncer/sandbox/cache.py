@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from syncer.base.errors import SandboxError
 from syncer.sandbox.account import make_open_folder
 from syncer.sandbox.archive import DAMAGED_HINT, fetch_folder, file_digest, open_to_all, unpack_tar
-from syncer.sandbox.download import ByteRange, download
+from syncer.sandbox.download import download
 from syncer.sandbox.lock import address, file_name, read_lock
 from syncer.sandbox.process import locked
 
@@ -148,7 +148,7 @@ class Cache:
 def fetch_jar(jar: Jar, url: str, file: Path, work_folder: Path) -> None:
     """Download one jar, verify it, and only then give it its name."""
     partial = work_folder / f"{file.name}.partial"
-    download(url, partial, [ByteRange(0, jar.size_bytes)])
+    download(url, partial, [range(jar.size_bytes)])
     if file_digest(partial) != jar.sha256:
         partial.unlink()
         raise SandboxError(f"{jar.coordinate} is not what the lock pins", hint=DAMAGED_HINT)

@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from syncer.sandbox.account import Account
-    from syncer.sandbox.cache import Cache
-    from syncer.sandbox.report import Reporter
-
 SETTINGS = {
     "cluster.name": "syncer-sandbox",
     "node.name": "sandbox",
@@ -37,17 +33,18 @@ class ElasticsearchServer(EmbeddedServer):
 
     name = "Elasticsearch"
     default_version = "8"
+    default_settings = SETTINGS
     ports_needed = 2  # for clients, and for the transport between nodes, which cannot be disabled
     ready_seconds = 300.0
 
-    def __init__(
-        self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter, version: str | None = None
-    ) -> None:
-        super().__init__(sandbox_folder, cache, account, report=report, version=version)
-        self.settings |= SETTINGS
-        self.config_folder = self.folder / "config"
-        self._temporary_folder = self.folder / "tmp"
-        self._modules_folder = self.folder / "modules"
+    @property
+    def config_folder(self) -> Path:
+        """The folder of its configuration."""
+        return self.folder / "config"
+
+    @property
+    def _temporary_folder(self) -> Path:
+        return self.folder / "tmp"
 
     @property
     def address(self) -> str:
@@ -60,7 +57,7 @@ class ElasticsearchServer(EmbeddedServer):
         self._cache.elasticsearch_folder(self.version)
 
     def _prepare(self) -> None:
-        for folder in (self.config_folder, self.data_folder, self._temporary_folder, self._modules_folder):
+        for folder in (self.config_folder, self.data_folder, self._temporary_folder):
             self._account.own(folder)
         for file in (self._working_folder / "config").iterdir():
             if not (self.config_folder / file.name).exists():
@@ -102,10 +99,12 @@ class ElasticsearchServer(EmbeddedServer):
         if self.version == "8":
             return []
         libraries = self._working_folder / "lib"
+        modules = self.folder / "modules"
+        self._account.own(modules)
         [jar] = libraries.glob("elasticsearch-entitlement-*.jar")
-        replace_modules(jar, self._modules_folder / jar.name)
+        replace_modules(jar, modules / jar.name)
         return [
-            f"--upgrade-module-path={self._modules_folder}",
+            f"--upgrade-module-path={modules}",
             # The launcher first runs Java without its module path, to ask for the values of options.
             f"--module-path={libraries}",
             # Later, Elasticsearch forbids code that is not its own to provide locale data. Java makes an object of this

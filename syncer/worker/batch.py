@@ -70,10 +70,7 @@ class ChangeBatch:
             batch=self.number,
             changes=len(self.changes),
             documents=written.documents,
-            indexed=written.indexed,
-            deleted=written.deleted,
-            skipped=written.skipped,
-            dead_lettered=written.dead_lettered,
+            **written.outcomes,
             partitions=sorted(self.received.next_offsets),
             offsets=self.received.offsets,
             ids=[min(ids), max(ids)] if ids else None,
@@ -83,7 +80,4 @@ class ChangeBatch:
             lag_seconds=round(time.time() - min(made), 4) if made else None,
         )
         self.trace.end(batch=self.number, changes=len(self.changes), **written.outcomes)
-        timings = metrics.Timings(
-            seconds=seconds, compose_seconds=written.compose_seconds, index_seconds=written.index_seconds
-        )
-        metrics.handled(worker, made, written.outcomes, timings)
+        metrics.handled(worker, made, written, seconds=seconds)

@@ -50,6 +50,8 @@ _WAIT_SECONDS = 1.0
 _HANDS_SECONDS = 5.0
 """How long a step that is due waits for the chunks in hand; it may take so long that another job worker gets them."""
 _LOOK_SECONDS = 1.0
+_IDLE_SECONDS = 1.0
+"""How long to rest while no job can proceed, as when all are paused; a new job starts at once."""
 _SLEEP_SECONDS = 10.0
 """How long to sleep while there are no jobs, and how often to record the last version."""
 
@@ -108,7 +110,6 @@ class JobWorker:
         in_flight_max: The largest number of concurrent bulk requests.
         batch_documents_max: The largest number of documents composed together.
         batch_bytes_max: The largest size of those, as far as it is known in advance.
-        idle_seconds: How long to rest while no job has work.
         traffic: The live changes of this process, to give way to.
     """
 
@@ -122,13 +123,11 @@ class JobWorker:
         in_flight_max: int = 4,
         batch_documents_max: int = 1000,
         batch_bytes_max: int = 8 * 1024 * 1024,
-        idle_seconds: float = 0.5,
         traffic: LiveTraffic | None = None,
     ) -> None:
         self._connect = connect
         self._index = index
         self._name = name
-        self._idle_seconds = idle_seconds
         self._stop = Stop()
         flow = FlowControl(
             requests_max=in_flight_max, documents_max=batch_documents_max, bytes_max=batch_bytes_max, traffic=traffic
@@ -203,7 +202,7 @@ class JobWorker:
             report = self.run_once()
             if report.is_idle:
                 self._trouble.over()
-                self._rest(self._idle_seconds if report.has_jobs else _SLEEP_SECONDS)
+                self._rest(_IDLE_SECONDS if report.has_jobs else _SLEEP_SECONDS)
         except Stopping:
             raise
         except Exception:
@@ -313,7 +312,7 @@ class JobWorker:
         report.chunks += len(written)
         report.written.add(total)
         if written:
-            metrics.chunks_written(self._name, total.outcomes)
+            metrics.chunks_written(self._name, total)
 
     def _pause(self, seconds: float) -> None:
         self._stop.pause(seconds)

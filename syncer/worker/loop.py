@@ -47,6 +47,10 @@ _FEW_DOCUMENTS = 100
 """Fewer than this are written so soon that later ones had better wait, to be sent together."""
 _FEW_SECONDS = 0.01
 """How long it waits for them."""
+_RECEIVE_SECONDS = 0.02
+"""How long to wait for changes if there is nothing else to do."""
+_GATHER_SECONDS = 0.01
+"""The pause after a batch of several changes, to collect a larger next batch."""
 _GLANCE_SECONDS = 0.002
 """How long to wait for changes while documents are being written, which may be done meanwhile."""
 _KEEP_ALIVE_SECONDS = 1.0
@@ -142,7 +146,7 @@ class Worker:
             Exception: An error that the policy calls FATAL. What is not done was not committed.
         """
         report = WorkerReport()
-        self._receive(self._settings.batch_wait_seconds)
+        self._receive(_RECEIVE_SECONDS)
         while self._batches:
             if self._has_room and not self._stop.is_requested:
                 # A few documents are written soon; what arrives meanwhile then goes into one request instead of
@@ -211,7 +215,7 @@ class Worker:
         )
         self._take(batch)
         if 1 < len(changes) < _FEW_DOCUMENTS:
-            self._gathers_until = batch.begun_at + self._settings.gather_seconds
+            self._gathers_until = batch.begun_at + _GATHER_SECONDS
 
     def _take(self, batch: ChangeBatch) -> None:
         """Submit the documents that a batch touches, or leave them to jobs."""

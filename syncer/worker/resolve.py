@@ -162,5 +162,5 @@ class Resolver:
 
     def _tell_unresolved(self, what: tuple[str, str], number: int, index_name: str) -> None:
         document, kind = what
-        metrics.unresolved(document, number)
+        metrics.UNRESOLVED.labels(document).inc(number)
         self._log.error(events.CHANGES_UNRESOLVED, document=document, kind=kind, index=index_name, batches=number)

@@ -249,7 +249,6 @@ def test_renames_and_moves_under_job_workers_that_die_end_level(world: World) ->
     world.worker_settings = {
         "SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5",
         "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "7",
-        "SYNCER_JOBS_IDLE_SECONDS": "0.05",
         "SYNCER_KAFKA_PROPERTIES": '{"session.timeout.ms": 6000}',
     }
     world.sql(BLOG)

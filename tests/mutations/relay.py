@@ -46,11 +46,6 @@ def forgets_notifications(
     return waited
 
 
-def any_time(original: Instead, seconds: float) -> float:
-    """A leader rests for as long as it likes."""
-    return seconds
-
-
 def only_says_that_it_lives(original: Instead, self: Relay) -> None:
     """A stop is not heeded."""
     self._stop.beat()

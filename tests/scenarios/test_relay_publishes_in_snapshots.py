@@ -15,9 +15,9 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from syncer.base import lifecycle
 from syncer.base.lifecycle import Stop
 from syncer.base.model import Change
-from syncer.base.settings import RelaySettings
 from syncer.base.tracing import Headers
 from syncer.kafka.producer import ChangeProducer
+from syncer.relay import loop
 from syncer.relay.loop import Relay
 from tests.faults.rules import (
     CURSOR_IS_A_SNAPSHOT,
@@ -186,11 +186,12 @@ def test_rows_of_savepoints_belong_to_their_transaction(world: World) -> None:
     assert published(world) == [1, 2, 4, 5]
 
 
-def test_more_rows_than_one_page_arrive_whole(world: World) -> None:
+def test_more_rows_than_one_page_arrive_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backlog is read in pages, and every page is published."""
+    monkeypatch.setattr(loop, "FETCH_ROWS", 10)
     insert_many(world, 25)
     produce = lambda: ChangeProducer(world.settings.kafka)  # noqa: E731 - as the harness does
-    with closing(Relay(connect=world.connect, produce=produce, settings=RelaySettings(fetch_rows=10))) as relay:
+    with closing(Relay(connect=world.connect, produce=produce)) as relay:
         assert relay.run_once().published == 25
     assert published(world) == list(range(1, 26))
 
@@ -220,10 +221,11 @@ class _ToldToStop(ChangeProducer):
 def test_a_stop_is_heeded_in_the_middle_of_many_rows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it has had its time it leaves, having saved nothing; the next one publishes all of them."""
     monkeypatch.setattr(lifecycle, "GRACE_SECONDS", 0)
+    monkeypatch.setattr(loop, "FETCH_ROWS", 100)
     insert_many(world, 5000)
     stop = Stop()
     producer = _ToldToStop(world, stop)
-    Relay(connect=world.connect, produce=lambda: producer, settings=RelaySettings(fetch_rows=100)).run(stop)
+    Relay(connect=world.connect, produce=lambda: producer).run(stop)
     assert producer.taken < 5000
     with world.relay() as relay:
         assert relay.run_once().published == 5000
@@ -249,14 +251,14 @@ class _FailsInTheMiddle(ChangeProducer):
         instead=Is(nullcontext),
     ),
 )
-def test_a_relay_that_fails_in_the_middle_of_many_rows_goes_on(world: World) -> None:
+def test_a_relay_that_fails_in_the_middle_of_many_rows_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It tries again, and publishes all of them."""
+    monkeypatch.setattr(loop, "FETCH_ROWS", 100)
     insert_many(world, 5000)
     producers: list[ChangeProducer] = [_FailsInTheMiddle(world.settings.kafka)]
     relay = Relay(
         connect=world.connect,
         produce=lambda: producers.pop() if producers else ChangeProducer(world.settings.kafka),
-        settings=RelaySettings(fetch_rows=100),
     )
     stop = Stop()
     thread = threading.Thread(target=relay.run, args=(stop,), daemon=True)  # it may hang, if the test fails

@@ -19,8 +19,7 @@ import psycopg
 import pytest
 
 from syncer.base.postgres import AdvisoryLock, Connection
-from syncer.base.settings import RelaySettings
-from syncer.capture import outbox, table_files, wakeup
+from syncer.capture import leader, outbox, table_files, wakeup
 from syncer.kafka.producer import ChangeProducer
 from syncer.relay import loop as relaying
 from syncer.relay.loop import Relay
@@ -31,7 +30,7 @@ from tests.faults.rules import KEPT_TO_THE_END, LOOKED_ONCE_ASLEEP, NOTIFIED
 from tests.harness import DEADLINE_SECONDS, World, made, postgres_with, wait_until
 from tests.model import wakeup as wakeup_model
 from tests.mutations import SAYS_NO, SAYS_YES, Replaces
-from tests.mutations.relay import any_time, forgets_notifications
+from tests.mutations.relay import forgets_notifications
 from tests.proof import Rule, faces
 
 HOUR = 3600.0
@@ -72,12 +71,18 @@ def blog(bare: World) -> World:
     return bare
 
 
+@pytest.fixture(autouse=True)
+def sleeps_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relays sleep as soon as they may, and for as long."""
+    monkeypatch.setattr(relaying, "AWAKE_SECONDS", 0.0001)
+    monkeypatch.setattr(relaying, "SAFETY_POLL_SECONDS", leader.LEASE_SECONDS / 6)
+
+
 def relay_of(world: World, name: str = "relay") -> Relay:
-    """A relay that sleeps as soon as it may, and does not wake by itself."""
+    """A relay of this world."""
     return Relay(
         connect=lambda: world.connect(name),
         produce=lambda: ChangeProducer(world.settings.kafka),
-        settings=RelaySettings(awake_seconds=0.0001, safety_poll_seconds=HOUR),
     )
 
 
@@ -357,8 +362,7 @@ def test_nobody_rings_while_nobody_sleeps(blog: World) -> None:
 @faces("the relay is killed in its sleep", guarantees=(1, 5))
 def test_a_relay_that_is_killed_in_its_sleep_lets_nobody_ring(blog: World) -> None:
     """SIGKILL frees the lock: writers fall silent, and the next relay publishes what they wrote."""
-    settings = {"SYNCER_RELAY_SAFETY_POLL_SECONDS": "3600"}
-    daemon = blog.daemon("--only", "relay", environment=settings)
+    daemon = blog.daemon("--only", "relay")
     wait_until_asleep(blog)
     daemon.process.send_signal(signal.SIGKILL)
     daemon.process.wait()
@@ -366,7 +370,7 @@ def test_a_relay_that_is_killed_in_its_sleep_lets_nobody_ring(blog: World) -> No
     with listening(blog) as rings:
         write(blog)
         assert rings() == 0
-    blog.daemon("--only", "relay", environment=settings)
+    blog.daemon("--only", "relay")
     wait_until_published(blog)
     wait_until_asleep(blog)
     write(blog)
@@ -389,18 +393,11 @@ def test_the_one_that_stands_by_takes_over_from_one_that_sleeps(blog: World) -> 
             wait_until_published(blog)
 
 
-@faces(
-    "a relay may sleep for longer than a leader may ask nothing, and another one is on standby",
-    guarantees=(1,),
-    without=Rule(
-        "a leader that sleeps looks before it is taken for dead",
-        patch="syncer.relay.loop:_within_lease",
-        instead=any_time,
-    ),
-)
+@faces("a relay sleeps for longer than a leader may ask nothing, and another one is on standby", guarantees=(1,))
 def test_a_relay_that_sleeps_is_not_taken_for_dead(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its settings may say an hour: it looks often enough to keep the lead, and sleeps on."""
+    """It looks often enough to keep the lead, and sleeps on."""
     monkeypatch.setattr(relaying, "LEASE_SECONDS", 2.0)
+    monkeypatch.setattr(relaying, "SAFETY_POLL_SECONDS", 0.3)
     query = "SELECT query_start FROM pg_stat_activity WHERE application_name = 'syncer relay-1' AND datname = %s"
     looks: set[Any] = set()
     with running(blog, "relay-1"), closing(relay_of(blog, "relay-2")) as other:

@@ -111,7 +111,7 @@ QUICK = {"event": "worker.batch_indexed", "changes": 2, "indexed": 3, "seconds":
 def test_a_slow_batch_is_logged_and_each_if_its_level_says_so() -> None:
     """One that is only late is not: while a daemon catches up, all of them are. Other events are not concerned."""
     slow, late = QUICK | {"seconds": 3.0}, QUICK | {"lag_seconds": 30.0}
-    assert taken(LogSettings(batch_slow_seconds=2), [QUICK, slow, late, QUICK | {"lag_seconds": None}]) == [slow]
+    assert taken(LogSettings(), [QUICK, slow, late, QUICK | {"lag_seconds": None}]) == [slow]
     assert taken(LogSettings(levels={"worker.batch_indexed": "debug"}), [QUICK, slow]) == [QUICK, slow]
     assert taken(LogSettings(levels={"worker": "warning"}), [QUICK, slow]) == []
     assert len(taken(LogSettings(), [{"event": "relay.led"}] * 5)) == 5

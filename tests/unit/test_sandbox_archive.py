@@ -11,17 +11,8 @@ import pytest
 
 from syncer.base.errors import SandboxError
 from syncer.sandbox import Reporter, archive as archive_module
-from syncer.sandbox.archive import (
-    GAP_BYTES_MAX,
-    fetch_folder,
-    open_to_all,
-    tree_digest,
-    unpack,
-    unpack_tar,
-    wanted_spans,
-)
-from syncer.sandbox.download import ByteRange
-from syncer.sandbox.lock import Archive
+from syncer.sandbox.archive import fetch_folder, open_to_all, tree_digest, unpack, unpack_tar
+from syncer.sandbox.lock import GAP_BYTES_MAX, Archive, wanted_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,93 +21,72 @@ if TYPE_CHECKING:
 FOLDER = "top/wanted/"
 
 
-def make_zip(file: Path, names: Sequence[str]) -> int:
-    """Members of more than the joined gap each, none of which can be compressed; returns the zip's size."""
+def make_zip(file: Path, names: Sequence[str]) -> None:
+    """Members of more than the joined gap each, none of which can be compressed."""
     with zipfile.ZipFile(file, "w") as archive:
         for name in names:
             archive.writestr(name, os.urandom(GAP_BYTES_MAX + 1))
-    return file.stat().st_size
 
 
-def copy_spans(source: Path, target: Path, spans: Sequence[ByteRange]) -> None:
-    """What a download of the spans would bring."""
-    content = source.read_bytes()
-    with target.open("wb") as out:
-        for span in spans:
-            out.seek(span.start)
-            out.write(content[span.start : span.end])
+def locked(file: Path, tree_sha256: str) -> Archive:
+    """The zip as the lock has it."""
+    return Archive(coordinate="g:a:zip:1", folder=FOLDER, spans=wanted_spans(file, FOLDER), tree_sha256=tree_sha256)
 
 
-def serve_from(source: Path, monkeypatch: pytest.MonkeyPatch, *, ranges: bool) -> None:
+def serve_from(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let downloads come out of a file."""
     content = source.read_bytes()
 
-    def fetch_span(_url: str, span: ByteRange) -> bytes | None:
-        return content[span.start : span.end] if ranges else None
-
-    def download(_url: str, file: Path, spans: Sequence[ByteRange], *, progress: Callable[[int], None]) -> None:
-        copy_spans(source, file, spans)
+    def download(_url: str, file: Path, spans: Sequence[range], *, progress: Callable[[int], None]) -> None:
+        with file.open("wb") as out:
+            for span in spans:
+                out.seek(span.start)
+                out.write(content[span.start : span.stop])
         progress(sum(map(len, spans)))
 
-    monkeypatch.setattr(archive_module, "fetch_span", fetch_span)
     monkeypatch.setattr(archive_module, "download", download)
 
 
-def test_spans_are_enough_to_extract_and_no_more(tmp_path: Path) -> None:
+def test_folder_is_fetched_and_verified_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The members of the folder, wherever they lie, and the directory; of the others, nothing."""
-    whole, sparse = tmp_path / "whole.zip", tmp_path / "sparse.zip"
-    names = ["top/a", f"{FOLDER}b", f"{FOLDER}c/d", "top/e", f"{FOLDER}f", "top/g"]
-    size = make_zip(whole, names)
-    with zipfile.ZipFile(whole) as directory:
-        spans = wanted_spans(directory, FOLDER, size)
+    source, work_folder = tmp_path / "source.zip", tmp_path / "work"
+    work_folder.mkdir()
+    make_zip(source, ["top/a", f"{FOLDER}b", f"{FOLDER}c/d", "top/e", f"{FOLDER}f", "top/g"])
+    unpack(source, FOLDER, tmp_path / "expected")
+    digest = tree_digest(tmp_path / "expected" / FOLDER)
+    spans = wanted_spans(source, FOLDER)
     assert len(spans) == 3
-    assert sum(map(len, spans)) < 3.1 * GAP_BYTES_MAX
-    copy_spans(whole, sparse, spans)
-    unpack(sparse, FOLDER, tmp_path / "sparse")
-    unpack(whole, FOLDER, tmp_path / "whole")
-    assert tree_digest(tmp_path / "sparse") == tree_digest(tmp_path / "whole")
-    assert not (tmp_path / "sparse" / "top" / "a").exists()
+    assert sum(end - start for start, end in spans) < 3.1 * GAP_BYTES_MAX
+    serve_from(source, monkeypatch)
+    folder = fetch_folder("url", locked(source, digest), work_folder, report=Reporter())
+    assert tree_digest(folder) == digest
+    assert not (folder.parent / "a").exists()
 
 
 def test_neighbouring_spans_are_joined(tmp_path: Path) -> None:
     """What lies next to each other is fetched by one request."""
     whole = tmp_path / "whole.zip"
-    size = make_zip(whole, [f"{FOLDER}a", f"{FOLDER}b"])
-    with zipfile.ZipFile(whole) as directory:
-        assert wanted_spans(directory, FOLDER, size) == [ByteRange(0, size)]
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_folder_is_fetched_and_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ranges: bool) -> None:
-    """With and without ranges, the same folder is there at the end."""
-    source, work_folder = tmp_path / "source.zip", tmp_path / "work"
-    work_folder.mkdir()
-    size = make_zip(source, ["top/a", f"{FOLDER}b", "top/c"])
-    unpack(source, FOLDER, tmp_path / "expected")
-    digest = tree_digest(tmp_path / "expected" / FOLDER)
-    archive = Archive(coordinate="g:a:zip:1", size_bytes=size, folder=FOLDER, tree_sha256=digest)
-    serve_from(source, monkeypatch, ranges=ranges)
-    folder = fetch_folder("url", archive, work_folder, report=Reporter())
-    assert tree_digest(folder) == digest
+    make_zip(whole, [f"{FOLDER}a", f"{FOLDER}b"])
+    assert wanted_spans(whole, FOLDER) == [(0, whole.stat().st_size)]
 
 
 def test_falsified_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that differs from the lock is never used, and the archive is not kept to be found again."""
     source, work_folder = tmp_path / "source.zip", tmp_path / "work"
     work_folder.mkdir()
-    size = make_zip(source, [f"{FOLDER}b"])
-    archive = Archive(coordinate="g:a:zip:1", size_bytes=size, folder=FOLDER, tree_sha256="0" * 64)
-    serve_from(source, monkeypatch, ranges=True)
+    make_zip(source, [f"{FOLDER}b"])
+    serve_from(source, monkeypatch)
     with pytest.raises(SandboxError, match="not what the lock pins"):
-        fetch_folder("url", archive, work_folder, report=Reporter())
+        fetch_folder("url", locked(source, "0" * 64), work_folder, report=Reporter())
     assert not (work_folder / "archive.partial").exists()
 
 
 def test_damaged_archive_is_discarded(tmp_path: Path) -> None:
     """Bytes that are no zip, or a zip with holes, are an error with a hint, and are not kept."""
     source = tmp_path / "source.zip"
-    size = make_zip(source, [f"{FOLDER}b"])
-    for damaged in (b"no zip", b"\0" * (size // 2) + source.read_bytes()[size // 2 :]):
+    make_zip(source, [f"{FOLDER}b"])
+    half = source.stat().st_size // 2
+    for damaged in (b"no zip", b"\0" * half + source.read_bytes()[half:]):
         source.write_bytes(damaged)
         with pytest.raises(SandboxError, match="is damaged") as raised:
             unpack(source, FOLDER, tmp_path / "target")

@@ -51,7 +51,7 @@ class Broken:
 
 def messages(timeline: Timeline) -> list[str]:
     """What it has noted and not written."""
-    return [one.message for one in timeline._notes]
+    return [note["message"] for _, note in timeline._notes]
 
 
 def test_each_event_of_the_timeline_makes_a_sentence_of_the_fields_that_it_always_has() -> None:

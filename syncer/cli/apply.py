@@ -45,17 +45,15 @@ def plan(
 
     Shows for each document whether its index would be created, changed in place or rebuilt,
     and how long the initial load takes. Writes a sample of documents to a scratch index to
-    find rejected or altered values. Lists missing indexes, and the fields that index.json
-    lacks, as a patch to paste. The first line is the verdict.
+    find rejected or altered values. Lists missing indexes. The first line is the verdict.
     --verbose adds tables, affected-document queries and a sample document.
     Exit code 1 if a definition is invalid or a sampled document is rejected.
 
     --json has has_errors, has_warnings, is_migrated, is_empty, documents, missing_indexes,
     released, forgotten, removed and dropped; a document has name, index, refusals, suspended, outcome
-    (new, in_place, reindex, triggers, initial_load or nothing), reason (why it needs a new
-    index), documents, initial_load_seconds, sampled, compose, tables, problems, unmapped
-    (properties, remarks, guesses and personal) and sample; a
-    problem has kind (fails, rejected, changed, unsearchable, duplicate, unused, costly or stale),
+    (new, in_place, reindex, building, index_gone, triggers, initial_load or nothing), reason (why
+    it needs a new index), documents, initial_load_seconds, sampled, tables, problems and sample; a
+    problem has kind (fails, rejected, changed, unsearchable, duplicate or stale),
     field, message, action, documents, looked_at, total and example.
     """
     from syncer.apply.preview import forecast  # noqa: PLC0415 - it parses SQL, which takes long to load

@@ -69,7 +69,7 @@ def carry_out(
     with alone(connection):
         _require_planned_on(decided, connection)
         indices.prepare()
-        _clear_away(connection, indices, decided.orphan_indices, tell)
+        _clear_away(connection, indices, decided.active.orphan_indices, tell)
         # Record this before the triggers are back: afterwards nothing shows that they were gone.
         missed = [one for one in registry.documents(connection) if decided.active.lost & one.dependencies.tables.keys()]
         queue.mark_incomplete(connection, [one.index_name for one in missed])

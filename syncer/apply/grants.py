@@ -272,34 +272,16 @@ def _on_schema(connection: Connection, name: sql.Identifier, duties: Collection[
     yield sql.SQL("GRANT USAGE ON SCHEMA syncer TO {}").format(name)
     there = {one for (one,) in connection.execute(_THERE)}
     for kind, by_duty in ((sql.SQL(""), ON_TABLES), (sql.SQL("SEQUENCE "), ON_SEQUENCES)):
-        needed = {one: privileges for one, privileges in wanted(duties, by_duty).items() if one in there}
-        for privileges, names in by_privileges(needed):
-            yield sql.SQL("GRANT {} ON {}{} TO {}").format(
-                sql.SQL(", ").join(sql.SQL(one) for one in privileges),
-                kind,
-                sql.SQL(", ").join(sql.Identifier("syncer", one) for one in names),
-                name,
-            )
+        for one, privileges in sorted(wanted(duties, by_duty).items()):
+            if one in there:
+                yield sql.SQL("GRANT {} ON {}{} TO {}").format(
+                    sql.SQL(", ").join(map(sql.SQL, sorted(privileges))), kind, sql.Identifier("syncer", one), name
+                )
 
 
 def _on_functions(connection: Connection, name: sql.Identifier, named: Collection[str]) -> Iterator[sql.Composed]:
     for (one,) in connection.execute(_CLOSED_FUNCTIONS, (list(named),)).fetchall():
         yield sql.SQL("GRANT EXECUTE ON FUNCTION {} TO {}").format(sql.SQL(one), name)  # quoted by Postgres itself
-
-
-def by_privileges(privileges: Mapping[str, frozenset[str]]) -> list[tuple[list[str], list[str]]]:
-    """Group names by their privileges; return each group's privileges, in order, and its names."""
-    groups: dict[frozenset[str], list[str]] = {}
-    for name, one in privileges.items():
-        groups.setdefault(one, []).append(name)
-    return [(sorted(one, key=_place), sorted(names)) for one, names in groups.items()]
-
-
-def _place(privilege: str) -> tuple[int, str]:
-    return _ORDER.index(privilege.partition("(")[0]), privilege
-
-
-_ORDER = ("USAGE", "SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE")
 
 
 def _on_relations(connection: Connection, name: sql.Identifier, reads: Reads) -> Iterator[sql.Composed]:

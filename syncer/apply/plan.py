@@ -25,17 +25,20 @@ from syncer.recovery import orphan_indices
 
 
 class PlannedChange(StrEnum):
-    """The difference between a document's definition and what is active."""
+    """The difference between a document's definition and what is active: what apply does about it."""
 
     NEW = "new"
-    CHANGED = "changed"
-    REBUILD = "needs a new index"
-    BUILDING = "its new index is being built"
-    INDEX_GONE = "its index is gone, or its alias does not lead to it alone"
-    SUSPENDED = "suspended"
-    TRIGGERS_GONE = "its triggers were gone"
-    INCOMPLETE = "not yet loaded"
-    UNCHANGED = "unchanged"
+    CHANGED = "in_place"
+    REBUILD = "reindex"
+    """Its index cannot take the change: a new one is built beside it."""
+    BUILDING = "building"
+    """Its new index is being built: apply goes on with it."""
+    INDEX_GONE = "index_gone"
+    """Its index is gone, or its alias does not lead to it alone."""
+    TRIGGERS_GONE = "triggers"
+    INCOMPLETE = "initial_load"
+    """It is not yet loaded."""
+    UNCHANGED = "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,6 @@ class Step:
             PlannedChange.CHANGED,
             PlannedChange.REBUILD,
             PlannedChange.INDEX_GONE,
-            PlannedChange.SUSPENDED,
         )
 
 
@@ -89,7 +91,6 @@ class Plan:
     released: tuple[str, ...]
     forgotten: tuple[str, ...]
     abandoned: tuple[Document, ...] = ()
-    orphan_indices: tuple[Target, ...] = ()
     removed: tuple[Document, ...] = ()
 
     @property
@@ -97,7 +98,7 @@ class Plan:
         """Whether there is nothing to do."""
         unchanged = all(step.change is PlannedChange.UNCHANGED for step in self.steps)
         return unchanged and not (
-            self.captures or self.released or self.abandoned or self.orphan_indices or self.removed
+            self.captures or self.released or self.abandoned or self.active.orphan_indices or self.removed
         )
 
 
@@ -219,7 +220,6 @@ def assemble(
         released=tuple(sorted(captured.keys() - wanted.keys())),
         forgotten=tuple(sorted(forgotten)),
         abandoned=abandoned,
-        orphan_indices=active.orphan_indices,
         removed=removed,
     )
 
@@ -263,9 +263,7 @@ def step(connection: Connection, indices: Indices, definition: Definition, activ
         indices.require_free(after.index, active.installation)
         return Step(document=after, change=PlannedChange.INDEX_GONE, before=before)
     if is_changed:
-        # A suspended document gets a new revision, so that a late suspend of the old one has no effect.
-        change = PlannedChange.CHANGED if before.suspended is None else PlannedChange.SUSPENDED
-        return Step(document=after, change=change, before=before)
+        return Step(document=after, change=PlannedChange.CHANGED, before=before)
     if before.dependencies.tables.keys() & lost:
         return Step(document=before, change=PlannedChange.TRIGGERS_GONE, before=before)
     return Step(
@@ -291,7 +289,11 @@ def _defined(connection: Connection, definition: Definition, active: ActiveDefin
 
 
 def _is_changed(before: Document | None, after: Document) -> bool:
-    """Whether a new revision is needed; a suspended document needs one, so that everything is written again."""
+    """Whether a new revision is needed.
+
+    A suspended document needs one, so that everything is written again, and a late suspend of the old one has no
+    effect.
+    """
     return before is None or before.suspended is not None or _meaning(after) != _meaning(before)
 
 

@@ -44,8 +44,7 @@ def plan(
 
     Shows for each document whether its index would be created, changed in place or rebuilt,
     and how long the initial load takes. Writes a sample of documents to a scratch index to
-    find rejected or altered values. Lists missing indexes, and the fields that index.json
-    lacks, as a patch to paste. The first line is the verdict.
+    find rejected or altered values. Lists missing indexes. The first line is the verdict.
     --verbose adds tables, affected-document queries and a sample document.
     Exit code 1 if a definition is invalid or a sampled document is rejected.
     """

@@ -12,7 +12,7 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from syncer.apply.scaffold import catalogue, document as drafting, folder, naming, pgsync, tree
+from syncer.apply.scaffold import catalogue, document as drafting, naming, pgsync, tree
 from syncer.apply.scaffold.document import Draft
 from syncer.base import log, postgres, settings
 from syncer.base.errors import ConfigError, SourceError, SyncerError
@@ -90,7 +90,7 @@ def init(
                 raise UsageError("--name and --with require a single --table. Run init once for each table.")
             drafts = _from_tables(connection, table, name, paths or (), force=force)
     for one in drafts:
-        for file in folder.write(settings.config_folder(), one):
+        for file in drafting.write(settings.config_folder(), one):
             render.say(out, f"wrote {file}")
         for remark in one.remarks:
             out.print(Padding(Text(remark), (0, 0, 0, 2), expand=False), style="dim")
@@ -100,10 +100,9 @@ def init(
 def _from_select(connection: Connection, file: Path, document: str | None, *, force: bool) -> Draft:
     named = file.absolute().parent.name if file.name == "select.sql" else file.stem
     name = document or naming.document_name(named)
-    there = folder.of(settings.config_folder(), name)
-    if file.absolute().parent != there.absolute():
+    if file.absolute().parent != drafting.folder_of(settings.config_folder(), name).absolute():
         _require_free([name], force=force)
-    return drafting.from_select(connection, file, there, name)
+    return drafting.from_select(connection, file, settings.config_folder(), name)
 
 
 def _from_tables(
@@ -126,7 +125,7 @@ def _require_free(names: Sequence[str], *, force: bool) -> None:
     lowered = [one.lower() for one in names]
     for name in names:
         if not force:
-            folder.require_free(settings.config_folder(), name)
+            drafting.require_free(settings.config_folder(), name)
         if lowered.count(name.lower()) > 1:
             raise ConfigError(
                 f"Two tables have the same document name {name}", hint="Run init for each table, with --name."

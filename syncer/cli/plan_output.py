@@ -10,29 +10,32 @@ from rich.console import Console
 from rich.json import JSON
 from rich.text import Text
 
+from syncer.apply.plan import PlannedChange
 from syncer.apply.preview.cost import Cost
-from syncer.apply.preview.estimate import Outcome
 from syncer.apply.preview.forecast import DocumentForecast, Forecast, TableForecast, WayToDocuments
 from syncer.apply.preview.problems import PlanProblem, ProblemKind
 from syncer.base.formatting import amount, duration, shortened
 from syncer.cli.render import Part, say, show_facts
 
 _OUTCOMES = {
-    Outcome.NEW: ("new index", "green"),
-    Outcome.IN_PLACE: ("changed in place", "green"),
-    Outcome.REINDEX: ("needs a new index", "yellow"),
-    Outcome.TRIGGERS: ("triggers only; the index stays as it is", "green"),
-    Outcome.INITIAL_LOAD: ("not yet loaded", "green"),
-    Outcome.NOTHING: ("nothing to do", "dim"),
+    PlannedChange.NEW: ("new index", "green"),
+    PlannedChange.CHANGED: ("changed in place", "green"),
+    PlannedChange.REBUILD: ("needs a new index", "yellow"),
+    PlannedChange.BUILDING: ("its new index is being built", "yellow"),
+    PlannedChange.INDEX_GONE: ("its index is gone, or its alias leads elsewhere: restored or loaded anew", "yellow"),
+    PlannedChange.TRIGGERS_GONE: ("triggers only; the index stays as it is", "green"),
+    PlannedChange.INCOMPLETE: ("not yet loaded", "green"),
+    PlannedChange.UNCHANGED: ("nothing to do", "dim"),
 }
+_IN_A_NEW_INDEX = frozenset(
+    {PlannedChange.NEW, PlannedChange.REBUILD, PlannedChange.BUILDING, PlannedChange.INDEX_GONE}
+)
 _KINDS = {
     ProblemKind.FAILS: ("fails", "red"),
     ProblemKind.REJECTED: ("rejected", "red"),
     ProblemKind.CHANGED: ("changed", "yellow"),
     ProblemKind.UNSEARCHABLE: ("not found", "yellow"),
-    ProblemKind.UNUSED: ("unused", "dim"),
     ProblemKind.STALE: ("stale", "dim"),
-    ProblemKind.COSTLY: ("costly", "yellow"),
 }
 # The changed rows, as an affects query names them.
 _CHANGED_ROWS = re.compile(
@@ -130,13 +133,6 @@ def _show_document(console: Console, one: DocumentForecast) -> None:
     show_facts(console, [(("refused", "red"), _with_action(one.message, one.hint)) for one in one.refusals])
     problems = [(_KINDS[each.kind], _with_action(_said(each), each.action)) for each in one.problems]
     show_facts(console, problems)
-    if one.unmapped is not None:
-        say(
-            console,
-            "  index.json lacks fields of the SELECT. Paste them into its mappings, or run syncer init --from-select:",
-        )
-        console.print(JSON.from_data({"properties": one.unmapped.properties}, ensure_ascii=False), soft_wrap=True)
-        show_facts(console, [(("note", "dim"), Text(line)) for line in one.unmapped.said])
 
 
 def _initial_load(one: DocumentForecast) -> str:
@@ -145,9 +141,9 @@ def _initial_load(one: DocumentForecast) -> str:
         is_failing = any(problem.kind is ProblemKind.FAILS for problem in one.problems)
         return "" if is_failing or not one.tables else "too many documents to count in time"
     counted = amount(one.documents, "document")
-    if one.outcome is Outcome.NOTHING or one.initial_load_seconds is None:
+    if one.outcome is PlannedChange.UNCHANGED or one.initial_load_seconds is None:
         return counted
-    verb = "to load" if one.outcome in (Outcome.NEW, Outcome.REINDEX) else "to write them once more"
+    verb = "to load" if one.outcome in _IN_A_NEW_INDEX else "to write them once more"
     return f"{counted}, {duration(one.initial_load_seconds)} {verb} (measured on {one.sampled:,})"
 
 
@@ -184,12 +180,10 @@ def _show_tables(console: Console, one: DocumentForecast, *, verbose: bool) -> N
         facts = [("watched", ", ".join(table.watched) or "no column, only that a row is there")]
         facts += [("" if number else "finds", _way(table, way)) for number, way in enumerate(table.ways)]
         show_facts(console, facts, indent=4)
-    if one.compose is not None and one.sampled:
-        say(console, f"  composing {amount(one.sampled, 'document')}: {_cost(one.compose)}")
 
 
 def _is_costly(cost: Cost) -> bool:
-    return bool(cost.scans) or cost.failure is not None or cost.seconds is None or cost.seconds >= _SLOW_SECONDS
+    return bool(cost.scans) or cost.seconds is None or cost.seconds >= _SLOW_SECONDS
 
 
 def _way(table: TableForecast, way: WayToDocuments) -> str:
@@ -204,15 +198,9 @@ def _way(table: TableForecast, way: WayToDocuments) -> str:
 
 def _tried(way: WayToDocuments, cost: Cost) -> str:
     changed = amount(way.changed_rows, "changed row")
-    if cost.failure is not None:
-        return f"{changed} → it fails: {cost.failure}"
-    return f"{changed} → {amount(round(cost.rows), 'document')}, {_cost(cost)}"
-
-
-def _cost(cost: Cost) -> str:
-    took = "did not finish in time" if cost.seconds is None else _milliseconds(cost.seconds)
+    took = f"it fails: {cost.failure}" if cost.seconds is None else _milliseconds(cost.seconds)
     scans = f", reads all of {', '.join(cost.scans)}" if cost.scans else ""
-    return f"{took}, cost {cost.total:,.0f}{scans}"
+    return f"{changed} → {amount(round(cost.rows), 'document')}, {took}, cost {cost.total:,.0f}{scans}"
 
 
 def _milliseconds(seconds: float) -> str:

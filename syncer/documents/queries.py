@@ -7,7 +7,7 @@ version.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -39,7 +39,7 @@ SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY hashtex
 _RANDOM_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY random() LIMIT $1"
 _FIRST_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL LIMIT $1"
 # LIMIT, even LIMIT NULL, makes the planner compute a column once, however many conditions use it.
-_EXAMPLES = "SELECT {examples} FROM (SELECT * FROM ({select}) AS s WHERE s._id IS NOT NULL LIMIT $1) AS d"
+_EXAMPLES = "SELECT {examples} FROM ({select}) AS d WHERE d._id IS NOT NULL"
 _EXAMPLE = "count(*) FILTER (WHERE {condition}), min(d._id::text) FILTER (WHERE {condition})"
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
@@ -184,21 +184,14 @@ def first_ids(connection: Connection, document: Document, limit: int) -> list[st
     return [row[0] for row in connection.execute(query_of(_FIRST_IDS, document), (limit,))]
 
 
-def examples(
-    connection: Connection, document: Document, conditions: Sequence[str], *, limit: int | None
-) -> list[tuple[int, str | None]]:
-    """Return how many documents, of all or of ``limit``, meet each condition on the SELECT as ``d``, and one id."""
+def examples(connection: Connection, document: Document, conditions: Iterable[str]) -> list[tuple[int, str | None]]:
+    """Return how many documents meet each condition on the SELECT as ``d``, and one id."""
     wanted = [sql.SQL(_EXAMPLE).format(condition=sql.SQL(one)) for one in conditions]
     query = sql.SQL(_EXAMPLES).format(
         examples=sql.SQL(", ").join(wanted), select=sql.SQL(document.dependencies.canonical_select)
     )
-    row = connection.execute(query, (limit,)).fetchone() or ()
+    row = connection.execute(query).fetchone() or ()
     return list(zip(row[::2], row[1::2], strict=True))
-
-
-def statement(document: Document) -> sql.Composed:
-    """Return the query that builds documents; ``$1`` is the array of ids."""
-    return query_of(_COMPOSE, document)
 
 
 def current(connection: Connection, document: Document, ids: Sequence[str]) -> dict[str, Row]:

@@ -45,6 +45,7 @@ def test_a_plan_needs_neither_migrate_nor_kafka(blog: World) -> None:
     said = plan(blog)
     assert "syncer migrate" in said
     assert f"blogpost → {blog.alias}: new index, 2 documents" in said
+    assert blog.sql("SELECT to_regnamespace('syncer')") == [(None,)]
     said = plan(blog, "--verbose")
     assert "public.users" in said
     assert "FROM %(rows)s AS n1" in said
@@ -101,14 +102,15 @@ def test_json_has_what_the_help_guarantees(blog: World) -> None:
 
 
 def test_warnings_fail_only_a_strict_plan(blog: World) -> None:
-    """A field that does not fit is a warning with exit code 0, and 1 with --strict; a note never is."""
+    """A text that searches do not find is a warning with exit code 0, and 1 with --strict; a note never is."""
     blog.migrate()
-    body = blog.document_folder / "index.json"
-    body.write_text(
-        body.read_text().replace('"title": { "type": "text" }', '"title": { "type": "text" }, "x": { "type": "long" }')
-    )
-    plan(blog, "--strict")
-    body.write_text(body.read_text().replace('"created": { "type": "date" }', '"created": { "type": "text" }'))
+    blog.sql("ALTER TABLE posts ADD COLUMN due text")
+    body, select = (blog.document_folder / name for name in ("index.json", "select.sql"))
+    select.write_text(select.read_text().replace("p.tags,", "p.tags, p.due::date AS due,"))
+    title = '"title": { "type": "text" }'
+    body.write_text(body.read_text().replace(title, title + ', "due": { "type": "date" }'))
+    assert "STALE" in plan(blog, "--strict").upper()
+    body.write_text(body.read_text().replace(title, '"title": { "type": "keyword", "ignore_above": 5 }'))
     assert plan_json(blog)["has_warnings"] is True
     assert plan_json(blog, "--strict", code=1)["has_warnings"] is True
 

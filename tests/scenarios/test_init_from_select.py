@@ -1,4 +1,4 @@
-"""`syncer init --from-select` derives the mapping of any SELECT, and `syncer plan` shows what a mapping lacks."""
+"""`syncer init --from-select` derives the mapping of any SELECT, and adds what a mapping lacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from syncer.apply.scaffold import mapping
-from tests.harness import BLOG_SCHEMA, World
+from tests.harness import World
 from tests.scenarios.test_init_drafts import followed
 
 SHOP = """
@@ -169,7 +169,9 @@ def test_other_ways_to_build_json(bare: World) -> None:
     bare.sql(SHOP)
     with bare.connect() as connection:
         for select, expected in OTHERS:
-            assert mapping.derive(connection, select, "select.sql", given={}).properties == expected, select
+            body, _ = mapping.completed(connection, select, "select.sql", {})
+            found = body["mappings"]["properties"]
+            assert found == expected, select
 
 
 def test_what_the_user_has_set_is_kept(bare: World) -> None:
@@ -232,31 +234,3 @@ def test_a_select_that_cannot_be_followed_writes_nothing(bare: World) -> None:
     completed(world, str(file))
     ended = world.syncer("init", "--from-select", str(file))
     assert "--force" in ended.stderr
-
-
-def test_plan_shows_what_the_mapping_lacks(bare: World) -> None:
-    """A field that index.json lacks, nested ones too, is shown as a patch, which makes the plan clean when pasted."""
-    world = bare
-    world.sql(
-        BLOG_SCHEMA.read_text()
-        + "INSERT INTO users VALUES (1, 'Ada', 'a@b'); INSERT INTO posts VALUES (1, 1, 'T', 'B')"
-    )
-    folder = world.config / "documents" / "post"
-    folder.mkdir(parents=True)
-    (folder / "document.yaml").write_text(f"index: {world.alias_of('post')}\n")
-    (folder / "select.sql").write_text(
-        "SELECT p.id AS _id, p.title, (SELECT jsonb_build_object('id', u.id, 'name', u.name) FROM users AS u "
-        "WHERE u.id = p.user_id) AS author FROM posts AS p"
-    )
-    body = {"mappings": {"dynamic": "strict", "properties": {"author": {"properties": {"id": {"type": "keyword"}}}}}}
-    (folder / "index.json").write_text(json.dumps(body))
-    ended = world.syncer("plan", "--json")
-    assert ended.returncode == 1
-    [document] = json.loads(ended.stdout)["documents"]
-    assert document["unmapped"]["properties"] == {"title": TEXT, "author": {"properties": {"name": TEXT}}}
-    said = world.syncer("plan").stdout
-    assert '"author": {' in said
-    completed(world, str(folder / "select.sql"))
-    ended = world.syncer("plan", "--json")
-    assert json.loads(ended.stdout)["documents"][0]["unmapped"] is None
-    assert ended.returncode == 0, ended.stdout

@@ -40,15 +40,3 @@ def test_vectors_are_drafted_and_searched(empty_world: World) -> None:
         knn = {"field": "given", "query_vector": [0, 1, 0], "k": 1, "num_candidates": 10}
         [hit] = client.search(index=world.alias_of("texts"), knn=knn)["hits"]["hits"]
     assert hit["_id"] == "2"
-
-
-def test_a_field_that_runs_a_model_on_every_write_is_said(world: World) -> None:
-    """`plan` warns of semantic_text, nested ones too, whether or not the server has the model."""
-    file = world.document_folder / "index.json"
-    body = json.loads(file.read_text())
-    body["mappings"]["properties"]["user"]["properties"]["name"] = {"type": "semantic_text", "inference_id": "any"}
-    file.write_text(json.dumps(body))
-    [document] = json.loads(world.syncer("plan", "--json").stdout)["documents"]
-    [said] = [one for one in document["problems"] if one["kind"] == "costly"]
-    assert said["field"] == "user.name"
-    assert "every write" in said["message"]

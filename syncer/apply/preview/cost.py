@@ -35,8 +35,7 @@ FROM pg_class AS c LEFT JOIN pg_stat_all_tables AS s ON s.relid = c.oid
 WHERE c.relkind <> 'p' AND c.oid IN (SELECT $1::regclass UNION ALL SELECT relid FROM pg_partition_tree($1::regclass))
 """
 _SAMPLE = (
-    "SELECT coalesce(jsonb_agg(to_jsonb(r)), '[]')::text "
-    "FROM (SELECT {columns} FROM {relation} {sample} LIMIT {rows}) AS r"
+    "SELECT coalesce(jsonb_agg(to_jsonb(r)), '[]')::text FROM (SELECT {columns} FROM {relation} LIMIT {rows}) AS r"
 )
 
 
@@ -48,7 +47,7 @@ class Cost:
         seconds: How long it took; None if it was not run, or did not finish.
         rows: How many rows it returned; if it did not finish, how many the planner expects.
         scans: The large tables that it scans sequentially.
-        failure: Postgres' message, if it fails on the data.
+        failure: Postgres' message, if it fails on the data, or does not finish in time.
     """
 
     total: float
@@ -65,10 +64,8 @@ def explain(
     try:
         with bounded(connection, seconds=seconds_max):
             return _cost(connection, _plan(connection, query, parameters, analyze=", ANALYZE, TIMING OFF"))
-    except pg.QueryCanceled:
-        return _cost(connection, _plan(connection, query, parameters, analyze=""))
     except psycopg.Error as error:
-        if not is_of_data(error):
+        if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
             raise
         planned = _cost(connection, _plan(connection, query, parameters, analyze=""))
         return replace(planned, failure=str(error.diag.message_primary))
@@ -108,21 +105,10 @@ def rows(connection: Connection, relation: str) -> int:
 
 
 def sample(connection: Connection, relation: str, columns: Collection[str]) -> str:
-    """Return some rows of a table as images of changes: a JSON array with these columns. Large tables are sampled."""
-    known = rows(connection, relation)
-    if known > LARGE_ROWS:
-        percent = min(100.0, 100 * SAMPLE_ROWS * SAMPLE_ROWS / known)
-        found = _sample(connection, relation, columns, f"TABLESAMPLE SYSTEM ({percent:.6f}) REPEATABLE (1)")
-        if found != "[]":
-            return found
-    return _sample(connection, relation, columns, "")
-
-
-def _sample(connection: Connection, relation: str, columns: Collection[str], how: str) -> str:
+    """Return some rows of a table as images of changes: a JSON array with these columns."""
     statement = sql.SQL(_SAMPLE).format(
         columns=sql.SQL(", ").join(sql.Identifier(one) for one in sorted(columns)),
         relation=sql.SQL(relation),  # quoted by Postgres
-        sample=sql.SQL(how),  # a constant of ours
         rows=sql.Literal(SAMPLE_ROWS),
     )
     return str(value(connection, statement))
@@ -170,11 +156,12 @@ class MissingIndex:
 
 def missing_indexes(connection: Connection, lookups: Iterable[Lookup]) -> tuple[MissingIndex, ...]:
     """Return the indexes without which a lookup reads its whole table; the largest table first."""
-    wanted: dict[str, list[tuple[str, ...]]] = {}
-    for lookup in dict.fromkeys(_uncast(connection, one) for one in lookups):
-        if not _is_served(connection, lookup):
-            wanted.setdefault(lookup.relation, []).append(lookup.columns)
-    found = [_missing(connection, relation, columns) for relation, lists in wanted.items() for columns in few(lists)]
+    wanted = {
+        (lookup.relation, frozenset(lookup.columns)): lookup
+        for lookup in (_uncast(connection, one) for one in dict.fromkeys(lookups))
+        if not _is_served(connection, lookup)
+    }
+    found = [_missing(connection, one) for one in wanted.values()]
     return tuple(sorted(found, key=lambda one: (-one.rows, one.statement)))
 
 
@@ -214,20 +201,8 @@ def _meaning(expression: str) -> str:
     return str(bare.sql(dialect="postgres", identify=True))
 
 
-def few(lists: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Return column lists such that each given list, in some order, is a prefix of one of them."""
-    chains: list[list[tuple[str, ...]]] = []
-    for wanted in sorted({frozenset(one): one for one in lists}.values(), key=len, reverse=True):
-        chain = next((one for one in chains if set(wanted) < set(one[-1])), None)
-        if chain is None:
-            chains.append([wanted])
-        else:
-            chain.append(wanted)
-    return [tuple(dict.fromkeys(column for part in reversed(chain) for column in part)) for chain in chains]
-
-
-def _missing(connection: Connection, relation: str, wanted: tuple[str, ...]) -> MissingIndex:
-    columns = tuple(_as_postgres_says(connection, one) for one in wanted)
+def _missing(connection: Connection, lookup: Lookup) -> MissingIndex:
+    relation, columns = lookup.relation, tuple(_as_postgres_says(connection, one) for one in lookup.columns)
     # A partitioned table refuses CONCURRENTLY.
     how = "" if value(connection, _IS_PARTITIONED, (relation,)) else "CONCURRENTLY "
     return MissingIndex(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import StrEnum
 
 import psycopg
 from psycopg import errors as pg
@@ -34,33 +33,8 @@ SAMPLE_DOCUMENTS = 200
 """How many documents are composed and written."""
 SECONDS_MAX = 10.0
 """How long a query over all documents may run before a cheaper one replaces it."""
-_WITH_SCALED_FLOAT = {"mappings": {"properties": {"syncer_trial": {"type": "scaled_float", "scaling_factor": 100}}}}
 _BATCH_DOCUMENTS = 1000
 """How many documents a load writes at once by default."""
-
-
-class Outcome(StrEnum):
-    """What apply would do to a document's index."""
-
-    NEW = "new"
-    IN_PLACE = "in_place"
-    REINDEX = "reindex"
-    TRIGGERS = "triggers"
-    INITIAL_LOAD = "initial_load"
-    NOTHING = "nothing"
-
-
-_IN_A_NEW_INDEX = {
-    PlannedChange.NEW: Outcome.NEW,
-    PlannedChange.INDEX_GONE: Outcome.NEW,
-    PlannedChange.REBUILD: Outcome.REINDEX,
-}
-_OUTCOMES = {
-    **_IN_A_NEW_INDEX,
-    PlannedChange.BUILDING: Outcome.REINDEX,
-    PlannedChange.UNCHANGED: Outcome.NOTHING,
-    PlannedChange.INCOMPLETE: Outcome.INITIAL_LOAD,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,18 +46,15 @@ class TrialResult:
         sample: The documents that were tried, by id.
         altered: The values that it indexed differently, or not at all.
         initial_load_seconds: The estimated time to write all documents; None if nothing could be measured.
-        has_scaled_float: Whether the server has this field type, which belongs to an optional module.
         failures: The documents of the sample that the SELECT fails on, by id, with Postgres' message.
         failure: If the SELECT fails on the data, so that documents could not be counted: the error.
     """
 
-    outcome: Outcome
     documents: int | None
     sample: dict[str, Row]
     rejections: tuple[Rejection, ...]
     altered: tuple[Altered, ...]
     initial_load_seconds: float | None
-    has_scaled_float: bool
     failures: dict[str, str]
     failure: str | None
 
@@ -104,15 +75,12 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
     with _scratch(connection, indices, step) as target:
         write_seconds, rejections = _write(index, target, sample)
         differences = _altered(indices, target, sample)
-        has_scaled_float = indices.try_change(target, _WITH_SCALED_FLOAT) is None
     return TrialResult(
-        outcome=outcome(step),
         documents=count,
         sample=sample,
         rejections=rejections,
         altered=differences,
         initial_load_seconds=max(compose_seconds / len(sample), write_seconds) * count if sample and count else None,
-        has_scaled_float=has_scaled_float,
         failures=failures,
         failure=failure,
     )
@@ -173,23 +141,11 @@ def _of_the_data(error: DocumentError) -> str:
 def _scratch(connection: Connection, indices: Indices, step: Step) -> AbstractContextManager[Target]:
     """Create an empty index configured as apply would leave the document's index."""
     document = step.document
-    if step.change in _IN_A_NEW_INDEX:
+    if step.change in (PlannedChange.NEW, PlannedChange.INDEX_GONE, PlannedChange.REBUILD):
         return scratch_index.fresh(connection, indices, document)
     if step.is_new_revision:
         return scratch_index.changed(connection, indices, document, document.target)
     return scratch_index.copy(connection, indices, document, document.target)
-
-
-def outcome(step: Step) -> Outcome:
-    """Return what apply would do to the document's index."""
-    if step.change in _OUTCOMES:
-        return _OUTCOMES[step.change]
-    before, after = step.before, step.document
-    is_same = before is not None and (before.index_body, before.dependencies.canonical_select) == (
-        after.index_body,
-        after.dependencies.canonical_select,
-    )
-    return Outcome.TRIGGERS if is_same and step.change is not PlannedChange.SUSPENDED else Outcome.IN_PLACE
 
 
 def _write(index: Index, target: Target, sample: dict[str, Row]) -> tuple[float, tuple[Rejection, ...]]:
@@ -199,7 +155,8 @@ def _write(index: Index, target: Target, sample: dict[str, Row]) -> tuple[float,
         The time per document in such a batch, and what Elasticsearch rejected.
     """
     rejections = index.write(target, _versioned(sample, 1)).rejections
-    batch = [one for version in _versions(len(sample)) for one in _versioned(sample, version)]
+    times = max(1, _BATCH_DOCUMENTS // max(1, len(sample)))
+    batch = [one for version in range(2, 2 + times) for one in _versioned(sample, version)]
     began = clock()
     index.write(target, batch)
     return (clock() - began) / max(1, len(batch)), tuple(rejections)
@@ -210,11 +167,6 @@ def _altered(indices: Indices, target: Target, sample: dict[str, Row]) -> tuple[
     fields = list(compared_fields(mappings))
     sources = {id_: row.source for id_, row in sample.items()}
     return tuple(altered(sources, indices.indexed(target, fields), mappings)) if sample else ()
-
-
-def _versions(number: int) -> range:
-    """Return as many versions as fill a batch when each document of a sample is written with all of them."""
-    return range(2, 2 + max(1, _BATCH_DOCUMENTS // max(1, number)))
 
 
 def _versioned(sample: dict[str, Row], version: int) -> list[Composition]:

@@ -16,19 +16,16 @@ import psycopg
 from psycopg import sql
 
 from syncer.apply import plan
-from syncer.apply.plan import ActiveDefinitions, Plan, Step
+from syncer.apply.plan import ActiveDefinitions, Plan, PlannedChange, Step
 from syncer.apply.preview import cost, estimate, problems
 from syncer.apply.preview.cost import Cost, MissingIndex
-from syncer.apply.preview.estimate import Outcome, TrialResult
 from syncer.apply.preview.problems import PlanProblem
-from syncer.apply.scaffold import mapping
-from syncer.apply.scaffold.mapping import Derived
 from syncer.base import migrations
 from syncer.base.error_policy import explain
 from syncer.base.errors import DefinitionError, SyncerError
 from syncer.base.postgres import Connection, value
 from syncer.capture.triggers import Capture
-from syncer.documents import definition, queries
+from syncer.documents import definition
 from syncer.documents.definition import Definition
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
@@ -92,30 +89,25 @@ class DocumentForecast:
         index: The alias that searches use; empty if its folder could not be read.
         refusals: Why apply would refuse it, one for each problem found.
         suspended: Why it is suspended until apply; None if it is not.
-        outcome: What happens to the index; None if the definition is refused.
+        outcome: What apply does; None if the definition is refused.
         reason: Why it needs a new index, if it does.
         documents: How many there are; None if counting took too long or failed, in which case a problem says so.
         initial_load_seconds: The estimated time to write them all; None if nothing could be measured.
         sampled: How many documents that was measured on.
-        compose: What composing the sample costs.
         problems: What is wrong or probably unintended, the worst first.
-        unmapped: The properties that index.json lacks, to paste into its mappings, with remarks; None if it lacks none,
-            or lets Elasticsearch map fields.
     """
 
     name: str
     index: str
     refusals: tuple[Refusal, ...]
     suspended: str | None = None
-    outcome: Outcome | None = None
+    outcome: PlannedChange | None = None
     reason: str | None = None
     documents: int | None = None
     initial_load_seconds: float | None = None
     sampled: int = 0
-    compose: Cost | None = None
     tables: tuple[TableForecast, ...] = ()
     problems: tuple[PlanProblem, ...] = ()
-    unmapped: Derived | None = None
     sample: dict[str, Any] | None = None
 
     @property
@@ -126,7 +118,7 @@ class DocumentForecast:
     @property
     def is_unchanged(self) -> bool:
         """Whether there is nothing to do, and nothing to say."""
-        return self.outcome is Outcome.NOTHING and not (self.refusals or self.problems)
+        return self.outcome is PlannedChange.UNCHANGED and not (self.refusals or self.problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +272,7 @@ class _Forecaster:
         ]
         configured = {folder.name for folder in definition.folders(config_folder, may_be_none=True)}
         lookups = [lookup for step in decided.steps for lookup in step.document.dependencies.lookups]
-        gone = (*(one.target for one in (*decided.removed, *decided.abandoned)), *decided.orphan_indices)
+        gone = (*(one.target for one in (*decided.removed, *decided.abandoned)), *decided.active.orphan_indices)
         return Forecast(
             is_migrated=is_migrated,
             is_empty=decided.is_empty,
@@ -305,37 +297,24 @@ class _Forecaster:
         name = step.document.name
         found = DocumentForecast(name=name, index=step.document.index, refusals=(), suspended=step.suspended)
         if self._only_changed and not step.is_new_revision:
-            return replace(found, outcome=estimate.outcome(step), reason=step.reason)
+            return replace(found, outcome=step.change, reason=step.reason)
         trial = None
         with self._refusing(name):
             trial = estimate.attempt(self._connection, self._index, self._indices, step)
-            found = _with_trial(found, step, trial)
-            found = replace(found, compose=self._compose_cost(step.document, trial))
+            found = replace(
+                found,
+                outcome=step.change,
+                reason=step.reason,
+                documents=trial.documents,
+                initial_load_seconds=trial.initial_load_seconds,
+                sampled=len(trial.sample),
+                sample=_first(trial.sample),
+            )
         with self._refusing(name):
             found = replace(found, tables=tuple(self._tables(step.document, captures)))
         with self._refusing(name):
             found = replace(found, problems=problems.find(self._connection, step.document, trial)) if trial else found
-            found = replace(found, unmapped=self._unmapped(step.document, trial)) if trial else found
         return replace(found, refusals=self._refusals.get(name, ()))
-
-    def _unmapped(self, document: Document, trial: TrialResult) -> Derived | None:
-        given = document.index_body.get("mappings", {})
-        if str(given.get("dynamic", "true")).lower() == "true":
-            return None
-        found = mapping.derive(
-            self._connection,
-            document.select,
-            document.name,
-            given=given.get("properties", {}),
-            documents=[json.loads(row.source) for row in trial.sample.values()],
-        )
-        return found if found.properties else None
-
-    def _compose_cost(self, document: Document, trial: TrialResult) -> Cost | None:
-        if trial.failures:
-            return None
-        ids = queries.castable(self._connection, document, list(trial.sample))
-        return cost.explain(self._connection, queries.statement(document), (ids,), seconds_max=estimate.SECONDS_MAX)
 
     def _tables(self, document: Document, captures: dict[str, Capture]) -> Iterator[TableForecast]:
         for relation, use in sorted(document.dependencies.tables.items()):
@@ -346,14 +325,11 @@ class _Forecaster:
                 routing=tuple(sorted(use.routing)),
                 is_derived=use.is_derived,
                 ways=tuple(self._ways(use)),
-                capture=self._capture(relation, captures),
+                capture=("changed" if relation in self._active.captured else "new")
+                if relation in captures
+                else "unchanged",
                 is_owned=bool(value(self._connection, _IS_OWNED, (relation,))),
             )
-
-    def _capture(self, relation: str, captures: dict[str, Capture]) -> str:
-        if relation not in captures:
-            return "unchanged"
-        return "changed" if relation in self._active.captured else "new"
 
     def _ways(self, use: TableUse) -> Iterator[WayToDocuments]:
         for column in use.id_columns:
@@ -366,18 +342,6 @@ class _Forecaster:
             yield WayToDocuments(id_column=None, query=query, changed_rows=number, cost=costs)
 
 
-def _with_trial(found: DocumentForecast, step: Step, trial: TrialResult) -> DocumentForecast:
-    return replace(
-        found,
-        outcome=trial.outcome,
-        reason=step.reason,
-        documents=trial.documents,
-        initial_load_seconds=trial.initial_load_seconds,
-        sampled=len(trial.sample),
-        sample=_first(trial.sample),
-    )
-
-
 _IS_OWNED = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = $1::regclass"
 
 
@@ -386,12 +350,8 @@ _REFUSALS = (SyncerError, psycopg.ProgrammingError, psycopg.DataError, psycopg.N
 
 
 def _refusal(error: BaseException) -> Refusal:
-    explanation = explain(error)
-    return (
-        Refusal(message=explanation.message, hint=explanation.hint)
-        if explanation
-        else Refusal(message=str(error), hint="")
-    )
+    said = explain(error) or SyncerError(str(error))
+    return Refusal(message=said.message, hint=said.hint)
 
 
 def _first(sample: dict[str, Row]) -> dict[str, Any] | None:

@@ -1,24 +1,22 @@
 """Problems: what is wrong with a document, or probably unintended, found before it is written.
 
-A scratch index shows what Elasticsearch rejects and how it indexes values: see `syncer.apply.preview.estimate`. Rare
-values that a sample may miss are looked for in all documents: see `syncer.apply.preview.silent`.
+A sample on a scratch index is the judge of what Elasticsearch rejects and how it indexes values: see
+`syncer.apply.preview.estimate`. Rare values that a sample may miss are looked for in all documents: see
+`syncer.apply.preview.silent`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import psycopg
 
 from syncer.apply.preview import estimate, silent
 from syncer.apply.preview.column_type import column_type
 from syncer.apply.preview.estimate import TrialResult
-from syncer.apply.preview.silent import Silent
 from syncer.base.formatting import amount
-from syncer.base.model import ID_BYTES_MAX
 from syncer.base.postgres import Connection, bounded
 from syncer.documents import queries
 from syncer.documents.registry import Document
@@ -37,10 +35,6 @@ class ProblemKind(StrEnum):
     """They are indexed with other values."""
     UNSEARCHABLE = "unsearchable"
     """No search finds them."""
-    UNUSED = "unused"
-    """The mapping has a field that no column fills."""
-    COSTLY = "costly"
-    """Each write of them costs more than it has to."""
     STALE = "stale"
     """They may change over time without a change in the database."""
 
@@ -96,15 +90,10 @@ class PlanProblem:
     @property
     def is_note(self) -> bool:
         """Whether it may be intended."""
-        return self.kind in (ProblemKind.UNUSED, ProblemKind.STALE)
+        return self.kind is ProblemKind.STALE
 
 
-_FEW_DOCUMENTS = 1000
-_AS_GEO_POINT = (
-    "Of a point with the longitude first, select column[1] || ',' || column[0], which is NULL for NULL. "
-    "Elasticsearch reads it as latitude and longitude."
-)
-_BAD_ID = f"octet_length(d._id::text) NOT BETWEEN 1 AND {ID_BYTES_MAX}"
+_ADD_FIELDS = "Add it to the mapping: syncer init --from-select SELECT.SQL adds every field that index.json lacks."
 
 
 def find(connection: Connection, document: Document, trial: TrialResult) -> tuple[PlanProblem, ...]:
@@ -112,7 +101,6 @@ def find(connection: Connection, document: Document, trial: TrialResult) -> tupl
     found = [*_failures(trial), *_rejections(trial), *_columns(connection, document, trial)]
     known = {one.field for one in found}
     found += [one for one in _alterations(trial) if one.field not in known]
-    found += _inferences(document.index_body.get("mappings", {}))
     found += _casts(catalog.casts_from_text(connection, document.select, document.name))
     return tuple(sorted(found, key=lambda one: list(ProblemKind).index(one.kind)))
 
@@ -147,22 +135,6 @@ def _casts(types: Sequence[str]) -> Iterator[PlanProblem]:
         )
 
 
-def _inferences(mapping: Mapping[str, Any], path: str = "") -> Iterator[PlanProblem]:
-    """Yield a problem for each field on which Elasticsearch runs a model."""
-    for part in ("properties", "fields"):
-        for name, one in mapping.get(part, {}).items():
-            if one.get("type") == "semantic_text":
-                yield PlanProblem(
-                    kind=ProblemKind.COSTLY,
-                    field=f"{path}{name}",
-                    message="semantic_text runs inference on every write of a document, whichever field has changed; "
-                    "a backfill or rebuild runs it on all of them",
-                    action="Keep embeddings in a table, keyed by a hash of the text, and map them as dense_vector: "
-                    "see docs/how-to/vectors.md",
-                )
-            yield from _inferences(one, f"{path}{name}.")
-
-
 def _rejections(trial: TrialResult) -> Iterator[PlanProblem]:
     """Yield a problem for each field that caused rejections."""
     by_field: dict[str, dict[str, str]] = {}
@@ -175,8 +147,8 @@ def _rejections(trial: TrialResult) -> Iterator[PlanProblem]:
             kind=ProblemKind.REJECTED,
             field=field,
             message=message,
-            action=_AS_GEO_POINT
-            if "of type [geo_point]" in message
+            action=_ADD_FIELDS
+            if message.startswith("strict_dynamic_mapping_exception")
             else "Fix the mapping, the SELECT or the data: such documents are not written.",
             documents=len(some),
             looked_at=len(trial.sample),
@@ -186,59 +158,37 @@ def _rejections(trial: TrialResult) -> Iterator[PlanProblem]:
 
 def _columns(connection: Connection, document: Document, trial: TrialResult) -> Iterator[PlanProblem]:
     """Check column types against the mapping, and against the current documents."""
-    total = trial.documents
     types = {one.name: column_type(connection, one.type) for one in document.dependencies.fields}
     misfits = list(silent.check(types, document.index_body.get("mappings", {})))
-    conditions = list(dict.fromkeys([_BAD_ID, *(one.condition for one in misfits if one.condition is not None)]))
-    found, looked_at = _examples(connection, document, conditions)
-    number, example = found.get(_BAD_ID, (0, None))
-    if number:
-        yield PlanProblem(
-            kind=ProblemKind.REJECTED,
-            field="_id",
-            message=f"an id has 1 to {ID_BYTES_MAX} bytes",
-            action="Select something shorter AS _id, such as md5(column).",
-            documents=number,
-            looked_at=looked_at,
-            total=total,
-            example=example,
-        )
+    found = _examples(connection, document, {one.condition for one in misfits if one.condition is not None})
     for one in misfits:
-        # Without a condition, every document is affected; a field that no column fills affects none.
-        count, example = found.get(one.condition, (None, None)) if one.condition else (total, None)
+        # Without a condition, every document is affected.
+        count, example = found.get(one.condition, (None, None)) if one.condition else (trial.documents, None)
         if count or not one.only_if_found:
             yield PlanProblem(
-                kind=_kind(one),
+                kind=ProblemKind.CHANGED if one.is_found else ProblemKind.UNSEARCHABLE,
                 field=one.field,
-                message=f"{one.message} ({one.types})",
-                action=one.action if trial.has_scaled_float else one.action.replace(silent.OR_SCALED, ""),
-                documents=None if one.is_note else count,
-                looked_at=looked_at if one.condition and count is not None else None,
-                total=total,
+                message=one.message,
+                action=one.action,
+                documents=count,
+                total=trial.documents,
                 example=example,
             )
 
 
-def _kind(one: Silent) -> ProblemKind:
-    if one.is_note:
-        return ProblemKind.UNUSED
-    return ProblemKind.CHANGED if one.is_found else ProblemKind.UNSEARCHABLE
-
-
 def _examples(
-    connection: Connection, document: Document, conditions: list[str]
-) -> tuple[dict[str, tuple[int, str | None]], int | None]:
-    """Return for each condition how many documents meet it and an example; and among how many, None for all."""
-    for limit in (None, _FEW_DOCUMENTS):
-        try:
-            with bounded(connection, seconds=estimate.SECONDS_MAX):
-                found = queries.examples(connection, document, conditions, limit=limit)
-        except psycopg.Error as error:  # too many documents; or the SELECT fails on one of them
-            if not estimate.is_too_much(error):
-                raise
-            continue
-        return dict(zip(conditions, found, strict=True)), limit
-    return {}, None
+    connection: Connection, document: Document, conditions: Collection[str]
+) -> dict[str, tuple[int, str | None]]:
+    """Return for each condition how many documents meet it, and an example; nothing if that takes too long."""
+    if not conditions:
+        return {}
+    try:
+        with bounded(connection, seconds=estimate.SECONDS_MAX):
+            return dict(zip(conditions, queries.examples(connection, document, conditions), strict=True))
+    except psycopg.Error as error:  # too many documents; or the SELECT fails on one of them
+        if not estimate.is_too_much(error):
+            raise
+        return {}
 
 
 def _alterations(trial: TrialResult) -> Iterator[PlanProblem]:
@@ -257,7 +207,7 @@ def _alterations(trial: TrialResult) -> Iterator[PlanProblem]:
             kind=ProblemKind.CHANGED if is_found else ProblemKind.UNSEARCHABLE,
             field=field,
             message=message,
-            action="Choose a mapping that keeps it, or cast it in the SELECT.",
+            action="Choose a mapping that keeps it, or cast it in the SELECT." if is_found else _ADD_FIELDS,
             documents=len(some),
             looked_at=len(trial.sample),
             example=example,

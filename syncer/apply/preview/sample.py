@@ -107,7 +107,7 @@ def _leaves(part: object, path: str, mapping: Mapping[str, Any], dynamic: str = 
                 yield from _leaves({head: {rest: one}}, path, mapping, dynamic)
             elif name in properties:
                 yield from _leaves(one, f"{path}.{name}" if path else name, properties[name], inherited)
-            elif inherited == "false" and one is not None and path:
-                yield f"{path}.{name}", one
+            elif inherited == "false" and one is not None:
+                yield (f"{path}.{name}" if path else name), one
     elif mapping.get("type") in _COMPARED and part not in (None, "") and not isinstance(part, bool):
         yield path, part

@@ -1,7 +1,6 @@
 """Drafts a document's folder for `syncer init`, from a table, a SELECT or a PGSync schema.
 
-folder       writes the draft, never over existing files
-document     the files: a tree of tables → select.sql, index.json, document.yaml
+document     the files: a tree of tables → select.sql, index.json, document.yaml; never over existing files
 tree         the tables of a draft, along foreign keys
 pgsync       a PGSync schema → such trees
 mapping      a SELECT → the mapping of its fields, keeping what exists

@@ -59,14 +59,9 @@ _LISTED_MAX = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a table.
-
-    Args:
-        said: Its type's name in Postgres, with length or scale.
-    """
+    """A column of a table."""
 
     name: str
-    said: str
     type: ColumnType
 
 
@@ -175,7 +170,7 @@ def read(connection: Connection, relation: str) -> Table:
         relation=relation,
         name=name[0] if name else relation,
         columns=tuple(
-            Column(name=name, said=said, type=column_type(connection, said))
+            Column(name=name, type=column_type(connection, said))
             for name, said in connection.execute(_COLUMNS, (relation,)).fetchall()
         ),
         key=eligibility.primary_key(connection, relation),

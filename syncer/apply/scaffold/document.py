@@ -1,12 +1,13 @@
-"""Document: the files of a draft: select.sql, index.json and document.yaml.
+"""Document: drafts and writes its files: select.sql, index.json and document.yaml.
 
-The SELECT shows what a tree of tables says; the mapping is derived from the SELECT. Guarantee: different rows have
-different ids.
+The SELECT shows what a tree of tables says; the mapping is derived from the SELECT. Guarantees: different rows have
+different ids; existing files are not written over.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,12 @@ from psycopg import sql
 from syncer.apply.scaffold import field as fields, mapping, naming
 from syncer.apply.scaffold.naming import Names
 from syncer.apply.scaffold.tree import Branch, Join, Shown
+from syncer.base import shipped
+from syncer.base.errors import ConfigError
 from syncer.base.postgres import Connection
 from syncer.documents import definition
 
+_SETTINGS = "syncer.yaml"
 _PAIRS_MAX = 50
 """How many fields jsonb_build_object takes at once: a function has at most 100 arguments."""
 _KEYWORDS = "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'"
@@ -58,64 +62,89 @@ def draft(
         root: What the document shows.
         name: Its name.
         remarks: What to know of the tree; they begin the SELECT as comments.
-        body: What its index.json is to say already.
+        body: What its index.json says already.
 
     Raises:
         DefinitionError: A table cannot be captured.
     """
     select = _Writer(connection).select(root)
-    index, more = completed(connection, select, name, body)
+    index, more = mapping.completed(connection, select, name, body)
     notes = [*remarks, *more]
     title = f"Rows of {root.table.relation}, drafted by syncer init. It is yours: change what you like."
     comments = "".join(f"-- {' '.join(one.split())}\n" for one in (title, *notes))
-    return Draft(name=name, select=comments + select, index=index, options=options(name), remarks=tuple(notes))
+    return Draft(name=name, select=comments + select, index=_text(index), options=_options(name), remarks=tuple(notes))
 
 
-def from_select(connection: Connection, file: Path, folder: Path, name: str) -> Draft:
-    """Complete a document whose SELECT is written: its mapping, and what else is missing.
-
-    Args:
-        connection: To the database that the SELECT reads.
-        file: The file of the SELECT.
-        folder: The document's folder. What its index.json says is kept.
-        name: The document's name.
+def from_select(connection: Connection, file: Path, config_folder: Path, name: str) -> Draft:
+    """Complete a document whose SELECT is written: its mapping, and what else is missing. What index.json says is kept.
 
     Raises:
         DefinitionError: The SELECT is refused, or index.json is not valid.
     """
+    folder = folder_of(config_folder, name)
     select, index = definition.read_sql(file), folder / "index.json"
     given = definition.read_index_body(index) if index.exists() else mapping.EMPTY_BODY
-    body, remarks = completed(connection, select, str(file), given)
+    body, remarks = mapping.completed(connection, select, str(file), given)
     is_there = (folder / "select.sql").exists() and file.samefile(folder / "select.sql")
     return Draft(
         name=name,
         select=None if is_there else file.read_text("utf-8-sig"),
-        index=body,
-        options=None if (folder / "document.yaml").exists() else options(name),
+        index=_text(body),
+        options=None if (folder / "document.yaml").exists() else _options(name),
         remarks=tuple(remarks),
     )
 
 
-def completed(
-    connection: Connection,
-    select: str,
-    name: str,
-    body: Mapping[str, Any],
-    *,
-    documents: mapping.Documents | None = None,
-) -> tuple[str, list[str]]:
-    """Return an index.json with a mapping for every field of a SELECT, and remarks; what ``body`` says is kept.
+def folder_of(config_folder: Path, name: str) -> Path:
+    """Return a document's folder."""
+    return config_folder / "documents" / name
+
+
+def require_free(config_folder: Path, name: str) -> None:
+    """Refuse a document whose folder is not empty.
 
     Raises:
-        DefinitionError: Postgres refuses the SELECT, or it reads what cannot be captured.
+        ConfigError: It is not.
     """
-    given = body.get("mappings", {}).get("properties", {})
-    found = mapping.derive(connection, select, name, given=given, documents=documents)
-    return json.dumps(found.added_to(body), indent=2, ensure_ascii=False) + "\n", found.said
+    folder = folder_of(config_folder, name)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(
+            f"{folder} is not empty", hint="Name another document with --name, or write over it with --force."
+        )
 
 
-def options(name: str) -> str:
-    """Return a document.yaml."""
+def write(config_folder: Path, draft: Draft) -> list[Path]:
+    """Write a draft, and config/syncer.yaml if there is none; return the files that were written.
+
+    Raises:
+        ConfigError: A file cannot be written.
+    """
+    folder = folder_of(config_folder, draft.name)
+    files = {"document.yaml": draft.options, "select.sql": draft.select, "index.json": draft.index}
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = config_folder / _SETTINGS
+        if not settings.exists():
+            shutil.copyfile(shipped.folder("config") / _SETTINGS, settings)
+            written.append(settings)
+        for name, content in files.items():
+            if content is not None:
+                (folder / name).write_text(content, "utf-8")
+                written.append(folder / name)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or folder} cannot be written: {error.strerror}",
+            hint="SYNCER_CONFIG names another config folder.",
+        ) from error
+    return written
+
+
+def _text(body: Mapping[str, Any]) -> str:
+    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+
+
+def _options(name: str) -> str:
     return f"# The alias that searches use. syncer makes the index behind it.\nindex: {naming.index_name(name)}\n"
 
 
@@ -143,10 +172,7 @@ class _Writer:
         return [*own, *((one.name, self._below(one, alias, line)) for one in branch.children)]
 
     def _shown(self, branch: Branch, one: Shown, alias: str) -> sql.Composable:
-        names = [self._name(alias, column) for column in one.columns]
-        if one.template:
-            return sql.SQL(one.template).format(*names)
-        return fields.expression(branch.table.column(one.columns[0]), names[0]) or names[0]
+        return fields.expression(branch.table.column(one.column), self._name(alias, one.column))
 
     def _below(self, branch: Branch, outer: str, line: str) -> sql.Composable:
         """Return the rows of a table as an object or an array."""

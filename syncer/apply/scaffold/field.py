@@ -59,10 +59,8 @@ _REMARKS = {
 }
 
 
-def expression(column: Column, name: sql.Composable) -> sql.Composable | None:
-    """Return what a draft selects of a column; None if it is left out, see `of_type`."""
-    if column.type.kind in _LEFT_OUT:
-        return None
+def expression(column: Column, name: sql.Composable) -> sql.Composable:
+    """Return what a draft selects of a column that it does not leave out."""
     cast = _CASTS.get(column.type.kind)
     return (
         sql.SQL("{}::{}{}").format(name, sql.SQL(cast), sql.SQL("[]" if column.type.is_array else "")) if cast else name

@@ -7,8 +7,9 @@ What the existing mapping says is kept. An object in it that says what to do wit
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -22,32 +23,53 @@ if TYPE_CHECKING:
 
 _SAMPLE_DOCUMENTS = 200
 _SAMPLE_SECONDS = 5.0
-_FIELDS_MAX = 900
-"""With more fields than this, the index is configured to allow them."""
 _SAMPLE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d LIMIT {limit}"
 
-Documents = Sequence[Mapping[str, Any]]
+EMPTY_BODY: Mapping[str, Any] = {
+    "settings": {"number_of_shards": 1},
+    "mappings": {"dynamic": "strict", "properties": {}},
+}
+"""What the index.json of a draft begins with."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Derived:
-    """The fields that a mapping lacks.
+def completed(
+    connection: Connection, select: str, file: str, body: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return an index.json with a mapping for every field of a SELECT, and what to know of the fields, one line each.
+
+    What ``body`` says is kept. ``file`` names the SELECT in errors.
+
+    Raises:
+        DefinitionError: Postgres refuses the SELECT, or it reads what cannot be captured.
+    """
+    from syncer.apply.scaffold import shape  # noqa: PLC0415 - it imports sqlglot: slow to load, and few commands need it
+    from syncer.lineage import catalog  # noqa: PLC0415 - likewise
+
+    probe = catalog.probe(connection, select, file)
+    deriving = _Deriving(sample=cache(lambda: _sampled(connection, probe.canonical)))
+    mappings = dict(body.get("mappings", {}))
+    given = mappings.get("properties", {})
+    mappings["properties"] = united(given, deriving.missing(shape.read(connection, probe), given, ()))
+    return {**body, "mappings": mappings}, deriving.said()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Deriving:
+    """Derives the mappings of fields.
 
     Args:
-        properties: Their mappings, nested as in the whole mapping.
+        sample: Returns some documents, for what types do not tell.
         remarks: By path, what to know of a field.
         guesses: The paths whose mapping is a guess from sampled documents.
         personal: The paths that look like secrets or personal data.
     """
 
-    properties: dict[str, Any]
-    remarks: dict[str, str]
-    guesses: tuple[str, ...]
-    personal: tuple[str, ...]
+    sample: Callable[[], list[dict[str, Any]]]
+    remarks: dict[str, str] = field(default_factory=dict)
+    guesses: list[str] = field(default_factory=list)
+    personal: list[str] = field(default_factory=list)
 
-    @property
     def said(self) -> list[str]:
-        """What to know of the fields, one line each."""
         lines = [f"{path}: {remark}" for path, remark in self.remarks.items()]
         lines += [
             f"{path}: its mapping is a guess from sampled documents; others may be rejected"
@@ -58,74 +80,6 @@ class Derived:
             listed = ", ".join(self.personal)
             lines.append(f"personal or secret by name: {listed}; check who may search and read the index")
         return lines
-
-    def added_to(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an index.json completed by these fields."""
-        mappings = dict(body.get("mappings", {}))
-        mappings["properties"] = _united(mappings.get("properties", {}), self.properties)
-        settings = dict(body.get("settings", {}))
-        many = _count(mappings["properties"])
-        if many > _FIELDS_MAX:
-            settings.setdefault("mapping.total_fields.limit", many + _FIELDS_MAX)
-        return dict(body) | ({"settings": settings} if settings else {}) | {"mappings": mappings}
-
-
-EMPTY_BODY: Mapping[str, Any] = {
-    "settings": {"number_of_shards": 1},
-    "mappings": {"dynamic": "strict", "properties": {}},
-}
-"""What the index.json of a draft begins with."""
-
-
-def derive(
-    connection: Connection,
-    select: str,
-    file: str,
-    *,
-    given: Mapping[str, Any],
-    documents: Documents | None = None,
-) -> Derived:
-    """Derive the mapping of each field of a SELECT that ``given``, the properties of a mapping, lacks.
-
-    Args:
-        connection: To the database that the SELECT reads.
-        select: The SELECT of a document.
-        file: Its file, for errors.
-        given: The existing properties.
-        documents: Samples for what types do not tell; None to sample where needed.
-
-    Raises:
-        DefinitionError: Postgres refuses the SELECT, or it reads what cannot be captured.
-    """
-    from syncer.apply.scaffold import shape  # noqa: PLC0415 - it imports sqlglot: slow to load, and few commands need it
-    from syncer.lineage import catalog  # noqa: PLC0415 - likewise
-
-    probe = catalog.probe(connection, select, file)
-    sampled: list[Documents] = [] if documents is None else [documents]
-
-    def sample() -> Documents:
-        if not sampled:
-            sampled.append(_sampled(connection, probe.canonical))
-        return sampled[0]
-
-    deriving = _Deriving(sample=sample)
-    properties = deriving.missing(shape.read(connection, probe), given, ())
-    return Derived(
-        properties=properties,
-        remarks=deriving.remarks,
-        guesses=tuple(deriving.guesses),
-        personal=tuple(deriving.personal),
-    )
-
-
-@dataclass(slots=True, kw_only=True)
-class _Deriving:
-    """What is found on the way."""
-
-    sample: Callable[[], Documents]
-    remarks: dict[str, str] = field(default_factory=dict)
-    guesses: list[str] = field(default_factory=list)
-    personal: list[str] = field(default_factory=list)
 
     def missing(self, shapes: Mapping[str, Shape], given: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
         found = {}
@@ -163,7 +117,7 @@ class _Deriving:
         return made
 
 
-def _sampled(connection: Connection, select: str) -> Documents:
+def _sampled(connection: Connection, select: str) -> list[dict[str, Any]]:
     """Return some documents; none if that takes too long, or the SELECT fails on the data."""
     query = sql.SQL(_SAMPLE).format(select=sql.SQL(select), limit=sql.Literal(_SAMPLE_DOCUMENTS))
     try:
@@ -185,16 +139,10 @@ def _is_dotted(name: str, given: Mapping[str, Any]) -> bool:
     return bool(dot) and (rest in inside or _is_dotted(rest, inside))
 
 
-def _united(given: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
-    """Add fields to properties, and to the objects among them."""
-    united = dict(given)
-    for name, one in added.items():
-        there = given.get(name)
-        united[name] = (
-            one if there is None else there | {"properties": _united(there.get("properties", {}), one["properties"])}
-        )
-    return united
-
-
-def _count(properties: Mapping[str, Any]) -> int:
-    return sum(1 + _count(one.get("properties", {})) + _count(one.get("fields", {})) for one in properties.values())
+def united(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Unite two JSON objects, object by object; the second one counts."""
+    found = {**one, **other}
+    for name in one.keys() & other.keys():
+        if isinstance(one[name], Mapping) and isinstance(other[name], Mapping):
+            found[name] = united(one[name], other[name])
+    return found

@@ -1,15 +1,13 @@
 """PGSync: converts a schema of PGSync into drafts, one for each index.
 
-Carried over: the tree of tables, their columns, labels, relationships, through tables and foreign keys; JSON paths in
-columns; the transforms ``rename``, ``replace``, ``concat`` and ``mapping``; ``setting``, ``mapping`` and ``routing``.
-Everything else is listed as a remark of the draft.
+Carried over: the tree of tables, their columns, labels, relationships, through tables and foreign keys; the transforms
+``rename`` and ``mapping``; ``setting``, ``mapping`` and ``routing``. Everything else is listed as a remark of the
+draft: it is a line of SQL.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,14 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from syncer.apply.scaffold import catalogue, document, naming, tree
 from syncer.apply.scaffold.catalogue import Table
 from syncer.apply.scaffold.document import Draft
-from syncer.apply.scaffold.mapping import EMPTY_BODY
+from syncer.apply.scaffold.mapping import EMPTY_BODY, united
 from syncer.apply.scaffold.tree import Branch, Join, Shown
 from syncer.base.errors import ConfigError
 from syncer.base.postgres import Connection
 
 _HINT = "It must be a list of indices, each with nodes, as PGSync 2 and newer read it."
-_STEP = re.compile(r"(->>|->|#>>|#>)")
-_PLACEHOLDER = re.compile(r"(?<!\{)\{(\d+)\}(?!\})")
 
 
 class _Part(BaseModel):
@@ -48,9 +44,7 @@ class _Relationship(_Part):
 
 
 class _Transform(_Part):
-    rename: dict[str, Any] = {}
-    replace: dict[str, Any] = {}
-    concat: Any = None
+    rename: dict[str, str] = {}
     mapping: dict[str, Any] = {}
 
 
@@ -108,7 +102,7 @@ def _draft(connection: Connection, index: _Index) -> Draft:
     converting.leave(index, "")
     body = {
         "settings": {**EMPTY_BODY["settings"], **(index.setting or {})},
-        "mappings": {**EMPTY_BODY["mappings"], "properties": _united(_mapping(index.nodes), index.mapping or {})},
+        "mappings": {**EMPTY_BODY["mappings"], "properties": united(_mapping(index.nodes), index.mapping or {})},
     }
     name = naming.document_name(index.index or index.database or index.nodes.table)
     return document.draft(connection, root, name=name, remarks=converting.remarks, body=body)
@@ -197,88 +191,10 @@ class _Converting:
             hint='Name the columns in the schema: "foreign_key": {"parent": [...], "child": [...]}',
         )
 
-    # Columns and transforms
-
     def _shown(self, table: Table, node: _Node, path: str) -> tuple[Shown, ...]:
-        transform = node.transform
-        self.leave(transform, f"{path}transform.")
-        plain = [one for one in node.columns if not _STEP.search(one)] if node.columns else None
-        own = tree.shown_columns(table, plain, self.remarks, path=path, with_personal=True)
-        shown = {one.name: one for one in (*own, *(_json_path(one) for one in node.columns if _STEP.search(one)))}
-        for name, pairs in transform.replace.items():
-            if name in shown and _is_text(table, shown[name]) and isinstance(pairs, dict):
-                shown[name] = _replaced(shown[name], pairs)
-            else:
-                self.remarks.append(f"not carried over: {path}transform.replace of {name}")
-        for name, new in transform.rename.items():
-            if name in shown and isinstance(new, str):
-                shown[name] = replace(shown[name], name=new)
-            else:
-                self.remarks.append(f"not carried over: {path}transform.rename of {name}")
-        fields = {one.name: one for one in shown.values()}
-        for one in _objects(transform.concat):
-            fields[one["destination"]] = _concatenated(fields, one)
-        return tuple(fields.values())
-
-
-def _json_path(said: str) -> Shown:
-    """Convert a column such as ``doc->a->0`` or ``doc#>{a,b}``."""
-    column, *steps = (one.strip() for one in _STEP.split(said))
-    operators, keys = steps[::2], steps[1::2]
-    template = "{0}" + "".join(
-        f" {operator} {key if key.isdigit() else _text(key)}" for operator, key in zip(operators, keys, strict=True)
-    )
-    name = "_".join(one.replace("{", "").replace("}", "") for one in (column, *keys))
-    return Shown(name=name, columns=(column,), template=template)
-
-
-def _is_text(table: Table, shown: Shown) -> bool:
-    """Whether PGSync replaces in it: in texts alone."""
-    type_ = table.column(shown.columns[0]).type
-    return "->>" in shown.template or (not shown.template and type_.kind in ("text", "bpchar") and not type_.is_array)
-
-
-def _replaced(shown: Shown, pairs: Mapping[str, object]) -> Shown:
-    template = shown.template or "{0}"
-    for old, new in pairs.items():
-        template = f"replace({template}, {_text(old)}, {_text(str(new))})"
-    return replace(shown, template=template)
-
-
-def _concatenated(fields: Mapping[str, Shown], said: Mapping[str, Any]) -> Shown:
-    """Convert a concat: like PGSync, an unknown column stands for its name, and an empty text is left out."""
-    columns: list[str] = []
-    values = []
-    for name in said["columns"]:
-        if name in fields:
-            value = _renumbered(fields[name].template or "{0}", len(columns))
-            columns += fields[name].columns
-            values.append(f"nullif(({value})::text, '')")
-        else:
-            values.append(_text(str(name)))
-    template = f"concat_ws({', '.join([_text(str(said.get('delimiter') or '')), *values])})"
-    return Shown(name=str(said["destination"]), columns=tuple(columns), template=template)
-
-
-def _renumbered(template: str, first: int) -> str:
-    return _PLACEHOLDER.sub(lambda found: f"{{{int(found[1]) + first}}}", template)
-
-
-def _text(text: str) -> str:
-    """Return a literal for a template, whose braces are doubled."""
-    quoted = "'" + text.replace("'", "''") + "'"
-    return quoted.replace("{", "{{").replace("}", "}}")
-
-
-def _objects(said: object) -> list[Mapping[str, Any]]:
-    found = said if isinstance(said, list) else [said]
-    return [one for one in found if isinstance(one, dict) and {"columns", "destination"} <= one.keys()]
-
-
-def _united(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Unite two mappings, object by object; the second one counts."""
-    united = {**one, **other}
-    for name in one.keys() & other.keys():
-        if isinstance(one[name], Mapping) and isinstance(other[name], Mapping):
-            united[name] = _united(one[name], other[name])
-    return united
+        self.leave(node.transform, f"{path}transform.")
+        paths = [one for one in node.columns if "->" in one or "#>" in one]
+        self.remarks.extend(f"not carried over: {path}{one}, a path into JSON" for one in paths)
+        plain = [one for one in node.columns if one not in paths] if node.columns else None
+        shown = tree.shown_columns(table, plain, self.remarks, path=path, with_personal=True)
+        return tuple(replace(one, name=node.transform.rename.get(one.name, one.name)) for one in shown)

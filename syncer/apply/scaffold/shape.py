@@ -9,7 +9,7 @@ What is inside a JSON column, or comes from another function, is unknown: see `s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import psycopg
@@ -23,8 +23,7 @@ _BUILDS_OBJECT = frozenset({"jsonb_build_object", "json_build_object"})
 _BUILDS_ARRAY = frozenset({"jsonb_build_array", "json_build_array"})
 _AGGREGATES = frozenset({"jsonb_agg", "json_agg_strict", "jsonb_agg_strict"})
 _PASSES_ON = frozenset({"to_jsonb", "to_json", "row_to_json", "array_to_json", "jsonb_strip_nulls", "json_strip_nulls"})
-_PER_QUERY = ("expressions", "order", "distinct", "limit", "offset")
-_GROUPING = ("group", "having")
+_NOT_IN_FRAME = ("expressions", "order", "distinct", "limit", "offset", "group", "having")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,7 @@ UNKNOWN = Shape()
 
 def read(connection: Connection, probe: Probe) -> dict[str, Shape]:
     """Return the shape of each field of a SELECT."""
-    scopes = [_scope(one) for one in _selects(probe.tree)]
+    scopes = [_Scope(one) for one in _selects(probe.tree)]
     if any(len(one.select.selects) != len(probe.columns) for one in scopes):
         scopes = []
     reader = _Reader(connection, probe.views)
@@ -59,17 +58,12 @@ def read(connection: Connection, probe: Probe) -> dict[str, Shape]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Scope:
-    """A SELECT in which an expression stands, and the one around it.
-
-    Args:
-        frame: The SELECT without its fields.
-    """
+    """A SELECT in which an expression stands, and the one around it."""
 
     select: exp.Select
-    frame: exp.Select
-    outer: _Scope | None
+    outer: _Scope | None = None
 
     def __iter__(self) -> Iterator[_Scope]:
         """Yield this scope and those around it."""
@@ -78,31 +72,23 @@ class _Scope:
             yield scope
             scope = scope.outer
 
-    def without_groups(self) -> _Scope:
-        """Return the scope of an aggregate's argument, which is evaluated for each row."""
-        return replace(self, frame=_frame(self.frame, leave=_GROUPING))
-
     def query(self, expression: exp.Expr) -> str:
         """Return a query for the value of an expression that stands in this scope."""
         expression = expression.copy()
         if isinstance(expression, exp.Column) and isinstance(expression.this, exp.Star):
             expression = exp.Coalesce(this=expression, expressions=[])  # a row, not its columns
         for scope in self:
-            body = _frame(scope.frame)
+            body = _frame(scope.select)
             body.set("expressions", [expression])
             expression = exp.Subquery(this=body)
         return f"SELECT {expression.sql(dialect='postgres')} LIMIT 0"
 
 
-def _scope(select: exp.Select, outer: _Scope | None = None) -> _Scope:
-    return _Scope(select=select, frame=_frame(select, leave=_PER_QUERY), outer=outer)
-
-
-def _frame(select: exp.Select, *, leave: Collection[str] = ()) -> exp.Select:
-    """Copy the clauses of a SELECT but for these."""
+def _frame(select: exp.Select) -> exp.Select:
+    """Copy the clauses that names refer to; without groups, so that a value inside an aggregate has a type."""
     frame = exp.Select()
     for name, clause in select.args.items():
-        if name not in leave:
+        if name not in _NOT_IN_FRAME:
             parts = [one.copy() for one in clause] if isinstance(clause, list) else clause
             frame.set(name, parts.copy() if isinstance(parts, exp.Expr) else parts)
     return frame
@@ -145,7 +131,7 @@ class _Reader:
         made = UNKNOWN
         match expression:
             case exp.Subquery() | exp.Query():
-                made = _merged([self.shape(one.selects[0], _scope(one, scope)) for one in _selects(expression)])
+                made = _merged([self.shape(one.selects[0], _Scope(one, scope)) for one in _selects(expression)])
             case exp.DPipe():
                 sides = [self.shape(one, scope) for one in (expression.left, expression.right)]
                 made = _merged(sides) if all(one.properties for one in sides) else UNKNOWN
@@ -170,7 +156,7 @@ class _Reader:
             argument = arguments[0]
             while isinstance(argument, exp.Order | exp.Distinct):
                 argument = argument.this or argument.expressions[0]
-            return replace(self.shape(argument, scope.without_groups()), is_array=True)
+            return replace(self.shape(argument, scope), is_array=True)
         return self.shape(arguments[0], scope) if name in _PASSES_ON else UNKNOWN
 
     def _object(self, pairs: Iterable[tuple[exp.Expr, exp.Expr]], scope: _Scope) -> Shape:
@@ -205,7 +191,7 @@ class _Reader:
         if isinstance(source, exp.Table):
             known = (self._views.get(table_name(source)), None)
             query, outer = known if source.db else next(_ctes(source.name, scope), (None, None))
-        return [_scope(one, outer) for one in _selects(query)]
+        return [_Scope(one, outer) for one in _selects(query)]
 
 
 def _of_type(type_: ColumnType) -> Shape:

@@ -22,16 +22,10 @@ _PART = re.compile(r'"(?:[^"]|"")*"|[^".]+')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A field of a table's rows.
-
-    Args:
-        columns: The columns that it is made of.
-        template: SQL with a numbered placeholder for each of them; empty for a single column as it is.
-    """
+    """A field of a table's rows, and the column that it shows."""
 
     name: str
-    columns: tuple[str, ...]
-    template: str = ""
+    column: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +131,7 @@ class _Grower:
     def root(self, table: Table, wish: _Wish) -> Branch:
         shown = shown_columns(table, wish.columns, self._remarks)
         chosen = self._chosen(table, wish)
-        columns = {column for one in shown for column in one.columns}
+        columns = {one.column for one in shown}
         default = [(edge, _Wish()) for one in table.refers if set(one.columns) <= columns for edge in self._object(one)]
         default = [(edge, below) for edge, below in default if edge not in (one for one, _ in chosen)]
         return Branch(table=table, shown=shown, children=self._children([*default, *chosen], shown, ""))
@@ -182,7 +176,7 @@ def shown_columns(
         if reason := fields.left_out(column):
             remarks.append(f"{path}{column.name} is left out: {reason}")
         elif is_wanted or not naming.is_personal(column.name, column.type.kind):
-            shown.append(Shown(name=names.give(column.name), columns=(column.name,)))
+            shown.append(Shown(name=names.give(column.name), column=column.name))
         else:
             hidden.append(f"{path}{column.name}")
     if hidden:

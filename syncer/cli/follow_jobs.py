@@ -9,7 +9,7 @@ from rich.console import Console
 
 from syncer.apply import reindex
 from syncer.apply.activate import InitialLoad
-from syncer.base.errors import DefinitionError, IndexingError, JobError, SyncerError
+from syncer.base.errors import IndexingError, JobError, SyncerError
 from syncer.base.formatting import amount, brief, shortened
 from syncer.base.lifecycle import Stop
 from syncer.base.model import Role
@@ -111,36 +111,21 @@ class LoadProgress:
     # A new index
 
     def _build(self, initial_load: InitialLoad) -> Job | None:
-        """Load a new index and make it current, unless another command makes it current or aborts it meanwhile."""
+        """Load a new index and make it current, unless another command does so meanwhile."""
         building, job = initial_load.document, None
         try:
             if initial_load.job is not None:
                 job = self.follow(building, initial_load.job, is_partial=True)
             self._serve(building)
-        except (SyncerError, elasticsearch.ApiError) as error:
+        except (SyncerError, elasticsearch.ApiError):
             row = active(self._parts, building)
-            if row is None or row.revision != building.revision:
-                raise DefinitionError(
-                    f"{building.index_name} is no longer being built",
-                    hint="It was aborted, or another definition was applied. Run: syncer status",
-                ) from error
-            if row.role is not Role.CURRENT:
+            if row is None or (row.revision, row.role) != (building.revision, Role.CURRENT):
                 raise
             say(self._out, f"{row.index} is searched in {row.index_name} now: another command switched it")
         return job
 
     def _serve(self, building: Document) -> None:
-        try:
-            self._complete(building)
-        except KeyboardInterrupt:
-            say(
-                self._err,
-                f"\n{building.index_name} is loaded, and does not serve yet.\n"
-                f"To go on: syncer index rebuild {building.name}; to give it up: syncer index abort {building.name}",
-            )
-            raise
-
-    def _complete(self, building: Document) -> None:
+        """Settle and verify a loaded index, and make it current."""
         parts = self._parts
         with render.doing(self._err, f"settling {building.index_name}"):
             reindex.settle(parts.connection, parts.indices, building, seconds_max=reindex.SETTLE_SECONDS_MAX)

@@ -86,7 +86,7 @@ def confirm(question: str, *, yes: bool) -> None:
     """Ask before a destructive step, unless the command was called with --yes.
 
     Raises:
-        UsageError: Nobody can answer, because standard input is not a terminal.
+        UsageError: Standard input is not a terminal.
         typer.Abort: The answer is no.
     """
     if yes:

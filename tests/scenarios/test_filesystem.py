@@ -13,6 +13,7 @@ import pytest
 
 from syncer.demo.guide.rows import FILES
 from syncer.demo.model import SCHEMAS
+from syncer.sandbox import Endpoints, Sandbox
 from tests.harness import World, wait_until
 
 DESCENDANTS = int(os.environ.get("SYNCER_TEST_FILES", "5000"))
@@ -34,6 +35,34 @@ def tree(empty_world: World) -> World:
     """A world with the guide's files, and no daemon."""
     set_up(empty_world)
     return empty_world
+
+
+@pytest.fixture(scope="module")
+def grown(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """The same, shared by tests."""
+    world = World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("grown"))
+    world.make()
+    try:
+        set_up(world)
+        yield world
+    finally:
+        world.unmake()
+
+
+@pytest.fixture
+def replanted(grown: World) -> World:
+    """The shared one with the guide's files as at first."""
+    follow(grown, f"DELETE FROM directories; {FILES}")
+    assert paths(grown) == AT_FIRST
+    return grown
+
+
+def follow(world: World, *transactions: str) -> None:
+    """Commit them, and write what they affect."""
+    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+        for transaction in transactions:
+            world.sql(transaction)
+        world.drain(relay, worker)
 
 
 def paths(world: World) -> dict[str, str]:
@@ -135,45 +164,41 @@ CHANGES: dict[str, tuple[tuple[str, ...], dict[str, str | None]]] = {
 
 @pytest.mark.parametrize(("transactions", "leaves"), CHANGES.values(), ids=CHANGES.keys())
 def test_every_file_has_the_path_of_its_directory(
-    tree: World, transactions: tuple[str, ...], leaves: dict[str, str | None]
+    replanted: World, transactions: tuple[str, ...], leaves: dict[str, str | None]
 ) -> None:
     """Whatever is renamed, moved or deleted, on whatever level, the files below it have the right path afterwards."""
-    assert paths(tree) == AT_FIRST
-    with tree.index() as index, tree.relay() as relay, tree.worker(index) as worker:
-        for transaction in transactions:
-            tree.sql(transaction)
-        tree.drain(relay, worker)
-    assert paths(tree) == {id_: path for id_, path in (AT_FIRST | leaves).items() if path is not None}
+    follow(replanted, *transactions)
+    assert paths(replanted) == {id_: path for id_, path in (AT_FIRST | leaves).items() if path is not None}
 
 
-def test_a_directory_is_never_below_itself(tree: World) -> None:
+def test_a_directory_is_never_below_itself(replanted: World) -> None:
     """The application's own rule: a move that would make a cycle is refused."""
     for move in (
         "UPDATE directories SET parent_id = 4 WHERE id = 2",
         "UPDATE directories SET parent_id = 2 WHERE id = 2",
     ):
         with pytest.raises(psycopg.errors.CheckViolation, match="below itself"):
-            tree.sql(move)
+            replanted.sql(move)
 
 
-def test_two_moves_at_once_make_no_cycle(tree: World) -> None:
+def test_two_moves_at_once_make_no_cycle(replanted: World) -> None:
     """One tree moves into another while that moves into the first: the second waits, and is refused."""
-    tree.sql("INSERT INTO directories (id, parent_id, name) VALUES (6, 5, 'photos')")
+    replanted.sql("INSERT INTO directories (id, parent_id, name) VALUES (6, 5, 'photos')")
     refused: list[Exception] = []
 
     def move_back() -> None:
         try:
-            tree.sql("UPDATE directories SET parent_id = 3 WHERE id = 5")
+            replanted.sql("UPDATE directories SET parent_id = 3 WHERE id = 5")
         except psycopg.errors.CheckViolation as error:
             refused.append(error)
 
     def is_waiting() -> bool:
         return bool(
-            tree.sql("SELECT 1 FROM pg_stat_activity WHERE datname = %s AND wait_event = 'advisory'", tree.name)
+            replanted.sql("SELECT FROM pg_stat_activity WHERE datname = %s AND wait_event = 'advisory'", replanted.name)
         )
 
     second = threading.Thread(target=move_back)
-    with tree.application() as first:
+    with replanted.application() as first:
         first.execute("UPDATE directories SET parent_id = 6 WHERE id = 2")
         second.start()
         wait_until(is_waiting, what="the second move waits")
@@ -181,21 +206,19 @@ def test_two_moves_at_once_make_no_cycle(tree: World) -> None:
     assert len(refused) == 1
 
 
-def test_a_cycle_that_was_made_all_the_same_hangs_nothing(tree: World) -> None:
+def test_a_cycle_that_was_made_all_the_same_hangs_nothing(replanted: World) -> None:
     """With the application's rule switched off, files in a cycle have some path, and the others theirs."""
-    tree.sql("ALTER TABLE directories DISABLE TRIGGER USER; UPDATE directories SET parent_id = 4 WHERE id = 2")
-    tree.sql("ALTER TABLE directories ENABLE TRIGGER USER")
-    with tree.index() as index, tree.relay() as relay, tree.worker(index) as worker:
-        tree.sql("UPDATE directories SET name = 'bill' WHERE id = 2; UPDATE files SET name = 'seen' WHERE id = 4")
-        tree.drain(relay, worker)
-    assert paths(tree)["4"] == "/alice: seen"
+    replanted.sql("ALTER TABLE directories DISABLE TRIGGER USER; UPDATE directories SET parent_id = 4 WHERE id = 2")
+    replanted.sql("ALTER TABLE directories ENABLE TRIGGER USER")
+    follow(replanted, "UPDATE directories SET name = 'bill' WHERE id = 2; UPDATE files SET name = 'seen' WHERE id = 4")
+    assert paths(replanted)["4"] == "/alice: seen"
 
 
-def test_a_recursive_search_takes_part_of_a_path_only_at_a_slash(tree: World) -> None:
+def test_a_recursive_search_takes_part_of_a_path_only_at_a_slash(replanted: World) -> None:
     """/clint finds nothing below /clinton; a match query finds what a term query finds."""
-    with tree.elasticsearch() as client:
+    with replanted.elasticsearch() as client:
         found = {
-            (kind, path): client.count(index=tree.alias_of("file"), query={kind: {"path.tree": path}})["count"]
+            (kind, path): client.count(index=replanted.alias_of("file"), query={kind: {"path.tree": path}})["count"]
             for kind in ("term", "match")
             for path in ("/clinton", "/clinton/projects", "/clint", "/clinton/", "clinton")
         }

@@ -25,7 +25,7 @@ def _nested(*clauses: Body, **options: Any) -> Body:
 
 def _by_alice(age: int, *answer: Row) -> Ask:
     return Ask(
-        question=f"A post about eggs, with one comment that is by Alice and by somebody aged {age}",
+        question=f"A post about eggs, with one comment that is by Alice and by someone aged {age}",
         document="blogpost",
         body={"query": must(_NEST_EGGS, _nested(_BY_ALICE, _aged(age), inner_hits={"_source": "comments.comment"}))},
         read=TableReader(columns=("_id", "title", "comment"), rows=_inner_comments),
@@ -42,7 +42,7 @@ def _inner_comments(body: Body) -> Sequence[Row]:
 
 
 _EACH_BY_ITSELF = Ask(
-    question="What plain objects would answer: some comment is by Alice, some comment is by somebody aged 28",
+    question="What plain objects would answer: some comment is by Alice, some comment is by someone aged 28",
     document="blogpost",
     body={"query": must(_NEST_EGGS, _nested(_BY_ALICE), _nested(_aged(28)))},
     read=hits("_id", "title"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psycopg
@@ -19,6 +19,7 @@ from tests.harness import World, wait_until
 DESCENDANTS = int(os.environ.get("SYNCER_TEST_FILES", "5000"))
 """How many files the renamed directory holds; the guide speaks of hundreds of thousands."""
 _FIRST_ID = 1000
+Follow = Callable[..., None]
 
 
 def set_up(world: World) -> None:
@@ -49,20 +50,25 @@ def grown(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempP
         world.unmake()
 
 
+@pytest.fixture(scope="module")
+def follow(grown: World) -> Iterator[Follow]:
+    """Commits transactions there, and writes what they affect."""
+    with grown.index() as index, grown.relay() as relay, grown.worker(index) as worker:
+
+        def commit(*transactions: str) -> None:
+            for transaction in transactions:
+                grown.sql(transaction)
+            grown.drain(relay, worker)
+
+        yield commit
+
+
 @pytest.fixture
-def replanted(grown: World) -> World:
+def replanted(grown: World, follow: Follow) -> World:
     """The shared one with the guide's files as at first."""
-    follow(grown, f"DELETE FROM directories; {FILES}")
+    follow(f"DELETE FROM directories; {FILES}")
     assert paths(grown) == AT_FIRST
     return grown
-
-
-def follow(world: World, *transactions: str) -> None:
-    """Commit them, and write what they affect."""
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
-        for transaction in transactions:
-            world.sql(transaction)
-        world.drain(relay, worker)
 
 
 def paths(world: World) -> dict[str, str]:
@@ -164,10 +170,10 @@ CHANGES: dict[str, tuple[tuple[str, ...], dict[str, str | None]]] = {
 
 @pytest.mark.parametrize(("transactions", "leaves"), CHANGES.values(), ids=CHANGES.keys())
 def test_every_file_has_the_path_of_its_directory(
-    replanted: World, transactions: tuple[str, ...], leaves: dict[str, str | None]
+    replanted: World, follow: Follow, transactions: tuple[str, ...], leaves: dict[str, str | None]
 ) -> None:
     """Whatever is renamed, moved or deleted, on whatever level, the files below it have the right path afterwards."""
-    follow(replanted, *transactions)
+    follow(*transactions)
     assert paths(replanted) == {id_: path for id_, path in (AT_FIRST | leaves).items() if path is not None}
 
 
@@ -206,11 +212,11 @@ def test_two_moves_at_once_make_no_cycle(replanted: World) -> None:
     assert len(refused) == 1
 
 
-def test_a_cycle_that_was_made_all_the_same_hangs_nothing(replanted: World) -> None:
+def test_a_cycle_that_was_made_all_the_same_hangs_nothing(replanted: World, follow: Follow) -> None:
     """With the application's rule switched off, files in a cycle have some path, and the others theirs."""
     replanted.sql("ALTER TABLE directories DISABLE TRIGGER USER; UPDATE directories SET parent_id = 4 WHERE id = 2")
     replanted.sql("ALTER TABLE directories ENABLE TRIGGER USER")
-    follow(replanted, "UPDATE directories SET name = 'bill' WHERE id = 2; UPDATE files SET name = 'seen' WHERE id = 4")
+    follow("UPDATE directories SET name = 'bill' WHERE id = 2; UPDATE files SET name = 'seen' WHERE id = 4")
     assert paths(replanted)["4"] == "/alice: seen"
 
 

@@ -12,10 +12,10 @@ import json
 import os
 import random
 import subprocess
-import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -40,6 +40,7 @@ _POSTS_MAX = 20_000
 _PER_SECOND = 50
 _START_SECONDS, _LOOK_SECONDS = 240.0, 0.2
 _STIR_SECONDS, _STIRRERS, _SETTLE_SECONDS = 10.0, 4, 60.0
+_KEPT, _APART_SECONDS = 100, 0.01
 _SYNCER, _FLINK, _BARE = "syncer", "Flink", "bare loop"
 _SOURCE = {
     "connector": "postgres-cdc",
@@ -57,7 +58,7 @@ _STIRRED = (
     "UPDATE comments SET comment = %(text)s WHERE post_id = %(post)s",
     "INSERT INTO comments (post_id, name, comment) SELECT id, %(text)s, title FROM posts WHERE id = %(post)s",
     "DELETE FROM comments WHERE post_id = %(post)s",
-    "DELETE FROM posts WHERE id = %(post)s",
+    "DELETE FROM posts WHERE id = %(gone)s",
 )
 
 
@@ -67,9 +68,13 @@ class _Flink:
 
     Args:
         blog: A copy that syncer knows nothing of.
+        java: The command that runs a file of SQL.
+        start_seconds: From the start of the process to its first document.
     """
 
     blog: Blog
+    java: list[str]
+    start_seconds: float = 0
     _process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -80,12 +85,12 @@ class _Flink:
     def fill(self) -> Run:
         """From the start of the process until every document is whole."""
         whole = 3 * self.blog.posts  # Elasticsearch counts the two comments, which are nested, as documents, too
-        used_before = 0.0
         with self.blog.servers.measured() as used, self._writes() as writes:
             began = time.monotonic()
             self._start()
             span = writes.wait(self.blog.posts, settled=lambda: self._count_nested() == whole)
-        return self._run(self.blog.posts, began, span, used_before, used)
+        self.start_seconds = span.first_at - began
+        return self._run(self.blog.posts, began, span, 0, used)
 
     def rename(self) -> Run:
         """From the commit to the last document."""
@@ -148,7 +153,7 @@ class _Flink:
         environment = {**os.environ, "FLINK_CONF_DIR": str(folder), "ELASTIC_CLIENT_APIVERSIONING": "true"}
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                flink_setup.command(sql),
+                [*self.java, str(sql)],
                 env=environment,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -179,11 +184,13 @@ class _Found:
         edits: Milliseconds, of single edits.
         used: Processor milliseconds of an edit, by process.
         differed: How many documents differed from the SELECT before much was changed at once, and after.
+        missed: How many documents were missing at once, at most, of those that are always there.
     """
 
     edits: list[float]
     used: dict[str, float]
     differed: tuple[int, int]
+    missed: int
 
     def figures(self, name: str) -> list[Figure]:
         """Each with the name of who it is of."""
@@ -193,6 +200,7 @@ class _Found:
             Figure(what=f"{name}: processor time of an edit, servers too", value=sum(self.used.values()), unit="ms"),
             Figure(what=f"{name}: documents that differ, after edits and renames", value=self.differed[0]),
             Figure(what=f"{name}: documents that differ, after concurrent changes", value=self.differed[1]),
+            Figure(what=f"{name}: documents missing meanwhile, of {_KEPT} that are edited", value=self.missed),
         ]
 
 
@@ -207,28 +215,40 @@ def _watched(name: str, blog: Blog, pid: int, seconds: float) -> _Found:
     used[PROCESS] = processes.cpu_seconds(pid) - own
     before = _differing_at_last(blog)
     say(f"{name}: {_STIRRERS} sessions change everything at random, for {_STIR_SECONDS:.0f} s")
-    threads = [threading.Thread(target=_stir, args=(blog, number)) for number in range(_STIRRERS)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    with ThreadPoolExecutor() as pool:
+        stirring = [pool.submit(_stir, blog, number) for number in range(_STIRRERS)]
+        missed = _missing_at_most(blog, until=lambda: all(one.done() for one in stirring))
+        for one in stirring:
+            one.result()
     per_edit = {server: round(spent * 1000 / len(seen), 2) for server, spent in used.items()}
-    return _Found(edits=seen, used=per_edit, differed=(before, _differing_at_last(blog)))
+    return _Found(edits=seen, used=per_edit, differed=(before, _differing_at_last(blog)), missed=missed)
+
+
+def _missing_at_most(blog: Blog, *, until: Callable[[], bool]) -> int:
+    """How many of the posts that are edited, and never deleted, realtime GETs did not find at once, at most."""
+    ids, most = [str(one) for one in blog.others[-_KEPT:]], 0
+    with blog.elasticsearch() as client:
+        while not until():
+            found = client.mget(index=blog.world.alias, ids=ids, source=False).body["docs"]
+            most = max(most, sum(not one["found"] for one in found))
+            time.sleep(_APART_SECONDS)
+    return most
 
 
 def _stir(blog: Blog, seed: int) -> None:
     """Change a few authors and posts, again and again; now and then the author of many."""
     chosen = random.Random(seed)
-    authors, posts = range(1, 21), blog.others[:200]
+    authors, posts, gone = range(1, 21), blog.others[-_KEPT:], blog.others[:_KEPT]
     deadline = time.monotonic() + _STIR_SECONDS
     with psycopg.connect(blog.world.dsn, autocommit=True) as connection:
         while time.monotonic() < deadline:
             author = LARGE_AUTHOR if chosen.random() < 1 / 500 else chosen.choice(authors)
             values = {"text": f"Stirred {chosen.random()}", "author": author, "post": chosen.choice(posts)}
+            values["gone"] = chosen.choice(gone)
             weights = [30, 10, 10, 10, 10, 5, 1]
             with suppress(psycopg.errors.ForeignKeyViolation, psycopg.errors.DeadlockDetected):
                 connection.execute(chosen.choices(_STIRRED, weights)[0], values)
-            time.sleep(0.01)
+            time.sleep(_APART_SECONDS)
 
 
 def _differing_at_last(blog: Blog) -> int:
@@ -267,11 +287,12 @@ def measure(blogs: Blogs, options: Options) -> Outcome:
         SkippedError: Flink does not start.
     """
     posts = min(blogs.posts, _POSTS_MAX)
+    java = flink_setup.java_command()
     with (
         pgsync_setup.logical(blogs, as_text=False) as logical,
         logical.blog(posts=posts + posts // 4, large=posts) as blog,
     ):
-        flink = _Flink(replace(blog, world=replace(blog.world, name=f"{blog.world.name}_flink")))
+        flink = _Flink(replace(blog, world=replace(blog.world, name=f"{blog.world.name}_flink")), java)
         flink.make()
         live = Live(blog, is_profiled=options.is_profiled)
         filled = {
@@ -294,7 +315,7 @@ def measure(blogs: Blogs, options: Options) -> Outcome:
         finally:
             flink.stop()
     renamed = Contest([ours_then | theirs_then for ours_then, theirs_then in zip(ours, theirs, strict=True)])
-    return _outcome(Contest([filled]), renamed, found, {_SYNCER: live.peak_bytes, _FLINK: peak}, posts)
+    return _outcome(Contest([filled]), renamed, found, {_SYNCER: live.peak_bytes, _FLINK: peak}, flink)
 
 
 def _renamed(
@@ -313,11 +334,14 @@ def _renamed(
     return hold(contestants, passes=options.passes).passes
 
 
-def _outcome(filled: Contest, renamed: Contest, found: dict[str, _Found], peaks: dict[str, int], posts: int) -> Outcome:
+def _outcome(
+    filled: Contest, renamed: Contest, found: dict[str, _Found], peaks: dict[str, int], flink: _Flink
+) -> Outcome:
     fill, rename = "{}, first fill".format, "{}, one rename".format
     figures = [
         filled.figure(fill(_SYNCER), fill(_FLINK)),
         *(filled.figure(fill(name), fill(_BARE)) for name in found),
+        Figure(what=f"{_FLINK}: from its start to its first document", value=flink.start_seconds, unit="s"),
         renamed.figure(rename(_SYNCER), rename(_FLINK)),
         *(renamed.figure(rename(name), f"{_BARE} beside {name}") for name in found),
         *(figure for name, one in found.items() for figure in one.figures(name)),
@@ -326,7 +350,8 @@ def _outcome(filled: Contest, renamed: Contest, found: dict[str, _Found], peaks:
     ]
     fills = filled.outcome("", [])
     outcome = renamed.outcome(
-        f"an author of {posts:,} posts is renamed; Flink {flink_setup.VERSION}, postgres-cdc {flink_setup.CDC_VERSION}",
+        f"an author of {flink.blog.large:,} posts is renamed; "
+        f"Flink {flink_setup.VERSION}, postgres-cdc {flink_setup.CDC_VERSION}",
         figures,
         remarks=[f"{name}: CPU ms of an edit at {_PER_SECOND}/s: {one.used}" for name, one in found.items()],
     )

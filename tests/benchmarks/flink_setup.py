@@ -50,14 +50,17 @@ _CONSTANT_BYTES = {tag: size for size, tags in ((2, (7, 8, 16, 19, 20)), (3, (15
 """By tag, without it; what is not here has four, and text its own length."""
 
 
-def command(sql: Path) -> list[str]:
-    """Runs these statements in one process, with a cluster of its own; it ends when they do, a stream never."""
+def java_command() -> list[str]:
+    """Runs the statements of a file, its last argument, in one process, with a cluster of its own.
+
+    The jars are downloaded on first use.
+    """
     account = server_account()
     cache = Cache(cache_folder(account), account, report=Reporter())
     class_path = ":".join(map(str, _jars(cache.folder)))
     opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
     java = [str(cache.java_folder() / "bin" / "java"), "-Xmx1g", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
-    return [*java, *opened, "-cp", class_path, "org.apache.flink.table.client.SqlClient", "embedded", "-f", str(sql)]
+    return [*java, *opened, "-cp", class_path, "org.apache.flink.table.client.SqlClient", "embedded", "-f"]
 
 
 def _jars(cache: Path) -> list[Path]:

@@ -59,7 +59,7 @@ def java_command() -> list[str]:
     cache = Cache(cache_folder(account), account, report=Reporter())
     class_path = ":".join(map(str, _jars(cache.folder)))
     opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
-    java = [str(cache.java_folder() / "bin" / "java"), "-Xmx1g", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+    java = [str(cache.java_folder() / "bin" / "java"), "-Xmx1500m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
     return [*java, *opened, "-cp", class_path, "org.apache.flink.table.client.SqlClient", "embedded", "-f"]
 
 

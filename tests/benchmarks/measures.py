@@ -10,6 +10,7 @@ from tests.benchmarks import (
     drain,
     fan_out,
     filling,
+    flink,
     growth,
     isolation,
     latency,
@@ -51,6 +52,7 @@ MEASURES = {
     "isolation": Measure(about="single edits while an author of many posts is renamed", run=isolation.measure),
     "application": Measure(about="what triggers and daemon cost those who write", run=application.measure),
     "pgsync": Measure(about="the closest peer, on the same work; if it can be installed", run=pgsync.measure),
+    "flink": Measure(about="streaming SQL on the same work: load, rename, edits, drift", run=flink.measure),
     "locks": Measure(about="locks made of documents, and a rename under one", run=locking.measure),
     "recovery": Measure(
         about="an outage of each server and of the daemon, until level", run=recovery.measure, by_name_only=True

@@ -34,7 +34,6 @@ class _SystemPostgres(PostgresServer):
         super().__init__(
             sandbox_folder, Cache(cache_folder(account), account, report=Reporter()), account, report=Reporter()
         )
-        self.settings |= {"wal_level": "logical", "max_wal_size": "2GB"}
         self._bin_folder = bin_folder
 
     @property
@@ -78,8 +77,12 @@ def installed() -> Path:
 
 
 @contextmanager
-def logical(blogs: Blogs) -> Iterator[Blogs]:
+def logical(blogs: Blogs, *, as_text: bool = True) -> Iterator[Blogs]:
     """The same servers, but another Postgres, with ``wal_level = logical``.
+
+    Args:
+        blogs: Whose servers.
+        as_text: Whether it must have the plugin ``test_decoding``.
 
     Raises:
         SkippedError: No Postgres of this machine will do.
@@ -87,7 +90,8 @@ def logical(blogs: Blogs) -> Iterator[Blogs]:
     with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
         Path(folder).chmod(0o755)  # for root's servers, which run as nobody
         sandbox = Sandbox(Path(folder))
-        postgres = _SystemPostgres(sandbox.folder, _bin_folder())
+        postgres = _SystemPostgres(sandbox.folder, _bin_folder()) if as_text else sandbox.postgres
+        postgres.settings |= {"wal_level": "logical", "max_wal_size": "2GB"}
         sandbox.postgres = postgres
         sandbox.kafka, sandbox.elasticsearch = blogs.sandbox.kafka, blogs.sandbox.elasticsearch
         postgres.start()

@@ -1,0 +1,134 @@
+"""Flink on this machine: its jars, pinned in ``flink_jars.json``, and the command that runs a file of SQL.
+
+The newest sink for Elasticsearch 7 that we could get, 3.0.1, is built with a client whose answers from Elasticsearch 8
+it cannot parse. The last client of version 7 can, in a mode of compatibility with version 7, but two of its classes are
+in other packages. So the sink's jars get other names for these two, as a build with a relocation would give them.
+After another version below, regenerate the pins: ``python -m tests.benchmarks.flink_setup``.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import tempfile
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+
+from syncer.sandbox import Reporter
+from syncer.sandbox.account import cache_folder, server_account
+from syncer.sandbox.archive import file_digest
+from syncer.sandbox.cache import Cache, fetch_jar
+from syncer.sandbox.lock import Jar, address, file_name, resolve
+
+VERSION, CDC_VERSION, SINK_VERSION = "1.20.3", "3.5.0", "3.0.1-1.17"
+_CLIENT_VERSION = "7.17.29"
+JOB = Path(__file__).with_name("flink.sql")
+PINS = Path(__file__).with_name("flink_jars.json")
+_SINK = "flink-connector-elasticsearch"
+_FLINK = (
+    *("clients", "sql-client", "sql-gateway", "python", "json", "connector-files"),
+    *("table-planner-loader", "table-runtime", "table-api-java-bridge"),
+)
+ROOTS = (
+    *(f"org.apache.flink:flink-{name}:{VERSION}" for name in _FLINK),
+    f"org.apache.flink:flink-sql-connector-postgres-cdc:{CDC_VERSION}",
+    f"org.apache.flink:{_SINK}7:{SINK_VERSION}",
+    f"org.elasticsearch.client:elasticsearch-rest-high-level-client:{_CLIENT_VERSION}",
+    "org.slf4j:slf4j-simple:1.7.36",
+)
+_MOVED = {
+    b"org/elasticsearch/common/unit/TimeValue": b"org/elasticsearch/core/TimeValue",
+    b"org/elasticsearch/common/xcontent/XContentType": b"org/elasticsearch/xcontent/XContentType",
+}
+_OPENED = (  # as Flink's own configuration does for Java 17 and later
+    *("java.lang", "java.net", "java.io", "java.nio", "sun.nio.ch", "java.lang.reflect", "java.text", "java.time"),
+    *("java.util", "java.util.concurrent", "java.util.concurrent.atomic", "java.util.concurrent.locks"),
+)
+_UTF8, _LONG, _DOUBLE = 1, 5, 6
+_CONSTANT_BYTES = {tag: size for size, tags in ((2, (7, 8, 16, 19, 20)), (3, (15,)), (8, (5, 6))) for tag in tags}
+"""By tag, without it; what is not here has four, and text its own length."""
+
+
+def java_command() -> list[str]:
+    """Runs the statements of a file, its last argument, in one process, with a cluster of its own.
+
+    The jars are downloaded on first use.
+    """
+    account = server_account()
+    cache = Cache(cache_folder(account), account, report=Reporter())
+    class_path = ":".join(map(str, _jars(cache.folder)))
+    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
+    java = [str(cache.java_folder() / "bin" / "java"), "-Xmx1500m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+    return [*java, *opened, "-cp", class_path, "org.apache.flink.table.client.SqlClient", "embedded", "-f"]
+
+
+def _jars(cache: Path) -> list[Path]:
+    """The class path, downloaded and verified once."""
+    folder = cache / f"flink-{VERSION}"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    for pin in json.loads(PINS.read_text()):
+        jar = Jar(**pin)
+        file = folder / file_name(jar.coordinate)
+        if not file.exists():
+            fetch_jar(jar, address(jar.coordinate), file, folder)
+        if _SINK in file.name:
+            file = _relocated(file)
+        found.append(file)
+    return found
+
+
+def _relocated(jar: Path) -> Path:
+    target = jar.with_name(f"relocated-{jar.name}")
+    if not target.exists():
+        partial = target.with_suffix(".partial")
+        with zipfile.ZipFile(jar) as original, zipfile.ZipFile(partial, "w") as copy:
+            for member in original.infolist():
+                content = original.read(member)
+                copy.writestr(member, renamed(content) if member.filename.endswith(".class") else content)
+        partial.rename(target)
+    return target
+
+
+def renamed(class_file: bytes) -> bytes:
+    """The same class, which names the moved classes where they are now: in the text among its constants."""
+    (count,) = struct.unpack_from(">H", class_file, 8)
+    parts, at, number = [class_file[:10]], 10, 1
+    while number < count:
+        tag = class_file[at]
+        if tag == _UTF8:
+            (length,) = struct.unpack_from(">H", class_file, at + 1)
+            text = class_file[at + 3 : at + 3 + length]
+            at += 3 + length
+            for before, after in _MOVED.items():
+                text = text.replace(before, after)
+            parts.append(struct.pack(">BH", _UTF8, len(text)) + text)
+        else:
+            end = at + 1 + _CONSTANT_BYTES.get(tag, 4)
+            parts.append(class_file[at:end])
+            at = end
+        number += 2 if tag in {_LONG, _DOUBLE} else 1
+    return b"".join(parts) + class_file[at:]
+
+
+def main() -> None:
+    """Resolve and download everything, and rewrite the pins."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pins = [_pin(coordinate, folder) for coordinate in resolve(ROOTS, folder)]
+    PINS.write_text("[\n" + ",\n".join(json.dumps(asdict(pin)) for pin in pins) + "\n]\n")
+
+
+def _pin(coordinate: str, folder: Path) -> Jar:
+    from jgo.util import http  # noqa: PLC0415
+
+    file = folder / file_name(coordinate)
+    response = http.get(address(coordinate), timeout=60)
+    response.raise_for_status()
+    file.write_bytes(response.content)
+    return Jar(coordinate=coordinate, size_bytes=file.stat().st_size, sha256=file_digest(file))
+
+
+if __name__ == "__main__":
+    main()

@@ -43,7 +43,7 @@ import structlog
 
 from syncer.base import events, log as base_log
 from syncer.base.error_policy import CLUSTER_BLOCK, Action, at_work_for, decide, decide_item, kind
-from syncer.base.errors import DeadLetteringError, DocumentError, IndexUnavailableError
+from syncer.base.errors import DeadLetteringError, DocumentError
 from syncer.base.lifecycle import Abandoned, clock
 from syncer.base.model import Composition
 from syncer.base.postgres import Connection
@@ -51,6 +51,7 @@ from syncer.base.retry import Backoff, Trouble, retry
 from syncer.base.tracing import OFF, BatchTrace
 from syncer.base.write_report import WriteReport
 from syncer.documents import registry, suspend
+from syncer.documents.locked_tables import LockedTables
 from syncer.documents.queries import existing_here
 from syncer.documents.registry import Document, DocumentState
 from syncer.elasticsearch.bulk import Index, Rejection
@@ -61,8 +62,6 @@ from syncer.indexing.connections import Session
 from syncer.indexing.failed_documents import FailedDocuments, Failures
 from syncer.indexing.flow_control import FlowControl
 from syncer.indexing.replica import Replica
-from syncer.jobs import unavailable_index
-from syncer.jobs.unavailable_index import LockedTables
 
 RESENT_SECONDS_MAX = 10.0
 """Maximum age of built documents that are sent again unchanged."""
@@ -205,8 +204,6 @@ class Writer:
 
         Raises:
             Stopping, Abandoned: The writer was told to stop, or the write is no longer needed. It is safe to repeat.
-            IndexUnavailableError: The index has been unavailable for a while, or a table that it reads locked. What was
-                written before is valid.
             DocumentError: The definition has to be suspended. What was written before is valid.
             Exception: An error that the policy classifies as FATAL.
         """
@@ -229,12 +226,9 @@ class Writer:
                 groups += self._isolated(group, error, report)
         return report
 
-    def give_up(self, error: DocumentError | IndexUnavailableError) -> None:
-        """Record that a definition is suspended, or its index unavailable, before other work continues without it."""
-        if isinstance(error, DocumentError):
-            self._retry(partial(self._on_connection, partial(suspend.suspend, error=error)))
-        else:
-            self._retry(partial(self._on_connection, partial(unavailable_index.mark, error=error)))
+    def give_up(self, error: DocumentError) -> None:
+        """Suspend a definition, before other work continues without it."""
+        self._retry(partial(self._on_connection, partial(suspend.suspend, error=error)))
 
     def tell(self) -> None:
         """Log dead letters that are not logged yet, if it is time: for a writer with nothing to write."""
@@ -316,7 +310,6 @@ class Writer:
 
         Raises:
             DocumentError: The definition has to be suspended.
-            IndexUnavailableError: The index has been unavailable for a while.
             Exception: Any other error, without a retry.
         """
         document, batch, report = attempt.batch.document, attempt.batch, attempt.report
@@ -347,7 +340,7 @@ class Writer:
         """Handle a request that failed as a whole: send less, and check whether to go on waiting for its index.
 
         Raises:
-            DocumentError, IndexUnavailableError: The index is not waited for any longer.
+            DocumentError: The index is not waited for any longer.
         """
         attempt.is_unanswered = True
         if isinstance(error, elasticsearch.ApiError | elasticsearch.ConnectionTimeout):
@@ -370,8 +363,6 @@ class Writer:
 
         Raises:
             DocumentError: The definition has to be suspended.
-            IndexUnavailableError: The index has been unavailable for a while. All of the documents have to be written
-                again.
             psycopg.Error: Nothing was recorded.
         """
         document, batch, report = attempt.batch.document, attempt.batch, attempt.report
@@ -406,7 +397,7 @@ class Writer:
         """Dead-letter what Elasticsearch has refused for good; return the ids that have to be written again.
 
         Raises:
-            DocumentError, IndexUnavailableError: As for `settle`.
+            DocumentError: As for `settle`.
         """
         hopeless = failing.hopeless() if failing else ()
         again, dead_lettered = bulk_errors.sorted_out(document, attempt.rejections, hopeless)
@@ -494,7 +485,7 @@ class Writer:
         """Do what locks the document's tables.
 
         Raises:
-            IndexUnavailableError: One of them has been locked for too long.
+            DocumentError: One of them has been locked for too long.
         """
         try:
             result = action()

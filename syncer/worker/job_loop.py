@@ -40,7 +40,7 @@ from syncer.indexing import failover, version_log
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
 from syncer.indexing.replica import Replica
-from syncer.jobs import chunks, queue, resume, unavailable_index
+from syncer.jobs import chunks, queue, resume
 from syncer.jobs.chunks import Chunk
 from syncer.jobs.steps import JobSteps
 
@@ -64,7 +64,7 @@ class JobWorkerReport:
         chunks: How many chunks it wrote.
         steps: How many jobs it advanced: listed, cleaned up, ended.
         written: The outcome of the documents.
-        has_jobs: Whether a job was unfinished, or an index unavailable, blocked or closed.
+        has_jobs: Whether a job was unfinished, or a document suspended because its index takes no documents.
         seconds: How long it took.
     """
 
@@ -284,24 +284,17 @@ class JobWorker:
         return [hand for hand in self._hands if hand.write.done()]
 
     def _finish(self, report: JobWorkerReport) -> None:
-        """Record the chunks that are written, and release those whose index is unavailable.
+        """Record the chunks that are written.
 
         Raises:
             Stopping: It was told to stop before all of them were written.
             Exception: An error that the policy calls FATAL.
         """
         written: list[tuple[Chunk, WriteReport]] = []
-        left: list[Chunk] = []
         done = self._done()
         for hand in done:
             with suppress(Abandoned):
-                result = hand.write.result()
-                if result.deferred:
-                    left.append(hand.chunk)
-                else:
-                    written.append((hand.chunk, result))
-        if left:
-            chunks.release(self._connected(), left)
+                written.append((hand.chunk, hand.write.result()))
         if written:
             chunks.finish(self._connected(), written)
             self._trouble.over()
@@ -339,6 +332,5 @@ class JobWorker:
         self._looked_at = now
         self._note_version()
         chunks.reclaim(self._connected())
-        unavailable_index.look(self._connected(), self._index.holdings)
         resume.look(self._connected(), self._index.holdings)
         return bool(self._steps.due(self._connected()))

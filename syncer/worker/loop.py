@@ -10,7 +10,7 @@ While batches are written, the main thread is free to receive the next ones, and
 Guarantees: an offset is committed only when every document that its change touches is settled. Settled means written,
 skipped, dead-lettered, left to a job, or of a suspended definition. After a failure, the next owner of the partition
 does uncommitted work again; the version rule makes that harmless. An index that takes no documents delays others for a
-minute or so at most, a table that stays locked for some ten seconds: see `syncer.jobs.unavailable_index`.
+minute or so at most, a table that stays locked for some ten seconds: then their documents are suspended.
 """
 
 from __future__ import annotations
@@ -247,9 +247,6 @@ class Worker:
         """Commit the offsets of what is done."""
         for batch in self._done():
             written = batch.report()
-            if written.deferred:
-                defer = partial(self._resolver.defer, batch, written.deferred)
-                retry(defer, pause=self._membership.pause, component=self._name)
             self._batches.remove(batch)
             self._membership.commit(batch.received)
             self._trouble.over()

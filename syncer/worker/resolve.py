@@ -6,25 +6,24 @@ committed job covers it, or its definition is suspended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import closing
 
 import psycopg
 import structlog
 
 from syncer.base import events, metrics
-from syncer.base.errors import DocumentError, IndexUnavailableError
+from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop
 from syncer.base.link import Link
 from syncer.base.log_limit import Repeated
 from syncer.base.postgres import Connection
 from syncer.documents import suspend
 from syncer.documents.affected import AffectedReader, FanOut
+from syncer.documents.locked_tables import LockedTables
 from syncer.documents.registry import Document
 from syncer.indexing.pool import WriterPool
-from syncer.jobs import queue, unavailable_index
+from syncer.jobs import queue
 from syncer.jobs.model import Job, JobKind
-from syncer.jobs.unavailable_index import LockedTables
 from syncer.worker.batch import ChangeBatch
 
 
@@ -63,9 +62,8 @@ class Resolver:
     def resolve(self, batch: ChangeBatch, stop: Stop) -> None:
         """Submit every document that the changes touch.
 
-        If a definition cannot continue, it is suspended; the others continue. If a table stays locked, the documents
-        that read it are left to refreshes, all of them after the same time. After a failure you may call it again:
-        what was submitted before is written twice, but counted once.
+        If a definition cannot continue, or a table of it stays locked, it is suspended; the others continue. After a
+        failure you may call it again: what was submitted before is written twice, but counted once.
         """
         batch.writes.clear()
         locked: psycopg.errors.LockNotAvailable | None = None
@@ -75,22 +73,11 @@ class Resolver:
                     self._follow_unlocked(connection, document, batch, stop)
                 except DocumentError as error:
                     suspend.suspend(connection, error)
-                except IndexUnavailableError as error:
-                    unavailable_index.mark(connection, error)
-                    self._refresh(document, batch)
                 except psycopg.errors.LockNotAvailable as error:  # the others do not wait for that document's turn
                     locked = error
         if locked is not None:
             raise locked
         batch.is_resolved = True
-
-    def defer(self, batch: ChangeBatch, index_names: Iterable[str]) -> None:
-        """Leave the changes of unavailable indices to refreshes. Commit no offsets of these changes before."""
-        with self._link.used():
-            for index_name in index_names:
-                document = self._reader().last(index_name)
-                if document is not None:
-                    self._refresh(document, batch)
 
     def tell(self) -> None:
         """Log what is unresolved, if it is time."""
@@ -114,7 +101,6 @@ class Resolver:
 
         Raises:
             DocumentError: The definition must be suspended.
-            IndexUnavailableError: A table has been locked for too long.
         """
         try:
             self._follow(document, batch, stop)
@@ -129,10 +115,6 @@ class Resolver:
         Raises:
             DocumentError: The definition must be suspended.
         """
-        if document.unavailable is not None:
-            if self._reader().concerns(document, batch.changes):
-                self._refresh(document, batch)
-            return
         origin = {"batch": batch.number}
         with closing(self._reader().read(document, batch.changes)) as pages:
             for affected in stop.patiently(pages, "which documents changes touch"):

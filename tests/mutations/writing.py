@@ -13,7 +13,7 @@ from uuid import UUID
 import elasticsearch
 import psycopg
 
-from syncer.base.errors import DeadLetteringError, DocumentError, IndexUnavailableError, JobError, SyncerError
+from syncer.base.errors import DeadLetteringError, DocumentError, JobError, SyncerError
 from syncer.base.model import Composition
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble
@@ -248,9 +248,7 @@ def is_waited_for(original: Instead, self: Patience, index_name: str) -> bool:
 # The pool and its flow control
 
 
-def is_done_before_it_is_suspended(
-    original: Instead, self: Writer, error: DocumentError | IndexUnavailableError
-) -> None:
+def is_done_before_it_is_suspended(original: Instead, self: Writer, error: DocumentError) -> None:
     """Documents count as done, and nobody is told that their definition cannot go on."""
 
 

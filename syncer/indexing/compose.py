@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, count
 from typing import Any, TypeVar
 
@@ -201,13 +202,10 @@ class Composer:
         assigned_at = clock()  # the version is assigned later, so it is no older than this
         limit = min(bytes_max or DOCUMENT_BYTES_MAX, DOCUMENT_BYTES_MAX)
 
-        def select(plan: _Plan, wanted: str) -> str:
-            return f"EXECUTE {plan.name}({wanted}, {limit})"
-
-        def batch(document: Document, found: _Snapshot) -> Batch:
-            return self._batch(document, ids, found, assigned_at, everywhere=everywhere)
-
-        return self._while_active(index_name, ids, select, batch) or Batch(compositions=(), assigned_at=assigned_at)
+        use = partial(self._batch, ids, assigned_at, everywhere=everywhere)
+        return self._while_active(index_name, ids, use, bytes_max=limit) or Batch(
+            compositions=(), assigned_at=assigned_at
+        )
 
     def faults(self, index_name: str, ids: Sequence[str], *, seconds: float) -> Findings:
         """Assign a version with a snapshot, and find in it the documents for which the SELECT raises.
@@ -226,11 +224,6 @@ class Composer:
             ReplicaError: As for `compose`.
         """
 
-        def select(plan: _Plan, wanted: str) -> str:
-            build = query_of(_BUILD, plan.document, bytes_max=sql.Literal(DOCUMENT_BYTES_MAX))
-            query = sql.Literal(build.as_string(self._connection)).as_string(self._connection)
-            return f"{plan.check}; {_FAULTS.format(query=query, ids=wanted, seconds=seconds)}"
-
         def findings(document: Document, found: _Snapshot) -> Findings:
             return Findings(
                 version=found.version,
@@ -239,7 +232,7 @@ class Composer:
                 untried=tuple(row[0] for row in found.rows if row[1] is None),
             )
 
-        return self._while_active(index_name, ids, select, findings) or Findings()
+        return self._while_active(index_name, ids, findings, seconds=seconds) or Findings()
 
     def confirm(self, index_name: str) -> DocumentState | None:
         """Return once what was built on this connection is on the primary's disk, so that no crash takes it back.
@@ -261,17 +254,27 @@ class Composer:
         self,
         index_name: str,
         ids: Sequence[str],
-        select: Callable[[_Plan, str], str],
         use: Callable[[Document, _Snapshot], _Result],
+        *,
+        bytes_max: int = DOCUMENT_BYTES_MAX,
+        seconds: float | None = None,
     ) -> _Result | None:
-        """Read in one snapshot that has the definition active; None if there is none, or it is suspended."""
+        """Read in one snapshot that has the definition active; None if there is none, or it is suspended.
+
+        Args:
+            index_name: As for `compose`.
+            ids: What to read.
+            use: Makes the result of what was read.
+            bytes_max: The size above which a document is not fetched.
+            seconds: For how long to look for faults instead; None to read the documents.
+        """
         while (document := self._definition(index_name)) is not None:
             try:
                 plan = self._plans.get(index_name)
                 if plan is None or plan.document is not document:
                     plan = self._prepared(document)
                 with at_work_for(document.name, document.revision, isolates=True):
-                    found = self._read(plan, ids, select)
+                    found = self._read(plan, ids, bytes_max, seconds)
                     if found.state is None or found.state.is_suspended:  # the next load covers what is skipped
                         return None
                     is_active = _is_active(found.state, document)
@@ -305,18 +308,19 @@ class Composer:
         with reading(self._connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
             return True
 
-    def _read(self, plan: _Plan, ids: Sequence[str], select: Callable[[_Plan, str], str]) -> _Snapshot:
+    def _read(self, plan: _Plan, ids: Sequence[str], bytes_max: int, seconds: float | None = None) -> _Snapshot:
         """Assign a version with a snapshot, and read in it; in one round trip, unless a replica is read."""
         # Rule: the-revision-is-read-in-the-snapshot. So is everything else that decides on what is written.
         assigned = None if self._replica is None else self._replica.assign(self._primary)
         wanted = sql.Literal(castable(self._connection, plan.document, ids)).as_string(self._connection)
+        select = f"EXECUTE {plan.name}({wanted}, {bytes_max})" if seconds is None else self._try(plan, wanted, seconds)
         text = "; ".join(
             (
                 _BEGIN if assigned is None else _BEGIN_REPLICA,
                 *self._planning(ids),
                 *filter(None, [plan.lock]),
                 version.assign_version() if assigned is None else version.knows_query(assigned),
-                select(plan, wanted),
+                select,
                 "COMMIT",
             )
         )
@@ -341,6 +345,12 @@ class Composer:
             rows=[row for row in rows if row[0] is not None],
         )
 
+    def _try(self, plan: _Plan, wanted: str, seconds: float) -> str:
+        """Return the statements that look for documents for which the SELECT raises."""
+        build = query_of(_BUILD, plan.document, bytes_max=sql.Literal(DOCUMENT_BYTES_MAX)).as_string(self._connection)
+        query = sql.Literal(build).as_string(self._connection)
+        return f"{plan.check}; {_FAULTS.format(query=query, ids=wanted, seconds=seconds)}"
+
     def _planning(self, ids: Sequence[str]) -> Iterator[str]:
         """Yield the statements that decide by which plan so many ids are read."""
         if len(ids) > _FEW_IDS:
@@ -361,7 +371,7 @@ class Composer:
 
     @staticmethod
     def _batch(
-        document: Document, ids: Sequence[str], found: _Snapshot, assigned_at: float, *, everywhere: bool
+        ids: Sequence[str], assigned_at: float, document: Document, found: _Snapshot, *, everywhere: bool
     ) -> Batch:
         assert found.state is not None  # noqa: S101 - checked by the caller
         absent = "" if everywhere or document.dependencies.has_routing else None

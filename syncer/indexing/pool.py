@@ -229,7 +229,12 @@ class WriterPool:
         """Write one slice, and complete its submission once all of it is done."""
         report, failure = WriteReport(), None
         try:
-            report = self._written(writer, task, ids)
+            try:
+                report = writer.write(task.index_name, ids, is_needed=task.is_needed, **task.options)
+            except DocumentError as error:
+                # The next load or refresh covers what is skipped from here on: see `syncer.documents.suspend`. No
+                # offset of a skipped change is committed before the suspension is. Rule: suspend-before-the-offset.
+                writer.give_up(error)
         except BaseException as error:  # noqa: BLE001 - the future passes it on
             failure = error
         with self._changed:
@@ -244,13 +249,3 @@ class WriterPool:
             task.done.set_exception(failure)
         elif is_done and not task.done.done():
             task.done.set_result(task.report)
-
-    @staticmethod
-    def _written(writer: Writer, task: _Submission, ids: list[str]) -> WriteReport:
-        try:
-            return writer.write(task.index_name, ids, is_needed=task.is_needed, **task.options)
-        except DocumentError as error:
-            # The next load or refresh covers what is skipped from here on: see `syncer.documents.suspend`. No offset of
-            # a skipped change is committed before the suspension is. Rule: suspend-before-the-offset.
-            writer.give_up(error)
-            return WriteReport()

@@ -8,13 +8,12 @@ follows it does.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 
-from syncer.base.error_policy import Action, decide
-from syncer.base.lifecycle import Stop, Stopping
+from syncer.base.lifecycle import Stop
+from syncer.base.link import Link
 from syncer.base.postgres import Connection
 from syncer.base.retry import retry
 from syncer.jobs import chunks
@@ -36,11 +35,13 @@ class JobFollower:
     """
 
     def __init__(self, *, connect: Callable[[], Connection], refresh: Callable[[], JobWorker], stop: Stop) -> None:
-        self._connect = connect
+        self._link = Link(connect)
         self._refresh = refresh
         self._stop = stop
-        self._connection: Connection | None = None
-        self._job_worker: _JobWorker | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="job_worker")
+        self._stop_working = Stop()
+        self._work: Future[None] | None = None
+        """The job worker that was started here, until it has ended."""
         self._seen: tuple[object, ...] = ()
         self._moved_at = self._asked_at = -math.inf
 
@@ -61,31 +62,22 @@ class JobFollower:
             progress(job)
             if job.state.is_finished or job.is_suspended:
                 return job
-            if self._job_worker is not None:
-                self._job_worker.require_well()
+            if self._work is not None and self._work.done():
+                self._work.result()
             self._stop.pause(_LOOK_SECONDS)
 
     def close(self) -> None:
         """End the job worker that was started here, after it has finished what is in flight."""
-        if self._job_worker is not None:
-            self._job_worker.end()
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._job_worker = None
+        self._stop_working.request()
+        self._thread.shutdown()
+        self._link.close()
 
     def _look(self, job_id: int) -> Job:
-        try:
-            if self._connection is None:
-                self._connection = self._connect()
-            job = find(self._connection, job_id)
-            is_left_alone = self._job_worker is None and self._is_left_alone(self._connection, job)
-        except Exception as error:
-            if decide(error) is Action.RETRY and self._connection is not None:
-                self._connection.close()
-                self._connection = None
-            raise
+        with self._link.used() as connection:
+            job = find(connection, job_id)
+            is_left_alone = self._work is None and self._is_left_alone(connection, job)
         if is_left_alone:
-            self._job_worker = _JobWorker(self._refresh())
+            self._work = self._thread.submit(self._refresh().run, self._stop_working)
         return job
 
     def _is_left_alone(self, connection: Connection, job: Job) -> bool:
@@ -100,31 +92,3 @@ class JobFollower:
             return False
         self._asked_at = now
         return not chunks.job_workers_alive(connection)
-
-
-class _JobWorker:
-    """A job worker in a thread of its own."""
-
-    def __init__(self, job_worker: JobWorker) -> None:
-        self._job_worker = job_worker
-        self._stop = Stop()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="job_worker", daemon=True)
-        self._thread.start()
-
-    def require_well(self) -> None:
-        """Raise the error that ended it, if any."""
-        if self._failure is not None:
-            raise self._failure
-
-    def end(self) -> None:
-        """Wait until it has finished what is in flight and ended."""
-        self._stop.request()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            with suppress(Stopping):
-                self._job_worker.run(self._stop)
-        except BaseException as error:  # noqa: BLE001 - raised in the following thread
-            self._failure = error

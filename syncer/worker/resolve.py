@@ -77,7 +77,6 @@ class Resolver:
                     locked = error
         if locked is not None:
             raise locked
-        batch.is_resolved = True
 
     def tell(self) -> None:
         """Log what is unresolved, if it is time."""

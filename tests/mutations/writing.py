@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -39,10 +39,10 @@ from tests.mutations import Instead
 
 
 def assigns_the_version_last(
-    original: Instead, self: Composer, plan: _Plan, ids: Sequence[str], select: Callable[[_Plan, str], str]
+    original: Instead, self: Composer, plan: _Plan, ids: Sequence[str], bytes_max: int, seconds: float | None = None
 ) -> _Snapshot:
     """The version is assigned once the documents are read."""
-    found: _Snapshot = original(self, plan, ids, select)
+    found: _Snapshot = original(self, plan, ids, bytes_max, seconds)
     row = self._primary.execute(
         "SELECT epoch << 43 | nextval('syncer.version') FROM syncer.cluster_identity"
     ).fetchone()

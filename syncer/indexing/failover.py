@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Protocol
-from uuid import UUID
+from typing import Any
 
 import structlog
 
@@ -30,6 +29,7 @@ from syncer.base import events
 from syncer.base.model import EPOCH_SHIFT
 from syncer.base.postgres import Connection
 from syncer.documents import registry
+from syncer.elasticsearch.bulk import Index
 from syncer.indexing.version import row, skip_unflushed, split
 from syncer.indexing.version_log import CLUSTER_IDENTITY, NOTED
 from syncer.jobs import queue
@@ -60,22 +60,6 @@ FROM syncer.cluster_identity AS i, syncer.version AS s
 """  # noqa: S608 - only constants
 
 
-class EpochRecord(Protocol):
-    """A record kept outside Postgres, which a restore of Postgres cannot take back."""
-
-    def read_epoch(self, installation: UUID) -> int:
-        """Return the greatest epoch that was written; 0 if none was."""
-
-    def write_epoch(self, installation: UUID, epoch: int) -> None:
-        """Return once the epoch is durably stored."""
-
-    def read_assigned(self, installation: UUID) -> int:
-        """Return the greatest recorded version that was assigned; 0 if there is none."""
-
-    def write_assigned(self, installation: UUID, version: int) -> None:
-        """Record an assigned version, unless a greater one is recorded."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterIdentity:
     """The identity of the database cluster, and its epoch.
@@ -94,7 +78,7 @@ class ClusterIdentity:
     has_changed: bool
 
 
-def enter(connection: Connection, record: EpochRecord) -> ClusterIdentity:
+def enter(connection: Connection, record: Index) -> ClusterIdentity:
     """Enter the current cluster identity on a new connection, before the first version is assigned.
 
     Guarantees that every active document has a refresh that has not begun, if the identity is a new one.
@@ -116,7 +100,7 @@ def enter(connection: Connection, record: EpochRecord) -> ClusterIdentity:
     return entered
 
 
-def doubt(connection: Connection, record: EpochRecord, found: int) -> bool:
+def doubt(connection: Connection, record: Index, found: int) -> bool:
     """Make the next writer enter another cluster identity, if a version in Elasticsearch was not assigned in this one.
 
     Returns:
@@ -128,7 +112,7 @@ def doubt(connection: Connection, record: EpochRecord, found: int) -> bool:
 
 
 def enter_cluster_identity(
-    connection: Connection, record: EpochRecord, *, if_changed: Callable[[], object] = lambda: None
+    connection: Connection, record: Index, *, if_changed: Callable[[], object] = lambda: None
 ) -> ClusterIdentity:
     """Make sure that the active epoch belongs to the current cluster identity of the database.
 
@@ -139,7 +123,7 @@ def enter_cluster_identity(
 
     Args:
         connection: A connection that is not in a transaction.
-        record: The record outside Postgres.
+        record: Elasticsearch, which keeps epochs and versions too: a restore of Postgres cannot take them back.
         if_changed: Called in the transaction that enters another cluster identity.
     """
     installation = row(connection, _REMEMBERED_ONLY)[0]
@@ -192,7 +176,7 @@ def may_have_assigned(connection: Connection, version: int) -> bool:
     return is_less
 
 
-def leave_cluster_identity(connection: Connection, record: EpochRecord, version: int) -> bool:
+def leave_cluster_identity(connection: Connection, record: Index, version: int) -> bool:
     """Make the next writer enter a greater epoch, because of a version not assigned in this cluster identity.
 
     Any user who may write to an index can make such a version up, and another epoch rewrites every document. So in
@@ -211,7 +195,7 @@ def leave_cluster_identity(connection: Connection, record: EpochRecord, version:
     return True
 
 
-def is_forgotten(connection: Connection, record: EpochRecord) -> bool:
+def is_forgotten(connection: Connection, record: Index) -> bool:
     """Return whether the database has an epoch that the record outside does not know."""
     installation, _, _, _, epoch = row(connection, _REMEMBERED_ONLY)
     return epoch > 0 and not record.read_epoch(installation)
@@ -235,7 +219,7 @@ class Origin(StrEnum):
     """Not assigned by syncer: made up by another client."""
 
 
-def origin(connection: Connection, record: EpochRecord, version: int) -> Origin:
+def origin(connection: Connection, record: Index, version: int) -> Origin:
     """Return the origin of a version that was found in Elasticsearch before this call.
 
     A foreign version lower than an assigned one cannot be told from it.

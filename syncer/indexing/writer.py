@@ -230,10 +230,6 @@ class Writer:
         """Suspend a definition, before other work continues without it."""
         self._retry(partial(self._on_connection, partial(suspend.suspend, error=error)))
 
-    def tell(self) -> None:
-        """Log dead letters that are not logged yet, if it is time: for a writer with nothing to write."""
-        self._shared.failures.tell()
-
     def close(self) -> None:
         """Close the connection; the next write opens another one."""
         self._shared.failures.flush()

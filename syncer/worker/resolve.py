@@ -70,11 +70,15 @@ class Resolver:
         with self._link.used() as connection:
             for document in self._reader().documents():
                 try:
-                    self._follow_unlocked(connection, document, batch, stop)
+                    try:
+                        self._follow(document, batch, stop)
+                    except psycopg.errors.LockNotAvailable as error:  # the others do not wait for that document's turn
+                        self._locked.met(connection, document.index_name)
+                        locked = error
+                    else:
+                        self._locked.over(document.index_name)
                 except DocumentError as error:
                     suspend.suspend(connection, error)
-                except psycopg.errors.LockNotAvailable as error:  # the others do not wait for that document's turn
-                    locked = error
         if locked is not None:
             raise locked
 
@@ -94,19 +98,6 @@ class Resolver:
                 connection, page=self._page, fan_out_documents_max=self._fan_out_documents_max
             )
         return self._affected
-
-    def _follow_unlocked(self, connection: Connection, document: Document, batch: ChangeBatch, stop: Stop) -> None:
-        """Submit what the changes touch of one definition, whose tables have to be locked for that.
-
-        Raises:
-            DocumentError: The definition must be suspended.
-        """
-        try:
-            self._follow(document, batch, stop)
-        except psycopg.errors.LockNotAvailable:
-            self._locked.met(connection, document.index_name)
-            raise
-        self._locked.over(document.index_name)
 
     def _follow(self, document: Document, batch: ChangeBatch, stop: Stop) -> None:
         """Submit what the changes touch of one definition.

@@ -112,11 +112,11 @@ def follow(world: World, index: Index, *, many: int = MANY) -> None:
 
         def is_handled() -> bool:
             nonlocal handled
-            handled += made.run_once().changes
+            handled += made.run_once()
             return handled >= published
 
         wait_until(is_handled, what="the worker has handled all that was published")
-        wait_until(lambda: made.run_once().changes == 0, what="it has nothing more to do")
+        wait_until(lambda: made.run_once() == 0, what="it has nothing more to do")
 
 
 def image_of(user: int) -> Image:

@@ -5,6 +5,9 @@ The lock is one of an ALTER TABLE, or of one that waits for a long transaction. 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import psycopg
 from psycopg import sql
 
@@ -34,6 +37,21 @@ class LockedTables:
     def __init__(self) -> None:
         self._outages = Outages()
 
+    @contextmanager
+    def watched(self, connection: Connection, index_name: str) -> Iterator[None]:
+        """Enclose what locks the tables of a document.
+
+        Raises:
+            DocumentError: One of them has been locked for too long.
+            psycopg.errors.LockNotAvailable: One of them is locked; it is worth retrying.
+        """
+        try:
+            yield
+        except psycopg.errors.LockNotAvailable:
+            self.met(connection, index_name)
+            raise
+        self._outages.over(index_name)
+
     def met(self, connection: Connection, index_name: str) -> None:
         """Record that a lock was not available for a document; return if it is worth retrying.
 
@@ -54,10 +72,6 @@ class LockedTables:
                 revision=document.revision,
                 fault=Fault.UNAVAILABLE,
             )
-
-    def over(self, index_name: str) -> None:
-        """Record that its tables could be locked."""
-        self._outages.over(index_name)
 
 
 def locked_table(connection: Connection, document: Document) -> str | None:

@@ -32,13 +32,13 @@ read: if it breaks, they are built again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 import elasticsearch
-import psycopg
 import structlog
 
 from syncer.base import events, log as base_log
@@ -59,7 +59,7 @@ from syncer.indexing import bulk_errors, compose as indexing_compose, failed_doc
 from syncer.indexing.bulk_errors import Failing, Patience
 from syncer.indexing.compose import Batch
 from syncer.indexing.connections import Session
-from syncer.indexing.failed_documents import FailedDocuments, Failures
+from syncer.indexing.failed_documents import FailedDocuments, Failures, Isolated
 from syncer.indexing.flow_control import FlowControl
 from syncer.indexing.replica import Replica
 
@@ -215,7 +215,7 @@ class Writer:
             if report.documents:
                 self._pause(0)  # a component that is told to stop leaves the rest to the next process
             try:
-                groups += self._retry(partial(self._unlocked, index_name, partial(self._attempt, group, report)))
+                groups += self._retry(partial(self._attempt, group, report))
             except DocumentError as error:
                 if not self._retry(partial(self._is_outdated, index_name, error)):
                     raise
@@ -228,7 +228,12 @@ class Writer:
 
     def give_up(self, error: DocumentError) -> None:
         """Suspend a definition, before other work continues without it."""
-        self._retry(partial(self._on_connection, partial(suspend.suspend, error=error)))
+
+        def record() -> None:
+            with self._session.used():
+                suspend.suspend(self._session.connection, error)
+
+        self._retry(record)
 
     def close(self) -> None:
         """Close the connection; the next write opens another one."""
@@ -243,7 +248,7 @@ class Writer:
         Raises:
             UnavailableError: Elasticsearch has refused some documents for now. They are left in the group.
         """
-        with self._flow.in_hand(), self._session.used():
+        with self._flow.in_hand(), self._on_tables(group.index_name):
             attempt = group.attempt
             if attempt is None or clock() - attempt.batch.assigned_at > RESENT_SECONDS_MAX:
                 attempt = group.attempt = self.compose(
@@ -460,8 +465,12 @@ class Writer:
 
     def _isolated(self, group: _Group, error: Exception, report: WriteReport) -> list[_Group]:
         """Dead-letter the documents of a group for which the SELECT raises; return the others, in groups."""
-        isolate = partial(self._failed.isolate, group.index_name, group.ids)
-        isolated = self._retry(partial(self._unlocked, group.index_name, isolate))
+
+        def isolate() -> Isolated:
+            with self._on_tables(group.index_name):
+                return self._failed.isolate(group.index_name, group.ids)
+
+        isolated = self._retry(isolate)
         report.dead_lettered += isolated.dead_lettered
         report.documents += isolated.dead_lettered
         fruitless = self._pause_if_fruitless(group, error) if isolated.is_fruitless else 0
@@ -477,19 +486,15 @@ class Writer:
 
     # Retries
 
-    def _unlocked(self, index_name: str, action: Callable[[], _Result]) -> _Result:
-        """Do what locks the document's tables.
+    @contextmanager
+    def _on_tables(self, index_name: str) -> Iterator[None]:
+        """Enclose work on the connection that locks the document's tables.
 
         Raises:
             DocumentError: One of them has been locked for too long.
         """
-        try:
-            result = action()
-        except psycopg.errors.LockNotAvailable:
-            self._on_connection(partial(self._shared.locked.met, index_name=index_name))
-            raise
-        self._shared.locked.over(index_name)
-        return result
+        with self._session.used(), self._shared.locked.watched(self._session.connection, index_name):
+            yield
 
     def _retry(self, action: Callable[[], _Result]) -> _Result:
         return retry(action, pause=self._pause, component=self._name, trouble=self._trouble)
@@ -504,10 +509,6 @@ class Writer:
         self._component_pause(seconds)
         if not self._is_needed():
             raise Abandoned
-
-    def _on_connection(self, act: Callable[[Connection], object]) -> None:
-        with self._session.used():
-            act(self._session.connection)
 
     def _is_outdated(self, index_name: str, error: DocumentError) -> bool:
         """Return whether the error concerns a revision that is no longer active."""

@@ -8,9 +8,10 @@ follows it does.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 
 from syncer.base.lifecycle import Stop
 from syncer.base.link import Link
@@ -38,10 +39,9 @@ class JobFollower:
         self._link = Link(connect)
         self._refresh = refresh
         self._stop = stop
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="job_worker")
         self._stop_working = Stop()
         self._work: Future[None] | None = None
-        """The job worker that was started here, until it has ended."""
+        """Done once the job worker that was started here has ended."""
         self._seen: tuple[object, ...] = ()
         self._moved_at = self._asked_at = -math.inf
 
@@ -69,7 +69,8 @@ class JobFollower:
     def close(self) -> None:
         """End the job worker that was started here, after it has finished what is in flight."""
         self._stop_working.request()
-        self._thread.shutdown()
+        if self._work is not None:
+            wait([self._work])
         self._link.close()
 
     def _look(self, job_id: int) -> Job:
@@ -77,8 +78,23 @@ class JobFollower:
             job = find(connection, job_id)
             is_left_alone = self._work is None and self._is_left_alone(connection, job)
         if is_left_alone:
-            self._work = self._thread.submit(self._refresh().run, self._stop_working)
+            self._work = self._started(self._refresh())
         return job
+
+    def _started(self, job_worker: JobWorker) -> Future[None]:
+        """Run a job worker in a thread of its own."""
+        work: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                job_worker.run(self._stop_working)
+            except BaseException as error:  # noqa: BLE001 - raised in the following thread
+                work.set_exception(error)
+            else:
+                work.set_result(None)
+
+        threading.Thread(target=run, name="job_worker", daemon=True).start()
+        return work
 
     def _is_left_alone(self, connection: Connection, job: Job) -> bool:
         """Whether no job worker makes progress on the job: none is alive, or it has not moved for a long time."""

@@ -155,7 +155,7 @@ class Worker:
         if not is_through:
             self._log.warning(events.COMPONENT_GAVE_UP, component=self._name)
         self._link.close()
-        self._resolver.flush()
+        self._resolver.unresolved.flush()
 
     def _attempt(self) -> None:
         try:
@@ -189,7 +189,7 @@ class Worker:
         self._stop.wait(max(0.0, self._gathers_until - time.monotonic()))
         come = self._membership.receive(records_max=self._settings.batch_changes_max, wait_seconds=wait_seconds)
         self._writers.tell()
-        self._resolver.tell()
+        self._resolver.unresolved.tell()
         if come is None:
             return
         received, changes = come

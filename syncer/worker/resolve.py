@@ -36,6 +36,9 @@ class Resolver:
         page: How many ids are handed on together.
         fan_out_documents_max: A change that touches more documents becomes a job.
         name: The worker, for the log.
+
+    Attributes:
+        unresolved: Logs changes for which an affects query fails.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class Resolver:
         self._locked = LockedTables()
         self._refreshes: dict[str, int] = {}
         """The refresh of each index that was logged last: a batch that joins it is not worth a line."""
-        self._unresolved: Repeated[tuple[str, str], str] = Repeated(self._tell_unresolved)
+        self.unresolved: Repeated[tuple[str, str], str] = Repeated(self._tell_unresolved)
         self._log = structlog.get_logger().bind(worker=name)
 
     def resolve(self, batch: ChangeBatch, stop: Stop) -> None:
@@ -70,25 +73,14 @@ class Resolver:
         with self._link.used() as connection:
             for document in self._reader().documents():
                 try:
-                    try:
+                    with self._locked.watched(connection, document.index_name):
                         self._follow(document, batch, stop)
-                    except psycopg.errors.LockNotAvailable as error:  # the others do not wait for that document's turn
-                        self._locked.met(connection, document.index_name)
-                        locked = error
-                    else:
-                        self._locked.over(document.index_name)
                 except DocumentError as error:
                     suspend.suspend(connection, error)
+                except psycopg.errors.LockNotAvailable as error:  # the others do not wait for that document's turn
+                    locked = error
         if locked is not None:
             raise locked
-
-    def tell(self) -> None:
-        """Log what is unresolved, if it is time."""
-        self._unresolved.tell()
-
-    def flush(self) -> None:
-        """Log everything not logged yet."""
-        self._unresolved.flush()
 
     def _reader(self) -> AffectedReader:
         connection = self._link.connection
@@ -110,27 +102,24 @@ class Resolver:
             for affected in stop.patiently(pages, "which documents changes touch"):
                 if isinstance(affected, FanOut):
                     job = queue.create_fan_out(self._link.connection, document, affected.cause)
-                    self._left_to(job, batch)
                 elif affected.ids is None:
                     if affected.failed is not None:
-                        self._unresolved.note((document.name, affected.failed), document.index_name)
-                    self._refresh(document, batch)
+                        self.unresolved.note((document.name, affected.failed), document.index_name)
+                    job = queue.create(self._link.connection, document, JobKind.REFRESH)
                 else:
                     write = self._writers.submit(document.index_name, affected.ids, origin=origin, trace=batch.trace)
                     batch.writes.append(write)
+                    continue
+                if job is not None:
+                    self._left_to(job, batch)
 
-    def _refresh(self, document: Document, batch: ChangeBatch) -> None:
-        """Leave the changes of a definition to a refresh; once this returns, their offsets may be committed."""
-        self._left_to(queue.create(self._link.connection, document, JobKind.REFRESH), batch)
-
-    def _left_to(self, job: Job | None, batch: ChangeBatch) -> None:
+    def _left_to(self, job: Job, batch: ChangeBatch) -> None:
         """Date a job that makes good the changes of this batch, and log it; a refresh that was joined is not logged."""
-        if job is not None:
-            queue.date(self._link.connection, job.id, batch.changed_at)
-            if self._refreshes.get(job.index_name) != job.id:
-                self._log.info(events.JOB_CREATED, job=job.id, kind=job.kind, document=job.document, cause=job.cause)
-            if job.kind is JobKind.REFRESH:
-                self._refreshes[job.index_name] = job.id
+        queue.date(self._link.connection, job.id, batch.changed_at)
+        if self._refreshes.get(job.index_name) != job.id:
+            self._log.info(events.JOB_CREATED, job=job.id, kind=job.kind, document=job.document, cause=job.cause)
+        if job.kind is JobKind.REFRESH:
+            self._refreshes[job.index_name] = job.id
 
     def _tell_unresolved(self, what: tuple[str, str], number: int, index_name: str) -> None:
         document, kind = what

@@ -10,6 +10,7 @@ from elasticsearch import Elasticsearch
 from hypothesis import given, strategies as st
 
 from syncer.base.errors import SourceError
+from syncer.base.log_limit import Repeated
 from syncer.base.settings import WorkerSettings
 from syncer.base.write_report import WriteReport
 from syncer.elasticsearch.bulk import Index
@@ -30,14 +31,12 @@ class Resolver:
     """Says that each batch touches as many slices of documents as it is told, which the test completes."""
 
     def __init__(self, slices: list[int]) -> None:
+        self.unresolved: Repeated[object, object] = Repeated(unreachable)
         self.writes: list[list[Future[WriteReport]]] = [[Future() for _ in range(one)] for one in slices]
 
     def resolve(self, batch: ChangeBatch, _: object) -> None:
         """Have the worker wait for the slices of this batch."""
         batch.writes.extend(self.writes[batch.number - 1])
-
-    def tell(self) -> None:
-        """Log what is unresolved: nothing."""
 
 
 def worker_of(slices: list[int]) -> tuple[Worker, FakeMembership, list[list[Future[WriteReport]]]]:

@@ -74,7 +74,7 @@ def for_now(index_name: str, refused: Sequence[Rejection]) -> UnavailableError:
     """Return the error for documents that Elasticsearch has refused for now."""
     worst = refused[0]
     return UnavailableError(
-        f"Elasticsearch does not write {len(refused)} documents of {index_name} as yet: {_said(worst)}",
+        f"Elasticsearch does not write {len(refused)} documents of {index_name} as yet: {said(worst)}",
         hint=_ADVICE.get(worst.kind, ""),
         kind=f"{worst.status} {worst.kind}",
     )
@@ -144,22 +144,14 @@ class Patience:
         """Record that the index takes documents again; the next outage starts counting anew."""
         self._outages.over(_counted(document))
 
-    def require_all_needed(self, document: Document, again: Sequence[Rejection]) -> None:
-        """Do the same as `require_needed`, for documents to retry.
-
-        Raises:
-            DocumentError: As for `require_needed`.
-        """
-        worst = again[0]
-        self.require_needed(document, _said(worst), is_blocked=worst.kind == CLUSTER_BLOCK)
-
 
 def _counted(document: Document) -> tuple[str, int]:
     """Return the key to count by: after a suspension, the next revision starts anew."""
     return document.index_name, document.revision
 
 
-def _said(rejection: Rejection) -> str:
+def said(rejection: Rejection) -> str:
+    """Return what may be quoted of a rejection."""
     return f"{rejection.kind}: {rejection.reason}" if rejection.kind in _QUOTED else rejection.kind
 
 

@@ -18,7 +18,7 @@ is a conflict with a version never assigned in this cluster identity. `doubt` th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
@@ -62,18 +62,14 @@ FROM syncer.cluster_identity AS i, syncer.version AS s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterIdentity:
-    """The identity of the database cluster, and its epoch.
+    """What was found of the identity of the database cluster.
 
     Args:
-        system_identifier: Set by initdb; a dump restored elsewhere has another one.
-        timeline: Grows with each promotion and each point-in-time recovery.
         epoch: The active epoch.
         has_changed: Whether this call found that the identity has changed, or that documents may have been written
             before there was one.
     """
 
-    system_identifier: int
-    timeline: int
     epoch: int
     has_changed: bool
 
@@ -98,17 +94,6 @@ def enter(connection: Connection, record: Index) -> ClusterIdentity:
         for one in made:
             log.info(events.JOB_CREATED, job=one.id, kind=one.kind, document=one.document, cause=one.cause)
     return entered
-
-
-def doubt(connection: Connection, record: Index, found: int) -> bool:
-    """Make the next writer enter another cluster identity, if a version in Elasticsearch was not assigned in this one.
-
-    Returns:
-        Whether that is so. The versions assigned on this connection are then not reliable.
-    """
-    if may_have_assigned(connection, found):
-        return False
-    return leave_cluster_identity(connection, record, found)
 
 
 def enter_cluster_identity(
@@ -143,7 +128,7 @@ def enter_cluster_identity(
         connection.execute(_REMEMBER, (*row(connection, CLUSTER_IDENTITY), epoch))
         if had_one:
             if_changed()
-    return replace(found, epoch=epoch, has_changed=had_one)
+    return ClusterIdentity(epoch=epoch, has_changed=had_one)
 
 
 def _next_epoch(remembered: int, recorded: int) -> int:
@@ -158,8 +143,7 @@ def _compared(connection: Connection, query: str, recorded: int, assigned: int) 
     known = max(assigned, row(connection, NOTED)[0])
     is_same = _is_same_database((system_identifier, timeline, sequence), current)
     is_same = is_same and recorded <= epoch and may_have_assigned(connection, known)
-    found = ClusterIdentity(system_identifier=current[0], timeline=current[1], epoch=epoch, has_changed=False)
-    return found, is_same
+    return ClusterIdentity(epoch=epoch, has_changed=False), is_same
 
 
 def _is_same_database(remembered: Sequence[Any], current: Sequence[Any]) -> bool:
@@ -176,15 +160,18 @@ def may_have_assigned(connection: Connection, version: int) -> bool:
     return is_less
 
 
-def leave_cluster_identity(connection: Connection, record: Index, version: int) -> bool:
-    """Make the next writer enter a greater epoch, because of a version not assigned in this cluster identity.
+def doubt(connection: Connection, record: Index, version: int) -> bool:
+    """Make the next writer enter a greater epoch, if a version in Elasticsearch was not assigned in this one.
 
     Any user who may write to an index can make such a version up, and another epoch rewrites every document. So in
     the first hour of an epoch a version is believed only if one as great was noted as assigned.
 
     Returns:
-        Whether it will. It will not if no epoch as great was ever entered: the version is then foreign.
+        Whether it will: the versions assigned on this connection are then not reliable. It will not if no epoch as
+        great was ever entered: the version is then foreign.
     """
+    if may_have_assigned(connection, version):
+        return False
     installation, _, _, _, epoch = row(connection, _REMEMBERED_ONLY)
     if split(version)[0] > max(epoch, record.read_epoch(installation)):
         return False

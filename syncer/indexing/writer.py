@@ -404,7 +404,9 @@ class Writer:
         again, dead_lettered = bulk_errors.sorted_out(document, attempt.rejections, hopeless)
         attempt.refused.extend(again.values())
         if again:
-            self._patience.require_all_needed(document, attempt.refused)
+            worst = attempt.refused[0]
+            is_blocked = worst.kind == CLUSTER_BLOCK
+            self._patience.require_needed(document, bulk_errors.said(worst), is_blocked=is_blocked)
         if dead_lettered:
             self._failed.dead_letter_refused(document, attempt.batch.version, dead_lettered)
             if follows:

@@ -163,10 +163,8 @@ CREATE TABLE syncer.document (
     applied_at     timestamptz NOT NULL DEFAULT now(),
     loaded_at      timestamptz,
     suspended      text,
-    suspended_by   text        CHECK (suspended_by IN ('schema', 'block')),
+    suspended_by   text        CHECK (suspended_by IN ('schema', 'unavailable')),
     stale_since    timestamptz DEFAULT now(),
-    unavailable    text,
-    unavailable_at timestamptz,
     listings       bigint      NOT NULL DEFAULT 0,
     UNIQUE (name, revision),
     UNIQUE (name, role) DEFERRABLE INITIALLY DEFERRED
@@ -179,8 +177,6 @@ COMMENT ON COLUMN syncer.document.suspended_by IS
     'The fault that it is suspended for; it is resumed once that is over. Null if only an apply resumes it.';
 COMMENT ON COLUMN syncer.document.stale_since IS
     'Since when its index may lack changes: it was suspended, or activated, or changes were lost. Null once it is loaded.';
-COMMENT ON COLUMN syncer.document.unavailable IS
-    'Why the index takes no documents for now; what to do in further lines. Its jobs wait, and so do its changes.';
 COMMENT ON COLUMN syncer.document.listings IS
     'How often a job began to list all documents: a writer whose read is older than the last time writes again.';
 

@@ -187,17 +187,16 @@ PANELS: dict[Question, tuple[Panel, ...]] = {
             unit="bytes",
         ),
         Panel(
-            title="Suspended, unavailable or incomplete",
-            meaning="Documents that are not up to date until you act: suspended, index unavailable, or not loaded yet.",
+            title="Suspended or incomplete",
+            meaning="Documents that are not up to date until you act: suspended, or not loaded yet.",
             queries={
                 "suspended: {{document}} {{index}}": "max by (document, index) (syncer_document_is_suspended) == 1",
-                "unavailable: {{document}} {{index}}": "max by (document, index) (syncer_document_is_unavailable) == 1",
                 "not loaded: {{document}}": "max by (document) (syncer_document_is_incomplete) == 1",
             },
         ),
         Panel(
             title="Paused jobs",
-            meaning="Jobs that are paused, whose document is suspended or whose index is unavailable.",
+            meaning="Jobs that are paused, or whose document is suspended.",
             queries={_LABELS: "max by (job_id, kind, document) (syncer_job_is_paused) == 1"},
         ),
     ),

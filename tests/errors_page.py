@@ -18,7 +18,7 @@ from psycopg import errors as pg
 
 from syncer.base import error_policy, errors
 from syncer.base.error_policy import Action, at_work_for, decide, decide_item
-from syncer.base.errors import DocumentError, IndexUnavailableError, SyncerError
+from syncer.base.errors import DocumentError, SyncerError
 from syncer.base.retry import TELL_SECONDS, Backoff
 
 PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
@@ -26,19 +26,17 @@ PAGE = Path(__file__).parent.parent / "docs" / "errors.md"
 _INTRODUCTION = """\
 # Error handling
 
-syncer handles every error in one of five ways, decided only in `syncer/base/error_policy.py`.
+syncer handles every error in one of four ways, decided only in `syncer/base/error_policy.py`.
 
 - **RETRY**: the component repeats the operation, with pauses of up to {longest:.0f} s and jitter. Nothing is skipped
   and no offset is committed. The log has `component.retried` once, with a hint, then every {tell:.0f} s, and
   `component.recovered` when it is over.
 - **DEAD_LETTER**: the document becomes a dead letter and the rest of the batch continues. The dead letter clears when a
   newer version is written. The log has `document.dead_lettered`; `syncer status` shows the count.
-- **SUSPEND**: the definition is suspended and the others continue. It resumes by itself once its tables, or the blocks
-  of its index, are as before; otherwise `syncer apply` resumes it. Either way, all that was missed is written.
-  `document.suspended` in the log, and `syncer status` with exit code 1, show what to do.
-- **DEFER**: an index rejects writes, and Elasticsearch reports it as unavailable. After a minute of RETRY, its
-  changes are left to a refresh, which runs when the index recovers. Other documents continue.
-  `document.deferred` in the log, and `syncer status` with exit code 1, show what to do.
+- **SUSPEND**: the definition is suspended and the others continue. It resumes by itself once its tables are as before
+  and not locked, and its index takes documents; otherwise `syncer apply` resumes it. Either way, every document is
+  written. `document.suspended` in the log, and `syncer status` with exit code 1, show what to do. An index that
+  Elasticsearch reports as unavailable suspends after a minute of RETRY, a table that stays locked after ten seconds.
 - **FATAL**: the daemon stops with exit code 1. Nothing is lost: the next daemon continues where it stopped.
   `component.failed` in the log shows what to do.
 
@@ -99,7 +97,6 @@ _OURS = {
     errors.RestoringError: "the database is being restored, or has no syncer schema",
     errors.ComposeError: "the SELECT returns an id twice, or no longer matches its tables",
     errors.IndexingError: "Elasticsearch is unsupported, or rejects an index",
-    errors.IndexUnavailableError: "a current index has rejected writes for a minute, and is red or its disk is full",
     errors.DocumentError: "a document has to be suspended",
     errors.SourceError: "Postgres is unsupported, or the syncer schema is missing",
     errors.TopicError: "the topic is missing, or another installation writes to it",
@@ -229,8 +226,6 @@ def our_errors() -> list[type[SyncerError]]:
 
 
 def _made(kind: type[SyncerError]) -> SyncerError:
-    if kind is IndexUnavailableError:
-        return IndexUnavailableError("x", index_name="post")
     return DocumentError("x", document="post", revision=1) if kind is DocumentError else kind("x")
 
 

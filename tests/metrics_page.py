@@ -45,7 +45,6 @@ yet. `syncer status`, the status page and the alert `SyncerLagging` use the same
 - in an unfinished fan-out or refresh of the current index. The age is that of its oldest change.
 - until the index is loaded: the document was activated or suspended, or changes were lost. The age is the time since
   then, until the load is done, even if `syncer apply` has ended the suspension.
-- while the index is unavailable. The age is the time since then.
 
 If a server does not respond, its last waiting changes count as still waiting, so the figure keeps growing. It is 0 if
 nothing waits, and missing only before the first response of Postgres. Dead letters have a metric of their own.

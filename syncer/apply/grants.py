@@ -79,7 +79,7 @@ _WATCHED = {"capture": "SELECT, UPDATE(files)", "outbox": _ADD, "event": "SELECT
 _WRITTEN = {
     **_WATCHED,
     "dead_letter": _ALL,
-    "document": "SELECT, UPDATE(loaded_at,suspended,suspended_by,stale_since,unavailable,unavailable_at,listings)",
+    "document": "SELECT, UPDATE(loaded_at,suspended,suspended_by,stale_since,listings)",
     "cluster_identity": _READ_AND_CHANGE,
     "job": _JOB,
     "job_chunk": _ALL,

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from syncer.apply import activate, plan
 from syncer.apply.activate import InitialLoad
 from syncer.apply.plan import PlannedChange, Step
-from syncer.base.errors import DefinitionError, IndexingError, JobError
+from syncer.base.errors import DefinitionError, Fault, IndexingError, JobError
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.documents import registry, suspend
@@ -50,7 +50,8 @@ def begin(connection: Connection, indices: Indices, name: str, *, tell: Callable
     if building is not None and _can_go_on(building):
         step = Step(document=building, change=PlannedChange.BUILDING, before=current)
     else:
-        suspend.require_going(current)
+        if current.suspended_by is not Fault.UNAVAILABLE:  # a new index is the way out if a shard is gone for good
+            suspend.require_going(current)
         document = plan.anew(building or current, active.revisions[name] + 1)
         step = Step(document=document, change=PlannedChange.REBUILD, before=current)
     decided = plan.assemble(connection, [step], active)

@@ -4,8 +4,6 @@
     DEAD_LETTER  one row's document is at fault: it becomes a dead letter, the others continue
     SUSPEND      a definition, its tables or its index is at fault: only that document is suspended, with a hint; see
                  `syncer.documents.suspend`
-    DEFER        an index has been unavailable for a while, or a table that it reads locked: its changes are left to a
-                 refresh that waits for it; see `syncer.jobs.unavailable_index`
     FATAL        the set-up is at fault: the daemon ends with a hint; nothing is lost
 
 The action also depends on where the error occurs. A document's own SQL and requests to its own index run inside
@@ -25,7 +23,6 @@ The action also depends on where the error occurs. A document's own SQL and requ
                            closed index, other 403, 404: SUSPEND
     UnavailableError, ReplicaError, RestoringError, DeadLetteringError
                            RETRY                                      RETRY
-    IndexUnavailableError  DEFER                                      FATAL
     Kafka                                                             rights, settings: FATAL; anything else: RETRY
     ComposeError, IndexingError
                            SUSPEND                                    FATAL
@@ -57,7 +54,6 @@ from syncer.base.errors import (
     DocumentError,
     Fault,
     IndexingError,
-    IndexUnavailableError,
     ReplicaError,
     RestoringError,
     SourceError,
@@ -73,7 +69,6 @@ class Action(Enum):
     RETRY = "retry"
     DEAD_LETTER = "dead_letter"
     SUSPEND = "suspend the document"
-    DEFER = "defer"
     FATAL = "fatal"
 
 
@@ -142,8 +137,8 @@ _FATAL_KAFKA = frozenset(
 
 def decide(error: BaseException) -> Action:
     """Return the action for an error of a component."""
-    if isinstance(error, DocumentError | IndexUnavailableError):
-        return Action.DEFER if isinstance(error, IndexUnavailableError) else Action.SUSPEND
+    if isinstance(error, DocumentError):
+        return Action.SUSPEND
     if isinstance(error, UnavailableError | ReplicaError | RestoringError | DeadLetteringError):
         return Action.RETRY
     if isinstance(error, psycopg.Error):
@@ -189,7 +184,7 @@ def decide_item(status: int, kind: str, reason: str = "") -> Action:
 
 def fault_of(kind: str) -> Fault | None:
     """Return the fault of an index that Elasticsearch reports with an error of this kind, if it is one that passes."""
-    return Fault.BLOCK if kind in (CLUSTER_BLOCK, _CLOSED) else None
+    return Fault.UNAVAILABLE if kind in (CLUSTER_BLOCK, _CLOSED) else None
 
 
 @contextmanager

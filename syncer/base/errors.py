@@ -13,7 +13,6 @@
     ├── IndexingError      Elasticsearch: unreachable, unsupported, or rejected an index or a request
     │   └── UnavailableError   a shard or a node is unavailable: retried
     ├── DocumentError      one document has to be suspended
-    ├── IndexUnavailableError        an index has rejected writes for a minute, or a table is locked
     ├── HangingError       a component did not stop in time
     ├── JobError           a job cannot be created, or does not exist
     ├── TokenError         a transaction cannot be waited for
@@ -109,8 +108,8 @@ class Fault(StrEnum):
 
     SCHEMA = "schema"
     """The tables differ from what the definition was applied to, or lack triggers."""
-    BLOCK = "block"
-    """The index is blocked or closed."""
+    UNAVAILABLE = "unavailable"
+    """The index takes no documents, or a table that the document reads stays locked."""
 
 
 class DocumentError(SyncerError):
@@ -133,20 +132,6 @@ class DocumentError(SyncerError):
         self.document = document
         self.revision = revision
         self.fault = fault
-
-
-class IndexUnavailableError(SyncerError):
-    """An index has rejected writes, or a table that it reads was locked, for so long that its changes are deferred.
-
-    Args:
-        message: What it says.
-        hint: What to do about it.
-        index_name: Which.
-    """
-
-    def __init__(self, message: str, *, hint: str = "", index_name: str) -> None:
-        super().__init__(message, hint=hint)
-        self.index_name = index_name
 
 
 class JobError(SyncerError):

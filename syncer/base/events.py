@@ -345,27 +345,16 @@ CHANGES_UNRESOLVED: Final = _event(
 DOCUMENT_SUSPENDED: Final = _event(
     "document.suspended",
     "error",
-    "A document is suspended: it stays stale until you fix the cause. Other documents continue.",
+    "A document is suspended: it stays stale until the cause is over. Other documents continue.",
     {"document": "the document", "reason": "what happened", "hint": "what to do"},
     action="Follow `hint`. It says whether the document then resumes by itself, or needs `syncer apply`.",
     timeline=lambda line: f"{line['document']} was suspended: {line['reason']}",
 )
-DOCUMENT_DEFERRED: Final = _event(
-    "document.deferred",
-    "error",
-    "An index cannot be written: it has rejected all writes for a minute, since a shard has no primary or a disk is "
-    "full; or a table that it reads has been locked for seconds. Its changes are left to a refresh, which runs once "
-    "that is over; other documents continue.",
-    {"index": "the index", "reason": "what happened", "hint": "what to do"},
-    action="Fix the index, or end the lock, as `hint` says. Indexing resumes without a restart.",
-    timeline=lambda line: f"{line['index']} is unavailable: {line['reason']}",
-)
 DOCUMENT_RESUMED: Final = _event(
     "document.resumed",
     "info",
-    "An index accepts writes again, or what its document was suspended for is over. Its jobs continue; after a "
-    "suspension, a refresh writes every document.",
-    {"index": "the index", "outage_seconds": "for how long it has been unavailable, or stale"},
+    "What a document was suspended for is over. Its jobs continue, and a refresh writes every document.",
+    {"index": "the index", "outage_seconds": "for how long it has been stale"},
     timeline=lambda line: f"{line['index']} is resumed, after {elapsed(line['outage_seconds'])}.",
 )
 FILES_NOTED: Final = _event(

@@ -81,8 +81,8 @@ LAG: Final = POLLED.metric(
     "syncer_lag_seconds",
     Question.KEEPING_UP,
     "Age of the oldest committed change that the document's index does not show yet; 0 if there is none. It waits in "
-    "the outbox, in the topic, or in a fan-out, refresh or initial load; or the document is suspended, or its index is "
-    "unavailable. While a server is silent, what it last said to wait is taken to wait still.",
+    "the outbox, in the topic, or in a fan-out, refresh or initial load; or the document is suspended. While a server "
+    "is silent, what it last said to wait is taken to wait still.",
     "document",
 )
 WORKERS: Final = POLLED.metric(
@@ -166,12 +166,6 @@ OUTBOX_SEGMENTS: Final = POLLED.metric(
 SUSPENDED: Final = POLLED.metric(
     "syncer_document_is_suspended", Question.STUCK, "1 if a document is suspended in an index.", *("document", "index")
 )
-UNAVAILABLE: Final = POLLED.metric(
-    "syncer_document_is_unavailable",
-    Question.STUCK,
-    "1 if an index cannot be written for now: its changes wait in a job, other indices continue.",
-    *("document", "index"),
-)
 INCOMPLETE: Final = POLLED.metric(
     "syncer_document_is_incomplete", Question.STUCK, "1 until every document has been written once.", "document"
 )
@@ -187,7 +181,7 @@ PROBLEMS: Final = POLLED.metric(
 JOB_PAUSED: Final = POLLED.metric(
     "syncer_job_is_paused",
     Question.STUCK,
-    "1 if an unfinished job is paused, its document is suspended, or its index is unavailable.",
+    "1 if an unfinished job is paused, or its document is suspended.",
     *_JOB,
 )
 

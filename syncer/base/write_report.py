@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 OUTCOMES: Final = ("indexed", "deleted", "skipped", "dead_lettered")
@@ -21,7 +21,6 @@ class WriteReport:
         dead_lettered: Became dead letters.
         compose_seconds: Time spent in Postgres.
         index_seconds: Time spent in Elasticsearch.
-        deferred: Unavailable indices in which documents were not written; the caller leaves them to a job.
     """
 
     documents: int = 0
@@ -31,7 +30,6 @@ class WriteReport:
     dead_lettered: int = 0
     compose_seconds: float = 0.0
     index_seconds: float = 0.0
-    deferred: set[str] = field(default_factory=set)
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -42,4 +40,3 @@ class WriteReport:
         """Add another report to this one."""
         for name in ("documents", *OUTCOMES, "compose_seconds", "index_seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.deferred |= other.deferred

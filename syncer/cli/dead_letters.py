@@ -140,9 +140,9 @@ def _retried(parts: Parts, row: Document, selection: Selection, progress: LoadPr
     Raises:
         SyncerError: The document was suspended meanwhile, or the job was cancelled or failed.
     """
-    query, values = dead_letters.ids_query(selection)
+    ids = dead_letters.ids(parts.connection, selection)
     chunk = parts.settings.worker.batch_documents_max
-    job = listing.create_selected(parts.connection, row, query, values, chunk=chunk)
+    job = listing.create_listed(parts.connection, row, ids, chunk=chunk)
     return job and progress.follow(row, job.id, is_partial=True)
 
 

@@ -50,8 +50,6 @@ def hindrance(job: Job) -> str:
     """Why no worker may continue a job; empty if one may."""
     if job.is_paused:
         return f"paused; to go on: syncer jobs resume {job.id}"
-    if job.is_unavailable:
-        return "waits: the index takes no documents"
     return "waits: the document is suspended" if job.is_suspended else ""
 
 

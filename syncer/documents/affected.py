@@ -140,15 +140,6 @@ class AffectedReader:
         # Rules: ask-for-indices-after-receiving, skip-what-the-snapshot-says.
         return [one for one in self._catalogue.refresh(self._connection) if one.suspended is None]
 
-    def last(self, index_name: str) -> Document | None:
-        """Return a definition as it was last read; None if its index was not active then."""
-        return self._catalogue.last(self._connection, index_name)
-
-    @staticmethod
-    def concerns(document: Document, changes: Sequence[Change]) -> bool:
-        """Return whether the definition reads any of the changed tables, without a query."""
-        return any(one.relation in document.dependencies.tables for one in changes)
-
     def read(self, document: Document, changes: Sequence[Change]) -> Generator[Affected | FanOut]:
         """Yield the documents of one definition that these changes touch: the fan-out first, then the others in pages.
 

@@ -24,11 +24,10 @@ from syncer.lineage.dependencies import Dependencies, Field, Lookup, TableUse
 from syncer.lineage.fingerprint import Shape
 
 _STATES = """
-SELECT index_name, revision, role, loaded_at IS NOT NULL, suspended, suspended_by, unavailable FROM syncer.document
+SELECT index_name, revision, role, loaded_at IS NOT NULL, suspended, suspended_by FROM syncer.document
 """
 _DOCUMENTS = """
-SELECT name, revision, definition, index_name, write_alias, role, loaded_at IS NOT NULL, suspended, suspended_by,
-       unavailable
+SELECT name, revision, definition, index_name, write_alias, role, loaded_at IS NOT NULL, suspended, suspended_by
 FROM syncer.document ORDER BY name, role <> 'current', index_name
 """
 STATE_COLUMNS = """
@@ -76,16 +75,6 @@ UPDATE syncer.document SET suspended = NULL, suspended_by = NULL
 WHERE index_name = $1 AND revision = $2 AND suspended_by = $3
 RETURNING extract(epoch FROM clock_timestamp() - stale_since)::float8
 """
-_MARK_UNAVAILABLE = """
-UPDATE syncer.document SET unavailable = $2, unavailable_at = now() WHERE index_name = $1 AND unavailable IS NULL
-"""
-_MARK_WELL = """
-UPDATE syncer.document AS d SET unavailable = NULL, unavailable_at = NULL
-FROM syncer.document AS before
-WHERE d.index_name = $1 AND d.unavailable IS NOT NULL AND before.index_name = d.index_name
-RETURNING extract(epoch FROM clock_timestamp() - before.unavailable_at)::float8
-"""
-_IS_ANY_UNAVAILABLE = "SELECT EXISTS (SELECT FROM syncer.document WHERE unavailable IS NOT NULL)"
 _INSTALLATION = "SELECT installation::text FROM syncer.cluster_identity"
 
 
@@ -106,7 +95,6 @@ class Document:
         is_loaded: Whether every document has been written once under this revision.
         suspended: If suspended, the reason and the hint.
         suspended_by: The fault after which it is resumed; None if only `syncer apply` resumes it.
-        unavailable: If its index is unavailable, the reason and the hint: see `syncer.jobs.unavailable_index`.
     """
 
     name: str
@@ -121,7 +109,6 @@ class Document:
     is_loaded: bool = False
     suspended: str | None = None
     suspended_by: Fault | None = None
-    unavailable: str | None = None
 
     @property
     def index_name(self) -> str:
@@ -176,7 +163,7 @@ class Catalogue:
     def refresh(self, connection: Connection) -> list[Document]:
         """Return all active definitions; they are read again only if anything but their JSON has changed."""
         known = {
-            (name, one.revision, one.role, one.is_loaded, one.suspended, one.suspended_by, one.unavailable)
+            (name, one.revision, one.role, one.is_loaded, one.suspended, one.suspended_by)
             for name, one in self._documents.items()
         }
         if set(connection.execute(_STATES).fetchall()) != known:
@@ -209,9 +196,8 @@ def documents(connection: Connection) -> list[Document]:
             is_loaded=is_loaded,
             suspended=suspended,
             suspended_by=None if fault is None else Fault(fault),
-            unavailable=unavailable,
         )
-        for name, revision, stored, index_name, alias, role, is_loaded, suspended, fault, unavailable in (
+        for name, revision, stored, index_name, alias, role, is_loaded, suspended, fault in (
             connection.execute(_DOCUMENTS)
         )
     ]
@@ -237,7 +223,6 @@ def _document(
     is_loaded: bool,
     suspended: str | None,
     suspended_by: Fault | None,
-    unavailable: str | None,
 ) -> Document:
     return Document(
         name=name,
@@ -252,7 +237,6 @@ def _document(
         is_loaded=is_loaded,
         suspended=suspended,
         suspended_by=suspended_by,
-        unavailable=unavailable,
     )
 
 
@@ -335,22 +319,6 @@ def resume(connection: Connection, document: Document, fault: Fault) -> float | 
     """
     row = connection.execute(_RESUME, (document.index_name, document.revision, fault)).fetchone()
     return None if row is None else float(row[0])
-
-
-def mark_unavailable(connection: Connection, index_name: str, said: str) -> bool:
-    """Mark an index as unavailable; False if it already is, or is not active."""
-    return connection.execute(_MARK_UNAVAILABLE, (index_name, said)).rowcount == 1
-
-
-def mark_available(connection: Connection, index_name: str) -> float | None:
-    """Clear that mark; return for how many seconds the index was unavailable, None if it was not."""
-    row = connection.execute(_MARK_WELL, (index_name,)).fetchone()
-    return None if row is None else float(row[0])
-
-
-def is_any_unavailable(connection: Connection) -> bool:
-    """Return whether an index is unavailable."""
-    return bool(value(connection, _IS_ANY_UNAVAILABLE))
 
 
 def state(connection: Connection, index_name: str) -> DocumentState | None:

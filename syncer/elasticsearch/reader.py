@@ -255,17 +255,7 @@ class Holdings:
         return str(self._client.cluster.health(index=alias, timeout="1s").body["status"]) != "red"
 
     def takes_documents(self, index_name: str) -> bool:
-        """Whether every shard of an index has its primary, and no full disk limits the index to deletes.
-
-        Raises:
-            elasticsearch.NotFoundError: It is gone.
-        """
-        found = self._client.indices.get_settings(index=index_name, flat_settings=True).body
-        is_blocked = any(str(one["settings"].get(_DISK_BLOCK)).lower() == "true" for one in found.values())
-        return not is_blocked and self.is_well(index_name)
-
-    def is_open(self, index_name: str) -> bool:
-        """Whether an index is not closed, and no block of its own forbids writes.
+        """Whether an index is open, every shard has its primary, and no block of its own or full disk forbids writes.
 
         Raises:
             elasticsearch.NotFoundError: It is gone.
@@ -273,9 +263,11 @@ class Holdings:
         found = self._client.indices.get_settings(index=index_name, flat_settings=True).body
         if any(str(one["settings"].get(block)).lower() == "true" for one in found.values() for block in _BLOCKS):
             return False
+        if not self.is_well(index_name):
+            return False
         try:
             self._client.count(index=index_name)
-        except elasticsearch.BadRequestError:
+        except elasticsearch.BadRequestError:  # it is closed
             return False
         return True
 

@@ -2,9 +2,9 @@
 
 A writer of an index that is being built, or of a previous one, writes the current one too. So it does not wait
 indefinitely for an index that no search needs: that definition is suspended and the current index continues. Nor does
-it wait for a current index that Elasticsearch itself reports as unavailable. Other indices continue, and this one
-catches up later: see `syncer.jobs.unavailable_index`. Nor does it wait for a document for which Elasticsearch fails
-while nothing else is wrong: it is dead-lettered, and the documents behind it continue.
+it wait for a current index that Elasticsearch itself reports as unavailable: its definition is suspended until that is
+over, see `syncer.jobs.resume`. Nor does it wait for a document for which Elasticsearch fails while nothing else is
+wrong: it is dead-lettered, and the documents behind it continue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import elasticsearch
 
 from syncer.base.error_policy import CLUSTER_BLOCK, Action, decide_item, explain_refusal, fault_of
-from syncer.base.errors import DocumentError, IndexUnavailableError, UnavailableError
+from syncer.base.errors import DocumentError, Fault, UnavailableError
 from syncer.base.model import Role
 from syncer.base.retry import Outages
 from syncer.documents.registry import Document
@@ -27,8 +27,8 @@ from syncer.elasticsearch.reader import Holdings
 PATIENCE_SECONDS = 60.0
 """How long to retry before giving up.
 
-It applies to an index that no search needs, before it is suspended, provided the current one is available. It applies
-to a current index, before the others continue without it. And it applies to a document for which Elasticsearch fails
+It applies to an index before its definition is suspended; to one that no search needs only if the current one is
+available. And it applies to a document for which Elasticsearch fails
 while nothing else is wrong, before it is dead-lettered.
 """
 
@@ -74,7 +74,7 @@ def for_now(index_name: str, refused: Sequence[Rejection]) -> UnavailableError:
     """Return the error for documents that Elasticsearch has refused for now."""
     worst = refused[0]
     return UnavailableError(
-        f"Elasticsearch does not write {len(refused)} documents of {index_name} as yet: {_said(worst)}",
+        f"Elasticsearch does not write {len(refused)} documents of {index_name} as yet: {said(worst)}",
         hint=_ADVICE.get(worst.kind, ""),
         kind=f"{worst.status} {worst.kind}",
     )
@@ -118,18 +118,18 @@ class Patience:
         """Return if it is worth retrying.
 
         Raises:
-            DocumentError: No search needs the index, and it has been unavailable for too long, or takes nothing.
-            IndexUnavailableError: The index is current, and has been unavailable for too long.
+            DocumentError: It has been unavailable for too long, or no search needs it and it takes nothing.
         """
         is_over = self._outages.failed(_counted(document)) > PATIENCE_SECONDS
         if is_needed(document):
-            # Defer only if Elasticsearch reports what `syncer.jobs.unavailable_index` polls; otherwise the recovery
-            # would go unnoticed.
+            # Only if Elasticsearch reports what `syncer.jobs.resume` polls: otherwise it would be resumed at once.
             if is_over and self._is_unavailable(document.index_name):
-                raise IndexUnavailableError(
+                raise DocumentError(
                     f"{document.index_name} takes no documents: {reason}",
                     hint=_ADVICE.get(reason.partition(":")[0], _UNAVAILABLE_ADVICE),
-                    index_name=document.index_name,
+                    document=document.name,
+                    revision=document.revision,
+                    fault=Fault.UNAVAILABLE,
                 )
         elif is_blocked or (is_over and self._holdings.is_well(document.index)):
             raise _unavailable(document, reason)
@@ -144,22 +144,14 @@ class Patience:
         """Record that the index takes documents again; the next outage starts counting anew."""
         self._outages.over(_counted(document))
 
-    def require_all_needed(self, document: Document, again: Sequence[Rejection]) -> None:
-        """Do the same as `require_needed`, for documents to retry.
-
-        Raises:
-            DocumentError, IndexUnavailableError: As for `require_needed`.
-        """
-        worst = again[0]
-        self.require_needed(document, _said(worst), is_blocked=worst.kind == CLUSTER_BLOCK)
-
 
 def _counted(document: Document) -> tuple[str, int]:
     """Return the key to count by: after a suspension, the next revision starts anew."""
     return document.index_name, document.revision
 
 
-def _said(rejection: Rejection) -> str:
+def said(rejection: Rejection) -> str:
+    """Return what may be quoted of a rejection."""
     return f"{rejection.kind}: {rejection.reason}" if rejection.kind in _QUOTED else rejection.kind
 
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
+from functools import partial
+from itertools import chain, count
 from typing import Any, TypeVar
 
 import psycopg
@@ -37,13 +37,13 @@ from syncer.capture import install
 from syncer.documents import registry
 from syncer.documents.queries import castable, one_line, query_of, twice
 from syncer.documents.registry import Catalogue, Document, DocumentState
-from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, locked, reading, require_shape, uncaptured
+from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, reading, uncaptured
 from syncer.indexing import fault, version
 from syncer.indexing.fault import Fault
 from syncer.indexing.replica import Replica
 from syncer.lineage import fingerprint as lineage_fingerprint
 
-_Read = TypeVar("_Read")
+_Result = TypeVar("_Result")
 
 # Only the size of a document that is too large for its slice is read. OFFSET makes Postgres compute it once.
 _BUILD = """
@@ -54,16 +54,16 @@ FROM (SELECT d._id::text AS id, (SELECT row_to_json(fields) FROM (SELECT {fields
       FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[]) OFFSET 0) AS built
 """
 # The row without an id holds the state of the definition in the snapshot.
-_READ = """
+_CHECK = """
 SELECT NULL AS id, json_build_array({state}, ({fingerprint}), ARRAY({uncaptured})), NULL, NULL
 FROM syncer.document AS d WHERE d.index_name = {index_name}
-UNION ALL
-{documents}
 """
 _AFTER = """
 SELECT {flushed}, {state} FROM (VALUES (1)) AS one LEFT JOIN syncer.document AS d ON d.index_name = {index_name}
 """
-_FAULTS = "SELECT id, state, message, column_name, constraint_name, type_name FROM syncer.faults($1, $2::text[], $3)"
+_FAULTS = """
+SELECT id, state, message, column_name, constraint_name, type_name FROM syncer.faults({query}, {ids}::text[], {seconds})
+"""
 
 DOCUMENT_BYTES_MAX = 100 * 1024 * 1024
 """Maximum size of a document, equal to Elasticsearch's default limit for a request. A larger one is never fetched."""
@@ -74,7 +74,7 @@ _FOR_ANY = "SET LOCAL plan_cache_mode = force_generic_plan"
 _REPLAN_SECONDS = 10.0
 """How long such a plan is used: a table may have grown out of it before Postgres has analysed it again."""
 _REPLAN = "DISCARD PLANS"
-_PREPARE = "PREPARE {name} (text[], bigint) AS {query}"
+_PREPARE = "PREPARE {name} (text[], bigint) AS {check} UNION ALL {documents}"
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 _BEGIN_REPLICA = f"{_BEGIN}, READ ONLY"
 
@@ -124,12 +124,14 @@ class _Plan:
     Args:
         document: The definition.
         name: The name of the prepared statement.
+        check: The query for the state of the definition, which the prepared statement begins with.
         lock: The statement that locks the relations against ALTER TABLE; empty if there are none.
         fingerprint: The `syncer.lineage.fingerprint` of the relations as they were when the definition was applied.
     """
 
     document: Document
     name: str
+    check: str
     lock: str
     fingerprint: str
 
@@ -143,14 +145,14 @@ class _Snapshot:
         state: The state of the definition; None if it is unknown.
         fingerprint: The fingerprint of the definition's relations.
         uncaptured: The tables that have no triggers.
-        rows: For each document its id, its JSON or else its size, and its routing.
+        rows: The other rows that were read.
     """
 
     version: int
     state: DocumentState | None
     fingerprint: str
     uncaptured: list[str]
-    rows: list[tuple[str, bytes | None, int | None, str | None]]
+    rows: list[tuple[Any, ...]]
 
 
 class Composer:
@@ -198,30 +200,39 @@ class Composer:
             ReplicaError: The replica was behind for too long, or is not a replica.
         """
         assigned_at = clock()  # the version is assigned later, so it is no older than this
-        while (document := self._definition(index_name)) is not None:
-            try:
-                plan = self._plans.get(index_name)
-                if plan is None or plan.document is not document:
-                    plan = self._prepared(document)
-                with at_work_for(document.name, document.revision, isolates=True):
-                    found = self._read(plan, ids, min(bytes_max or DOCUMENT_BYTES_MAX, DOCUMENT_BYTES_MAX))
-                    if found.state is None or found.state.is_suspended:  # the next load covers what is skipped
-                        break
-                    is_active = _is_active(found.state, document)
-                    if is_active and found.uncaptured:
-                        raise uncaptured(document, found.uncaptured)
-                    if is_active and found.fingerprint == plan.fingerprint:
-                        return self._batch(document, ids, found, assigned_at, everywhere=everywhere)
-            except DocumentError:
-                self._forget(index_name)
-                if self._is_to_suspend(document):
-                    raise
-            except psycopg.Error:
-                self._forget(index_name)
-                raise
-            self._forget(index_name)
-            self._catalogue.forget()
-        return Batch(compositions=(), assigned_at=assigned_at)
+        limit = min(bytes_max or DOCUMENT_BYTES_MAX, DOCUMENT_BYTES_MAX)
+
+        use = partial(self._batch, ids, assigned_at, everywhere=everywhere)
+        return self._while_active(index_name, ids, use, bytes_max=limit) or Batch(
+            compositions=(), assigned_at=assigned_at
+        )
+
+    def faults(self, index_name: str, ids: Sequence[str], *, seconds: float) -> Findings:
+        """Assign a version with a snapshot, and find in it the documents for which the SELECT raises.
+
+        They are tried in groups on the server, and those of a failed group one by one. So at worst each document is
+        read a little more than once.
+
+        Args:
+            index_name: The index that they are for.
+            ids: The documents to try.
+            seconds: The time after which no more are tried; at least one always is.
+
+        Raises:
+            DocumentError: The definition has to be suspended.
+            psycopg.Error: An error that no row causes.
+            ReplicaError: As for `compose`.
+        """
+
+        def findings(document: Document, found: _Snapshot) -> Findings:
+            return Findings(
+                version=found.version,
+                document=document,
+                faults={row[0]: _fault(*row[1:]) for row in found.rows if row[1] is not None},
+                untried=tuple(row[0] for row in found.rows if row[1] is None),
+            )
+
+        return self._while_active(index_name, ids, findings, seconds=seconds) or Findings()
 
     def confirm(self, index_name: str) -> DocumentState | None:
         """Return once what was built on this connection is on the primary's disk, so that no crash takes it back.
@@ -239,6 +250,49 @@ class Composer:
         assert row is not None  # noqa: S101 - the query always returns one row
         return DocumentState.of(row[1:])
 
+    def _while_active(
+        self,
+        index_name: str,
+        ids: Sequence[str],
+        use: Callable[[Document, _Snapshot], _Result],
+        *,
+        bytes_max: int = DOCUMENT_BYTES_MAX,
+        seconds: float | None = None,
+    ) -> _Result | None:
+        """Read in one snapshot that has the definition active; None if there is none, or it is suspended.
+
+        Args:
+            index_name: As for `compose`.
+            ids: What to read.
+            use: Makes the result of what was read.
+            bytes_max: The size above which a document is not fetched.
+            seconds: For how long to look for faults instead; None to read the documents.
+        """
+        while (document := self._definition(index_name)) is not None:
+            try:
+                plan = self._plans.get(index_name)
+                if plan is None or plan.document is not document:
+                    plan = self._prepared(document)
+                with at_work_for(document.name, document.revision, isolates=True):
+                    found = self._read(plan, ids, bytes_max, seconds)
+                    if found.state is None or found.state.is_suspended:  # the next load covers what is skipped
+                        return None
+                    is_active = _is_active(found.state, document)
+                    if is_active and found.uncaptured:
+                        raise uncaptured(document, found.uncaptured)
+                    if is_active and found.fingerprint == plan.fingerprint:
+                        return use(document, found)
+            except DocumentError:
+                self._forget(index_name)
+                if self._is_to_suspend(document):
+                    raise
+            except psycopg.Error:
+                self._forget(index_name)
+                raise
+            self._forget(index_name)
+            self._catalogue.forget()
+        return None
+
     def _definition(self, index_name: str) -> Document | None:
         """Return the active definition. It is read on the primary, since a replica may lag behind an activation."""
         return self._catalogue.last(self._primary, index_name)
@@ -254,23 +308,24 @@ class Composer:
         with reading(self._connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
             return True
 
-    def _read(self, plan: _Plan, ids: Sequence[str], bytes_max: int) -> _Snapshot:
+    def _read(self, plan: _Plan, ids: Sequence[str], bytes_max: int, seconds: float | None = None) -> _Snapshot:
         """Assign a version with a snapshot, and read in it; in one round trip, unless a replica is read."""
         # Rule: the-revision-is-read-in-the-snapshot. So is everything else that decides on what is written.
         assigned = None if self._replica is None else self._replica.assign(self._primary)
         wanted = sql.Literal(castable(self._connection, plan.document, ids)).as_string(self._connection)
+        select = f"EXECUTE {plan.name}({wanted}, {bytes_max})" if seconds is None else self._try(plan, wanted, seconds)
         text = "; ".join(
             (
                 _BEGIN if assigned is None else _BEGIN_REPLICA,
                 *self._planning(ids),
                 *filter(None, [plan.lock]),
                 version.assign_version() if assigned is None else version.knows_query(assigned),
-                f"EXECUTE {plan.name}({wanted}, {bytes_max})",
+                select,
                 "COMMIT",
             )
         )
         try:
-            (turn,), rows = self._answers(text)
+            (turn,), *answers = self._answers(text)
         except psycopg.Error:
             if not self._connection.closed:
                 self._connection.rollback()
@@ -279,6 +334,7 @@ class Composer:
             assigned = int(turn[0])
         elif self._replica is not None:
             self._replica.require_known(is_known=turn[0] is True)
+        rows = list(chain.from_iterable(answers))
         checked: list[Any] = next((json.loads(row[1]) for row in rows if row[0] is None), [*5 * [None], "", []])
         *state, fingerprint, lost = checked
         return _Snapshot(
@@ -288,6 +344,12 @@ class Composer:
             uncaptured=lost,
             rows=[row for row in rows if row[0] is not None],
         )
+
+    def _try(self, plan: _Plan, wanted: str, seconds: float) -> str:
+        """Return the statements that look for documents for which the SELECT raises."""
+        build = query_of(_BUILD, plan.document, bytes_max=sql.Literal(DOCUMENT_BYTES_MAX)).as_string(self._connection)
+        query = sql.Literal(build).as_string(self._connection)
+        return f"{plan.check}; {_FAULTS.format(query=query, ids=wanted, seconds=seconds)}"
 
     def _planning(self, ids: Sequence[str]) -> Iterator[str]:
         """Yield the statements that decide by which plan so many ids are read."""
@@ -309,7 +371,7 @@ class Composer:
 
     @staticmethod
     def _batch(
-        document: Document, ids: Sequence[str], found: _Snapshot, assigned_at: float, *, everywhere: bool
+        ids: Sequence[str], assigned_at: float, document: Document, found: _Snapshot, *, everywhere: bool
     ) -> Batch:
         assert found.state is not None  # noqa: S101 - checked by the caller
         absent = "" if everywhere or document.dependencies.has_routing else None
@@ -347,8 +409,7 @@ class Composer:
         self._forget(document.index_name)
         name = f"syncer_{next(self._numbers)}"
         fingerprint = lineage_fingerprint.fingerprint_query(document.dependencies.shapes)
-        read = sql.SQL(_READ).format(
-            documents=query_of(_BUILD, document, bytes_max=sql.SQL("$2")),
+        check = sql.SQL(_CHECK).format(
             state=sql.SQL(registry.STATE_COLUMNS),
             fingerprint=fingerprint,
             uncaptured=install.uncaptured_query(document.dependencies.tables),
@@ -356,9 +417,18 @@ class Composer:
         )
         with reading(self._connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
             known = str(value(self._connection, fingerprint))
-            self._connection.execute(sql.SQL(_PREPARE).format(name=sql.Identifier(name), query=read))
+            documents = query_of(_BUILD, document, bytes_max=sql.SQL("$2"))
+            self._connection.execute(
+                sql.SQL(_PREPARE).format(name=sql.Identifier(name), check=check, documents=documents)
+            )
         lock = locking(lineage_fingerprint.lockable(document.dependencies.shapes))
-        plan = _Plan(document=document, name=name, lock=lock.as_string(self._connection), fingerprint=known)
+        plan = _Plan(
+            document=document,
+            name=name,
+            check=check.as_string(self._connection),
+            lock=lock.as_string(self._connection),
+            fingerprint=known,
+        )
         self._plans[document.index_name] = plan
         return plan
 
@@ -367,68 +437,6 @@ class Composer:
         plan = self._plans.pop(index_name, None)
         if plan is not None and not self._connection.closed:
             self._connection.execute(sql.SQL("DEALLOCATE {name}").format(name=sql.Identifier(plan.name)))
-
-    # Documents at fault
-
-    def faults(self, index_name: str, ids: Sequence[str], *, seconds: float) -> Findings:
-        """Assign a version with a snapshot, and find in it the documents for which the SELECT raises.
-
-        They are tried in groups on the server, and those of a failed group one by one. So at worst each document is
-        read a little more than once.
-
-        Args:
-            index_name: The index that they are for.
-            ids: The documents to try.
-            seconds: The time after which no more are tried; at least one always is.
-
-        Raises:
-            DocumentError: The definition has to be suspended.
-            psycopg.Error: An error that no row causes.
-            ReplicaError: As for `compose`.
-        """
-
-        def read(assigned: int, document: Document) -> Findings:
-            require_shape(self._connection, document)
-            bytes_max = sql.Literal(DOCUMENT_BYTES_MAX)
-            query = query_of(_BUILD, document, bytes_max=bytes_max).as_string(self._connection)
-            rows = self._connection.execute(
-                _FAULTS, (query, castable(self._connection, document, ids), seconds)
-            ).fetchall()
-            return Findings(
-                version=assigned,
-                document=document,
-                faults={row[0]: _fault(*row[1:]) for row in rows if row[1] is not None},
-                untried=tuple(row[0] for row in rows if row[1] is None),
-            )
-
-        return self._read_anew(index_name, read) or Findings()
-
-    def _read_anew(self, index_name: str, read: Callable[[int, Document], _Read]) -> _Read | None:
-        """Read in one snapshot that has the definition active; None if there is none, or it is suspended."""
-        while (document := self._definition(index_name)) is not None:
-            try:
-                with self._assigned(document) as assigned:
-                    state = registry.state(self._connection, index_name)
-                    if state is None or state.is_suspended:
-                        break
-                    if _is_active(state, document):
-                        return read(assigned, document)
-            except DocumentError:
-                if self._is_to_suspend(document):
-                    raise
-            self._catalogue.forget()
-        return None
-
-    @contextmanager
-    def _assigned(self, document: Document) -> Iterator[int]:
-        """Yield a version, with the snapshot that may be written with it."""
-        assigned = None if self._replica is None else self._replica.assign(self._primary)
-        with locked(self._connection, document, isolates=True, lock_seconds=COMPONENT_LOCK_SECONDS):
-            if assigned is None:
-                assigned = version.assign(self._connection)  # the version rule: with the snapshot, serialised
-            elif self._replica is not None:
-                self._replica.require_known(is_known=version.knows(self._connection, assigned))
-            yield assigned
 
 
 def _is_active(state: DocumentState | None, document: Document) -> bool:

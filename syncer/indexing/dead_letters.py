@@ -7,7 +7,7 @@ dead letters, each query is answered by Postgres with one page or a count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from hashlib import sha256
@@ -23,6 +23,7 @@ from syncer.documents.registry import Document
 from syncer.indexing.fault import Fault
 
 _LONG_ID_CHARACTERS = 80
+_PAGE_IDS = 10_000
 
 # In the order of ids, as every statement that locks several.
 _DEAD_LETTER = """
@@ -79,7 +80,9 @@ _DISCARD = "DELETE FROM syncer.dead_letter AS l WHERE {which}"
 _INDICES = """
 SELECT l.index_name, count(*) FROM syncer.dead_letter AS l WHERE {which} GROUP BY l.index_name ORDER BY l.index_name
 """
-_IDS = "SELECT l.id AS _id FROM syncer.dead_letter AS l WHERE {which} AND NOT l.is_id_cut"
+_IDS = """
+SELECT l.id FROM syncer.dead_letter AS l WHERE {which} AND NOT l.is_id_cut AND l.id > $7 ORDER BY l.id LIMIT $8
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,9 +306,12 @@ def indices(connection: Connection, selection: Selection) -> dict[str, int]:
     return dict(connection.execute(_about(_INDICES), selection.parameters).fetchall())
 
 
-def ids_query(selection: Selection) -> tuple[sql.Composed, tuple[object, ...]]:
-    """Return a query for the ids that can be retried, and its parameters, ``$1`` to ``$6``."""
-    return _about(_IDS), selection.parameters
+def ids(connection: Connection, selection: Selection) -> Iterator[str]:
+    """Yield the ids of one index that can be retried, read page by page."""
+    last = ""
+    while found := connection.execute(_about(_IDS), (*selection.parameters, last, _PAGE_IDS)).fetchall():
+        yield from (row[0] for row in found)
+        last = found[-1][0]
 
 
 def discard(connection: Connection, selection: Selection) -> int:

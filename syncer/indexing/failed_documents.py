@@ -92,10 +92,6 @@ class FailedDocuments:
 
     def isolate(self, index_name: str, ids: Sequence[str]) -> Isolated:
         """Dead-letter those of a group for which the SELECT raises. It is safe to retry as a whole."""
-        with self._session.used():
-            return self._isolate(index_name, ids)
-
-    def _isolate(self, index_name: str, ids: Sequence[str]) -> Isolated:
         found = self._faults(index_name, ids)
         if found.document is None:
             return Isolated(rest=[])

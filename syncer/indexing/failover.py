@@ -18,11 +18,10 @@ is a conflict with a version never assigned in this cluster identity. `doubt` th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Protocol
-from uuid import UUID
+from typing import Any
 
 import structlog
 
@@ -30,6 +29,7 @@ from syncer.base import events
 from syncer.base.model import EPOCH_SHIFT
 from syncer.base.postgres import Connection
 from syncer.documents import registry
+from syncer.elasticsearch.bulk import Index
 from syncer.indexing.version import row, skip_unflushed, split
 from syncer.indexing.version_log import CLUSTER_IDENTITY, NOTED
 from syncer.jobs import queue
@@ -60,41 +60,21 @@ FROM syncer.cluster_identity AS i, syncer.version AS s
 """  # noqa: S608 - only constants
 
 
-class EpochRecord(Protocol):
-    """A record kept outside Postgres, which a restore of Postgres cannot take back."""
-
-    def read_epoch(self, installation: UUID) -> int:
-        """Return the greatest epoch that was written; 0 if none was."""
-
-    def write_epoch(self, installation: UUID, epoch: int) -> None:
-        """Return once the epoch is durably stored."""
-
-    def read_assigned(self, installation: UUID) -> int:
-        """Return the greatest recorded version that was assigned; 0 if there is none."""
-
-    def write_assigned(self, installation: UUID, version: int) -> None:
-        """Record an assigned version, unless a greater one is recorded."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterIdentity:
-    """The identity of the database cluster, and its epoch.
+    """What was found of the identity of the database cluster.
 
     Args:
-        system_identifier: Set by initdb; a dump restored elsewhere has another one.
-        timeline: Grows with each promotion and each point-in-time recovery.
         epoch: The active epoch.
         has_changed: Whether this call found that the identity has changed, or that documents may have been written
             before there was one.
     """
 
-    system_identifier: int
-    timeline: int
     epoch: int
     has_changed: bool
 
 
-def enter(connection: Connection, record: EpochRecord) -> ClusterIdentity:
+def enter(connection: Connection, record: Index) -> ClusterIdentity:
     """Enter the current cluster identity on a new connection, before the first version is assigned.
 
     Guarantees that every active document has a refresh that has not begun, if the identity is a new one.
@@ -116,19 +96,8 @@ def enter(connection: Connection, record: EpochRecord) -> ClusterIdentity:
     return entered
 
 
-def doubt(connection: Connection, record: EpochRecord, found: int) -> bool:
-    """Make the next writer enter another cluster identity, if a version in Elasticsearch was not assigned in this one.
-
-    Returns:
-        Whether that is so. The versions assigned on this connection are then not reliable.
-    """
-    if may_have_assigned(connection, found):
-        return False
-    return leave_cluster_identity(connection, record, found)
-
-
 def enter_cluster_identity(
-    connection: Connection, record: EpochRecord, *, if_changed: Callable[[], object] = lambda: None
+    connection: Connection, record: Index, *, if_changed: Callable[[], object] = lambda: None
 ) -> ClusterIdentity:
     """Make sure that the active epoch belongs to the current cluster identity of the database.
 
@@ -139,7 +108,7 @@ def enter_cluster_identity(
 
     Args:
         connection: A connection that is not in a transaction.
-        record: The record outside Postgres.
+        record: Elasticsearch, which keeps epochs and versions too: a restore of Postgres cannot take them back.
         if_changed: Called in the transaction that enters another cluster identity.
     """
     installation = row(connection, _REMEMBERED_ONLY)[0]
@@ -159,7 +128,7 @@ def enter_cluster_identity(
         connection.execute(_REMEMBER, (*row(connection, CLUSTER_IDENTITY), epoch))
         if had_one:
             if_changed()
-    return replace(found, epoch=epoch, has_changed=had_one)
+    return ClusterIdentity(epoch=epoch, has_changed=had_one)
 
 
 def _next_epoch(remembered: int, recorded: int) -> int:
@@ -174,8 +143,7 @@ def _compared(connection: Connection, query: str, recorded: int, assigned: int) 
     known = max(assigned, row(connection, NOTED)[0])
     is_same = _is_same_database((system_identifier, timeline, sequence), current)
     is_same = is_same and recorded <= epoch and may_have_assigned(connection, known)
-    found = ClusterIdentity(system_identifier=current[0], timeline=current[1], epoch=epoch, has_changed=False)
-    return found, is_same
+    return ClusterIdentity(epoch=epoch, has_changed=False), is_same
 
 
 def _is_same_database(remembered: Sequence[Any], current: Sequence[Any]) -> bool:
@@ -192,15 +160,18 @@ def may_have_assigned(connection: Connection, version: int) -> bool:
     return is_less
 
 
-def leave_cluster_identity(connection: Connection, record: EpochRecord, version: int) -> bool:
-    """Make the next writer enter a greater epoch, because of a version not assigned in this cluster identity.
+def doubt(connection: Connection, record: Index, version: int) -> bool:
+    """Make the next writer enter a greater epoch, if a version in Elasticsearch was not assigned in this one.
 
     Any user who may write to an index can make such a version up, and another epoch rewrites every document. So in
     the first hour of an epoch a version is believed only if one as great was noted as assigned.
 
     Returns:
-        Whether it will. It will not if no epoch as great was ever entered: the version is then foreign.
+        Whether it will: the versions assigned on this connection are then not reliable. It will not if no epoch as
+        great was ever entered: the version is then foreign.
     """
+    if may_have_assigned(connection, version):
+        return False
     installation, _, _, _, epoch = row(connection, _REMEMBERED_ONLY)
     if split(version)[0] > max(epoch, record.read_epoch(installation)):
         return False
@@ -211,7 +182,7 @@ def leave_cluster_identity(connection: Connection, record: EpochRecord, version:
     return True
 
 
-def is_forgotten(connection: Connection, record: EpochRecord) -> bool:
+def is_forgotten(connection: Connection, record: Index) -> bool:
     """Return whether the database has an epoch that the record outside does not know."""
     installation, _, _, _, epoch = row(connection, _REMEMBERED_ONLY)
     return epoch > 0 and not record.read_epoch(installation)
@@ -235,7 +206,7 @@ class Origin(StrEnum):
     """Not assigned by syncer: made up by another client."""
 
 
-def origin(connection: Connection, record: EpochRecord, version: int) -> Origin:
+def origin(connection: Connection, record: Index, version: int) -> Origin:
     """Return the origin of a version that was found in Elasticsearch before this call.
 
     A foreign version lower than an assigned one cannot be told from it.

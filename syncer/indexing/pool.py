@@ -4,11 +4,10 @@ The component submits ids and gets a future. The pool cuts the ids into slices a
 Each thread takes one slice after the other, and brings it from its ids into Elasticsearch. Elasticsearch orders writes
 by their versions, not by their arrival, so slices may overtake each other.
 
-If a definition has to be suspended, or an index is unavailable, the thread records it before the future is done.
-`WriteReport.deferred` names an index in which documents were not written because it is unavailable.
+If a definition has to be suspended, the thread records it before the future is done.
 
-Guarantees: a future has a result only once each of its documents is written, skipped or dead-lettered, its index is in
-``deferred``, or its definition is suspended. Memory use depends neither on the number of ids nor on the size of
+Guarantees: a future has a result only once each of its documents is written, skipped or dead-lettered, or its
+definition is suspended. Memory use depends neither on the number of ids nor on the size of
 documents. Dropped slices are not begun, and those that have begun do no harm.
 """
 
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from syncer.base.errors import DocumentError, IndexUnavailableError
+from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import join
 from syncer.base.postgres import Connection
 from syncer.base.tracing import OFF, BatchTrace
@@ -230,7 +229,12 @@ class WriterPool:
         """Write one slice, and complete its submission once all of it is done."""
         report, failure = WriteReport(), None
         try:
-            report = self._written(writer, task, ids)
+            try:
+                report = writer.write(task.index_name, ids, is_needed=task.is_needed, **task.options)
+            except DocumentError as error:
+                # The next load or refresh covers what is skipped from here on: see `syncer.documents.suspend`. No
+                # offset of a skipped change is committed before the suspension is. Rule: suspend-before-the-offset.
+                writer.give_up(error)
         except BaseException as error:  # noqa: BLE001 - the future passes it on
             failure = error
         with self._changed:
@@ -245,16 +249,3 @@ class WriterPool:
             task.done.set_exception(failure)
         elif is_done and not task.done.done():
             task.done.set_result(task.report)
-
-    @staticmethod
-    def _written(writer: Writer, task: _Submission, ids: list[str]) -> WriteReport:
-        try:
-            return writer.write(task.index_name, ids, is_needed=task.is_needed, **task.options)
-        except DocumentError as error:
-            # The load of the next revision covers what is skipped from here on: see `syncer.documents.suspend`. No
-            # offset of a skipped change is committed before the suspension is. Rule: suspend-before-the-offset.
-            writer.give_up(error)
-            return WriteReport()
-        except IndexUnavailableError as error:
-            writer.give_up(error)
-            return WriteReport(deferred={task.index_name})

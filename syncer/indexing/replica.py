@@ -1,8 +1,8 @@
 """Replica: reads documents on a streaming replica of Postgres, with the wait that the version rule then requires.
 
 The rule requires of a reader that what its snapshot missed was not visible when its version was assigned. (On the
-primary both steps are serialised, see `syncer.indexing.version.assign`. That guarantees a little more: greater versions
-have later snapshots.) A replica shows an earlier state of the primary. Assigning on the primary and then taking a
+primary both steps are serialised, see `syncer.indexing.version`. That guarantees a little more: greater versions have
+later snapshots.) A replica shows an earlier state of the primary. Assigning on the primary and then taking a
 snapshot of the replica would break the rule. Hence, in order:
 
 1. The version is assigned on the primary. After it, in the same transaction, an empty record is written to the WAL. The

@@ -67,25 +67,6 @@ def assign_version() -> str:
     return f"SAVEPOINT turn; {_TAKE_TURN}; {_ASSIGN}; ROLLBACK TO SAVEPOINT turn; SET TRANSACTION READ ONLY"
 
 
-def assign(connection: Connection) -> int:
-    """Assign one version and take the snapshot that may be written with it: see `assign_version`.
-
-    Args:
-        connection: In a transaction of `syncer.base.postgres.snapshot`, before its first query.
-
-    Raises:
-        psycopg.errors.LockNotAvailable: The lock was not free within the transaction's ``lock_timeout``.
-    """
-    # Several statements at once cannot be prepared.
-    connection.execute("SET TRANSACTION READ WRITE", prepare=False)
-    answers = connection.execute(assign_version(), prepare=False)
-    while answers.description is None:
-        answers.nextset()
-    row = answers.fetchone()
-    assert row is not None  # noqa: S101 - one cluster identity
-    return int(row[0])
-
-
 def assign_with_mark(connection: Connection) -> tuple[int, str]:
     """Assign one version; return it with a flushed position in the WAL, behind every commit that was visible then.
 
@@ -98,12 +79,6 @@ def assign_with_mark(connection: Connection) -> tuple[int, str]:
 def knows_query(version: int) -> str:
     """Return a query: does this server, primary or replica, show the state that a version was assigned with?"""
     return _KNOWS.replace("$1", str(version))
-
-
-def knows(connection: Connection, version: int) -> bool:
-    """Return whether this server shows the state that a version was assigned with."""
-    is_known: bool = connection.execute(knows_query(version)).fetchone() == (True,)
-    return is_known
 
 
 def split(version: int) -> tuple[int, int]:

@@ -32,18 +32,18 @@ read: if it breaks, they are built again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 import elasticsearch
-import psycopg
 import structlog
 
 from syncer.base import events, log as base_log
 from syncer.base.error_policy import CLUSTER_BLOCK, Action, at_work_for, decide, decide_item, kind
-from syncer.base.errors import DeadLetteringError, DocumentError, IndexUnavailableError
+from syncer.base.errors import DeadLetteringError, DocumentError
 from syncer.base.lifecycle import Abandoned, clock
 from syncer.base.model import Composition
 from syncer.base.postgres import Connection
@@ -51,6 +51,7 @@ from syncer.base.retry import Backoff, Trouble, retry
 from syncer.base.tracing import OFF, BatchTrace
 from syncer.base.write_report import WriteReport
 from syncer.documents import registry, suspend
+from syncer.documents.locked_tables import LockedTables
 from syncer.documents.queries import existing_here
 from syncer.documents.registry import Document, DocumentState
 from syncer.elasticsearch.bulk import Index, Rejection
@@ -58,11 +59,9 @@ from syncer.indexing import bulk_errors, compose as indexing_compose, failed_doc
 from syncer.indexing.bulk_errors import Failing, Patience
 from syncer.indexing.compose import Batch
 from syncer.indexing.connections import Session
-from syncer.indexing.failed_documents import FailedDocuments, Failures
+from syncer.indexing.failed_documents import FailedDocuments, Failures, Isolated
 from syncer.indexing.flow_control import FlowControl
 from syncer.indexing.replica import Replica
-from syncer.jobs import unavailable_index
-from syncer.jobs.unavailable_index import LockedTables
 
 RESENT_SECONDS_MAX = 10.0
 """Maximum age of built documents that are sent again unchanged."""
@@ -205,8 +204,6 @@ class Writer:
 
         Raises:
             Stopping, Abandoned: The writer was told to stop, or the write is no longer needed. It is safe to repeat.
-            IndexUnavailableError: The index has been unavailable for a while, or a table that it reads locked. What was
-                written before is valid.
             DocumentError: The definition has to be suspended. What was written before is valid.
             Exception: An error that the policy classifies as FATAL.
         """
@@ -218,7 +215,7 @@ class Writer:
             if report.documents:
                 self._pause(0)  # a component that is told to stop leaves the rest to the next process
             try:
-                groups += self._retry(partial(self._unlocked, index_name, partial(self._attempt, group, report)))
+                groups += self._retry(partial(self._attempt, group, report))
             except DocumentError as error:
                 if not self._retry(partial(self._is_outdated, index_name, error)):
                     raise
@@ -229,16 +226,14 @@ class Writer:
                 groups += self._isolated(group, error, report)
         return report
 
-    def give_up(self, error: DocumentError | IndexUnavailableError) -> None:
-        """Record that a definition is suspended, or its index unavailable, before other work continues without it."""
-        if isinstance(error, DocumentError):
-            self._retry(partial(self._on_connection, partial(suspend.suspend, error=error)))
-        else:
-            self._retry(partial(self._on_connection, partial(unavailable_index.mark, error=error)))
+    def give_up(self, error: DocumentError) -> None:
+        """Suspend a definition, before other work continues without it."""
 
-    def tell(self) -> None:
-        """Log dead letters that are not logged yet, if it is time: for a writer with nothing to write."""
-        self._shared.failures.tell()
+        def record() -> None:
+            with self._session.used():
+                suspend.suspend(self._session.connection, error)
+
+        self._retry(record)
 
     def close(self) -> None:
         """Close the connection; the next write opens another one."""
@@ -253,7 +248,7 @@ class Writer:
         Raises:
             UnavailableError: Elasticsearch has refused some documents for now. They are left in the group.
         """
-        with self._flow.in_hand(), self._session.used():
+        with self._flow.in_hand(), self._on_tables(group.index_name):
             attempt = group.attempt
             if attempt is None or clock() - attempt.batch.assigned_at > RESENT_SECONDS_MAX:
                 attempt = group.attempt = self.compose(
@@ -316,7 +311,6 @@ class Writer:
 
         Raises:
             DocumentError: The definition has to be suspended.
-            IndexUnavailableError: The index has been unavailable for a while.
             Exception: Any other error, without a retry.
         """
         document, batch, report = attempt.batch.document, attempt.batch, attempt.report
@@ -347,7 +341,7 @@ class Writer:
         """Handle a request that failed as a whole: send less, and check whether to go on waiting for its index.
 
         Raises:
-            DocumentError, IndexUnavailableError: The index is not waited for any longer.
+            DocumentError: The index is not waited for any longer.
         """
         attempt.is_unanswered = True
         if isinstance(error, elasticsearch.ApiError | elasticsearch.ConnectionTimeout):
@@ -370,8 +364,6 @@ class Writer:
 
         Raises:
             DocumentError: The definition has to be suspended.
-            IndexUnavailableError: The index has been unavailable for a while. All of the documents have to be written
-                again.
             psycopg.Error: Nothing was recorded.
         """
         document, batch, report = attempt.batch.document, attempt.batch, attempt.report
@@ -406,13 +398,15 @@ class Writer:
         """Dead-letter what Elasticsearch has refused for good; return the ids that have to be written again.
 
         Raises:
-            DocumentError, IndexUnavailableError: As for `settle`.
+            DocumentError: As for `settle`.
         """
         hopeless = failing.hopeless() if failing else ()
         again, dead_lettered = bulk_errors.sorted_out(document, attempt.rejections, hopeless)
         attempt.refused.extend(again.values())
         if again:
-            self._patience.require_all_needed(document, attempt.refused)
+            worst = attempt.refused[0]
+            is_blocked = worst.kind == CLUSTER_BLOCK
+            self._patience.require_needed(document, bulk_errors.said(worst), is_blocked=is_blocked)
         if dead_lettered:
             self._failed.dead_letter_refused(document, attempt.batch.version, dead_lettered)
             if follows:
@@ -473,8 +467,12 @@ class Writer:
 
     def _isolated(self, group: _Group, error: Exception, report: WriteReport) -> list[_Group]:
         """Dead-letter the documents of a group for which the SELECT raises; return the others, in groups."""
-        isolate = partial(self._failed.isolate, group.index_name, group.ids)
-        isolated = self._retry(partial(self._unlocked, group.index_name, isolate))
+
+        def isolate() -> Isolated:
+            with self._on_tables(group.index_name):
+                return self._failed.isolate(group.index_name, group.ids)
+
+        isolated = self._retry(isolate)
         report.dead_lettered += isolated.dead_lettered
         report.documents += isolated.dead_lettered
         fruitless = self._pause_if_fruitless(group, error) if isolated.is_fruitless else 0
@@ -490,19 +488,15 @@ class Writer:
 
     # Retries
 
-    def _unlocked(self, index_name: str, action: Callable[[], _Result]) -> _Result:
-        """Do what locks the document's tables.
+    @contextmanager
+    def _on_tables(self, index_name: str) -> Iterator[None]:
+        """Enclose work on the connection that locks the document's tables.
 
         Raises:
-            IndexUnavailableError: One of them has been locked for too long.
+            DocumentError: One of them has been locked for too long.
         """
-        try:
-            result = action()
-        except psycopg.errors.LockNotAvailable:
-            self._on_connection(partial(self._shared.locked.met, index_name=index_name))
-            raise
-        self._shared.locked.over(index_name)
-        return result
+        with self._session.used(), self._shared.locked.watched(self._session.connection, index_name):
+            yield
 
     def _retry(self, action: Callable[[], _Result]) -> _Result:
         return retry(action, pause=self._pause, component=self._name, trouble=self._trouble)
@@ -517,10 +511,6 @@ class Writer:
         self._component_pause(seconds)
         if not self._is_needed():
             raise Abandoned
-
-    def _on_connection(self, act: Callable[[Connection], object]) -> None:
-        with self._session.used():
-            act(self._session.connection)
 
     def _is_outdated(self, index_name: str, error: DocumentError) -> bool:
         """Return whether the error concerns a revision that is no longer active."""

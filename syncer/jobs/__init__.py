@@ -3,11 +3,10 @@
 Guarantees: one job worker at a time holds a chunk, and a chunk is counted once. A job ends only after each of its
 documents was built in a snapshot that is newer than the job, and written or dead-lettered.
 
-    model              what a job is, and its states
-    queue              creates jobs, or lets a new cause join one that has not begun; changes and ends them
-    listing            which ids a job writes, as chunks
-    chunks             taken by job workers, no faster than the job's rate; finished, given back, taken from the dead
-    steps              moves a job from one state to the next; finds the orphans at the end of a whole job
-    resume             ends a suspension whose fault is over, with a refresh
-    unavailable_index  marks an index that takes no documents, or reads a locked table, until that is over
+    model    what a job is, and its states
+    queue    creates jobs, or lets a new cause join one that has not begun; changes and ends them
+    listing  which ids a job writes, as chunks
+    chunks   taken by job workers, no faster than the job's rate; finished, given back, taken from the dead
+    steps    moves a job from one state to the next; finds the orphans at the end of a whole job
+    resume   ends a suspension whose fault is over, with a refresh
 """

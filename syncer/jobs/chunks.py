@@ -43,7 +43,7 @@ _COUNT_ALIVE = f"SELECT count(*) FROM ({_ALIVE}) AS alive"  # noqa: S608 - a con
 
 _IS_ANY = sql.SQL("""
 SELECT EXISTS (SELECT FROM syncer.job AS j WHERE {unfinished})
-    OR EXISTS (SELECT FROM syncer.document WHERE unavailable IS NOT NULL OR suspended_by = 'block')
+    OR EXISTS (SELECT FROM syncer.document WHERE suspended_by = 'unavailable')
 """).format(unfinished=UNFINISHED)
 
 # Each of the following statements locks the job before its chunks. A statement that has waited for the lock sees the
@@ -53,7 +53,7 @@ _TAKE = """
 WITH job AS (
     SELECT j.id, j.document, j.index_name, j.chunks_next, set_config('synchronous_commit', 'off', true)
     FROM syncer.job AS j JOIN syncer.document AS d USING (index_name, revision)
-    WHERE j.state IN ('listed', 'cleaned_up') AND NOT j.is_paused AND d.suspended IS NULL AND d.unavailable IS NULL
+    WHERE j.state IN ('listed', 'cleaned_up') AND NOT j.is_paused AND d.suspended IS NULL
       AND j.chunks_next < j.chunks_end AND j.next_at <= clock_timestamp()
     ORDER BY j.served_at, j.id
     LIMIT 1
@@ -163,14 +163,14 @@ def job_workers_alive(connection: Connection) -> int:
 
 
 def is_any_to_write(connection: Connection) -> bool:
-    """Whether an idle job worker has anything to do: an unfinished job, or an index to check."""
+    """Whether an idle job worker has anything to do: an unfinished job, or an index that may take documents again."""
     return bool(value(connection, _IS_ANY))
 
 
 def take(connection: Connection, job_worker: int) -> Chunk | None:
     """Take the next chunk of the least recently served job for this job worker; None if there is none.
 
-    Not of jobs that are paused, suspended, unavailable, or have used up their rate.
+    Not of jobs that are paused, suspended, or have used up their rate.
     """
     row = connection.execute(_TAKE, (job_worker, f"{BURST_SECONDS} s"), prepare=True).fetchone()
     if row is None:

@@ -9,7 +9,7 @@ A fan-out lists every id that its cause touches, even if another job has yet to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 
@@ -57,16 +57,6 @@ WITH chunk AS (
     SELECT $1, number, array_agg(id)
     FROM (SELECT d._id::text AS id, (row_number() OVER () - 1) / $2::integer AS number
           FROM ({ids}) AS d WHERE d._id IS NOT NULL) AS listed
-    GROUP BY number
-    RETURNING cardinality(ids) AS documents
-)
-SELECT count(*), coalesce(sum(documents), 0)::bigint FROM chunk
-"""
-_PUT_SELECTED = """
-WITH chunk AS (
-    INSERT INTO syncer.job_chunk (job, number, ids)
-    SELECT {job}, number, array_agg(id)
-    FROM (SELECT d._id AS id, (row_number() OVER () - 1) / {size}::integer AS number FROM ({ids}) AS d) AS listed
     GROUP BY number
     RETURNING cardinality(ids) AS documents
 )
@@ -124,37 +114,6 @@ def create_listed(
         if revision is None:
             raise psycopg.Rollback
         connection.execute(_GIVEN, (job_id, chunks, documents, revision))
-        return find(connection, job_id)
-    return None
-
-
-def create_selected(
-    connection: Connection,
-    document: Document,
-    ids: sql.Composable,
-    parameters: Sequence[object],
-    *,
-    chunk: int,
-) -> Job | None:
-    """Create a PARTIAL job of the ids that a query on syncer's own tables finds; the ids never leave the server.
-
-    ``ids`` is a query for ``_id``, with ``parameters`` from ``$1`` on. A chunk gets at most ``chunk`` ids.
-
-    Returns:
-        The job; None if the document's index is no longer active, or if the query finds nothing.
-    """
-    number = len(parameters)
-    put = sql.SQL(_PUT_SELECTED).format(ids=ids, job=sql.SQL(f"${number + 1}"), size=sql.SQL(f"${number + 2}"))
-    with connection.transaction():
-        revision = queue.lock_document(connection, document.index_name)
-        if revision is None:
-            return None
-        job_id = queue.insert(connection, document, JobKind.PARTIAL, revision)
-        row = connection.execute(put, (*parameters, job_id, chunk)).fetchone()
-        assert row is not None  # noqa: S101 - an aggregate returns a row
-        if not row[1]:
-            raise psycopg.Rollback
-        connection.execute(_GIVEN, (job_id, *row, revision))
         return find(connection, job_id)
     return None
 

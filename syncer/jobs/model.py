@@ -36,12 +36,10 @@ UNFINISHED = sql.SQL("j.state NOT IN ('done', 'failed', 'cancelled')")
 """A condition on ``syncer.job AS j``."""
 _JOBS = """
 SELECT j.id, j.kind, j.document, j.index_name, j.revision, j.state, j.is_paused, d.suspended IS NOT NULL,
-       d.unavailable IS NOT NULL,
        j.condition, (SELECT jsonb_object_agg(c.key, jsonb_array_length(c.value)) FROM jsonb_each(j.cause) AS c),
        j.rate, j.completes_load, j.sequence_numbers, j.documents_total, j.documents_done,
        j.indexed, j.deleted, j.skipped, j.dead_lettered, j.compose_seconds, j.index_seconds,
-       CASE WHEN j.state NOT IN ('listed', 'cleaned_up') OR j.is_paused OR d.suspended IS NOT NULL
-                 OR d.unavailable IS NOT NULL THEN NULL
+       CASE WHEN j.state NOT IN ('listed', 'cleaned_up') OR j.is_paused OR d.suspended IS NOT NULL THEN NULL
             WHEN j.measured_rate IS NULL OR clock_timestamp() - j.measured_at > {measured}
             THEN (j.documents_done - j.measured_done)
                  / nullif(extract(epoch FROM clock_timestamp() - j.measured_at)::float8, 0)
@@ -99,11 +97,10 @@ ORDER BY j.id FOR NO KEY UPDATE OF j
     waits=_waits("j.cause"),
     shares=sql.SQL(_SHARES).format(one=sql.SQL("j.cause"), other=sql.SQL("$2::jsonb")),
 )
-# Fan-outs are quickest to list and come first. While an index is unavailable its jobs are not listed, so that one new
-# refresh takes up all changes that arrive meanwhile.
+# Fan-outs are quickest to list and come first.
 _DUE = UNFINISHED + sql.SQL("""
  AND NOT (j.state = 'new' AND {waits})
- AND NOT j.is_paused AND d.suspended IS NULL AND d.unavailable IS NULL AND d.revision = j.revision
+ AND NOT j.is_paused AND d.suspended IS NULL AND d.revision = j.revision
  AND (j.state IN ('new', 'listing', 'written') OR j.chunks_left = 0)
 ORDER BY j.kind <> 'fan_out', j.id
 """).format(waits=_waits("j.cause"))
@@ -118,7 +115,7 @@ class JobKind(StrEnum):
     """The whole document, because it was activated."""
     REFRESH = "refresh"
     """The whole document, because something changed that names no documents: a table was truncated, changes may be lost
-    (`syncer.recovery.lost_records`), or the index was unavailable (`syncer.jobs.unavailable_index`)."""
+    (`syncer.recovery.lost_records`), or the document was suspended for a while (`syncer.jobs.resume`)."""
     FAN_OUT = "fan_out"
     """The documents that a change touches, when they are many."""
     PARTIAL = "partial"
@@ -173,7 +170,6 @@ class Job:
         revision: The revision that it writes; activating another revision cancels it.
         is_paused: If set, its chunks are not taken.
         is_suspended: Whether it waits because its document is suspended.
-        is_unavailable: Whether it waits because its index is unavailable.
         where: For a partial backfill by condition: the condition on the root's columns.
         cause: For a fan-out: how many changed rows caused it, by table.
         rate: The limit in documents per second, over all job workers; None for no limit.
@@ -199,7 +195,6 @@ class Job:
     state: JobState
     is_paused: bool
     is_suspended: bool
-    is_unavailable: bool
     where: str | None
     cause: dict[str, int] | None
     rate: float | None
@@ -312,7 +307,7 @@ def due(connection: Connection) -> list[Job]:
     """Return the jobs that need a step other than writing a chunk: fan-outs first, then the oldest.
 
     `listing.list_chunks` takes NEW and LISTING, `listing.cleanup` takes WRITTEN, `queue.advance` LISTED and CLEANED_UP.
-    Jobs that are paused, suspended or unavailable are not included, nor those that wait for an older one like them.
+    Jobs that are paused or suspended are not included, nor those that wait for an older one like them.
     """
     return _read(connection, _DUE)
 

@@ -1,7 +1,8 @@
 """Resuming: a document that is suspended for a fault goes on by itself once the fault is over.
 
 The faults are those of `syncer.base.errors.Fault`; `syncer.recovery.schema_watch` and `look` find out that one is over.
-For any other reason a document stays suspended until `syncer apply`.
+For any other reason a document stays suspended until `syncer apply`. While it is suspended, its changes are skipped, no
+job of its index is listed, and no chunk of one is taken.
 
 Why nothing is lost: one commit ends the suspension and creates a refresh, and no older job counts as the document's
 load any more. A worker that skipped a change had received it, and then found the document suspended, or suspended it.
@@ -13,6 +14,8 @@ transactions that write to it.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import elasticsearch
 import structlog
 
@@ -20,6 +23,7 @@ from syncer.base import events
 from syncer.base.errors import Fault
 from syncer.base.postgres import Connection
 from syncer.documents import registry
+from syncer.documents.locked_tables import locked_table
 from syncer.documents.registry import Document
 from syncer.elasticsearch.reader import Holdings
 from syncer.jobs import queue
@@ -41,14 +45,9 @@ def resume(connection: Connection, document: Document, fault: Fault) -> bool:
 
 
 def look(connection: Connection, holdings: Holdings) -> None:
-    """Resume the documents whose index is neither blocked nor closed any more."""
+    """Resume the documents whose index takes documents again, and of which no table is locked."""
     for one in registry.documents(connection):
-        if one.suspended_by is Fault.BLOCK and _is_open(holdings, one.index_name):
-            resume(connection, one, Fault.BLOCK)
-
-
-def _is_open(holdings: Holdings, index_name: str) -> bool:
-    try:
-        return holdings.is_open(index_name)
-    except (elasticsearch.ApiError, elasticsearch.TransportError):  # it is gone, or Elasticsearch is down
-        return False
+        if one.suspended_by is Fault.UNAVAILABLE and locked_table(connection, one) is None:
+            with suppress(elasticsearch.ApiError, elasticsearch.TransportError):  # it is gone, or Elasticsearch is down
+                if holdings.takes_documents(one.index_name):
+                    resume(connection, one, Fault.UNAVAILABLE)

@@ -37,7 +37,6 @@ def of_postgres(stored: Stored) -> Values:
         metrics.TRANSACTION: {("open",): stored.open_seconds, ("prepared",): stored.prepared_seconds},
         metrics.EPOCH: {(): stored.epoch},
         metrics.SUSPENDED: {(one.name, one.index_name): float(one.suspended is not None) for one in stored.active},
-        metrics.UNAVAILABLE: {(one.name, one.index_name): float(one.unavailable is not None) for one in stored.active},
         metrics.INCOMPLETE: {(one.name,): float(not one.is_loaded) for one in current},
         metrics.DEAD_LETTERS: {(one.name,): stored.dead_letters_of(one.name) for one in current},
         metrics.DRIFTED: {(one.document,): one.drifted for one in stored.verifications},
@@ -55,9 +54,7 @@ def of_jobs(stored: Stored) -> Values:
             key: one.documents_per_second for key, one in jobs.items() if one.documents_per_second is not None
         },
         metrics.JOB_ETA: {key: eta for key, one in jobs.items() if (eta := one.eta_seconds) is not None},
-        metrics.JOB_PAUSED: {
-            key: float(one.is_paused or one.is_suspended or one.is_unavailable) for key, one in jobs.items()
-        },
+        metrics.JOB_PAUSED: {key: float(one.is_paused or one.is_suspended) for key, one in jobs.items()},
     }
 
 

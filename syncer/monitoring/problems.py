@@ -164,8 +164,9 @@ def _of_document(one: DocumentOverview, seen: Overview) -> Iterator[Problem]:
     faults = one.faults if is_known else {}
     # A lost index is the cause: why the document is suspended adds nothing.
     lost = {name for name, fault in faults.items() if fault is not IndexFault.SHARDS_AWAY}
+    suspended = {*one.troubles, *([one.current] if one.suspended is not None else [])}
     for index_name, fault in faults.items():
-        if index_name in lost or index_name not in one.unavailable:
+        if index_name in lost or index_name not in suspended:
             yield _of_index(one, index_name, fault)
     if one.current not in lost:
         yield from _of_state(one, seen)
@@ -218,15 +219,6 @@ def _of_indices(one: DocumentOverview, lost: Collection[str]) -> Iterator[Proble
                 runbook="SyncerDocumentSuspended",
                 about=one.name,
             )
-    for index_name, said in one.unavailable.items():
-        if index_name not in lost:
-            what, _, hint = said.partition("\n")
-            yield Problem(
-                message=f"{what}. Its changes wait.",
-                action=hint or f"Fix {index_name}: it goes on by itself.",
-                runbook="SyncerDocumentUnavailable",
-                about=one.name,
-            )
 
 
 def _incomplete(one: DocumentOverview, seen: Overview) -> Problem:
@@ -263,11 +255,10 @@ def _of_index(one: DocumentOverview, index_name: str, fault: IndexFault) -> Prob
             Role.PREVIOUS: f"Do without it: syncer index drop-previous {one.name}",
         }[role]
     of = one.name if role is Role.CURRENT else f"{one.name}, {role}"
-    is_away = fault is IndexFault.SHARDS_AWAY
     return Problem(
         message=f"The index {index_name} (of {of}) {fault}.",
         action=action,
-        runbook="SyncerDocumentUnavailable" if is_away else "SyncerDocumentSuspended",
+        runbook="SyncerDocumentSuspended",
         about=one.name,
     )
 

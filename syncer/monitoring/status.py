@@ -8,7 +8,7 @@ The lag of a document is the age of the oldest committed change that its index d
     in flight   a change that is in the outbox, or in the topic before the committed offset; which documents it touches
                 is known once a worker has handled it, so it counts for all of them
     held back   the oldest change of an unfinished fan-out or refresh of the current index; a document that was
-                activated or suspended and is not loaded since, and an index that is unavailable, from that time on
+                activated or suspended and is not loaded since, from that time on
 
 Dead letters are reported by themselves. While a server is silent, what it last said to wait is
 taken to wait still.
@@ -73,7 +73,7 @@ _VERSION_CHARACTERS_MAX = 12
 """Postgres cuts the name of a session to 63 characters."""
 # `least` ignores what is null. The kinds that are left out make no document newer than it has to be.
 _HELD_BACK = """
-SELECT d.name, extract(epoch FROM least(d.stale_since, d.unavailable_at, (
+SELECT d.name, extract(epoch FROM least(d.stale_since, (
     SELECT min(j.changed_at) FROM syncer.job AS j
     WHERE j.index_name = d.index_name AND j.state NOT IN ('done', 'failed', 'cancelled')
       AND j.kind NOT IN ('backfill', 'partial')
@@ -279,7 +279,6 @@ class DocumentOverview:
         dead_letters: How many documents are dead-lettered, not counting those that only a previous index lacks.
         drifted: How many documents differed from their SELECT after the last `syncer verify`.
         troubles: Why an index that is being built, or a previous one, is suspended.
-        unavailable: Why an index takes no documents now, and what to do; what changes is written once it does.
         searched: The physical indices that a search through the alias finds; None if unknown.
     """
 
@@ -295,7 +294,6 @@ class DocumentOverview:
     dead_letters: int
     drifted: int
     troubles: dict[str, str]
-    unavailable: dict[str, str]
     searched: tuple[str, ...] | None
 
     @property
@@ -488,7 +486,6 @@ def _document(served: Document, stored: Stored, held: Held | None, *, lag_second
         dead_letters=stored.dead_letters_of(served.name),
         drifted=sum(one.drifted for one in stored.verifications if one.document == served.name),
         troubles={one.index_name: one.suspended for one in rows if one is not served and one.suspended is not None},
-        unavailable={one.index_name: one.unavailable for one in rows if one.unavailable is not None},
         searched=tuple(searched[served.index]) if served.index in searched else None,
     )
 

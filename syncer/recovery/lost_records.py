@@ -46,6 +46,7 @@ from syncer.base.postgres import Connection
 from syncer.base.settings import KafkaSettings
 from syncer.capture import outbox
 from syncer.documents import registry
+from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover
 from syncer.jobs import queue
 from syncer.jobs.model import Job, JobKind
@@ -70,7 +71,7 @@ ON CONFLICT (only_row) DO UPDATE SET name = excluded.name, id = excluded.id, kno
 """
 
 
-def require_own_topic(connection: Connection, settings: KafkaSettings, record: failover.EpochRecord | None) -> None:
+def require_own_topic(connection: Connection, settings: KafkaSettings, record: Index | None) -> None:
     """Refuse the topic of another database, which would lose changes to this one. Passes if there is no topic.
 
     Another database's records are looked for among the latest. Those missed here are refused by the worker that reads

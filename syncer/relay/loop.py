@@ -144,20 +144,13 @@ class _Batch:
         self, rows: Iterable[outbox.Row], *, on_some: Callable[[], object] = lambda: None
     ) -> Iterator[outbox.Row]:
         """Yield the same rows and note their ids; in large batches, call `on_some` regularly."""
-        ids: list[int] = []
-        for row in rows:
-            ids.append(id_in(row[1]))
-            if len(ids) >= _SOME:
-                self._note(ids)
+        for number, row in enumerate(rows, start=1):
+            id_ = id_in(row[1])
+            self.least = id_ if self.least is None else min(self.least, id_)
+            self.greatest = id_ if self.greatest is None else max(self.greatest, id_)
+            if number % _SOME == 0:
                 on_some()
             yield row
-        self._note(ids)
-
-    def _note(self, ids: list[int]) -> None:
-        if ids:
-            self.least = min(ids) if self.least is None else min(self.least, *ids)
-            self.greatest = max(ids) if self.greatest is None else max(self.greatest, *ids)
-            ids.clear()
 
 
 class Relay:

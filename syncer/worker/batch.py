@@ -25,7 +25,6 @@ class ChangeBatch:
         begun_at: The time of receipt, by the monotonic clock.
         number: The batch's number within this worker.
         writes: The pending outcomes of the documents that the changes touch.
-        is_resolved: Whether all of those are being written, or left to jobs.
         trace: The batch's trace.
     """
 
@@ -34,13 +33,12 @@ class ChangeBatch:
     begun_at: float
     number: int
     writes: list[Future[WriteReport]] = field(default_factory=list)
-    is_resolved: bool = False
     trace: BatchTrace = OFF
 
     @property
     def is_done(self) -> bool:
         """Whether none of its documents is being written any more."""
-        return self.is_resolved and all(one.done() for one in self.writes)
+        return all(one.done() for one in self.writes)
 
     @property
     def changed_at(self) -> float:

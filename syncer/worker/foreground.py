@@ -11,10 +11,10 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future, wait
 
-from syncer.base.error_policy import Action, decide
-from syncer.base.lifecycle import Stop, Stopping
+from syncer.base.lifecycle import Stop
+from syncer.base.link import Link
 from syncer.base.postgres import Connection
 from syncer.base.retry import retry
 from syncer.jobs import chunks
@@ -36,11 +36,12 @@ class JobFollower:
     """
 
     def __init__(self, *, connect: Callable[[], Connection], refresh: Callable[[], JobWorker], stop: Stop) -> None:
-        self._connect = connect
+        self._link = Link(connect)
         self._refresh = refresh
         self._stop = stop
-        self._connection: Connection | None = None
-        self._job_worker: _JobWorker | None = None
+        self._stop_working = Stop()
+        self._work: Future[None] | None = None
+        """Done once the job worker that was started here has ended."""
         self._seen: tuple[object, ...] = ()
         self._moved_at = self._asked_at = -math.inf
 
@@ -61,32 +62,39 @@ class JobFollower:
             progress(job)
             if job.state.is_finished or job.is_suspended:
                 return job
-            if self._job_worker is not None:
-                self._job_worker.require_well()
+            if self._work is not None and self._work.done():
+                self._work.result()
             self._stop.pause(_LOOK_SECONDS)
 
     def close(self) -> None:
         """End the job worker that was started here, after it has finished what is in flight."""
-        if self._job_worker is not None:
-            self._job_worker.end()
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._job_worker = None
+        self._stop_working.request()
+        if self._work is not None:
+            wait([self._work])
+        self._link.close()
 
     def _look(self, job_id: int) -> Job:
-        try:
-            if self._connection is None:
-                self._connection = self._connect()
-            job = find(self._connection, job_id)
-            is_left_alone = self._job_worker is None and self._is_left_alone(self._connection, job)
-        except Exception as error:
-            if decide(error) is Action.RETRY and self._connection is not None:
-                self._connection.close()
-                self._connection = None
-            raise
+        with self._link.used() as connection:
+            job = find(connection, job_id)
+            is_left_alone = self._work is None and self._is_left_alone(connection, job)
         if is_left_alone:
-            self._job_worker = _JobWorker(self._refresh())
+            self._work = self._started(self._refresh())
         return job
+
+    def _started(self, job_worker: JobWorker) -> Future[None]:
+        """Run a job worker in a thread of its own."""
+        work: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                job_worker.run(self._stop_working)
+            except BaseException as error:  # noqa: BLE001 - raised in the following thread
+                work.set_exception(error)
+            else:
+                work.set_result(None)
+
+        threading.Thread(target=run, name="job_worker", daemon=True).start()
+        return work
 
     def _is_left_alone(self, connection: Connection, job: Job) -> bool:
         """Whether no job worker makes progress on the job: none is alive, or it has not moved for a long time."""
@@ -100,31 +108,3 @@ class JobFollower:
             return False
         self._asked_at = now
         return not chunks.job_workers_alive(connection)
-
-
-class _JobWorker:
-    """A job worker in a thread of its own."""
-
-    def __init__(self, job_worker: JobWorker) -> None:
-        self._job_worker = job_worker
-        self._stop = Stop()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="job_worker", daemon=True)
-        self._thread.start()
-
-    def require_well(self) -> None:
-        """Raise the error that ended it, if any."""
-        if self._failure is not None:
-            raise self._failure
-
-    def end(self) -> None:
-        """Wait until it has finished what is in flight and ended."""
-        self._stop.request()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            with suppress(Stopping):
-                self._job_worker.run(self._stop)
-        except BaseException as error:  # noqa: BLE001 - raised in the following thread
-            self._failure = error

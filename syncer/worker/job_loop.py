@@ -40,7 +40,7 @@ from syncer.indexing import failover, version_log
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
 from syncer.indexing.replica import Replica
-from syncer.jobs import chunks, queue, resume, unavailable_index
+from syncer.jobs import chunks, queue, resume
 from syncer.jobs.chunks import Chunk
 from syncer.jobs.steps import JobSteps
 
@@ -54,30 +54,6 @@ _IDLE_SECONDS = 1.0
 """How long to rest while no job can proceed, as when all are paused; a new job starts at once."""
 _SLEEP_SECONDS = 10.0
 """How long to sleep while there are no jobs, and how often to record the last version."""
-
-
-@dataclass(slots=True)
-class JobWorkerReport:
-    """The outcome of one turn of a job worker.
-
-    Args:
-        chunks: How many chunks it wrote.
-        steps: How many jobs it advanced: listed, cleaned up, ended.
-        written: The outcome of the documents.
-        has_jobs: Whether a job was unfinished, or an index unavailable, blocked or closed.
-        seconds: How long it took.
-    """
-
-    chunks: int = 0
-    steps: int = 0
-    has_jobs: bool = False
-    written: WriteReport = field(default_factory=WriteReport)
-    seconds: float = 0
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether there was nothing to do."""
-        return not self.chunks and not self.steps
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -160,33 +136,34 @@ class JobWorker:
         finally:
             self.close()
 
-    def run_once(self) -> JobWorkerReport:
+    def run_once(self) -> float:
         """Write chunks until none is left or a job needs another step; then take the steps that are due.
 
         The steps do not wait long for chunks in hand, which may be held up by a server or a locked table.
+
+        Returns:
+            How many seconds to rest before the next turn, unless a job is created; 0 if this one has done anything.
 
         Raises:
             Stopping: It was told to stop while a server was down, or in the middle of a step.
             Exception: An error that the policy calls RETRY or FATAL. After `close` you may call it again.
         """
-        report = JobWorkerReport()
-        began = time.monotonic()
         self._writers.tell()
-        report.has_jobs = chunks.is_any_to_write(self._connected()) or bool(self._hands)
-        if report.has_jobs:
-            self._write_chunks(report)
-            if not self._stop.is_requested:
-                report.steps += self._steps.take(self._connected(), self._stop)
+        has_jobs = chunks.is_any_to_write(self._connected()) or bool(self._hands)
+        done = self._write_chunks() if has_jobs else 0
+        if has_jobs and not self._stop.is_requested:
+            done += self._steps.take(self._connected(), self._stop)
         self._note_version(keeps=not self._hands)
-        report.seconds = time.monotonic() - began
-        return report
+        if done:
+            return 0
+        return _IDLE_SECONDS if has_jobs else _SLEEP_SECONDS
 
     def close(self) -> None:
         """Finish what is being written, release the other chunks, and close the connections."""
         if not self._writers.close(seconds=self._stop.seconds_left):
             self._log.warning(events.COMPONENT_GAVE_UP, component=self._name)
         with suppress(psycopg.Error, Stopping):
-            self._finish(JobWorkerReport())
+            self._finish()
         self._give_back()
 
     def _give_back(self) -> None:
@@ -199,20 +176,15 @@ class JobWorker:
 
     def _attempt(self) -> None:
         try:
-            report = self.run_once()
-            if report.is_idle:
+            if seconds := self.run_once():
                 self._trouble.over()
-                self._rest(_IDLE_SECONDS if report.has_jobs else _SLEEP_SECONDS)
+                wakeup.wait(self._connected(), seconds=seconds, is_over=lambda: self._stop.is_requested)
         except Stopping:
             raise
         except Exception:
             self._writers.drop()
             self._give_back()
             raise
-
-    def _rest(self, seconds: float) -> None:
-        """Wait until a job is created, for at most this many seconds."""
-        wakeup.wait(self._connected(), seconds=seconds, is_over=lambda: self._stop.is_requested)
 
     def _connected(self) -> Connection:
         if self._connection is None:
@@ -225,20 +197,24 @@ class JobWorker:
 
     # Chunks
 
-    def _write_chunks(self, report: JobWorkerReport) -> None:
-        """Write chunks until none is left or a step is due; then finish those in hand, as far as that is soon done."""
+    def _write_chunks(self) -> int:
+        """Write chunks until none is left or a step is due; then finish those in hand, as far as that is soon done.
+
+        Returns:
+            How many chunks are finished.
+        """
+        finished = 0
         while not self._stop.is_requested and not self._is_step_due():
-            if self._writers.has_room and self._take():
-                self._finish(report)
-            elif self._hands:
+            if not (self._writers.has_room and self._take()):
+                if not self._hands:
+                    return finished
                 self._wait()
-                self._finish(report)
-            else:
-                return
+            finished += self._finish()
         deadline = time.monotonic() + _HANDS_SECONDS
         while self._hands and not self._stop.is_requested and time.monotonic() < deadline:
             self._wait()
-            self._finish(report)
+            finished += self._finish()
+        return finished
 
     def _take(self) -> bool:
         """Take a chunk and have it written; return whether there was one."""
@@ -283,36 +259,25 @@ class JobWorker:
         # Rule: a-chunk-is-done-when-written.
         return [hand for hand in self._hands if hand.write.done()]
 
-    def _finish(self, report: JobWorkerReport) -> None:
-        """Record the chunks that are written, and release those whose index is unavailable.
+    def _finish(self) -> int:
+        """Record the chunks that are written; return how many.
 
         Raises:
             Stopping: It was told to stop before all of them were written.
             Exception: An error that the policy calls FATAL.
         """
         written: list[tuple[Chunk, WriteReport]] = []
-        left: list[Chunk] = []
         done = self._done()
         for hand in done:
             with suppress(Abandoned):
-                result = hand.write.result()
-                if result.deferred:
-                    left.append(hand.chunk)
-                else:
-                    written.append((hand.chunk, result))
-        if left:
-            chunks.release(self._connected(), left)
+                written.append((hand.chunk, hand.write.result()))
         if written:
             chunks.finish(self._connected(), written)
             self._trouble.over()
         self._hands = [hand for hand in self._hands if hand not in done]
-        total = WriteReport()
-        for _, result in written:
-            total.add(result)
-        report.chunks += len(written)
-        report.written.add(total)
-        if written:
-            metrics.chunks_written(self._name, total)
+        for _, report in written:
+            metrics.chunks_written(self._name, report)
+        return len(written)
 
     def _pause(self, seconds: float) -> None:
         self._stop.pause(seconds)
@@ -339,6 +304,5 @@ class JobWorker:
         self._looked_at = now
         self._note_version()
         chunks.reclaim(self._connected())
-        unavailable_index.look(self._connected(), self._index.holdings)
         resume.look(self._connected(), self._index.holdings)
         return bool(self._steps.due(self._connected()))

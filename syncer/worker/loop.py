@@ -10,7 +10,7 @@ While batches are written, the main thread is free to receive the next ones, and
 Guarantees: an offset is committed only when every document that its change touches is settled. Settled means written,
 skipped, dead-lettered, left to a job, or of a suspended definition. After a failure, the next owner of the partition
 does uncommitted work again; the version rule makes that harmless. An index that takes no documents delays others for a
-minute or so at most, a table that stays locked for some ten seconds: see `syncer.jobs.unavailable_index`.
+minute or so at most, a table that stays locked for some ten seconds: then their documents are suspended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, wait
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, takewhile
 
@@ -32,7 +31,6 @@ from syncer.base.link import Link
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
 from syncer.base.settings import WorkerSettings
-from syncer.base.write_report import WriteReport
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
@@ -55,19 +53,6 @@ _GLANCE_SECONDS = 0.002
 """How long to wait for changes while documents are being written, which may be done meanwhile."""
 _KEEP_ALIVE_SECONDS = 1.0
 """How often to renew the membership in the group, and to check for a stop."""
-
-
-@dataclass(slots=True)
-class WorkerReport:
-    """The outcome of one turn of a worker.
-
-    Args:
-        changes: How many changes were received.
-        written: The outcome of the documents that they touch.
-    """
-
-    changes: int = 0
-    written: WriteReport = field(default_factory=WriteReport)
 
 
 class Worker:
@@ -138,14 +123,17 @@ class Worker:
         finally:
             self.close()
 
-    def run_once(self) -> WorkerReport:
+    def run_once(self) -> int:
         """Handle the changes that have arrived, and those that arrive meanwhile, until all in hand are done.
+
+        Returns:
+            How many changes were handled.
 
         Raises:
             Stopping: It was told to stop while a server was down. What is not done was not committed.
             Exception: An error that the policy calls FATAL. What is not done was not committed.
         """
-        report = WorkerReport()
+        changes = 0
         self._receive(_RECEIVE_SECONDS)
         while self._batches:
             if self._has_room and not self._stop.is_requested:
@@ -156,8 +144,8 @@ class Worker:
                 self._receive(_GLANCE_SECONDS)
             else:
                 self._wait(_KEEP_ALIVE_SECONDS)
-            self._commit(report)
-        return report
+            changes += self._commit()
+        return changes
 
     def close(self) -> None:
         """Leave the group and close the connections; what is in hand is left to the next owner of the partitions."""
@@ -167,17 +155,16 @@ class Worker:
         if not is_through:
             self._log.warning(events.COMPONENT_GAVE_UP, component=self._name)
         self._link.close()
-        self._resolver.flush()
+        self._resolver.unresolved.flush()
 
-    def _attempt(self) -> WorkerReport:
+    def _attempt(self) -> None:
         try:
-            return self.run_once()
+            self.run_once()
         except Stopping:
             raise
         except LossError as error:
             self._drop()
             self._membership.go_on_behind(error)
-            return WorkerReport()
         except Exception:
             self._drop()
             self._membership.leave()
@@ -202,7 +189,7 @@ class Worker:
         self._stop.wait(max(0.0, self._gathers_until - time.monotonic()))
         come = self._membership.receive(records_max=self._settings.batch_changes_max, wait_seconds=wait_seconds)
         self._writers.tell()
-        self._resolver.tell()
+        self._resolver.unresolved.tell()
         if come is None:
             return
         received, changes = come
@@ -243,21 +230,19 @@ class Worker:
         # Rule: write-before-committing-offsets.
         return list(takewhile(lambda one: one.is_done, self._batches))
 
-    def _commit(self, report: WorkerReport) -> None:
-        """Commit the offsets of what is done."""
+    def _commit(self) -> int:
+        """Commit the offsets of what is done; return of how many changes."""
+        changes = 0
         for batch in self._done():
             written = batch.report()
-            if written.deferred:
-                defer = partial(self._resolver.defer, batch, written.deferred)
-                retry(defer, pause=self._membership.pause, component=self._name)
             self._batches.remove(batch)
             self._membership.commit(batch.received)
             self._trouble.over()
             if self._traffic is not None:
                 self._traffic.note()
-            report.changes += len(batch.changes)
-            report.written.add(written)
+            changes += len(batch.changes)
             batch.tell(self._name, written)
+        return changes
 
     def _pause(self, seconds: float) -> None:
         self._stop.pause(seconds)

@@ -6,25 +6,24 @@ committed job covers it, or its definition is suspended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import closing
 
 import psycopg
 import structlog
 
 from syncer.base import events, metrics
-from syncer.base.errors import DocumentError, IndexUnavailableError
+from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop
 from syncer.base.link import Link
 from syncer.base.log_limit import Repeated
 from syncer.base.postgres import Connection
 from syncer.documents import suspend
 from syncer.documents.affected import AffectedReader, FanOut
+from syncer.documents.locked_tables import LockedTables
 from syncer.documents.registry import Document
 from syncer.indexing.pool import WriterPool
-from syncer.jobs import queue, unavailable_index
+from syncer.jobs import queue
 from syncer.jobs.model import Job, JobKind
-from syncer.jobs.unavailable_index import LockedTables
 from syncer.worker.batch import ChangeBatch
 
 
@@ -37,6 +36,9 @@ class Resolver:
         page: How many ids are handed on together.
         fan_out_documents_max: A change that touches more documents becomes a job.
         name: The worker, for the log.
+
+    Attributes:
+        unresolved: Logs changes for which an affects query fails.
     """
 
     def __init__(
@@ -57,48 +59,28 @@ class Resolver:
         self._locked = LockedTables()
         self._refreshes: dict[str, int] = {}
         """The refresh of each index that was logged last: a batch that joins it is not worth a line."""
-        self._unresolved: Repeated[tuple[str, str], str] = Repeated(self._tell_unresolved)
+        self.unresolved: Repeated[tuple[str, str], str] = Repeated(self._tell_unresolved)
         self._log = structlog.get_logger().bind(worker=name)
 
     def resolve(self, batch: ChangeBatch, stop: Stop) -> None:
         """Submit every document that the changes touch.
 
-        If a definition cannot continue, it is suspended; the others continue. If a table stays locked, the documents
-        that read it are left to refreshes, all of them after the same time. After a failure you may call it again:
-        what was submitted before is written twice, but counted once.
+        If a definition cannot continue, or a table of it stays locked, it is suspended; the others continue. After a
+        failure you may call it again: what was submitted before is written twice, but counted once.
         """
         batch.writes.clear()
         locked: psycopg.errors.LockNotAvailable | None = None
         with self._link.used() as connection:
             for document in self._reader().documents():
                 try:
-                    self._follow_unlocked(connection, document, batch, stop)
+                    with self._locked.watched(connection, document.index_name):
+                        self._follow(document, batch, stop)
                 except DocumentError as error:
                     suspend.suspend(connection, error)
-                except IndexUnavailableError as error:
-                    unavailable_index.mark(connection, error)
-                    self._refresh(document, batch)
                 except psycopg.errors.LockNotAvailable as error:  # the others do not wait for that document's turn
                     locked = error
         if locked is not None:
             raise locked
-        batch.is_resolved = True
-
-    def defer(self, batch: ChangeBatch, index_names: Iterable[str]) -> None:
-        """Leave the changes of unavailable indices to refreshes. Commit no offsets of these changes before."""
-        with self._link.used():
-            for index_name in index_names:
-                document = self._reader().last(index_name)
-                if document is not None:
-                    self._refresh(document, batch)
-
-    def tell(self) -> None:
-        """Log what is unresolved, if it is time."""
-        self._unresolved.tell()
-
-    def flush(self) -> None:
-        """Log everything not logged yet."""
-        self._unresolved.flush()
 
     def _reader(self) -> AffectedReader:
         connection = self._link.connection
@@ -109,56 +91,35 @@ class Resolver:
             )
         return self._affected
 
-    def _follow_unlocked(self, connection: Connection, document: Document, batch: ChangeBatch, stop: Stop) -> None:
-        """Submit what the changes touch of one definition, whose tables have to be locked for that.
-
-        Raises:
-            DocumentError: The definition must be suspended.
-            IndexUnavailableError: A table has been locked for too long.
-        """
-        try:
-            self._follow(document, batch, stop)
-        except psycopg.errors.LockNotAvailable:
-            self._locked.met(connection, document.index_name)
-            raise
-        self._locked.over(document.index_name)
-
     def _follow(self, document: Document, batch: ChangeBatch, stop: Stop) -> None:
         """Submit what the changes touch of one definition.
 
         Raises:
             DocumentError: The definition must be suspended.
         """
-        if document.unavailable is not None:
-            if self._reader().concerns(document, batch.changes):
-                self._refresh(document, batch)
-            return
         origin = {"batch": batch.number}
         with closing(self._reader().read(document, batch.changes)) as pages:
             for affected in stop.patiently(pages, "which documents changes touch"):
                 if isinstance(affected, FanOut):
                     job = queue.create_fan_out(self._link.connection, document, affected.cause)
-                    self._left_to(job, batch)
                 elif affected.ids is None:
                     if affected.failed is not None:
-                        self._unresolved.note((document.name, affected.failed), document.index_name)
-                    self._refresh(document, batch)
+                        self.unresolved.note((document.name, affected.failed), document.index_name)
+                    job = queue.create(self._link.connection, document, JobKind.REFRESH)
                 else:
                     write = self._writers.submit(document.index_name, affected.ids, origin=origin, trace=batch.trace)
                     batch.writes.append(write)
+                    continue
+                if job is not None:
+                    self._left_to(job, batch)
 
-    def _refresh(self, document: Document, batch: ChangeBatch) -> None:
-        """Leave the changes of a definition to a refresh; once this returns, their offsets may be committed."""
-        self._left_to(queue.create(self._link.connection, document, JobKind.REFRESH), batch)
-
-    def _left_to(self, job: Job | None, batch: ChangeBatch) -> None:
+    def _left_to(self, job: Job, batch: ChangeBatch) -> None:
         """Date a job that makes good the changes of this batch, and log it; a refresh that was joined is not logged."""
-        if job is not None:
-            queue.date(self._link.connection, job.id, batch.changed_at)
-            if self._refreshes.get(job.index_name) != job.id:
-                self._log.info(events.JOB_CREATED, job=job.id, kind=job.kind, document=job.document, cause=job.cause)
-            if job.kind is JobKind.REFRESH:
-                self._refreshes[job.index_name] = job.id
+        queue.date(self._link.connection, job.id, batch.changed_at)
+        if self._refreshes.get(job.index_name) != job.id:
+            self._log.info(events.JOB_CREATED, job=job.id, kind=job.kind, document=job.document, cause=job.cause)
+        if job.kind is JobKind.REFRESH:
+            self._refreshes[job.index_name] = job.id
 
     def _tell_unresolved(self, what: tuple[str, str], number: int, index_name: str) -> None:
         document, kind = what

@@ -114,7 +114,6 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
         "roles": {f"{world.alias}-000001": "current"},
         "faults": {},
         "troubles": {},
-        "unavailable": {},
         "dead_letters": 0,
         "drifted": 0,
         "searched": [f"{world.alias}-000001"],

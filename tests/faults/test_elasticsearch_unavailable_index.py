@@ -14,12 +14,13 @@ from syncer.base.model import Role
 from syncer.documents import registry
 from syncer.indexing import bulk_errors
 from syncer.indexing.bulk_errors import Patience
+from tests.faults.rules import REFRESHED
 from tests.faults.stopping_at import Plan, Point
 from tests.faults.test_job_writes import two_documents, without_primary
 from tests.faults.test_processes import wait_until_dead
 from tests.faults.writers import fill
 from tests.harness import Daemon, World, wait_until
-from tests.mutations import DOES_NOTHING, SAYS_NO
+from tests.mutations import SAYS_NO
 from tests.mutations.writing import of_any_revision
 from tests.proof import Rule, faces
 
@@ -43,11 +44,6 @@ LEFT = Rule(
     patch="syncer.indexing.bulk_errors:Patience._is_unavailable",
     instead=SAYS_NO,
 )
-IN_A_JOB = Rule(
-    "an index that takes nothing has a refresh before the offsets of its changes are committed",
-    patch="syncer.worker.resolve:Resolver._refresh",
-    instead=DOES_NOTHING,
-)
 
 
 def daemon(world: World, *points: Point) -> Daemon:
@@ -64,14 +60,14 @@ def level(world: World, document: str) -> bool:
 @faces(
     "a shard has no primary, or a disk is full, for minutes; changes continue, and workers are killed meanwhile",
     guarantees=(1, 3),
-    without=(LEFT, IN_A_JOB),
+    without=(LEFT, REFRESHED),
 )
 def test_an_index_that_takes_nothing_keeps_no_other_waiting(world: World, trouble: Trouble) -> None:
-    """Other documents are followed; one refresh takes up all changes, even if workers are killed."""
+    """Other documents are followed; a refresh makes up for what was skipped, even if workers are killed."""
     two_documents(world)
     with world.elasticsearch() as client, trouble(client, world.index_of()):
         fill(world)
-        point = Point(at="syncer.jobs.queue:create", when="after")
+        point = Point(at="syncer.documents.registry:suspend", when="after")
         wait_until_dead(daemon(world, point), point)
         second = daemon(world)
         for number in range(2):
@@ -82,12 +78,9 @@ def test_an_index_that_takes_nothing_keeps_no_other_waiting(world: World, troubl
         status = world.syncer("status")
         assert status.returncode == 1
         assert "takes no documents" in status.stdout
-        assert world.sql(JOBS) == [("refresh", "new")]
     world.wait_until_level()
     wait_until(lambda: world.sql(JOBS) == [], what="all jobs are done", detail=second.log_file.read_text)
-    assert world.sql("SELECT count(*) FROM syncer.document WHERE unavailable IS NOT NULL OR suspended IS NOT NULL") == [
-        (0,)
-    ]
+    assert world.sql("SELECT count(*) FROM syncer.document WHERE suspended IS NOT NULL") == [(0,)]
     assert world.sql("SELECT id FROM syncer.dead_letter") == []
     assert second.wait_for("document.resumed")["outage_seconds"] > 0
     assert world.syncer("verify").returncode == 0

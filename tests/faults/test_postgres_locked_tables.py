@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-from syncer.jobs import unavailable_index
+from syncer.documents import locked_tables
 from syncer.jobs.model import JobKind, JobState, find
 from syncer.worker.job_loop import JobWorker
 from tests.faults.stopping_at import Plan
@@ -23,13 +23,13 @@ from tests.scenarios.test_fan_outs import list_
 from tests.scenarios.test_jobs import altering
 
 NOT_WAITED_FOR = Rule(
-    "a table that stays locked is not waited for: its documents are left to a refresh",
-    patch="syncer.jobs.unavailable_index:LockedTables.met",
+    "a table that stays locked is not waited for: its documents are suspended",
+    patch="syncer.documents.locked_tables:LockedTables.met",
     instead=DOES_NOTHING,
 )
 _WAITING = "SELECT {} FROM pg_locks WHERE NOT granted AND relation = 'posts'::regclass AND mode = '{}Lock'"
 _ATTEMPTS = _WAITING.format("waitstart", "AccessShare")
-_HURRIED = {"syncer.jobs.unavailable_index:LOCKED_SECONDS_MAX": 1.0}
+_HURRIED = {"syncer.documents.locked_tables:LOCKED_SECONDS_MAX": 1.0}
 
 
 @contextmanager
@@ -55,7 +55,7 @@ Locked = Callable[[World], AbstractContextManager[None]]
 @pytest.mark.parametrize("locked", [altering, queued])
 @faces("a table is altered for hours, or an ALTER waits for a long SELECT", guarantees=(1, 3), without=NOT_WAITED_FOR)
 def test_a_locked_table_keeps_no_other_document_waiting(world: World, locked: Locked) -> None:
-    """Documents that do not read it are followed; one refresh takes up the changes of those that do."""
+    """Documents that do not read it are followed; a refresh writes those that do."""
     two_documents(world)
     fill(world)
     world.sql("INSERT INTO comments (post_id, name, comment) VALUES (1, 'a', 'b')")
@@ -66,7 +66,6 @@ def test_a_locked_table_keeps_no_other_document_waiting(world: World, locked: Lo
             world.sql("UPDATE comments SET comment = %s", f"comment {number}")
             world.sql("UPDATE users SET name = %s, email = %s", f"name {number}", f"email {number}")
             wait_until(lambda: level(world, "user"), what="users are followed", detail=process.log_file.read_text)
-        wait_until(lambda: world.sql(JOBS) == [("refresh", "new")], what="one refresh is left")
         status = world.syncer("status")
         assert status.returncode == 1
         assert "table public.posts has been locked" in " ".join(status.stdout.split())
@@ -81,7 +80,7 @@ def test_a_locked_table_keeps_no_other_document_waiting(world: World, locked: Lo
     guarantees=(4,),
     without=Rule(
         "a lock of a few seconds is waited for",
-        patch="syncer.jobs.unavailable_index:LOCKED_SECONDS_MAX",
+        patch="syncer.documents.locked_tables:LOCKED_SECONDS_MAX",
         instead=Is(-1.0),
     ),
 )
@@ -103,25 +102,25 @@ def test_a_lock_of_a_moment_is_waited_for(world: World) -> None:
     world.wait_until_level()
     kinds = {kind for (kind,) in world.sql("SELECT kind FROM syncer.job")}
     assert JobKind.REFRESH not in kinds
-    assert "document.deferred" not in process.log_file.read_text()
+    assert "document.suspended" not in process.log_file.read_text()
 
 
 @faces("a table is altered while a job writes the documents that read it", guarantees=(4,), without=NOT_WAITED_FOR)
 def test_a_locked_table_keeps_no_other_job_waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its chunks are in every thread when the lock comes to stay; they are given back, and another job is done."""
-    monkeypatch.setattr(unavailable_index, "LOCKED_SECONDS_MAX", 1.0)
+    monkeypatch.setattr(locked_tables, "LOCKED_SECONDS_MAX", 1.0)
     two_documents(world)
     world.sql(POSTS.format(1000))
     with world.connect() as connection, world.index() as index:
         job = list_(connection, create(connection, JobKind.BACKFILL))
         with altering(world), running(JobWorker(connect=world.connect, index=index, batch_documents_max=5)):
-            wait_until(lambda: the_document(connection).unavailable is not None, what="it is no longer waited for")
+            wait_until(lambda: the_document(connection).suspended is not None, what="it is no longer waited for")
             other = create(connection, JobKind.REFRESH, "user")
             wait_until(lambda: find(connection, other.id).state is JobState.DONE, what="the other one is done")
             assert find(connection, job.id).state is JobState.LISTED
         with running(JobWorker(connect=world.connect, index=index)):
             wait_until(lambda: find(connection, job.id).state is JobState.DONE, what="it is done after that")
-        assert the_document(connection).unavailable is None
+        assert the_document(connection).suspended is None
 
 
 @faces(

@@ -11,13 +11,12 @@ from pydantic import SecretStr
 
 from syncer.base import postgres
 from syncer.base.errors import DefinitionError, JobError
-from syncer.base.postgres import Connection
 from syncer.base.settings import PostgresSettings
 from syncer.documents import analyze, registry
 from syncer.documents.definition import Definition
-from syncer.indexing import version
 from syncer.jobs import listing, queue
 from syncer.jobs.model import JobKind
+from tests.drawing import assign
 from tests.harness import World, wait_until
 from tests.mutations.base import pins_no_search_path
 from tests.proof import Rule, faces
@@ -78,14 +77,10 @@ def test_a_function_of_another_role_assigns_no_version(world: World, mallory: Ca
     """A later snapshot has a later version; in a session that is not pinned all versions would be the same."""
     mallory(ASSIGNS_ALIKE)
 
-    def assigned(connection: Connection) -> int:
-        with postgres.snapshot(connection):
-            return version.assign(connection)
-
     with world.connect() as connection:
-        assert assigned(connection) < assigned(connection)
+        assert assign(connection) < assign(connection)
         connection.execute("SET search_path TO DEFAULT")
-        assert assigned(connection) == assigned(connection)
+        assert assign(connection) == assign(connection)
 
 
 @faces(

@@ -163,7 +163,7 @@ def handle(worker: Worker, changes: int) -> None:
 
     def is_through() -> bool:
         nonlocal handled
-        handled += worker.run_once().changes
+        handled += worker.run_once()
         return handled >= changes
 
     wait_until(is_through, what="all changes are handled")

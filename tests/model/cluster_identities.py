@@ -181,10 +181,10 @@ class ClusterIdentitiesModel(Model[ClusterIdentities]):
         if state.identity == state.database.identity or not self.keeps(NEW_EPOCH):
             yield f"{name} connects", self._connected(state, at)
             return
-        # Rule the-epoch-is-kept-in-elasticsearch: `EpochRecord.read_epoch`.
+        # Rule the-epoch-is-kept-in-elasticsearch: `Index.read_epoch`.
         epoch = max(state.database.epoch, state.recorded if self._records else 0) + 1
         entering = _with(state, at, Worker(phase=_ENTERING, version=epoch))
-        # Rule the-record-comes-first: `EpochRecord.write_epoch`, before the transaction commits.
+        # Rule the-record-comes-first: `Index.write_epoch`, before the transaction commits.
         if self._records_first:
             said = f"{name} connects, and records epoch {epoch} in Elasticsearch"
             yield said, entering._replace(recorded=max(state.recorded, epoch))

@@ -184,7 +184,7 @@ class WritingModel(Model[Writing]):
         # One snapshot contains the whole document: `syncer.documents.queries`.
         read = _read(state, worker)
         if self._in_turn:
-            # Rule assign-and-read-in-turn: `version.assign`.
+            # Rule assign-and-read-in-turn: `version.assign_version`.
             read = read._replace(version=_next(state))
             what = f"{name} assigns version {read.version} and reads state {read.state}: {_seen(read.is_there)}"
         else:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from syncer.base.postgres import Connection
+from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover
-from syncer.indexing.failover import ClusterIdentity, EpochRecord, Origin
+from syncer.indexing.failover import ClusterIdentity, Origin
 from tests.mutations import Instead
 
 
 def locks_while_it_asks(
-    original: Instead, connection: Connection, record: EpochRecord, *, if_changed: Callable[[], object] = lambda: None
+    original: Instead, connection: Connection, record: Index, *, if_changed: Callable[[], object] = lambda: None
 ) -> ClusterIdentity:
     """The cluster identity is locked before Elasticsearch is asked."""
     connection.execute("BEGIN")
@@ -24,7 +25,7 @@ def locks_while_it_asks(
 def enters_and_refreshes_nothing(
     original: Instead,
     connection: Connection,
-    record: EpochRecord,
+    record: Index,
     *,
     if_changed: Callable[[], object] = lambda: None,
 ) -> ClusterIdentity:
@@ -66,7 +67,7 @@ def nothing_recorded(
     return found
 
 
-def never_lost(original: Instead, connection: Connection, record: EpochRecord, version: int) -> Origin:
+def never_lost(original: Instead, connection: Connection, record: Index, version: int) -> Origin:
     """A version of a life that was lost is taken for somebody else's."""
     found: Origin = original(connection, record, version)
     return Origin.FOREIGN if found is Origin.LOST else found

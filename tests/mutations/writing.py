@@ -13,7 +13,7 @@ from uuid import UUID
 import elasticsearch
 import psycopg
 
-from syncer.base.errors import DeadLetteringError, DocumentError, IndexUnavailableError, JobError, SyncerError
+from syncer.base.errors import DeadLetteringError, DocumentError, JobError, SyncerError
 from syncer.base.model import Composition
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble
@@ -39,10 +39,10 @@ from tests.mutations import Instead
 
 
 def assigns_the_version_last(
-    original: Instead, self: Composer, plan: _Plan, ids: Sequence[str], bytes_max: int
+    original: Instead, self: Composer, plan: _Plan, ids: Sequence[str], bytes_max: int, seconds: float | None = None
 ) -> _Snapshot:
     """The version is assigned once the documents are read."""
-    found: _Snapshot = original(self, plan, ids, bytes_max)
+    found: _Snapshot = original(self, plan, ids, bytes_max, seconds)
     row = self._primary.execute(
         "SELECT epoch << 43 | nextval('syncer.version') FROM syncer.cluster_identity"
     ).fetchone()
@@ -248,9 +248,7 @@ def is_waited_for(original: Instead, self: Patience, index_name: str) -> bool:
 # The pool and its flow control
 
 
-def is_done_before_it_is_suspended(
-    original: Instead, self: Writer, error: DocumentError | IndexUnavailableError
-) -> None:
+def is_done_before_it_is_suspended(original: Instead, self: Writer, error: DocumentError) -> None:
     """Documents count as done, and nobody is told that their definition cannot go on."""
 
 

@@ -112,11 +112,11 @@ def follow(world: World, index: Index, *, many: int = MANY) -> None:
 
         def is_handled() -> bool:
             nonlocal handled
-            handled += made.run_once().changes
+            handled += made.run_once()
             return handled >= published
 
         wait_until(is_handled, what="the worker has handled all that was published")
-        wait_until(lambda: made.run_once().changes == 0, what="it has nothing more to do")
+        wait_until(lambda: made.run_once() == 0, what="it has nothing more to do")
 
 
 def image_of(user: int) -> Image:
@@ -229,28 +229,6 @@ def test_a_fan_out_that_is_new_takes_up_the_next(world: World, connection: Conne
     images: list[list[Image]] = [[{"id": "1.0"}], [{"id": "1.00"}, {"id": "1.0"}]]
     [after] = {fan_out(connection, {"public.users": one}).id for one in images}
     assert find(connection, after).cause == {"public.users": 2}
-
-
-def test_while_an_index_is_unavailable_one_refresh_takes_up_everything(world: World, connection: Connection) -> None:
-    """Edits, a rename of many and a TRUNCATE are left to one refresh, which is not listed until the index recovers."""
-    with world.index() as index:
-        follow(world, index, many=1000)
-        registry.mark_unavailable(connection, world.index_of(), "a test says so")
-        for change in (
-            "UPDATE posts SET title = 'new' WHERE id < 10",
-            "UPDATE users SET name = 'renamed' WHERE id = 1",
-            "TRUNCATE comments",
-        ):
-            world.sql(change)
-            follow(world, index)
-        [refresh] = unfinished(connection)
-        assert (refresh.kind, refresh.state) == (JobKind.REFRESH, JobState.NEW)
-        assert due(connection) == []
-        assert len(world.differences()) == 120
-        assert registry.mark_available(connection, world.index_of()) is not None
-        world.refresh(index)
-    assert find(connection, refresh.id).state is JobState.DONE
-    assert world.differences() == []
 
 
 @faces(

@@ -655,9 +655,9 @@ def test_the_commands_show_and_change_jobs(world: World, connection: Connection)
     assert drain(world) == []
     unasked = world.syncer("jobs", "cancel", str(job.id))
     assert (unasked.returncode, "--yes" in unasked.stderr) == (2, True)
-    world.sql("UPDATE syncer.document SET unavailable = 'a disk is full'")
+    world.sql("UPDATE syncer.document SET suspended = 'a disk is full'")
     resumed = world.syncer("jobs", "resume", str(job.id)).stdout
-    assert f"Job {job.id} is resumed, and waits: the index takes no documents." in resumed
+    assert f"Job {job.id} is resumed, and waits: the document is suspended." in resumed
     cancelled = world.syncer("jobs", "cancel", str(job.id), "--yes").stdout
     assert "10 documents were written, 15 were not" in cancelled
     assert "counts as not loaded. To load it: syncer apply, or syncer backfill blogpost" in cancelled

@@ -281,28 +281,16 @@ def test_a_life_that_was_set_back_is_found_out(
     assert assign_alone(database) > before
 
 
-class _Crashes:
-    """A record whose writer dies right after the epoch is kept.
-
-    Args:
-        index: The record.
-    """
+class _Crashes(Index):
+    """A record whose writer dies right after the epoch is kept."""
 
     def __init__(self, index: Index) -> None:
-        self._index = index
-
-    def read_epoch(self, installation: UUID) -> int:
-        return self._index.read_epoch(installation)
+        super().__init__(index._client, bulk_bytes_max=1)
 
     def write_epoch(self, installation: UUID, epoch: int) -> None:
-        self._index.write_epoch(installation, epoch)
+        """Write it, and die."""
+        super().write_epoch(installation, epoch)
         raise ConnectionAbortedError
-
-    def read_assigned(self, installation: UUID) -> int:
-        return self._index.read_assigned(installation)
-
-    def write_assigned(self, installation: UUID, version: int) -> None:
-        self._index.write_assigned(installation, version)
 
 
 @faces("a writer dies between the two places where an epoch is kept", guarantees=(2,), without=EPOCH_RECORDED)
@@ -358,7 +346,7 @@ def test_a_connection_on_which_no_life_could_be_entered_is_closed(database: Worl
         opened.append(database.connect())
         return opened[-1]
 
-    session = Session(connect=connect, connect_replica=None, index=_Crashes(index))  # type: ignore[arg-type]
+    session = Session(connect=connect, connect_replica=None, index=_Crashes(index))
     try:
         for _ in range(2):
             with pytest.raises(ConnectionAbortedError):
@@ -369,20 +357,16 @@ def test_a_connection_on_which_no_life_could_be_entered_is_closed(database: Worl
             one.close()
 
 
-class _Slow:
+class _Slow(Index):
     """A record that is asked while somebody else enters the cluster identity."""
 
     def __init__(self, index: Index, meanwhile: Callable[[], object]) -> None:
-        self._index = index
+        super().__init__(index._client, bulk_bytes_max=1)
         self._meanwhile = meanwhile
-        self.write_epoch = index.write_epoch
-        self.write_assigned = index.write_assigned
-
-    def read_epoch(self, installation: UUID) -> int:
-        return self._index.read_epoch(installation)
 
     def read_assigned(self, installation: UUID) -> int:
-        assigned = self._index.read_assigned(installation)
+        """Read it; then the others enter."""
+        assigned = super().read_assigned(installation)
         self._meanwhile()
         return assigned
 

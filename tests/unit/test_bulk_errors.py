@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncer.base.errors import IndexUnavailableError
+from syncer.base.errors import DocumentError
 from syncer.base.model import Target
 from syncer.documents.registry import Document
 from syncer.elasticsearch.reader import Holdings
@@ -50,14 +50,14 @@ def refuse(patience: Patience) -> None:
     patience.require_needed(DOCUMENT, "unavailable_shards_exception: away", is_blocked=False)
 
 
-def test_an_index_is_deferred_once_it_has_refused_for_a_minute() -> None:
+def test_an_index_suspends_once_it_has_refused_for_a_minute() -> None:
     """Refusals that come now and then are one outage."""
     clock = Clock()
     patience = Patience(Unavailable(), clock=clock)
     for _ in range(int(PATIENCE_SECONDS) // 20 + 1):
         refuse(patience)
         clock.now += 20
-    with pytest.raises(IndexUnavailableError):
+    with pytest.raises(DocumentError):
         refuse(patience)
 
 
@@ -71,5 +71,5 @@ def test_an_outage_of_an_hour_ago_does_not_count() -> None:
     clock.now += PATIENCE_SECONDS / 2
     refuse(patience)
     clock.now += PATIENCE_SECONDS
-    with pytest.raises(IndexUnavailableError):
+    with pytest.raises(DocumentError):
         refuse(patience)

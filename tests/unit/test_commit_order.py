@@ -10,12 +10,13 @@ from elasticsearch import Elasticsearch
 from hypothesis import given, strategies as st
 
 from syncer.base.errors import SourceError
+from syncer.base.log_limit import Repeated
 from syncer.base.settings import WorkerSettings
 from syncer.base.write_report import WriteReport
 from syncer.elasticsearch.bulk import Index
 from syncer.worker.batch import ChangeBatch
 from syncer.worker.group import Membership
-from syncer.worker.loop import Worker, WorkerReport
+from syncer.worker.loop import Worker
 from tests.fakes import FakeMembership
 
 CHANGE = b'{"id":%d,"changed_at":0,"relation":"public.posts","operation":"D","old":{"id":"1"},"new":null}'
@@ -30,15 +31,12 @@ class Resolver:
     """Says that each batch touches as many slices of documents as it is told, which the test completes."""
 
     def __init__(self, slices: list[int]) -> None:
+        self.unresolved: Repeated[object, object] = Repeated(unreachable)
         self.writes: list[list[Future[WriteReport]]] = [[Future() for _ in range(one)] for one in slices]
 
     def resolve(self, batch: ChangeBatch, _: object) -> None:
         """Have the worker wait for the slices of this batch."""
         batch.writes.extend(self.writes[batch.number - 1])
-        batch.is_resolved = True
-
-    def tell(self) -> None:
-        """Log what is unresolved: nothing."""
 
 
 def worker_of(slices: list[int]) -> tuple[Worker, FakeMembership, list[list[Future[WriteReport]]]]:
@@ -66,7 +64,7 @@ def test_offsets_are_committed_in_order_up_to_the_first_that_is_not_written(slic
     for one in [None, *left]:
         if one is not None:
             one.set_result(WriteReport())
-        worker._commit(WorkerReport())
+        worker._commit()
         done = [all(each.done() for each in batch) for batch in writes]
         assert membership.committed == (done.index(False) if False in done else len(done))
 
@@ -77,5 +75,5 @@ def test_a_batch_that_failed_is_not_committed_nor_what_follows_it() -> None:
     written.set_result(WriteReport())
     failed.set_exception(SourceError("away"))
     with pytest.raises(SourceError):
-        worker._commit(WorkerReport())
+        worker._commit()
     assert membership.committed == 0

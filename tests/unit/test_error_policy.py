@@ -19,7 +19,6 @@ from syncer.base.error_policy import Action, at_work_for, decide, decide_item, e
 from syncer.base.errors import (
     DeadLetteringError,
     DocumentError,
-    IndexUnavailableError,
     ReplicaError,
     RestoringError,
     SyncerError,
@@ -183,7 +182,7 @@ def test_what_kafka_raises(name: str, action: Action) -> None:
     assert decide(kafka_error(getattr(KafkaError, name))) is action
 
 
-WAITED_FOR = (DocumentError, DeadLetteringError, ReplicaError, RestoringError, UnavailableError, IndexUnavailableError)
+WAITED_FOR = (DocumentError, DeadLetteringError, ReplicaError, RestoringError, UnavailableError)
 OURS = [
     one
     for one in vars(errors).values()
@@ -212,7 +211,6 @@ IN_WORK: dict[str, tuple[Exception, Action]] = {
     "answer": (errors.IndexingError("Elasticsearch answered 3 items"), Action.SUSPEND),
     "shard": (UnavailableError("not every shard"), Action.RETRY),
     "cleared": (DeadLetteringError("no dead letter"), Action.RETRY),
-    "unavailable": (IndexUnavailableError("no documents", index_name="blogpost"), Action.DEFER),
     "replica": (ReplicaError("behind"), Action.RETRY),
     "half restored": (RestoringError("not whole"), Action.RETRY),
     "bad_request": (api_error(400), Action.SUSPEND),

@@ -50,7 +50,6 @@ DOCUMENT = DocumentOverview(
     dead_letters=0,
     drifted=0,
     troubles={},
-    unavailable={},
     searched=(INDEX,),
 )
 STORED = Stored(
@@ -120,9 +119,6 @@ documents = st.builds(
     dead_letters=st.integers(0, 2),
     drifted=st.integers(0, 1),
     troubles=st.sampled_from([{}, {NEXT: "its disk is full\nMake room"}]),
-    unavailable=st.sampled_from(
-        [{}, {INDEX: "it takes no documents\nGive it a shard"}, {INDEX: "it takes no documents"}]
-    ),
     searched=st.sampled_from([None, (INDEX,), (), (NEXT,), (INDEX, NEXT)]),
 ).map(lambda one: one if one.suspended is None else replace(one, is_loaded=False))
 jobs = st.builds(
@@ -221,8 +217,8 @@ def test_what_helps_depends_on_what_the_index_is_for() -> None:
     gone = replace(suspended, targets={INDEX: 7, NEXT: None}, faults={NEXT: IndexFault.GONE})
     (one,) = problems(replace(WELL, documents=(gone,)))
     assert one.action == "Do without it: syncer index drop-previous blogpost"
-    both = {INDEX: "it takes no documents\nGive it a shard"}
-    away = replace(DOCUMENT, targets={INDEX: None}, faults={INDEX: IndexFault.SHARDS_AWAY}, unavailable=both)
+    both = "it takes no documents\nGive it a shard"
+    away = replace(DOCUMENT, targets={INDEX: None}, faults={INDEX: IndexFault.SHARDS_AWAY}, suspended=both)
     (one,) = problems(replace(WELL, documents=(away,)))
     assert one.action == "Give it a shard"
 

@@ -23,7 +23,6 @@ JOB = Job(
     state=JobState.LISTED,
     is_paused=False,
     is_suspended=False,
-    is_unavailable=False,
     where=None,
     cause=None,
     rate=None,
@@ -80,9 +79,8 @@ def test_a_slow_rate_is_not_none(changed: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"is_unavailable": True}, "waits: the index takes no documents"),
         ({"is_suspended": True}, "waits: the document is suspended"),
-        ({"is_paused": True, "is_unavailable": True}, "paused; to go on: syncer jobs resume 7"),
+        ({"is_paused": True, "is_suspended": True}, "paused; to go on: syncer jobs resume 7"),
     ],
 )
 def test_what_a_job_waits_for_is_said(changed: dict[str, Any], said: str) -> None:

@@ -20,7 +20,6 @@ LINES: dict[str, dict[str, Any]] = {
     events.RELAY_LED: {"cursor": "1:1:"},
     events.RELAY_ADOPTED: {"changes": 7},
     events.DOCUMENT_SUSPENDED: {"document": "blogpost", "reason": "its table is gone", "hint": ""},
-    events.DOCUMENT_DEFERRED: {"index": "blogpost-000001", "reason": "the disk is full", "hint": ""},
     events.DOCUMENT_RESUMED: {"index": "blogpost-000001", "outage_seconds": 3.0},
     events.JOB_FINISHED: {
         **dict.fromkeys(("indexed", "deleted", "skipped", "dead_lettered"), 0),

@@ -63,8 +63,8 @@ class Actions:
             lacking = dead_letters.to_retry(connection, selection)
             try:
                 for one, _ in lacking:
-                    query, parameters = dead_letters.ids_query(selection.of_index(one.index_name))
-                    job = listing.create_selected(connection, one, query, parameters, chunk=page)
+                    ids = dead_letters.ids(connection, selection.of_index(one.index_name))
+                    job = listing.create_listed(connection, one, ids, chunk=page)
                     made += [] if job is None else [job]
             finally:  # also after an error: jobs created so far remain
                 done = {"jobs": [one.id for one in made], "letters": sum(one.documents_total or 0 for one in made)}

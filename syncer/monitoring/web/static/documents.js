@@ -32,7 +32,6 @@ function* rows(one, verification) {
         number === null ? one.faults[name] ?? "unknown" : count(number)));
   }
   if (one.suspended !== null) yield why(`${one.name} is suspended: `, one.suspended);
-  for (const [name, said] of Object.entries(one.unavailable)) yield why(`${name} is unavailable: `, said);
   for (const [name, said] of Object.entries(one.troubles)) yield why(`${name} (${one.roles[name]}) is suspended: `, said);
 }
 
@@ -52,7 +51,6 @@ function verified(one) {
 
 function state(one) {
   if (one.suspended !== null) return el("span", { class: "state bad" }, "suspended");
-  if (Object.keys(one.unavailable).length > 0) return el("span", { class: "state bad" }, "unavailable");
   return one.is_loaded ? el("span", { class: "state" }, "active") : el("span", { class: "state busy" }, "not loaded");
 }
 

@@ -27,7 +27,7 @@ function change(row, one, access, refresh) {
   const [what, progress, buttons] = row.children;
   const canAct = access.can_act;
   const isOver = one.finished_at !== null;
-  row.className = isOver ? "ended" : one.is_paused ? "paused" : one.is_suspended || one.is_unavailable ? "suspended" : "";
+  row.className = isOver ? "ended" : one.is_paused ? "paused" : one.is_suspended ? "suspended" : "";
   say(what.querySelector("b"), `${one.id} · ${one.reason}`);
   say(what.querySelector("span"), ` of ${one.index_name}`);
   say(what.children[1], under(one));
@@ -58,7 +58,6 @@ function pace(one, share) {
   const total = one.documents_total === null ? "" : ` of ${count(one.documents_total)} (${Math.floor(share * 100)} %)`;
   const done = `${count(one.documents_done)}${total}`;
   if (one.is_paused) return `${done}, paused`;
-  if (one.is_unavailable) return `${done}, waiting: its index is unavailable`;
   if (one.is_suspended) return `${done}, waiting: its document is suspended`;
   if (one.state === "new" || one.state === "listing") return "listing ids …";
   if (one.state === "written") return `${done}, looking for documents that only Elasticsearch has …`;

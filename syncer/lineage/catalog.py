@@ -376,7 +376,7 @@ def _reads(connection: Connection, trees: Sequence[exp.Expr], file: str) -> Iter
         if is_whole:
             columns = frozenset(row[0] for row in connection.execute(_ALL_COLUMNS, (oid,)))
         virtual = {one: sources for one, sources in connection.execute(_VIRTUAL, (oid,)).fetchall() if one in columns}
-        columns = (columns - virtual.keys()).union(*virtual.values())
+        columns = columns.difference(virtual).union(*virtual.values())
         yield Read(
             relation=relation, name=(schema, name), columns=columns, virtual=frozenset(virtual), is_whole=is_whole
         )

@@ -48,8 +48,11 @@ def kafka() -> Iterator[KafkaServer]:
 
 
 @pytest.fixture
-def frail_world(sandbox: Sandbox, endpoints: Endpoints, kafka: KafkaServer, tmp_path: Path) -> Iterator[World]:
+def frail_world(
+    sandbox: Sandbox, endpoints: Endpoints, kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[World]:
     """A world whose changes are all in one partition on that broker, with a blog that is level."""
+    monkeypatch.setattr(relaying, "LEASE_SECONDS", 600)  # a relay that the test turns leads while the broker starts
     there = replace(endpoints, kafka_bootstrap_servers=kafka.address)
     with made(World(sandbox=sandbox, endpoints=there, folder=tmp_path)) as world:
         client = admin(world)

@@ -98,15 +98,12 @@ CREATE TABLE syncer.relay_cursor (
     saved_at          timestamptz NOT NULL DEFAULT now(),
     topic             text,
     ends              jsonb       NOT NULL DEFAULT '{}',
-    lasts             jsonb       NOT NULL DEFAULT '{}',
     adopted_in        xid8        NOT NULL DEFAULT '0'
 );
 
-COMMENT ON COLUMN syncer.relay_cursor.topic IS 'The id of the topic that ends and lasts describe.';
+COMMENT ON COLUMN syncer.relay_cursor.topic IS 'The id of the topic that ends describes.';
 COMMENT ON COLUMN syncer.relay_cursor.ends IS
     'By partition, the offset after the last acknowledged record.';
-COMMENT ON COLUMN syncer.relay_cursor.lasts IS
-    'By partition, the outbox id of the last acknowledged record: the next leader checks that it is still there.';
 COMMENT ON COLUMN syncer.relay_cursor.adopted_in IS
     'The transaction that took over every row of the outbox because no cursor could be trusted; 0 if none did.';
 

@@ -241,19 +241,9 @@ def install(
 
 def _remember(connection: Connection, capture: Capture, files: object) -> None:
     """Save how a table is captured, and the files that it had before its triggers were created."""
-    connection.execute(_PUT, (*_columns(capture), files))
-
-
-def _columns(capture: Capture) -> tuple[object, ...]:
-    """The values as they are saved."""
-    return (
-        capture.relation,
-        list(capture.key),
-        sorted(capture.watched),
-        sorted(capture.routing),
-        capture.aggregate,
-        capture.aggregate_column,
-    )
+    columns = list(capture.key), sorted(capture.watched), sorted(capture.routing)
+    row = capture.relation, *columns, capture.aggregate, capture.aggregate_column, files
+    connection.execute(_PUT, row)
 
 
 def _body(connection: Connection, capture: Capture, *, is_by_row: bool) -> str:

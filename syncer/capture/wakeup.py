@@ -29,9 +29,6 @@ A write never fails because of the wake-up:
 
 Not guaranteed: that a transaction that has notified can commit while the lock table is full. NOTIFY needs an entry in
 it; but so does every transaction that writes anything, and none can begin then.
-
-A trigger function that was created before there was a wake-up does not notify. If there is one, the relay does not
-fall asleep.
 """
 
 from __future__ import annotations
@@ -70,14 +67,10 @@ _SLEEP = f"""
 SELECT CASE
     WHEN current_setting('max_prepared_transactions') <> '0'
       OR pg_notification_queue_usage() >= {_QUEUE_SHARE_TO_SLEEP}
-      OR EXISTS (SELECT FROM syncer.capture AS c
-                 JOIN pg_trigger AS t ON t.tgrelid = to_regclass(c.relation)
-                 JOIN pg_proc AS p ON p.oid = t.tgfoid AND p.pronamespace = 'syncer'::regnamespace
-                 WHERE position('{CHANNEL}' IN p.prosrc) = 0)
     THEN false
     ELSE pg_try_advisory_lock({AdvisoryLock.WAKEUP:d})
 END
-"""  # noqa: S608 - of constants
+"""
 _WAKE = f"SELECT pg_advisory_unlock({AdvisoryLock.WAKEUP:d})"
 
 
@@ -92,7 +85,7 @@ def sleep(connection: Connection) -> bool:
     What was written before may be visible only now: look at the outbox before you `wait`.
 
     Returns:
-        False if a writer that will not notify is busy, or if the server or a table does not allow it.
+        False if a writer that will not notify is busy, or if the server does not allow it.
     """
     return bool(value(connection, _SLEEP))
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from syncer.base.errors import DefinitionError
 from syncer.elasticsearch import indices
@@ -51,19 +50,6 @@ class Definition:
     index_body: dict[str, Any]
     affects: dict[str, str]
     folder: Path
-
-
-class _Options(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    index: str
-
-    @field_validator("index")
-    @classmethod
-    def _is_index_name(cls, index: str) -> str:
-        if not _INDEX_NAME.fullmatch(index):
-            raise ValueError(f"{index!r} is not a name for an index: lower case letters, digits, _ . - only")
-        return index
 
 
 def load_all(config_folder: Path, *, may_be_none: bool = False) -> list[Definition]:
@@ -148,7 +134,7 @@ def load(folder: Path) -> Definition:
             )
     return Definition(
         name=folder.name,
-        index=_read_options(folder / "document.yaml").index,
+        index=_read_index_name(folder / "document.yaml"),
         select=read_sql(folder / "select.sql"),
         index_body=read_index_body(folder / "index.json"),
         affects={file.stem: _read_affects(file) for file in sorted(folder.glob("affects/*.sql"))},
@@ -165,22 +151,22 @@ def _read(file: Path) -> str:
         raise DefinitionError(f"{file} cannot be read: {error}") from error
 
 
-def _read_options(file: Path) -> _Options:
+def _read_index_name(file: Path) -> str:
     try:
         loaded = yaml.safe_load(_read(file))
     except yaml.YAMLError as error:
         raise DefinitionError(f"{file} is not valid YAML: {error}", hint=_OPTIONS_HINT) from error
-    if not isinstance(loaded, dict):
+    if not isinstance(loaded, dict) or "index" not in loaded:
         raise DefinitionError(f"{file} does not name an index", hint=_OPTIONS_HINT)
-    try:
-        return _Options.model_validate(loaded)
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc']) or 'document'}: "
-            + problem["msg"].removeprefix("Value error, ")
-            for problem in error.errors(include_url=False)
+    if unknown := ", ".join(str(key) for key in loaded if key != "index"):
+        raise DefinitionError(f"{file}: {unknown} is no option", hint=_OPTIONS_HINT)
+    index = loaded["index"]
+    if not isinstance(index, str) or not _INDEX_NAME.fullmatch(index):
+        raise DefinitionError(
+            f"{file}: index: {index!r} is not a name for an index: lower case letters, digits, _ . - only",
+            hint=_OPTIONS_HINT,
         )
-        raise DefinitionError(f"{file} is not valid: {problems}", hint=_OPTIONS_HINT) from error
+    return index
 
 
 def read_sql(file: Path) -> str:

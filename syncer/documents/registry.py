@@ -12,16 +12,16 @@ that fails is suspended alone; the rows of a document share name and alias.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 from psycopg.types.json import Jsonb
+from pydantic import TypeAdapter
 
 from syncer.base.errors import Fault
 from syncer.base.model import Role, Target
 from syncer.base.postgres import Connection, value
-from syncer.lineage.dependencies import Dependencies, Field, Lookup, TableUse
-from syncer.lineage.fingerprint import Shape
+from syncer.lineage.dependencies import Dependencies
 
 _STATES = """
 SELECT index_name, revision, role, loaded_at IS NOT NULL, suspended, suspended_by FROM syncer.document
@@ -76,6 +76,7 @@ WHERE index_name = $1 AND revision = $2 AND suspended_by = $3
 RETURNING extract(epoch FROM clock_timestamp() - stale_since)::float8
 """
 _INSTALLATION = "SELECT installation::text FROM syncer.cluster_identity"
+_DEPENDENCIES = TypeAdapter(Dependencies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,33 +232,13 @@ def _document(
         select=stored["select"],
         affects=stored["affects"],
         index_body=stored["index_body"],
-        dependencies=_dependencies(stored["dependencies"]),
+        dependencies=_DEPENDENCIES.validate_python(stored["dependencies"]),
         target=target,
         role=role,
         is_loaded=is_loaded,
         suspended=suspended,
         suspended_by=suspended_by,
     )
-
-
-def _dependencies(stored: dict[str, Any]) -> Dependencies:
-    return Dependencies(
-        **{
-            **stored,
-            "fields": tuple(Field(**one) for one in stored["fields"]),
-            "tables": {relation: _table_use(use) for relation, use in stored["tables"].items()},
-            "shapes": {relation: Shape(**one) for relation, one in stored["shapes"].items()},
-            "views": tuple(stored["views"]),
-            "lookups": tuple(
-                Lookup(relation=one["relation"], columns=tuple(one["columns"])) for one in stored["lookups"]
-            ),
-        }
-    )
-
-
-def _table_use(stored: dict[str, Any]) -> TableUse:
-    sets = {name: frozenset(stored[name]) for name in ("watched", "routing")}
-    return TableUse(**{**stored, **sets, **{name: tuple(stored[name]) for name in ("id_columns", "affected")}})
 
 
 def revisions(connection: Connection) -> dict[str, int]:
@@ -267,15 +248,12 @@ def revisions(connection: Connection) -> dict[str, int]:
 
 def put_document(connection: Connection, document: Document) -> None:
     """Activate a definition for its index, as not yet loaded."""
-    dependencies = asdict(document.dependencies)
-    for use in dependencies["tables"].values():
-        use |= {"watched": sorted(use["watched"]), "routing": sorted(use["routing"])}
     stored = {
         "index": document.index,
         "select": document.select,
         "affects": document.affects,
         "index_body": document.index_body,
-        "dependencies": dependencies,
+        "dependencies": _DEPENDENCIES.dump_python(document.dependencies, mode="json"),
     }
     connection.execute(_PUT_REVISION, (document.name, document.revision))
     where = (document.target.index_name, document.target.write_alias, document.role)

@@ -16,7 +16,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from syncer.base import events, log
-from syncer.base.model import Change, id_in
+from syncer.base.model import Change
 from syncer.base.settings import KafkaSettings
 from syncer.base.tracing import Headers
 from syncer.kafka.topic import INSTALLATION, OVERTAKEN, Loss, Observer, common
@@ -41,8 +41,6 @@ class ChangeProducer:
         self.observer = Observer(settings)
         self.ends: dict[int, int] = {}
         """By partition, the offset after the last acknowledged record; initially, the last known one."""
-        self.lasts: dict[int, int] = {}
-        """By partition, the outbox id of that record's change; updated by `flush`."""
         self.sent: dict[int, list[int]] = {}
         """By partition, the first and last offset acknowledged since this was last emptied; for the log."""
         self.losses: list[Loss] = []
@@ -53,7 +51,6 @@ class ChangeProducer:
         self._source: Headers = [(INSTALLATION, settings.installation)] if settings.installation else []
         self._error: KafkaError | None = None
         self._too_large: list[tuple[bytes, bytes]] = []
-        self._newest: dict[int, Message] = {}
         self._producer = Producer(
             {
                 "enable.idempotence": True,
@@ -114,7 +111,6 @@ class ChangeProducer:
         # Rules: fill-the-offsets-of-lost-records, fill-what-was-not-acknowledged.
         for one in losses:
             self.ends[one.partition] = one.next_offset
-            self.lasts.pop(one.partition, None)
             for count in range((one.position or 0) + _UNACKNOWLEDGED_MAX - one.next_offset):
                 try:
                     self._producer.produce(self._topic, b"", partition=one.partition, headers=self._source)
@@ -140,9 +136,6 @@ class ChangeProducer:
         self._raise_error()
         if self._too_large:
             self._publish_alone()
-        for partition, message in self._newest.items():
-            self.lasts[partition] = id_in(message.value() or b"")
-        self._newest = {}
 
     def _wait_for_all(self) -> None:
         """Wait until Kafka has answered for every queued record: each fails after _DELIVERY_SECONDS."""
@@ -210,7 +203,6 @@ class ChangeProducer:
             lost = Loss(partition=partition, cause=OVERTAKEN, position=end, next_offset=offset)
             self.losses.append(lost)
         self.ends[partition] = offset + 1
-        self._newest[partition] = message
         self.sent.setdefault(partition, [offset, offset])[1] = offset
 
     def _refused(self, error: KafkaError, key: bytes, value: bytes) -> None:

@@ -8,8 +8,6 @@ How a loss is detected:
 - A *worker* also counts a record as lost that it cannot read: a newer version of syncer published it, or it is corrupt.
 - The *relay* checks when it becomes leader, every few seconds, and with every acknowledgement. The end of a partition
   may lie before what Kafka had acknowledged, after a broker crashed or a less complete replica was elected.
-- When the relay becomes leader, it also checks whether another record has taken the place of the last one: its
-  predecessor may have published into the gap and died before it noticed.
 - Both check on start whether the topic is missing or is another one: it was deleted, or Kafka is another cluster.
 
 Guarantee: nothing is skipped. One transaction creates a job for each active document that writes all of it and looks
@@ -25,10 +23,10 @@ of them the relay publishes no change. If it tries again, it does not make up ag
 
 Not detected, and not needed: the loss of records that were handled, or that no relay has saved as published.
 
-Limit: Kafka loses records that the relay has not saved as published, and that relay fails or dies before it has filled
-their offsets. The next relay publishes them again, perhaps in another order or after others. A worker that had handled
-them, and has not looked at the partition since, may then pass over a change, unless Kafka's leader epochs tell it of
-the loss.
+Limit: two faults at once. Kafka loses records; and the relay, which has published into the gap or not yet saved the
+lost records as published, fails or dies before it has filled their offsets. The next relay then finds no loss, or
+publishes them again in another order. A worker may pass over a change, unless Kafka's leader epochs tell it of the
+loss.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ from confluent_kafka import KafkaError, KafkaException
 
 from syncer.base import events, metrics
 from syncer.base.errors import TopicError
-from syncer.base.model import id_in
 from syncer.base.postgres import Connection
 from syncer.base.settings import KafkaSettings
 from syncer.capture import outbox
@@ -51,8 +48,7 @@ from syncer.indexing import failover
 from syncer.jobs import queue
 from syncer.jobs.model import Job, JobKind
 from syncer.kafka import records, topic
-from syncer.kafka.records import Span
-from syncer.kafka.topic import OVERTAKEN, Extent, Loss, Observer
+from syncer.kafka.topic import Extent, Loss, Observer
 
 _LOOK_SECONDS = 10.0
 """How long reading the last records may take."""
@@ -218,41 +214,6 @@ def fallen_back(ends: Mapping[int, int], extents: Mapping[int, Extent]) -> list[
         for partition, end in sorted(ends.items())
         if partition in extents and extents[partition].end < end
     ]
-
-
-def overtaken(
-    settings: KafkaSettings, ends: Mapping[int, int], lasts: Mapping[int, int], extents: Mapping[int, Extent]
-) -> list[Loss]:
-    """Return the partitions in which another record has taken the place of the last acknowledged one.
-
-    Empty if the relay may not read the topic, which it does not need otherwise.
-
-    Raises:
-        KafkaException: Kafka does not answer.
-    """
-    # Rule: look-back-at-the-last-record.
-    there = {one: ends[one] - 1 for one in lasts if one in ends and _has(extents.get(one), ends[one] - 1)}
-    spans = [Span(partition=partition, begin=last, end=last + 1) for partition, last in sorted(there.items())]
-    try:
-        found = [one for page in records.look(settings, spans, seconds=_LOOK_SECONDS) for one in page]
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            raise
-        return []
-    return [
-        Loss(
-            partition=one.partition,
-            cause=OVERTAKEN,
-            position=ends[one.partition],
-            next_offset=extents[one.partition].end,
-        )
-        for one in found
-        if id_in(one.value) != lasts[one.partition]
-    ]
-
-
-def _has(extent: Extent | None, offset: int) -> bool:
-    return extent is not None and extent.begin <= offset < extent.end
 
 
 def _refresh_all(connection: Connection) -> list[Job]:

@@ -82,17 +82,17 @@ _Result = TypeVar("_Result")
 _LEAD = f"SELECT pg_try_advisory_lock({AdvisoryLock.RELAY:d})"
 
 _SYSTEM = "SELECT system_identifier FROM pg_control_system()"
-_ENDS = f"SELECT ends, lasts FROM {outbox.CURSOR} AS c WHERE topic = $1"  # noqa: S608 - only constants
+_ENDS = f"SELECT ends FROM {outbox.CURSOR} AS c WHERE topic = $1"  # noqa: S608 - only constants
 # The ends are saved with the cursor: they cover everything that it counts as published.
 _SAVE = """
 UPDATE syncer.relay_cursor
-SET system_identifier = $1, snapshot = $2::pg_snapshot, topic = $3, ends = $4, lasts = $5, saved_at = now(),
-    number = number + $6
+SET system_identifier = $1, snapshot = $2::pg_snapshot, topic = $3, ends = $4, saved_at = now(),
+    number = number + $5
 WHERE number = (SELECT max(number) FROM syncer.relay_cursor)
 """
 _SAVE_FIRST = """
-INSERT INTO syncer.relay_cursor (system_identifier, snapshot, topic, ends, lasts)
-VALUES ($1, $2::pg_snapshot, $3, $4, $5)
+INSERT INTO syncer.relay_cursor (system_identifier, snapshot, topic, ends)
+VALUES ($1, $2::pg_snapshot, $3, $4)
 """
 # If a crash takes back a save, the previous cursor is still true: changes are published again. So a save need not wait
 # for the disk. Neither need the trimming of rows, since the cursor that allows it precedes it.
@@ -352,7 +352,7 @@ class Relay:
         with connection.transaction():
             cursor = str(value(connection, _BEFORE_NOW))
             adopted = outbox.renew(connection)
-            self._put(connection, cursor, None, {}, {})
+            self._put(connection, cursor, None, {})
             connection.execute(_ADOPTED)
         return adopted, cursor
 
@@ -372,21 +372,16 @@ class Relay:
         if is_new:
             if self._topic_id:
                 raise topic.replaced()
-            producer.ends, producer.lasts = self._saved_ends(connection, id_)
+            producer.ends = self._saved_ends(connection, id_)
             self._topic_id = id_
         self._send_heartbeat()
         extents = producer.observer.extents()
         self._send_heartbeat()
         losses = lost_records.fallen_back(producer.ends, extents)
         if is_new:
-            # The previous leader may have published into a gap and died before it noticed.
-            overtaken = lost_records.overtaken(producer.settings, producer.ends, producer.lasts, extents)
-            losses = [*losses, *overtaken]
             # Rule: what-is-there-counts-as-acknowledged. Workers may have handled what no relay has saved.
             for partition, extent in extents.items():
-                if extent.end > producer.ends.get(partition, 0):
-                    producer.ends[partition] = extent.end
-                    producer.lasts.pop(partition, None)
+                producer.ends[partition] = max(extent.end, producer.ends.get(partition, 0))
         self._heed(connection, producer, losses)
         return producer
 
@@ -410,11 +405,10 @@ class Relay:
     def _is_made_up(self, loss: Loss) -> bool:
         return (self._topic_id, loss.partition, loss.position) in self._made_up
 
-    def _saved_ends(self, connection: Connection, topic_id: str) -> tuple[dict[int, int], dict[int, int]]:
-        """Return, by partition, the acknowledged end and the id of the change before it."""
-        row = connection.execute(_ENDS, (topic_id,)).fetchone() or ({}, {})
-        ends, lasts = ({int(partition): one for partition, one in some.items()} for some in row)
-        return ends, lasts
+    def _saved_ends(self, connection: Connection, topic_id: str) -> dict[int, int]:
+        """Return the acknowledged end of each partition."""
+        (ends,) = connection.execute(_ENDS, (topic_id,)).fetchone() or ({},)
+        return {int(partition): end for partition, end in ends.items()}
 
     def _make_up(self, connection: Connection, producer: ChangeProducer) -> None:
         """Make up for records that later acknowledgements have shown to be lost."""
@@ -486,13 +480,11 @@ class Relay:
             raise Stopping
 
     def _save(self, connection: Connection, cursor: str, producer: ChangeProducer) -> None:
-        self._put(connection, cursor, self._topic_id, producer.ends, producer.lasts)
+        self._put(connection, cursor, self._topic_id, producer.ends)
         self._made_up.clear()
 
-    def _put(
-        self, connection: Connection, cursor: str, topic_id: str | None, ends: dict[int, int], lasts: dict[int, int]
-    ) -> None:
-        row = self._system_identifier, cursor, topic_id, Jsonb(ends), Jsonb(lasts)
+    def _put(self, connection: Connection, cursor: str, topic_id: str | None, ends: dict[int, int]) -> None:
+        row = self._system_identifier, cursor, topic_id, Jsonb(ends)
         self._saves += 1
         grows = int(self._saves % _SAVES_PER_STRETCH == 0)
         if not connection.execute(_SAVE, (*row, grows), prepare=True).rowcount:

@@ -20,12 +20,6 @@ COMPARES_ENDS = Rule(
     kept_by="syncer.recovery.lost_records",
     otherwise="the lost changes are never handled",
 )
-LOOKS_BACK = Rule(
-    name="look-back-at-the-last-record",
-    says="a new leader checks whether the last acknowledged record is still the one that it was",
-    kept_by="syncer.recovery.lost_records",
-    otherwise="a relay publishes into the gap and dies, and the end no longer shows the loss",
-)
 NOTICES_OFFSETS = Rule(
     name="an-offset-acknowledged-twice-is-a-loss",
     says="an acknowledgement of an offset that was acknowledged before means that records are lost",
@@ -64,7 +58,7 @@ FILLS_BEYOND = Rule(
 )
 
 _DOWN, _LEADS, _SENT, _LOST, _MADE_UP, _FILLED = range(6)
-_EMPTY, _UNKNOWN = 0, -1
+_EMPTY = 0
 
 
 class Losing(NamedTuple):
@@ -79,11 +73,9 @@ class Losing(NamedTuple):
         sending: The change whose record is not acknowledged.
         at: The offset of that record.
         end: The offset after the last acknowledged record.
-        last: The change in that record.
         owes: The offset before which records are known to be lost; 0 if none is.
         cursor: Up to which change everything is saved as published.
         saved_end: The end as saved.
-        saved_last: The last change as saved.
         made: The end before which a relay that still runs has made up for lost records. It is never forgotten, though
             other relays may have led since.
         covered: Up to which change a refresh covers all.
@@ -102,11 +94,9 @@ class Losing(NamedTuple):
     sending: int
     at: int
     end: int
-    last: int
     owes: int
     cursor: int
     saved_end: int
-    saved_last: int
     made: int
     covered: int
     position: int
@@ -123,7 +113,6 @@ class LosingModel(Model[Losing]):
     about = "whatever Kafka loses of what it had acknowledged, every change is handled, or a refresh covers it"
     rules = (
         COMPARES_ENDS,
-        LOOKS_BACK,
         NOTICES_OFFSETS,
         COUNTS_ALL,
         MADE_UP_FIRST,
@@ -132,8 +121,8 @@ class LosingModel(Model[Losing]):
         FILLS_BEYOND,
     )
     beyond = {  # noqa: RUF012 - as in every model
-        "both-at-once": "Kafka loses records that the relay had not saved as published and a worker had handled, the "
-        "relay dies before it makes up for that, and the next one publishes other records at their offsets"
+        "both-at-once": "Kafka loses records, and the relay dies before it makes up for that, after it has published "
+        "into the gap, or before it has saved them as published though a worker has handled them"
     }
 
     def prepare(self) -> None:
@@ -155,11 +144,9 @@ class LosingModel(Model[Losing]):
             sending=0,
             at=0,
             end=0,
-            last=_UNKNOWN,
             owes=0,
             cursor=0,
             saved_end=0,
-            saved_last=_UNKNOWN,
             made=0,
             covered=0,
             position=-1,
@@ -185,15 +172,11 @@ class LosingModel(Model[Losing]):
     def _led(self, state: Losing) -> Losing:
         # Rule what-is-there-counts-as-acknowledged: `Relay._looked_after`.
         is_more = len(state.log) > state.saved_end and self.keeps(COUNTS_ALL)
-        end, last = state.saved_end, state.saved_last
-        # Rules an-end-that-falls-back-is-a-loss: `fallen_back`; look-back-at-the-last-record: `overtaken`.
-        is_short = len(state.log) < end and self.keeps(COMPARES_ENDS)
-        is_other = 0 < end <= len(state.log) and last not in (_UNKNOWN, state.log[end - 1]) and self.keeps(LOOKS_BACK)
-        is_lost = is_short or is_other
-        if is_more:
-            end, last = len(state.log), _UNKNOWN
+        end = len(state.log) if is_more else state.saved_end
+        # Rule an-end-that-falls-back-is-a-loss: `fallen_back`.
+        is_lost = len(state.log) < end and self.keeps(COMPARES_ENDS)
         return state._replace(
-            relay=_LOST if is_lost else _LEADS, seen=state.cursor, end=end, last=last, owes=end if is_lost else 0
+            relay=_LOST if is_lost else _LEADS, seen=state.cursor, end=end, owes=end if is_lost else 0
         )
 
     def _lead(self, state: Losing) -> Iterator[Step[Losing]]:
@@ -210,7 +193,7 @@ class LosingModel(Model[Losing]):
         if not left and state.owes:
             yield "the relay has noticed a loss", state._replace(relay=_LOST)
         elif not left:
-            after = state._replace(cursor=state.seen, saved_end=state.end, saved_last=state.last, sent=0)
+            after = state._replace(cursor=state.seen, saved_end=state.end, sent=0)
             yield "the relay saves the cursor", after
 
     def _await(self, state: Losing) -> Iterator[Step[Losing]]:
@@ -223,7 +206,6 @@ class LosingModel(Model[Losing]):
                     relay=_LEADS,
                     sent=state.sent | 1 << state.sending,
                     end=state.at + 1,
-                    last=state.sending,
                     owes=max(state.owes, state.end) if is_loss else state.owes,
                     sending=0,
                     at=0,
@@ -245,10 +227,10 @@ class LosingModel(Model[Losing]):
             yield "the relay fills the gap", self._filled(state)._replace(relay=_FILLED)
         else:
             covered = state.covered if self.keeps(MADE_UP_FIRST) else state.commits
-            saved = state._replace(saved_end=state.end, saved_last=state.last, owes=0)
+            saved = state._replace(saved_end=state.end, owes=0)
             if self.keeps(MADE_UP_FIRST):
                 yield "the relay saves the end", saved._replace(relay=_LEADS)
-            elif (saved.saved_end, saved.saved_last) != (state.saved_end, state.saved_last):
+            elif saved.saved_end != state.saved_end:
                 yield "the relay saves the end", saved._replace(relay=_FILLED)
             else:
                 yield "the relay has all written again", saved._replace(relay=_LEADS, covered=covered)
@@ -258,7 +240,7 @@ class LosingModel(Model[Losing]):
         beyond = 1 if self.keeps(FILLS_BEYOND) else 0
         missing = max(0, state.owes + beyond - len(state.log)) if self.keeps(FILLS) else 0
         log = state.log + (_EMPTY,) * missing
-        return state._replace(log=log, end=len(log), last=_EMPTY if missing else _UNKNOWN)
+        return state._replace(log=log, end=len(log))
 
     # The worker
 
@@ -283,8 +265,8 @@ class LosingModel(Model[Losing]):
     def world(self, state: Losing) -> Iterator[Step[Losing]]:
         if state.commits < self._commits:
             yield f"change {state.commits + 1} is committed", state._replace(commits=state.commits + 1)
-        is_bearable = not self._is_unsaved_lost(state) or "both-at-once" in self.allowed
-        gone = state._replace(relay=_DOWN, seen=0, sent=0, sending=0, at=0, end=0, last=_UNKNOWN, owes=0)
+        is_bearable = not self._is_loss_hidden(state) or "both-at-once" in self.allowed
+        gone = state._replace(relay=_DOWN, seen=0, sent=0, sending=0, at=0, end=0, owes=0)
         if state.relay != _DOWN and state.deaths and is_bearable:
             yield "the relay dies", gone._replace(deaths=state.deaths - 1)
         if state.relay == _MADE_UP and is_bearable:
@@ -297,12 +279,12 @@ class LosingModel(Model[Losing]):
                 fewer = state._replace(log=state.log[:end], losses=state.losses - 1)
                 yield f"Kafka loses all records from offset {end} on", fewer
 
-    def _is_unsaved_lost(self, state: Losing) -> bool:
-        """Whether records are lost that the relay sent and has not saved, and only it can know."""
+    def _is_loss_hidden(self, state: Losing) -> bool:
+        """Whether records are lost, and the next relay would not see that: the end is where it was saved, or beyond."""
         is_sent = state.relay == _SENT
         top = max(state.end, state.owes, state.at + 1 if is_sent else 0)
         is_lost = state.owes > 0 or top > len(state.log) or (is_sent and state.at < state.end)
-        return is_lost and top > state.saved_end
+        return is_lost and (top > state.saved_end or len(state.log) >= state.saved_end)
 
     def unequal(self, state: Losing) -> str | None:
         for one in range(state.covered + 1, state.commits + 1):

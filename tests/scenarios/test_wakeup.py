@@ -529,35 +529,6 @@ def test_prepared_transactions_are_possible_where_they_were(
         assert rings() == 0
 
 
-@faces(
-    "triggers are from before there was a wake-up",
-    guarantees=(1,),
-    without=Rule(
-        "the relay does not sleep beside triggers that do not ring",
-        patch="syncer.capture.wakeup:_SLEEP",
-        instead=Replaces("IN p.prosrc) = 0", "IN p.prosrc) < 0"),
-    ),
-)
-def test_a_table_that_does_not_ring_keeps_the_relay_awake(blog: World) -> None:
-    """Beside triggers from before there was a wake-up the relay does not sleep; apply brings the new ones in."""
-    ((body,),) = blog.sql("SELECT prosrc FROM pg_proc WHERE proname = 'capture_public.posts'")
-    old = str(body).replace(wakeup.NOTIFY_IN_TRIGGER, "")
-    assert wakeup.CHANNEL not in old
-    blog.sql(
-        'CREATE OR REPLACE FUNCTION syncer."capture_public.posts"() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER '
-        f"SET search_path = pg_catalog, pg_temp AS $body${old}$body$"
-    )
-    with running(blog):
-        for _ in range(3):
-            write(blog)
-            wait_until_published(blog)
-            assert not is_asleep(blog)
-        blog.apply()
-        wait_until_asleep(blog)
-        write(blog)
-        wait_until_published(blog)
-
-
 def fill(world: World) -> None:
     """Notify until that is refused."""
     with psycopg.connect(world.dsn, autocommit=True) as application:

@@ -79,7 +79,7 @@ def test_missing_indexes_can_be_pasted(blog: World) -> None:
     assert plan_json(blog)["missing_indexes"] == []
 
 
-def test_json_has_what_the_help_guarantees(blog: World) -> None:
+def test_json_has_the_same_names_for_a_refused_document(blog: World) -> None:
     """A CI job finds the same names whether a document is fine or refused."""
     seen = plan_json(blog)
     assert seen.keys() == {
@@ -97,8 +97,6 @@ def test_json_has_what_the_help_guarantees(blog: World) -> None:
     assert refused["documents"][0].keys() == document.keys()
     assert refused["documents"][0]["outcome"] is None
     assert "tilte" in refused["documents"][0]["refusals"][0]["message"]
-    help_ = blog.syncer("plan", "--help").stdout
-    assert [name for name in (*seen, *document) if name not in help_] == []
 
 
 def test_warnings_fail_only_a_strict_plan(blog: World) -> None:

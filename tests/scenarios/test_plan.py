@@ -126,23 +126,20 @@ def test_plan_and_apply_agree(blog: World) -> None:
     """What plan calls in place is done in place by apply; what needs a new index gets one, beside the others."""
     adored = add_document(blog, "adored", "SELECT p.id AS _id, p.title FROM posts AS p", {"properties": {}})
     blog.apply()
-    before = physical(blog)
+    before = physical(blog).keys()
     edit(blog, "select.sql", "-- A blog post", "-- A post")
-    assert [one.outcome for one in look(blog).documents] == [PlannedChange.UNCHANGED] * 2
+    assert of_blogpost(blog).outcome is PlannedChange.UNCHANGED
     for file, old, new in IN_PLACE:
         edit(blog, file, old, new)
-        found = of_blogpost(blog)
-        assert (found.outcome, found.reason, found.refusals) == (PlannedChange.CHANGED, None, ())
+    found = of_blogpost(blog)
+    assert (found.outcome, found.reason, found.refusals) == (PlannedChange.CHANGED, None, ())
     blog.apply()
-    assert physical(blog).keys() == before.keys()
-    assert of_blogpost(blog).outcome is PlannedChange.UNCHANGED
+    assert physical(blog).keys() == before
 
     (adored / "index.json").write_text('{"mappings": {"properties": {"more": {"type": "long"}}}}')
-    edit(blog, "index.json", '"number_of_shards": 1', '"number_of_shards": 2')
-    assert of_blogpost(blog).outcome is PlannedChange.REBUILD
     edit(blog, "index.json", *AS_KEYWORD)
-    planned = of_blogpost(blog)
-    assert planned.outcome is PlannedChange.REBUILD
+    adored_one, planned = look(blog).documents
+    assert (adored_one.outcome, planned.outcome) == (PlannedChange.CHANGED, PlannedChange.REBUILD)
     assert planned.initial_load_seconds is not None
     with servers(blog) as (connection, _, indices):
         activate.carry_out(connection, indices, plan.plan(connection, indices, definition.load_all(blog.config)))
@@ -150,8 +147,8 @@ def test_plan_and_apply_agree(blog: World) -> None:
     assert building.outcome is PlannedChange.BUILDING
     assert building.reason is not None
     blog.apply()
-    assert physical(blog).keys() - before.keys() == {blog.index_of()}
-    assert [one.outcome for one in look(blog).documents] == [PlannedChange.UNCHANGED] * 2
+    assert physical(blog).keys() - before == {blog.index_of()}
+    assert of_blogpost(blog).outcome is PlannedChange.UNCHANGED
     assert blog.differences() == []
 
 
@@ -187,9 +184,9 @@ def test_an_index_json_that_elasticsearch_refuses_is_a_refusal(blog: World) -> N
         assert "refuses the index.json of blogpost" in refusal.message or "field type" in refusal.message, new
         assert says in refusal.message
         assert does in refusal.hint
-        with pytest.raises(IndexingError) as raised:
-            blog.apply()
-        assert raised.value.message == refusal.message
+    with pytest.raises(IndexingError) as raised:
+        blog.apply()
+    assert raised.value.message == refusal.message
     add_document(
         blog, "halves", "SELECT p.id AS _id, p.views FROM posts AS p", {"properties": {"views": {"type": "x"}}}
     )
@@ -638,8 +635,8 @@ def test_apply_changes_nothing_if_one_of_many_is_wrong(store: World) -> None:
     with store.elasticsearch() as client:
         client.indices.create(index=f"{store.alias}-track")
         before = state(store)
-        applied = store.syncer("apply", "--yes")
-        assert "needs the name for an alias" in applied.stderr
+        with pytest.raises(IndexingError, match="needs the name for an alias"):
+            store.apply()
         assert state(store) == before
         client.indices.delete(index=f"{store.alias}-track")
     store.apply()
@@ -652,10 +649,6 @@ def test_apply_changes_nothing_if_one_of_many_is_wrong(store: World) -> None:
         with pytest.raises(DefinitionError) as raised:
             forecast.require_applicable(look(store, "film"), despite_dead_lettered=False)
         assert says in raised.value.message
-    planned = store.syncer("plan")
-    assert planned.returncode == 1
-    assert planned.stdout.startswith("Error in film: ")
-    assert says in planned.stdout.splitlines()[0]
     applied = store.syncer("apply", "--yes")
     assert applied.returncode == 1
     assert says in applied.stderr
@@ -707,8 +700,8 @@ def test_a_refusal_names_what_is_at_fault(store: World) -> None:
     """The join, the condition or the query that leads nowhere, and no cause that does not apply."""
     for number, (select, _, _) in enumerate(ADRIFT):
         add_document(store, f"adrift{number}", select)
-    refusals = [one.refusals for one in look(store).documents if one.name.startswith("adrift")]
-    for (refusal,), (_, says, not_) in zip(refusals, ADRIFT, strict=True):
+    for number, (_, says, not_) in enumerate(ADRIFT):
+        (refusal,) = look(store, f"adrift{number}").documents[0].refusals
         first = refusal.message.splitlines()[0]
         assert says in first
         assert not_ not in first
@@ -719,8 +712,7 @@ def test_a_cast_that_an_index_does_not_mind_is_served_by_it(store: World) -> Non
     playlist = """SELECT p.playlist_id AS _id, (SELECT jsonb_agg(t.name) FROM music.playlist_track AS l
         JOIN music.track AS t ON t.isrc = l.isrc WHERE l.playlist_id = p.playlist_id) AS tracks FROM music.playlist p"""
     add_document(store, "playlist", playlist)
-    assert look(store, "playlist").missing_indexes == ()
-    assert look(store, "review").missing_indexes == ()
+    assert look(store).missing_indexes == ()
     with store.connect() as connection:
         connection.execute("SET enable_seqscan = off")
         for lookup in ("music.review AS t WHERE t.ean::text", "music.track AS t WHERE t.isrc::text"):

@@ -144,12 +144,10 @@ class MissingIndex:
     """An index that lookups need.
 
     Args:
-        columns: Its leading columns, as SQL.
         rows: How many rows the table had when it was last analysed.
     """
 
     relation: str
-    columns: tuple[str, ...]
     rows: int
     statement: str
 
@@ -202,14 +200,13 @@ def _meaning(expression: str) -> str:
 
 
 def _missing(connection: Connection, lookup: Lookup) -> MissingIndex:
-    relation, columns = lookup.relation, tuple(_as_postgres_says(connection, one) for one in lookup.columns)
+    columns = ", ".join(_as_postgres_says(connection, one) for one in lookup.columns)
     # A partitioned table refuses CONCURRENTLY.
-    how = "" if value(connection, _IS_PARTITIONED, (relation,)) else "CONCURRENTLY "
+    how = "" if value(connection, _IS_PARTITIONED, (lookup.relation,)) else "CONCURRENTLY "
     return MissingIndex(
-        relation=relation,
-        columns=columns,
-        rows=rows(connection, relation),
-        statement=f"CREATE INDEX {how}ON {relation} ({', '.join(columns)});",
+        relation=lookup.relation,
+        rows=rows(connection, lookup.relation),
+        statement=f"CREATE INDEX {how}ON {lookup.relation} ({columns});",
     )
 
 

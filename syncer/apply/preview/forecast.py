@@ -65,7 +65,6 @@ class TableForecast:
     Args:
         rows: How many rows it had when it was last analysed.
         watched: The columns whose changes matter.
-        routing: The columns that a change carries.
         is_derived: Whether the ways to the documents follow from the SELECT; otherwise the definition states them.
         capture: Whether its triggers are new, changed or unchanged.
         is_owned: Whether this role may create them.
@@ -74,7 +73,6 @@ class TableForecast:
     relation: str
     rows: int
     watched: tuple[str, ...]
-    routing: tuple[str, ...]
     is_derived: bool
     ways: tuple[WayToDocuments, ...]
     capture: str
@@ -322,7 +320,6 @@ class _Forecaster:
                 relation=relation,
                 rows=cost.rows(self._connection, relation),
                 watched=tuple(sorted(use.watched)),
-                routing=tuple(sorted(use.routing)),
                 is_derived=use.is_derived,
                 ways=tuple(self._ways(use)),
                 capture=("changed" if relation in self._active.captured else "new")

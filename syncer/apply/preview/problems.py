@@ -93,35 +93,54 @@ class PlanProblem:
         return self.kind is ProblemKind.STALE
 
 
-_ADD_FIELDS = "Add it to the mapping: syncer init --from-select SELECT.SQL adds every field that index.json lacks."
-
-
 def find(connection: Connection, document: Document, trial: TrialResult) -> tuple[PlanProblem, ...]:
     """Return the problems of one document, the worst first."""
-    found = [*_failures(trial), *_rejections(trial), *_columns(connection, document, trial)]
+    found = list(_columns(connection, document, trial))
     known = {one.field for one in found}
-    found += [one for one in _alterations(trial) if one.field not in known]
+    found += [one for one in _of_sample(trial) if one.is_error or one.field not in known]
     found += _casts(catalog.casts_from_text(connection, document.select, document.name))
     return tuple(sorted(found, key=lambda one: list(ProblemKind).index(one.kind)))
 
 
-def _failures(trial: TrialResult) -> Iterator[PlanProblem]:
-    """Yield a problem for each message with which the SELECT fails; it may fail on documents outside the sample."""
-    by_message: dict[str, list[str]] = {}
+def _of_sample(trial: TrialResult) -> Iterator[PlanProblem]:
+    """Yield a problem for each message with which the SELECT fails, and for each field with values that do not fit."""
+    found: dict[tuple[ProblemKind, str, str], dict[str, str]] = {}
     for id_, message in trial.failures.items():
-        by_message.setdefault(message, []).append(id_)
-    if trial.failure is not None:
-        by_message.setdefault(trial.failure, [])
-    for message, ids in by_message.items():
-        yield PlanProblem(
-            kind=ProblemKind.FAILS,
-            field="",
-            message=f"the SELECT fails on the data: {message}",
-            action="Fix the SELECT or the data: documents on which it fails are not written.",
-            documents=len(ids) or None,
-            looked_at=len(trial.sample) + len(trial.failures),
-            example=ids[0] if ids else None,
+        found.setdefault((ProblemKind.FAILS, "", message), {})[id_] = message
+    if trial.failure is not None and trial.failure not in trial.failures.values():  # on documents outside the sample
+        found[ProblemKind.FAILS, "", trial.failure] = {}
+    for one in trial.rejections:
+        seen = fault.of_index(one.kind, one.reason, one.composition.source)
+        found.setdefault((ProblemKind.REJECTED, seen.field or "", ""), {})[one.composition.id] = seen.error
+    for other in trial.altered:
+        kind = ProblemKind.CHANGED if other.indexed else ProblemKind.UNSEARCHABLE
+        said = (
+            f"{other.value} is indexed as {other.indexed}"
+            if other.indexed
+            else "it is kept and shown, but no search finds it"
         )
+        found.setdefault((kind, other.field, ""), {}).setdefault(other.id, said)
+    for (kind, field, message), some in found.items():
+        example, said = next(iter(some.items()), (None, message))
+        yield PlanProblem(
+            kind=kind,
+            field=field,
+            message=f"the SELECT fails on the data: {said}" if kind is ProblemKind.FAILS else said,
+            action=_action(kind, said),
+            documents=len(some) or None,
+            looked_at=len(trial.sample) + len(trial.failures),
+            example=example,
+        )
+
+
+def _action(kind: ProblemKind, message: str) -> str:
+    if message.startswith("strict_dynamic_mapping_exception"):
+        return "Add it to index.json: syncer init --from-select adds every field that it lacks."
+    if kind is ProblemKind.UNSEARCHABLE:
+        return "Add it to index.json, as syncer init --from-select does, or choose a mapping that keeps it."
+    if kind is ProblemKind.CHANGED:
+        return "Choose a mapping that keeps it, or cast it in the SELECT."
+    return "Fix the mapping, the SELECT or the data: such documents are not written."
 
 
 def _casts(types: Sequence[str]) -> Iterator[PlanProblem]:
@@ -132,27 +151,6 @@ def _casts(types: Sequence[str]) -> Iterator[PlanProblem]:
             message=f"a text is cast to {one} while the SELECT runs: a row with the text 'today', 'now' or the like "
             "makes a document that is soon wrong, and no change tells",
             action="If a row may have such a text, use to_date(column, 'YYYY-MM-DD') or to_timestamp instead.",
-        )
-
-
-def _rejections(trial: TrialResult) -> Iterator[PlanProblem]:
-    """Yield a problem for each field that caused rejections."""
-    by_field: dict[str, dict[str, str]] = {}
-    for one in trial.rejections:
-        found = fault.of_index(one.kind, one.reason, one.composition.source)
-        by_field.setdefault(found.field or "", {})[one.composition.id] = found.error
-    for field, some in by_field.items():
-        example, message = next(iter(some.items()))
-        yield PlanProblem(
-            kind=ProblemKind.REJECTED,
-            field=field,
-            message=message,
-            action=_ADD_FIELDS
-            if message.startswith("strict_dynamic_mapping_exception")
-            else "Fix the mapping, the SELECT or the data: such documents are not written.",
-            documents=len(some),
-            looked_at=len(trial.sample),
-            example=example,
         )
 
 
@@ -189,26 +187,3 @@ def _examples(
         if not estimate.is_too_much(error):
             raise
         return {}
-
-
-def _alterations(trial: TrialResult) -> Iterator[PlanProblem]:
-    """Yield a problem for each field whose values in the sample searches find differently, or not at all."""
-    by_field: dict[tuple[str, bool], dict[str, str]] = {}
-    for one in trial.altered:
-        description = (
-            f"{one.value} is indexed as {one.indexed}"
-            if one.indexed
-            else "it is kept and shown, but no search finds it"
-        )
-        by_field.setdefault((one.field, bool(one.indexed)), {}).setdefault(one.id, description)
-    for (field, is_found), some in by_field.items():
-        example, message = next(iter(some.items()))
-        yield PlanProblem(
-            kind=ProblemKind.CHANGED if is_found else ProblemKind.UNSEARCHABLE,
-            field=field,
-            message=message,
-            action="Choose a mapping that keeps it, or cast it in the SELECT." if is_found else _ADD_FIELDS,
-            documents=len(some),
-            looked_at=len(trial.sample),
-            example=example,
-        )

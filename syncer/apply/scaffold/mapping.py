@@ -21,6 +21,7 @@ from syncer.base.postgres import Connection, bounded
 if TYPE_CHECKING:
     from syncer.apply.scaffold.shape import Shape
 
+_GUESS = "its mapping is a guess from sampled documents; others may be rejected"
 _SAMPLE_DOCUMENTS = 200
 _SAMPLE_SECONDS = 5.0
 _SAMPLE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d LIMIT {limit}"
@@ -50,7 +51,11 @@ def completed(
     mappings = dict(body.get("mappings", {}))
     given = mappings.get("properties", {})
     mappings["properties"] = united(given, deriving.missing(shape.read(connection, probe), given, ()))
-    return {**body, "mappings": mappings}, deriving.said()
+    remarks = deriving.remarks
+    if deriving.personal:
+        listed = ", ".join(deriving.personal)
+        remarks.append(f"personal or secret by name: {listed}; check who may search and read the index")
+    return {**body, "mappings": mappings}, remarks
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,35 +64,20 @@ class _Deriving:
 
     Args:
         sample: Returns some documents, for what types do not tell.
-        remarks: By path, what to know of a field.
-        guesses: The paths whose mapping is a guess from sampled documents.
+        remarks: What to know of a field, one line each.
         personal: The paths that look like secrets or personal data.
     """
 
     sample: Callable[[], list[dict[str, Any]]]
-    remarks: dict[str, str] = field(default_factory=dict)
-    guesses: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     personal: list[str] = field(default_factory=list)
-
-    def said(self) -> list[str]:
-        lines = [f"{path}: {remark}" for path, remark in self.remarks.items()]
-        lines += [
-            f"{path}: its mapping is a guess from sampled documents; others may be rejected"
-            for path in self.guesses
-            if path not in self.remarks
-        ]
-        if self.personal:
-            listed = ", ".join(self.personal)
-            lines.append(f"personal or secret by name: {listed}; check who may search and read the index")
-        return lines
 
     def missing(self, shapes: Mapping[str, Shape], given: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
         found = {}
         for name, one in shapes.items():
             there = given.get(name)
             if there is None:
-                if not _is_dotted(name, given):
-                    found[name] = self._mapping(one, (*path, name))
+                found[name] = self._mapping(one, (*path, name))
             elif one.properties and _is_open(there):
                 inside = self.missing(one.properties, there.get("properties", {}), (*path, name))
                 found |= {name: {"properties": inside}} if inside else {}
@@ -101,19 +91,17 @@ class _Deriving:
         if naming.is_personal(path[-1], one.type.kind if one.type else ""):
             self.personal.append(said)
         if one.type is None:
-            made, remark = guess.mapping(guess.at(self.sample(), path)), ""
+            made, remark = guess.mapping(guess.at(self.sample(), path)), _GUESS
             if made == guess.STORED:
                 remark = "kept and shown, but not searched: samples do not tell its type"
-            self.guesses.append(said)
         else:
             made, remark = fields.of_type(one.type)
             if one.type.is_array and one.type.kind in ("float4", "vector") and "dims" not in made:
                 dimensions = guess.dimensions(guess.at(self.sample(), path))
                 if dimensions:
-                    made = {"type": "dense_vector", "dims": dimensions}
-                    self.guesses.append(said)
+                    made, remark = {"type": "dense_vector", "dims": dimensions}, _GUESS
         if remark:
-            self.remarks[said] = remark
+            self.remarks.append(f"{said}: {remark}")
         return made
 
 
@@ -130,13 +118,6 @@ def _sampled(connection: Connection, select: str) -> list[dict[str, Any]]:
 def _is_open(mapping: Mapping[str, Any]) -> bool:
     """Whether an existing mapping is one of an object that does not say what to do with other fields."""
     return mapping.get("type", "object") in ("object", "nested") and not mapping.keys() & {"dynamic", "enabled"}
-
-
-def _is_dotted(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a name with dots is mapped as an object in an object."""
-    head, dot, rest = name.partition(".")
-    inside = given.get(head, {}).get("properties", {})
-    return bool(dot) and (rest in inside or _is_dotted(rest, inside))
 
 
 def united(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class _Converting:
         self.remarks.extend(f"not carried over: {path}{one}" for one in sorted(part.model_extra or ()))
 
     def branch(self, node: _Node, parent: Table | None = None, path: str = "") -> Branch:
-        table = self._table(f"{node.in_schema}.{node.table}")
+        table = catalogue.find(self.connection, f"{node.in_schema}.{node.table}")
         inside = f"{path}{node.name}." if parent else ""
         self.leave(node, inside)
         joins, is_unique = self._way(parent, table, node) if parent else ((), True)
@@ -155,17 +155,12 @@ class _Converting:
         self.remarks.append(f"not carried over: routing by {column}, which is no column of {root.table.relation}")
         return root
 
-    # Tables
-
-    def _table(self, name: str) -> Table:
-        return catalogue.find(self.connection, name)
-
     def _way(self, parent: Table, table: Table, node: _Node) -> tuple[tuple[Join, ...], bool]:
         """Return the way from a parent's rows, and whether it leads to one row at most."""
         relationship = node.relationship
         if relationship.through_tables:
             name = relationship.through_tables[0]
-            link = self._table(name if "." in name else f"{node.in_schema}.{name}")
+            link = catalogue.find(self.connection, name if "." in name else f"{node.in_schema}.{name}")
             near, is_one = self._join(parent, link)
             far, is_other_one = self._join(link, table)
             return (near, far), is_one and is_other_one

@@ -21,7 +21,7 @@ level of its event is `debug`, so has every batch.
 
 **Timeline.** Events marked *timeline* are also kept in Postgres for a week, whatever the log's level: `syncer events`.
 
-**Repeated events** are logged once, then as a count at growing intervals, and once more when they are over.
+**Repeated events** are logged once, then as a count now and then, and once more when they are over.
 
 **Following one change.** With `relay.batch_published` and `worker.batch_indexed` at level `debug`, find the
 `relay.batch_published` whose `ids` include the change's outbox id; its `offsets` give the position in the topic. The

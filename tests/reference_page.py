@@ -49,7 +49,7 @@ _SETTINGS = """\
 # Settings
 
 Settings are in sections of `config/syncer.yaml`. Environment variables override them: `SYNCER_WORKER_THREADS` overrides
-`worker.threads`.
+`worker.threads`. An empty variable counts as not set.
 Write a variable with several values as JSON: `SYNCER_KAFKA_PROPERTIES='{"security.protocol": "SSL"}'`.
 `syncer --config FOLDER`, or the variable `SYNCER_CONFIG`, names another folder than `config`.
 Settings are read and validated once, when a program starts; restart a daemon to change them.

@@ -481,7 +481,7 @@ FAILOVER_DETECTED: Final = _event(
 TOPIC_TROUBLED: Final = _event(
     "topic.troubled",
     "warning",
-    "The Kafka client reported a connection problem. Each kind is logged at once, then at growing intervals.",
+    "The Kafka client reported a connection problem. Each kind is logged at once, then every ten minutes.",
     {"detail": "librdkafka's message", "repeated": "messages of this kind since the last line"},
     action="If it persists, check the broker that `detail` names.",
 )

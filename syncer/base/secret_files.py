@@ -25,8 +25,6 @@ class Environment(EnvSettingsSource):
             prefix = f"{self.env_prefix}{section}_".lower()
             for name in [one for one in found if one.startswith(prefix) and one.endswith(_SUFFIX)]:
                 file, target = found.pop(name), name.removesuffix(_SUFFIX)
-                if not file:
-                    continue
                 if found.get(target):
                     raise ConfigError(f"{target.upper()} and {name.upper()} are both set", hint="Unset one of them.")
                 found[target] = _read(file, name.upper())

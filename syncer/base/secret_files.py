@@ -25,26 +25,23 @@ class Environment(EnvSettingsSource):
             prefix = f"{self.env_prefix}{section}_".lower()
             for name in [one for one in found if one.startswith(prefix) and one.endswith(_SUFFIX)]:
                 file, target = found.pop(name), name.removesuffix(_SUFFIX)
-                if not file:
-                    continue
                 if found.get(target):
                     raise ConfigError(f"{target.upper()} and {name.upper()} are both set", hint="Unset one of them.")
-                found[target] = _read(file, name.upper())
+                found[target] = _read(file or "", name.upper())
         return found
 
 
 def _read(file: str, variable: str) -> str:
-    # The OSError is not chained: it quotes the path.
+    # The error is not chained: it quotes the path.
     try:
         content = Path(file).read_text("utf-8").rstrip("\r\n")
-    except UnicodeDecodeError:
-        reason = "is not UTF-8"
-    except (OSError, ValueError) as error:
-        reason = f"cannot be read: {error.strerror if isinstance(error, OSError) else 'not a path'}"
-    else:
-        if content:
-            return content
         reason = "is empty"
+    except UnicodeDecodeError:
+        content, reason = "", "is not UTF-8"
+    except (OSError, ValueError) as error:
+        content, reason = "", f"cannot be read: {getattr(error, 'strerror', 'not a path')}"
+    if content:
+        return content
     raise ConfigError(
         f"The file that {variable} names {reason}",
         hint="Name a file that holds the value and nothing else. The user that runs syncer must be able to read it.",

@@ -77,15 +77,6 @@ _OWN_PROPERTIES = {
     "group.id": "kafka.group",
 }
 """Properties that have their own setting."""
-_SAID = {
-    "int_parsing": "must be a whole number",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_parsing": "must be a number",
-    "float_type": "must be a number",
-    "extra_forbidden": "unknown setting",
-}
-"""Messages by pydantic's error type; pydantic's own message is used for all others."""
 
 
 class _Section(BaseModel):
@@ -105,11 +96,6 @@ class PostgresSettings(_Section):
     hosts, the first standby is used."""
     connect_timeout_seconds: PositiveInt = 10
     """Maximum time to establish a connection."""
-
-    @field_validator("read_dsn", "password", mode="before")
-    @classmethod
-    def _is_none_if_empty(cls, said: object) -> object:
-        return said or None
 
     @property
     def conninfo(self) -> str:
@@ -280,11 +266,6 @@ class WebSettings(_Section):
             raise ValueError("a port is a number from 0 to 65535, or none")
         return port
 
-    @field_validator("token", mode="before")
-    @classmethod
-    def _is_none_if_empty(cls, token: object) -> object:
-        return token or None
-
     @field_validator("token")
     @classmethod
     def _is_token(cls, token: SecretStr | None) -> SecretStr | None:
@@ -318,11 +299,6 @@ class TracesSettings(_Section):
     """OTLP endpoint over HTTP, such as http://collector:4318/v1/traces. Unless it or OTEL_EXPORTER_OTLP_ENDPOINT is
     set, tracing is disabled. OTEL_SERVICE_NAME and the other OTEL_ variables configure the rest."""
 
-    @field_validator("endpoint", mode="before")
-    @classmethod
-    def _is_none_if_empty(cls, endpoint: object) -> object:
-        return endpoint or None
-
 
 class LogSettings(_Section):
     """Log format and levels."""
@@ -350,6 +326,7 @@ class _FromFileAndEnvironment(BaseSettings):
         env_prefix="SYNCER_",
         env_nested_delimiter="_",
         env_nested_max_split=1,
+        env_ignore_empty=True,
         extra="forbid",
         frozen=True,
         hide_input_in_errors=True,
@@ -508,7 +485,9 @@ def _problem(problem: ErrorDetails) -> str:
     name = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         return f"{_REQUIRED.get(name, name)} is not set"
-    return f"{name}: {_SAID.get(problem['type'], problem['msg'].removeprefix('Value error, ').lower())}"
+    if problem["type"] == "extra_forbidden":
+        return f"{name}: unknown setting"
+    return f"{name}: {problem['msg'].removeprefix('Value error, ').lower()}"
 
 
 def _hint(file: Path) -> str:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from syncer.sandbox.report import Reporter
 
 PACKAGED_POSTGRES = "18"
-FREE_BYTES_MIN = 1_000_000_000  # for the whole archive, if its server does not support ranges; otherwise a third
 
 
 class Cache:
@@ -58,7 +57,6 @@ class Cache:
         if not target.exists():
             with self._fetching(target.name) as work_folder:
                 if not target.exists():
-                    self._check_space()
                     url = address(archive.coordinate)
                     extracted = fetch_folder(url, archive, work_folder, report=self._report)
                     _publish(extracted, target)
@@ -135,14 +133,6 @@ class Cache:
             make_open_folder(work_folder)  # again: the last holder of the lock may have deleted it
             yield work_folder
             shutil.rmtree(work_folder)
-
-    def _check_space(self) -> None:
-        free_bytes = shutil.disk_usage(self.folder).free
-        if free_bytes < FREE_BYTES_MIN:
-            raise SandboxError(
-                f"Elasticsearch needs up to 1 GB in {self.folder}; {free_bytes / 1e9:.1f} GB are free",
-                hint="Free some space, or set SYNCER_CACHE_DIR to a folder on another disk.",
-            )
 
 
 def fetch_jar(jar: Jar, url: str, file: Path, work_folder: Path) -> None:

@@ -8,11 +8,6 @@ from syncer.base import error_policy
 from tests import errors_page
 
 
-def test_the_page_of_errors_is_what_the_policy_decides() -> None:
-    """It is written anew from the policy, and is what stands in docs/errors.md."""
-    assert errors_page.PAGE.read_text("utf-8") == errors_page.page(), "Run: python -m tests.errors_page"
-
-
 def test_every_member_of_the_policy_is_on_the_page() -> None:
     """Each status and code that it names, each error of Postgres' that it knows, each error of syncer's own."""
     page = errors_page.page()

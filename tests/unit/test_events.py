@@ -14,18 +14,12 @@ import syncer
 from syncer.base import events
 from syncer.base.log import Choice, Summary
 from syncer.base.settings import LogSettings
-from tests import events_page
 from tests.log_lines import objections
 
 SOURCE = Path(syncer.__file__).parent
 CONSTANTS = {
     name: value for name, value in vars(events).items() if isinstance(value, str) and value in events.CATALOGUE
 }
-
-
-def test_the_page_of_events_is_what_the_catalogue_has() -> None:
-    """It is written anew from the catalogue, and is what stands in docs/events.md."""
-    assert events_page.PAGE.read_text("utf-8") == events_page.page(), "Run: python -m tests.events_page"
 
 
 def test_every_event_of_the_catalogue_is_logged_somewhere_and_no_other() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from syncer.jobs.model import Job
 from syncer.monitoring import problems
 from syncer.monitoring.doctor.examination import Report
-from tests import json_page
 from tests.json_page import SECTIONS, rows
 from tests.unit.test_problems import WELL
 from tests.unit.test_render import JOB
@@ -15,11 +14,6 @@ def fields(name: str) -> set[str]:
     """The fields that the page has for an object."""
     (shape,) = (one for shapes in SECTIONS.values() for one in shapes if one.name == name)
     return {one for one, _, _ in rows(shape)}
-
-
-def test_the_page_is_generated() -> None:
-    """It is what the types say today."""
-    assert json_page.PAGE.read_text("utf-8") == json_page.page(), "Run: python -m tests.json_page"
 
 
 def test_fields_that_are_listed_by_hand_are_those_that_are_printed() -> None:

@@ -15,11 +15,6 @@ from tests.proof import Rule
 RULES = {f"{module.__name__}.{name}: {rule.name}": rule for module, name, one in proof.proofs() for rule in one.rules}
 
 
-def test_the_page_is_what_the_tests_say() -> None:
-    """docs/faults.md is as `python -m tests.proof` writes it."""
-    assert proof.PAGE.read_text("utf-8") == proof.page(), "run: python -m tests.proof"
-
-
 def test_every_fault_test_says_what_it_proves() -> None:
     """A test of tests/faults says which fault it injects, and which guarantees that threatens."""
     of_faults = [(name, test) for module, name, test in proof.tests_of_all() if ".faults." in module.__name__]

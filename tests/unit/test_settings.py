@@ -114,7 +114,7 @@ def test_an_empty_replica_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 WRONG = {
-    "SYNCER_WORKER_THREADS": ("many", ("worker.threads", "whole number")),
+    "SYNCER_WORKER_THREADS": ("many", ("worker.threads", "valid integer")),
     "SYNCER_WORKER_THREAD": ("1", ("worker.thread", "unknown setting")),
     "SYNCER_WORKER_BATCH_CHANGES_MAX": ("0", ("worker.batch_changes_max", "greater than 0")),
     "SYNCER_RELAY_GATHER_SECONDS_MAX": ("-1", ("relay.gather_seconds_max", "greater than or equal to 0")),

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -29,6 +30,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests import preloaded
 from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World, wait_until
 
 DOCS = REPOSITORY / "docs"
@@ -174,21 +176,21 @@ class Reader:
 
     @contextmanager
     def _background(self, command: str) -> Iterator[None]:
+        program, *arguments = command.split()
+        assert program == "syncer", command
         log_file = self.folder / f"background-{uuid.uuid4().hex}.log"
-        with log_file.open("ab") as log:
-            # A process of its own, since it is to be told to end.
-            process = subprocess.Popen(
-                [_BASH, "-c", f"exec {sys.executable} -m {command}"],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=log,
-                stderr=log,
+        with log_file.open("ab") as log, Path(os.devnull).open("rb") as nothing:
+            process = preloaded.Command(
+                arguments,
+                environment=self.environment,
+                streams=[nothing.fileno(), log.fileno(), log.fileno()],
+                folder=self.folder,
             )
         try:
             wait_until(lambda: _IS_AT_WORK in log_file.read_bytes(), what="it is at work", detail=log_file.read_text)
             yield
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGTERM)
             process.wait(DEADLINE_SECONDS)
 
     @property

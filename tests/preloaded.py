@@ -43,12 +43,19 @@ sys.exit(int(answer[1]) if len(answer) > 1 else 70)
 class Command:
     """A command that runs; to be asked as a `subprocess.Popen` is."""
 
-    def __init__(self, arguments: Sequence[str], *, environment: Mapping[str, str], streams: Sequence[int]) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        streams: Sequence[int],
+        folder: Path | None = None,
+    ) -> None:
         self.args = ["syncer", *arguments]
         self.returncode: int | None = None
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(_server() / "socket"))
-        asked = json.dumps([list(arguments), dict(environment), str(Path.cwd())]).encode()
+        asked = json.dumps([list(arguments), dict(environment), str(folder or Path.cwd())]).encode()
         socket.send_fds(self._socket, [len(asked).to_bytes(8, "big")], streams)
         self._socket.sendall(asked)
         self._answers = self._socket.makefile()

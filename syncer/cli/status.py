@@ -9,8 +9,7 @@ import sys
 import termios
 import time
 import tty
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Annotated
 
@@ -26,10 +25,10 @@ from syncer.cli import job_output, parameters, render, status_output
 from syncer.cli.parameters import UsageError, finite
 from syncer.documents import registry
 from syncer.monitoring import problems
+from syncer.monitoring.history import Sample
 from syncer.monitoring.poll import Polled, Poller
 
 _PATIENCE_SECONDS = 5
-_SAMPLES_MAX = 600
 _LABEL_COLUMNS = 30
 _LEAVE = ("q", "Q", "\x04")
 
@@ -88,10 +87,9 @@ def _watch(console: Console, interval: float, *, as_json: bool) -> None:
         _keys() as pressed,
         Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
     ):
-        watch = _Watch(poll)
         while True:
-            watch.look()
-            live.update(watch.page(console), refresh=True)
+            polled = poll.run_once()
+            live.update(_live(polled, poll.history.last(), columns=console.width), refresh=True)
             if pressed(interval) in _LEAVE:
                 return
 
@@ -122,40 +120,20 @@ def _polling(name: str) -> Iterator[Poller]:
         poll.close()
 
 
-class _Watch:
-    """What `syncer status --watch` has seen.
-
-    Args:
-        poll: Polls the servers.
-    """
-
-    def __init__(self, poll: Poller) -> None:
-        self._poll = poll
-        self._polled: Polled | None = None
-        self._lags: deque[float | None] = deque(maxlen=_SAMPLES_MAX)
-        self._writes: deque[float | None] = deque(maxlen=_SAMPLES_MAX)
-
-    def look(self) -> None:
-        """Ask the servers."""
-        self._polled = self._poll.run_once()
-        self._lags.append(self._polled.overview.lag_seconds)
-        self._writes.append(None if self._polled.rates is None else self._polled.rates.written)
-
-    def page(self, console: Console) -> RenderableType:
-        """What there is to see."""
-        assert self._polled is not None  # noqa: S101 - a look comes first
-        seen, rates = self._polled.overview, self._polled.rates
-        parts: list[RenderableType] = [status_output.status(seen, rates)]
-        if len(self._lags) > 1:
-            width = max(10, console.width - _LABEL_COLUMNS)
-            written = self._writes[-1]
-            rate = "" if written is None else f"{job_output.rate(written)} documents/s"
-            parts += [
-                Text(""),
-                status_output.sparks("lag", self._lags, f"{seen.lag_seconds:,.1f} s", width=width),
-                status_output.sparks("written", self._writes, rate, width=width),
-            ]
-        return Group(*parts)
+def _live(polled: Polled, samples: Sequence[Sample], *, columns: int) -> RenderableType:
+    """The status, and how lag and rate have been since the command was started."""
+    parts: list[RenderableType] = [status_output.status(polled.overview, polled.rates)]
+    if len(samples) > 1:
+        width = max(10, columns - _LABEL_COLUMNS)
+        written = samples[-1].written_per_second
+        lag = f"{polled.overview.lag_seconds:,.1f} s"
+        rate = "" if written is None else f"{job_output.rate(written)} documents/s"
+        parts += [
+            Text(""),
+            status_output.sparks("lag", [one.lag_seconds for one in samples], lag, width=width),
+            status_output.sparks("written", [one.written_per_second for one in samples], rate, width=width),
+        ]
+    return Group(*parts)
 
 
 @contextmanager

@@ -27,8 +27,6 @@ _SETTINGS = {
     Server.KAFKA: "SYNCER_KAFKA_BOOTSTRAP_SERVERS",
     Server.ELASTICSEARCH: "SYNCER_ELASTICSEARCH_URL",
 }
-NAMES = {Server.POSTGRES: "Postgres", Server.KAFKA: "Kafka", Server.ELASTICSEARCH: "Elasticsearch"}
-"""The servers' names in sentences."""
 
 Places = tuple[tuple[str, int], ...]
 """Where a server listens: hosts and ports."""
@@ -46,7 +44,7 @@ def places(settings: Settings) -> Mapping[Server, Places]:
 
 def describe(server: Server, error: Exception, places: Places) -> tuple[str, str]:
     """Say why a server does not answer, as a sentence without a full stop, and what to do."""
-    name = NAMES[server]
+    name = server.title()
     hint = f"Start it, or check the network and {_SETTINGS[server]}. Nothing is lost: syncer continues by itself."
     if reasons := refusals(places):
         return f"{name} is down: {' and '.join(reasons)}", hint

@@ -131,7 +131,7 @@ def test_status_as_json_has_the_documented_keys(empty_world: World) -> None:
     assert [(one["worker_threads"], one["leads"]) for one in led["running"]] == [(2, True)]
     assert led["totals"]["handled"] == led["totals"]["published"] >= led["totals"]["captured"] == 7
     assert led["rates"].keys() == {"captured", "published", "handled", "written"}
-    assert led["leader"].keys() == {"process", "name", "address", "seconds", "idle_seconds"}
+    assert led["leader"].keys() == {"process", "name", "address", "seconds"}
     assert led["leader"]["name"].startswith("syncer relay ")
     assert led["epoch"] >= 1
     assert led["documents"][0]["targets"] == {f"{world.alias}-000001": 3}

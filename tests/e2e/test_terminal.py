@@ -134,13 +134,10 @@ def test_the_live_status_leaves_no_connection_behind(world: World, monkeypatch: 
     monkeypatch.setattr("syncer.base.log.configure", lambda *_, **__: None)
     monkeypatch.setattr("syncer.base.postgres.connect", connect_and_note)
     with status._polling("status") as poll:
-        watch = status._Watch(poll)
-        watch.look()
+        poll.run_once()
         world.sql("ALTER SCHEMA syncer RENAME TO away")
         for _ in range(2):
-            watch.look()
-            assert watch._polled is not None
-            assert watch._polled.overview.silent
+            assert poll.run_once().overview.silent
             assert all(one.closed for one in opened)
         world.sql("ALTER SCHEMA away RENAME TO syncer")
 

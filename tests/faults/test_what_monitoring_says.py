@@ -365,6 +365,7 @@ def test_postgres_is_away(operator: Operator, blog: World) -> None:
     finally:
         blog.sandbox.postgres.start()
     wait_until(lambda: not any("down" in one["message"] for one in operator.page()["problems"]), what="it is back")
+    wait_until(lambda: "was held up for" in blog.syncer("events").stdout, what="the outage is an event once it is over")
     blog.sql("ALTER TABLE posts RENAME headline TO title")
     operator.over()
 

@@ -11,14 +11,12 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from syncer.base.postgres import AdvisoryLock
 from syncer.base.settings import PostgresSettings, Settings
-from syncer.capture import leader
 from syncer.monitoring.doctor.check import Severity
 from syncer.monitoring.doctor.examination import CHECKS, examine
 from syncer.sandbox import Endpoints, Sandbox
 from tests.doctoring import fix, is_well, look
-from tests.harness import World, made, postgres_with, wait_until
+from tests.harness import World, made, postgres_with
 from tests.scenarios.test_least_privilege import grants
 from tests.standbys import standbys
 
@@ -172,30 +170,6 @@ def test_a_role_without_privileges_is_told_which_it_lacks(world: World) -> None:
     assert [id_ for id_, severity in severities.items() if severity is WRONG] == ["postgres.privileges"]
     assert severities["postgres.sequence"] is severities["postgres.triggers"] is Severity.UNSEEN
     assert severities["postgres.durability"] is Severity.WELL
-
-
-@pytest.mark.parametrize("lock", [AdvisoryLock.RELAY, AdvisoryLock.APPLY, AdvisoryLock.SCHEMA, AdvisoryLock.JOBS | 7])
-def test_a_lock_that_another_role_holds_is_seen_and_freed(world: World, lock: int) -> None:
-    """Any role can take one. An application that holds the lock of the wake-up, as writers do, is not reported."""
-    world.sql("CREATE ROLE stranger LOGIN")
-    dsn = world.dsn.replace("postgres@", "stranger@")
-    try:
-        with (
-            world.connect() as connection,
-            psycopg.connect(dsn, autocommit=True) as stranger,
-            psycopg.connect(dsn, autocommit=True) as writer,
-        ):
-            writer.execute("SELECT pg_advisory_lock_shared(%s)", (int(AdvisoryLock.WAKEUP),))
-            assert is_well(look(world, "postgres.locks"))
-            stranger.execute("SELECT pg_advisory_lock(%s)", (int(lock),))
-            (found,) = look(world, "postgres.locks")
-            assert found.severity is WRONG
-            assert f"process {stranger.info.backend_pid}" in found.found
-            assert leader.find(connection) is None
-            fix(world, found)
-            wait_until(lambda: is_well(look(world, "postgres.locks")), what="the lock is free")
-    finally:
-        world.sql("DROP ROLE stranger")
 
 
 def test_a_standby_in_place_of_the_primary_is_seen(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> None:

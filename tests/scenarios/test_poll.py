@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,12 +17,11 @@ from structlog.testing import capture_logs
 
 from syncer import daemon
 from syncer.base import metrics, postgres
-from syncer.base.lifecycle import Stop
 from syncer.base.settings import MetricsSettings, PostgresSettings
 from syncer.cli.comparing import compared
 from syncer.documents.registry import current
 from syncer.elasticsearch.reader import Holdings
-from syncer.monitoring import health, status
+from syncer.monitoring import status
 from syncer.monitoring.poll import Poller
 from syncer.monitoring.status import IndexFault, Server
 from syncer.verify.last_result import Verification
@@ -45,16 +44,6 @@ def scraped() -> dict[str, dict[tuple[str, ...], float]]:
     return found
 
 
-def has_grown(name: str, number: float, before: Mapping[str, Mapping[tuple[str, ...], float]], *labels: str) -> bool:
-    """Whether a counter has grown by at least that since."""
-    return grown(name, before, *labels) >= number
-
-
-def grown(name: str, before: Mapping[str, Mapping[tuple[str, ...], float]], *labels: str) -> float:
-    """By how much a counter has grown since."""
-    return scraped().get(name, {}).get(labels, 0) - before.get(name, {}).get(labels, 0)
-
-
 @contextmanager
 def surveying(world: World, **settings: Any) -> Iterator[Poller]:
     """A poll that turns only when the test says so."""
@@ -63,23 +52,6 @@ def surveying(world: World, **settings: Any) -> Iterator[Poller]:
         yield made
     finally:
         made.close()
-
-
-@contextmanager
-def at_work(world: World, **settings: Any) -> Iterator[tuple[Poller, Stop]]:
-    """All components of a daemon, in this process."""
-    components = daemon.components(world.settings.model_copy(update=settings))
-    stop = Stop()
-    running = threading.Thread(target=daemon.run, args=(components, stop))
-    running.start()
-    poll = components["poll"]
-    assert isinstance(poll, Poller)
-    try:
-        yield poll, stop
-    finally:
-        stop.request()
-        running.join(DEADLINE_SECONDS)
-    assert not running.is_alive()
 
 
 def test_what_waits_is_seen_where_it_waits(world: World) -> None:
@@ -109,35 +81,6 @@ def test_what_waits_is_seen_where_it_waits(world: World) -> None:
         lags = [one.lag_seconds for one in poll.history.last()]
         assert lags[0] == first.overview.lag_seconds > 0
         assert lags[-1] == 0
-
-
-def test_a_daemon_counts_what_it_does(world: World) -> None:
-    """From the outbox to the index: changes, documents, times, progress; and all components beat."""
-    before = scraped()
-    eager = MetricsSettings(seconds=0.2)
-    with at_work(world, metrics=eager) as (poll, stop):
-        world.sql(BLOG)
-        world.wait_until_level()
-        for counter, number, *labels in (
-            ("syncer_relay_published_changes_total", 2),
-            ("syncer_worker_handled_changes_total", 2),
-            ("syncer_worker_commit_to_indexed_seconds_count", 2),
-            ("syncer_worker_written_documents_total", 1, "indexed"),
-            ("syncer_worker_batch_seconds_count", 1),
-        ):
-            wait_until(partial(has_grown, counter, number, before, *labels), what=f"{counter} has grown by {number}")
-        wait_until(
-            lambda: len(scraped()["syncer_component_beat_timestamp_seconds"]) == 6, what="every component has a beat"
-        )
-        wait_until(lambda: set(scraped()["syncer_poll_is_answered"].values()) == {1}, what="all servers answer")
-        seen = scraped()
-        assert ("relay",) in seen["syncer_component_progress_timestamp_seconds"]
-        assert seen["syncer_relay_leads"] == {(): 1}
-        assert seen["syncer_poll_is_answered"] == {("postgres",): 1, ("kafka",): 1, ("elasticsearch",): 1}
-        names = poll.components
-        assert health.alive(stop, names).is_well
-        wait_until(lambda: health.ready(stop, names, poll.latest).is_well, what="it is ready")
-    assert not health.ready(stop, names, poll.latest).is_well
 
 
 def test_servers_that_hang_do_not_hang_the_poll(world: World) -> None:

@@ -10,7 +10,7 @@ from syncer.apply import grants
 from syncer.base import migrations
 from syncer.base.errors import SourceError
 from syncer.base.formatting import amount
-from syncer.base.postgres import LOCK_SECONDS_MAX, AdvisoryLock
+from syncer.base.postgres import LOCK_SECONDS_MAX
 from syncer.capture import install, triggers
 from syncer.monitoring.doctor.check import Check, Finding, advice, check, consider, shell, sql, wrong
 from syncer.monitoring.doctor.deployment import Deployment
@@ -78,16 +78,6 @@ _CALLED_WITH_REPLICA = ("pg_logical_emit_message", "pg_last_wal_replay_lsn")
 _NOT_CALLABLE = """
 SELECT oid::regprocedure::text FROM pg_proc
 WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = ANY ($1) AND NOT has_function_privilege(oid, 'EXECUTE')
-ORDER BY 1
-"""
-# Applications share the lock of the wake-up when they write.
-_FOREIGN_LOCKS = """
-SELECT DISTINCT a.pid, quote_ident(a.usename)
-FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
-WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.classid::bigint = ANY ($1)
-  AND (l.classid::bigint << 32 | l.objid::bigint) <> $2
-  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND NOT has_any_column_privilege(a.usesysid, 'syncer.job', 'UPDATE')
 ORDER BY 1
 """
 
@@ -240,17 +230,6 @@ def _unreadable(deployment: Deployment) -> Iterator[tuple[str, str]]:
                 yield f"read {relation}", f"GRANT SELECT ON {relation} TO {{role}};"
             if is_filtered:
                 yield f"bypass row-level security of {relation}", "ALTER ROLE {role} BYPASSRLS;"
-
-
-@check("postgres.locks", "No other role holds an advisory lock of syncer", 1, 4)
-def _locks(deployment: Deployment) -> Iterator[Finding]:
-    """Any role of the database can take them. Meanwhile no relay leads, or apply, migrate or a job waits."""
-    spaces = sorted({int(one) >> 32 for one in AdvisoryLock})
-    for pid, role in deployment.schema.execute(_FOREIGN_LOCKS, (spaces, int(AdvisoryLock.WAKEUP))):
-        yield wrong(
-            f"Role {role} (process {pid}) holds an advisory lock of syncer, or waits for one",
-            sql(f"SELECT pg_terminate_backend({pid});", "See Locks in docs/security.md to prevent it."),
-        )
 
 
 CHECKS = tuple(one for one in globals().values() if isinstance(one, Check))

@@ -37,12 +37,11 @@ def serve(settings: Settings, components: dict[str, Component], stop: Stop) -> N
         return
     poll = components["poll"]
     assert isinstance(poll, Poller)  # noqa: S101 - every daemon has one
-    names = (*components, "web")
-    daemon = Daemon(settings=settings, poll=poll, stop=stop, components=names)
+    poll.components = (*components, "web")
+    daemon = Daemon(settings=settings, poll=poll, stop=stop)
     access = Access(host=settings.web.host, token=token)
     app = App(access, routes(Facts(daemon, access), Actions(daemon), Waits(daemon)))
     components["web"] = WebServer(listening, app, has_token=token is not None)
-    poll.components = names
 
 
 def routes(facts: Facts, actions: Actions, waits: Waits) -> list[WebRoute]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import Map, Rule
 from werkzeug.wrappers import Request, Response
 
@@ -170,8 +170,6 @@ def _of_http(request: Request, error: HTTPException) -> Response:
             response = problem(405, f"{request.method[:20]} is not allowed here", f"Allowed: {allowed}.")
             response.headers["Allow"] = allowed
             return response
-        case RequestEntityTooLarge():
-            return problem(413, "The request is too large")
     return problem(error.code or 400, error.description or error.name)
 
 

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -45,7 +45,6 @@ _KINDS_SHOWN_MAX = 200
 _LETTERS_SHOWN_MAX = 1000
 _EVENTS_SHOWN_MAX = 200
 _ASKED_AT_ONCE = 3
-_EXPLAINED_AT_ONCE = 2
 _PLACE_SECONDS = 1.0
 _EXPLAIN_SECONDS = 3
 _HIDDEN = "Shown only with the token."
@@ -57,15 +56,13 @@ class Daemon:
 
     Args:
         settings: All settings.
-        poll: The daemon's poller.
-        stop: The `Stop` that its components call.
-        components: Their names.
+        poll: The daemon's poller, which knows the names of its components.
+        stop: The `Stop` that they call.
     """
 
     settings: Settings
     poll: Poller
     stop: Stop
-    components: tuple[str, ...]
     _places: threading.BoundedSemaphore = field(
         init=False, repr=False, default_factory=lambda: threading.BoundedSemaphore(_ASKED_AT_ONCE)
     )
@@ -97,8 +94,6 @@ class Facts:
     def __init__(self, daemon: Daemon, access: Access) -> None:
         self._daemon = daemon
         self._access = access
-        self._explaining = threading.BoundedSemaphore(_EXPLAINED_AT_ONCE)
-        self._index: Callable[[], Index] = _once(lambda: _open_index(daemon.settings))
 
     def status(self, asked: Asked) -> dict[str, Any]:
         """The status; the conditions and errors of jobs are shown only with the token.
@@ -181,24 +176,20 @@ class Facts:
 
         Raises:
             ForbiddenError, UnauthorizedError: Values are requested without it.
-            UnavailableError: Too many documents are being explained at the moment.
         """
         id_ = words.required(asked.words, "id")
         values = words.whether(asked.words, "values")
         if values:
             self._access.require_token(has_token=asked.has_token)
-        if not self._explaining.acquire(timeout=_PLACE_SECONDS):
-            raise UnavailableError("Too many documents are being explained", hint="Try again in a few seconds.")
-        try:
-            with self._daemon.connection() as connection:
-                chosen = [one for one in registry.documents(connection) if one.name == document]
-                if not chosen:
-                    known = ", ".join(registry.current(connection)) or "none; run: syncer apply"
-                    raise DefinitionError(f"No document {document[:100]} is active", hint=f"Active documents: {known}")
-                kafka = self._daemon.settings.kafka
-                seen = explanation.read(connection, self._index(), kafka, chosen, id_, seconds=_EXPLAIN_SECONDS)
-        finally:
-            self._explaining.release()
+        settings = self._daemon.settings
+        with self._daemon.connection() as connection:
+            chosen = [one for one in registry.documents(connection) if one.name == document]
+            if not chosen:
+                known = ", ".join(registry.current(connection)) or "none; run: syncer apply"
+                raise DefinitionError(f"No document {document[:100]} is active", hint=f"Active documents: {known}")
+            with elastic.connect(settings.elasticsearch) as client:
+                index = Index(client, bulk_bytes_max=settings.worker.bulk_bytes_max)
+                seen = explanation.read(connection, index, settings.kafka, chosen, id_, seconds=_EXPLAIN_SECONDS)
         said = seen.as_json(values=values)
         return said if asked.has_token else _without_values(said)
 
@@ -210,12 +201,12 @@ class Facts:
 
     def alive(self, _: Asked) -> Response:
         """Whether this process is alive."""
-        return _health(health.alive(self._daemon.stop, self._daemon.components))
+        return _health(health.alive(self._daemon.stop, self._daemon.poll.components))
 
     def ready(self, asked: Asked) -> Response:
         """Whether this process is ready; the reasons may name hosts, so remote clients need the token to see them."""
         one = self._daemon
-        seen = health.ready(one.stop, one.components, one.poll.latest, needs=one.poll.needs)
+        seen = health.ready(one.stop, one.poll.components, one.poll.latest, needs=one.poll.needs)
         if asked.has_token or self._access.is_own:
             return _health(seen)
         checks = (each if each.is_well else replace(each, reason=_HIDDEN) for each in seen.checks)
@@ -250,24 +241,6 @@ def _job(one: Job, asked: Asked) -> dict[str, Any]:
 
 def _health(seen: health.Health) -> Response:
     return as_json(seen.as_json(), 200 if seen.is_well else 503)
-
-
-def _open_index(settings: Settings) -> Index:
-    return Index(elastic.connect(settings.elasticsearch), bulk_bytes_max=settings.worker.bulk_bytes_max)
-
-
-def _once(make: Callable[[], Index]) -> Callable[[], Index]:
-    """A function that returns the same index each time, created on first use."""
-    lock = threading.Lock()
-    made: list[Index] = []
-
-    def get() -> Index:
-        with lock:
-            if not made:
-                made.append(make())
-            return made[0]
-
-    return get
 
 
 def _without_values(said: dict[str, Any]) -> dict[str, Any]:

@@ -5,13 +5,11 @@ Guarantees:
 - The port is bound at once: a daemon whose port is in use fails before it does anything else.
 - It delays no other component, nor the end of the daemon: requests not answered in time are then cut off.
 - What clients send is limited in size and number, and connections without a request keep no other out.
-- A malformed or oversized request gets an error in the API's format.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import socket
 from collections.abc import Callable, Iterable
@@ -21,8 +19,6 @@ import structlog
 from waitress import wasyncore
 from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
-from waitress.task import ErrorTask
-from waitress.utilities import Error
 
 from syncer.base import events
 from syncer.base.errors import ConfigError
@@ -43,7 +39,6 @@ _HEADER_BYTES_MAX = 16 * 1024
 _BODY_BYTES_MAX = 64 * 1024
 _SILENT_SECONDS = 30
 _CLEANUP_SECONDS = 10
-_BOUNDS = f"A request has at most {_HEADER_BYTES_MAX // 1024} KB of headers, and {_BODY_BYTES_MAX // 1024} KB of body."
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -80,7 +75,6 @@ class WebServer:
             max_request_body_size=_BODY_BYTES_MAX,
         )
         assert isinstance(server, TcpWSGIServer)  # noqa: S101 - one socket makes one server
-        server.channel_class = _Channel
         structlog.get_logger().info(events.WEB_LISTENING, address=self.address, has_token=self._has_token)
         stop.call(server.pull_trigger)
         try:
@@ -90,31 +84,6 @@ class WebServer:
         finally:
             server.task_dispatcher.shutdown(timeout=_STOP_SECONDS)
             wasyncore.close_all(sockets)
-
-
-class _Refusal(ErrorTask):
-    """The response to a request that the server itself refuses, before it reaches the application."""
-
-    def execute(self) -> None:
-        """Write the response."""
-        error: Error = self.request.error  # type: ignore[attr-defined]  # typeshed has another class
-        body = json.dumps({"message": f"{error.reason}: {error.body}", "hint": _BOUNDS}).encode()
-        self.status = f"{error.code} {error.reason}"
-        self.response_headers = [
-            *self.response_headers,
-            ("Content-Type", "application/json"),
-            ("Cache-Control", "no-store"),
-            ("X-Content-Type-Options", "nosniff"),
-        ]
-        self.set_close_on_finish()
-        self.content_length = len(body)
-        self.write(body)
-
-
-class _Channel(HTTPChannel):
-    """A connection."""
-
-    error_task_class = _Refusal
 
 
 def _make_room(server: TcpWSGIServer, sockets: dict[int, Any]) -> None:

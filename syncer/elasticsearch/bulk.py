@@ -145,7 +145,7 @@ class Index:
                 timeout=_WAIT_FOR_SHARD,
             )
         except elasticsearch.ApiError as error:
-            if not _never_fits(error, len(body)) or (len(part) == 1 and _is_of_a_breaker(error)):
+            if not _never_fits(error):
                 raise
             self._write_smaller(target, part, outcome, size=len(body))
             return
@@ -244,23 +244,14 @@ def _require_whole(items: Sequence[object], operations: int) -> None:
         )
 
 
-def _never_fits(error: elasticsearch.ApiError, size: int) -> bool:
+def _never_fits(error: elasticsearch.ApiError) -> bool:
     """Whether a request was refused for its size and will be until a setting changes."""
     if error.status_code == _TOO_LARGE:
         return True
     if error.status_code != _TOO_MANY or is_by_another(error):
         return False
     pressure = _PRESSURE.search(reason(error))
-    if pressure is not None:
-        return int(pressure[1]) > int(pressure[2])
-    said = error.body.get("error") if isinstance(error.body, dict) else None  # a proxy may have dropped it
-    breaker = said.get("bytes_limit") if isinstance(said, dict) else None
-    return breaker is not None and size > int(breaker)
-
-
-def _is_of_a_breaker(error: elasticsearch.ApiError) -> bool:
-    """Whether a circuit breaker refused it. Its limit can be raised at any time, so nothing is dead-lettered for it."""
-    return "bytes_limit" in str(error.body)
+    return pressure is not None and int(pressure[1]) > int(pressure[2])
 
 
 class _Task(NamedTuple):

@@ -25,7 +25,6 @@ from syncer.verify.explain.verdict import Conclusion, Verdict, judge
 from syncer.verify.pending_jobs import pending
 from syncer.verify.watermark import Watermark
 
-_ROUNDS = 3
 _POLL_SECONDS = 0.05
 _IDLE_SECONDS = 1.0
 """If nothing moves for that long, no worker is running: waiting longer would not help."""
@@ -87,47 +86,30 @@ def read(
             the explanation says so instead.
     """
     _require_possible(id_)
-    looks = [look(connection, index, one, id_) for one in documents]
+    before = looks = [look(connection, index, one, id_) for one in documents]
     _require_id(connection, documents[0], id_, looks)
+    differs = any(one.drift is not None for one in looks)
+    in_flight = _in_flight(connection, kafka, documents, seconds) if differs else ""
+    # Changes become jobs, and jobs become documents: in this order, none is missed.
     jobs = [pending(connection, one, [id_], seconds=seconds).get(id_, ()) for one in documents]
-    still = [one.drift is None for one in looks]
-    in_flight = _InFlight(connection, kafka, documents, seconds)
-    for _ in range(0 if all(still) else _ROUNDS):
-        in_flight.wait()
-        # Changes become jobs, and jobs become documents: in this order, none is missed.
-        jobs = [pending(connection, one, [id_], seconds=seconds).get(id_, ()) for one in documents]
-        before, looks = looks, [look(connection, index, one, id_) for one in documents]
-        still = [one.drift is None or one.is_like(other) for other, one in zip(before, looks, strict=True)]
-        if all(still) or in_flight.says:
-            break
+    if differs:
+        looks = [look(connection, index, one, id_) for one in documents]
+    judged = []
+    for document, seen, earlier, some in zip(documents, looks, before, jobs, strict=True):
+        one = standing(connection, index, document, id_, seen=seen, jobs=some)
+        judged.append((one, judge(one, in_flight=in_flight, is_still=seen.is_like(earlier))))
     at = float(str(value(connection, _NOW)))
-    seen = [
-        standing(connection, index, one, id_, seen=there, jobs=some)
-        for one, there, some in zip(documents, looks, jobs, strict=True)
-    ]
-    judged = [(one, judge(one, in_flight=in_flight.says, is_still=calm)) for one, calm in zip(seen, still, strict=True)]
-    return Explanation(name=documents[0].name, id=id_, at=at, standings=tuple(judged), in_flight=in_flight.says)
+    return Explanation(name=documents[0].name, id=id_, at=at, standings=tuple(judged), in_flight=in_flight)
 
 
-class _InFlight:
-    """Changes committed before a moment that are not handled yet."""
-
-    def __init__(
-        self, connection: Connection, kafka: KafkaSettings, documents: Sequence[Document], seconds: float
-    ) -> None:
-        relations = sorted({relation for one in documents for relation in one.dependencies.tables})
-        self._watermark = Watermark(connection, kafka, relations)
-        self._deadline = time.monotonic() + seconds
-        self.says = ""
-
-    def wait(self) -> None:
-        """Wait until everything committed before now is handled, the deadline has passed, or nothing moves."""
-        self._watermark.begin()
-        while not self._watermark.is_through():
-            if time.monotonic() > self._deadline or self._watermark.still_seconds > _IDLE_SECONDS:
-                break
-            time.sleep(_POLL_SECONDS)
-        self.says = self._watermark.says
+def _in_flight(connection: Connection, kafka: KafkaSettings, documents: Sequence[Document], seconds: float) -> str:
+    """Wait until all changes committed before now are handled; return what is left, in words, if nothing moves."""
+    relations = sorted({relation for one in documents for relation in one.dependencies.tables})
+    watermark = Watermark(connection, kafka, relations)
+    deadline = time.monotonic() + seconds
+    while not watermark.is_through() and time.monotonic() < deadline and watermark.still_seconds < _IDLE_SECONDS:
+        time.sleep(_POLL_SECONDS)
+    return watermark.says
 
 
 def _require_possible(id_: str) -> None:

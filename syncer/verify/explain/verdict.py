@@ -167,9 +167,7 @@ def _being_written(standing: DocumentInIndex, how: str) -> Conclusion:
     """Return the verdict on a document that a job may write."""
     coming = standing.jobs[0]
     job = coming.job
-    if coming.is_in_hand:
-        does = "is writing it just now"
-    elif coming.is_certain:
+    if coming.is_certain:
         does = "has yet to write it"
     else:
         does = f"is writing {'all' if job.kind.is_whole else 'some'} documents"

@@ -203,13 +203,7 @@ class Index:
     def write_assigned(self, installation: UUID, version: int) -> None:
         """Record an assigned version, unless a greater one is recorded."""
         with suppress(elasticsearch.ConflictError):
-            self._client.index(
-                index=_STATE_INDEX,
-                id=f"assigned-{installation}",
-                version=version,
-                version_type="external",
-                document={"assigned": version},
-            )
+            self._write_state("assigned", installation, version)
 
     def write_epoch(self, installation: UUID, epoch: int) -> None:
         """Record the epoch. Its external version prevents going back, and entering the same epoch twice.
@@ -218,17 +212,20 @@ class Index:
             UnavailableError: This epoch, or a greater one, is recorded; read it again.
         """
         try:
-            self._client.index(
-                index=_STATE_INDEX,
-                id=f"epoch-{installation}",
-                version=epoch,
-                version_type="external",
-                document={"epoch": epoch},
-            )
+            self._write_state("epoch", installation, epoch)
         except elasticsearch.ConflictError as error:
             raise UnavailableError(
                 f"Another daemon has entered epoch {epoch}, or a later one", hint="The daemon retries by itself."
             ) from error
+
+    def _write_state(self, name: str, installation: UUID, number: int) -> None:
+        self._client.index(
+            index=_STATE_INDEX,
+            id=f"{name}-{installation}",
+            version=number,
+            version_type="external",
+            document={name: number},
+        )
 
 
 def _require_whole(items: Sequence[object], operations: int) -> None:

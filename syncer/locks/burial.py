@@ -77,7 +77,7 @@ def _bury(registry: Registry, fence: Fence, dead: Holder, remains: _Remains, *, 
     remains.amend(is_dead=True, successor=successor.id)
     if dead.intent is not None:
         roll_back(registry, fence, dead.intent, draw=remains.amend, lease=successor)
-        # Fails if another process is burying it too: once a lock is free, that one would undo the next holder's changes.
+        # Fails if another process is burying it too, which could undo what the next holder of a lock writes.
         remains.amend(intent=None)
     registry.intents.drop_all_of(dead.id)
     _free(registry, dead.id)

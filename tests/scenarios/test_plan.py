@@ -174,7 +174,6 @@ REFUSED_BODIES = (
         "No handler for type [nesting] declared on field [comments]",
         "index.json",
     ),
-    ('"type": "nested"', '"type": "search_as_you_type"', "this server lacks the field type", "module"),
     ('"type": "nested"', '"type": "integer", "coerce": "wrong"', "wrong", ""),
     ('"type": "nested"', '"type": "keyword", "ignore_above": "wrong"', "wrong", ""),
     ('"number_of_replicas": 0', '"number_of_replicas": "many"', "many", ""),

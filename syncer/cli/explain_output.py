@@ -63,9 +63,9 @@ def _facts(seen: Explanation, one: DocumentInIndex, answer: Conclusion) -> Itera
 
 
 def _row(one: DocumentInIndex) -> str:
-    if one.look.failure is not None:
-        return f"unknown: {one.look.failure.message}"
-    row = one.look.row
+    if one.failure is not None:
+        return f"unknown: {one.failure.message}"
+    row = one.row
     if row is None:
         return "its SELECT returns no such id"
     fields = amount(len(one.document.dependencies.fields), "field")
@@ -74,8 +74,8 @@ def _row(one: DocumentInIndex) -> str:
 
 
 def _copies(one: DocumentInIndex) -> str:
-    if one.look.unreadable is not None:
-        return f"unknown: {one.look.unreadable.message}"
+    if one.unreadable is not None:
+        return f"unknown: {one.unreadable.message}"
     return "\n".join(_copy(copy) for copy in one.copies) or "nothing under this id"
 
 
@@ -102,23 +102,22 @@ def _origin(copy: CopyState) -> str:
 
 
 def _refresh(one: DocumentInIndex) -> str:
-    is_refused = one.look.drift is not None and any(copy.is_final for copy in one.copies)
+    is_refused = one.drift is not None and any(copy.is_final for copy in one.copies)
     return _would(one) + (", but Elasticsearch would refuse it" if is_refused else "")
 
 
 def _would(one: DocumentInIndex) -> str:
-    seen = one.look
-    if not seen.is_sound:
-        return "would fail" if seen.is_at_fault else "is not possible"
-    if seen.drift is None:
-        return "would change nothing" + (": it equals its SELECT" if seen.row else "")
-    match seen.drift.kind:
+    if not one.is_sound:
+        return "would fail" if one.is_at_fault else "is not possible"
+    if one.drift is None:
+        return "would change nothing" + (": it equals its SELECT" if one.row else "")
+    match one.drift.kind:
         case DriftKind.MISSING:
             return "would write it"
         case DriftKind.EXTRA:
             return "would delete it"
         case DriftKind.MISPLACED:
-            return f"would write it where it belongs, and delete the copy under routing {seen.drift.routing}"
+            return f"would write it where it belongs, and delete the copy under routing {one.drift.routing}"
         case DriftKind.DIFFERENT:
             return f"would change {', '.join(one.fields)}"
 
@@ -128,8 +127,8 @@ def _show_values(console: Console, one: DocumentInIndex) -> None:
         rows = [(f"  {name}", _value(ours), _value(theirs)) for name, (ours, theirs) in one.fields.items()]
         console.print(Rows(("  field", "Postgres", "Elasticsearch"), rows))
         return
-    held = contents(one.look.copies[0].source) if one.look.copies else {}
-    shown = contents(one.look.row.source) if one.look.row else held
+    held = contents(one.copies[0].source) if one.copies else {}
+    shown = contents(one.row.source) if one.row else held
     for name, value in (shown if isinstance(shown, dict) else {TOO_DEEP: shown}).items():
         say(console, f"    {name}: {_value(value)}")
 

@@ -20,8 +20,7 @@ from syncer.base.errors import LockError
 from syncer.cli import parameters, render
 from syncer.cli.render import Part, Rows, say
 from syncer.elasticsearch import client as elastic
-from syncer.locks import Locks, Recovery
-from syncer.locks.burial import Burial
+from syncer.locks import Locks
 from syncer.locks.entries import Entry
 from syncer.locks.holders import Holder
 from syncer.locks.intents import Intent
@@ -32,11 +31,6 @@ _SHORT_ID = 8
 _ATTEMPTS = 5
 _PATIENCE_SECONDS = 60
 _NAMED_MAX = 5
-_OUTCOMES = {
-    Recovery.FINISH: "The change is finished; if Elasticsearch refuses a document, it is rolled back. "
-    "To roll it back in any case: --changes roll-back",
-    Recovery.ROLL_BACK: "The change is rolled back: each document is as it was before.",
-}
 
 app = typer.Typer(
     help="List and break locks made of Elasticsearch documents.",
@@ -71,19 +65,11 @@ def break_(
     ],
     *,
     index: LocksIndex = INDEX,
-    recovery: Annotated[
-        Recovery,
-        typer.Option(
-            "--changes",
-            metavar="WHAT",
-            help="What to do with unfinished changes: finish or roll-back.",
-        ),
-    ] = Recovery.FINISH,
     yes: parameters.Yes = False,
 ) -> None:
     """Break all locks of a holder.
 
-    Finishes or rolls back its changes. A holder that is still alive is told at its next write, which changes nothing.
+    Rolls back its unfinished change. A holder that is still alive is told at its next write, which changes nothing.
     """
     client = _connect()
     registry = find(client, index)
@@ -94,13 +80,14 @@ def break_(
     holders, entries = _read(registry)
     id_, name = _choose(holders, entries, holder)
     if not yes:
-        typer.echo(_preview(registry, id_, holders, entries, recovery))
+        typer.echo(_preview(registry, id_, holders, entries))
     parameters.confirm("Break all its locks?", yes=yes)
-    with Locks(client, owner="syncer locks break", index=index, recovery=recovery) as locks:
-        done = _bury(locks, id_)
-    if not done.is_gone:
+    with Locks(client, owner="syncer locks break", index=index) as locks:
+        # A holder that is alive may just have renewed its lease.
+        is_done = any(locks.bury(id_, timeout=_PATIENCE_SECONDS) for _ in range(_ATTEMPTS))
+    if not is_done:
         raise LockError(f"{name} keeps renewing its lease, or another process is breaking its locks", hint="Try again.")
-    typer.echo(f"{name}: {done.value}.")
+    typer.echo(f"{name}: it holds nothing any more.")
 
 
 def _connect() -> Elasticsearch:
@@ -135,9 +122,7 @@ def _choose(holders: Sequence[Holder], entries: Sequence[Entry], name: str) -> t
     return next(iter(wanted.items()))
 
 
-def _preview(
-    registry: Registry, id_: str, holders: Sequence[Holder], entries: Sequence[Entry], recovery: Recovery
-) -> str:
+def _preview(registry: Registry, id_: str, holders: Sequence[Holder], entries: Sequence[Entry]) -> str:
     """What breaking its locks will do."""
     count = sum(one.holder == id_ for one in entries)
     holder = next((one for one in holders if one.id == id_), None)
@@ -146,7 +131,7 @@ def _preview(
     return (
         f"{holder.owner} ({_short(id_)}), process {holder.process} on {holder.host}, holds {count} locks. "
         f"It last renewed its lease at {_time(holder.renewed)}, by its own clock."
-        + ("" if holder.intent is None else f"\n{_changing(registry, holder.intent)}\n{_OUTCOMES[recovery]}")
+        + ("" if holder.intent is None else f"\n{_changing(registry, holder.intent)}")
     )
 
 
@@ -156,20 +141,14 @@ def _changing(registry: Registry, intent: Intent) -> str:
     such_as: list[str] = []
     for number in range(intent.pages):
         for one in registry.intents.page(intent, number):
-            counts[one.after.index] += 1
+            counts[one.index] += 1
             if len(such_as) < _NAMED_MAX:
-                such_as.append(one.after.id)
+                such_as.append(one.id)
     documents = ", ".join(f"{count:,} documents of {name}" for name, count in counts.items())
-    return f"It may have unfinished changes to {documents}; such as {', '.join(such_as)}."
-
-
-def _bury(locks: Locks, holder: str) -> Burial:
-    """Bury it; a holder that is alive may just have renewed its lease."""
-    for _ in range(_ATTEMPTS):
-        done = locks.bury(holder, timeout=_PATIENCE_SECONDS)
-        if done.is_gone:
-            break
-    return done
+    return (
+        f"It may have unfinished changes to {documents}; such as {', '.join(such_as)}. "
+        "They are rolled back: each document is as it was before."
+    )
 
 
 def _show(console: Console, holders: Sequence[Holder], entries: Sequence[Entry]) -> None:

@@ -23,7 +23,6 @@ _CAUSES = {
     Cause.FOREIGN: "another client wrote it",
     Cause.FOREIGN_AHEAD: "another client wrote it, with a version that syncer has not assigned yet",
     Cause.LOST: "it shows what a restore or a failover has lost",
-    Cause.FOREIGN_DELETE: "another client deleted it, with a higher version",
     Cause.INCOMPLETE: "not loaded yet",
 }
 
@@ -154,7 +153,7 @@ def _advices(report: VerifyReport) -> Iterator[str]:
         one = next(one for one in report.drifts if one.cause is Cause.DEAD_LETTERED)
         said = brief(one.error or "")
         yield f"Some are dead-lettered, such as {one.id}: {said}\nFix the data, select.sql or index.json: syncer apply"
-    if numbers[Cause.FOREIGN] or numbers[Cause.FOREIGN_AHEAD] or numbers[Cause.FOREIGN_DELETE]:
+    if numbers[Cause.FOREIGN] or numbers[Cause.FOREIGN_AHEAD]:
         yield (
             f"Another program writes to {report.index_name}: it has versions that syncer never assigned. Find that "
             "program, and let only syncer write there"
@@ -163,11 +162,6 @@ def _advices(report: VerifyReport) -> Iterator[str]:
         yield (
             "syncer cannot overwrite a version that it has not assigned yet. To make a new index "
             f"without it: syncer index rebuild {name}"
-        )
-    if numbers[Cause.FOREIGN_DELETE]:
-        yield (
-            "Elasticsearch remembers a delete for index.gc_deletes, an hour here, and takes no smaller version until "
-            f"then. After that: syncer verify {name} --repair"
         )
     if numbers[None] or numbers[Cause.FOREIGN] or numbers[Cause.LOST]:
         yield f"To write again what differs: syncer verify {name} --repair; or all documents: syncer backfill {name}"

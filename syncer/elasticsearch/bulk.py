@@ -145,7 +145,7 @@ class Index:
                 timeout=_WAIT_FOR_SHARD,
             )
         except elasticsearch.ApiError as error:
-            if not _never_fits(error, len(body)) or (len(part) == 1 and _is_of_a_breaker(error)):
+            if not _never_fits(error):
                 raise
             self._write_smaller(target, part, outcome, size=len(body))
             return
@@ -203,13 +203,7 @@ class Index:
     def write_assigned(self, installation: UUID, version: int) -> None:
         """Record an assigned version, unless a greater one is recorded."""
         with suppress(elasticsearch.ConflictError):
-            self._client.index(
-                index=_STATE_INDEX,
-                id=f"assigned-{installation}",
-                version=version,
-                version_type="external",
-                document={"assigned": version},
-            )
+            self._write_state("assigned", installation, version)
 
     def write_epoch(self, installation: UUID, epoch: int) -> None:
         """Record the epoch. Its external version prevents going back, and entering the same epoch twice.
@@ -218,17 +212,20 @@ class Index:
             UnavailableError: This epoch, or a greater one, is recorded; read it again.
         """
         try:
-            self._client.index(
-                index=_STATE_INDEX,
-                id=f"epoch-{installation}",
-                version=epoch,
-                version_type="external",
-                document={"epoch": epoch},
-            )
+            self._write_state("epoch", installation, epoch)
         except elasticsearch.ConflictError as error:
             raise UnavailableError(
                 f"Another daemon has entered epoch {epoch}, or a later one", hint="The daemon retries by itself."
             ) from error
+
+    def _write_state(self, name: str, installation: UUID, number: int) -> None:
+        self._client.index(
+            index=_STATE_INDEX,
+            id=f"{name}-{installation}",
+            version=number,
+            version_type="external",
+            document={name: number},
+        )
 
 
 def _require_whole(items: Sequence[object], operations: int) -> None:
@@ -244,23 +241,14 @@ def _require_whole(items: Sequence[object], operations: int) -> None:
         )
 
 
-def _never_fits(error: elasticsearch.ApiError, size: int) -> bool:
+def _never_fits(error: elasticsearch.ApiError) -> bool:
     """Whether a request was refused for its size and will be until a setting changes."""
     if error.status_code == _TOO_LARGE:
         return True
     if error.status_code != _TOO_MANY or is_by_another(error):
         return False
     pressure = _PRESSURE.search(reason(error))
-    if pressure is not None:
-        return int(pressure[1]) > int(pressure[2])
-    said = error.body.get("error") if isinstance(error.body, dict) else None  # a proxy may have dropped it
-    breaker = said.get("bytes_limit") if isinstance(said, dict) else None
-    return breaker is not None and size > int(breaker)
-
-
-def _is_of_a_breaker(error: elasticsearch.ApiError) -> bool:
-    """Whether a circuit breaker refused it. Its limit can be raised at any time, so nothing is dead-lettered for it."""
-    return "bytes_limit" in str(error.body)
+    return pressure is not None and int(pressure[1]) > int(pressure[2])
 
 
 class _Task(NamedTuple):

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 from uuid import uuid4
 
@@ -204,17 +203,14 @@ class Indices:
     ) -> Target:
         """Create a physical index with its write alias only, and with settings that suit a load.
 
-        Call this before the index is activated. An index of this revision that an interrupted call left is re-created
-        if nothing was ever written to it. Any other index of that name is left alone, and the new one gets another
-        name. ``announce`` is called before the index exists.
+        Call this before the index is activated. An existing index of that name is left alone, and the new one gets
+        another name; one that an interrupted call left is an orphan. ``announce`` is called before the index exists.
 
         Raises:
             IndexingError: Elasticsearch refuses the settings or the mapping.
         """
         target, meta = Target.of(alias, revision), _meta(document, installation)
-        if meta.items() <= self._ours(target.index_name).items() and self._is_untouched(target):
-            self.drop(target)
-        elif self._client.indices.exists(index=target.index_name):
+        if self._client.indices.exists(index=target.index_name):
             target = Target.of_index(f"{target.index_name}-{uuid4().hex[:8]}")
         announce(target)
         self._create(document, target, body, meta=meta)
@@ -326,13 +322,6 @@ class Indices:
                 hint="Let the alias point at another index first.",
             )
 
-    def _is_untouched(self, target: Target) -> bool:
-        """Whether an index never received a write or delete. False if a shard cannot be asked."""
-        stats = self._client.indices.stats(index=target.index_name, level="shards", metric="docs").body
-        shards = stats["indices"].get(target.index_name, {}).get("shards", {})
-        are_all_there = len(shards) == int(self._settings(target)["index.number_of_shards"])
-        return are_all_there and all(copy["seq_no"]["max_seq_no"] < 0 for copies in shards.values() for copy in copies)
-
     def _settings(self, target: Target) -> dict[str, Any]:
         answer = self._client.indices.get_settings(index=target.index_name, flat_settings=True)
         found: dict[str, Any] = answer.body[target.index_name]["settings"]
@@ -433,17 +422,15 @@ class Indices:
 
     def _ours(self, index_name: str) -> dict[str, Any]:
         """Return what syncer wrote into an index's ``_meta``; empty if it is not syncer's, or gone."""
-        found = self._client.options(ignore_status=_NOT_FOUND).indices.get_mapping(index=index_name)
-        return _in_meta(found.body[index_name]) if found.meta.status != _NOT_FOUND else {}
+        answer = self._client.options(ignore_status=_NOT_FOUND).indices.get_mapping(index=index_name)
+        if answer.meta.status == _NOT_FOUND:
+            return {}
+        found: dict[str, Any] = answer.body[index_name]["mappings"].get("_meta", {}).get("syncer", {})
+        return found
 
 
 def _meta(document: str, installation: str) -> dict[str, Any]:
     return {"document": document, "installation": installation}
-
-
-def _in_meta(body: Mapping[str, Any]) -> dict[str, Any]:
-    meta: dict[str, Any] = body["mappings"].get("_meta", {}).get("syncer", {})
-    return meta
 
 
 def _require_all_shards(answer: Mapping[str, Any], target: Target) -> None:
@@ -462,31 +449,12 @@ def _as_elasticsearch_says(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_NO_HANDLER = re.compile(r"No handler for type \[([^\]]*)\] declared on field \[([^\]]*)\]")
-_FIELD_TYPES = (
-    "aggregate_metric_double", "alias", "annotated_text", "binary", "boolean", "byte", "completion",
-    "constant_keyword", "counted_keyword", "date", "date_nanos", "date_range", "dense_vector", "double", "double_range",
-    "exponential_histogram", "flattened", "float", "float_range", "geo_point", "geo_shape", "half_float", "histogram",
-    "icu_collation_keyword", "integer", "integer_range", "ip", "ip_range", "join", "keyword", "long", "long_range",
-    "match_only_text", "murmur3", "nested", "object", "passthrough", "pattern_text", "percolator", "point",
-    "rank_feature", "rank_features", "rank_vectors", "scaled_float", "search_as_you_type", "semantic_text", "shape",
-    "short", "sparse_vector", "text", "token_count", "unsigned_long", "version", "wildcard",
-)  # fmt: skip
-"""The field types that Elasticsearch documents. Those of optional modules and plugins are missing on some servers."""
-
-
 def refused(document: str, why: str) -> IndexingError:
     """Return the error for an index.json that Elasticsearch refuses, for this reason."""
-    hint = "Fix index.json: its settings and mappings are passed on unchanged."
-    unknown = _NO_HANDLER.search(why)
-    if unknown is not None and unknown[1] in _FIELD_TYPES:
-        why = f"this server lacks the field type {unknown[1]}, which {unknown[2]} has"
-        hint = "It belongs to a module or plugin of Elasticsearch. Choose another type, or a server that has it."
-    elif unknown is not None:
-        near = get_close_matches(unknown[1], _FIELD_TYPES, n=1)
-        why = f"{unknown[1]}, which {unknown[2]} has, is no field type"
-        hint = f"Did you mean {near[0]}?" if near else hint
-    return IndexingError(f"Elasticsearch refuses the index.json of {document}: {why}", hint=hint)
+    return IndexingError(
+        f"Elasticsearch refuses the index.json of {document}: {why}",
+        hint="Fix index.json: its settings and mappings are passed on unchanged.",
+    )
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -157,7 +157,7 @@ class ChangeConsumer:
         )
 
     def _foreign(self, message: Message) -> str | None:
-        """Return who published this record, unless it was this database.
+        """Return the database that published this record, unless it was this one.
 
         Committing another database's record would take it from that one. A record that syncer did not publish may stand
         for a change of whatever row.

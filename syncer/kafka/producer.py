@@ -150,17 +150,14 @@ class ChangeProducer:
         """
         refused, self._too_large = self._too_large, []
         for key, value in refused:
-            self._publish_one(key, value)
+            try:
+                self._producer.produce(self._topic, value, key, headers=self._source)
+            except KafkaException as error:
+                self._refused(error.args[0], key, value)
+            self._wait_for_all()
+            self._raise_error()  # otherwise each remaining record would run into the same timeout
         if self._too_large:
             self._publish_short()
-
-    def _publish_one(self, key: bytes, value: bytes) -> None:
-        try:
-            self._producer.produce(self._topic, value, key, headers=self._source)
-        except KafkaException as error:
-            self._refused(error.args[0], key, value)
-        self._wait_for_all()
-        self._raise_error()  # otherwise each remaining record would run into the same timeout
 
     def _publish_short(self) -> None:
         """Publish one short record per table in place of the records that are too large.

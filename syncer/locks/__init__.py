@@ -19,25 +19,25 @@ How it is safe:
 * **Fence.** `HeldLocks.write` writes each page in a term of its own, as the external version. Elasticsearch refuses a
   late request of a dead holder for a document that its successor has written. It also refuses a late request of a
   holder that has written the document again.
-* **Intent.** Before `HeldLocks.write` changes the first document, it stores all changes, with the documents as they
-  were. The holder's document then refers to them by a conditional write, which fails if the holder was declared dead.
-  The process that buries a holder finishes its intent or rolls it back, in later terms. So each document that a dead
-  holder may still be writing is written in a greater term before the next process gets the lock. A holder that aborts a
-  change gives itself up, and keeps its locks until it is buried.
+* **Intent.** Before `HeldLocks.write` changes a page of documents, it stores them as they are. The holder's document
+  then refers to them by a conditional write, which fails if the holder was declared dead. The process that buries a
+  holder restores these documents, in later terms. So each document that a dead holder may still be writing is written
+  in a greater term before the next process gets the lock. A holder that can neither finish a change nor roll it back
+  gives itself up, and keeps its locks until it is buried.
 
 Requirements: all processes that write the protected documents do so under a lock, with `HeldLocks.write`. The index of
 locks is never closed, rolled over or restored. If documents of an index are created or deleted under locks, its
 ``index.gc_deletes`` is at least an hour.
 
     keeper    the locks: acquired in order, waited for, released      held      changes made under locks, atomically
-    burial    releases a dead holder's locks, settles its change      fence     document writes with a term
+    burial    rolls back a dead holder's change, releases its locks   fence     document writes with a term
     lease     this process's holder, renewed                          registry  the two indices, and terms
     entries   the holders and waiters of each lock                    names     the ids of locks
-    holders   the holders' documents, and which of them are dead      intents   changes that are about to be made
+    holders   the holders' documents, and which of them are dead      intents   documents as they were before a change
 """
 
 from syncer.locks.held import HeldLocks
-from syncer.locks.intents import Edit, Recovery
+from syncer.locks.intents import Edit
 from syncer.locks.keeper import Locks
 
-__all__ = ["Edit", "HeldLocks", "Locks", "Recovery"]
+__all__ = ["Edit", "HeldLocks", "Locks"]

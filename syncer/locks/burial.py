@@ -1,4 +1,4 @@
-"""Burial: finishes or rolls back a dead holder's change, and releases its locks.
+"""Burial: rolls back a dead holder's change, and releases its locks.
 
 Every step can be repeated from the beginning, by any process, even by two at once. What to write is known beforehand,
 each page is written in a term of its own, and the later process has the greater term.
@@ -9,32 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from enum import Enum
 from functools import partial
 from typing import Any
 
 from elasticsearch import ApiError, TransportError
 
-from syncer.base.errors import LockError, LockLostError
 from syncer.locks.fence import Fence
 from syncer.locks.holders import Holder, SeqNo
-from syncer.locks.intents import Edit, Intent, Planned, Recovery
+from syncer.locks.intents import Intent
 from syncer.locks.lease import Lease
 from syncer.locks.registry import Registry
-
-
-class Burial(Enum):
-    """The result of burying a holder."""
-
-    PUT_OFF = "not dead, or another process is burying it"
-    DONE = "it holds nothing any more"
-    FINISHED = "it holds nothing any more; its change is finished"
-    ROLLED_BACK = "it holds nothing any more; its change is rolled back"
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether nothing of it is left."""
-        return self is not Burial.PUT_OFF
 
 
 class _OvertakenError(Exception):
@@ -63,8 +47,11 @@ class _Remains:
         self._registry.holders.leave(self._holder.id, self._seen)
 
 
-def bury(registry: Registry, fence: Fence, dead: str, *, successor: Lease, recovery: Recovery) -> Burial:
+def bury(registry: Registry, fence: Fence, dead: str, *, successor: Lease) -> bool:
     """Declare a holder dead and remove everything of it; ``successor`` is our own lease.
+
+    Returns:
+        Whether nothing of it is left. If not, it is not dead, or another process is burying it.
 
     Raises:
         LockLostError: We were declared dead ourselves.
@@ -73,88 +60,46 @@ def bury(registry: Registry, fence: Fence, dead: str, *, successor: Lease, recov
     found = registry.holders.look(dead)
     if found is None:
         _free(registry, dead)  # the holder has left, so its entries do not count
-        return Burial.DONE
+        return True
     remains = _Remains(registry, *found)
     try:
-        return _bury(registry, fence, found[0], remains, successor=successor, recovery=recovery)
+        _bury(registry, fence, found[0], remains, successor=successor)
     except _OvertakenError:
-        return Burial.PUT_OFF
+        return False
     except BaseException:
         with suppress(ApiError, TransportError, _OvertakenError):
             remains.amend(successor=None)  # let another process bury it
         raise
+    return True
 
 
-def _bury(
-    registry: Registry, fence: Fence, dead: Holder, remains: _Remains, *, successor: Lease, recovery: Recovery
-) -> Burial:
-    done = Burial.DONE
+def _bury(registry: Registry, fence: Fence, dead: Holder, remains: _Remains, *, successor: Lease) -> None:
     remains.amend(is_dead=True, successor=successor.id)
     if dead.intent is not None:
-        # If a document is refused both ways, it was refused to the dead holder too, or it is written without a lock.
-        # Neither can be fixed here, and neither may block others.
-        refused = settle(registry, fence, dead.intent, recovery, draw=remains.amend, lease=successor)
-        is_finished = recovery is Recovery.FINISH and refused is None
-        done = Burial.FINISHED if is_finished else Burial.ROLLED_BACK
-        remains.amend(intent=None)  # a process that continues from here must not settle it again, or the other way
+        roll_back(registry, fence, dead.intent, draw=remains.amend, lease=successor)
+        # Fails if another process is burying it too, which could undo what the next holder of a lock writes.
+        remains.amend(intent=None)
     registry.intents.drop_all_of(dead.id)
     _free(registry, dead.id)
     remains.leave()
-    return done
 
 
 def _free(registry: Registry, dead: str) -> None:
-    registry.entries.give_back(dead, {one.lock: None for one in registry.entries.of(dead)})
+    registry.entries.give_back(dead, (one.lock for one in registry.entries.of(dead)))
 
 
-def settle(
-    registry: Registry, fence: Fence, intent: Intent, recovery: Recovery, *, draw: Callable[[], int], lease: Lease
-) -> LockError | None:
-    """Write everything that an intent says, or restore everything as it was, page by page.
+def roll_back(registry: Registry, fence: Fence, intent: Intent, *, draw: Callable[[], int], lease: Lease) -> None:
+    """Restore the documents as they were, last page first: a document that was changed twice is in two pages.
 
-    If Elasticsearch refuses to finish a change, it is rolled back. ``draw`` returns the term of each page, and fails if
-    another process has taken over. With a term per page, a late request of one page cannot undo what was done after it.
-
-    Returns:
-        Why it was rolled back, if it was meant to be finished.
+    ``draw`` returns the term of each page, and fails if another process has taken over. With a term per page, a late
+    request of one page cannot undo what was done after it. A document that Elasticsearch refuses was written without a
+    lock, which cannot be fixed here and does not block others.
 
     Raises:
         LockLostError: The lease ended too early.
     """
-    write = partial(_write_page, registry, fence, intent, draw=draw, lease=lease)
-    refused: LockError | None = None
-    if recovery is Recovery.FINISH:
-        written = (write(number, recovery) for number in range(intent.pages))
-        refused = next((one for one in written if one is not None), None)
-        if refused is None:
-            return None
-    for number in range(intent.pages):
-        write(number, Recovery.ROLL_BACK)
-    return refused
-
-
-def _write_page(
-    registry: Registry,
-    fence: Fence,
-    intent: Intent,
-    number: int,
-    recovery: Recovery,
-    *,
-    draw: Callable[[], int],
-    lease: Lease,
-) -> LockError | None:
-    """Write a page under the lease. Documents that may have been created after its end are removed again.
-
-    A version blocks a late write only as long as Elasticsearch remembers it. It forgets the version of a deleted
-    document, at the latest in a restart.
-    """
-    planned: list[Planned] = lease.persist(partial(registry.intents.page, intent, number))
-    term = lease.persist(draw)
-    changes: list[Edit] = [one.by(recovery) for one in planned]
-    try:
-        refused = lease.persist(partial(fence.write, changes, term=term))
+    for number in reversed(range(intent.pages)):
+        before = lease.persist(partial(registry.intents.page, intent, number))
+        term = lease.persist(draw)
+        lease.persist(partial(fence.write, before, term=term))
         lease.require()
-    except LockLostError:
-        fence.take_back([one.by(recovery) for one in planned if one.makes(recovery)], term=term)
-        raise
-    return refused

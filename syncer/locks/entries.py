@@ -7,7 +7,7 @@ entry, which prevents others from starting to share the lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -27,7 +27,7 @@ _TAKE = """
 if (ctx._source.entries == null) { ctx._source.kind = 'lock'; ctx._source.entries = [:]; ctx._source.holders = []; }
 def mine = ctx._source.entries[params.holder];
 boolean waits = false;
-if (mine == null || mine.mode == 'waiting' || (mine.mode == 'shared' && params.mode == 'exclusive')) {
+if (mine == null || mine.mode == 'waiting') {
   for (entry in ctx._source.entries.entrySet()) {
     def mode = entry.getValue().mode;
     if (entry.getKey() == params.holder) { continue; }
@@ -45,7 +45,6 @@ if (mine == null || mine.mode == 'waiting' || (mine.mode == 'shared' && params.m
 _GIVE_BACK = """
 def mine = ctx._source.entries[params.holder];
 if (mine == null) { ctx.op = 'none'; }
-else if (params.keep != null) { mine.mode = params.keep; }
 else if (ctx._source.entries.size() == 1) { ctx.op = 'delete'; }
 else {
   ctx._source.entries.remove(params.holder);
@@ -98,8 +97,8 @@ class Entries:
                 blocked[lock] = [one for one in entries if one.holder != holder and _blocks(one, mode)]
         return blocked
 
-    def give_back(self, holder: str, kept: Mapping[str, Mode | None]) -> list[str]:
-        """Reduce a holder's entry in each lock to a mode, or remove it. Safe to repeat.
+    def give_back(self, holder: str, locks: Iterable[str]) -> list[str]:
+        """Remove a holder's entry from each lock. Safe to repeat.
 
         Returns:
             The locks in which the holder had no entry.
@@ -107,13 +106,11 @@ class Entries:
         Raises:
             UnavailableError: Elasticsearch is busy; retry. Some locks may have been released.
         """
-        left, missing = dict(kept), []
+        left, missing = dict.fromkeys(locks), []
+        script = {"source": _GIVE_BACK, "params": {"holder": holder}}
         while left:
-            operations: list[dict[str, Any]] = []
-            page = dict(islice(left.items(), _PAGE))
-            for lock, keep in page.items():
-                script = {"source": _GIVE_BACK, "params": {"holder": holder, "keep": keep}}
-                operations += [_update(lock), {"script": script}]
+            page = list(islice(left, _PAGE))
+            operations = [line for lock in page for line in (_update(lock), {"script": script})]
             for lock, item in zip(page, self._bulk(operations), strict=True):
                 if item["status"] == _CONFLICT:
                     continue

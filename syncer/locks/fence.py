@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from elasticsearch import ApiError, AuthorizationException, Elasticsearch, NotFoundError, TransportError
+from elasticsearch import Elasticsearch
 
 from syncer.base.error_policy import Action, decide_item
 from syncer.base.errors import LockError, UnavailableError
 from syncer.elasticsearch.indices import GC_DELETES_SECONDS, seconds
-from syncer.locks.intents import Edit, Planned
+from syncer.locks.intents import Edit
 
 _NOT_FOUND = 404
 _CONFLICT = 409
-_NO_INDEX = "index_not_found_exception"
 _AWAY = ("no_shard_available_action_exception", "illegal_index_shard_state_exception", "unavailable_shards_exception")
-_ATTEMPTS = 3
 
 
 class Fence:
@@ -27,24 +24,21 @@ class Fence:
     def __init__(self, client: Elasticsearch) -> None:
         self._client = client
 
-    def plan(self, changes: Sequence[Edit]) -> list[Planned]:
-        """Return the changes together with the documents as they are now; the read is realtime.
+    def read(self, changes: Sequence[Edit]) -> list[Edit]:
+        """Return the documents that are to be changed as they are now; realtime.
 
         Raises:
             LockError: A document cannot be read; or a deletion would be forgotten too soon.
             UnavailableError: Elasticsearch is busy; retry.
         """
-        try:
-            found = self._client.mget(docs=[_place(one) for one in changes]).body["docs"]
-        except AuthorizationException as error:
-            raise LockError(f"What is to be changed cannot be read: {error}") from error
-        planned = []
+        found = self._client.mget(docs=[_place(one) for one in changes]).body["docs"]
+        before = []
         for change, document in zip(changes, found, strict=True):
             _require_read(change, document)
-            planned.append(Planned(after=change, before=replace(change, source=document.get("_source"))))
-        for index in {one.after.index for one in planned if None in (one.after.source, one.before.source)}:
+            before.append(replace(change, source=document.get("_source")))
+        for index in {one.index for one in (*changes, *before) if one.source is None}:
             self._require_memory(index)
-        return planned
+        return before
 
     def write(self, changes: Sequence[Edit], *, term: int) -> LockError | None:
         """Write documents in a term. Safe to repeat.
@@ -55,28 +49,14 @@ class Fence:
         Raises:
             UnavailableError: Elasticsearch is busy; retry. Some may have been written.
         """
-        items = self._bulk(changes, version=term, version_type="external_gte")
+        if not changes:
+            return None
+        answer = self._client.bulk(operations=list(_operations(changes, term)))
+        items = [next(iter(item.values())) for item in answer.body["items"]]
         if any(_is_busy(item) for item in items):
             raise UnavailableError("Elasticsearch does not take all documents as yet")
         refusals = (_refusal(change, item) for change, item in zip(changes, items, strict=True))
         return next((one for one in refusals if one is not None), None)
-
-    def take_back(self, made: Sequence[Edit], *, term: int) -> None:
-        """Delete documents that may have been created in a term, unless they were written in a later one since.
-
-        The delete has the next version, so that a late request of this term is still refused.
-        """
-        gone = [replace(one, source=None) for one in made]
-        for _ in range(_ATTEMPTS):
-            with suppress(ApiError, TransportError):
-                if not any(map(_is_busy, self._bulk(gone, version=term + 1, version_type="external"))):
-                    return
-
-    def _bulk(self, changes: Sequence[Edit], **version: Any) -> list[dict[str, Any]]:
-        if not changes:
-            return []
-        answer = self._client.bulk(operations=list(_operations(changes, version)))
-        return [next(iter(item.values())) for item in answer.body["items"]]
 
     def _require_memory(self, index: str) -> None:
         """Refuse to delete from an index in which a late write could bring the document back.
@@ -84,13 +64,7 @@ class Fence:
         Raises:
             LockError: The hint has the setting to make.
         """
-        try:
-            found = self._client.indices.get_settings(index=index, flat_settings=True, include_defaults=True).body
-        except NotFoundError:
-            raise LockError(
-                f"There is no index {index}",
-                hint=f'Make it, so that it remembers deletes: PUT {index} {{"settings": {{"index.gc_deletes": "1h"}}}}',
-            ) from None
+        found = self._client.indices.get_settings(index=index, flat_settings=True, include_defaults=True).body
         for name, settings in found.items():
             said = {**settings.get("defaults", {}), **settings["settings"]}.get("index.gc_deletes", "60s")
             if seconds(said) < GC_DELETES_SECONDS:
@@ -107,7 +81,7 @@ def _require_read(change: Edit, document: Mapping[str, Any]) -> None:
             f"{change.index} does not keep what its documents are made of",
             hint="What is to be changed under a lock must be readable: an index with _source, as they are by default.",
         )
-    if error is None or error["type"] == _NO_INDEX:
+    if error is None:
         return
     if error["type"] in _AWAY:
         raise UnavailableError(f"Elasticsearch cannot read {change.index} as yet")
@@ -139,9 +113,9 @@ def _place(change: Edit) -> dict[str, str]:
     return place | ({"routing": change.routing} if change.routing is not None else {})
 
 
-def _operations(changes: Iterable[Edit], version: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _operations(changes: Iterable[Edit], term: int) -> Iterator[dict[str, Any]]:
     for one in changes:
-        how = {**_place(one), **version}
+        how = {**_place(one), "version": term, "version_type": "external_gte"}
         if one.source is None:
             yield {"delete": how}
         else:

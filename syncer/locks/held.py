@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from syncer.base.errors import LockError, LockLostError
 from syncer.locks import burial
 from syncer.locks.fence import Fence
-from syncer.locks.holders import SeqNo
-from syncer.locks.intents import Edit, Intent, Planned, Recovery
+from syncer.locks.intents import Edit, Intent
 from syncer.locks.lease import Lease
 from syncer.locks.registry import Registry
 
 _One = TypeVar("_One")
+_Change = tuple[Edit, Edit]
+"""A document before and after a change."""
 
 _PAGE_CHANGES_MAX = 500
 _PAGE_BYTES_MAX = 4_000_000
@@ -51,61 +53,65 @@ class HeldLocks:
     def write(self, changes: Iterable[Edit]) -> int:
         """Make changes, all of them or none, even if this process dies meanwhile.
 
-        The changes are stored first, with the documents as they are now. Then each document is written whole, with a
-        term as its external version. So every program that writes these documents must use this method. One page of
-        changes at a time is in memory. Searches see the documents change one by one: Elasticsearch has no
-        transactions. If Elasticsearch is busy, the write is retried for as long as the lease is renewed.
+        Each page of documents is stored as it is now. Then each document of it is written whole, with a term as its
+        external version. So every program that writes these documents must use this method. One page of changes at a
+        time is in memory. Searches see the documents change one by one: Elasticsearch has no transactions. If
+        Elasticsearch is busy, the write is retried for as long as the lease is renewed.
 
         Returns:
             The number of documents written.
 
         Raises:
-            LockLostError: The locks were lost; the process that took them finishes or rolls back the changes.
-            LockError: Elasticsearch refuses a document, or has a later version than ours. All others are as they
-                were.
+            LockLostError: The locks were lost; the process that took them rolls the changes back.
+            LockError: Elasticsearch refuses a document, or has a later version than ours. All documents are as they
+                were, as after any other exception, including one of ``changes`` itself.
         """
         self.require()
-        intent, count = self._put_down(changes)
+        intent, count = Intent(id=uuid.uuid4().hex, pages=0), 0
+        failure: BaseException | None = None
         with self._lease.all_or_nothing():
-            drawn = [self._registry.term(self._refer_to(intent))]
-
-            def draw() -> int:
-                return drawn.pop() if drawn else self._next_term()
-
-            refused = burial.settle(self._registry, self._fence, intent, Recovery.FINISH, draw=draw, lease=self._lease)
+            try:
+                for part in self._parts(changes):
+                    intent = self._change(intent, part)
+                    count += len(part)
+            except BaseException as error:  # noqa: BLE001 - raised again, once it is rolled back
+                failure = error
+                intent = self._lease.intent or intent
+                burial.roll_back(self._registry, self._fence, intent, draw=self._next_term, lease=self._lease)
             self._lease.persist(lambda: self._lease.amend(intent=None))
-        self._drop(intent)
-        if refused is not None:
-            raise refused
+        with suppress(LockLostError):  # the process that buries us drops the rest
+            self._lease.persist(partial(self._registry.intents.drop, intent))
+        if failure is not None:
+            raise failure
         return count
 
     def end(self) -> None:
         """Forbid any further use."""
         self._is_over = True
 
-    def _refer_to(self, intent: Intent) -> SeqNo:
-        """Let the process that buries us find the intent; fails if we were declared dead."""
-        return self._lease.persist(lambda: self._lease.amend(intent=intent))
+    def _parts(self, changes: Iterable[Edit]) -> Iterator[list[_Change]]:
+        """Read the documents to be changed, in parts that are small enough before and after the change."""
+        for page in _pages(changes, _size):
+            before = self._lease.persist(partial(self._fence.read, page))
+            yield from _pages(zip(before, page, strict=True), lambda change: max(map(_size, change)))
+
+    def _change(self, intent: Intent, part: Sequence[_Change]) -> Intent:
+        """Store documents as they are, let the process that buries us find them, and write them."""
+        before, after = zip(*part, strict=True)
+        self._lease.persist(partial(self._registry.intents.put, intent, before, holder=self._lease.id))
+        further = replace(intent, pages=intent.pages + 1)
+        term = self._refer_to(further)
+        refused = self._lease.persist(partial(self._fence.write, after, term=term))
+        if refused is not None:
+            raise refused
+        return further
+
+    def _refer_to(self, intent: Intent) -> int:
+        """Refer to the intent in our holder, which fails if we were declared dead; return the term of that write."""
+        return self._registry.term(self._lease.persist(lambda: self._lease.amend(intent=intent)))
 
     def _next_term(self) -> int:
         return self._registry.term(self._lease.amend())
-
-    def _put_down(self, changes: Iterable[Edit]) -> tuple[Intent, int]:
-        id_, pages, count = uuid.uuid4().hex, 0, 0
-        try:
-            for page in _pages(changes, _size):
-                planned = self._lease.persist(partial(self._fence.plan, page))
-                for part in _pages(planned, _size_of_both):  # the old documents may be larger than the new ones
-                    self._lease.persist(partial(self._registry.intents.put, id_, pages, part, holder=self._lease.id))
-                    pages, count = pages + 1, count + len(part)
-        except BaseException:
-            self._drop(Intent(id=id_, pages=pages + 1))  # including a page whose request was not answered
-            raise
-        return Intent(id=id_, pages=pages), count
-
-    def _drop(self, intent: Intent) -> None:
-        with suppress(LockLostError):  # the process that buries us drops the rest
-            self._lease.persist(partial(self._registry.intents.drop, intent))
 
 
 def _pages(changes: Iterable[_One], size: Callable[[_One], int]) -> Iterator[list[_One]]:
@@ -125,7 +131,3 @@ def _pages(changes: Iterable[_One], size: Callable[[_One], int]) -> Iterator[lis
 
 def _size(change: Edit) -> int:
     return len(json.dumps(change.source, default=str))
-
-
-def _size_of_both(planned: Planned) -> int:
-    return max(_size(planned.after), _size(planned.before))

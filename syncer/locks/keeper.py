@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Self
@@ -13,12 +13,10 @@ from elasticsearch import ApiError, Elasticsearch, TransportError
 from syncer.base.errors import LockError, LockTimeoutError, UnavailableError
 from syncer.base.retry import Backoff
 from syncer.locks import burial, names
-from syncer.locks.burial import Burial
 from syncer.locks.entries import Entry
 from syncer.locks.fence import Fence
 from syncer.locks.held import HeldLocks
 from syncer.locks.holders import Liveness
-from syncer.locks.intents import Recovery
 from syncer.locks.lease import Lease
 from syncer.locks.names import Mode
 from syncer.locks.registry import INDEX, ensure
@@ -32,7 +30,7 @@ _ASKED_MAX = 1000
 class Locks:
     """Locks of one owner. Not for sharing between threads: each thread and process needs its own.
 
-    A lock that the owner already holds is granted again at once.
+    An owner requests all locks that it needs at once: while it holds some, it is granted no others.
 
     Args:
         client: Elasticsearch.
@@ -40,7 +38,6 @@ class Locks:
         index: The index of locks; created if missing.
         lease_seconds: After how long without a renewal others may declare this owner dead. If Elasticsearch is
             unavailable for longer, all owners lose their locks.
-        recovery: What to do with changes that another owner left half done.
 
     Raises:
         LockError: The index cannot hold locks.
@@ -53,7 +50,6 @@ class Locks:
         owner: str,
         index: str = INDEX,
         lease_seconds: float = 10,
-        recovery: Recovery = Recovery.FINISH,
     ) -> None:
         if not 0 < lease_seconds < float("inf"):
             raise LockError(f"A lease cannot last {lease_seconds} s", hint="As in: lease_seconds=10")
@@ -63,8 +59,7 @@ class Locks:
         self._fence = Fence(self._client)
         self._owner = owner
         self._lease_seconds = lease_seconds
-        self._recovery = recovery
-        self._held: dict[str, list[Mode]] = {}
+        self._held: Sequence[str] = ()
         self._enter()
 
     def __enter__(self) -> Self:
@@ -77,7 +72,7 @@ class Locks:
 
     def close(self) -> None:
         """Release everything and remove the holder."""
-        held, self._held = list(self._held), {}
+        held, self._held = self._held, ()
         self._give_back(held)
         self._lease.close()
 
@@ -126,12 +121,15 @@ class Locks:
         with self._holding(names.tree(name, paths), timeout) as held:
             yield held
 
-    def bury(self, holder: str, *, timeout: float | None = None) -> Burial:
-        """Declare a holder dead without waiting: release its locks, and finish or roll back its changes.
+    def bury(self, holder: str, *, timeout: float | None = None) -> bool:
+        """Declare a holder dead without waiting: roll back its unfinished change, and release its locks.
 
         Args:
             holder: Its id.
             timeout: For how many seconds to retry if Elasticsearch is unavailable; None for no limit.
+
+        Returns:
+            Whether that is done. If not, it renewed its lease, or another process is burying it.
 
         Raises:
             LockTimeoutError: Elasticsearch stayed unavailable.
@@ -145,45 +143,36 @@ class Locks:
 
     @contextmanager
     def _holding(self, wanted: Mapping[str, Mode], timeout: float | None) -> Iterator[HeldLocks]:
+        if self._held:
+            raise LockError(
+                f"{self._owner} holds locks already, and requests {names.readable(min(wanted))}",
+                hint="Request all locks at once, or use one `Locks` for each.",
+            )
+        if len(wanted) > _LOCKS_MAX:
+            raise LockError(
+                f"{len(wanted):,} locks at once are too many", hint="Take a lock on the tree, or the global lock."
+            )
         self._ensure_holder()
-        missing = [lock for lock in names.in_order(wanted) if not names.covers(self._mode(lock), wanted[lock])]
-        self._require_possible(missing, timeout)
         deadline = _deadline(timeout)
+        locks = sorted(wanted)  # one order for all owners prevents deadlocks; a directory comes before its contents
         try:
             with self._lease.patient_until(deadline):
-                self._take(missing, wanted, deadline)
+                self._take(locks, wanted, deadline)
                 # This grants the locks: the write fails if we were declared dead, and its number is the term.
                 term = self._registry.term(self._lease.persist(self._lease.amend))
-            for lock, mode in wanted.items():
-                self._held.setdefault(lock, []).append(mode)
+            self._held = locks
         except BaseException:
-            self._give_back(missing)
+            self._give_back(locks)
             self._leave_if_unsure()
             raise
         held = HeldLocks(registry=self._registry, fence=self._fence, lease=self._lease, term=term)
         try:
             yield held
         except BaseException:
-            self._release(held, wanted)
+            self._release(held, locks)
             raise
-        if self._release(held, wanted):
+        if self._release(held, locks):
             raise self._lease.lost()
-
-    def _require_possible(self, missing: list[str], timeout: float | None) -> None:
-        """Refuse requests that cannot be granted, or that may deadlock.
-
-        Raises:
-            LockError: Too many locks; or a wait without a timeout while holding later ones.
-        """
-        if len(missing) > _LOCKS_MAX:
-            raise LockError(
-                f"{len(missing):,} locks at once are too many", hint="Take a lock on the tree, or the global lock."
-            )
-        if timeout is None and missing and self._held and missing[0] <= max(self._held):
-            raise LockError(
-                f"{names.readable(missing[0])} is asked for by who holds other locks, without a timeout",
-                hint="Two such owners can wait for each other for ever. Take all locks at once, or give a timeout.",
-            )
 
     def _take(self, missing: list[str], wanted: Mapping[str, Mode], deadline: float | None) -> None:
         """Acquire locks in order: while waiting for one, hold only those that come before it."""
@@ -192,7 +181,7 @@ class Locks:
         while missing:
             blocked = self._lease.persist(partial(self._ask, [(lock, wanted[lock]) for lock in asked]))
             first = next((place for place, lock in enumerate(asked) if lock in blocked), len(asked))
-            missing, behind = missing[first:], {lock: self._mode(lock) for lock in asked[first + 1 :]}
+            missing, behind = missing[first:], asked[first + 1 :]
             self._lease.persist(partial(self._registry.entries.give_back, self._lease.id, behind))
             if first == len(asked):
                 asked = missing[:_ASKED_MAX]
@@ -201,8 +190,7 @@ class Locks:
             asked = missing[: _ASKED_MAX if self._is_unsure else 1]
             in_the_way = blocked[missing[0]]
             dead = self._lease.persist(partial(self._watch.look, {one.holder for one in in_the_way}))
-            buried = [self._bury(one) for one in dead]
-            if any(one.is_gone for one in buried):
+            if any(self._bury(one) for one in dead):
                 continue
             self._lease.require()
             if deadline is not None and time.monotonic() >= deadline:
@@ -217,9 +205,8 @@ class Locks:
             self._is_unsure = True
             raise
 
-    def _bury(self, dead: str) -> Burial:
-        bury = partial(burial.bury, self._registry, self._fence, dead, successor=self._lease, recovery=self._recovery)
-        return self._lease.persist(bury)
+    def _bury(self, dead: str) -> bool:
+        return self._lease.persist(partial(burial.bury, self._registry, self._fence, dead, successor=self._lease))
 
     def _too_late(self, lock: str, in_the_way: Iterable[Entry]) -> LockTimeoutError:
         said = [f"{self._who(one.holder)}, {one.mode} since {one.since}" for one in in_the_way]
@@ -234,35 +221,27 @@ class Locks:
 
     # Giving back
 
-    def _release(self, held: HeldLocks, wanted: Mapping[str, Mode]) -> list[str]:
-        """Release what nothing else needs; return the locks that were lost."""
+    def _release(self, held: HeldLocks, locks: Sequence[str]) -> list[str]:
+        """Release locks; return those that were lost."""
         held.end()
-        for lock, mode in wanted.items():
-            if lock in self._held:  # unless all was closed meanwhile
-                self._held[lock].remove(mode)
-        free = [lock for lock, mode in wanted.items() if not names.covers(self._mode(lock), mode)]
-        self._held = {lock: modes for lock, modes in self._held.items() if modes}
-        missing = self._give_back(free)
+        self._held = ()
+        lost = self._give_back(locks)
         self._leave_if_unsure()
-        return missing
+        return lost
 
-    def _give_back(self, locks: Iterable[str]) -> list[str]:
-        """Reduce locks to what is still held; return those that are, or may be, lost.
+    def _give_back(self, locks: Sequence[str]) -> list[str]:
+        """Release locks; return those that are, or may be, lost.
 
         After an aborted change nothing is released: its locks must stay until the process that buries this holder has
-        settled it. Locks that cannot be released now become free once this holder has left.
+        rolled it back. Locks that cannot be released now become free once this holder has left.
         """
-        kept = {lock: self._mode(lock) for lock in locks}
-        if self._lease.is_unfinished or not kept:
-            return list(kept)
+        if self._lease.is_unfinished:
+            return list(locks)
         try:
-            return self._registry.entries.give_back(self._lease.id, kept)
+            return self._registry.entries.give_back(self._lease.id, locks)
         except (ApiError, TransportError, UnavailableError):
             self._is_unsure = True
-            return list(kept) if self._lease.is_over else []
-
-    def _mode(self, lock: str) -> Mode | None:
-        return max(self._held.get(lock, ()), key=lambda mode: mode is Mode.EXCLUSIVE, default=None)
+            return list(locks) if self._lease.is_over else []
 
     # The holder
 
@@ -274,7 +253,7 @@ class Locks:
 
     def _leave_if_unsure(self) -> None:
         """Leave if entries may exist that we do not know of: entries of a holder that has left do not count."""
-        if self._is_unsure and not self._held:
+        if self._is_unsure:
             self._lease.close()
 
     def _enter(self) -> None:

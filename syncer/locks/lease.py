@@ -17,6 +17,7 @@ from syncer.base.errors import LockLostError, LockTimeoutError
 from syncer.base.lifecycle import clock
 from syncer.base.retry import Backoff
 from syncer.locks.holders import Holder, Holders, SeqNo, now
+from syncer.locks.intents import Intent
 
 _Result = TypeVar("_Result")
 
@@ -65,6 +66,11 @@ class Lease:
         return self._holder.owner
 
     @property
+    def intent(self) -> Intent | None:
+        """The documents that this holder may be changing, as last written."""
+        return self._holder.intent
+
+    @property
     def is_over(self) -> bool:
         """Whether the lease was lost, closed, or not renewed in time."""
         return self._is_lost or clock() - self._renewed_at > self._holder.lease_seconds
@@ -90,7 +96,7 @@ class Lease:
         return LockLostError(
             f"{self.owner} has lost its locks",
             hint="It did not renew its lease in time, or an operator broke its locks; others may have them now.\n"
-            "They finish its change or roll it back. Lock again, and read the documents again.",
+            "They roll its change back. Lock again, and read the documents again.",
         )
 
     def amend(self, **fields: Any) -> SeqNo:
@@ -150,7 +156,7 @@ class Lease:
     def all_or_nothing(self) -> Iterator[None]:
         """Run a change of many documents; if it is aborted, this holder gives itself up.
 
-        Only the process that buries it can find out how far the change came; it completes or undoes all of it.
+        Only the process that buries it can find out how far the change came, and undoes it.
         """
         try:
             yield

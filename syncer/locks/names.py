@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import StrEnum
 from hashlib import sha256
 from urllib.parse import quote, unquote
@@ -59,16 +59,6 @@ def readable(lock: str) -> str:
     """Return a lock's name for people."""
     kind, *parts = lock.split(":")
     return f"{kind} {' '.join(map(unquote, parts))}"
-
-
-def covers(held: Mode | None, wanted: Mode) -> bool:
-    """Whether holding a lock in one mode makes another acquisition unnecessary."""
-    return held is not None and (held is Mode.EXCLUSIVE or wanted is Mode.SHARED)
-
-
-def in_order(wanted: Mapping[str, Mode]) -> list[str]:
-    """Return the order in which all processes acquire locks, to prevent deadlocks; a directory before its contents."""
-    return sorted(wanted)
 
 
 def _parts(path: str) -> list[str]:

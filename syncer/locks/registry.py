@@ -84,23 +84,17 @@ def _born(found: Mapping[str, Any], index: str) -> int:
     Raises:
         LockError: It cannot hold locks.
     """
-    if index not in found:
+    body = found.get(index)  # None: the name is an alias or a pattern
+    if body is None or body["settings"]["index"]["number_of_shards"] != "1" or not _is_mapped(body["mappings"]):
         raise LockError(
-            f"{index} is an alias or a pattern, and terms need one index",
-            hint="Name an index, existing or not.",
-        )
-    settings, mappings = found[index]["settings"]["index"], found[index]["mappings"]
-    if settings["number_of_shards"] != "1":
-        raise LockError(
-            f"The index {index} has {settings['number_of_shards']} shards, and locks need one",
-            hint="Name another index: the order of terms is that of the sequence numbers of one shard.",
-        )
-    if mappings.get("properties", {}).get("holders") != _MAPPINGS["properties"]["holders"]:  # type: ignore[index]
-        raise LockError(
-            f"The index {index} was not made for locks",
+            f"{index} is not an index that was made for locks",
             hint="Name another index. Or, if no running process holds a lock, delete this one: it is created again.",
         )
-    return int(settings["creation_date"]) // 1000
+    return int(body["settings"]["index"]["creation_date"]) // 1000
+
+
+def _is_mapped(mappings: Mapping[str, Any]) -> bool:
+    return bool(mappings.get("properties", {}).get("holders") == {"type": "keyword"})
 
 
 def _make(client: Elasticsearch, name: str, mappings: dict[str, Any]) -> None:
@@ -108,8 +102,6 @@ def _make(client: Elasticsearch, name: str, mappings: dict[str, Any]) -> None:
         # No lease is held yet, so this may take longer than one.
         client.options(request_timeout=_MAKE_SECONDS).indices.create(index=name, settings=_SETTINGS, mappings=mappings)
     except BadRequestError as error:
-        if error.error == "invalid_index_name_exception":
-            raise LockError(f"No index can be called {name!r}", hint=f"As in: {INDEX}") from error
         if error.error != "resource_already_exists_exception":
             raise
 

@@ -33,7 +33,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,6 @@ from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.base.retry import retry
 from syncer.base.settings import KafkaSettings
-from syncer.base.write_report import WriteReport
 from syncer.documents import queries
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
@@ -227,28 +226,19 @@ def _suspects(comparison: _Pass, report: VerifyReport) -> set[str]:
 def _fix(writer: Writer, recheck: Recheck, report: VerifyReport) -> None:
     """Write differing documents again, and find out which of them are equal now."""
     differing = {one.id: one for one in (*report.drifts, *report.coming)}
-    total = WriteReport()
     for everywhere in (False, True):  # copies of extra and misplaced documents may lie on any shard
         ids = [
             one.id for one in differing.values() if (one.kind in (DriftKind.EXTRA, DriftKind.MISPLACED)) is everywhere
         ]
         for part in parts(ids):
-            total.add(writer.write(report.index_name, part, everywhere=everywhere))
+            writer.write(report.index_name, part, everywhere=everywhere)
     moving = report.moving
     seen = recheck.settled(differing)
     _note(seen, report)
     report.moving = [*moving, *seen.moving]
-    if total.skipped:
-        report.drifts = [_outdone(one) for one in seen.drifts]
     # A document that drifted again since an earlier round is reported once, as repaired only if it is equal now.
     repaired = {one.id: one for one in report.repaired} | differing
     report.repaired = [one for id_, one in repaired.items() if id_ not in seen.ids]
-
-
-def _outdone(drift: Drift) -> Drift:
-    """Name the cause of a document that is still missing after a successful write: a delete with a greater version."""
-    is_unknown = drift.kind is DriftKind.MISSING and drift.cause in (None, Cause.INCOMPLETE)
-    return replace(drift, cause=Cause.FOREIGN_DELETE) if is_unknown else drift
 
 
 def _searched_instead(index: Index, document: Document) -> list[str] | None:

@@ -48,8 +48,6 @@ class Cause(StrEnum):
     """Another client wrote it, with a version that syncer's next one surpasses."""
     FOREIGN_AHEAD = "foreign_ahead"
     """Another client wrote it, with a version that no write of syncer's surpasses."""
-    FOREIGN_DELETE = "foreign_delete"
-    """Another client deleted it with a greater version, which Elasticsearch remembers for a while."""
     LOST = "lost"
     """It shows a state that the database has lost in a restore or failover."""
     INCOMPLETE = "incomplete"

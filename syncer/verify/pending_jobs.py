@@ -24,8 +24,8 @@ from syncer.documents.registry import Document
 from syncer.jobs.model import Job, JobKind, JobState, unfinished
 
 _HELD = """
-SELECT p.job, i.id, bool_or(p.taken_by IS NOT NULL) FROM syncer.job_chunk AS p CROSS JOIN unnest(p.ids) AS i (id)
-WHERE p.job = ANY ($1) AND i.id = ANY ($2) GROUP BY p.job, i.id
+SELECT DISTINCT p.job, i.id FROM syncer.job_chunk AS p CROSS JOIN unnest(p.ids) AS i (id)
+WHERE p.job = ANY ($1) AND i.id = ANY ($2)
 """
 _TOUCHED = "SELECT touched.id FROM ({touched}) AS touched (id) WHERE touched.id = ANY ($2)"
 _JOBS_SECONDS = 60.0
@@ -38,13 +38,11 @@ class Pending:
 
     Args:
         is_certain: Whether it will: one of its chunks has the document, or it is an unlisted fan-out that touches it.
-        is_in_hand: Whether a job worker has that chunk.
         is_cleanup: Whether it writes only documents that Postgres lacks or has in another place.
     """
 
     job: Job
     is_certain: bool = False
-    is_in_hand: bool = False
     is_cleanup: bool = False
 
 
@@ -62,14 +60,13 @@ def pending(
         return {}
     try:
         with bounded(connection, seconds=seconds):
-            rows = connection.execute(_HELD, ([job.id for job in jobs], list(ids))).fetchall()
+            held = set(connection.execute(_HELD, ([job.id for job in jobs], list(ids))))
     except psycopg.errors.QueryCanceled:
         return dict.fromkeys(ids, tuple(Pending(job=job) for job in jobs))
-    held: dict[tuple[int, str], bool] = {(job_id, id_): is_in_hand for job_id, id_, is_in_hand in rows}
     found: dict[str, list[Pending]] = {id_: [] for id_ in ids}
     for job in jobs:
         for id_ in (one for one in found if (job.id, one) in held):
-            found[id_].append(Pending(job=job, is_certain=True, is_in_hand=held[job.id, id_]))
+            found[id_].append(Pending(job=job, is_certain=True))
         others = [id_ for id_ in found if (job.id, id_) not in held]
         for id_, one in _unlisted(connection, document, others, job=job, seconds=seconds).items():
             found[id_].append(one)

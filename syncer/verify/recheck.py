@@ -17,7 +17,7 @@ it is read for the last time: see `syncer.verify.pending_jobs`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -183,22 +183,20 @@ class Recheck:
         if not drifts:
             return []
         errors = dead_letters.errors(self.connection, self.document.index_name, [one.id for one in drifts])
-        return [self._traced(replace(one, error=errors.get(one.id))) for one in drifts]
+        return [replace(one, error=errors.get(one.id), cause=self._cause(one, errors)) for one in drifts]
 
-    def _traced(self, drift: Drift) -> Drift:
-        """Add the cause, and when the version was assigned."""
-        cause = None if self.document.is_loaded else Cause.INCOMPLETE
-        cause = cause if drift.error is None else Cause.DEAD_LETTERED
-        if drift.version is None:
-            return replace(drift, cause=cause)
-        if self._is_ahead(drift):
-            return replace(drift, cause=Cause.FOREIGN_AHEAD)
-        match failover.origin(self.connection, self.index, drift.version):
-            case Origin.FOREIGN:
-                return replace(drift, cause=cause if drift.error is not None else Cause.FOREIGN)
-            case Origin.LOST:
-                return replace(drift, cause=Cause.LOST)
-        return replace(drift, cause=cause)
+    def _cause(self, drift: Drift, errors: Mapping[str, str]) -> Cause | None:
+        if drift.version is not None:
+            if self._is_ahead(drift):
+                return Cause.FOREIGN_AHEAD
+            origin = failover.origin(self.connection, self.index, drift.version)
+            if origin is Origin.LOST:
+                return Cause.LOST
+            if origin is Origin.FOREIGN and drift.id not in errors:
+                return Cause.FOREIGN
+        if drift.id in errors:
+            return Cause.DEAD_LETTERED
+        return None if self.document.is_loaded else Cause.INCOMPLETE
 
 
 def _by_id(drifts: Iterable[Drift]) -> list[Drift]:

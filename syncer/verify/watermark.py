@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
 
@@ -85,35 +85,6 @@ class Handling:
         return known is None or known.id != goal.topic_id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Left:
-    """What is left of the changes committed before the moment.
-
-    Args:
-        changes: How many are not published.
-        records: By partition, how many records have yet to be handled, of these changes and others.
-        ends: If some changes are not published: the ends of the topic, which advance while they are being published.
-        trouble: Why this is unknown.
-    """
-
-    changes: int = 0
-    records: dict[int, int] = field(default_factory=dict)
-    ends: dict[int, int] = field(default_factory=dict)
-    trouble: str = ""
-
-    @property
-    def is_nothing(self) -> bool:
-        return not (self.changes or self.records or self.trouble)
-
-    @property
-    def says(self) -> str:
-        if self.trouble:
-            return self.trouble
-        if self.changes:
-            return f"{amount(self.changes, 'change')} in the outbox"
-        return f"{amount(sum(self.records.values()), 'record')} in the topic" if self.records else ""
-
-
 class Watermark:
     """Tells whether everything committed to some tables before a moment is handled, and whether that makes progress.
 
@@ -133,18 +104,15 @@ class Watermark:
         self.began_at = time.monotonic()
         self._moment = outbox.moment(self._connection)
         self._handling: Handling | None = None
-        self._left = _Left()
+        self._state: object = None
         self._moved_at = self.began_at
+        self.says = ""
+        """What was left at the last call of `is_through`, in words; empty if nothing was."""
 
     @property
     def still_seconds(self) -> float:
         """The time since anything last moved."""
         return time.monotonic() - self._moved_at
-
-    @property
-    def says(self) -> str:
-        """What was left at the last call of `is_through`, in words; empty if nothing was."""
-        return self._left.says
 
     def is_through(self) -> bool:
         """Whether nothing is left. If Kafka does not answer, that counts as no progress.
@@ -153,26 +121,26 @@ class Watermark:
             psycopg.Error: Postgres does not answer.
         """
         try:
-            left = self._look()
+            self.says, state = self._look()
         except (KafkaException, TopicError) as error:
             explanation = explain(error)
-            left = _Left(trouble=explanation.message if explanation else str(error))
-        if left != self._left:
-            self._moved_at = time.monotonic()
-        self._left = left
-        return left.is_nothing
+            self.says = state = explanation.message if explanation else str(error)
+        if state != self._state:
+            self._state, self._moved_at = state, time.monotonic()
+        return not self.says
 
-    def _look(self) -> _Left:
+    def _look(self) -> tuple[str, object]:
+        """Return what is left, in words, and what changes as long as that makes progress."""
         observer = self._observer = self._observer or Observer(self._kafka)
         if self._handling is None:
             # Changes first: once they are published, the topic's end includes them.
             changes = outbox.unpublished(self._connection, self._moment, self._relations)
             if changes:
-                return _Left(changes=changes, ends=observer.ends())
+                return f"{amount(changes, 'change')} in the outbox", (changes, observer.ends())
             self._handling = Handling(self._connection, observer, self._kafka)
         if not lost_records.has_begun(self._connection):
-            return _Left()
+            return "", None
         records = self._handling.left()
-        return (
-            _Left(trouble="the topic has been replaced by another one") if records is None else _Left(records=records)
-        )
+        if records is None:
+            return "the topic has been replaced by another one", None
+        return f"{amount(sum(records.values()), 'record')} in the topic" if records else "", records

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import closing
-
-import pytest
-from confluent_kafka import KafkaException
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 from structlog.testing import capture_logs
 
-from syncer.kafka.producer import ChangeProducer
 from tests.faults.following import admin, following, refreshes
 from tests.faults.writers import fill
 from tests.harness import World
-from tests.mutations.producer import fails_on_what_is_too_large, goes_on_after_an_error, shortens_all
+from tests.mutations.producer import fails_on_what_is_too_large, shortens_all
 from tests.proof import Rule, faces
 
 TABLES = """
@@ -88,23 +82,3 @@ def test_a_batch_is_too_large(world: World) -> None:
         )
         world.wait_until_level()
     assert refreshes(world) == 0
-
-
-@faces(
-    "Kafka goes away while records that were too large together are published one by one",
-    guarantees=(4,),
-    without=Rule(
-        "the first record that Kafka does not take ends the batch",
-        patch="syncer.kafka.producer:ChangeProducer._publish_one",
-        instead=goes_on_after_an_error,
-    ),
-)
-def test_kafka_goes_away_while_records_are_published_one_by_one(world: World) -> None:
-    """Only one of them is waited for, so that the relay soon begins anew, or ends if it is to end."""
-    gone = {"bootstrap_servers": "127.0.0.1:1", "properties": {"message.timeout.ms": 500}}
-    producer = ChangeProducer(world.settings.kafka.model_copy(update=gone))
-    producer._too_large = [(b"key", b"value")] * 120
-    began = time.monotonic()
-    with closing(producer), pytest.raises(KafkaException):
-        producer.flush()
-    assert time.monotonic() - began < 30  # it would be 60, if it were each

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer.locks import Edit, Locks, Recovery
+from syncer.locks import Edit, Locks
 from syncer.locks.registry import ensure
 from syncer.sandbox import Endpoints
 from tests.harness import REPOSITORY
@@ -50,7 +50,7 @@ def check(endpoints: Endpoints, role: str, signal: str, folder: Path) -> None:
         pair_index(url, pairs=[pair(number) for number in numbers]) as index,
         Elasticsearch(url, request_timeout=60) as client,
         processes(url, index, role, signal, folder) as program,
-        Locks(client, owner="heir", index=f"{index}-locks", lease_seconds=30, recovery=Recovery.ROLL_BACK) as locks,
+        Locks(client, owner="heir", index=f"{index}-locks", lease_seconds=30) as locks,
     ):
         with locks.tree("/", timeout=120) as held:
             found = {number: values(client, index, pair=pair(number)) for number in numbers}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
-from elasticsearch import ConflictError, ConnectionError as NoConnectionError, ConnectionTimeout, Elasticsearch
+from elasticsearch import ConnectionError as NoConnectionError, ConnectionTimeout, Elasticsearch
 
-from syncer.base.errors import LockError, LockLostError, UnavailableError
-from syncer.locks import Edit, Locks, Recovery
+from syncer.base.errors import LockError, LockLostError
+from syncer.locks import Edit, Locks
+from syncer.locks.intents import Intent
 from syncer.locks.names import Mode
 from syncer.locks.registry import ensure
 from syncer.sandbox import Endpoints
@@ -20,7 +22,7 @@ from tests.locking.owners import fail_at, held_up, lockers
 from tests.locking.pair import pair_index, set_pair, values
 from tests.locking.rules import BROKEN_OFF, UNSURE
 from tests.mutations import DOES_NOTHING
-from tests.mutations.locks import keeps_the_intent, one_term_for_all, rolls_nothing_back
+from tests.mutations.locks import keeps_the_intent, one_term_for_all
 from tests.proof import Rule, faces
 
 
@@ -39,23 +41,54 @@ def pages(client: Elasticsearch, index: str) -> int:
 
 
 @faces("a change of two documents is broken off between them, by an exception", guarantees=(), without=BROKEN_OFF)
-@pytest.mark.parametrize(("recovery", "found"), [(Recovery.FINISH, (7, 7)), (Recovery.ROLL_BACK, (0, 0))])
-def test_a_change_that_is_broken_off_is_finished_or_rolled_back(
-    endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch, recovery: Recovery, found: tuple[int, ...]
+def test_a_change_that_is_broken_off_is_rolled_back(
+    endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody has the lock before it is; nothing of it is kept; and who broke it off can lock again."""
-    with lockers(endpoints, index, recovery=recovery) as (first, second):
-        fail_at(monkeypatch, first._fence, "write", KeyboardInterrupt(), turn=2)
-        with suppress(KeyboardInterrupt), first.everything() as held:
-            try:
-                set_pair(held, index, 7)
-            finally:
-                with pytest.raises(LockLostError):
-                    set_pair(held, index, 8)
+    with lockers(endpoints, index) as (first, second):
+        with monkeypatch.context() as patched:
+            fail_at(patched, first._fence, "write", KeyboardInterrupt(), turn=2, ever=True)
+            with suppress(KeyboardInterrupt), first.everything() as held:
+                try:
+                    set_pair(held, index, 7)
+                finally:
+                    with pytest.raises(LockLostError):
+                        set_pair(held, index, 8)
         with second.everything():
-            assert values(second._client, index) == found
+            assert values(second._client, index) == (0, 0)
         with first.everything() as held:
             set_pair(held, index, 9)
+        assert pages(first._client, index) == 0
+
+
+@faces(
+    "a change of two documents fails half way: interrupted, refused, or by an error of the program that makes it",
+    guarantees=(),
+    without=Rule("what cannot be finished is rolled back", patch="syncer.locks.burial:roll_back", instead=DOES_NOTHING),
+)
+def test_a_change_that_fails_is_rolled_back_at_once(
+    endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted, or by an error of what yields the changes, which has changed one document twice: the lock stays."""
+
+    def changes() -> Iterator[Edit]:
+        yield Edit(index=index, id=PAIR[0], source={"value": 6})
+        yield Edit(index=index, id=PAIR[0], source={"value": 7})
+        raise ZeroDivisionError
+
+    with lockers(endpoints, index) as (first, _), first.everything() as held:
+        with pytest.raises(ZeroDivisionError):
+            held.write(changes())
+        assert values(first._client, index) == (0, 0)
+        fail_at(monkeypatch, first._fence, "write", KeyboardInterrupt(), turn=2)
+        with pytest.raises(KeyboardInterrupt):
+            set_pair(held, index, 8)
+        assert values(first._client, index) == (0, 0)
+        refused = [Edit(index=index, id=one, source={"value": 8 if one == PAIR[0] else "no number"}) for one in PAIR]
+        with pytest.raises(LockError, match="is refused"):
+            held.write(refused)
+        assert values(first._client, index) == (0, 0)
+        set_pair(held, index, 9)
         assert pages(first._client, index) == 0
 
 
@@ -67,7 +100,7 @@ def test_a_change_that_is_broken_off_is_finished_or_rolled_back(
 def test_who_stood_still_alone_leaves_nothing_half_done(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lease is over by its own clock alone: it does not give back what others must find and finish."""
+    """Its lease is over by its own clock alone: it does not give back what others must find and roll back."""
     with lockers(endpoints, index) as (first, second), ThreadPoolExecutor() as pool:
         come, go = held_up(monkeypatch, first, "write")
 
@@ -82,30 +115,6 @@ def test_who_stood_still_alone_leaves_nothing_half_done(
         with pytest.raises(LockLostError):
             late.result()
         with second.everything():
-            assert values(second._client, index) == (7, 7)
-
-
-@faces(
-    "a holder whose change is refused dies before it has rolled it back, and its successor finishes what is left",
-    guarantees=(),
-    without=Rule(
-        "what cannot be finished is rolled back", patch="syncer.locks.burial:_write_page", instead=rolls_nothing_back
-    ),
-)
-def test_what_cannot_be_finished_is_rolled_back(
-    endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All or nothing, whoever does it: what Elasticsearch refuses to the dead it refuses to the living."""
-    with lockers(endpoints, index) as (first, second):
-        fail_at(monkeypatch, first._fence, "write", KeyboardInterrupt(), turn=3)  # the first page, taken back
-        with pytest.raises(KeyboardInterrupt), first.everything() as held:
-            held.write(
-                [
-                    Edit(index=index, id=PAIR[0], source={"value": 7}),
-                    Edit(index=index, id=PAIR[1], source={"value": "no number"}),
-                ]
-            )
-        with second.everything():
             assert values(second._client, index) == (0, 0)
 
 
@@ -114,7 +123,7 @@ def test_what_cannot_be_finished_is_rolled_back(
     guarantees=(),
     without=Rule(
         "each page is written in a term of its own",
-        patch="syncer.locks.held:HeldLocks._next_term",
+        patch="syncer.locks.held:HeldLocks._refer_to",
         instead=one_term_for_all,
     ),
 )
@@ -139,71 +148,53 @@ def test_a_request_that_comes_late_undoes_nothing_of_its_own_holders(
 
 
 @faces(
-    "a recovery fails after it has finished the change, and the next one is set to roll back",
+    "two processes bury a holder at once, and one of them continues when the lock has another holder",
     guarantees=(),
     without=Rule(
-        "a finished change stays finished before any lock is free",
+        "no lock is free while another process may roll the change back",
         patch="syncer.locks.burial:_Remains.amend",
         instead=keeps_the_intent,
     ),
 )
-def test_what_is_finished_is_not_rolled_back(endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one goes on where the first one was."""
-    with (
-        lockers(endpoints, index) as (first, second),
-        Locks(second._client, owner="third", index=f"{index}-locks", recovery=Recovery.ROLL_BACK) as third,
-    ):
-        fail_at(monkeypatch, first._fence, "write", KeyboardInterrupt(), turn=2)
-        with pytest.raises(KeyboardInterrupt), first.everything() as held:
-            set_pair(held, index, 7)
-        fail_at(monkeypatch, second._registry.intents, "drop_all_of", RuntimeError())
-        with pytest.raises(RuntimeError), second.everything():
-            pass
-        with third.everything():
-            assert values(third._client, index) == (7, 7)
-
-
-@faces(
-    "a holder is delayed until Elasticsearch has forgotten that its documents were rolled back, and gets a 503",
-    guarantees=(),
-    without=Rule(
-        "an owner that may have created a document, and finds its lease expired, deletes it",
-        patch="syncer.locks.fence:Fence.take_back",
-        instead=DOES_NOTHING,
-    ),
-)
-def test_what_was_made_too_late_is_taken_back(
+def test_what_is_rolled_back_is_not_rolled_back_again(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No version holds it off any more, and no answer has said that it was made."""
-    with lockers(endpoints, index, recovery=Recovery.ROLL_BACK) as (first, second), ThreadPoolExecutor() as pool:
-        client = first._client
-        fail_at(monkeypatch, first._fence, "write", UnavailableError("Part of it was not written"), after=True)
-        come, go = held_up(monkeypatch, first, "write")
+    """It would undo what the next holder has written."""
+    with (
+        lockers(endpoints, index) as (first, second),
+        Locks(second._client, owner="third", index=f"{index}-locks", lease_seconds=15) as third,
+        ThreadPoolExecutor() as pool,
+    ):
+        with monkeypatch.context() as patched:
+            fail_at(patched, first._fence, "write", KeyboardInterrupt(), turn=2, ever=True)
+            with pytest.raises(KeyboardInterrupt), first.everything() as held:
+                set_pair(held, index, 7)
+        come, go = threading.Event(), threading.Event()
+        drop, page = second._registry.intents.drop_all_of, third._registry.intents.page
 
-        def make() -> None:
-            with first.everything() as held:
-                held.write([Edit(index=index, id="new", source={"value": 7})])
+        def wait_and_drop(holder: str) -> None:
+            come.set()
+            assert go.wait(DEADLINE_SECONDS)
+            drop(holder)
 
-        late = pool.submit(make)
+        def change() -> None:
+            with second.everything() as held:
+                set_pair(held, index, 9)
+
+        def read_and_wait(intent: Intent, number: int) -> list[Edit]:
+            found = page(intent, number)
+            go.set()
+            changed.result(DEADLINE_SECONDS)
+            return found
+
+        monkeypatch.setattr(second._registry.intents, "drop_all_of", wait_and_drop)
+        monkeypatch.setattr(third._registry.intents, "page", read_and_wait)
+        changed = pool.submit(change)
         assert come.wait(DEADLINE_SECONDS)
-        with second.everything():
-            pass
-        # What a restart does at once, this does at the next refresh.
-        client.indices.put_settings(index=index, settings={"index.gc_deletes": "1ms"})
-
-        def is_forgotten() -> bool:
-            client.indices.refresh(index=index)
-            with suppress(ConflictError):
-                client.index(index=index, id="new", document={}, version=1, version_type="external")
-                return bool(client.delete(index=index, id="new", version=2, version_type="external"))
-            return False
-
-        wait_until(is_forgotten, what="the delete is forgotten")
+        third.bury(first._lease.id)
         go.set()
-        with pytest.raises(LockLostError):
-            late.result()
-        assert not client.exists(index=index, id="new")
+        changed.result(DEADLINE_SECONDS)
+        assert values(second._client, index) == (9, 9)
 
 
 @faces("a request that gives a lock back, or takes it, is not answered", guarantees=(), without=UNSURE)

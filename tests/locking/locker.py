@@ -13,7 +13,7 @@ from typing import TextIO
 from elasticsearch import ApiError, Elasticsearch, TransportError
 
 from syncer.base.errors import LockLostError, LockTimeoutError
-from syncer.locks import HeldLocks, Locks, Recovery
+from syncer.locks import HeldLocks, Locks
 from tests.locking import PAIR, Turn
 from tests.locking.pair import set_pair, values
 
@@ -57,7 +57,6 @@ def main(*arguments: str) -> None:
                     owner=name,
                     index=f"{index}-locks",
                     lease_seconds=LEASE_SECONDS,
-                    recovery=random.choice(list(Recovery)),
                 ) as locks,
             ):
                 while True:

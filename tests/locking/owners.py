@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer.locks import Locks, Recovery
+from syncer.locks import Locks
 from syncer.sandbox import Endpoints
 from tests.harness import DEADLINE_SECONDS
 
@@ -20,15 +20,13 @@ LEASE = 2.0
 
 
 @contextmanager
-def lockers(
-    endpoints: Endpoints, index: str, *, recovery: Recovery = Recovery.FINISH, other_lease: float = 15
-) -> Iterator[tuple[Locks, Locks]]:
-    """Two owners; the second one recovers what the first one leaves."""
+def lockers(endpoints: Endpoints, index: str, *, other_lease: float = 15) -> Iterator[tuple[Locks, Locks]]:
+    """Two owners; the second one rolls back what the first one leaves."""
     with Elasticsearch(endpoints.elasticsearch_url, request_timeout=60) as client:
         where = f"{index}-locks"
         with (
             Locks(client, owner="first", index=where, lease_seconds=LEASE) as first,
-            Locks(client, owner="second", index=where, lease_seconds=other_lease, recovery=recovery) as second,
+            Locks(client, owner="second", index=where, lease_seconds=other_lease) as second,
         ):
             yield first, second
 
@@ -63,13 +61,15 @@ def fail_at(
     *,
     turn: int = 1,
     after: bool = False,
+    ever: bool = False,
 ) -> None:
-    """Have a method fail once, at the how many-th call; before it does anything, or after all is done."""
+    """Have a method fail at the how many-th call, and ``ever`` after; before it does anything, or after all is done."""
     call = getattr(part, method)
     turns = itertools.count(1)
 
     def fail_or_call(*arguments: Any, **named: Any) -> Any:
-        is_due = next(turns) == turn
+        number = next(turns)
+        is_due = number == turn or (ever and number > turn)
         if is_due and not after:
             raise error
         result = call(*arguments, **named)

@@ -12,7 +12,7 @@ FENCE = Rule(
     instead=without_versions,
 )
 RECOVERY = Rule(
-    "an owner that takes over a lock completes or rolls back the dead holder's intent",
+    "an owner that takes over a lock rolls back the dead holder's change",
     patch="syncer.locks.burial:_bury",
     instead=buries_without_recovery,
 )
@@ -27,7 +27,7 @@ EXCLUSION = Rule(
     instead=Replaces("if (mode == 'exclusive' ||", "if (false ||"),
 )
 BROKEN_OFF = Rule(
-    "a holder that aborted a change keeps its locks until the change is finished or rolled back",
+    "a holder that aborted a change keeps its locks until the change is rolled back",
     patch="syncer.locks.lease:Lease.is_unfinished",
     instead=SAYS_NO,
 )

@@ -24,7 +24,7 @@ from typing import Any
 from elastic_transport import Transport
 from elasticsearch import Elasticsearch
 
-from syncer.locks import Locks, Recovery, burial, held
+from syncer.locks import Locks, burial, held
 from syncer.locks.fence import Fence
 from tests.locking.locker import turn
 
@@ -106,7 +106,6 @@ def _lock(url: str, index: str, number: int, file: Path) -> None:
             owner=file.stem,
             index=f"{index}-locks",
             lease_seconds=LEASE_SECONDS,
-            recovery=list(Recovery)[number % 2],
         ) as locks,
         locks.tree(path(number), timeout=60) as taken,
     ):

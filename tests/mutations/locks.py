@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from syncer.base.errors import LockError
 from syncer.locks.fence import Fence
 from syncer.locks.held import HeldLocks
-from syncer.locks.holders import Holder, Holders, Liveness, SeqNo
-from syncer.locks.intents import Edit, Intent, Recovery
+from syncer.locks.holders import Holder, Holders, Liveness
+from syncer.locks.intents import Edit, Intent
 from syncer.locks.keeper import Locks
 from syncer.locks.lease import Lease
 from syncer.locks.registry import Registry
@@ -26,37 +25,30 @@ def buries_without_recovery(
 
 
 def keeps_the_intent(original: Instead, self: Any, **fields: Any) -> int:
-    """That a change is finished is not put down."""
+    """That a change is rolled back is not put down."""
     if "intent" in fields:
         return 0
     term: int = original(self, **fields)
     return term
 
 
-def rolls_nothing_back(
-    original: Instead, registry: Registry, fence: Fence, intent: Intent, number: int, recovery: Recovery, **how: Any
-) -> LockError | None:
-    """What cannot be finished stays half done."""
-    if recovery is Recovery.ROLL_BACK:
-        return None
-    refused: LockError | None = original(registry, fence, intent, number, recovery, **how)
-    return refused
-
-
-def without_versions(
-    original: Instead, changes: Iterable[Edit], version: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
+def without_versions(original: Instead, changes: Iterable[Edit], term: int) -> Iterator[dict[str, Any]]:
     """A document is written without a term."""
-    yield from original(changes, {})
+    for one in original(changes, term):
+        for how in one.values():
+            if isinstance(how, dict) and how.get("version_type"):
+                del how["version"], how["version_type"]
+        yield one
 
 
-def refers_to_nothing(original: Instead, self: HeldLocks, intent: Intent) -> SeqNo:
+def refers_to_nothing(original: Instead, self: HeldLocks, intent: Intent) -> int:
     """Nobody who was taken for dead finds out before it writes."""
-    return self._lease._seen
+    return self._registry.term(self._lease._seen)
 
 
-def one_term_for_all(original: Instead, self: HeldLocks) -> int:
+def one_term_for_all(original: Instead, self: HeldLocks, intent: Intent) -> int:
     """All pages are written in the term of the lock."""
+    original(self, intent)
     return self.term
 
 
@@ -66,13 +58,13 @@ def comes_back_while_it_waits(original: Instead, self: Locks, dead: str) -> Any:
     return original(self, dead)
 
 
-def says_nothing_of_what_is_broken_off(original: Instead, self: Locks, locks: Iterable[str]) -> list[str]:
+def says_nothing_of_what_is_broken_off(original: Instead, self: Locks, locks: Sequence[str]) -> list[str]:
     """Whoever has broken a change off is not told at the end."""
     lost: list[str] = original(self, locks)
     return [] if self._lease.is_unfinished else lost
 
 
-def says_nothing_of_what_is_unsure(original: Instead, self: Locks, locks: Iterable[str]) -> list[str]:
+def says_nothing_of_what_is_unsure(original: Instead, self: Locks, locks: Sequence[str]) -> list[str]:
     """Whoever cannot know whether it was alone to the end is not told."""
     lost: list[str] = original(self, locks)
     return [] if self._is_unsure and self._lease.is_over and not self._lease.is_unfinished else lost

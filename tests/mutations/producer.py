@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, Message
 
 from syncer.kafka.producer import ChangeProducer
 from syncer.kafka.topic import Loss
@@ -16,12 +15,6 @@ def shortens_all(original: Instead, self: ChangeProducer) -> None:
     """What is too large together is not published one by one."""
     if self._too_large:
         self._publish_short()
-
-
-def goes_on_after_an_error(original: Instead, self: ChangeProducer, key: bytes, value: bytes) -> None:
-    """A record that Kafka does not take does not end the batch."""
-    with suppress(KafkaException):
-        original(self, key, value)
 
 
 def fills_no_gap(original: Instead, self: ChangeProducer, losses: Sequence[Loss]) -> None:

@@ -150,14 +150,14 @@ def of_any_revision(original: Instead, document: Document) -> tuple[str, int]:
     return document.index_name, 0
 
 
-def not_if_too_large(original: Instead, error: elasticsearch.ApiError, size: int) -> bool:
+def not_if_too_large(original: Instead, error: elasticsearch.ApiError) -> bool:
     """A request that is too large counts as any other that is refused."""
-    return error.status_code != 413 and bool(original(error, size))
+    return error.status_code != 413 and bool(original(error))
 
 
-def not_for_want_of_room(original: Instead, error: elasticsearch.ApiError, size: int) -> bool:
+def not_for_want_of_room(original: Instead, error: elasticsearch.ApiError) -> bool:
     """A request that there is never room for is tried again."""
-    return error.status_code != 429 and bool(original(error, size))
+    return error.status_code != 429 and bool(original(error))
 
 
 def counts_every_shard(original: Instead, part: Sequence[_Task], outcome: BulkOutcome) -> None:

@@ -51,7 +51,7 @@ def routed(empty_world: World) -> World:
     return make(empty_world)
 
 
-@pytest.mark.parametrize("routing", ["p.user_id", "nullif(p.user_id, 3)", "'a,b ' || p.user_id", "repeat('€😀', 9)"])
+@pytest.mark.parametrize("routing", ["nullif(p.user_id, 3)", "'a,b €😀' || p.user_id"])
 def test_a_document_is_found_with_its_routing(empty_world: World, routing: str) -> None:
     """A search with the routing, and a get with it, find what the SELECT routed so; NULL is the id's own shard."""
     make(empty_world, routing=routing)

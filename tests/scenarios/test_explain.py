@@ -23,7 +23,6 @@ from syncer.verify.explain.explanation import Explanation
 from syncer.verify.explain.verdict import Verdict
 from syncer.worker.loop import Worker
 from tests.harness import DEADLINE_SECONDS, World, wait_until
-from tests.job_worker import ChunkWorker
 from tests.routed import put, put_routing, put_shards, shards, users_on_two_shards
 
 BLOG = """
@@ -278,10 +277,10 @@ def test_a_job_that_may_yet_write_it_is_named(world: World) -> None:
 
 @level
 def test_a_fan_out_that_leads_to_it_is_named(world: World) -> None:
-    """While it is not listed, while a page has it, and while a job worker has that page; another one is not."""
+    """While it is not listed, and while a chunk has it; another one is not."""
     world.sql("UPDATE users SET name = 'renamed' WHERE id = 1")
     world.sql("TRUNCATE syncer.outbox")
-    with world.connect() as connection, world.index() as index, world.connect() as own:
+    with world.connect() as connection, world.index() as index:
         document = registry.current(connection)["blogpost"]
         other = queue.create_fan_out(connection, document, {"public.users": [{"id": "3"}]})
         assert other is not None
@@ -294,9 +293,6 @@ def test_a_fan_out_that_leads_to_it_is_named(world: World) -> None:
         queue.cancel(connection, other.id)
         listing.list_chunks(connection, made, document, chunk=10)
         assert f"{who} has yet to write it: 0 of" in says(explained(world))
-        ChunkWorker(own).take()
-        assert f"{who} is writing it just now: 0 of" in says(explained(world))
-        own.close()
         world.refresh(index)
     assert explained(world).is_equal
 
@@ -350,15 +346,16 @@ def overtaking(
     monkeypatch: pytest.MonkeyPatch, *, before: Callable[[], Any], after: Callable[[], Any] = lambda: None
 ) -> list[None]:
     """Do these things around each time that changes in flight are waited for; how often that was."""
-    wait, rounds = explanation._InFlight.wait, list[None]()
+    wait, rounds = explanation._in_flight, list[None]()
 
-    def overtaken(in_flight: Any) -> None:
+    def overtaken(*arguments: Any) -> str:
         rounds.append(None)
         before()
-        wait(in_flight)
+        says = wait(*arguments)
         after()
+        return says
 
-    monkeypatch.setattr(explanation._InFlight, "wait", overtaken)
+    monkeypatch.setattr(explanation, "_in_flight", overtaken)
     return rounds
 
 

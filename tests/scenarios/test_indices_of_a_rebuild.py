@@ -22,7 +22,7 @@ from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
 from tests.harness import World, wait_until
-from tests.mutations import DOES_NOTHING, SAYS_NO
+from tests.mutations import DOES_NOTHING
 from tests.proof import Rule, faces
 
 MAPPINGS: dict[str, Any] = {
@@ -237,31 +237,10 @@ def test_a_built_index_is_written_and_not_searched(room: Room) -> None:
     assert room.index.holdings.count(built) == 5
 
 
-@faces(
-    "a rebuild is broken off before its index is active",
-    guarantees=(4,),
-    without=Rule(
-        "an index that an interrupted rebuild has left is created again",
-        patch="syncer.elasticsearch.indices:Indices._is_untouched",
-        instead=SAYS_NO,
-    ),
-)
-def test_what_an_interrupted_build_left_is_made_anew(room: Room) -> None:
-    """Nothing was written to it, and it is this document's of this revision: the same name has what is wanted now."""
-    left = room.build(2, room.body(number_of_replicas=0, refresh_interval="3s"))
-    room.client.indices.put_settings(index=left.index_name, settings={"index.max_result_window": 7})
-    assert room.build(2) == left
-    assert "index.max_result_window" not in room.settings(left)
-    room.indices.settle(left, like=left, seconds_max=0)
-    assert "index.refresh_interval" not in room.settings(left)
-
-
 @pytest.mark.parametrize("whose", [{}, {"installation": "another"}, {"document": "other"}])
 def test_a_build_takes_no_name_that_is_in_use(room: Room, whose: dict[str, str]) -> None:
-    """What was written to, if only a delete, or is somebody else's, stays as it is, and the build gets another name."""
+    """What an interrupted build left, or is somebody else's, stays as it is, and the build gets another name."""
     kept = room.build(2, None, **whose)
-    if not whose:
-        room.index.write(kept, [Composition(id="1", version=1, source=None)])
     uuid = room.uuid(kept)
     built = room.build(2)
     assert room.names() == {kept.index_name, built.index_name}

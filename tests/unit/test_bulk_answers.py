@@ -6,12 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
-from elasticsearch import ApiError
 from hypothesis import given, strategies as st
 
 from syncer.base.model import Composition
-from syncer.elasticsearch.bulk import BulkOutcome, _count_done, _judge, _lines, _never_fits, _Task
+from syncer.elasticsearch.bulk import BulkOutcome, _count_done, _judge, _lines, _Task
 
 DONE = {"status": 200}
 CREATED = {"status": 201}
@@ -105,24 +103,3 @@ def test_an_answer_without_errors_needs_no_look_at_its_items(answers: list[tuple
         tasks.append(_Task(one, 1, b""))
     _count_done(tasks, counted)
     assert counted == judged_each
-
-
-BREAKER = {"error": {"type": "circuit_breaking_exception", "reason": "Data too large", "bytes_limit": 1000}}
-
-
-@pytest.mark.parametrize(
-    ("body", "size", "never"),
-    [
-        (BREAKER, 1001, True),
-        (BREAKER, 999, False),
-        ({}, 1001, False),
-        ({"error": "full"}, 1001, False),
-        ("", 1001, False),
-    ],
-)
-def test_a_request_that_is_refused_for_now_is_not_split(body: Any, size: int, *, never: bool) -> None:
-    """Only a limit that Elasticsearch names, and that is smaller than the request, says that it never fits."""
-    headers = HttpHeaders({"x-elastic-product": "Elasticsearch"})
-    node = NodeConfig(scheme="http", host="127.0.0.1", port=9200)
-    meta = ApiResponseMeta(status=429, http_version="1.1", headers=headers, duration=0.0, node=node)
-    assert _never_fits(ApiError("refused", meta=meta, body=body), size) is never

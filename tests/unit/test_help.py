@@ -88,7 +88,6 @@ USAGE = {
     f"dead-letters list --offset {'9' * 4000}": "Invalid value",
     "jobs show first": "Invalid value",
     "run --only half": "'half' is not one of",
-    "locks break x --changes undo": "'undo' is not one of",
     "jobs list --state gone": "'gone' is not one of",
     "backfill": "Missing argument 'DOCUMENT'",
     "aply": "No such command 'aply'",

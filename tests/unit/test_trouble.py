@@ -113,10 +113,9 @@ PRESSURE = "rejected [all_bytes={}, coordinating_operation_bytes={}, max_coordin
         (answered(429, by_elasticsearch=False), False),
         (answered(429, reason=PRESSURE.format(0, 500, 400)), True),
         (answered(429, reason=PRESSURE.format(390, 50, 400)), False),
-        (answered(429, bytes_limit=999), True),
-        (answered(429, bytes_limit=1000), False),
+        (answered(429, bytes_limit=999), False),
     ],
 )
 def test_what_is_too_large_is_told_from_what_has_no_room_now(error: Any, *, never: bool) -> None:
     """Elasticsearch says the same status of both; what it says besides tells them apart."""
-    assert _never_fits(error, 1000) is never
+    assert _never_fits(error) is never

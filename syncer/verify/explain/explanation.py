@@ -20,12 +20,10 @@ from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import version
 from syncer.verify.diff import DriftKind
-from syncer.verify.explain.standing import CopyState, DocumentInIndex, Look, as_id, contents, look, standing
+from syncer.verify.explain.standing import CopyState, DocumentInIndex, as_id, contents, look
 from syncer.verify.explain.verdict import Conclusion, Verdict, judge
-from syncer.verify.pending_jobs import pending
 from syncer.verify.watermark import Watermark
 
-_ROUNDS = 3
 _POLL_SECONDS = 0.05
 _IDLE_SECONDS = 1.0
 """If nothing moves for that long, no worker is running: waiting longer would not help."""
@@ -87,47 +85,29 @@ def read(
             the explanation says so instead.
     """
     _require_possible(id_)
-    looks = [look(connection, index, one, id_) for one in documents]
-    _require_id(connection, documents[0], id_, looks)
-    jobs = [pending(connection, one, [id_], seconds=seconds).get(id_, ()) for one in documents]
-    still = [one.drift is None for one in looks]
-    in_flight = _InFlight(connection, kafka, documents, seconds)
-    for _ in range(0 if all(still) else _ROUNDS):
-        in_flight.wait()
+    before = seen = [look(connection, index, one, id_, seconds=seconds) for one in documents]
+    _require_id(connection, documents[0], id_, seen)
+    in_flight = ""
+    if any(one.drift is not None for one in seen):
         # Changes become jobs, and jobs become documents: in this order, none is missed.
-        jobs = [pending(connection, one, [id_], seconds=seconds).get(id_, ()) for one in documents]
-        before, looks = looks, [look(connection, index, one, id_) for one in documents]
-        still = [one.drift is None or one.is_like(other) for other, one in zip(before, looks, strict=True)]
-        if all(still) or in_flight.says:
-            break
+        in_flight = _in_flight(connection, kafka, documents, seconds)
+        seen = [look(connection, index, one, id_, seconds=seconds) for one in documents]
+    judged = tuple(
+        (one, judge(one, in_flight=in_flight, is_still=one.is_like(earlier)))
+        for one, earlier in zip(seen, before, strict=True)
+    )
     at = float(str(value(connection, _NOW)))
-    seen = [
-        standing(connection, index, one, id_, seen=there, jobs=some)
-        for one, there, some in zip(documents, looks, jobs, strict=True)
-    ]
-    judged = [(one, judge(one, in_flight=in_flight.says, is_still=calm)) for one, calm in zip(seen, still, strict=True)]
-    return Explanation(name=documents[0].name, id=id_, at=at, standings=tuple(judged), in_flight=in_flight.says)
+    return Explanation(name=documents[0].name, id=id_, at=at, standings=judged, in_flight=in_flight)
 
 
-class _InFlight:
-    """Changes committed before a moment that are not handled yet."""
-
-    def __init__(
-        self, connection: Connection, kafka: KafkaSettings, documents: Sequence[Document], seconds: float
-    ) -> None:
-        relations = sorted({relation for one in documents for relation in one.dependencies.tables})
-        self._watermark = Watermark(connection, kafka, relations)
-        self._deadline = time.monotonic() + seconds
-        self.says = ""
-
-    def wait(self) -> None:
-        """Wait until everything committed before now is handled, the deadline has passed, or nothing moves."""
-        self._watermark.begin()
-        while not self._watermark.is_through():
-            if time.monotonic() > self._deadline or self._watermark.still_seconds > _IDLE_SECONDS:
-                break
-            time.sleep(_POLL_SECONDS)
-        self.says = self._watermark.says
+def _in_flight(connection: Connection, kafka: KafkaSettings, documents: Sequence[Document], seconds: float) -> str:
+    """Wait until all changes committed before now are handled; return what is left, in words, if nothing moves."""
+    relations = sorted({relation for one in documents for relation in one.dependencies.tables})
+    watermark = Watermark(connection, kafka, relations)
+    deadline = time.monotonic() + seconds
+    while not watermark.is_through() and time.monotonic() < deadline and watermark.still_seconds < _IDLE_SECONDS:
+        time.sleep(_POLL_SECONDS)
+    return watermark.says
 
 
 def _require_possible(id_: str) -> None:
@@ -135,7 +115,7 @@ def _require_possible(id_: str) -> None:
         raise DefinitionError(f"An id has 1 to {ID_BYTES_MAX} bytes, not {len(id_.encode()):,}")
 
 
-def _require_id(connection: Connection, document: Document, id_: str, seen: Iterable[Look]) -> None:
+def _require_id(connection: Connection, document: Document, id_: str, seen: Iterable[DocumentInIndex]) -> None:
     """Refuse an impossible id, unless Elasticsearch has a document with it nevertheless."""
     if any(one.copies for one in seen):
         return
@@ -162,8 +142,7 @@ _DOES = {
 
 
 def _standing_json(one: DocumentInIndex, answer: Conclusion, *, values: bool) -> dict[str, Any]:
-    document, seen = one.document, one.look
-    dead_lettered = one.dead_letter
+    document, dead_lettered = one.document, one.dead_letter
     return {
         "index": document.index_name,
         "role": document.role,
@@ -175,11 +154,11 @@ def _standing_json(one: DocumentInIndex, answer: Conclusion, *, values: bool) ->
         "says": answer.says,
         "hint": answer.hint,
         "jobs": [coming.job.id for coming in one.jobs],
-        "postgres": _row_json(seen, values=values),
+        "postgres": _row_json(one, values=values),
         "elasticsearch": [_copy_json(copy) for copy in one.copies],
-        "unreadable": seen.unreadable.message if seen.unreadable else None,
+        "unreadable": one.unreadable.message if one.unreadable else None,
         "refresh": {
-            "does": _DOES[seen.drift.kind if seen.drift else None] if seen.is_sound else None,
+            "does": _DOES[one.drift.kind if one.drift else None] if one.is_sound else None,
             "fields": _fields_json(one) if values else list(one.fields),
         },
         "dead_letter": {
@@ -192,7 +171,7 @@ def _standing_json(one: DocumentInIndex, answer: Conclusion, *, values: bool) ->
     }
 
 
-def _row_json(seen: Look, *, values: bool) -> dict[str, Any]:
+def _row_json(seen: DocumentInIndex, *, values: bool) -> dict[str, Any]:
     row = seen.row
     plain: dict[str, Any] = {
         "exists": None if seen.failure else row is not None,

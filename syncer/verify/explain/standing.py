@@ -24,44 +24,11 @@ from syncer.indexing import dead_letters, failover, version
 from syncer.indexing.dead_letters import DeadLetter
 from syncer.indexing.failover import Origin
 from syncer.verify.diff import TOO_DEEP, Drift, compare
-from syncer.verify.pending_jobs import Pending
+from syncer.verify.pending_jobs import Pending, pending
 
 _LEVELS_MAX = 300
 """JSON that is nested deeper is shown as text."""
 _AS_ID = "SELECT $1::text::{id_type}::text"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """Both sides, each at one moment, Elasticsearch first.
-
-    Args:
-        row: The SELECT's row; None if it returns no such id, or cannot be run.
-        failure: Why the SELECT cannot be run, or fails on this document.
-        is_at_fault: Whether the SELECT fails on this document only.
-        copies: The copies in Elasticsearch, on any shard.
-        unreadable: Why Elasticsearch cannot be read.
-    """
-
-    row: Row | None = None
-    failure: SyncerError | None = None
-    is_at_fault: bool = False
-    copies: tuple[Copy, ...] = ()
-    unreadable: SyncerError | None = None
-    drift: Drift | None = None
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether both sides could be read."""
-        return self.failure is None and self.unreadable is None
-
-    def is_like(self, other: Look) -> bool:
-        """Whether nothing has changed between the two."""
-        return self.row == other.row and _versions(self) == _versions(other)
-
-
-def _versions(look: Look) -> set[tuple[Place, int]]:
-    return {(one.place, one.version) for one in look.copies}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,34 +42,52 @@ class CopyState:
 
     place: Place
     version: int
+    source: bytes
     origin: Origin
     is_final: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentInIndex:
-    """The document in one index.
+    """The document in one index: both sides, each at one moment, Elasticsearch first.
 
     Args:
+        row: The SELECT's row; None if it returns no such id, or cannot be run.
+        failure: Why the SELECT cannot be run, or fails on this document.
+        is_at_fault: Whether the SELECT fails on this document only.
+        copies: The copies in Elasticsearch, on any shard.
+        unreadable: Why Elasticsearch cannot be read.
         jobs: The jobs that may yet write the document, certain ones first.
     """
 
     document: Document
-    look: Look
+    row: Row | None
+    failure: SyncerError | None
+    is_at_fault: bool
     copies: tuple[CopyState, ...]
+    unreadable: SyncerError | None
+    drift: Drift | None
     dead_letter: DeadLetter | None
     jobs: tuple[Pending, ...]
 
     @property
+    def is_sound(self) -> bool:
+        """Whether both sides could be read."""
+        return self.failure is None and self.unreadable is None
+
+    def is_like(self, other: DocumentInIndex) -> bool:
+        """Whether nothing has changed between the two."""
+        return self.row == other.row and set(self.copies) == set(other.copies)
+
+    @property
     def fields(self) -> dict[str, tuple[Any, Any]]:
         """The fields that differ, each with its value in the SELECT and in Elasticsearch."""
-        drift, row = self.look.drift, self.look.row
-        if drift is None or row is None or not self.look.copies:
+        if self.drift is None or self.row is None or not self.copies:
             return {}
-        expected, held = contents(row.source), contents(self.look.copies[0].source)
+        expected, held = contents(self.row.source), contents(self.copies[0].source)
         if not (isinstance(expected, dict) and isinstance(held, dict)):
-            return dict.fromkeys(drift.fields or (TOO_DEEP,), (TOO_DEEP, TOO_DEEP))
-        return {one: (expected.get(one), held.get(one)) for one in drift.fields}
+            return dict.fromkeys(self.drift.fields or (TOO_DEEP,), (TOO_DEEP, TOO_DEEP))
+        return {one: (expected.get(one), held.get(one)) for one in self.drift.fields}
 
 
 def contents(source: bytes) -> Any:
@@ -125,8 +110,9 @@ def as_id(connection: Connection, document: Document, id_: str) -> str | None:
     return None if row is None else row[0]
 
 
-def look(connection: Connection, index: Index, document: Document, id_: str) -> Look:
-    """Read both sides."""
+def look(connection: Connection, index: Index, document: Document, id_: str, *, seconds: float) -> DocumentInIndex:
+    """Read the jobs first, then both sides: what a job has written by then is seen."""
+    jobs = pending(connection, document, [id_], seconds=seconds).get(id_, ())
     copies: Sequence[Copy] = ()
     unreadable: SyncerError | None = None
     try:
@@ -138,8 +124,16 @@ def look(connection: Connection, index: Index, document: Document, id_: str) -> 
     drift = None
     if failure is None and unreadable is None:
         drift = next(compare(document.name, document.index_name, {id_: row} if row else {}, copies), None)
-    return Look(
-        row=row, failure=failure, is_at_fault=is_at_fault, copies=tuple(copies), unreadable=unreadable, drift=drift
+    return DocumentInIndex(
+        document=document,
+        row=row,
+        failure=failure,
+        is_at_fault=is_at_fault,
+        copies=tuple(_copy(connection, index, one) for one in copies),
+        unreadable=unreadable,
+        drift=drift,
+        dead_letter=dead_letters.find(connection, document.index_name, id_),
+        jobs=jobs,
     )
 
 
@@ -152,24 +146,12 @@ def _row(connection: Connection, document: Document, id_: str) -> tuple[Row | No
         return None, error, is_of_data(error.__cause__)
 
 
-def standing(
-    connection: Connection, index: Index, document: Document, id_: str, *, seen: Look, jobs: tuple[Pending, ...]
-) -> DocumentInIndex:
-    """Add the decoded versions and the dead letter to what was seen."""
-    return DocumentInIndex(
-        document=document,
-        look=seen,
-        copies=tuple(_copy(connection, index, one) for one in seen.copies),
-        dead_letter=dead_letters.find(connection, document.index_name, id_),
-        jobs=jobs,
-    )
-
-
 def _copy(connection: Connection, index: Index, stored: Copy) -> CopyState:
     origin = failover.origin(connection, index, stored.version)
     return CopyState(
         place=stored.place,
         version=stored.version,
+        source=stored.source,
         origin=origin,
         is_final=origin is Origin.FOREIGN and not version.is_surpassed(connection, stored.version),
     )

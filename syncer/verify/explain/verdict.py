@@ -59,12 +59,12 @@ def judge(standing: DocumentInIndex, *, in_flight: str, is_still: bool) -> Concl
     ``in_flight`` names changes that are not handled yet. ``is_still`` says whether the document kept its version while
     they were waited for.
     """
-    drift = standing.look.drift
+    drift = standing.drift
     answer = _suspended(standing) or _at_fault(standing)
     if answer is not None:
         return answer
     if drift is None:
-        return _EQUAL if standing.look.row is not None else _ABSENT
+        return _EQUAL if standing.row is not None else _ABSENT
     return _different(standing, in_flight, _HOW[drift.kind]) if is_still else _CHANGING
 
 
@@ -75,35 +75,37 @@ _CHANGING = Conclusion(verdict=Verdict.CHANGING, says="It is being written right
 
 def _suspended(standing: DocumentInIndex) -> Conclusion | None:
     """Say why the whole index is not written; None if it is."""
-    document, look = standing.document, standing.look
+    document = standing.document
     if document.suspended is not None:
         what, _, hint = document.suspended.partition("\n")
         if document.role is Role.PREVIOUS:
             hint = suspend.no_way_back(document.name)
         return Conclusion(verdict=Verdict.SUSPENDED, says=f"{document.name} is suspended: {what}.", hint=hint)
-    if look.unreadable is not None:
-        return Conclusion(verdict=Verdict.UNKNOWN, says=f"{look.unreadable.message}.", hint=look.unreadable.hint)
-    if look.failure is not None and not look.is_at_fault:
-        return Conclusion(verdict=Verdict.SUSPENDED, says=f"{look.failure.message}.", hint=look.failure.hint)
+    if standing.unreadable is not None:
+        return Conclusion(
+            verdict=Verdict.UNKNOWN, says=f"{standing.unreadable.message}.", hint=standing.unreadable.hint
+        )
+    if standing.failure is not None and not standing.is_at_fault:
+        return Conclusion(verdict=Verdict.SUSPENDED, says=f"{standing.failure.message}.", hint=standing.failure.hint)
     return None
 
 
 def _at_fault(standing: DocumentInIndex) -> Conclusion | None:
     """Say why this one document cannot be written, whatever is in flight; None if it can."""
-    look, dead_lettered = standing.look, standing.dead_letter
+    dead_lettered = standing.dead_letter
     if any(one.is_final for one in standing.copies):
         return _foreign(standing)
-    if dead_lettered is not None and (look.drift is not None or look.failure is not None):
+    if dead_lettered is not None and (standing.drift is not None or standing.failure is not None):
         return Conclusion(
             verdict=Verdict.DEAD_LETTERED,
             says=f"Dead-lettered: {dead_lettered.error}.",
             hint="Fix the row: it is tried again with the next change that touches it.\n"
             "Or fix select.sql or index.json, and run: syncer apply",
         )
-    if look.failure is not None:
+    if standing.failure is not None:
         return Conclusion(
             verdict=Verdict.FAILING,
-            says=f"Its SELECT fails: {_cause(look.failure)}.",
+            says=f"Its SELECT fails: {_cause(standing.failure)}.",
             hint="Fix the row. Or fix select.sql, and run: syncer apply",
         )
     return None
@@ -115,7 +117,7 @@ def _cause(error: BaseException) -> str:
 
 def _foreign(standing: DocumentInIndex) -> Conclusion:
     name = standing.document.name
-    equals = "" if standing.look.drift is not None else ", though it equals its SELECT now"
+    equals = "" if standing.drift is not None else ", though it equals its SELECT now"
     return Conclusion(
         verdict=Verdict.FOREIGN,
         says=f"Another client wrote this document, with a version greater than any that syncer assigns{equals}.",
@@ -167,9 +169,7 @@ def _being_written(standing: DocumentInIndex, how: str) -> Conclusion:
     """Return the verdict on a document that a job may write."""
     coming = standing.jobs[0]
     job = coming.job
-    if coming.is_in_hand:
-        does = "is writing it just now"
-    elif coming.is_certain:
+    if coming.is_certain:
         does = "has yet to write it"
     else:
         does = f"is writing {'all' if job.kind.is_whole else 'some'} documents"

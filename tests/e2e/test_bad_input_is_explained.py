@@ -172,7 +172,6 @@ AFFECTS = {
         "public.users",
         USERS,
         "%(rows)s",
-        "line 2:   (SELECT count(*) FROM users) AS users\n" + " " * 34 + "^",
     ),
     "has_rows_in_a_comment": bad_file(USERS, "SELECT p.id AS _id FROM posts AS p -- %(rows)s", "FROM", "%(rows)s"),
     "has_no_id": bad_file(USERS, "SELECT p.id FROM posts AS p JOIN %(rows)s AS c ON c.id = p.user_id", "_id"),

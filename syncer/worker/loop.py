@@ -207,11 +207,11 @@ class Worker:
     def _take(self, batch: ChangeBatch) -> None:
         """Submit the documents that a batch touches, or leave them to jobs."""
         # Rules: assign-after-receiving, the-job-before-the-offset.
-        self._batches.append(batch)
         with batch.trace.step("follow"):
             retry(
                 partial(self._resolver.resolve, batch, self._stop), pause=self._membership.pause, component=self._name
             )
+        self._batches.append(batch)
 
     def _wait(self, seconds: float) -> None:
         """Wait for documents that are being written; stay in the group meanwhile.

@@ -68,7 +68,8 @@ EVERY_BATCH = {"relay.batch_published": "debug", "worker.batch_indexed": "debug"
 """Levels of events with which a test sees each batch."""
 VERSIONS = Versions(**json.loads(os.environ.get(OTHER_VERSIONS, "{}")))
 """Those of the servers that the tests run on."""
-_LOOK_SECONDS = 0.05
+_LOOK_SECONDS, _LATER_LOOK_SECONDS = 0.05, 0.2
+"""How often a test looks for what it waits for: in the first second, and later. A look at all documents is work."""
 _LEADS = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = ANY (%s)"
 _END_SECONDS = min(60, 2 * DEADLINE_SECONDS)
 """How long a component or a daemon may take to end, by the clock of a machine that has much to do: it says itself if
@@ -80,10 +81,11 @@ def wait_until(
     condition: Callable[[], bool], *, what: str, seconds: float = DEADLINE_SECONDS, detail: Callable[[], str] = str
 ) -> None:
     """Return when the condition holds; fail the test if it does not in time."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}\n{detail()}"
-        time.sleep(_LOOK_SECONDS)
+        waited = time.monotonic() - began
+        assert waited < seconds, f"not within {seconds:.0f} s: {what}\n{detail()}"
+        time.sleep(_LOOK_SECONDS if waited < 1 else _LATER_LOOK_SECONDS)
 
 
 def _routing(value: Any) -> dict[str, str]:

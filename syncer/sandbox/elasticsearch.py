@@ -7,7 +7,7 @@ import json
 import zipfile
 from typing import TYPE_CHECKING
 
-from syncer.sandbox.server import LOOPBACK, EmbeddedServer
+from syncer.sandbox.server import BRIEF_JAVA, LOOPBACK, EmbeddedServer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +36,7 @@ class ElasticsearchServer(EmbeddedServer):
     default_settings = SETTINGS
     ports_needed = 2  # for clients, and for the transport between nodes, which cannot be disabled
     ready_seconds = 300.0
+    java_options: tuple[str, ...] = BRIEF_JAVA
 
     @property
     def config_folder(self) -> Path:
@@ -83,7 +84,7 @@ class ElasticsearchServer(EmbeddedServer):
         return [
             "-Xms512m",
             "-Xmx512m",
-            "-XX:+UseG1GC",
+            *self.java_options,
             "-XX:+ExitOnOutOfMemoryError",
             f"-Djava.io.tmpdir={self._temporary_folder}",
             f"-XX:ErrorFile={self.folder}/hs_err_pid%p.log",

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from syncer.sandbox.process import run
-from syncer.sandbox.server import LOOPBACK, EmbeddedServer
+from syncer.sandbox.server import BRIEF_JAVA, LOOPBACK, EmbeddedServer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,7 @@ class KafkaServer(EmbeddedServer):
     default_settings = SETTINGS
     ports_needed = 2  # one for clients, one for the controller
     ready_seconds = 180.0
+    java_options: tuple[str, ...] = BRIEF_JAVA
 
     _controller: KafkaServer | None = None
 
@@ -116,7 +117,7 @@ class KafkaServer(EmbeddedServer):
     def _java(self, main_class: str) -> list[str]:
         java = self._cache.java_folder() / "bin" / "java"
         class_path = ":".join(map(str, self._cache.kafka_jars(self.version)))
-        return [str(java), *JAVA_OPTIONS, "-cp", class_path, main_class]
+        return [str(java), *JAVA_OPTIONS, *self.java_options, "-cp", class_path, main_class]
 
     def _command(self) -> Sequence[str]:
         return [*self._java("kafka.Kafka"), str(self._settings_file)]

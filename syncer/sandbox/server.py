@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from syncer.sandbox.report import Reporter
 
 LOOPBACK = "127.0.0.1"
+BRIEF_JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Options of a Java server that runs for minutes: half of the processor time, also of its start."""
+LASTING_JAVA = ("-XX:+UseG1GC",)
+"""Options with which it is faster once it has run for long: for benchmarks."""
 LOG_LINES_SHOWN = 15
 STOP_SECONDS = 30.0
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from syncer.sandbox import Sandbox
+from syncer.sandbox.server import LASTING_JAVA
 from tests.benchmarks.blog import Blogs
 from tests.benchmarks.contest import say
 from tests.benchmarks.measures import MEASURES
@@ -100,6 +101,7 @@ def _sandbox() -> Iterator[Sandbox]:
     with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
         Path(folder).chmod(0o755)  # for root's servers, which run as nobody
         sandbox = Sandbox(Path(folder) / "servers")
+        sandbox.elasticsearch.java_options = sandbox.kafka.java_options = LASTING_JAVA
         try:
             yield sandbox
         finally:

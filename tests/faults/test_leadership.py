@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from urllib.request import urlopen
 
+import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -94,6 +95,7 @@ ANSWERED_FIRST = Rule(
 )
 
 
+@pytest.mark.thorough
 @faces("Kafka is away while a second relay stands by", guarantees=(1,), without=ANSWERED_FIRST)
 def test_the_lead_does_not_rotate_while_kafka_is_away(world: World) -> None:
     """Neither relay claims that it leads or has recovered before Kafka takes records; then one leads."""

@@ -69,12 +69,12 @@ EVERY_BATCH = {"relay.batch_published": "debug", "worker.batch_indexed": "debug"
 VERSIONS = Versions(**json.loads(os.environ.get(OTHER_VERSIONS, "{}")))
 """Those of the servers that the tests run on."""
 _LOOK_SECONDS, _LATER_LOOK_SECONDS = 0.05, 0.2
-"""How often a test looks for what it waits for: in the first second, and later. A look at all documents is work."""
+"""How often a test looks for what it waits for: in the first seconds, and later. A look at all documents is work."""
+_OFTEN_SECONDS = 3
 _LEADS = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = ANY (%s)"
 _END_SECONDS = min(60, 2 * DEADLINE_SECONDS)
 """How long a component or a daemon may take to end, by the clock of a machine that has much to do: it says itself if
-it was
-held up for longer than it may be."""
+it was held up for longer than it may be."""
 
 
 def wait_until(
@@ -85,7 +85,7 @@ def wait_until(
     while not condition():
         waited = time.monotonic() - began
         assert waited < seconds, f"not within {seconds:.0f} s: {what}\n{detail()}"
-        time.sleep(_LOOK_SECONDS if waited < 1 else _LATER_LOOK_SECONDS)
+        time.sleep(_LOOK_SECONDS if waited < _OFTEN_SECONDS else _LATER_LOOK_SECONDS)
 
 
 def _routing(value: Any) -> dict[str, str]:

@@ -418,6 +418,7 @@ def test_a_full_disk_in_the_middle_of_a_rebuild_leaves_the_old_index_current_and
 
     Afterwards it is done by one command.
     """
+    blog.worker_settings["SYNCER_WORKER_BATCH_DOCUMENTS_MAX"] = "20"  # the rate holds between chunks
     blog.daemon()
     wait_until(lambda: is_searchable(blog), what="all that stays is found")
     before = blog.index_of()

@@ -51,6 +51,7 @@ from syncer.kafka import topic
 from syncer.kafka.producer import ChangeProducer
 from syncer.kafka.topic import Loss
 from syncer.recovery import lost_records
+from syncer.relay.batch_delay import Gathering
 
 STANDBY_SECONDS = 1.0
 _PROVEN_SECONDS = 45.0
@@ -70,11 +71,6 @@ POLL_SECONDS = 0.02
 """The longest pause if the relay cannot sleep: max_prepared_transactions is not 0, or a writer will not notify."""
 SAFETY_POLL_SECONDS = 1.0
 """How long it sleeps at most, in case a notification is missed. Shorter than a leader's lease."""
-_REST_PER_WORK = 4
-"""How many times as long as it has worked the relay then collects changes; one that comes later is published at once.
-
-A batch costs the same however few its changes are: a query, an acknowledgement by Kafka, a version, a bulk request, a
-commit. So the faster changes arrive, and the busier the machine is, the more of them share a batch."""
 FETCH_ROWS = 2000
 """Changes read at once; more are streamed."""
 _SAVES_PER_STRETCH = 250
@@ -191,6 +187,7 @@ class Relay:
         self._seen_since = 0.0
         self._stop = Stop()
         self._trouble = Trouble("relay")
+        self._gathering = Gathering(most_seconds=self._settings.gather_seconds_max)
         self._looked_at = self._trimmed_at = self._changed_at = time.monotonic()
         self._log = structlog.get_logger()
 
@@ -199,13 +196,11 @@ class Relay:
         self._stop = stop
         try:
             while not stop.is_requested:
-                began = time.monotonic()
                 report = self._retry(self._turn, stop)
                 if not report.is_leader:
                     stop.wait(STANDBY_SECONDS)
                 elif report.published < FETCH_ROWS:
-                    work = time.monotonic() - began if report.published else 0.0
-                    self._retry(partial(self._rest, work, stop), stop)
+                    self._retry(partial(self._rest, report.published, stop), stop)
         except Stopping:
             pass
         finally:
@@ -261,13 +256,13 @@ class Relay:
 
     # Resting
 
-    def _rest(self, work_seconds: float, stop: Stop) -> None:
-        """Wait until the next look, in relation to the work since the last one: asleep, or awake for a moment."""
+    def _rest(self, published: int, stop: Stop) -> None:
+        """Wait until the next look: for a notification while asleep, for a moment while awake."""
         connection = self._lead()
         if connection is None:
             return
         idle = time.monotonic() - self._changed_at
-        delay = min(_REST_PER_WORK * work_seconds, self._settings.gather_seconds_max)
+        delay = self._gathering.note(published) if published else 0.0
         if self._is_asleep:
             stop.wait(delay)
             wakeup.wait(connection, seconds=SAFETY_POLL_SECONDS, is_over=lambda: stop.is_requested)

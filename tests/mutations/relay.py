@@ -29,12 +29,12 @@ def saves_before_acknowledgement(
     return published, seen
 
 
-def waits_without_a_look(original: Instead, self: Relay, work_seconds: float, stop: Stop) -> None:
+def waits_without_a_look(original: Instead, self: Relay, published: int, stop: Stop) -> None:
     """A relay that has just taken the wake-up's lock waits at once."""
     was_asleep = self._is_asleep
-    original(self, work_seconds, stop)
+    original(self, published, stop)
     if self._is_asleep and not was_asleep:
-        original(self, work_seconds, stop)
+        original(self, published, stop)
 
 
 def forgets_notifications(

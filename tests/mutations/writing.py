@@ -214,8 +214,12 @@ def counts_what_is_in_hand(original: Instead, self: JobWorker) -> list[_Hand]:
     return list(self._hands)
 
 
+_LEFT: list[Connection | None] = []
+
+
 def leaves_with_its_chunks(original: Instead, self: JobWorker) -> None:
-    """Who stops does not give back what is in hand."""
+    """A job worker that stops keeps what is in hand, and its session."""
+    _LEFT.append(self._connection)
     self._connection = None
     self._hands.clear()
 

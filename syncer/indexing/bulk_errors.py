@@ -28,8 +28,8 @@ PATIENCE_SECONDS = 60.0
 """How long to retry before giving up.
 
 It applies to an index before its definition is suspended; to one that no search needs only if the current one is
-available. And it applies to a document for which Elasticsearch fails
-while nothing else is wrong, before it is dead-lettered.
+available. And it applies to a document for which Elasticsearch fails while nothing else is wrong, before it is
+dead-lettered.
 """
 
 _ERROR_WITHIN = 500

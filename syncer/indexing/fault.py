@@ -14,8 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
-
 _ERROR_CHARACTERS_MAX = 500
 _QUOTED_CHARACTERS = 100
 
@@ -68,20 +66,6 @@ def of_index(kind: str, reason: str, source: bytes | None) -> Fault:
     said = _PREVIEW.sub(r"\1…'", reason)
     error = f"{kind}: {said}"[:_ERROR_CHARACTERS_MAX]
     return Fault(kind=kind, error=error, field=field, value_type=value_type)
-
-
-def of_select(error: BaseException) -> Fault:
-    """Return the fault that Postgres reports for a row."""
-    if not isinstance(error, psycopg.Error):
-        return Fault(kind=type(error).__name__, error=str(error).strip()[:_ERROR_CHARACTERS_MAX])
-    diag = error.diag
-    return of_row(
-        type(error).__name__,
-        diag.message_primary or str(error),
-        column=diag.column_name,
-        constraint=diag.constraint_name,
-        type_name=diag.datatype_name,
-    )
 
 
 def of_row(kind: str, message: str, *, column: str | None, constraint: str | None, type_name: str | None) -> Fault:

@@ -96,16 +96,21 @@ def _arguments() -> argparse.Namespace:
 @contextmanager
 def _sandbox() -> Iterator[Sandbox]:
     if kept := os.environ.get(KEPT_SANDBOX):
-        yield Sandbox(Path(kept))
+        yield _lasting(Sandbox(Path(kept)))
         return
     with tempfile.TemporaryDirectory(prefix="syncer-benchmarks-") as folder:
         Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        sandbox = Sandbox(Path(folder) / "servers")
-        sandbox.elasticsearch.java_options = sandbox.kafka.java_options = LASTING_JAVA
+        sandbox = _lasting(Sandbox(Path(folder) / "servers"))
         try:
             yield sandbox
         finally:
             sandbox.stop()
+
+
+def _lasting(sandbox: Sandbox) -> Sandbox:
+    """The same sandbox, whose Java servers, unless they run already, are started for a long time."""
+    sandbox.elasticsearch.java_options = sandbox.kafka.java_options = LASTING_JAVA
+    return sandbox
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def test_who_loses_its_lease_while_it_waits_is_granted_nothing(
 def test_waiting_ends_in_time_though_elasticsearch_takes_nothing(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock is not had, and said to be not had; later somebody rolls back what was begun."""
+    """The lock is not had, and said to be not had; later another owner rolls back what was begun."""
     with lockers(endpoints, index) as (first, second), ThreadPoolExecutor() as pool:
         fail_at(monkeypatch, first._fence, "write", KeyboardInterrupt(), turn=2, ever=True)
         with pytest.raises(KeyboardInterrupt), first.everything() as held:

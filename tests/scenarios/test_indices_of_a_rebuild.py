@@ -239,7 +239,7 @@ def test_a_built_index_is_written_and_not_searched(room: Room) -> None:
 
 @pytest.mark.parametrize("whose", [{}, {"installation": "another"}, {"document": "other"}])
 def test_a_build_takes_no_name_that_is_in_use(room: Room, whose: dict[str, str]) -> None:
-    """What an interrupted build left, or is somebody else's, stays as it is, and the build gets another name."""
+    """An index of an interrupted build, or of another program, stays as it is, and the build gets another name."""
     kept = room.build(2, None, **whose)
     uuid = room.uuid(kept)
     built = room.build(2)

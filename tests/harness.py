@@ -171,7 +171,9 @@ class Daemon:
         found: list[dict[str, Any]] = []
 
         def is_logged() -> bool:
+            has_ended = self.process.poll() is not None
             found[:] = [one for one in self.events() if one["event"] == event]
+            assert found or not has_ended, f"the daemon has ended without {event}\n{self.log_file.read_text()}"
             return bool(found)
 
         wait_until(is_logged, what=f"the daemon logs {event}", seconds=seconds, detail=self.log_file.read_text)
@@ -200,7 +202,16 @@ class Daemon:
         """SIGTERM; its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(seconds)
+        return self.exit_code(seconds=seconds)
+
+    def exit_code(self, *, seconds: float = _END_SECONDS) -> int:
+        """Its exit code, once it has ended; if it does not in time, fail the test with the stacks of its threads."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)
+            self.process.wait()
+            pytest.fail(f"the daemon does not end\n{self.log_file.read_text()}")
 
 
 @dataclass

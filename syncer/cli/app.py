@@ -7,6 +7,7 @@ hint; ``--debug`` adds the traceback.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -51,6 +52,9 @@ EXIT_CODES = {
     3: "undecided: `verify` could not tell whether differences are drift",
     130: "interrupted",
 }
+
+_EXIT_SECONDS = 5.0
+"""How long the process may take to exit once its components have stopped."""
 
 app = typer.Typer(
     help="Keep Elasticsearch documents equal to a SELECT in Postgres.",
@@ -178,12 +182,16 @@ def run(*, only: parameters.Only = None) -> None:
 
 
 def _stop_on_signals(stop: Stop) -> None:
+    """Request a stop on the first signal; end the process on the second, and if it has not ended after a while."""
+    faulthandler.enable()  # a crash in a library shows where
     numbers: list[int] = []
 
     def heed(number: int, _: object) -> None:
         numbers.append(number)
         if len(numbers) > 1:
             os._exit(128 + number)
+        # Even if a library hangs and holds the interpreter's lock: then every thread's stack is the last output.
+        faulthandler.dump_traceback_later(daemon.STOP_SECONDS + _EXIT_SECONDS, exit=True)
         # Not here: what was interrupted may hold the very lock that this needs.
         threading.Thread(target=stop.request).start()
 

@@ -374,6 +374,15 @@ def test_a_daemon_that_hangs_ends_when_told_to(blog: World) -> None:
     blog.wait_until_level()
 
 
+def test_a_process_that_does_not_exit_is_ended(blog: World) -> None:
+    """If a library hangs after the last component has stopped, the process ends all the same, and says where."""
+    hangs_at_exit = Point(at="syncer.base.tracing:close", seconds=3600)
+    constants = {"syncer.daemon:STOP_SECONDS": 3, "syncer.cli.app:_EXIT_SECONDS": 1}
+    daemon = blog.daemon(program=Plan(points=(hangs_at_exit,), constants=constants).program)
+    assert daemon.stop() == 1
+    assert "stopping_at.py" in daemon.log_file.read_text()
+
+
 # Standing still
 
 LEASES = {

@@ -32,7 +32,7 @@ CONNECTIONS_MAX = 100
 _THREADS = 8
 """More than may wait for a server at once, so a server that hangs delays neither metrics nor health."""
 _STOP_SECONDS = 2
-_LOOP_SECONDS = 5
+_LOOP_SECONDS = 0.5
 _BACKLOG = 1024
 """More connections than this at once would be accepted in any order, after a second or more."""
 _HEADER_BYTES_MAX = 16 * 1024
@@ -76,7 +76,6 @@ class WebServer:
         )
         assert isinstance(server, TcpWSGIServer)  # noqa: S101 - one socket makes one server
         structlog.get_logger().info(events.WEB_LISTENING, address=self.address, has_token=self._has_token)
-        stop.call(server.pull_trigger)
         try:
             while not stop.is_requested:
                 wasyncore.loop(timeout=_LOOP_SECONDS, use_poll=True, map=sockets, count=1)

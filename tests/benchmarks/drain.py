@@ -95,9 +95,9 @@ def measure(blogs: Blogs, options: Options) -> Outcome:
     return contest.outcome(
         f"{blog.large:,} changes of distinct posts wait, in one transaction or in one each, and the daemon is started",
         [
-            contest.figure(_SYNCER, _BARE, at_least=0.6),
+            contest.figure(_SYNCER, _BARE, at_least=0.7),
             contest.figure(_SYNCER_AFTER, _BARE),
-            contest.figure(_SYNCER_EACH, _BARE, at_least=0.6),
+            contest.figure(_SYNCER_EACH, _BARE, at_least=0.7),
             contest.figure(_EACH_AFTER, _BARE),
             Figure(what="from the daemon's start to its first document", value=whole - writing, unit="s"),
             contest.memory(_SYNCER, _SYNCER_EACH),

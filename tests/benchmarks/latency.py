@@ -82,7 +82,7 @@ def _outcome(found: _Found, options: Options) -> Outcome:
         rows=[row(name, one) for name, one in measured.items()],
         figures=[
             Figure(what=f"p50 at {_OFTEN}/s / p50 of the floor", value=p50 / floor_p50, at_most=3),
-            Figure(what=f"p99 at {_OFTEN}/s / p50 of the floor", value=p99 / floor_p50, at_most=10),
+            Figure(what=f"p99 at {_OFTEN}/s / p50 of the floor", value=p99 / floor_p50, at_most=8),
             Figure(what="peak memory", value=found.live.peak_bytes / 1e6, unit="MB", at_most=MEGABYTES_MAX),
         ],
         record={

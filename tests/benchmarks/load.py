@@ -131,6 +131,9 @@ def _outcome(found: dict[int, _Found], live: Live) -> Outcome:
             for pace, one in found.items()
         ],
         figures=[
+            Figure(
+                what=f"processor time a change, at {_PACES[0]}/s", value=found[_PACES[0]].total, unit="ms", at_most=5
+            ),
             *(
                 Figure(
                     what=f"processor time a change, at {pace:,}/s / at {_PACES[0]}/s",

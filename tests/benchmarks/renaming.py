@@ -68,7 +68,7 @@ class Way(Protocol):
         """Give one file below it another name, as an application does."""
 
     def crash(self, source: str, destination: str, *, is_half_done: Callable[[], bool]) -> None:
-        """Rename it, kill whoever does it half way, and let somebody else go on."""
+        """Rename it, kill the process that does it half way, and let another one see to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,16 +143,12 @@ class Locked:
             rename_file(locks, self.client, self.alias, "0", name)
 
     def crash(self, source: str, destination: str, *, is_half_done: Callable[[], bool]) -> None:
-        """Kill the process that renames; whoever wants a lock next takes it over."""
+        """Kill the process that renames; the next one waits until that is rolled back, and renames again."""
         command = [sys.executable, "-m", "tests.benchmarks.renaming", self.url, self.alias, source, destination]
         with subprocess.Popen(command, cwd=REPOSITORY) as process:
             _wait_until(is_half_done)
             process.kill()
-        threading.Thread(target=self._take_over, args=(destination,)).start()
-
-    def _take_over(self, path: str) -> None:
-        with self.locks("heir") as locks, locks.tree(path, timeout=_GIVE_UP_SECONDS):
-            pass
+        threading.Thread(target=self.rename, args=(source, destination)).start()
 
     def drop(self) -> None:
         """Leave nothing."""

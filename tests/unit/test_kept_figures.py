@@ -64,7 +64,24 @@ SIZING = {
     for kept in [last("load")["cpu_milliseconds_per_change"][pace]]
 }
 PEER = last("pgsync")["runs"]
+
+
+def flink(what: str, *, digits: int) -> str:
+    """A row of the table about Flink: syncer's figure, and Flink's."""
+    return " | ".join(f"{figure('flink', f'{name}: {what}'):.{digits}f}" for name in ("syncer", "Flink"))
+
+
 COMPARISON = (
+    " | ".join(
+        "p50 {:.0f} ms, p99 {:.0f} ms".format(
+            *(figure("flink", f"{name}: commit to visible, 50/s, {one}") for one in ("p50", "p99"))
+        )
+        for name in ("syncer", "Flink")
+    ),
+    flink("processor time of an edit, servers too", digits=1).replace(" |", " ms |") + " ms",
+    flink("documents that differ, after concurrent changes", digits=0),
+    flink("documents missing meanwhile, of 100 that are edited", digits=0),
+    " | ".join(f"{figure('flink', f'peak memory of {name}'):,.0f} MB" for name in ("syncer", "Flink")),
     " | ".join(f"{PEER[one]['documents_per_second']:,} a second" for one in ("syncer drain", "PGSync drain")),
     f"{PEER['syncer, one rename']['seconds'][0]:.1f} s | {PEER['PGSync, one rename']['seconds'][0]:.1f} s",
 )
@@ -84,5 +101,5 @@ def test_the_processor_time_is_the_kept_one(pace: str) -> None:
 
 @pytest.mark.parametrize("said", COMPARISON)
 def test_a_figure_of_the_comparison_is_the_kept_one(said: str) -> None:
-    """The table about PGSync."""
+    """The tables about PGSync and Flink."""
     assert said in (REPOSITORY / "docs" / "comparison.md").read_text("utf-8")

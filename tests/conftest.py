@@ -102,18 +102,28 @@ def empty_world(sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path) -> Itera
         yield world
 
 
+@pytest.fixture(scope="session")
+def template(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """What every `world` is a copy of; no test uses it."""
+    with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("template"))) as world:
+        world.set_up()
+        yield world
+
+
 @pytest.fixture
-def world(empty_world: World) -> World:
+def world(sandbox: Sandbox, endpoints: Endpoints, template: World, tmp_path: Path) -> Iterator[World]:
     """A world with the blog's tables, the syncer schema and the blogpost document active."""
-    empty_world.set_up()
-    return empty_world
+    with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path), template=template) as world:
+        yield world
 
 
 @pytest.fixture(scope="module")
-def shared_world(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def shared_world(
+    sandbox: Sandbox, endpoints: Endpoints, template: World, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
     """A world like `world`, for all tests of a module that leave it as they found it."""
-    with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("shared"))) as world:
-        world.set_up()
+    folder = tmp_path_factory.mktemp("shared")
+    with made(World(sandbox=sandbox, endpoints=endpoints, folder=folder), template=template) as world:
         yield world
 
 

@@ -339,6 +339,7 @@ def reshard(world: World) -> None:
 
 
 @faces("the write queue of a server is full: whole requests and single items are refused", guarantees=(1, 3))
+@pytest.mark.thorough
 def test_a_full_queue_costs_time(narrow: World) -> None:
     """Many job workers on a server with room for two requests: none of what it refuses is lost."""
     environment = {"SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "20"}
@@ -437,6 +438,7 @@ def test_what_is_too_large_is_split_or_dead_lettered(narrow: World, proxy: Proxy
         instead=Lacks(frozenset({401, 403})),
     ),
 )
+@pytest.mark.thorough
 def test_a_login_that_is_revoked_says_so_and_loses_nothing(narrow: World) -> None:
     """The daemon goes on trying and says what to do; one with the new key makes all good; none begins with the old."""
     with narrow.elasticsearch() as client:

@@ -56,7 +56,7 @@ def level(world: World, document: str) -> bool:
     return not world._differences(document)
 
 
-@pytest.mark.parametrize("trouble", [without_primary, disk_full])
+@pytest.mark.parametrize("trouble", [pytest.param(without_primary, marks=pytest.mark.thorough), disk_full])
 @faces(
     "a shard has no primary, or a disk is full, for minutes; changes continue, and workers are killed meanwhile",
     guarantees=(1, 3),

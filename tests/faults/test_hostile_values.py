@@ -104,7 +104,13 @@ LARGE = {
 
 
 @faces("a column that leads to documents is too large to be carried", guarantees=(1, 5), without=CUT_OFF)
-@pytest.mark.parametrize("kind", ["", "PARTITION BY RANGE (id)"], ids=["ordinary", "partitioned"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("", id="ordinary"),
+        pytest.param("PARTITION BY RANGE (id)", id="partitioned", marks=pytest.mark.thorough),
+    ],
+)
 @pytest.mark.parametrize(("type_", "value"), LARGE.values(), ids=LARGE.keys())
 def test_no_value_is_too_large_to_be_written(empty_world: World, kind: str, type_: str, value: str) -> None:
     """Its row is captured, without images unless they are small enough; what comes in between is captured in full."""

@@ -362,6 +362,7 @@ CREATE FUNCTION slowly(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
         instead=DOES_NOTHING,
     ),
 )
+@pytest.mark.thorough
 def test_a_chunk_stays_in_hand_however_long_postgres_takes_for_it(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,6 +451,7 @@ def written_by_another(world: World) -> None:
         instead=SAYS_YES,
     ),
 )
+@pytest.mark.thorough
 def test_an_id_that_postgres_cannot_hold_is_left_to_verify(world: World) -> None:
     """The job is done, and has removed the other orphan; verify names what is left, and a repair removes it."""
     world.sql(POSTS.format(3))

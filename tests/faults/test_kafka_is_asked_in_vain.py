@@ -57,6 +57,7 @@ def broker() -> Iterator[KafkaServer]:
         instead=Is(1),
     ),
 )
+@pytest.mark.thorough
 def test_a_process_outlives_questions_that_are_not_answered(broker: KafkaServer, tmp_path: Path) -> None:
     """A fault of the client's library would end it; it lives, and has all answers again once Kafka is there."""
     said = tmp_path / "said"

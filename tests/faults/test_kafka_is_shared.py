@@ -141,6 +141,7 @@ def test_a_record_of_an_unknown_client_is_refused(world: World) -> None:
         instead=SAYS_NO,
     ),
 )
+@pytest.mark.thorough
 def test_a_copy_keeps_off_the_topic_of_its_original(world: World) -> None:
     """It is refused until it has a topic of its own; the original loses nothing, and both are fresh then."""
     fill(world)

@@ -33,6 +33,7 @@ TURNS = 6
 
 
 @faces("workers join and leave in a storm, beside writers", guarantees=(1, 2, 3))
+@pytest.mark.thorough
 def test_workers_come_and_go(world: World) -> None:
     """Whoever has a partition next goes on where the last one had committed."""
     fill(world)

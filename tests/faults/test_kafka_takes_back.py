@@ -139,7 +139,13 @@ def test_lost_records_are_overtaken(frail_world: World, kafka: KafkaServer, monk
         instead=fills_no_gap,
     ),
 )
-@pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed before", "noticed by acknowledgements"])
+@pytest.mark.parametrize(
+    "is_noticed",
+    [
+        pytest.param(True, id="noticed before"),
+        pytest.param(False, id="noticed by acknowledgements", marks=pytest.mark.thorough),
+    ],
+)
 def test_nothing_is_published_below_what_was_handled(
     frail_world: World, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch, *, is_noticed: bool
 ) -> None:
@@ -244,6 +250,7 @@ def test_a_loss_is_made_up_for_once(frail_world: World, kafka: KafkaServer) -> N
         ),
     ),
 )
+@pytest.mark.thorough
 def test_a_long_gap_is_left_on_a_stop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The relay leads for as long as it takes, and leaves once it has had its time."""
     lease_seconds = 5.0

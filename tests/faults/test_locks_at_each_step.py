@@ -83,7 +83,8 @@ def test_a_holder_is_stopped_or_killed_at_each_step(endpoints: Endpoints, tmp_pa
     guarantees=(),
     without=WATCHED,
 )
-@pytest.mark.parametrize("signal", [pytest.param("SIGSTOP", marks=pytest.mark.thorough), "SIGKILL"])
+@pytest.mark.parametrize("signal", ["SIGSTOP", "SIGKILL"])
+@pytest.mark.thorough
 def test_a_burial_is_stopped_or_killed_at_each_step(endpoints: Endpoints, tmp_path: Path, signal: str) -> None:
     """The next one buries both, and what the first one left half done is made whole, or undone."""
     check(endpoints, "burier", signal, tmp_path)

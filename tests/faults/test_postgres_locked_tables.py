@@ -52,7 +52,7 @@ def daemon(world: World) -> Daemon:
 Locked = Callable[[World], AbstractContextManager[None]]
 
 
-@pytest.mark.parametrize("locked", [altering, queued])
+@pytest.mark.parametrize("locked", [altering, pytest.param(queued, marks=pytest.mark.thorough)])
 @faces("a table is altered for hours, or an ALTER waits for a long SELECT", guarantees=(1, 3), without=NOT_WAITED_FOR)
 def test_a_locked_table_keeps_no_other_document_waiting(world: World, locked: Locked) -> None:
     """Documents that do not read it are followed; a refresh writes those that do."""

@@ -48,8 +48,9 @@ def let_go(world: World) -> None:
 
 @pytest.mark.parametrize(
     "is_begun",
-    [pytest.param(False, id="before_it_began", marks=pytest.mark.thorough), pytest.param(True, id="in_its_middle")],
+    [pytest.param(False, id="before_it_began"), pytest.param(True, id="in_its_middle")],
 )
+@pytest.mark.thorough
 @faces("the database is recovered to a time before a rebuild, or to its middle", guarantees=(2, 3, 4))
 def test_a_rebuild_that_the_database_has_forgotten(blog: World, servers: Standbys, *, is_begun: bool) -> None:
     """Changes reach what is searched, the same command ends it; what Postgres does not know stays, and is not used."""

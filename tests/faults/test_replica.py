@@ -117,6 +117,7 @@ def test_a_replica_that_lags_and_cancels(world: World, servers: Standbys, second
 
 
 @faces("the replica's replay is paused", guarantees=(1, 2), without=REPLAYED)
+@pytest.mark.thorough
 def test_a_replica_that_stands_still(world: World, servers: Standbys) -> None:
     """While its replay is paused nothing is written, which is said once; it goes on by itself, or leaves if told to."""
     fill(world)

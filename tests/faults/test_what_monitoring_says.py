@@ -159,6 +159,7 @@ def blog(operator: Operator) -> World:
         instead=Replaces("least(d.stale_since, ", "least(NULL::timestamptz, "),
     ),
 )
+@pytest.mark.thorough
 def test_the_lag_of_a_suspended_document_grows(operator: Operator, blog: World) -> None:
     """Only its own; other documents go on."""
     blog.sql("ALTER TABLE posts RENAME title TO headline")
@@ -213,6 +214,7 @@ def test_changes_that_wait_in_a_job_are_lag(operator: Operator, blog: World) -> 
 
 
 @faces("a document differs from its SELECT", guarantees=(3,))
+@pytest.mark.thorough
 def test_drift_is_a_problem_until_it_is_repaired(operator: Operator, blog: World) -> None:
     """What the last `verify` found is listed, and the command that is named fixes it."""
     with blog.elasticsearch() as client:
@@ -226,6 +228,7 @@ def test_drift_is_a_problem_until_it_is_repaired(operator: Operator, blog: World
 
 
 @faces("the alias of a document is taken away, or leads to a second index too", guarantees=(3,))
+@pytest.mark.thorough
 def test_an_alias_that_leads_elsewhere_is_a_problem(operator: Operator, blog: World) -> None:
     """Until the command that is named is run."""
     for leads_to in ("no index", "two"):
@@ -254,7 +257,7 @@ def test_an_alias_that_leads_elsewhere_is_a_problem(operator: Operator, blog: Wo
     guarantees=(3,),
     without=Rule("what is wrong with an index is asked", patch="syncer.monitoring.status:_count", instead=Returns(0)),
 )
-@pytest.mark.parametrize("fault", ["is gone", "is closed"])
+@pytest.mark.parametrize("fault", ["is gone", pytest.param("is closed", marks=pytest.mark.thorough)])
 def test_an_index_that_is_lost_is_one_problem(operator: Operator, blog: World, fault: str) -> None:
     """One sentence, whether a write has met it yet or not; and what it says to do is the fix."""
     name = blog.index_of()
@@ -317,6 +320,7 @@ def test_elasticsearch_is_away(operator: Operator, blog: World) -> None:
 
 
 @faces("Kafka is unavailable while changes are made", guarantees=(1,))
+@pytest.mark.thorough
 def test_kafka_is_away(operator: Operator, blog: World) -> None:
     """The lag grows; `status` answers within seconds, and shows what the other two say."""
     blog.sandbox.kafka.stop()

@@ -144,6 +144,7 @@ def _too_many_requests() -> ApiError:
         instead=DOES_NOTHING,
     ),
 )
+@pytest.mark.thorough
 def test_a_job_worker_sends_as_much_as_elasticsearch_takes(world: World) -> None:
     """Refused requests are sent again, none is lost, and soon no more are on their way than there is room for."""
     world.sql(POSTS.format(30_000))

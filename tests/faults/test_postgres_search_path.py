@@ -52,6 +52,13 @@ END $$;
 
 
 @pytest.fixture
+def world(empty_world: World) -> World:
+    """The world of `mallory`, set up."""
+    empty_world.set_up()
+    return empty_world
+
+
+@pytest.fixture
 def mallory(empty_world: World) -> Iterator[Callable[[str], None]]:
     """Executes SQL as a role that may create in the schema public, and nothing else."""
     role = sql.Identifier(f"mallory of {empty_world.name}").as_string()

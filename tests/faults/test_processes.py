@@ -374,6 +374,7 @@ def test_a_daemon_that_hangs_ends_when_told_to(blog: World) -> None:
     blog.wait_until_level()
 
 
+@faces("a daemon is told to end, and a library hangs after its last component has stopped", guarantees=(1,))
 def test_a_process_that_does_not_exit_is_ended(blog: World) -> None:
     """If a library hangs after the last component has stopped, the process ends all the same, and says where."""
     hangs_at_exit = Point(at="syncer.base.tracing:close", seconds=3600)

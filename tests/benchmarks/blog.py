@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ LARGE_AUTHOR, MIDDLE_AUTHOR = 1001, 1002
 _MIDDLE, _OTHERS = 5_000, 20_000
 _DATA = Path(__file__).parent / "data.sql"
 _MERGE_SECONDS = 1800
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +126,18 @@ class Blog:
     def settle(self, index: str) -> None:
         """Bring an index and the tables into the state that each run begins with.
 
-        The index: one segment, on disk, and in use by searches. The tables: no dead rows, no dirty pages.
+        The index: one segment without deleted documents, on disk, and in use by searches. The tables: no dead rows, no
+        dirty pages.
         """
         with self.elasticsearch() as client:
+            # Otherwise Elasticsearch keeps what was overwritten for hours, and an index that was written more often
+            # merges more. It looks at this setting every 30 s.
+            client.indices.put_settings(index=index, settings={"index.soft_deletes.retention_lease.period": "0s"})
             client.indices.forcemerge(index=index, max_num_segments=1)
+            while self._has_deleted(client, index):
+                time.sleep(_LOOK_SECONDS)
+                client.indices.flush(index=index, force=True)  # which is when it takes notice of what may go
+                client.indices.forcemerge(index=index, max_num_segments=1)
             client.indices.flush(index=index)
             found = client.search(index=index, size=0, track_total_hits=True).body["hits"]["total"]["value"]
         if found not in (0, self.posts):
@@ -135,6 +145,12 @@ class Blog:
         with psycopg.connect(self.world.dsn, autocommit=True) as connection:
             connection.execute("VACUUM ANALYZE users, posts, comments")
             connection.execute("CHECKPOINT")
+
+    @staticmethod
+    def _has_deleted(client: Elasticsearch, index: str) -> bool:
+        found = client.indices.segments(index=index).body["indices"].values()
+        shards = [copy for one in found for copies in one["shards"].values() for copy in copies]
+        return any(one["deleted_docs"] for shard in shards for one in shard["segments"].values())
 
     def count(self, **query: Any) -> int:
         """How many documents searches find by a query, once everything that is written can be found."""

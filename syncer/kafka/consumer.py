@@ -83,6 +83,7 @@ class ChangeConsumer:
         """
         self.settings = settings
         self.observer = Observer(settings)
+        self._installation = settings.installation
         self._on_change = on_change
         # By assigned partition, the offset from which it has been read since its assignment.
         self._begun: dict[int, int] = {}
@@ -163,10 +164,10 @@ class ChangeConsumer:
         Committing another database's record would take it from that one. A record that syncer did not publish may stand
         for a change of whatever row.
         """
-        if not self.settings.installation:
+        if not self._installation:
             return None
         installation = installation_of(message)
-        return None if installation == self.settings.installation else installation
+        return None if installation == self._installation else installation
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -1,6 +1,7 @@
 """Application: what the triggers and the daemon cost those who write to Postgres.
 
 What is without triggers is a copy of the table, in a schema of its own, with the same rows, indexes and foreign keys.
+Another copy has the least trigger that could capture changes: it inserts one row into a table with one index.
 """
 
 from __future__ import annotations
@@ -25,14 +26,23 @@ from tests.benchmarks.report import Figure, Outcome
 
 _CLIENTS = 2
 _BURNERS = 2
-_WITHOUT, _WITH = "plain.posts", "public.posts"
+_WITHOUT, _LEAST, _WITH = "plain.posts", "least.posts", "public.posts"
 _COPY = """
-CREATE SCHEMA plain;
-CREATE TABLE plain.posts (LIKE public.posts INCLUDING ALL);
-CREATE TABLE plain.comments (LIKE public.comments INCLUDING ALL);
-INSERT INTO plain.posts SELECT * FROM public.posts;
-ALTER TABLE plain.posts ADD FOREIGN KEY (user_id) REFERENCES public.users;
-ALTER TABLE plain.comments ADD FOREIGN KEY (post_id) REFERENCES plain.posts ON DELETE CASCADE;
+DROP SCHEMA IF EXISTS {schema} CASCADE;
+CREATE SCHEMA {schema};
+CREATE TABLE {schema}.posts (LIKE public.posts INCLUDING ALL);
+CREATE TABLE {schema}.comments (LIKE public.comments INCLUDING ALL);
+INSERT INTO {schema}.posts SELECT * FROM public.posts;
+ALTER TABLE {schema}.posts ADD FOREIGN KEY (user_id) REFERENCES public.users;
+ALTER TABLE {schema}.comments ADD FOREIGN KEY (post_id) REFERENCES {schema}.posts ON DELETE CASCADE;
+"""
+_LEAST_TRIGGER = """
+CREATE TABLE least.change (id bigint, xid xid8 DEFAULT pg_current_xact_id());
+CREATE INDEX ON least.change (xid);
+CREATE FUNCTION least.note() RETURNS trigger LANGUAGE plpgsql
+AS $$ BEGIN INSERT INTO least.change (id) SELECT id FROM new_rows; RETURN NULL; END $$;
+CREATE TRIGGER note AFTER UPDATE ON least.posts REFERENCING NEW TABLE AS new_rows
+FOR EACH STATEMENT EXECUTE FUNCTION least.note();
 """
 _SCRIPT = """
 \\set id random(1, {posts})
@@ -40,7 +50,8 @@ _SCRIPT = """
 UPDATE {table} SET title = 'Post ' || :id || ' ' || :number WHERE id = :id;
 """
 _BULK = "UPDATE {table} SET title = 'Post ' || id || ' {token}' WHERE id <= {posts}"
-_PLAIN, _TRIGGERS, _RUNNING = "no triggers", "triggers, no daemon", "triggers and daemon"
+_PLAIN, _FLOOR = "no triggers", "the least trigger"
+_TRIGGERS, _RUNNING = "triggers, no daemon", "triggers and daemon"
 _BURDENED = "no triggers, cores as busy"
 _BULK_PLAIN, _BULK_RUNNING = "no triggers", "triggers and daemon"
 
@@ -68,6 +79,7 @@ class _Application:
     def single_rows(self) -> None:
         """One round of each kind."""
         self._round(_PLAIN, _WITHOUT)
+        self._round(_FLOOR, _LEAST)
         self._round(_TRIGGERS, _WITH)
         self.live.start_idle()  # what the round before has left in the outbox is done by then
         before = self.live.cpu_seconds()
@@ -110,7 +122,7 @@ class _Application:
 
     def _settle(self) -> None:
         with psycopg.connect(self.blog.world.dsn, autocommit=True) as connection:
-            connection.execute(f"VACUUM ANALYZE {_WITH}, {_WITHOUT}")
+            connection.execute(f"VACUUM ANALYZE {_WITH}, {_LEAST}, {_WITHOUT}")
             connection.execute("CHECKPOINT")
 
 
@@ -131,8 +143,9 @@ def measure(blogs: Blogs, options: Options) -> Outcome:
     """Single-row updates by pgbench, and one of many rows."""
     blog = blogs.crowded
     with psycopg.connect(blog.world.dsn, autocommit=True) as connection:
-        connection.execute("DROP SCHEMA IF EXISTS plain CASCADE")
-        connection.execute(_COPY)
+        for schema in ("plain", "least"):
+            connection.execute(_COPY.format(schema=schema))
+        connection.execute(_LEAST_TRIGGER)
     application = _Application(blog, Live(blog, is_profiled=options.is_profiled), max(1.0, options.seconds / 3))
     for number in range(options.passes):
         say(f"pass {number + 1} of {options.passes}")
@@ -153,6 +166,7 @@ def _outcome(found: _Application) -> Outcome:
         figures=[
             Figure(what=f"{_RUNNING} / {_PLAIN}", value=found.ratio(_RUNNING, _PLAIN)),
             Figure(what=f"{_TRIGGERS} / {_PLAIN}", value=found.ratio(_TRIGGERS, _PLAIN), at_least=0.9),
+            Figure(what=f"{_FLOOR} / {_PLAIN}", value=found.ratio(_FLOOR, _PLAIN)),
             Figure(what=f"{_BURDENED} / {_PLAIN}", value=found.ratio(_BURDENED, _PLAIN)),
             Figure(what=f"{_RUNNING} / {_BURDENED}", value=found.ratio(_RUNNING, _BURDENED)),
             Figure(what=f"{found.blog.large:,} rows at once, seconds with / without", value=median(bulk), at_most=2.5),

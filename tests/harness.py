@@ -605,16 +605,16 @@ class World:
         return self.sql("SELECT relation, operation::text, old, new FROM syncer.outbox ORDER BY id")
 
     def drain(self, relay: Relay, worker: Worker) -> None:
-        """Run relay, worker and job worker in turns until every document equals its SELECT."""
+        """Run relay, worker and job worker until every document equals its SELECT and every record is handled."""
 
         def turn() -> bool:
             relay.run_once()
             worker.run_once()
             job_worker.run_once()
-            return not self.differences()
+            return not self.differences() and self.is_handled()
 
         with self.index() as index, self.job_worker(index) as job_worker:
-            wait_until(turn, what="every document equals its SELECT")
+            wait_until(turn, what="every document equals its SELECT, and every record is handled")
 
     def is_handled(self) -> bool:
         """Whether every record of the topic is handled, and its offset committed; as far as Kafka says so now."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 
 from syncer.sandbox import Endpoints, Sandbox
 from tests.harness import VERSIONS, World, made, postgres_with
-from tests.without import without_rules
 
 hypothesis.settings.register_profile("syncer", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("syncer")  # no test fails by the clock of a machine that has much to do
@@ -27,7 +25,6 @@ _OF_TERMINALS = frozenset(
 """By what somebody who runs tests may say what his terminal is like."""
 KEPT_SANDBOX = "SYNCER_TEST_SANDBOX"
 """Names the folder of a sandbox that is to be used, and to be left running, for quick runs while developing."""
-_SHARED = pytest.StashKey[str]()
 
 
 def pytest_configure() -> None:
@@ -41,36 +38,8 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What is asked of a run."""
-    parser.addoption(
-        "--without-rules",
-        action="store_true",
-        help="run each test that names rules of syncer's once without each of them: it is to fail",
-    )
     parser.addoption("--soak-seconds", type=float, default=3600, help="how long the soak goes on (-m soak)")
     parser.addoption("--soak-seed", type=int, help="what its dice begin with; printed by the soak that went before")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Replace the tests that ``-m`` and ``-k`` select by tests without rules."""
-    if config.getoption("--without-rules"):
-        items[:] = without_rules(items)
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Without rules, each test has a process of its own: let all of them use one sandbox."""
-    if session.config.getoption("--without-rules") and KEPT_SANDBOX not in os.environ:
-        folder = session.config.stash[_SHARED] = tempfile.mkdtemp(prefix="syncer-tests-")
-        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        os.environ[KEPT_SANDBOX] = str(Path(folder) / "servers")
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Stop the sandbox that they shared."""
-    folder = session.config.stash.get(_SHARED, None)
-    if folder is not None:
-        Sandbox(Path(os.environ.pop(KEPT_SANDBOX))).stop()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

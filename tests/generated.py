@@ -13,7 +13,6 @@ from tests import (
     events_page,
     json_page,
     metrics_page,
-    proof,
     reference_page,
 )
 
@@ -24,7 +23,6 @@ FILES: Final[Mapping[str, Callable[[], str]]] = {
     "docs/doctor.md": doctor_page.page,
     "docs/errors.md": errors_page.page,
     "docs/events.md": events_page.page,
-    "docs/faults.md": proof.page,
     "docs/json.md": json_page.page,
     "docs/metrics.md": metrics_page.page,
     "docs/settings.md": reference_page.settings_page,

@@ -57,13 +57,12 @@ from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
 from tests import preloaded
 from tests.log_lines import objections
-from tests.without import DEADLINE
 
 REPOSITORY = Path(__file__).parent.parent
 BLOG_SCHEMA = REPOSITORY / "syncer" / "demo" / "blog.sql"
 OTHER_VERSIONS = "SYNCER_TEST_VERSIONS"
 """Names other versions than the sandbox's defaults, as JSON: {"postgres": "14", "kafka": "3.9"}."""
-DEADLINE_SECONDS = float(os.environ.get(DEADLINE, "120"))
+DEADLINE_SECONDS = 120.0
 """How long a test waits for what is to come: a busy machine may pause a server for 20 s, and more than once."""
 EVERY_BATCH = {"relay.batch_published": "debug", "worker.batch_indexed": "debug"}
 """Levels of events with which a test sees each batch."""

@@ -25,23 +25,9 @@ from syncer.indexing import bulk_errors
 from syncer.jobs import queue
 from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
 from syncer.worker.job_loop import JobWorker
-from tests.faults.rules import (
-    BUSY_IS_RETRIED,
-    CLEANED_UP,
-    DATA_IS_DEAD_LETTERED,
-    NOT_NEEDED,
-    RECLAIMED,
-    REFUSED_AGAIN,
-    REFUSED_IS_DEAD_LETTERED,
-    TRUNCATED,
-)
 from tests.faults.test_job_writes import create
 from tests.faults.writers import SEED, fill, writing
 from tests.harness import DEADLINE_SECONDS, World, running, wait_until
-from tests.mutations import DOES_NOTHING
-from tests.mutations.jobs import nowhere_else
-from tests.mutations.writing import as_large_as_any
-from tests.proof import Rule, faces
 from tests.routed import put_routing, put_shards
 
 POSTS = """
@@ -104,18 +90,6 @@ def kill_at_a_chunk(world: World, process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-@faces(
-    "the command of a backfill is killed, twice",
-    guarantees=(1, 4),
-    without=(
-        RECLAIMED,
-        Rule(
-            "the same command takes its unfinished job up again",
-            patch="syncer.jobs.queue:_same",
-            instead=DOES_NOTHING,
-        ),
-    ),
-)
 def test_a_command_that_was_killed_goes_on_from_where_it_was(world: World, connection: Connection) -> None:
     """SIGKILL, twice, without a daemon: what is done stays done and is not written again; at the end all is counted."""
     world.sql(POSTS.format(6000))
@@ -149,7 +123,6 @@ def test_a_command_that_was_killed_goes_on_from_where_it_was(world: World, conne
     assert world.differences() == []
 
 
-@faces("of two daemons one is killed and one stopped while they write a backfill", guarantees=(1, 4), without=RECLAIMED)
 def test_daemons_that_die_and_leave_in_the_middle_lose_nothing_and_count_once(
     world: World, connection: Connection
 ) -> None:
@@ -187,18 +160,6 @@ def plant(world: World, client: Elasticsearch) -> None:
         client.index(index=world.alias, id=f"x{number}", document=source)
 
 
-@faces(
-    "copies that no SELECT returns lie in the index, some on shards that are not theirs",
-    guarantees=(3, 4),
-    without=(
-        CLEANED_UP,
-        Rule(
-            "what should not be there is deleted from every shard",
-            patch="syncer.jobs.listing:_put_chunks",
-            instead=nowhere_else,
-        ),
-    ),
-)
 @pytest.mark.parametrize(
     "routing", [pytest.param(None, id="unrouted", marks=pytest.mark.thorough), pytest.param("p.user_id", id="routed")]
 )
@@ -232,7 +193,6 @@ LISTED = frozenset(JobState) - {JobState.NEW, JobState.LISTING}
 """It may be further by the time that somebody looks."""
 
 
-@faces("tables are truncated one after the other", guarantees=(1,), without=TRUNCATED)
 def test_truncates_in_a_row_are_one_job(world: World, connection: Connection) -> None:
     """As long as nobody has begun with the first one's; what it does covers both."""
     world.sql(POSTS.format(20))
@@ -247,7 +207,6 @@ def test_truncates_in_a_row_are_one_job(world: World, connection: Connection) ->
         world.drain(relay, worker)
 
 
-@faces("tables are truncated under writers, while a backfill is listed", guarantees=(1, 2, 3, 4), without=TRUNCATED)
 def test_tables_that_are_truncated_under_writers_end_equal(world: World, connection: Connection) -> None:
     """One that posts are joined to, then the posts themselves, while everybody writes and a backfill is listed."""
     fill(world)
@@ -277,14 +236,6 @@ def with_retries(world: World, query: str) -> None:
 # Documents that are at fault
 
 
-@faces(
-    "one row makes the SELECT raise, one document is refused",
-    guarantees=(1, 4),
-    without=(
-        DATA_IS_DEAD_LETTERED,
-        REFUSED_IS_DEAD_LETTERED,
-    ),
-)
 def test_a_poisoned_row_and_a_refused_document_keep_no_other_waiting(empty_world: World) -> None:
     """Both are dead-lettered and counted, the rest is written; they are cleared once they are fixed."""
     world = empty_world
@@ -332,15 +283,6 @@ finally:
 """
 
 
-@faces(
-    "a backfill of 240 MB, in chunks of 200 MB",
-    guarantees=(4,),
-    without=Rule(
-        "as many documents are composed together as fit into a request",
-        patch="syncer.indexing.writer:Writer._bytes_each",
-        instead=as_large_as_any,
-    ),
-)
 def test_memory_does_not_grow_with_the_size_of_documents(empty_world: World) -> None:
     """1,200 documents of 200 kB, in chunks of 1,000: the command stays below 200 MB."""
     world = empty_world
@@ -400,11 +342,6 @@ def too_many_requests() -> elasticsearch.ApiError:
     return elasticsearch.ApiError("es_rejected_execution_exception", meta, {"error": {"reason": "rejected"}})
 
 
-@faces(
-    "Elasticsearch answers 429 half of the time, to whole requests and to single documents",
-    guarantees=(1, 4),
-    without=(BUSY_IS_RETRIED, REFUSED_AGAIN),
-)
 def test_what_a_busy_elasticsearch_refuses_is_tried_again(world: World, connection: Connection) -> None:
     """Whole requests and single documents are answered 429 half of the time: nothing is lost or counted twice."""
     world.sql(POSTS.format(2000))
@@ -433,7 +370,6 @@ def another_role(world: World, connection: Connection, role: Role) -> Iterator[s
     yield next(one.index_name for one in registry.documents(connection) if one.role is role)
 
 
-@faces("an index that is built, or on standby, answers 429 and nothing else", guarantees=(3, 4), without=NOT_NEEDED)
 @pytest.mark.parametrize("role", [Role.BUILDING, pytest.param(Role.PREVIOUS, marks=pytest.mark.thorough)])
 def test_an_index_that_no_search_needs_is_not_waited_for_for_ever(
     world: World, connection: Connection, role: Role, monkeypatch: pytest.MonkeyPatch

@@ -26,9 +26,6 @@ from tests.faults.proxy import Answer, Forward, Proxy, cut, emptied, page, refus
 from tests.faults.stopping_at import Plan
 from tests.faults.writers import fill, writing
 from tests.harness import DEADLINE_SECONDS, Daemon, World, made, wait_until
-from tests.mutations import DOES_NOTHING, SAYS_NO, Lacks, Returns
-from tests.mutations.writing import is_always_news, not_for_want_of_room, not_if_too_large
-from tests.proof import Rule, faces
 
 _REQUEST_BYTES_MAX = 1024 * 1024
 _PRESSURE_BYTES_MAX = 600 * 1024
@@ -92,23 +89,6 @@ def retried(daemon: Daemon) -> Counter[str]:
 # On the way
 
 
-@faces(
-    "a bulk request is applied and never answered, answered in part, with half an answer or with none of its items; "
-    "a load balancer answers with pages of its own",
-    guarantees=(1, 2, 3),
-    without=(
-        Rule(
-            "an answer that is not whole is no answer",
-            patch="syncer.elasticsearch.bulk:_require_whole",
-            instead=DOES_NOTHING,
-        ),
-        Rule(
-            "what something before Elasticsearch answers says nothing of an index",
-            patch="syncer.base.error_policy:is_by_another",
-            instead=SAYS_NO,
-        ),
-    ),
-)
 def test_whatever_becomes_of_an_answer_the_request_is_made_again(narrow: World, proxy: Proxy) -> None:
     """Nothing is lost, nothing goes back, no document suspends, and the daemon goes on."""
     daemon = narrow.daemon(environment=through(proxy))
@@ -136,15 +116,6 @@ def hang(seconds_max: float = DEADLINE_SECONDS) -> tuple[Callable[[Forward], Ans
     return fault, has_one, go_on
 
 
-@faces(
-    "Elasticsearch hangs while the daemon is told to stop; what it has is applied later, after newer writes",
-    guarantees=(1, 2, 3),
-    without=Rule(
-        "a server that hangs is not waited for once a component is told to stop",
-        patch="syncer.base.lifecycle:Stop.is_overdue",
-        instead=SAYS_NO,
-    ),
-)
 def test_a_stop_waits_for_no_hung_server(narrow: World, proxy: Proxy) -> None:
     """It ends in reasonable time and says what it gave up; the next daemon does that, and what comes late loses."""
     hasty = Plan(constants={"syncer.base.lifecycle:GRACE_SECONDS": 1})
@@ -174,15 +145,6 @@ def test_a_stop_waits_for_no_hung_server(narrow: World, proxy: Proxy) -> None:
 # What it refuses for now
 
 
-@faces(
-    "Elasticsearch refuses whole requests with 429 and 503, in other words each time",
-    guarantees=(1, 3),
-    without=Rule(
-        "trouble is the same as long as its kind is",
-        patch="syncer.base.retry:Trouble._is_news",
-        instead=is_always_news,
-    ),
-)
 def test_what_is_refused_for_now_is_told_of_once(narrow: World, proxy: Proxy) -> None:
     """Many attempts whose words differ are one line of the log for each component, and one when it is over."""
     daemon = narrow.daemon(environment=through(proxy))
@@ -260,15 +222,6 @@ def _status(client: Elasticsearch, name: str) -> str:
     return str(client.cluster.health(index=f"{name}*").body["status"])
 
 
-@faces(
-    "a circuit breaker trips, a disk is full, a cluster is made read-only by hand: all of them really",
-    guarantees=(1, 3),
-    without=Rule(
-        "what Elasticsearch refuses for now is tried again",
-        patch="syncer.base.error_policy:_RETRIED_ITEMS",
-        instead=Lacks(frozenset({429})),
-    ),
-)
 def test_what_is_refused_for_now_is_waited_out(narrow: World) -> None:
     """Nothing is dead-lettered or suspended, the log says it once, and all documents catch up by themselves."""
     daemon = narrow.daemon()
@@ -298,15 +251,6 @@ def is_told(daemon: Daemon, words: str) -> bool:
     return bool(told(daemon, words))
 
 
-@faces(
-    "a shard has no primary, while its index is written to",
-    guarantees=(1, 3),
-    without=Rule(
-        "what Elasticsearch refuses for now is tried again",
-        patch="syncer.base.error_policy:_RETRIED_ITEMS",
-        instead=Lacks(frozenset({503})),
-    ),
-)
 def test_a_shard_that_is_away_is_waited_for(
     narrow: World, server: ElasticsearchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,7 +282,6 @@ def reshard(world: World) -> None:
     assert world.syncer("apply", "--yes").returncode == 0
 
 
-@faces("the write queue of a server is full: whole requests and single items are refused", guarantees=(1, 3))
 @pytest.mark.thorough
 def test_a_full_queue_costs_time(narrow: World) -> None:
     """Many job workers on a server with room for two requests: none of what it refuses is lost."""
@@ -376,22 +319,6 @@ def burst(client: Elasticsearch, name: str) -> None:
 # What is too large
 
 
-@faces(
-    "documents and requests over http.max_content_length, and over what Elasticsearch holds of bulk requests at all",
-    guarantees=(1, 3),
-    without=(
-        Rule(
-            "a request that is too large is written in parts",
-            patch="syncer.elasticsearch.bulk:_never_fits",
-            instead=not_if_too_large,
-        ),
-        Rule(
-            "a request that Elasticsearch never has room for is written in parts",
-            patch="syncer.elasticsearch.bulk:_never_fits",
-            instead=not_for_want_of_room,
-        ),
-    ),
-)
 def test_what_is_too_large_is_split_or_dead_lettered(narrow: World, proxy: Proxy) -> None:
     """Requests are halved until they fit.
 
@@ -429,15 +356,6 @@ def test_what_is_too_large_is_split_or_dead_lettered(narrow: World, proxy: Proxy
 # The login
 
 
-@faces(
-    "the API key is revoked while the daemon runs, and a new one is set",
-    guarantees=(1, 3),
-    without=Rule(
-        "a login that was good is waited for",
-        patch="syncer.base.error_policy:_RETRIED_STATUSES",
-        instead=Lacks(frozenset({401, 403})),
-    ),
-)
 @pytest.mark.thorough
 def test_a_login_that_is_revoked_says_so_and_loses_nothing(narrow: World) -> None:
     """The daemon goes on trying and says what to do; one with the new key makes all good; none begins with the old."""
@@ -464,15 +382,6 @@ def test_a_login_that_is_revoked_says_so_and_loses_nothing(narrow: World) -> Non
 # Defects of Elasticsearch
 
 
-@faces(
-    "Elasticsearch fails at one document each time, with an error of its own (500)",
-    guarantees=(1, 3),
-    without=Rule(
-        "a document at which Elasticsearch fails, with nothing else wrong, is dead-lettered in the end",
-        patch="syncer.indexing.bulk_errors:Failing.hopeless",
-        instead=Returns(frozenset()),
-    ),
-)
 def test_a_document_at_which_elasticsearch_fails_is_no_plug(
     narrow: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -516,10 +425,6 @@ def write_into(reports: list[WriteReport], one: writer.Writer, name: str) -> Non
 # Snapshots
 
 
-@faces(
-    "Elasticsearch is restored from a snapshot that is older than Postgres, its epoch's record with it",
-    guarantees=(2, 3),
-)
 def test_an_older_snapshot_is_found_and_made_good(narrow: World) -> None:
     """Verify says what differs; a repair writes all of it with greater versions, and a delete is made again."""
     narrow.backfill()

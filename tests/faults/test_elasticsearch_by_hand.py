@@ -14,9 +14,6 @@ from syncer.monitoring import problems
 from tests.capturing import define
 from tests.faults.writers import fill, writing
 from tests.harness import World
-from tests.mutations import SAYS_YES, Is, Returns
-from tests.mutations.elasticsearch import looks_at_no_search_alias
-from tests.proof import Rule, faces
 
 
 def delete_alias(client: Elasticsearch, world: World) -> None:
@@ -50,11 +47,6 @@ def blog(world: World) -> World:
     return world
 
 
-@faces(
-    "the alias that searches use, or the one that writes name, is deleted by hand",
-    guarantees=(1, 3),
-    without=Rule("apply looks for both aliases", patch="syncer.apply.plan:_is_there", instead=SAYS_YES),
-)
 @pytest.mark.parametrize("by_hand", [delete_alias, delete_write_alias])
 def test_an_alias_that_is_deleted_is_given_back(blog: World, by_hand: Callable[[Elasticsearch, World], None]) -> None:
     """What is written meanwhile is lost to nobody: `syncer apply` gives the alias back and writes what was missed."""
@@ -71,27 +63,6 @@ def test_an_alias_that_is_deleted_is_given_back(blog: World, by_hand: Callable[[
     assert daemon.stop() == 0
 
 
-@faces(
-    "the alias that searches use leads to a second index too",
-    guarantees=(3,),
-    without=(
-        Rule(
-            "apply looks whether searches find the index alone",
-            patch="syncer.elasticsearch.indices:Indices.exists",
-            instead=looks_at_no_search_alias,
-        ),
-        Rule(
-            "verify looks whether searches find the index alone",
-            patch="syncer.verify.compare:_searched_instead",
-            instead=Returns(None),
-        ),
-        Rule(
-            "status looks whether searches find the index alone",
-            patch="syncer.monitoring.status:DocumentOverview.is_searched_alone",
-            instead=SAYS_YES,
-        ),
-    ),
-)
 def test_an_alias_that_leads_to_two_indices_is_told_and_fixed(blog: World) -> None:
     """Every hit comes twice, though all documents equal their SELECT: status and verify say so, and apply fixes it."""
 
@@ -120,7 +91,6 @@ def test_an_alias_that_leads_to_two_indices_is_told_and_fixed(blog: World) -> No
     assert blog.syncer("verify").returncode == 0
 
 
-@faces("an index is made by hand where the alias was", guarantees=(3,))
 def test_an_index_where_the_alias_was_is_said_and_left(blog: World) -> None:
     """Apply does not delete what is not its own; once somebody has, it gives the alias back."""
     with blog.elasticsearch() as client:
@@ -133,7 +103,6 @@ def test_an_index_where_the_alias_was_is_said_and_left(blog: World) -> None:
     blog.wait_until_level()
 
 
-@faces("documents are deleted, edited and added by hand", guarantees=(3,))
 def test_what_is_changed_by_hand_is_found_and_repaired(blog: World) -> None:
     """Verify finds all of it, and with --repair makes it good, also where a version was made up."""
     with blog.relay() as relay, blog.index() as index, blog.worker(index) as worker:
@@ -158,15 +127,6 @@ IDS = {
 
 @pytest.mark.parametrize(
     "type_", [pytest.param(one, marks=() if one in ("numeric", "small") else pytest.mark.thorough) for one in IDS]
-)
-@faces(
-    "documents are added by hand whose ids are no values of the type of _id",
-    guarantees=(3,),
-    without=Rule(
-        "an id that is no value of the type of _id is in no row",
-        patch="syncer.documents.queries:_NOT_CASTABLE",
-        instead=Is(()),
-    ),
 )
 def test_an_id_that_no_row_can_have_is_an_orphan(empty_world: World, type_: str) -> None:
     """Verify calls it extra, a cleanup removes it, and no document is suspended."""

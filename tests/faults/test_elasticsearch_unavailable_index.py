@@ -14,15 +14,11 @@ from syncer.base.model import Role
 from syncer.documents import registry
 from syncer.indexing import bulk_errors
 from syncer.indexing.bulk_errors import Patience
-from tests.faults.rules import REFRESHED
 from tests.faults.stopping_at import Plan, Point
 from tests.faults.test_job_writes import two_documents, without_primary
 from tests.faults.test_processes import wait_until_dead
 from tests.faults.writers import fill
 from tests.harness import Daemon, World, wait_until
-from tests.mutations import SAYS_NO
-from tests.mutations.writing import of_any_revision
-from tests.proof import Rule, faces
 
 HURRIED = {"syncer.indexing.bulk_errors:PATIENCE_SECONDS": 1.0, "syncer.elasticsearch.bulk:_WAIT_FOR_SHARD": "1s"}
 AT_ONCE = {"SYNCER_WORKER_THREADS": "1"}
@@ -39,11 +35,6 @@ def disk_full(client: Elasticsearch, name: str) -> Iterator[None]:
 
 
 Trouble = Callable[[Elasticsearch, str], AbstractContextManager[None]]
-LEFT = Rule(
-    "an index that serves is not waited for for ever while Elasticsearch says that it is unavailable",
-    patch="syncer.indexing.bulk_errors:Patience._is_unavailable",
-    instead=SAYS_NO,
-)
 
 
 def daemon(world: World, *points: Point) -> Daemon:
@@ -57,11 +48,6 @@ def level(world: World, document: str) -> bool:
 
 
 @pytest.mark.parametrize("trouble", [pytest.param(without_primary, marks=pytest.mark.thorough), disk_full])
-@faces(
-    "a shard has no primary, or a disk is full, for minutes; changes continue, and workers are killed meanwhile",
-    guarantees=(1, 3),
-    without=(LEFT, REFRESHED),
-)
 def test_an_index_that_takes_nothing_keeps_no_other_waiting(world: World, trouble: Trouble) -> None:
     """Other documents are followed; a refresh makes up for what was skipped, even if workers are killed."""
     two_documents(world)
@@ -87,15 +73,6 @@ def test_an_index_that_takes_nothing_keeps_no_other_waiting(world: World, troubl
     assert second.stop() == 0
 
 
-@faces(
-    "a new index takes no documents for too long, suspends, is fixed, and is refused something again at once",
-    guarantees=(4,),
-    without=Rule(
-        "a resumed document gets the full time again",
-        patch="syncer.indexing.bulk_errors:_counted",
-        instead=of_any_revision,
-    ),
-)
 def test_an_index_that_goes_on_is_given_time_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next revision of a suspended definition is not suspended by the first 429."""
     monkeypatch.setattr(bulk_errors, "PATIENCE_SECONDS", 0.1)

@@ -9,11 +9,9 @@ from typing import Any
 
 import psycopg
 
-from tests.faults.rules import OLD_IMAGES
 from tests.faults.shapes import SCHEMA, define, fill, move_partition, upheave, write
 from tests.faults.writers import QUICK_FAILOVER, SEED, Work, at_work, short_and_long
 from tests.harness import DEADLINE_SECONDS, World
-from tests.proof import faces
 
 ENVIRONMENT = {
     "SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER,
@@ -21,11 +19,6 @@ ENVIRONMENT = {
 }
 
 
-@faces(
-    "documents of every shape, random writers, tables cleaned up or truncated, daemons killed",
-    guarantees=(1, 2, 3, 5),
-    without=OLD_IMAGES,
-)
 @short_and_long
 def test_documents_of_every_shape_follow_random_writers(empty_world: World, seconds: float) -> None:
     """Whatever is written, in whatever shape it is shown, and whoever is killed: all ends as the SELECTs say."""

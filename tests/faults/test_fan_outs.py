@@ -17,14 +17,9 @@ from syncer.base.errors import JobError
 from syncer.base.postgres import Connection
 from syncer.jobs import chunks, listing, queue
 from syncer.jobs.model import Job, JobKind, JobState, find, recent, unfinished
-from tests.faults.rules import COMMITTED_LAST, KEY_CHANGES, RECLAIMED, WRITTEN_WITH_THE_ASSIGN
 from tests.faults.writers import SECONDS, SEED, at_work
 from tests.harness import DEADLINE_SECONDS, World, wait_until
 from tests.job_worker import ChunkWorker, ChunkWorkerProcess
-from tests.model import fanning
-from tests.mutations import Replaces
-from tests.mutations.jobs import takes_all_for_new
-from tests.proof import Rule, faces
 from tests.scenarios.test_fan_outs import (
     BLOG,
     OTHER,
@@ -63,11 +58,6 @@ def finish(world: World) -> None:
     assert world.differences() == []
 
 
-@faces(
-    "a job worker that was delayed writes a chunk after the one that took it over",
-    guarantees=(2, 3),
-    without=WRITTEN_WITH_THE_ASSIGN,
-)
 def test_a_chunk_that_is_given_back_is_composed_once_more(world: World, connection: Connection) -> None:
     """Whoever was held up with it writes what is older; whoever takes it then, what is newer."""
     rename(world, 1, "first")
@@ -89,11 +79,6 @@ def test_a_chunk_that_is_given_back_is_composed_once_more(world: World, connecti
 # While it is listed
 
 
-@faces(
-    "a second rename comes while the first is being listed",
-    guarantees=(1, 3),
-    without=Rule(fanning.JOIN_NEW, patch="syncer.jobs.model:locked_joinable", instead=takes_all_for_new),
-)
 def test_a_rename_during_the_listing_is_a_job_of_its_own(world: World, connection: Connection) -> None:
     """What a lister has begun shows no later change: a cause that comes then must not be added to it."""
     rename(world, 1, "first")
@@ -121,11 +106,6 @@ def test_a_rename_during_the_listing_is_a_job_of_its_own(world: World, connectio
     finish(world)
 
 
-@faces(
-    "posts move, are deleted and get other keys while their author's rename is in flight",
-    guarantees=(1, 2, 3),
-    without=KEY_CHANGES,
-)
 def test_posts_that_move_while_a_fan_out_is_on_its_way_end_right(world: World, connection: Connection) -> None:
     """From the renamed author to another and back, before it is listed, after that, and while it is written."""
     with world.index() as index, job_worker(world, index) as jobs:
@@ -143,15 +123,6 @@ def test_posts_that_move_while_a_fan_out_is_on_its_way_end_right(world: World, c
     finish(world)
 
 
-@faces(
-    "the process that lists a fan-out is killed",
-    guarantees=(1,),
-    without=Rule(
-        "an unfinished listing is started again by the next process",
-        patch="syncer.jobs.listing:_BEGIN",
-        instead=Replaces("state IN ('new', 'listing')", "state = 'new'"),
-    ),
-)
 def test_a_lister_that_is_killed_leaves_the_fan_out_to_the_next(world: World, connection: Connection) -> None:
     """SIGKILL in the middle: no chunk is there, and whoever lists it then lists all of it."""
     rename(world, 1, "renamed")
@@ -171,15 +142,6 @@ def list_when_alone(connection: Connection, job: Job) -> bool:
     return listing.list_chunks(connection, job, the_document(connection), chunk=10)
 
 
-@faces(
-    "a fan-out is cancelled before it is written",
-    guarantees=(3,),
-    without=Rule(
-        "a document is behind from the moment that a pending job is given up",
-        patch="syncer.documents.registry:_MARK_INCOMPLETE",
-        instead=Replaces(", stale_since = coalesce(stale_since, now())", ""),
-    ),
-)
 def test_the_lag_grows_once_a_fan_out_is_cancelled(world: World, connection: Connection) -> None:
     """The status does not call the document level: what the job would have written stays stale, until a backfill."""
 
@@ -208,7 +170,6 @@ class Killed(BaseException):
     """Ends a worker in the middle, as SIGKILL would."""
 
 
-@faces("a worker dies before or after it has made the job of a fan-out", guarantees=(1,), without=COMMITTED_LAST)
 @pytest.mark.parametrize("moment", ["before the job is there", "after the job is there"])
 def test_a_worker_that_dies_over_a_fan_out_loses_none(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -239,11 +200,6 @@ def test_a_worker_that_dies_over_a_fan_out_loses_none(
 # All at once
 
 
-@faces(
-    "authors of many posts are renamed, posts move, jobs are paused, daemons are killed",
-    guarantees=(1, 2, 3),
-    without=RECLAIMED,
-)
 def test_renames_and_moves_under_job_workers_that_die_end_level(world: World) -> None:
     """Tiny chunks, two daemons one of them killed again and again, jobs paused and resumed: all equal in the end."""
     world.worker_settings = {

@@ -15,32 +15,7 @@ from structlog.testing import capture_logs
 
 from syncer.capture import triggers
 from tests.capturing import capture_only, define, forget, install, written
-from tests.faults.rules import TRUNCATED
 from tests.harness import World
-from tests.mutations import Is, Replaces
-from tests.mutations.capture import casts_to_json
-from tests.proof import Rule, faces
-
-CUT_OFF = Rule(
-    "a row whose image is too large is captured without images",
-    patch="syncer.capture.triggers:_IMAGE",
-    instead=Is("jsonb_object({names}, {texts})"),
-)
-NO_CASTS = Rule(
-    "of a value a trigger asks what its type prints, never a cast",
-    patch="syncer.capture.triggers:_text",
-    instead=casts_to_json,
-)
-NOT_FOR_PUBLIC = Rule(
-    "only a table's owner may execute the function of its triggers",
-    patch="syncer.capture.triggers:_FOR_NOBODY",
-    instead=Replaces("REVOKE EXECUTE ON FUNCTION {}() FROM", "GRANT EXECUTE ON FUNCTION {}() TO"),
-)
-TEXTS = Rule(
-    "an image has the text of each value, which is read as the type that its column has",
-    patch="syncer.lineage.routes:_READ_APART",
-    instead=Replaces("y.oid IN ('json'::regtype, 'jsonb'::regtype)", "false"),
-)
 
 PAPERS = """
 CREATE TABLE files (id int PRIMARY KEY, code text);
@@ -77,7 +52,6 @@ DOCS = {
 }
 
 
-@faces("a json value is huge, or deep, or prints more than a gigabyte", guarantees=(1, 5), without=TRUNCATED)
 @pytest.mark.parametrize("type_", ["json", "jsonb"])
 def test_whatever_an_application_commits_reaches_its_documents(empty_world: World, type_: str) -> None:
     """The documents of the row as it was and as it is are written, whether its image can be carried or not."""
@@ -103,7 +77,6 @@ LARGE = {
 }
 
 
-@faces("a column that leads to documents is too large to be carried", guarantees=(1, 5), without=CUT_OFF)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -146,7 +119,6 @@ SELECT t.id AS _id, (SELECT count(*) FROM links AS k WHERE k.data ->> 'code' = t
 """
 
 
-@faces("numbers in json are compared as texts", guarantees=(1,), without=TEXTS)
 @pytest.mark.parametrize("type_", ["json", "jsonb"])
 def test_a_number_in_json_leads_where_its_text_does(empty_world: World, type_: str) -> None:
     """1e3 in a json column is 1e3, and 1000 in a jsonb column; 1.50 is 1.50 in both."""
@@ -185,11 +157,6 @@ def lesser(empty_world: World) -> Iterator[psycopg.Connection]:
 EVENTS = ["INSERT OR UPDATE OR DELETE ON own FOR EACH ROW", "TRUNCATE ON own FOR EACH STATEMENT"]
 
 
-@faces(
-    "a role makes the function of a captured table the trigger of a table of its own",
-    guarantees=(1,),
-    without=NOT_FOR_PUBLIC,
-)
 @pytest.mark.parametrize("event", EVENTS)
 def test_no_role_writes_the_outbox_from_a_table_of_its_own(
     empty_world: World, lesser: psycopg.Connection, event: str
@@ -214,7 +181,6 @@ TYPES = {
 }
 
 
-@faces("a type has casts that its owner has defined", guarantees=(5,), without=NO_CASTS)
 @pytest.mark.parametrize("kind", ["", "PARTITION BY RANGE (id)"], ids=["ordinary", "partitioned"])
 @pytest.mark.parametrize(("type_", "value"), TYPES.values(), ids=TYPES.keys())
 def test_no_cast_runs_with_the_rights_of_the_function(
@@ -251,15 +217,6 @@ def test_no_cast_runs_with_the_rights_of_the_function(
         lesser.execute("CREATE FUNCTION to_gone(evil) RETURNS syncer.gone LANGUAGE sql AS 'SELECT NULL::syncer.gone'")
 
 
-@faces(
-    "the owner of a partitioned table, which is not the migrator, adds a partition",
-    guarantees=(1, 5),
-    without=Rule(
-        "a table's owner may give its partitions the trigger",
-        patch="syncer.capture.triggers:_FOR_OWNER",
-        instead=Replaces("GRANT EXECUTE ON FUNCTION {}() TO", "REVOKE EXECUTE ON FUNCTION {}() FROM"),
-    ),
-)
 def test_an_owner_adds_partitions_as_ever(empty_world: World, lesser: psycopg.Connection) -> None:
     """The trigger of the partition is created by the owner of the table, who may do so."""
     lesser.execute("CREATE TABLE parted (id int PRIMARY KEY, name text) PARTITION BY RANGE (id)")

@@ -18,11 +18,8 @@ from syncer.base.postgres import Connection
 from syncer.documents import registry
 from syncer.jobs import chunks, listing, queue
 from syncer.jobs.model import Job, JobKind, JobState, find
-from tests.faults.rules import COUNTED_ONCE, RECLAIMED, RENUMBERED
 from tests.harness import DEADLINE_SECONDS, World, wait_until
 from tests.job_worker import ChunkWorker, ChunkWorkerProcess, wait_until_gone, written
-from tests.mutations import Is, Replaces
-from tests.proof import Rule, faces
 
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
@@ -91,15 +88,6 @@ def together(work: list[Callable[[], None]]) -> None:
             one.result()
 
 
-@faces(
-    "six job workers take chunks at once",
-    guarantees=(4,),
-    without=Rule(
-        "a job worker locks the job before it takes chunks",
-        patch="syncer.jobs.chunks:_TAKE",
-        instead=Replaces("FOR NO KEY UPDATE OF j", ""),
-    ),
-)
 def test_many_job_workers_take_each_chunk_once(world: World, connection: Connection) -> None:
     """Job workers in a crowd: no chunk in two hands, none forgotten, all counted, and what the job says is true."""
     job = listed(world, connection)
@@ -115,7 +103,6 @@ def test_many_job_workers_take_each_chunk_once(world: World, connection: Connect
     assert rows(world, job) == (0, 0, 0)
 
 
-@faces("job workers finish the same chunks at once", guarantees=(4,), without=COUNTED_ONCE)
 def test_a_chunk_that_two_have_written_is_counted_once(world: World, connection: Connection) -> None:
     """Job workers that finish the same chunks at the same time, each several times: one of them counts."""
     job = listed(world, connection, chunks=50)
@@ -136,7 +123,6 @@ def test_a_chunk_that_two_have_written_is_counted_once(world: World, connection:
     assert rows(world, job) == (0, 0, 0)
 
 
-@faces("job workers that hold chunks are killed, again and again", guarantees=(1, 4), without=RECLAIMED)
 def test_chunks_of_killed_job_workers_are_done_by_others(world: World, connection: Connection) -> None:
     """SIGKILL while chunks are in hand, again and again: what is left is given back at once, and counted once."""
     job = listed(world, connection, chunks=1000)
@@ -158,15 +144,6 @@ def test_chunks_of_killed_job_workers_are_done_by_others(world: World, connectio
     assert rows(world, job) == (0, 0, 0)
 
 
-@faces(
-    "a job worker looks for chunks of the dead while others live",
-    guarantees=(4,),
-    without=Rule(
-        "no chunk is taken from a job worker that is alive and not stalled",
-        patch="syncer.jobs.chunks:_LOST",
-        instead=Replaces("OR p.taken_by NOT IN ({alive})", "OR true"),
-    ),
-)
 def test_chunks_of_job_workers_that_live_are_left_to_them(world: World, connection: Connection) -> None:
     """Who reclaims takes nothing from a job worker that is alive and has not had its chunk for long."""
     listed(world, connection, chunks=3)
@@ -179,11 +156,6 @@ def test_chunks_of_job_workers_that_live_are_left_to_them(world: World, connecti
         assert first.finish(held) == 1
 
 
-@faces(
-    "a job worker freezes while it holds a chunk, and continues later",
-    guarantees=(1, 4),
-    without=(RENUMBERED, RECLAIMED),
-)
 def test_a_chunk_of_a_stalled_job_worker_is_given_to_another(world: World, connection: Connection) -> None:
     """SIGSTOP with a chunk in hand: after a while another job worker does it; whoever wakes up late counts nothing."""
     job = listed(world, connection, chunks=2)
@@ -207,15 +179,6 @@ def test_a_chunk_of_a_stalled_job_worker_is_given_to_another(world: World, conne
     assert rows(world, job) == (0, 0, 0)
 
 
-@faces(
-    "a job worker says that it is still at a chunk, just when that is taken for stalled",
-    guarantees=(4,),
-    without=Rule(
-        "a chunk that was kept since it was checked stays",
-        patch="syncer.jobs.chunks:_GIVE_BACK",
-        instead=Replaces("AND p.taken_at <= $3", "AND $3::timestamptz IS NOT NULL"),
-    ),
-)
 def test_a_chunk_that_is_kept_is_not_given_away(world: World, connection: Connection) -> None:
     """A job worker that says that it is still at work, however long, keeps its chunk; one that does not, loses it."""
     listed(world, connection, chunks=2)
@@ -231,7 +194,6 @@ def test_a_chunk_that_is_kept_is_not_given_away(world: World, connection: Connec
         assert job_worker.finish([kept, lost]) == 1
 
 
-@faces("all job workers take over from a dead one at once", guarantees=(1, 4), without=RENUMBERED)
 def test_reclaiming_from_many_sides_gives_each_chunk_back_once(world: World, connection: Connection) -> None:
     """All job workers reclaim and take at once: what a dead job worker had is taken once more, by one of them."""
     job = listed(world, connection, chunks=60)
@@ -254,15 +216,6 @@ def test_reclaiming_from_many_sides_gives_each_chunk_back_once(world: World, con
     assert find(connection, job.id).indexed == 600
 
 
-@faces(
-    "two chunks are given back at once",
-    guarantees=(1, 4),
-    without=Rule(
-        "a chunk is given back under the job's lock",
-        patch="syncer.jobs.chunks:_GIVE_BACK",
-        instead=Replaces("WHERE j.id = $1 FOR NO KEY UPDATE", "WHERE j.id = $1"),
-    ),
-)
 def test_two_chunks_that_are_given_back_at_once_get_two_numbers(world: World, connection: Connection) -> None:
     """The second one waits until the first is committed, and goes behind it."""
     listed(world, connection, chunks=2)
@@ -279,7 +232,6 @@ def test_two_chunks_that_are_given_back_at_once_get_two_numbers(world: World, co
         assert [chunk.number for chunk in first.taken] == [0, 2, 3]
 
 
-@faces("a job worker stops while it holds a chunk", guarantees=(1, 4), without=RENUMBERED)
 def test_a_chunk_that_is_released_is_taken_again(world: World, connection: Connection) -> None:
     """A job worker that leaves gives its chunk back, and can then no longer finish it."""
     job = listed(world, connection, chunks=2)
@@ -293,15 +245,6 @@ def test_a_chunk_that_is_released_is_taken_again(world: World, connection: Conne
     assert find(connection, job.id).indexed == 20
 
 
-@faces(
-    "a job is paused under six job workers",
-    guarantees=(4,),
-    without=Rule(
-        "no chunk of a job that is paused is taken",
-        patch="syncer.jobs.chunks:_TAKE",
-        instead=Replaces("AND NOT j.is_paused ", ""),
-    ),
-)
 def test_a_pause_stops_all_job_workers_at_once(world: World, connection: Connection) -> None:
     """From the commit of the pause on no chunk is taken; what is in hand is finished; then it goes on."""
     job = listed(world, connection, chunks=400)
@@ -344,15 +287,6 @@ def test_a_pause_stops_all_job_workers_at_once(world: World, connection: Connect
     assert find(connection, job.id).indexed == 4000
 
 
-@faces(
-    "a job is cancelled under six job workers",
-    guarantees=(4,),
-    without=Rule(
-        "the chunks of a job go away with it",
-        patch="syncer.jobs.queue:_DROP_CHUNKS",
-        instead=Replaces("WHERE", "WHERE false AND"),
-    ),
-)
 def test_a_cancelled_job_counts_nothing_more(world: World, connection: Connection) -> None:
     """Cancelled under job workers at work.
 
@@ -389,7 +323,6 @@ def test_a_cancelled_job_counts_nothing_more(world: World, connection: Connectio
     assert rows(world, job)[2] == 0
 
 
-@faces("an index is deactivated under six job workers", guarantees=(4,))
 def test_an_index_that_is_dropped_under_job_workers_takes_its_jobs_along(world: World, connection: Connection) -> None:
     """A document that is put out of force while its chunks are taken: job workers go on, with nothing to do."""
     listed(world, connection, chunks=1000)
@@ -406,15 +339,6 @@ def test_an_index_that_is_dropped_under_job_workers_takes_its_jobs_along(world: 
     assert world.sql("SELECT count(*) FROM syncer.job_chunk") == [(0,)]
 
 
-@faces(
-    "a small job comes while a great one is written",
-    guarantees=(4,),
-    without=Rule(
-        "jobs are served one at a time",
-        patch="syncer.jobs.chunks:_TAKE",
-        instead=Replaces("ORDER BY j.served_at, j.id", "ORDER BY j.id"),
-    ),
-)
 def test_a_small_job_does_not_wait_for_a_great_one(world: World, connection: Connection) -> None:
     """Jobs are served one at a time: five chunks beside three hundred are through after ten."""
     listed(world, connection)
@@ -428,15 +352,6 @@ def test_a_small_job_does_not_wait_for_a_great_one(world: World, connection: Con
         assert queue.advance(connection, small.id).state is JobState.DONE
 
 
-@faces(
-    "a document suspends with chunks left",
-    guarantees=(4,),
-    without=Rule(
-        "no chunk of a document that is suspended is taken",
-        patch="syncer.jobs.chunks:_TAKE",
-        instead=Replaces(" AND d.suspended IS NULL", ""),
-    ),
-)
 def test_a_suspended_document_keeps_others_going(world: World, connection: Connection) -> None:
     """Chunks of a document that is suspended are left alone; its job says so."""
     job = listed(world, connection, chunks=5)
@@ -446,15 +361,6 @@ def test_a_suspended_document_keeps_others_going(world: World, connection: Conne
     assert find(connection, job.id).is_suspended
 
 
-@faces(
-    "six job workers write a job that has a rate",
-    guarantees=(4,),
-    without=Rule(
-        "a rate is the job's, not the job worker's",
-        patch="syncer.jobs.chunks:_TAKE",
-        instead=Replaces(" AND j.next_at <= clock_timestamp()", ""),
-    ),
-)
 def test_a_rate_holds_for_all_job_workers_together(world: World, connection: Connection) -> None:
     """However many job workers, no more is taken than the rate allows in the time that passed; and nearly as much.
 
@@ -490,15 +396,6 @@ def test_a_rate_holds_for_all_job_workers_together(world: World, connection: Con
     assert find(connection, job.id).documents_done == taken
 
 
-@faces(
-    "a job that waits for its rate is let go",
-    guarantees=(4,),
-    without=Rule(
-        "changing a rate resets what was used of it",
-        patch="syncer.jobs.queue:_SET_RATE",
-        instead=Is("rate = $2"),
-    ),
-)
 def test_a_rate_can_be_lifted(world: World, connection: Connection) -> None:
     """A job that waits for its rate goes on at once when it is taken away."""
     job = listed(world, connection, chunks=200, rate=0.001)
@@ -510,7 +407,6 @@ def test_a_rate_can_be_lifted(world: World, connection: Connection) -> None:
     assert find(connection, job.id).indexed == 2000
 
 
-@faces("the last commits of a job worker are lost in a crash of Postgres", guarantees=(1, 4), without=COUNTED_ONCE)
 def test_what_a_job_worker_commits_is_consistent_whatever_is_lost(world: World, connection: Connection) -> None:
     """A chunk's end and its count are one transaction: if it does not come to be, the chunk is still there."""
     job = listed(world, connection, chunks=5)

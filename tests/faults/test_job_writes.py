@@ -24,14 +24,8 @@ from syncer.jobs import chunks, listing, queue, steps
 from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
 from syncer.worker import job_loop as job_worker
 from syncer.worker.job_loop import JobWorker
-from tests.faults.rules import DEFERRED, LATE_READ_AGAIN, SHORT_WAITS
 from tests.faults.test_version_rule import HeldIndex
 from tests.harness import DEADLINE_SECONDS, World, running, wait_until
-from tests.model import cleaning_up
-from tests.mutations import DOES_NOTHING, SAYS_NO, SAYS_YES, Is
-from tests.mutations.jobs import counts_before_it_begins
-from tests.mutations.writing import is_ended_by_a_step, is_ended_by_what_is_gone, leaves_with_its_chunks
-from tests.proof import Rule, faces
 
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
@@ -116,11 +110,6 @@ class CutShort(HeldIndex):
 
 
 # One who fails after a TRUNCATE fails under the revision that is active, and suspends it.
-@faces(
-    "a writer stalls while a TRUNCATE, a narrower definition or a fixed suspend removes the document",
-    guarantees=(2, 3),
-    without=LATE_READ_AGAIN,
-)
 @pytest.mark.parametrize(
     ("remove", "made"),
     [
@@ -141,7 +130,6 @@ def test_a_writer_who_is_late_does_not_bring_back_what_no_change_names(
         assert world.differences() == []
 
 
-@faces("a writer stalls until just before the cleanup", guarantees=(2, 3), without=LATE_READ_AGAIN)
 def test_a_writer_who_writes_between_the_listing_and_the_cleanup_does_not_either(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,11 +154,6 @@ def test_a_writer_who_writes_between_the_listing_and_the_cleanup_does_not_either
     assert unfinished(connection) == []
 
 
-@faces(
-    "a TRUNCATE joins a job just when that is about to be listed",
-    guarantees=(1, 3),
-    without=Rule(cleaning_up.TOLD_FIRST, patch="syncer.jobs.listing:list_chunks", instead=counts_before_it_begins),
-)
 def test_a_job_that_is_taken_for_another_one_reads_the_sequence_numbers_after_that(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,15 +189,6 @@ def two_documents(world: World) -> World:
     return world
 
 
-@faces(
-    "a small job is made while a great one is written",
-    guarantees=(4,),
-    without=Rule(
-        "a job worker looks for jobs to be listed while it writes",
-        patch="syncer.worker.job_loop:JobWorker._is_step_due",
-        instead=SAYS_NO,
-    ),
-)
 def test_a_small_job_does_not_wait_until_a_great_one_is_through(world: World, connection: Connection) -> None:
     """One job worker takes a job from listing to its end while another job of many chunks is written."""
     two_documents(world)
@@ -247,7 +221,6 @@ def without_primary(client: Elasticsearch, name: str) -> Iterator[None]:
     client.indices.put_settings(index=name, settings={require: None})
 
 
-@faces("a node is unavailable when a job is to be listed", guarantees=(1, 4), without=DEFERRED)
 def test_an_index_without_its_primary_keeps_its_job_waiting_and_no_other(world: World, connection: Connection) -> None:
     """A node is away when a job is to be listed: nothing suspends, others go on, and so does this one afterwards."""
     two_documents(world)
@@ -267,15 +240,6 @@ def test_an_index_without_its_primary_keeps_its_job_waiting_and_no_other(world: 
     assert world.differences() == []
 
 
-@faces(
-    "Elasticsearch forgets a view in the middle of a cleanup",
-    guarantees=(3, 4),
-    without=Rule(
-        "a view that is lost is opened again",
-        patch="syncer.elasticsearch.reader:_LOST",
-        instead=Is("what no error says"),
-    ),
-)
 def test_a_view_that_is_lost_while_orphans_are_looked_for_is_opened_again(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,15 +263,6 @@ def test_a_view_that_is_lost_while_orphans_are_looked_for_is_opened_again(
     assert world.differences() == []
 
 
-@faces(
-    "an index is deactivated while a job worker takes its job further",
-    guarantees=(4,),
-    without=Rule(
-        "a job that is gone is passed over",
-        patch="syncer.jobs.steps:JobSteps._step",
-        instead=is_ended_by_what_is_gone,
-    ),
-)
 def test_a_job_that_goes_away_before_its_step_ends_no_job_worker(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,7 +284,6 @@ def test_a_job_that_goes_away_before_its_step_ends_no_job_worker(
 # Waiting
 
 
-@faces("a table is altered while a job is to be listed", guarantees=(4,), without=SHORT_WAITS)
 def test_a_job_worker_that_waits_for_a_table_stops_when_it_is_told_to(world: World, connection: Connection) -> None:
     """Somebody alters a table for as long as he likes, while a job is to be listed."""
     world.sql(POSTS.format(3))
@@ -353,15 +307,6 @@ CREATE FUNCTION slowly(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
 """
 
 
-@faces(
-    "Postgres takes longer for a chunk than a job worker may stall",
-    guarantees=(4,),
-    without=Rule(
-        "a job worker says that it is still at its chunks",
-        patch="syncer.worker.job_loop:JobWorker._keep",
-        instead=DOES_NOTHING,
-    ),
-)
 @pytest.mark.thorough
 def test_a_chunk_stays_in_hand_however_long_postgres_takes_for_it(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
@@ -391,15 +336,6 @@ def test_a_chunk_stays_in_hand_however_long_postgres_takes_for_it(
     assert find(connection, job.id).indexed == 6
 
 
-@faces(
-    "a job worker is stopped in the middle of a chunk",
-    guarantees=(4,),
-    without=Rule(
-        "a job worker that stops gives back its chunks",
-        patch="syncer.worker.job_loop:JobWorker._give_back",
-        instead=leaves_with_its_chunks,
-    ),
-)
 def test_a_chunk_is_given_back_at_once_when_a_job_worker_is_told_to_stop(world: World, connection: Connection) -> None:
     """Its slices that fly are finished, no other is begun; the chunk is there for the next one, and counted once."""
     world.sql(POSTS.format(400))
@@ -419,7 +355,6 @@ def test_a_chunk_is_given_back_at_once_when_a_job_worker_is_told_to_stop(world: 
     assert world.differences() == []
 
 
-@faces("a job's condition ends the session, each time", guarantees=(4,), without=DEFERRED)
 def test_a_job_whose_step_breaks_the_connection_keeps_no_other_waiting(world: World) -> None:
     """What the older one asks for ends the session each time; the other one goes first then."""
     world.sql(POSTS.format(3))
@@ -442,15 +377,6 @@ def written_by_another(world: World) -> None:
     assert {"4711", "a\0b"} <= world.held().keys()
 
 
-@faces(
-    "another client writes a document whose id has a zero byte, and a job cleans up",
-    guarantees=(3, 4),
-    without=Rule(
-        "a cleanup leaves ids that Postgres cannot hold",
-        patch="syncer.jobs.steps:_fits_a_chunk",
-        instead=SAYS_YES,
-    ),
-)
 @pytest.mark.thorough
 def test_an_id_that_postgres_cannot_hold_is_left_to_verify(world: World) -> None:
     """The job is done, and has removed the other orphan; verify names what is left, and a repair removes it."""
@@ -468,15 +394,6 @@ def test_an_id_that_postgres_cannot_hold_is_left_to_verify(world: World) -> None
     assert world.held().keys() == {"1", "2", "3"}
 
 
-@faces(
-    "a step of a job fails on the data that it meets",
-    guarantees=(4,),
-    without=Rule(
-        "an error that concerns one job fails it, and no job worker",
-        patch="syncer.jobs.steps:_is_its_own",
-        instead=SAYS_NO,
-    ),
-)
 def test_an_error_of_the_data_in_a_step_fails_the_job_and_no_job_worker(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,15 +409,6 @@ def test_an_error_of_the_data_in_a_step_fails_the_job_and_no_job_worker(
     assert (failed.error or "").startswith("Unexpected error: DataError")
 
 
-@faces(
-    "a step of a job fails with an unexpected error",
-    guarantees=(4,),
-    without=Rule(
-        "an unexpected error fails its job only",
-        patch="syncer.jobs.steps:JobSteps._handle_error",
-        instead=is_ended_by_a_step,
-    ),
-)
 def test_an_error_that_nobody_foresaw_in_a_step_fails_the_job_and_no_job_worker(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,9 +21,6 @@ from tests.faults.following import admin, following, handle, publish, refreshes
 from tests.faults.test_leadership import keep_the_lead
 from tests.faults.writers import fill, writing
 from tests.harness import DEADLINE_SECONDS, World, made, wait_until
-from tests.mutations.producer import fills_no_gap
-from tests.mutations.topic import any_offset
-from tests.proof import Rule, faces
 
 pytestmark = pytest.mark.thorough  # it takes half a minute to start three brokers
 
@@ -76,7 +73,6 @@ def leaders(world: World) -> dict[int, int]:
     return {}
 
 
-@faces("the leader of some partitions is killed, and a second broker, beside writers", guarantees=(1, 2, 3))
 def test_brokers_are_killed_beside_writers(bare: World, brokers: list[KafkaServer]) -> None:
     """With one of three the daemon goes on; without two it waits, says so once, and goes on when they are back."""
     bare.set_up()
@@ -98,7 +94,6 @@ def test_brokers_are_killed_beside_writers(bare: World, brokers: list[KafkaServe
     assert daemon.stop() == 0
 
 
-@faces("too few brokers are left to take records while a second relay stands by", guarantees=(1,))
 def test_the_lead_does_not_rotate_while_brokers_are_few(bare: World, brokers: list[KafkaServer]) -> None:
     """Kafka answers every question, and takes no record."""
 
@@ -116,11 +111,6 @@ def test_the_lead_does_not_rotate_while_brokers_are_few(bare: World, brokers: li
     keep_the_lead(bare, few)
 
 
-@faces(
-    "one of two leaders says nothing when it is asked how far its partition is",
-    guarantees=(1, 3),
-    without=Rule("no answer is not taken for a loss", patch="syncer.kafka.topic:_answered", instead=any_offset),
-)
 def test_a_silent_broker_is_no_loss(bare: World, brokers: list[KafkaServer], monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks gets an error, and asks again; when the broker is back, so is the answer."""
     client = admin(bare)
@@ -148,15 +138,6 @@ def asked(observer: topic.Observer) -> dict[int, topic.Extent]:
     return {}
 
 
-@faces(
-    "a broker that lacks acknowledged records is elected, and newer ones take their place while no worker is there",
-    guarantees=(1, 3),
-    without=Rule(
-        "no change takes the offset of a lost record",
-        patch="syncer.kafka.producer:ChangeProducer.fill_up",
-        instead=fills_no_gap,
-    ),
-)
 def test_an_unclean_election_is_noticed(bare: World, brokers: list[KafkaServer]) -> None:
     """New changes are published behind the offsets of the lost ones, where the worker continues."""
     name = bare.settings.kafka.topic

@@ -22,10 +22,6 @@ from syncer.kafka.producer import ChangeProducer
 from syncer.sandbox import Sandbox
 from syncer.sandbox.kafka import KafkaServer
 from tests.harness import wait_until
-from tests.mutations import Is
-from tests.mutations.producer import leaves_its_client_open
-from tests.mutations.topic import leaves_what_fails_open
-from tests.proof import Rule, faces
 
 QUESTIONS = {"members", "id", "extents", "lag"}
 
@@ -48,15 +44,6 @@ def broker() -> Iterator[KafkaServer]:
             server.stop()
 
 
-@faces(
-    "Kafka hangs, and is killed, during a request about the workers' group",
-    guarantees=(1,),
-    without=Rule(
-        "a question to the group's coordinator does not end by itself",
-        patch="syncer.kafka.topic:_NEVER_SECONDS",
-        instead=Is(1),
-    ),
-)
 @pytest.mark.thorough
 def test_a_process_outlives_questions_that_are_not_answered(broker: KafkaServer, tmp_path: Path) -> None:
     """A fault of the client's library would end it; it lives, and has all answers again once Kafka is there."""
@@ -110,22 +97,6 @@ def no_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_collector")
-@faces(
-    "Kafka does not answer a question, nor take a record, and the client stays silent",
-    guarantees=(1,),
-    without=(
-        Rule(
-            "a client of Kafka's that has not answered is closed, and not asked again",
-            patch="syncer.kafka.topic:_Clients.asked",
-            instead=leaves_what_fails_open,
-        ),
-        Rule(
-            "what has published is closed with its client",
-            patch="syncer.kafka.producer:ChangeProducer.close",
-            instead=leaves_its_client_open,
-        ),
-    ),
-)
 def test_a_client_that_does_not_answer_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its threads and connections are given back at once, also while somebody keeps the error."""
     monkeypatch.setattr(topic, "ANSWER_SECONDS", 0.5)

@@ -16,16 +16,8 @@ from syncer.sandbox import Endpoints, Sandbox
 from tests.faults.following import admin, refreshes
 from tests.faults.writers import fill, writing
 from tests.harness import DEADLINE_SECONDS, World, made, wait_until
-from tests.mutations import SAYS_NO, Returns
-from tests.mutations.base import names_no_database
-from tests.proof import Rule, faces
 
 DEFAULT = {"SYNCER_KAFKA_TOPIC": "", "SYNCER_KAFKA_GROUP": ""}
-REFUSED = Rule(
-    "a record that this database did not publish is refused, and never committed",
-    patch="syncer.kafka.consumer:ChangeConsumer._foreign",
-    instead=Returns(None),
-)
 
 
 @pytest.fixture
@@ -56,15 +48,6 @@ def apply(worlds: Sequence[World], environment: dict[str, str]) -> None:
         assert done.returncode == 0, done.stderr
 
 
-@faces(
-    "two databases use one Kafka with default settings, beside writers",
-    guarantees=(1, 2, 3),
-    without=Rule(
-        "a topic is named after its database",
-        patch="syncer.base.settings:KafkaSettings.of",
-        instead=names_no_database,
-    ),
-)
 def test_two_databases_share_a_broker(world: World, other: World) -> None:
     """Each has a topic and a group of its own; the documents of both become level."""
     both = (world, other)
@@ -79,11 +62,6 @@ def test_two_databases_share_a_broker(world: World, other: World) -> None:
         one.wait_until_level()
 
 
-@faces(
-    "two databases are given the same topic and the same group",
-    guarantees=(1, 3),
-    without=REFUSED,
-)
 def test_a_topic_of_two_databases_is_refused(world: World, other: World) -> None:
     """Both daemons end and say why, as do commands; once each has its own topic, nothing is missing."""
     both = (world, other)
@@ -106,7 +84,6 @@ def test_a_topic_of_two_databases_is_refused(world: World, other: World) -> None
         one.wait_until_level()
 
 
-@faces("a client that knows nothing of syncer publishes to the topic", guarantees=(1, 3), without=REFUSED)
 def test_a_record_of_an_unknown_client_is_refused(world: World) -> None:
     """The daemon ends and says why, as do all commands; once the topic is deleted, everything is made up for."""
     fill(world)
@@ -132,15 +109,6 @@ def test_a_record_of_an_unknown_client_is_refused(world: World) -> None:
     assert refreshes(world) == 1
 
 
-@faces(
-    "a database is copied from a dump, with an Elasticsearch of its own, and its settings still name the same Kafka",
-    guarantees=(1, 3),
-    without=Rule(
-        "a database that Elasticsearch does not know keeps off the topic that it has used before",
-        patch="syncer.indexing.failover:is_forgotten",
-        instead=SAYS_NO,
-    ),
-)
 @pytest.mark.thorough
 def test_a_copy_keeps_off_the_topic_of_its_original(world: World) -> None:
     """It is refused until it has a topic of its own; the original loses nothing, and both are fresh then."""

@@ -19,26 +19,6 @@ from syncer.worker import group
 from tests.faults.following import admin, ends, following, handle, handling, publish, refreshes
 from tests.faults.writers import fill
 from tests.harness import World, wait_until
-from tests.mutations import DOES_NOTHING, SAYS_YES, Returns
-from tests.mutations.consumer import begins_at_the_end, takes_offsets_of_any_topic
-from tests.mutations.topic import ensures_the_topic, only_remembers
-from tests.proof import Rule, faces
-
-WRITTEN_AGAIN = Rule(
-    "what is lost is written again before any worker continues behind it",
-    patch="syncer.recovery.lost_records:_refresh_all",
-    instead=Returns(()),
-)
-NOTICED = Rule(
-    "a worker that is assigned a partition checks that no record is missing",
-    patch="syncer.kafka.consumer:_loss",
-    instead=DOES_NOTHING,
-)
-ANOTHER = Rule(
-    "another topic of the same name is not taken for the one that it was",
-    patch="syncer.recovery.lost_records:_know",
-    instead=only_remembers,
-)
 
 
 def let_expire(world: World) -> None:
@@ -78,7 +58,6 @@ def commit(world: World, partition: int, offset: int, metadata: str = "") -> Non
 UPDATE, DELETE = "UPDATE posts SET title = 'lost'", "DELETE FROM posts WHERE id % 10 = 0"
 
 
-@faces("retention passes before the workers are back", guarantees=(1, 3), without=WRITTEN_AGAIN)
 def test_records_go_out_of_the_topic_before_they_are_handled(world: World) -> None:
     """Updates and deletes that nobody has read are made up for by one job, and new changes arrive as ever."""
     fill(world)
@@ -96,9 +75,6 @@ def test_records_go_out_of_the_topic_before_they_are_handled(world: World) -> No
     assert told["documents"] == ["blogpost"]
 
 
-@faces(
-    "the group's offsets are forgotten, and records went before they were handled", guarantees=(1, 3), without=NOTICED
-)
 def test_nobody_knows_how_far_the_workers_were(world: World) -> None:
     """Without committed offsets, a partition that does not begin at its beginning has lost something."""
     fill(world)
@@ -109,7 +85,6 @@ def test_nobody_knows_how_far_the_workers_were(world: World) -> None:
     assert refreshes(world) == 1
 
 
-@faces("records are cut off, and the committed offsets lie behind the end", guarantees=(1, 3), without=WRITTEN_AGAIN)
 def test_the_workers_are_said_to_be_further_than_the_topic(world: World) -> None:
     """Offsets beyond the end are a loss; the workers go on at the end."""
     fill(world)
@@ -125,7 +100,6 @@ def test_the_workers_are_said_to_be_further_than_the_topic(world: World) -> None
     assert refreshes(world) == 1
 
 
-@faces("the topic is deleted and made again by hand, with records in it", guarantees=(1, 3), without=ANOTHER)
 def test_the_topic_is_another_one_than_it_was(world: World) -> None:
     """What was in the other topic is made up for."""
     fill(world)
@@ -139,15 +113,6 @@ def test_the_topic_is_another_one_than_it_was(world: World) -> None:
     assert refreshes(world) == 1
 
 
-@faces(
-    "the topic is made again, and a worker that was delayed commits an offset of the one before",
-    guarantees=(1, 3),
-    without=Rule(
-        "an offset counts for the topic only that it was committed for",
-        patch="syncer.kafka.consumer:ChangeConsumer._valid",
-        instead=takes_offsets_of_any_topic,
-    ),
-)
 def test_an_offset_of_another_topic_skips_nothing(world: World) -> None:
     """An offset that would hide records of the new topic is known by the id that it was committed with."""
     fill(world)
@@ -163,15 +128,6 @@ def test_an_offset_of_another_topic_skips_nothing(world: World) -> None:
     assert refreshes(world) == 1
 
 
-@faces(
-    "the topic is made again, and a worker that was held up commits a high offset of the one before, and dies",
-    guarantees=(3,),
-    without=Rule(
-        "what waits is counted from offsets of the topic that there is",
-        patch="syncer.kafka.topic:is_of",
-        instead=SAYS_YES,
-    ),
-)
 def test_an_offset_of_another_topic_hides_no_lag(world: World) -> None:
     """The whole topic waits, as the next worker begins at its beginning."""
     fill(world)
@@ -186,7 +142,6 @@ def test_an_offset_of_another_topic_hides_no_lag(world: World) -> None:
     assert sum(one.records for one in lags) == sum(one.end for one in lags) > 0
 
 
-@faces("the topic is made again, and its job is done before a worker joins", guarantees=(4,))
 def test_another_topic_costs_one_job(world: World) -> None:
     """The worker's offsets are of the topic before, which is made up for already: it makes no second job."""
     fill(world)
@@ -204,15 +159,6 @@ def test_another_topic_costs_one_job(world: World) -> None:
     assert refreshes(world) == 1
 
 
-@faces(
-    "the topic is made again while a worker runs, which the relay notices and the worker does not",
-    guarantees=(1, 3),
-    without=Rule(
-        "a running worker checks whether the topic was replaced",
-        patch="syncer.worker.group:Membership._look_after_topic",
-        instead=DOES_NOTHING,
-    ),
-)
 def test_a_running_worker_learns_of_another_topic(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It joins again, and reads the other topic from its beginning."""
     monkeypatch.setattr(group, "_LOOK_SECONDS", 0.2)
@@ -230,15 +176,6 @@ def assigned(said: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [one for one in said if one["event"] == "worker.partitions_assigned" and len(one["partitions"]) == 4]
 
 
-@faces(
-    "partitions are added while no worker is there, and are written to",
-    guarantees=(1,),
-    without=Rule(
-        "a partition that was never read is read from its beginning",
-        patch="syncer.kafka.consumer:ChangeConsumer._beginnings",
-        instead=begins_at_the_end,
-    ),
-)
 def test_a_new_partition_is_read_from_its_beginning(world: World) -> None:
     """What was written to it before anybody took it is handled like everything else."""
     fill(world)
@@ -254,15 +191,6 @@ def test_a_new_partition_is_read_from_its_beginning(world: World) -> None:
     assert refreshes(world) == 0
 
 
-@faces(
-    "Kafka goes away just after it has said that the topic is gone",
-    guarantees=(1,),
-    without=Rule(
-        "a component that makes the topic again waits for Kafka, and does not end",
-        patch="syncer.recovery.lost_records:_make_again",
-        instead=ensures_the_topic,
-    ),
-)
 def test_kafka_goes_away_before_the_topic_is_made_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes of that is tried again."""
     fill(world)

@@ -25,14 +25,10 @@ from syncer.worker.loop import Worker
 from tests.faults.following import ends, publish, refreshes
 from tests.faults.writers import SEED, fill, writing
 from tests.harness import DEADLINE_SECONDS, World, running, wait_until
-from tests.mutations.consumer import forgets_what_failed, leaves_however_long_it_takes, leaves_partitions_paused
-from tests.mutations.membership import only_waits
-from tests.proof import Rule, faces
 
 TURNS = 6
 
 
-@faces("workers join and leave in a storm, beside writers", guarantees=(1, 2, 3))
 @pytest.mark.thorough
 def test_workers_come_and_go(world: World) -> None:
     """Whoever has a partition next goes on where the last one had committed."""
@@ -64,15 +60,6 @@ def members(world: World) -> int | None:
     return None
 
 
-@faces(
-    "a daemon is told to stop in the middle of a rebalance",
-    guarantees=(1,),
-    without=Rule(
-        "a worker that leaves the group waits only briefly for its confirmation",
-        patch="syncer.kafka.consumer:ChangeConsumer.close",
-        instead=leaves_however_long_it_takes,
-    ),
-)
 def test_who_leaves_in_the_middle_of_a_rebalance_is_soon_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not wait for a coordinator that hears it only later; nor does its log speak of that."""
     monkeypatch.setattr("syncer.kafka.consumer.CLOSE_SECONDS", 0.1)  # far less than the five that it takes who waits
@@ -93,15 +80,6 @@ def test_who_leaves_in_the_middle_of_a_rebalance_is_soon_gone(world: World, monk
     assert [one for one in logs if one["event"] == "topic.troubled"] == []
 
 
-@faces(
-    "partitions are revoked while a worker's batch is delayed, and assigned again",
-    guarantees=(1,),
-    without=Rule(
-        "a partition that goes is resumed first, since Kafka's client remembers that it was paused",
-        patch="syncer.kafka.consumer:ChangeConsumer._revoke",
-        instead=leaves_partitions_paused,
-    ),
-)
 def test_a_partition_that_went_while_it_was_paused_is_read_when_it_comes_back(world: World) -> None:
     """Staying in the group pauses what is assigned, and may be when it goes; later that is forgotten."""
     settings = hurried(world)  # a member that leaves in the middle of a rebalance is soon taken for dead
@@ -133,15 +111,6 @@ HURRIED = {"session.timeout.ms": 2000, "max.poll.interval.ms": 3000}
 TAKEN_FOR_DEAD_SECONDS = 4
 
 
-@faces(
-    "a worker that has asked Kafka nothing for too long, and is no member any more, says that it is there",
-    guarantees=(1,),
-    without=Rule(
-        "what fails in between is raised by the next `receive`, so that the worker joins again",
-        patch="syncer.kafka.consumer:ChangeConsumer._stay",
-        instead=forgets_what_failed,
-    ),
-)
 def test_what_is_said_to_who_stays_is_no_record(world: World) -> None:
     """It joins anew; what it has read is not read again from the first partition's beginning."""
     publish(world, "INSERT INTO users (id, name, email) SELECT g, 'u', 'e' FROM generate_series(1, 200) AS g")
@@ -164,15 +133,6 @@ def test_what_is_said_to_who_stays_is_no_record(world: World) -> None:
         consumer.close()
 
 
-@faces(
-    "Postgres is unavailable for longer than a worker may ask Kafka nothing",
-    guarantees=(1,),
-    without=Rule(
-        "a worker that waits for Postgres stays in the group",
-        patch="syncer.worker.group:Membership.pause",
-        instead=only_waits,
-    ),
-)
 def test_who_waits_for_postgres_keeps_its_partitions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """An outage of another server is not taken for a worker's own: the group does not change for it."""
     monkeypatch.setattr(group, "_KEEP_ALIVE_SECONDS", 1)

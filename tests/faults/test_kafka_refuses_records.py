@@ -9,8 +9,6 @@ from structlog.testing import capture_logs
 from tests.faults.following import admin, following, refreshes
 from tests.faults.writers import fill
 from tests.harness import World
-from tests.mutations.producer import fails_on_what_is_too_large, shortens_all
-from tests.proof import Rule, faces
 
 TABLES = """
 CREATE TABLE shelves (word text, label text);
@@ -32,15 +30,6 @@ def limit_records(world: World, bytes_max: int) -> None:
     client.incremental_alter_configs([topic])[topic].result()
 
 
-@faces(
-    "a change's routing columns are larger than any record that Kafka takes",
-    guarantees=(1, 3),
-    without=Rule(
-        "a record that is too large is replaced by a short one",
-        patch="syncer.kafka.producer:ChangeProducer._refused",
-        instead=fails_on_what_is_too_large,
-    ),
-)
 def test_a_change_is_too_large(empty_world: World) -> None:
     """The documents that read its table are written again, and the next changes go on as ever."""
     world = empty_world
@@ -62,15 +51,6 @@ def test_a_change_is_too_large(empty_world: World) -> None:
     assert shortened[0] == ["public.shelves"]
 
 
-@faces(
-    "the topic takes records, but not as many together as the relay sends",
-    guarantees=(1,),
-    without=Rule(
-        "what is too large together is published one by one",
-        patch="syncer.kafka.producer:ChangeProducer._publish_alone",
-        instead=shortens_all,
-    ),
-)
 def test_a_batch_is_too_large(world: World) -> None:
     """Records that are small enough arrive as they are: nothing has to be written again."""
     limit_records(world, 2000)

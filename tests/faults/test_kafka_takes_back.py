@@ -22,14 +22,9 @@ from syncer.relay import loop as relaying
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.kafka import KafkaServer
 from tests.faults.following import admin, ends, following, handle, handling, publish, refreshes
-from tests.faults.rules import STOP_HEEDED
 from tests.faults.test_kafka_loses_records import commit
 from tests.faults.writers import fill
 from tests.harness import DEADLINE_SECONDS, World, made, running, wait_until
-from tests.model import losing
-from tests.mutations import DOES_NOTHING, SAYS_NO, SAYS_YES, Returns
-from tests.mutations.producer import fills_no_gap, overlooks_losses
-from tests.proof import Rule, faces
 
 UPDATES = "DO $$ BEGIN FOR i IN 1..{} LOOP UPDATE posts SET title = 'n' || i WHERE id = 1; END LOOP; END $$"
 
@@ -85,15 +80,6 @@ def crash(kafka: KafkaServer, kept: Path) -> None:
     kafka.start()
 
 
-@faces(
-    "the broker loses power, and with it records that it had acknowledged",
-    guarantees=(1, 3),
-    without=Rule(
-        "a partition that ends before what was acknowledged has lost records",
-        patch="syncer.recovery.lost_records:fallen_back",
-        instead=Returns(()),
-    ),
-)
 def test_acknowledged_records_are_gone(frail_world: World, kafka: KafkaServer) -> None:
     """The next relay that leads notices it."""
     kept = copy(kafka)
@@ -104,15 +90,6 @@ def test_acknowledged_records_are_gone(frail_world: World, kafka: KafkaServer) -
     assert refreshes(frail_world) == 1
 
 
-@faces(
-    "the same, and newer records have taken the place of the lost ones before anybody looked",
-    guarantees=(1, 3),
-    without=Rule(
-        "an acknowledgement for a place that was acknowledged before is a loss",
-        patch="syncer.kafka.producer:ChangeProducer._delivered",
-        instead=overlooks_losses,
-    ),
-)
 def test_lost_records_are_overtaken(frail_world: World, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The relay that goes on notices it by where its next records are."""
     monkeypatch.setattr(relaying, "_LOOK_SECONDS", 3600)
@@ -130,15 +107,6 @@ def test_lost_records_are_overtaken(frail_world: World, kafka: KafkaServer, monk
     assert refreshes(frail_world) == 1
 
 
-@faces(
-    "the same, and the workers had handled the lost records: their offsets are behind the newer ones",
-    guarantees=(1, 3),
-    without=Rule(
-        "no change takes the offset of a lost record",
-        patch="syncer.kafka.producer:ChangeProducer.fill_up",
-        instead=fills_no_gap,
-    ),
-)
 @pytest.mark.parametrize(
     "is_noticed",
     [
@@ -204,18 +172,6 @@ def refuse_records(world: World, operation: AlterConfigOpType) -> None:
     wait_until(is_known, what="the broker knows the limit")
 
 
-@faces(
-    "the broker has lost acknowledged records, and then takes no records for a while",
-    guarantees=(4,),
-    without=(
-        Rule(
-            "a loss is made up for once, however often its offsets cannot be filled",
-            patch="syncer.relay.loop:Relay._is_made_up",
-            instead=SAYS_NO,
-        ),
-        Rule(losing.MADE_UP_BY_POSITION, patch="syncer.relay.loop:Relay._is_made_up", instead=SAYS_YES),
-    ),
-)
 def test_a_loss_is_made_up_for_once(frail_world: World, kafka: KafkaServer) -> None:
     """Further attempts create no job, even once the first one is done; the last one fills the offsets."""
     kept = copy(kafka)
@@ -238,18 +194,6 @@ def test_a_loss_is_made_up_for_once(frail_world: World, kafka: KafkaServer) -> N
     assert refreshes(frail_world) == 1
 
 
-@faces(
-    "a partition begins again at 0 after a billion records, and the relay that fills the gap is told to stop",
-    guarantees=(1,),
-    without=(
-        STOP_HEEDED,
-        Rule(
-            "a leader tells Postgres that it lives while it waits for Kafka",
-            patch="syncer.relay.loop:Relay._send_heartbeat",
-            instead=DOES_NOTHING,
-        ),
-    ),
-)
 @pytest.mark.thorough
 def test_a_long_gap_is_left_on_a_stop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The relay leads for as long as it takes, and leaves once it has had its time."""

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from tests.faults.rules import LATE_AGAIN
 from tests.harness import World
-from tests.proof import faces
 
 
-@faces(
-    "a writer is delayed until Elasticsearch has forgotten a delete, as it does when an index is closed and opened",
-    guarantees=(2, 3),
-    without=LATE_AGAIN,
-)
 def test_a_deleted_document_does_not_come_back(world: World) -> None:
     """Read while it was there, written when its delete is forgotten: that is noticed, and it is deleted again."""
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')")
@@ -38,7 +31,6 @@ def test_a_deleted_document_does_not_come_back(world: World) -> None:
         assert world.differences() == []
 
 
-@faces("a document is created by the writer that was not delayed", guarantees=(2,))
 def test_what_is_created_in_time_is_written_once(world: World) -> None:
     """Nobody who was not held up does anything twice."""
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')")

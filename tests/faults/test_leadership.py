@@ -14,12 +14,9 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from syncer.capture.leader import LEASE_SECONDS
-from tests.faults.rules import DEPOSED, ONE_LEADER
 from tests.faults.stopping_at import Plan
 from tests.faults.writers import fill
 from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
-from tests.mutations import DOES_NOTHING
-from tests.proof import Rule, faces
 
 LOG = structlog.get_logger()
 CHANGE = "UPDATE posts SET title = title || '.' WHERE id = (SELECT min(id) FROM posts)"
@@ -46,7 +43,6 @@ def said(daemon: Daemon, *names: str) -> list[dict[str, Any]]:
     return [one for one in daemon.events() if one["event"] in names and one.get("component", "relay") == "relay"]
 
 
-@faces("the relay that leads is stopped, and another one stands by", guarantees=(1,), without=(DEPOSED, ONE_LEADER))
 def test_a_leader_that_is_stopped_is_replaced_soon(world: World) -> None:
     """The next one leads, the stopped one stands by once it goes on, and leads again when the other ends."""
     fill(world)
@@ -88,15 +84,7 @@ def down(world: World) -> Iterator[None]:
         world.sandbox.kafka.start()
 
 
-ANSWERED_FIRST = Rule(
-    "a relay asks for the lead once Kafka has answered it",
-    patch="syncer.relay.loop:_require_answer",
-    instead=DOES_NOTHING,
-)
-
-
 @pytest.mark.thorough
-@faces("Kafka is away while a second relay stands by", guarantees=(1,), without=ANSWERED_FIRST)
 def test_the_lead_does_not_rotate_while_kafka_is_away(world: World) -> None:
     """Neither relay claims that it leads or has recovered before Kafka takes records; then one leads."""
     keep_the_lead(world, down)

@@ -17,9 +17,6 @@ from tests.locking.crowd import crowd, settled
 from tests.locking.locker import LEASE_SECONDS
 from tests.locking.owners import held_up, lockers
 from tests.locking.pair import pair_index, set_pair, values
-from tests.locking.rules import DEATH, EXCLUSION, FENCE, RECOVERY
-from tests.mutations.locks import refers_to_nothing
-from tests.proof import Rule, faces
 
 
 @pytest.fixture
@@ -29,11 +26,6 @@ def index(endpoints: Endpoints) -> Iterator[str]:
         yield name
 
 
-@faces(
-    "the holder of a lock freezes before its write, and continues when the lock has another holder",
-    guarantees=(),
-    without=(FENCE, RECOVERY),
-)
 def test_who_comes_back_from_the_dead_changes_nothing(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,15 +48,6 @@ def test_who_comes_back_from_the_dead_changes_nothing(
             assert values(second._client, index) == (8, 8)
 
 
-@faces(
-    "the holder of a lock freezes before it stores its intent",
-    guarantees=(),
-    without=Rule(
-        "the intent is referenced by a write that fails for a holder that was declared dead",
-        patch="syncer.locks.held:HeldLocks._refer_to",
-        instead=refers_to_nothing,
-    ),
-)
 def test_who_was_taken_for_dead_begins_nothing(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +69,6 @@ def test_who_was_taken_for_dead_begins_nothing(
             assert values(second._client, index) == (0, 0)
 
 
-@faces("a holder comes back while it is being buried, and its clock has stood still", guarantees=(), without=DEATH)
 def test_who_is_being_buried_is_not_told_that_its_change_is_made(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +99,6 @@ def test_who_is_being_buried_is_not_told_that_its_change_is_made(
         assert next_one.result() == (0, 0)
 
 
-@faces("holders of locks are killed, and stopped for longer than their lease", guarantees=(), without=EXCLUSION)
 @pytest.mark.parametrize("troubles", [2, pytest.param(20, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", ["global", "document", "tree"])
 def test_one_at_a_time_whoever_dies_or_stands_still(
@@ -139,10 +120,6 @@ def test_one_at_a_time_whoever_dies_or_stands_still(
 
 
 @pytest.mark.thorough
-@faces(
-    "Elasticsearch and one of several processes that lock are killed, and Elasticsearch hangs for longer than a lease",
-    guarantees=(),
-)
 def test_one_at_a_time_though_elasticsearch_goes_away(
     sandbox: Sandbox, endpoints: Endpoints, index: str, tmp_path: Path
 ) -> None:

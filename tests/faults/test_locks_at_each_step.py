@@ -17,16 +17,7 @@ from syncer.sandbox import Endpoints
 from tests.harness import REPOSITORY
 from tests.locking import Turn, history, violations
 from tests.locking.pair import pair_index, values
-from tests.locking.rules import FENCE, RECOVERY
 from tests.locking.steps import STANDING, STEPS, pair
-from tests.mutations.locks import leaves_the_dead_to_others
-from tests.proof import Rule, faces
-
-WATCHED = Rule(
-    "if the recovery of a dead holder stalls, another process takes it over",
-    patch="syncer.locks.holders:Liveness._is_over",
-    instead=leaves_the_dead_to_others,
-)
 
 
 @contextmanager
@@ -67,22 +58,12 @@ def check(endpoints: Endpoints, role: str, signal: str, folder: Path) -> None:
     assert any(one.is_done for one in history(folder.glob("*.jsonl"))), "no process came to its end"
 
 
-@faces(
-    "a holder is killed before each of its requests, or freezes there and continues when others have its locks",
-    guarantees=(),
-    without=(FENCE, RECOVERY),
-)
 @pytest.mark.parametrize("signal", ["SIGSTOP", pytest.param("SIGKILL", marks=pytest.mark.thorough)])
 def test_a_holder_is_stopped_or_killed_at_each_step(endpoints: Endpoints, tmp_path: Path, signal: str) -> None:
     """Its change is made whole, or not at all, and nothing of it comes later."""
     check(endpoints, "holder", signal, tmp_path)
 
 
-@faces(
-    "the process that recovers a dead holder is killed before each request, or freezes there and continues later",
-    guarantees=(),
-    without=WATCHED,
-)
 @pytest.mark.parametrize("signal", ["SIGSTOP", "SIGKILL"])
 @pytest.mark.thorough
 def test_a_burial_is_stopped_or_killed_at_each_step(endpoints: Endpoints, tmp_path: Path, signal: str) -> None:

@@ -20,10 +20,6 @@ from tests.harness import DEADLINE_SECONDS, wait_until
 from tests.locking import PAIR
 from tests.locking.owners import fail_at, held_up, lockers
 from tests.locking.pair import pair_index, set_pair, values
-from tests.locking.rules import BROKEN_OFF, UNSURE
-from tests.mutations import DOES_NOTHING
-from tests.mutations.locks import keeps_the_intent, one_term_for_all
-from tests.proof import Rule, faces
 
 
 @pytest.fixture
@@ -40,7 +36,6 @@ def pages(client: Elasticsearch, index: str) -> int:
     return int(client.count(index=f"{index}-locks-intents")["count"])
 
 
-@faces("a change of two documents is broken off between them, by an exception", guarantees=(), without=BROKEN_OFF)
 def test_a_change_that_is_broken_off_is_rolled_back(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,11 +56,6 @@ def test_a_change_that_is_broken_off_is_rolled_back(
         assert pages(first._client, index) == 0
 
 
-@faces(
-    "a change of two documents fails half way: interrupted, refused, or by an error of the program that makes it",
-    guarantees=(),
-    without=Rule("what cannot be finished is rolled back", patch="syncer.locks.burial:roll_back", instead=DOES_NOTHING),
-)
 def test_a_change_that_fails_is_rolled_back_at_once(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,11 +82,6 @@ def test_a_change_that_fails_is_rolled_back_at_once(
         assert pages(first._client, index) == 0
 
 
-@faces(
-    "the holder of a lock freezes between two documents, no process wants the lock, and it continues",
-    guarantees=(),
-    without=BROKEN_OFF,
-)
 def test_who_stood_still_alone_leaves_nothing_half_done(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,15 +103,6 @@ def test_who_stood_still_alone_leaves_nothing_half_done(
             assert values(second._client, index) == (0, 0)
 
 
-@faces(
-    "a request of a holder's first change is delayed, and comes after its second one",
-    guarantees=(),
-    without=Rule(
-        "each page is written in a term of its own",
-        patch="syncer.locks.held:HeldLocks._refer_to",
-        instead=one_term_for_all,
-    ),
-)
 def test_a_request_that_comes_late_undoes_nothing_of_its_own_holders(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,15 +123,6 @@ def test_a_request_that_comes_late_undoes_nothing_of_its_own_holders(
         assert values(first._client, index) == (8, 8)
 
 
-@faces(
-    "two processes bury a holder at once, and one of them continues when the lock has another holder",
-    guarantees=(),
-    without=Rule(
-        "no lock is free while another process may roll the change back",
-        patch="syncer.locks.burial:_Remains.amend",
-        instead=keeps_the_intent,
-    ),
-)
 def test_what_is_rolled_back_is_not_rolled_back_again(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +164,6 @@ def test_what_is_rolled_back_is_not_rolled_back_again(
         assert values(second._client, index) == (9, 9)
 
 
-@faces("a request that gives a lock back, or takes it, is not answered", guarantees=(), without=UNSURE)
 @pytest.mark.parametrize("method", ["give_back", "take"])
 def test_a_lock_that_could_not_be_given_back_is_free_though_its_owner_lives(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch, method: str

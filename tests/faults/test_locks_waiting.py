@@ -19,16 +19,6 @@ from tests.faults.proxy import Forward, Proxy
 from tests.harness import DEADLINE_SECONDS, wait_until
 from tests.locking.owners import fail_at, lockers, stall
 from tests.locking.pair import pair_index, set_pair, values
-from tests.locking.rules import UNSURE
-from tests.mutations import Returns
-from tests.mutations.locks import (
-    comes_back_while_it_waits,
-    for_as_long_as_it_takes,
-    patient_for_ever,
-    says_nothing_of_what_is_broken_off,
-    says_nothing_of_what_is_unsure,
-)
-from tests.proof import Rule, faces
 
 SHORT = 0.5
 
@@ -42,15 +32,6 @@ def index(endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch) -> Iterator[str
         yield name
 
 
-@faces(
-    "holders of locks die, and another process requests one lock after the other without waiting",
-    guarantees=(),
-    without=Rule(
-        "a request for a lock checks its holder, however short the timeout",
-        patch="syncer.locks.holders:Liveness.look",
-        instead=Returns(()),
-    ),
-)
 def test_who_never_waits_finds_out_who_is_dead(endpoints: Endpoints, index: str) -> None:
     """A worker that goes through a list of tasks, and skips what others have, does what the dead have left."""
     with (
@@ -73,15 +54,6 @@ def test_who_never_waits_finds_out_who_is_dead(endpoints: Endpoints, index: str)
         wait_until(are_had, what="both are had")
 
 
-@faces(
-    "a waiting process freezes until its own lease has expired too, and finds the other holder dead",
-    guarantees=(),
-    without=Rule(
-        "a process that loses its lease while it waits is granted nothing",
-        patch="syncer.locks.keeper:Locks._bury",
-        instead=comes_back_while_it_waits,
-    ),
-)
 def test_who_loses_its_lease_while_it_waits_is_granted_nothing(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,15 +74,6 @@ def test_who_loses_its_lease_while_it_waits_is_granted_nothing(
                 pytest.fail("it has both")
 
 
-@faces(
-    "a dead holder's change cannot be rolled back, since its index takes nothing",
-    guarantees=(),
-    without=Rule(
-        "nothing is retried after the timeout of a request for a lock",
-        patch="syncer.locks.lease:Lease.patient_until",
-        instead=patient_for_ever,
-    ),
-)
 def test_waiting_ends_in_time_though_elasticsearch_takes_nothing(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,15 +98,6 @@ def test_waiting_ends_in_time_though_elasticsearch_takes_nothing(
         assert take() == (0, 0)
 
 
-@faces(
-    "a renewal is written, and its answer never comes",
-    guarantees=(),
-    without=Rule(
-        "one renewal is waited for no longer than leaves time for another",
-        patch="syncer.locks.holders:Holders.within",
-        instead=for_as_long_as_it_takes,
-    ),
-)
 def test_one_answer_that_never_comes_costs_no_lease(endpoints: Endpoints, index: str) -> None:
     """The connection hangs, Elasticsearch does not: the next request gets through in time."""
     lease, given_up = 2.0, threading.Event()
@@ -172,15 +126,6 @@ def test_one_answer_that_never_comes_costs_no_lease(endpoints: Endpoints, index:
             given_up.set()
 
 
-@faces(
-    "a lock is given back when its lease is over and Elasticsearch away",
-    guarantees=(),
-    without=Rule(
-        "an owner that cannot know whether it held the lock until the end gets an error",
-        patch="syncer.locks.keeper:Locks._give_back",
-        instead=says_nothing_of_what_is_unsure,
-    ),
-)
 def test_who_cannot_know_whether_it_was_alone_is_told_so(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,15 +138,6 @@ def test_who_cannot_know_whether_it_was_alone_is_told_so(
         fail_at(monkeypatch, first._registry.entries, "give_back", NoConnectionError("it is away"))
 
 
-@faces(
-    "a change is aborted, and its owner ignores the error",
-    guarantees=(),
-    without=Rule(
-        "an owner that aborted a change also gets an error at the end",
-        patch="syncer.locks.keeper:Locks._give_back",
-        instead=says_nothing_of_what_is_broken_off,
-    ),
-)
 def test_who_takes_no_notice_is_told_at_the_end(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +148,6 @@ def test_who_takes_no_notice_is_told_at_the_end(
             set_pair(held, index, 7)
 
 
-@faces("a request for a lock is interrupted, and arrives nevertheless", guarantees=(), without=UNSURE)
 def test_a_lock_that_was_asked_for_and_interrupted_is_free(
     endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,18 +25,6 @@ from syncer.jobs.model import JobKind, JobState, find, unfinished
 from syncer.kafka.topic import INSTALLATION
 from tests.faults.following import handle, refreshes
 from tests.harness import BLOG_SCHEMA, World, wait_until
-from tests.mutations import SAYS_NO, Replaces, Returns
-from tests.mutations.base import says_all
-from tests.mutations.documents import suspends_on_data
-from tests.mutations.membership import takes_all_for_changes
-from tests.mutations.writing import (
-    is_not_dead_lettered,
-    isolates_nothing,
-    looks_for_known_letters_only,
-    of_later_failures,
-    takes_all_for_outages,
-)
-from tests.proof import Rule, faces
 
 USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')"
 POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, {}) AS g"
@@ -76,15 +64,6 @@ def connection(world: World) -> Iterator[Connection]:
 # Many
 
 
-@faces(
-    "two thousand rows of three thousand make the SELECT raise",
-    guarantees=(1, 3),
-    without=Rule(
-        "a row that makes the SELECT raise is found out and set aside",
-        patch="syncer.indexing.writer:Writer._isolated",
-        instead=isolates_nothing,
-    ),
-)
 def test_rows_that_make_the_select_raise_are_dead_lettered_together(
     dividing: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +93,6 @@ def test_rows_that_make_the_select_raise_are_dead_lettered_together(
     assert letters(world) == {}
 
 
-@faces("a SELECT raises for many rows, and takes long for each", guarantees=(1,))
 def test_a_slow_select_that_raises_is_looked_into_bit_by_bit(dividing: World) -> None:
     """Time that is up leaves the rest for the next look, and each look finds out something."""
     world = dividing
@@ -132,7 +110,6 @@ def test_a_slow_select_that_raises_is_looked_into_bit_by_bit(dividing: World) ->
     assert looks == 40
 
 
-@faces("a mapping refuses thousands of documents, and is fixed", guarantees=(1, 3))
 def test_what_a_mapping_refuses_is_written_once_it_is_fixed(world: World) -> None:
     """Every one is dead-lettered with its field and type.
 
@@ -160,15 +137,6 @@ def test_what_a_mapping_refuses_is_written_once_it_is_fixed(world: World) -> Non
     assert letters(world) == {}
 
 
-@faces(
-    "Elasticsearch refuses documents; then the mapping is fixed in place, and applied",
-    guarantees=(1, 3),
-    without=Rule(
-        "a dead letter goes away once a newer version is written",
-        patch="syncer.indexing.dead_letters:_CLEAR",
-        instead=Replaces("l.version < $3", "l.version < $3 AND false"),
-    ),
-)
 def test_a_mapping_that_is_changed_in_place_initial_loads_what_was_dead_lettered(empty_world: World) -> None:
     """A field that a strict mapping lacked is added: the load of the new revision writes what it refused."""
     world = empty_world
@@ -194,14 +162,6 @@ def test_a_mapping_that_is_changed_in_place_initial_loads_what_was_dead_lettered
 # At once
 
 
-_LATE = Rule(
-    "what is dead-lettered is checked again, in case it has been fixed meanwhile",
-    patch="syncer.indexing.failed_documents:FailedDocuments.changed_since",
-    instead=Returns([]),
-)
-
-
-@faces("a document is fixed and written between its refusal and its dead letter", guarantees=(3,), without=_LATE)
 @pytest.mark.parametrize("fix", ["UPDATE posts SET created = now()", "DELETE FROM posts"])
 def test_a_refusal_that_comes_late_dead_letters_nothing(world: World, connection: Connection, fix: str) -> None:
     """A slow writer sends what a quick one has overtaken: Elasticsearch refuses it, and nothing is wrong."""
@@ -219,15 +179,6 @@ def test_a_refusal_that_comes_late_dead_letters_nothing(world: World, connection
     assert world.differences() == []
 
 
-@faces(
-    "a document changes each time that Elasticsearch refuses it permanently",
-    guarantees=(3,),
-    without=Rule(
-        "only what Elasticsearch asks to try again is trouble of a server",
-        patch="syncer.indexing.writer:Writer.settle",
-        instead=takes_all_for_outages,
-    ),
-)
 @pytest.mark.usefixtures("connection")
 def test_a_refusal_of_what_has_changed_is_no_outage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is composed again at once; the log says of no server that it is unavailable, and quotes no value."""
@@ -248,15 +199,6 @@ def test_a_refusal_of_what_has_changed_is_no_outage(world: World, monkeypatch: p
     assert world.differences() == []
 
 
-@faces(
-    "a row is fixed and written between the failure of its SELECT and its dead letter",
-    guarantees=(3,),
-    without=Rule(
-        "what is dead-lettered is tried again, in case it has been fixed meanwhile",
-        patch="syncer.indexing.failed_documents:FailedDocuments._fixed_since",
-        instead=Returns(frozenset()),
-    ),
-)
 def test_a_failure_that_is_late_dead_letters_nothing(dividing: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else has written the fixed row before it was dead-lettered: it does not stay dead-lettered."""
     world = dividing
@@ -278,22 +220,6 @@ def test_a_failure_that_is_late_dead_letters_nothing(dividing: World, monkeypatc
     assert world.differences() == []
 
 
-@faces(
-    "a row is fixed, and composed for the fix, before its older failure is dead-lettered",
-    guarantees=(3,),
-    without=(
-        Rule(
-            "a dead letter has a version from before its failure was read",
-            patch="syncer.indexing.compose:Composer.faults",
-            instead=of_later_failures,
-        ),
-        Rule(
-            "a writer looks for dead letters after it has written",
-            patch="syncer.indexing.compose:Composer.confirm",
-            instead=looks_for_known_letters_only,
-        ),
-    ),
-)
 def test_a_fix_clears_a_letter_that_was_dead_lettered_after_it_was_composed(dividing: World) -> None:
     """The failure was assigned before: whoever writes the fixed row clears it, though he read before it was there."""
     world = dividing
@@ -338,15 +264,6 @@ def noted(empty_world: World) -> World:
     return world
 
 
-@faces(
-    "a change makes the affects query raise, beside others that do not",
-    guarantees=(1, 3),
-    without=Rule(
-        "a change with unknown affected documents affects all of them, and suspends none",
-        patch="syncer.documents.snapshot:following",
-        instead=suspends_on_data,
-    ),
-)
 def test_a_change_that_cannot_be_followed_refreshes_all(noted: World) -> None:
     """The document goes on, and a job writes all of it, with what the others in the batch changed."""
     world = noted
@@ -369,15 +286,6 @@ def test_a_change_that_cannot_be_followed_refreshes_all(noted: World) -> None:
     assert "x3" not in json.dumps(said, default=str)
 
 
-@faces(
-    "the affects query raises only when a fan-out is listed",
-    guarantees=(1, 3),
-    without=Rule(
-        "a refresh takes the place of a fan-out that cannot be listed",
-        patch="syncer.jobs.listing:_can_be_widened",
-        instead=SAYS_NO,
-    ),
-)
 def test_a_fan_out_that_cannot_be_listed_refreshes_all(noted: World) -> None:
     """The job ends, and says which one does its work; the document is not suspended."""
     world = noted
@@ -395,7 +303,6 @@ def test_a_fan_out_that_cannot_be_listed_refreshes_all(noted: World) -> None:
     assert world.differences() == []
 
 
-@faces("a change that touches many documents has a key with decimals", guarantees=(1,))
 def test_a_fan_out_keeps_the_digits_of_its_cause(noted: World) -> None:
     """A numeric key with decimals, as it comes from the topic, is a cause like any other."""
     with noted.connect() as connection:
@@ -433,22 +340,6 @@ def put(world: World, *values: bytes) -> None:
     producer.flush()
 
 
-@faces(
-    "records of this database cannot be read: no JSON, no text, nested without end, of another shape",
-    guarantees=(1, 3),
-    without=(
-        Rule(
-            "an unreadable record may have been any change, so every document is written again",
-            patch="syncer.recovery.lost_records:_refresh_all",
-            instead=Returns(()),
-        ),
-        Rule(
-            "an unreadable record does not stop the worker",
-            patch="syncer.worker.group:Membership._parse",
-            instead=takes_all_for_changes,
-        ),
-    ),
-)
 def test_unreadable_records_are_made_up_for(world: World) -> None:
     """Changes before, between and behind them are written, and so is what they may have changed; all is committed."""
     world.sql(USER)
@@ -481,11 +372,6 @@ def test_unreadable_records_are_made_up_for(world: World) -> None:
 # What is said
 
 
-@faces(
-    "one poisonous document changes again and again",
-    guarantees=(3,),
-    without=Rule("what was just said is only counted", patch="syncer.base.log_limit:Repeated._tell", instead=says_all),
-)
 def test_a_stream_of_poison_is_said_once_and_then_counted(world: World, connection: Connection) -> None:
     """The log has a line for the first, and one for all others: no number is lost."""
     name = world.index_of()
@@ -504,15 +390,6 @@ def test_a_stream_of_poison_is_said_once_and_then_counted(world: World, connecti
 
 
 @pytest.mark.parametrize("fault", ["views = 13", "created = 'infinity'"], ids=["select", "mapping"])
-@faces(
-    "a dead letter cannot be recorded: of a row that makes the SELECT raise, of one that the mapping refuses",
-    guarantees=(1,),
-    without=Rule(
-        "what cannot be dead-lettered is a failure, which is reported and retried",
-        patch="syncer.indexing.failed_documents:FailedDocuments._dead_letter",
-        instead=is_not_dead_lettered,
-    ),
-)
 def test_what_cannot_be_dead_lettered_is_tried_again_and_told_of(dividing: World, fault: str) -> None:
     """It is not taken for done, nor tried without a pause.
 

@@ -24,9 +24,6 @@ from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
 from tests.faults.writers import SEED, Work, at_work, fill, writing
 from tests.harness import DEADLINE_SECONDS, Daemon, World, made, postgres_server, wait_until
-from tests.mutations import Is
-from tests.mutations.base import exists_if_only_in_part, takes_nothing_for_ever
-from tests.proof import Rule, faces
 
 ROLE = "syncer_worker"
 PASSWORD = "one"  # noqa: S105 - of a server that ends with the test
@@ -113,7 +110,6 @@ def told(daemon: Daemon, said: str) -> int:
     return len([one for one in daemon.events() if one["event"] == "component.retried" and said in one["error"]])
 
 
-@faces("connections are ended, and queries cancelled, at random and under load", guarantees=(1, 2, 3))
 def test_connections_end_at_random(world: World) -> None:
     """Each component opens another one, and does again what was not done."""
     daemon = world.daemon()
@@ -129,10 +125,6 @@ def test_connections_end_at_random(world: World) -> None:
     assert daemon.stop() == 0
 
 
-@faces(
-    "the role's connections are limited, its password is changed, the database is read-only",
-    guarantees=(1, 3),
-)
 def test_a_database_that_refuses_is_waited_for(world: World) -> None:
     """The daemon says what the server says, once for each component, and goes on when it is allowed to."""
     daemon = world.daemon(environment=of_role(world))
@@ -155,15 +147,6 @@ def test_a_database_that_refuses_is_waited_for(world: World) -> None:
     assert daemon.stop() == 0
 
 
-@faces(
-    "timeouts are set for the role that are too short for what a listing takes",
-    guarantees=(1, 4),
-    without=Rule(
-        "a component's session has none of the timeouts that an operator sets for others",
-        patch="syncer.base.postgres:_SESSION_SINCE",
-        instead=Is({}),
-    ),
-)
 def test_timeouts_of_the_role_are_not_ours(world: World) -> None:
     """Whatever is set for the role or the database, our sessions have none."""
     for one in TIMEOUTS:
@@ -175,15 +158,6 @@ def test_timeouts_of_the_role_are_not_ours(world: World) -> None:
         admin(world, "ALTER ROLE postgres RESET ALL")
 
 
-@faces(
-    "the machine of the database is gone without a word, when it has just been asked something",
-    guarantees=(4,),
-    without=Rule(
-        "a query to a machine that is gone is given up after half a minute",
-        patch="syncer.base.postgres:_UNANSWERED_MILLISECONDS_MAX",
-        instead=Is(0),
-    ),
-)
 def test_a_question_that_arrives_nowhere_is_given_up(world: World) -> None:
     """It is not sent again and again for a quarter of an hour, while a new primary waits."""
     with world.connect() as connection, socket.socket(fileno=os.dup(connection.fileno())) as wire:
@@ -193,15 +167,6 @@ def test_a_question_that_arrives_nowhere_is_given_up(world: World) -> None:
 IS_CONNECTED = "SELECT FROM pg_stat_activity WHERE pid = %s"
 
 
-@faces(
-    "a process is stopped, or its machine is gone, while Postgres answers it",
-    guarantees=(1, 4),
-    without=Rule(
-        "the server ends a session that takes nothing of an answer for long",
-        patch="syncer.base.postgres:_patience",
-        instead=takes_nothing_for_ever,
-    ),
-)
 def test_who_takes_nothing_of_an_answer_holds_no_locks(world: World) -> None:
     """A relay that is stopped amid a great many changes does not stay the leader for as long as it is stopped."""
     everything = sql.SQL("SELECT repeat('x', 1000) FROM generate_series(1, 1000000)")
@@ -228,11 +193,6 @@ def _again(connection: psycopg.Connection[Any], level: str, dice: random.Random)
                 connection.execute("UPDATE users SET name = %s WHERE id = %s", (str(dice.random()), post % 6))
 
 
-@faces(
-    "applications write at SERIALIZABLE and REPEATABLE READ, as replicas of others, with savepoints that are rolled "
-    "back, and meet serialization failures and deadlocks",
-    guarantees=(1, 3, 5),
-)
 def test_transactions_that_fail_leave_nothing(world: World) -> None:
     """What is rolled back is not published; what is tried again arrives; no trigger is bypassed."""
     daemon = world.daemon()
@@ -254,15 +214,6 @@ def test_transactions_that_fail_leave_nothing(world: World) -> None:
     assert daemon.stop() == 0
 
 
-@faces(
-    "a dump is restored into the database under a daemon that keeps running",
-    guarantees=(1, 3),
-    without=Rule(
-        "a daemon keeps out of a database that is being restored",
-        patch="syncer.base.migrations:_require_whole",
-        instead=exists_if_only_in_part,
-    ),
-)
 def test_a_database_that_is_being_restored_is_waited_for(world: World, server: PostgresServer) -> None:
     """The daemon meets it half full, and keeps out of the way until all of it is there."""
     daemon = world.daemon()

@@ -26,23 +26,9 @@ from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
 from tests.faults.writers import fill, writing
 from tests.harness import DEADLINE_SECONDS, World, made, postgres_server, running, wait_until
-from tests.mutations import Is
-from tests.mutations.writing import counts_on_what_it_wrote
-from tests.proof import Rule, faces
 
 SETTINGS = {"max_prepared_transactions": "10", "autovacuum": "off"}
 """Transactions can be prepared, and nobody commits beside us."""
-
-KEEP = Rule(
-    "an offset is committed only once Postgres has on disk what was composed",
-    patch="syncer.base.postgres:FLUSHED",
-    instead=Is("NULL"),
-)
-AGAIN = Rule(
-    "what was composed on a connection that is gone is composed again",
-    patch="syncer.indexing.compose:Composer.confirm",
-    instead=counts_on_what_it_wrote,
-)
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +88,6 @@ def kill_one(world: World) -> bool:
     return False
 
 
-@faces(
-    "the database is restarted and killed, and so is one of its processes, under load, while a job is done",
-    guarantees=(1, 2, 3, 4),
-)
 def test_a_daemon_outlives_every_end_of_its_database(world: World, server: PostgresServer) -> None:
     """Writers connect again, so does the daemon; it says so once each time, and all is level by itself."""
     fill(world)
@@ -131,11 +113,6 @@ def test_a_daemon_outlives_every_end_of_its_database(world: World, server: Postg
     assert daemon.stop() == 0
 
 
-@faces(
-    "the database loses commits that did not wait for its disk, and that documents show already",
-    guarantees=(3,),
-    without=KEEP,
-)
 def test_a_commit_that_a_crash_takes_back_is_not_shown_for_long(world: World, server: PostgresServer) -> None:
     """What a document shows is on disk before the change that led to it is let go of."""
     fill(world)
@@ -178,11 +155,6 @@ class CrashIndex(Index):
         return outcome
 
 
-@faces(
-    "the database crashes while a document that shows a commit on no disk is written, and its change not let go of",
-    guarantees=(3,),
-    without=AGAIN,
-)
 def test_what_was_composed_before_a_crash_is_composed_again(world: World, server: PostgresServer) -> None:
     """A batch that waits for another one, which waits for Postgres, is read again in the life that has begun."""
     fill(world)
@@ -206,7 +178,6 @@ def test_what_was_composed_before_a_crash_is_composed_again(world: World, server
     assert not world.differences()
 
 
-@faces("a transaction is prepared, the database crashes, and it is committed later", guarantees=(1,))
 def test_a_prepared_transaction_outlives_a_crash(world: World, server: PostgresServer) -> None:
     """Its changes are new when they are committed, however far the cursor has come meanwhile."""
     fill(world)

@@ -17,7 +17,6 @@ from syncer.sandbox.account import server_account
 from syncer.sandbox.postgres import PostgresServer
 from tests.faults.writers import fill, writing
 from tests.harness import World, made, wait_until
-from tests.proof import faces
 
 DISK_MB = 100
 APART = ("unshare", "--user", "--map-current-user", "--mount", "--keep-caps", "/bin/sh", "-c")
@@ -78,7 +77,6 @@ def fill_the_disk(connection: psycopg.Connection[tuple[object, ...]]) -> None:
                 connection.execute("INSERT INTO filler SELECT repeat('x', 7000) FROM generate_series(1, %s)", (size,))
 
 
-@faces("the database's disk is full, under load", guarantees=(1, 3))
 def test_a_full_disk_is_waited_for(world: World) -> None:
     """Nothing is skipped meanwhile, and it is said once, not each time that it is tried."""
     fill(world)

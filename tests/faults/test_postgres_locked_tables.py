@@ -17,16 +17,9 @@ from tests.faults.test_job_writes import POSTS, create, the_document, two_docume
 from tests.faults.test_version_rule import HeldIndex
 from tests.faults.writers import fill
 from tests.harness import Daemon, World, running, wait_until
-from tests.mutations import DOES_NOTHING, Is
-from tests.proof import Rule, faces
 from tests.scenarios.test_fan_outs import list_
 from tests.scenarios.test_jobs import altering
 
-NOT_WAITED_FOR = Rule(
-    "a table that stays locked is not waited for: its documents are suspended",
-    patch="syncer.documents.locked_tables:LockedTables.met",
-    instead=DOES_NOTHING,
-)
 _WAITING = "SELECT {} FROM pg_locks WHERE NOT granted AND relation = 'posts'::regclass AND mode = '{}Lock'"
 _ATTEMPTS = _WAITING.format("waitstart", "AccessShare")
 _HURRIED = {"syncer.documents.locked_tables:LOCKED_SECONDS_MAX": 1.0}
@@ -53,7 +46,6 @@ Locked = Callable[[World], AbstractContextManager[None]]
 
 
 @pytest.mark.parametrize("locked", [altering, pytest.param(queued, marks=pytest.mark.thorough)])
-@faces("a table is altered for hours, or an ALTER waits for a long SELECT", guarantees=(1, 3), without=NOT_WAITED_FOR)
 def test_a_locked_table_keeps_no_other_document_waiting(world: World, locked: Locked) -> None:
     """Documents that do not read it are followed; a refresh writes those that do."""
     two_documents(world)
@@ -75,15 +67,6 @@ def test_a_locked_table_keeps_no_other_document_waiting(world: World, locked: Lo
     assert process.stop() == 0
 
 
-@faces(
-    "a migration holds the lock of a table for a moment",
-    guarantees=(4,),
-    without=Rule(
-        "a lock of a few seconds is waited for",
-        patch="syncer.documents.locked_tables:LOCKED_SECONDS_MAX",
-        instead=Is(-1.0),
-    ),
-)
 def test_a_lock_of_a_moment_is_waited_for(world: World) -> None:
     """The worker asks again and again, and the changes cost no refresh."""
     attempts: set[object] = set()
@@ -105,7 +88,6 @@ def test_a_lock_of_a_moment_is_waited_for(world: World) -> None:
     assert "document.suspended" not in process.log_file.read_text()
 
 
-@faces("a table is altered while a job writes the documents that read it", guarantees=(4,), without=NOT_WAITED_FOR)
 def test_a_locked_table_keeps_no_other_job_waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its chunks are in every thread when the lock comes to stay; they are given back, and another job is done."""
     monkeypatch.setattr(locked_tables, "LOCKED_SECONDS_MAX", 1.0)
@@ -123,15 +105,6 @@ def test_a_locked_table_keeps_no_other_job_waiting(world: World, monkeypatch: py
         assert the_document(connection).suspended is None
 
 
-@faces(
-    "a server takes minutes over a chunk while another job is to be listed",
-    guarantees=(4,),
-    without=Rule(
-        "a step that is due does not wait for chunks in hand for long",
-        patch="syncer.worker.job_loop:_HANDS_SECONDS",
-        instead=Is(3600.0),
-    ),
-)
 def test_a_job_is_listed_while_a_chunk_of_another_one_is_held_up(world: World) -> None:
     """The chunk stays in hand meanwhile, and is finished afterwards."""
     two_documents(world)

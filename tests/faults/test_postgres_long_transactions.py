@@ -11,11 +11,8 @@ import psycopg
 
 from syncer.base import postgres
 from syncer.capture import outbox
-from tests.faults.rules import SEEN_BY_SNAPSHOT, TRUNCATED_WHOLE
 from tests.faults.writers import fill
 from tests.harness import Daemon, World, wait_until
-from tests.mutations import Replaces
-from tests.proof import Rule, faces
 
 ROUNDS, POSTS = 250, 120
 ROW_BYTES_MIN = 100
@@ -53,14 +50,6 @@ def outbox_bytes(world: World) -> int:
     return found
 
 
-@faces(
-    "transactions are open for the whole time: one that reads, one that is idle, one that has written",
-    guarantees=(1, 4),
-    without=(
-        SEEN_BY_SNAPSHOT,
-        TRUNCATED_WHOLE,
-    ),
-)
 def test_what_is_open_for_long_keeps_nothing_waiting(world: World) -> None:
     """Each change is published once, and its room given back, while they are open; then theirs arrive as well."""
     fill(world)
@@ -95,15 +84,6 @@ def pages_passed(world: World) -> int:
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 
-@faces(
-    "a transaction stays open while the relay's cursor is saved a thousand times",
-    guarantees=(4,),
-    without=Rule(
-        "the cursor's row gets another key now and then, by which its newest version is found",
-        patch="syncer.relay.loop:_SAVE",
-        instead=Replaces("number + $5", "number + 0 * $5"),
-    ),
-)
 def test_the_cursor_is_found_at_once_however_often_it_was_saved(world: World) -> None:
     """Whoever looks for the cursor passes few of the versions that cannot be vacuumed yet."""
     world.apply()

@@ -14,15 +14,7 @@ from syncer.base import postgres
 from syncer.base.errors import SourceError
 from syncer.base.settings import PostgresSettings
 from tests.harness import World
-from tests.mutations import DOES_NOTHING
 from tests.pooler import Mode, pooled
-from tests.proof import Rule, faces
-
-OWN_SESSION = Rule(
-    "a session is its connection's alone, or there is none",
-    patch="syncer.base.postgres:_require_own_session",
-    instead=DOES_NOTHING,
-)
 
 
 @contextmanager
@@ -38,11 +30,6 @@ def settings_of(dsn: str) -> PostgresSettings:
     return PostgresSettings(dsn=SecretStr(dsn))
 
 
-@faces(
-    "a pooler gives each transaction another session",
-    guarantees=(1, 2),
-    without=OWN_SESSION,
-)
 def test_a_pooler_that_shares_sessions_is_refused(empty_world: World) -> None:
     """With what to do, however many sessions it holds; and nothing is set in a session that another client gets."""
     with behind(empty_world, Mode.TRANSACTION) as dsn:
@@ -57,11 +44,6 @@ def test_a_pooler_that_shares_sessions_is_refused(empty_world: World) -> None:
             assert application.execute("SELECT current_setting('search_path')").fetchone() == ('"$user", public',)
 
 
-@faces(
-    "the daemon, or a command, is started behind a pooler that shares sessions",
-    guarantees=(1, 2),
-    without=OWN_SESSION,
-)
 def test_no_command_works_behind_a_pooler_that_shares_sessions(world: World) -> None:
     """Each ends at once, and says why; doctor says it among all else."""
     with behind(world, Mode.TRANSACTION) as dsn:
@@ -75,7 +57,6 @@ def test_no_command_works_behind_a_pooler_that_shares_sessions(world: World) -> 
         assert "behind a pooler that shares sessions" in said.stdout
 
 
-@faces("a pooler that gives each client a session of its own stands before Postgres", guarantees=())
 def test_a_pooler_by_session_is_as_good_as_the_server(world: World) -> None:
     """Sessions are set up in full, one after the other; the daemon and a command do all they do."""
     with behind(world, Mode.SESSION) as dsn:

@@ -12,8 +12,6 @@ from syncer.base.errors import SourceError, SyncerError
 from tests.doctoring import fix, is_well, look
 from tests.faults.writers import fill
 from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World
-from tests.mutations.elasticsearch import leaves_the_alias_elsewhere
-from tests.proof import Rule, faces
 
 
 def dump(world: World) -> bytes:
@@ -32,7 +30,6 @@ def restore(world: World, dumped: bytes) -> None:
 
 
 @pytest.mark.parametrize("is_migrated", [False, True], ids=["before_migrate", "before_apply"])
-@faces("the database is restored to before `syncer migrate`, or `syncer apply`", guarantees=(2, 3))
 def test_a_database_that_knows_of_no_document(empty_world: World, is_migrated: bool) -> None:
     """Its own index is told of, and taken up again with greater versions; that of another database is not touched."""
     world = empty_world
@@ -64,15 +61,6 @@ def test_a_database_that_knows_of_no_document(empty_world: World, is_migrated: b
     assert world.held() == held
 
 
-@faces(
-    "an index is deleted, applied again, and the database is restored to before that",
-    guarantees=(3,),
-    without=Rule(
-        "an index that is made takes the search alias away from every other one",
-        patch="syncer.elasticsearch.indices:Indices.swap",
-        instead=leaves_the_alias_elsewhere,
-    ),
-)
 def test_the_alias_leads_to_one_index_after_a_restore(world: World) -> None:
     """The index that the restored database knows nothing of is searched no more once its own is made again."""
     fill(world)

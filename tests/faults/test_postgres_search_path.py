@@ -18,14 +18,6 @@ from syncer.jobs import listing, queue
 from syncer.jobs.model import JobKind
 from tests.drawing import assign
 from tests.harness import World, wait_until
-from tests.mutations.base import pins_no_search_path
-from tests.proof import Rule, faces
-
-PINNED = Rule(
-    "a name without a schema is one of Postgres' own",
-    patch="syncer.base.postgres:_SESSION",
-    instead=pins_no_search_path,
-)
 
 # A body that notes as whom it is run.
 NOTES = """
@@ -76,10 +68,6 @@ def caught(world: World) -> list[str]:
     return [role for (role,) in world.sql("SELECT DISTINCT role FROM public.caught")]
 
 
-@faces(
-    "another role creates a nextval of its own in public, which always says the same",
-    guarantees=(1, 2, 3),
-)
 def test_a_function_of_another_role_assigns_no_version(world: World, mallory: Callable[[str], None]) -> None:
     """A later snapshot has a later version; in a session that is not pinned all versions would be the same."""
     mallory(ASSIGNS_ALIKE)
@@ -90,11 +78,6 @@ def test_a_function_of_another_role_assigns_no_version(world: World, mallory: Ca
         assert assign(connection) == assign(connection)
 
 
-@faces(
-    "another role creates functions in public that fit syncer's own questions better than those of Postgres",
-    guarantees=(1, 3),
-    without=PINNED,
-)
 def test_a_function_of_another_role_is_not_run_by_the_migrator(
     empty_world: World, mallory: Callable[[str], None]
 ) -> None:
@@ -104,11 +87,6 @@ def test_a_function_of_another_role_is_not_run_by_the_migrator(
     assert caught(empty_world) == []
 
 
-@faces(
-    "another role creates a function in public that fits a SELECT better than the one that it called when applied",
-    guarantees=(3,),
-    without=PINNED,
-)
 def test_a_select_goes_on_to_mean_what_it_did_when_it_was_applied(
     empty_world: World, mallory: Callable[[str], None]
 ) -> None:
@@ -131,10 +109,6 @@ def test_a_select_goes_on_to_mean_what_it_did_when_it_was_applied(
     assert caught(empty_world) == []
 
 
-@faces(
-    "another role creates a function in public that fits the condition of a job that is there already",
-    guarantees=(3, 4),
-)
 def test_a_condition_goes_on_to_mean_what_it_did_when_it_was_given(
     world: World, mallory: Callable[[str], None]
 ) -> None:
@@ -167,7 +141,6 @@ CREATE FUNCTION shop.title(shop.posts) RETURNS text LANGUAGE sql IMMUTABLE RETUR
 """
 
 
-@faces("the role that applies finds names by a search_path of its own", guarantees=())
 @pytest.mark.parametrize("how", ["database", "connection string"])
 def test_names_are_found_by_the_search_path_of_who_applies(empty_world: World, how: str) -> None:
     """As in every other session of that role; what is stored does not depend on it."""
@@ -198,7 +171,6 @@ UNNAMED = [
 ]
 
 
-@faces("a SELECT uses an operator of the user's own where SQL cannot name its schema", guarantees=(3,))
 def test_an_operator_that_sql_cannot_name_is_refused(empty_world: World) -> None:
     """Without search_path another operator would take its place, unnoticed."""
     empty_world.sql(MOODS)
@@ -208,7 +180,6 @@ def test_an_operator_that_sql_cannot_name_is_refused(empty_world: World) -> None
     assert "OPERATOR(public.=)" in analyse(empty_world, "SELECT id AS _id, status = 'well' AS is_well FROM people")
 
 
-@faces("the condition of a job uses such an operator", guarantees=(3,))
 def test_an_operator_that_sql_cannot_name_is_refused_in_a_condition(world: World) -> None:
     """In a condition too, with what to do."""
     world.sql(MOODS)

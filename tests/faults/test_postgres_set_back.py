@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace as changed
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,6 @@ from elasticsearch.helpers import scan
 from syncer.sandbox import Endpoints, Sandbox
 from tests.faults.writers import fill, writing
 from tests.harness import World, made, wait_until
-from tests.model import cluster_identities
-from tests.mutations import SAYS_NO, Is
-from tests.mutations.version import enters_and_refreshes_nothing, the_same_epoch
-from tests.proof import Rule, faces
 from tests.standbys import Standbys, standbys
 
 WAYS: dict[str, Callable[[Standbys], Callable[[], None]]] = {
@@ -25,18 +20,6 @@ WAYS: dict[str, Callable[[Standbys], Callable[[], None]]] = {
     "recovered to an earlier point in time": Standbys.keep_backup,
     "dumped, and restored into a new cluster": Standbys.keep_dump,
 }
-
-REFRESH = Rule(
-    cluster_identities.REFRESHED,
-    patch="syncer.indexing.failover:enter_cluster_identity",
-    instead=enters_and_refreshes_nothing,
-)
-EPOCH = Rule(cluster_identities.NEW_EPOCH, patch="syncer.indexing.failover:_next_epoch", instead=the_same_epoch)
-DOUBT = Rule(
-    "a conflict with a version that was never assigned tells that the database was set back",
-    patch="syncer.indexing.writer:Writer._was_set_back",
-    instead=SAYS_NO,
-)
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +68,6 @@ def write_what_is_lost(world: World) -> None:
         for name, way in WAYS.items()
     ],
 )
-@faces(
-    "the database is failed over to a replica that had not received everything, recovered to an earlier point in time, "
-    "or restored from a dump, under a daemon",
-    guarantees=(2, 3),
-    without=(REFRESH, EPOCH),
-)
 def test_documents_follow_the_database_back(
     world: World, servers: Standbys, way: Callable[[Standbys], Callable[[], None]]
 ) -> None:
@@ -117,11 +94,6 @@ def test_documents_follow_the_database_back(
     assert daemon.stop() == 0
 
 
-@faces(
-    "a copy of the database's files is put in its place, so that it assigns versions again that it has assigned before",
-    guarantees=(2, 3),
-    without=(DOUBT, REFRESH),
-)
 def test_files_that_are_put_back_do_not_freeze_documents(world: World, servers: Standbys) -> None:
     """The server knows of nothing; the first write that meets a version of the lost life fixes all documents."""
     fill(world)
@@ -138,11 +110,6 @@ def test_files_that_are_put_back_do_not_freeze_documents(world: World, servers: 
     assert daemon.stop() == 0
 
 
-@faces(
-    "the sequence of versions is set back by hand, under a daemon",
-    guarantees=(2, 3),
-    without=DOUBT,
-)
 def test_a_sequence_that_is_set_back_does_not_freeze_documents(world: World) -> None:
     """Versions that are assigned again are less than those that documents have; then a greater epoch is entered."""
     fill(world)
@@ -157,15 +124,6 @@ def test_a_sequence_that_is_set_back_does_not_freeze_documents(world: World) -> 
     assert daemon.stop() == 0
 
 
-@faces(
-    "another client keeps writing documents with versions of this epoch that were never assigned",
-    guarantees=(4,),
-    without=Rule(
-        "in the first hour of an epoch a version that was not noted as assigned is not believed",
-        patch="syncer.indexing.failover:_YOUNG",
-        instead=Is(timedelta()),
-    ),
-)
 def test_versions_that_are_made_up_cost_one_refresh(world: World) -> None:
     """The first is taken for one of a life that the database has lost; those of the next hour are told by verify."""
     fill(world)

@@ -20,15 +20,9 @@ from syncer.capture import leader
 from syncer.documents import registry
 from syncer.jobs import queue
 from syncer.jobs.model import JobKind, JobState, find
-from tests.faults.rules import DEPOSED, LATE_AGAIN, SAVED_LAST
 from tests.faults.stopping_at import REACHED, Plan, Point
 from tests.faults.writers import QUICK_FAILOVER, fill, writing
 from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
-from tests.mutations import DOES_NOTHING
-from tests.mutations.base import waits_for_all
-from tests.mutations.jobs import is_never_left_alone
-from tests.mutations.writing import counts_what_is_in_hand, in_any_order
-from tests.proof import Rule, faces
 
 QUICK = {
     "SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER,
@@ -97,11 +91,6 @@ RELAY_TOO = (
 )
 
 
-@faces(
-    "a relay is killed before, between and after publishing, saving its cursor, and giving rows back",
-    guarantees=(1, 3),
-    without=SAVED_LAST,
-)
 @some_and_all(RELAY, RELAY_TOO)
 def test_a_relay_is_killed_at_each_step(blog: World, points: tuple[Point, ...]) -> None:
     """What was not acknowledged is published by the next one, and what was is published again."""
@@ -128,15 +117,6 @@ WORKER_TOO = (
 )
 
 
-@faces(
-    "workers whose clocks are hours off are killed around each assign, write, commit, dead letter, job and epoch",
-    guarantees=(1, 2, 3),
-    without=Rule(
-        "an offset is committed only for what is done",
-        patch="syncer.worker.loop:Worker._done",
-        instead=in_any_order,
-    ),
-)
 @some_and_all(WORKER, WORKER_TOO)
 def test_workers_are_killed_at_each_step(blog: World, points: tuple[Point, ...]) -> None:
     """Up to four workers die at once, each at its own step; the next owner of a partition does the work again."""
@@ -213,15 +193,6 @@ ORDER = (
 )
 
 
-@faces(
-    "a job worker is killed while it lists, takes, writes, counts, cleans up and ends a backfill",
-    guarantees=(1, 3, 4),
-    without=Rule(
-        "a page is counted as done only when all of it is written",
-        patch="syncer.worker.job_loop:JobWorker._done",
-        instead=counts_what_is_in_hand,
-    ),
-)
 @some_and_all(JOB_WORKER, JOB_WORKER_TOO)
 def test_a_job_worker_is_killed_at_each_step(blog: World, points: tuple[Point, ...]) -> None:
     """The job goes on where it was, with nothing left out, and ends once."""
@@ -261,15 +232,6 @@ APPLY_TOO = (
 )
 
 
-@faces(
-    "apply is killed once it made an index, put it active, moved the alias; so is the command that drops the old one",
-    guarantees=(1, 3, 4),
-    without=Rule(
-        "an index is noted before it is made, and in the commit that deactivates it",
-        patch="syncer.recovery.orphan_indices:note",
-        instead=DOES_NOTHING,
-    ),
-)
 @some_and_all(APPLY, APPLY_TOO)
 def test_apply_is_killed_at_each_step(blog: World, points: tuple[Point, ...]) -> None:
     """Searches see all documents all the while; the last apply lets the new index serve, and leaves no other behind."""
@@ -321,7 +283,6 @@ def assert_done(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@faces("verify is killed in the middle of a repair", guarantees=(3, 4))
 def test_a_repair_is_killed(blog: World) -> None:
     """The same command finds what is left, and repairs that."""
     blog.sql("DELETE FROM syncer.outbox")
@@ -333,7 +294,6 @@ def test_a_repair_is_killed(blog: World) -> None:
 REPAIR = ("verify", "--repair", "--settle", "0.1")
 
 
-@faces("migrate is killed before it commits", guarantees=(5,))
 def test_migrate_is_killed(empty_world: World) -> None:
     """Nothing is applied by half; the same command applies all."""
     run_killed(empty_world, "migrate", point=Point(at="syncer.base.migrations:_checksum", turn=1))
@@ -348,11 +308,6 @@ def test_migrate_is_killed(empty_world: World) -> None:
 HANGS = Point(at="syncer.elasticsearch.bulk:Index.write", seconds=3600)
 
 
-@faces(
-    "a daemon is told to end while a server that hangs keeps a component waiting",
-    guarantees=(1,),
-    without=Rule("a component that does not end is not waited for", patch="syncer.daemon:_join", instead=waits_for_all),
-)
 def test_a_daemon_that_hangs_ends_when_told_to(blog: World) -> None:
     """It says which component did not end; who is told twice ends at once; what was in hand is done by the next."""
     hasty = Plan(points=(HANGS,), constants={"syncer.daemon:STOP_SECONDS": 0.5})
@@ -374,7 +329,6 @@ def test_a_daemon_that_hangs_ends_when_told_to(blog: World) -> None:
     blog.wait_until_level()
 
 
-@faces("a daemon is told to end, and a library hangs after its last component has stopped", guarantees=(1,))
 def test_a_process_that_does_not_exit_is_ended(blog: World) -> None:
     """If a library hangs after the last component has stopped, the process ends all the same, and says where."""
     hangs_at_exit = Point(at="syncer.base.tracing:close", seconds=3600)
@@ -408,14 +362,6 @@ def go_on(daemon: Daemon) -> None:
     daemon.process.send_signal(signal.SIGCONT)
 
 
-@faces(
-    "a daemon freezes between reading and writing for longer than every lease, then writes a deleted document",
-    guarantees=(1, 2, 3),
-    without=(
-        DEPOSED,
-        LATE_AGAIN,
-    ),
-)
 def test_a_daemon_stands_still_for_longer_than_every_lease(blog: World) -> None:
     """Others take over all it had; the document that it brings back, long forgotten, is gone again."""
     blog.daemon()
@@ -443,15 +389,6 @@ def test_a_daemon_stands_still_for_longer_than_every_lease(blog: World) -> None:
     finish(blog)
 
 
-@faces(
-    "the only daemon hangs while it holds chunks of a job, and a command waits for the job",
-    guarantees=(4,),
-    without=Rule(
-        "a command that waits for a job without progress does the job itself",
-        patch="syncer.worker.foreground:JobFollower._is_left_alone",
-        instead=is_never_left_alone,
-    ),
-)
 def test_a_job_is_done_beside_a_job_worker_that_stands_still(blog: World) -> None:
     """A process that is stopped looks alive to Postgres: its pages are taken by who follows the job."""
     stops = Plan(points=(Point(at="syncer.jobs.chunks:take", when="after", send="SIGSTOP"),))

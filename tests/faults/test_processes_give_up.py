@@ -15,8 +15,6 @@ from syncer.jobs import queue
 from syncer.jobs.model import JobKind
 from tests.faults.writers import fill
 from tests.harness import World, running, wait_until
-from tests.mutations import SAYS_YES
-from tests.proof import Rule, faces
 
 
 class AwayIndex(Index):
@@ -32,15 +30,6 @@ class AwayIndex(Index):
         raise UnavailableError(f"{target.index_name} is away with {len(compositions)} documents")
 
 
-@faces(
-    "a job is cancelled while its page is tried again and again, since a shard is unavailable",
-    guarantees=(4,),
-    without=Rule(
-        "a page that is no longer ours is not tried again",
-        patch="syncer.worker.job_loop:_is_ours",
-        instead=SAYS_YES,
-    ),
-)
 def test_a_cancelled_page_is_given_up(world: World) -> None:
     """The job worker is free for other jobs, though the shard is away still."""
     fill(world)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 import time
 
-from tests.faults.rules import COMMITTED_LAST
 from tests.faults.writers import QUICK_FAILOVER, SEED, fill, short_and_long, writing
 from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
-from tests.proof import faces
 
 
 def living(world: World) -> list[Daemon]:
@@ -21,7 +19,6 @@ def has_written(daemon: Daemon) -> bool:
     return any(event["event"] == "worker.batch_indexed" for event in daemon.events())
 
 
-@faces("daemons are killed at random moments", guarantees=(1, 2, 3), without=COMMITTED_LAST)
 @short_and_long
 def test_daemons_are_killed_at_random(world: World, seconds: float) -> None:
     """SIGKILL at random moments, again and again, and of all at once when the writers rest, loses nothing."""

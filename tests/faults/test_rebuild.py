@@ -19,14 +19,9 @@ from syncer.apply import activate, plan, reindex
 from syncer.base.errors import ConfigError, DocumentError
 from syncer.base.model import Role
 from syncer.documents import definition
-from tests.faults.rules import FOLLOWED, NOT_NEEDED, PENDING_WAITED_FOR
 from tests.faults.stopping_at import Plan
 from tests.faults.writers import SEED, fill, writing
 from tests.harness import DEADLINE_SECONDS, World, wait_until
-from tests.model import reindexing
-from tests.mutations import DOES_NOTHING, SAYS_NO
-from tests.mutations.writing import of_any_role
-from tests.proof import Rule, faces
 
 KEPT = 300
 """So many posts exist throughout; random writers leave these ids alone, but for their authors' names."""
@@ -121,11 +116,6 @@ def require_done(world: World, process: subprocess.Popen[bytes]) -> None:
     assert process.wait(2 * DEADLINE_SECONDS) == 0, (world.folder / "rebuild.log").read_text()
 
 
-@faces(
-    "daemons and the command are killed in the middle of a rebuild, under writers and searches",
-    guarantees=(1, 2, 3, 4),
-    without=FOLLOWED,
-)
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.thorough)])
 def test_a_rebuild_under_writers_and_kills_ends_equal_and_was_searchable_throughout(blog: World, kills: int) -> None:
     """Daemons are killed and started, the command is killed and run again; searches find all that stays, once."""
@@ -195,15 +185,6 @@ def die_before(world: World, step: str) -> None:
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
 
 
-@faces(
-    "the command of a rebuild is killed at each of its steps, and run again",
-    guarantees=(3, 4),
-    without=Rule(
-        "a rebuild that was interrupted continues with the index that it has begun",
-        patch="syncer.apply.reindex:_can_go_on",
-        instead=SAYS_NO,
-    ),
-)
 @pytest.mark.parametrize("steps", [SOME_STEPS, pytest.param(list(STEPS), marks=pytest.mark.thorough)])
 def test_a_rebuild_that_died_at_each_step_goes_on(blog: World, steps: Sequence[str]) -> None:
     """The same command goes on with the same index and ends the rebuild; nothing else that it had left remains."""
@@ -228,15 +209,6 @@ def test_a_rebuild_that_died_at_each_step_goes_on(blog: World, steps: Sequence[s
     assert is_searchable(blog)
 
 
-@faces(
-    "the command of a rebuild is killed at each of its steps, and given up",
-    guarantees=(3, 4),
-    without=Rule(
-        "abandoning a rebuild moves the alias back",
-        patch="syncer.apply.activate:_is_searched",
-        instead=SAYS_NO,
-    ),
-)
 @pytest.mark.parametrize("steps", [SOME_STEPS[1:], pytest.param(list(STEPS)[1:], marks=pytest.mark.thorough)])
 def test_a_rebuild_that_died_at_a_step_can_be_given_up(blog: World, steps: Sequence[str]) -> None:
     """What was searched before is searched still, and nothing else is left."""
@@ -256,14 +228,6 @@ def test_a_rebuild_that_died_at_a_step_can_be_given_up(blog: World, steps: Seque
 # Rollback
 
 
-@faces(
-    "searches go back to the index before, and forth, until that index has missed changes",
-    guarantees=(2, 3),
-    without=(
-        FOLLOWED,
-        Rule(reindexing.COMPLETE, patch="syncer.apply.reindex:_require_current", instead=DOES_NOTHING),
-    ),
-)
 def test_the_index_before_is_kept_up_to_date_for_a_rollback(blog: World) -> None:
     """Changes after the swap are in both indices, and the alias goes back and forth; not to one that missed changes."""
     blog.daemon()
@@ -297,11 +261,6 @@ def test_the_index_before_is_kept_up_to_date_for_a_rollback(blog: World) -> None
     assert physical(blog) == {second}
 
 
-@faces(
-    "searches go back to the index before while a fan-out has yet to write it",
-    guarantees=(2,),
-    without=PENDING_WAITED_FOR,
-)
 def test_a_rollback_waits_for_what_is_pending(blog: World) -> None:
     """No daemon runs, and a rename that touches many waits in a job for either index: searches find the newer name."""
     daemon = blog.daemon()
@@ -329,15 +288,6 @@ def test_a_rollback_waits_for_what_is_pending(blog: World) -> None:
     assert blog.differences() == []
 
 
-@faces(
-    "triggers were gone for a while, and no daemon ran that would have suspended the index before",
-    guarantees=(2, 3),
-    without=Rule(
-        "whatever may have missed changes is written again, be it on standby, or without a folder",
-        patch="syncer.apply.activate:_refresh",
-        instead=DOES_NOTHING,
-    ),
-)
 def test_an_index_on_standby_that_missed_changes_is_written_again(world: World) -> None:
     """What is applied fixes the index that serves; the one before is fixed by a job, which the way back waits for."""
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
@@ -354,15 +304,6 @@ def test_an_index_on_standby_that_missed_changes_is_written_again(world: World) 
     assert world.differences() == []
 
 
-@faces(
-    "a new index begins to serve while a person is asked whether it is to be given up",
-    guarantees=(3, 4),
-    without=Rule(
-        "what was planned is carried out only on what it was planned for",
-        patch="syncer.apply.activate:_require_planned_on",
-        instead=DOES_NOTHING,
-    ),
-)
 def test_a_plan_that_is_out_of_date_is_not_carried_out(world: World) -> None:
     """Nothing is changed: the index that serves by now stays active, and the next plan is made for that."""
     select = world.document_folder / "select.sql"
@@ -412,7 +353,6 @@ def building(world: World) -> str:
     return roles(world)[Role.BUILDING]
 
 
-@faces("the disk is full for the new index in the middle of a rebuild", guarantees=(1, 4), without=NOT_NEEDED)
 def test_a_full_disk_in_the_middle_of_a_rebuild_leaves_the_old_index_current_and_live(blog: World) -> None:
     """The rebuild suspends and says so; changes go on reaching what is searched.
 
@@ -439,15 +379,6 @@ def test_a_full_disk_in_the_middle_of_a_rebuild_leaves_the_old_index_current_and
     blog.wait_until_level()
 
 
-@faces(
-    "a new mapping refuses some documents",
-    guarantees=(3, 4),
-    without=Rule(
-        "no index serves that differs in more than was accepted",
-        patch="syncer.cli.follow_jobs:LoadProgress._require_acceptable",
-        instead=DOES_NOTHING,
-    ),
-)
 def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -> None:
     """It says how many and such as which; with --despite-dead-lettered it serves without them."""
     file = blog.document_folder / "index.json"
@@ -472,15 +403,6 @@ def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -
         }
 
 
-@faces(
-    "the disk is full for an index that serves since a moment ago",
-    guarantees=(1,),
-    without=Rule(
-        "what an index is for is read in the snapshot of its documents",
-        patch="syncer.indexing.compose:_is_active",
-        instead=of_any_role,
-    ),
-)
 def test_who_wrote_the_new_index_knows_that_it_serves_now(blog: World) -> None:
     """A full disk suspends an index while it is being built; once searches find it, it is waited for."""
     with blog.connect() as connection, blog.indices() as indices, blog.index() as index, blog.writer(index) as writer:
@@ -511,7 +433,6 @@ def is_half_built(world: World) -> bool:
 
 
 @pytest.mark.thorough
-@faces("Elasticsearch is killed in the middle of a rebuild, under writers", guarantees=(1, 3, 4))
 def test_a_rebuild_goes_on_once_elasticsearch_is_back(blog: World) -> None:
     """The command and the daemon wait for it; the same command ends with an index that equals the SELECT."""
     blog.daemon()

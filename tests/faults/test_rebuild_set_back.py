@@ -15,7 +15,6 @@ from syncer.sandbox import Endpoints, Sandbox
 from tests.faults.test_rebuild import begin, is_half_built, physical, require_done, roles
 from tests.faults.writers import fill
 from tests.harness import DEADLINE_SECONDS, World, made, wait_until
-from tests.proof import faces
 from tests.standbys import Standbys, standbys
 
 
@@ -51,7 +50,6 @@ def let_go(world: World) -> None:
     [pytest.param(False, id="before_it_began"), pytest.param(True, id="in_its_middle")],
 )
 @pytest.mark.thorough
-@faces("the database is recovered to a time before a rebuild, or to its middle", guarantees=(2, 3, 4))
 def test_a_rebuild_that_the_database_has_forgotten(blog: World, servers: Standbys, *, is_begun: bool) -> None:
     """Changes reach what is searched, the same command ends it; what Postgres does not know stays, and is not used."""
     before = blog.index_of()

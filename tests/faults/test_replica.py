@@ -24,12 +24,8 @@ from syncer.indexing.writer import Writer
 from syncer.kafka import topic
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
-from tests.faults.rules import REPLAYED, SAME_CLUSTER
 from tests.faults.writers import at_work, fill, short_and_long, write_until
 from tests.harness import Daemon, World, wait_until
-from tests.mutations import DOES_NOTHING, Replaces
-from tests.mutations.writing import asks_the_replica
-from tests.proof import Rule, faces
 from tests.standbys import Standbys, ask, standbys
 
 LATE = "300ms"
@@ -99,7 +95,6 @@ def alter(stop: threading.Event, connection: psycopg.Connection[Any], _: random.
         connection.execute("VACUUM posts, comments, users")
 
 
-@faces("the replica lags, and cancels queries that are in its way", guarantees=(1, 2, 3), without=REPLAYED)
 @short_and_long
 def test_a_replica_that_lags_and_cancels(world: World, servers: Standbys, seconds: float) -> None:
     """Each commit comes late to the replica, and queries that are in its way are cancelled: it ends level."""
@@ -116,7 +111,6 @@ def test_a_replica_that_lags_and_cancels(world: World, servers: Standbys, second
     assert daemon.stop() == 0
 
 
-@faces("the replica's replay is paused", guarantees=(1, 2), without=REPLAYED)
 @pytest.mark.thorough
 def test_a_replica_that_stands_still(world: World, servers: Standbys) -> None:
     """While its replay is paused nothing is written, which is said once; it goes on by itself, or leaves if told to."""
@@ -153,7 +147,6 @@ def told(daemon: Daemon) -> int:
     return len([one for one in retried if "behind the primary" in one["error"]])
 
 
-@faces("a change is written before the replica has it", guarantees=(1, 2), without=REPLAYED)
 def test_what_a_late_replica_shows_is_waited_for(world: World, servers: Standbys) -> None:
     """A version goes with what the primary showed when it was assigned, not with what a late replica shows."""
     fill(world)
@@ -165,15 +158,6 @@ def test_what_a_late_replica_shows_is_waited_for(world: World, servers: Standbys
             assert world.held()["1"]["title"] == title
 
 
-@faces(
-    "applications commit without waiting for the disk",
-    guarantees=(1, 2),
-    without=Rule(
-        "an assign is marked in the WAL behind every commit that was visible",
-        patch="syncer.indexing.version:_ASSIGN_WITH_MARK",
-        instead=Replaces("pg_logical_emit_message(true, 'syncer', '')", "pg_current_wal_flush_lsn()"),
-    ),
-)
 def test_a_commit_that_is_not_flushed_is_waited_for(world: World, servers: Standbys) -> None:
     """What an application commits asynchronously is visible before it is on disk; the replica is asked for it too."""
     fill(world)
@@ -189,15 +173,6 @@ def test_a_commit_that_is_not_flushed_is_waited_for(world: World, servers: Stand
             assert f'"title":"{number}"'.encode() in source
 
 
-@faces(
-    "the replica becomes a primary",
-    guarantees=(1, 2),
-    without=Rule(
-        "a server that takes writes is not read",
-        patch="syncer.indexing.replica:Replica._require_replaying",
-        instead=DOES_NOTHING,
-    ),
-)
 def test_a_replica_that_is_promoted(world: World, servers: Standbys) -> None:
     """A server that is a primary itself is not read, however far it has come."""
     fill(world)
@@ -210,15 +185,6 @@ def test_a_replica_that_is_promoted(world: World, servers: Standbys) -> None:
             composer.compose(world.index_of(), ["1"])
 
 
-@faces(
-    "the replica follows a primary that was lost in a failover",
-    guarantees=(1, 2),
-    without=Rule(
-        "a snapshot must know of the assign",
-        patch="syncer.indexing.replica:Replica.require_known",
-        instead=DOES_NOTHING,
-    ),
-)
 def test_a_replica_that_a_failover_left_behind(world: World, servers: Standbys) -> None:
     """It has come further than the new primary, in a history that is no longer true: it is not read."""
     fill(world)
@@ -243,15 +209,6 @@ def _give_up(_: float) -> None:
     raise InterruptedError
 
 
-@faces(
-    "a document is activated, and the replica that a worker reads on is behind that; another one is not",
-    guarantees=(1, 3),
-    without=Rule(
-        "which documents are active is asked of the primary",
-        patch="syncer.indexing.compose:Composer._definition",
-        instead=asks_the_replica,
-    ),
-)
 def test_a_document_that_the_replica_does_not_know_yet(
     world: World, servers: Standbys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +228,6 @@ def test_a_document_that_the_replica_does_not_know_yet(
         assert composer.compose(world.index_of("user"), ["1"]).document is not None
 
 
-@faces("the setting names a server of another cluster", guarantees=(1, 2), without=SAME_CLUSTER)
 def test_a_server_of_another_cluster(world: World, sandbox: Sandbox) -> None:
     """A server that never followed the primary is refused at once, with words."""
     settings = settings_of(world, sandbox.postgres.address)
@@ -282,7 +238,6 @@ def test_a_server_of_another_cluster(world: World, sandbox: Sandbox) -> None:
     assert "SYNCER_POSTGRES_READ_DSN" in done.stderr
 
 
-@faces("the setting names another database of the cluster", guarantees=(1, 2), without=SAME_CLUSTER)
 def test_another_database_of_the_cluster(world: World, servers: Standbys) -> None:
     """The replica has all databases of the primary: one that is not the documents' own is refused."""
     settings = settings_of(world, servers.follow().address)
@@ -290,15 +245,6 @@ def test_another_database_of_the_cluster(world: World, servers: Standbys) -> Non
         replica.require(settings, connection)
 
 
-@faces(
-    "the setting names the primary",
-    guarantees=(1,),
-    without=Rule(
-        "a daemon begins only with a standby to read",
-        patch="syncer.indexing.replica:Replica.require_standby",
-        instead=DOES_NOTHING,
-    ),
-)
 def test_the_primary_itself(world: World) -> None:
     """A daemon that would wait for it for ever does not begin."""
     done = world.syncer("run", environment={"SYNCER_POSTGRES_READ_DSN": world.dsn})

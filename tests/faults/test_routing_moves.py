@@ -12,12 +12,9 @@ from elasticsearch import Elasticsearch
 
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.writer import Writer
-from tests.faults.rules import ON_ALL_SHARDS
 from tests.faults.test_version_rule import HeldIndex, stalled_writer
 from tests.faults.writers import fill, short_and_long, writing
 from tests.harness import World, wait_until
-from tests.mutations.writing import counts_every_shard, hears_one_shard
-from tests.proof import Rule, faces
 from tests.routed import put_parents_and_children, put_routing, put_shards, shards, users_on_two_shards, verified
 
 ALLOCATION = "index.routing.allocation"
@@ -55,11 +52,6 @@ def race(world: World, held: HeldIndex, index: Index, changes: Sequence[str]) ->
         return resume().skipped
 
 
-@faces(
-    "a writer stalls while the document moves to another shard, or is deleted there",
-    guarantees=(2, 3),
-    without=ON_ALL_SHARDS,
-)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -75,15 +67,6 @@ def test_a_writer_that_stalled_before_the_move_brings_nothing_back(routed: World
     assert verified(routed).holds
 
 
-@faces(
-    "a document is written to three shards",
-    guarantees=(),
-    without=Rule(
-        "a document is counted once, on however many shards it is written",
-        patch="syncer.elasticsearch.bulk:_count_done",
-        instead=counts_every_shard,
-    ),
-)
 def test_a_document_that_moves_is_counted_once(routed: World) -> None:
     """However many shards are told, one document is one document in the report."""
     here, there = authors(routed)
@@ -128,15 +111,6 @@ def lose_a_shard(client: Elasticsearch, name: str) -> int:
     return states["UNASSIGNED"]
 
 
-@faces(
-    "the shard that a document leaves is unavailable",
-    guarantees=(2, 3),
-    without=Rule(
-        "a document is written once every shard has answered",
-        patch="syncer.elasticsearch.bulk:_judge",
-        instead=hears_one_shard,
-    ),
-)
 def test_a_shard_that_cannot_delete_makes_the_document_be_written_again(routed: World) -> None:
     """While a shard is away, a document that left it is not called written: a late writer could still put it there."""
     paused: list[float] = []
@@ -165,7 +139,6 @@ def test_a_shard_that_cannot_delete_makes_the_document_be_written_again(routed: 
     assert routed.differences() == []
 
 
-@faces("documents move between shards under random writers", guarantees=(1, 2, 3), without=ON_ALL_SHARDS)
 @pytest.mark.parametrize(
     "shape", ["posts_under_their_author", pytest.param("parents_and_children", marks=pytest.mark.thorough)]
 )

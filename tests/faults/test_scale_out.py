@@ -19,11 +19,8 @@ from confluent_kafka.cimpl import NewPartitions
 from syncer.kafka import topic
 from syncer.kafka.consumer import ChangeConsumer, Received
 from tests.faults.following import ends
-from tests.faults.rules import ONE_LEADER
 from tests.faults.writers import QUICK_FAILOVER, SEED, Work, at_work, fill, short_and_long, writing
 from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
-from tests.mutations.consumer import begins_at_the_end, commits_what_lies_before, commits_what_was_lost
-from tests.proof import Rule, faces
 
 BATCH = 20
 IN_HAND = 6 * BATCH
@@ -88,7 +85,6 @@ def require_one_leader_at_a_time(daemons: Sequence[Daemon]) -> None:
         assert daemon is leader, f"{daemon.log_file.name} publishes while another one leads: {event}"
 
 
-@faces("daemons are added, stopped and killed at random", guarantees=(1, 2, 3), without=ONE_LEADER)
 @short_and_long
 def test_daemons_of_every_kind_come_and_go(world: World, seconds: float) -> None:
     """Added, stopped and killed at random, whole or in parts, with fan-outs under way: they end level."""
@@ -118,7 +114,6 @@ def test_daemons_of_every_kind_come_and_go(world: World, seconds: float) -> None
 
 
 @pytest.mark.thorough
-@faces("the relay that leads is killed, the next one stopped", guarantees=(1,), without=ONE_LEADER)
 def test_another_relay_takes_over(world: World) -> None:
     """Of three relays one leads; when it is killed, or stopped, another one does, and the third goes on waiting."""
     fill(world)
@@ -159,7 +154,6 @@ def are_handled_after(daemons: Sequence[Daemon], at: str) -> bool:
     return any(event["at"] > at for _, event in said(daemons, "worker.batch_indexed"))
 
 
-@faces("daemons join and leave under load", guarantees=(1,))
 def test_a_rebalance_redoes_little(world: World) -> None:
     """With always something to do, daemons that join and leave cost no more than what was in hand."""
     world.worker_settings = {"SYNCER_WORKER_BATCH_CHANGES_MAX": str(BATCH)}
@@ -185,22 +179,6 @@ def test_a_rebalance_redoes_little(world: World) -> None:
     assert records <= handled <= records + moved * IN_HAND
 
 
-@faces(
-    "a worker finishes records of a partition that another one has by now, or has had meanwhile",
-    guarantees=(1,),
-    without=(
-        Rule(
-            "offsets are committed of no partition that was lost",
-            patch="syncer.kafka.consumer:ChangeConsumer._may_commit",
-            instead=commits_what_was_lost,
-        ),
-        Rule(
-            "offsets are committed of no partition that has come back, before where it was begun then",
-            patch="syncer.kafka.consumer:ChangeConsumer._may_commit",
-            instead=commits_what_lies_before,
-        ),
-    ),
-)
 def test_who_has_lost_a_partition_does_not_take_it_back(world: World) -> None:
     """A worker who finishes late commits nothing of a partition whose new owner may be further, nor once it is back.
 
@@ -260,15 +238,6 @@ def test_who_has_lost_a_partition_does_not_take_it_back(world: World) -> None:
 
 
 @pytest.mark.thorough
-@faces(
-    "partitions are added to the topic",
-    guarantees=(1,),
-    without=Rule(
-        "a partition that was never read is read from its beginning",
-        patch="syncer.kafka.consumer:ChangeConsumer._beginnings",
-        instead=begins_at_the_end,
-    ),
-)
 def test_partitions_are_added_while_running(world: World) -> None:
     """Workers take new partitions by themselves, from their beginning, and the relay loads them."""
     fill(world)

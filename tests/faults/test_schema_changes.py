@@ -25,14 +25,9 @@ from syncer.elasticsearch.bulk import BulkOutcome, Index
 from syncer.indexing import version
 from syncer.indexing.compose import Batch, Composer
 from syncer.recovery.schema_watch import Watch, WatchReport
-from tests.faults.rules import REFRESHED, SHAPE_COMPARED, SHORT_WAITS, SUSPEND_ENDS_ANEW
 from tests.faults.test_backfill import with_retries
 from tests.faults.test_version_rule import HeldIndex
 from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
-from tests.model import suspending
-from tests.mutations import DOES_NOTHING, SAYS_YES, Is, Replaces, Returns
-from tests.mutations.documents import whole_tables
-from tests.proof import Rule, faces
 
 BLOG = """
 INSERT INTO users (id, name, email) SELECT g, 'user ' || g, '' FROM generate_series(1, 5) AS g;
@@ -272,11 +267,6 @@ def fix(world: World, trouble: Trouble, name: str) -> None:
     select.write_text(select.read_text().replace(*trouble.select) if trouble.select[0] else select.read_text())
 
 
-@faces(
-    "columns, tables, triggers, privileges and indices change or go away under the daemon",
-    guarantees=(1, 3),
-    without=(SHAPE_COMPARED, SUSPEND_ENDS_ANEW, REFRESHED),
-)
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -333,15 +323,6 @@ def require_said(world: World, trouble: Trouble) -> None:
         assert words in seen["blogpost"]["suspended"]
 
 
-@faces(
-    "a command is run for a suspended document",
-    guarantees=(3,),
-    without=Rule(
-        "no component works on a suspended document",
-        patch="syncer.documents.suspend:require_going",
-        instead=DOES_NOTHING,
-    ),
-)
 def test_every_command_says_that_a_document_is_suspended(two: World) -> None:
     """A person who asks for a suspended document is told why it is suspended, and what to do."""
     two.sql("ALTER TABLE posts RENAME COLUMN title TO headline")
@@ -366,15 +347,6 @@ HARMLESS = {
 }
 
 
-@faces(
-    "columns change that no document reads",
-    guarantees=(5,),
-    without=Rule(
-        "of a table only what the document names is compared",
-        patch="syncer.lineage.fingerprint:_relied_on",
-        instead=whole_tables,
-    ),
-)
 def test_what_no_document_reads_suspends_nothing(two: World) -> None:
     """Columns that come, and columns that nobody reads, are no matter."""
     daemon = two.daemon(environment={"SYNCER_WATCH_SECONDS": "0.1"})
@@ -415,15 +387,6 @@ def compose_while_altered(world: World, monkeypatch: pytest.MonkeyPatch) -> tupl
     return batch.compositions[0].source, was_let
 
 
-@faces(
-    "a table is rewritten while a document is composed",
-    guarantees=(2, 3),
-    without=Rule(
-        "what is read is locked against ALTER TABLE from before the snapshot",
-        patch="syncer.lineage.fingerprint:lockable",
-        instead=Returns(()),
-    ),
-)
 def test_a_table_cannot_be_written_anew_behind_a_snapshot(two: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A document is not taken for deleted since its table is written anew while it is composed."""
     source, was_let = compose_while_altered(two, monkeypatch)
@@ -431,7 +394,6 @@ def test_a_table_cannot_be_written_anew_behind_a_snapshot(two: World, monkeypatc
     assert not was_let
 
 
-@faces("a table is altered in the middle of a fan-out", guarantees=(5,))
 def test_a_table_can_be_altered_between_two_pages(two: World) -> None:
     """A fan-out holds no lock from one page to the next: an ALTER TABLE in between waits for none of it."""
     two.sql("UPDATE posts SET user_id = 1")
@@ -464,7 +426,6 @@ def test_a_table_can_be_altered_between_two_pages(two: World) -> None:
         assert not drainer.is_alive()
 
 
-@faces("a table is altered for hours", guarantees=(1,), without=SHORT_WAITS)
 def test_a_daemon_stops_while_a_table_is_being_altered(two: World) -> None:
     """Who waits for a table that is altered for hours tries again and again, and leaves when it is told to."""
     daemon = two.daemon()
@@ -491,15 +452,6 @@ def is_waiting(world: World) -> bool:
     return bool(number)
 
 
-@faces(
-    "an index is closed",
-    guarantees=(1,),
-    without=Rule(
-        "what a closed index answers is the fault of no document",
-        patch="syncer.base.error_policy:_CLOSED",
-        instead=Is("what no error is called"),
-    ),
-)
 def test_a_closed_index_dead_letters_nothing(two: World) -> None:
     """What a closed index answers to each document is no fault of any: no dead letter, the document is to suspend."""
     with two.index() as index, two.writer(index) as writer:
@@ -518,15 +470,6 @@ def revision_of(batch: Batch) -> int | None:
     return batch.document.revision if batch.document else None
 
 
-@faces(
-    "a component fails under a definition that is no longer active",
-    guarantees=(1,),
-    without=Rule(
-        "a document suspends only for what failed under the definition active",
-        patch="syncer.indexing.compose:Composer._is_to_suspend",
-        instead=SAYS_YES,
-    ),
-)
 def test_a_definition_that_is_no_longer_in_force_suspends_nothing(two: World) -> None:
     """A composer that still knows the definition before looks again instead of failing under it."""
     with two.connect() as connection:
@@ -545,15 +488,6 @@ def test_a_definition_that_is_no_longer_in_force_suspends_nothing(two: World) ->
         assert revision_of(composer.compose(two.index_of(), ["2"])) == 3
 
 
-@faces(
-    "a table is dropped together with the document, or the index, that alone reads it",
-    guarantees=(1, 5),
-    without=Rule(
-        "a dropped table is captured for no document",
-        patch="syncer.capture.eligibility:exists",
-        instead=SAYS_YES,
-    ),
-)
 def test_a_table_goes_with_what_reads_it(two: World) -> None:
     """What no longer reads it is put active: where it is, in a new index, and where another document has gone."""
     daemon = two.daemon()
@@ -577,15 +511,6 @@ def test_a_table_goes_with_what_reads_it(two: World) -> None:
     assert daemon.stop() == 0
 
 
-@faces(
-    "a suspension comes after the apply that fixed it",
-    guarantees=(1,),
-    without=Rule(
-        suspending.BY_REVISION,
-        patch="syncer.documents.registry:_SUSPEND",
-        instead=Replaces("revision = $2", "$2::bigint IS NOT NULL"),
-    ),
-)
 def test_a_late_suspend_does_nothing(two: World) -> None:
     """Who failed under a revision that is no longer active suspends nothing; the first reason stays."""
     with two.connect() as connection:
@@ -599,7 +524,6 @@ def test_a_late_suspend_does_nothing(two: World) -> None:
         assert all(one.suspended is None and one.is_loaded for one in registry.documents(connection))
 
 
-@faces("a column is renamed, and has its name back", guarantees=(1, 3), without=REFRESHED)
 def test_a_schema_change_that_is_taken_back_resumes_the_document(two: World) -> None:
     """A suspended document stays suspended until the watch sees that; then all of it is written again."""
     two.sql("ALTER TABLE posts RENAME COLUMN title TO headline")
@@ -623,7 +547,6 @@ def test_a_schema_change_that_is_taken_back_resumes_the_document(two: World) -> 
         assert [(one.revision, one.is_loaded) for one in registry.documents(connection)] == [(1, True), (1, True)]
 
 
-@faces("a view is redefined", guarantees=(1, 3), without=SHAPE_COMPARED)
 def test_a_view_that_is_redefined_suspends_who_reads_it(two: World) -> None:
     """Its rows change without any row of a table changing: the document suspends, and apply writes it all again."""
     two.sql("CREATE VIEW shown AS SELECT id, text FROM pages")
@@ -647,15 +570,6 @@ BEGIN; ALTER TABLE comments RENAME TO full_one; ALTER TABLE empty RENAME TO comm
 """
 
 
-@faces(
-    "a table is swapped in for a moment",
-    guarantees=(1, 3),
-    without=Rule(
-        "nothing is read from a table without triggers",
-        patch="syncer.documents.snapshot:require_capture",
-        instead=DOES_NOTHING,
-    ),
-)
 def test_a_table_that_was_swapped_in_for_a_moment_is_not_read(world: World) -> None:
     """Neither composed from nor followed through, even if it is gone again before anybody looks."""
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', 'john@smith.com')")

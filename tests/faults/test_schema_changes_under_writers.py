@@ -20,13 +20,9 @@ from syncer.base import postgres
 from syncer.base.postgres import Connection
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS
 from syncer.recovery.schema_watch import Watch, WatchReport
-from tests.faults.rules import FILES_NOTED
 from tests.faults.test_schema_changes import is_waiting
 from tests.faults.writers import QUICK_FAILOVER, SEED, at_work, short_and_long
 from tests.harness import World, wait_until
-from tests.mutations import Is
-from tests.mutations.documents import asks_once
-from tests.proof import Rule, faces
 
 LONGEST_MIGRATION_SECONDS = 60.0
 """Nobody of syncer's holds a table for long; what a busy machine takes for a commit is not its own."""
@@ -170,10 +166,6 @@ def define(world: World) -> None:
         (folder / "index.json").write_text(json.dumps({"settings": settings, "mappings": {"dynamic": False}}))
 
 
-@faces(
-    "tables are migrated at random under writers, and apply is run too early",
-    guarantees=(1, 3, 5),
-)
 @short_and_long
 def test_migrations_at_random_leave_no_wrong_document(three: World, seconds: float) -> None:
     """Whatever is migrated, writers never fail of it, others follow, and after fix and apply nothing is missing."""
@@ -318,7 +310,6 @@ def require_not_syncers(world: World, error: psycopg.Error) -> None:
         assert not [one for one in found if one[0].startswith("syncer")], f"{said}\n{found}"
 
 
-@faces("ALTER TABLE computes new values, which no trigger sees", guarantees=(1, 3), without=FILES_NOTED)
 @pytest.mark.parametrize("is_partitioned", [False, True], ids=["a table", "a partitioned table"])
 def test_values_that_a_migration_computes_anew_are_followed(empty_world: World, *, is_partitioned: bool) -> None:
     """ALTER TABLE … USING fires no trigger and may leave the type as it was: documents show the new values even so."""
@@ -349,15 +340,6 @@ def test_values_that_a_migration_computes_anew_are_followed(empty_world: World, 
         assert watch.run_once() == WatchReport(documents=3, suspended=(), resumed=(), noted=())
 
 
-@faces(
-    "a column that a document does not read is altered, in a table whose changes lead to it",
-    guarantees=(1, 3),
-    without=Rule(
-        "a question that was planned for other rows of a table is asked again",
-        patch="syncer.documents.affected:_planned_anew",
-        instead=asks_once,
-    ),
-)
 @pytest.mark.parametrize("alteration", ["DROP COLUMN email", "ADD COLUMN more text"])
 def test_a_question_that_was_planned_before_is_planned_anew(three: World, alteration: str) -> None:
     """A statement prepared before the ALTER suspends no definition that does not read the new column."""
@@ -372,15 +354,6 @@ def test_a_question_that_was_planned_before_is_planned_anew(three: World, altera
     assert "post" not in suspended(three)
 
 
-@faces(
-    "a migration alters two tables that a component reads",
-    guarantees=(5,),
-    without=Rule(
-        "a component waits for a table for less than it takes Postgres to look for a deadlock",
-        patch="syncer.base.postgres:LOCK_SECONDS_MAX",
-        instead=Is(5.0),
-    ),
-)
 def test_a_long_migration_of_two_tables_is_not_the_victim_of_a_deadlock(three: World) -> None:
     """A component that holds one table and waits for another gives up before Postgres ends the migration of both."""
     relations = ["public.comments", "public.posts"]

@@ -17,8 +17,6 @@ from syncer.sandbox.postgres import PostgresServer
 from tests.faults.proxy import Forward, Proxy
 from tests.faults.writers import fill
 from tests.harness import World, made
-from tests.mutations.base import knows_one_node, takes_any_host
-from tests.proof import Rule, faces
 from tests.standbys import Standbys, ask, standbys
 
 DEAD = "127.0.0.1:1"
@@ -59,15 +57,6 @@ def gone(_: Forward) -> None:
     """The connection is closed, and nothing is done."""
 
 
-@faces(
-    "the first address of Postgres, Kafka and Elasticsearch is dead; then the primary is killed, and a node",
-    guarantees=(1, 2, 3),
-    without=Rule(
-        "of several hosts of Postgres the one that takes writes is used",
-        patch="syncer.base.settings:PostgresSettings._completed",
-        instead=takes_any_host,
-    ),
-)
 def test_the_next_address_is_used(several: World, servers: Standbys, standby: PostgresServer) -> None:
     """Commands and the daemon pass over what is dead, and over a standby, also after a failover."""
     primary, other = (urlsplit(one.address).netloc.rpartition("@")[2] for one in (servers.primary, standby))
@@ -90,15 +79,6 @@ def test_the_next_address_is_used(several: World, servers: Standbys, standby: Po
         assert daemon.stop() == 0
 
 
-@faces(
-    "three of four nodes of Elasticsearch cannot be reached",
-    guarantees=(1,),
-    without=Rule(
-        "a request to a node that cannot be reached goes to another one",
-        patch="syncer.base.settings:ElasticsearchSettings.urls",
-        instead=knows_one_node,
-    ),
-)
 def test_any_node_is_enough(endpoints: Endpoints) -> None:
     """Whichever is asked first, there is an answer."""
     dead = ",".join(f"http://127.0.0.1:{port}" for port in (1, 2, 3))

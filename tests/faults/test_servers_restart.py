@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from tests.faults.writers import fill, writing
 from tests.harness import DEADLINE_SECONDS, World, wait_until
-from tests.proof import faces
 
 
-@faces("each of the servers is killed under load, and comes back", guarantees=(1, 2, 3))
 def test_the_daemon_outlives_a_crash_of_each_server(world: World) -> None:
     """After SIGKILL of a server under load, the daemon waits, says so once, and goes on by itself."""
     fill(world)

@@ -6,10 +6,8 @@ import time
 
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.diff import Cause, DriftKind
-from tests.faults.rules import EXTRAS_COUNTED, LOOKED_AT_AGAIN
 from tests.faults.writers import fill, short_and_long, writing
 from tests.harness import World
-from tests.proof import faces
 from tests.routed import document
 
 FAR_AHEAD = 1 << 62
@@ -33,7 +31,6 @@ def run(world: World, *, repair: bool = False, settle_seconds: float = HELD_UP_S
         )
 
 
-@faces("verify runs while everything changes", guarantees=(3, 4), without=LOOKED_AT_AGAIN)
 @short_and_long
 def test_what_is_in_flight_is_never_drift(world: World, seconds: float) -> None:
     """Again and again, while everything changes on both sides, nothing is reported."""
@@ -50,11 +47,6 @@ def test_what_is_in_flight_is_never_drift(world: World, seconds: float) -> None:
     assert not report.moving
 
 
-@faces(
-    "documents are deleted, changed and added behind syncer's back",
-    guarantees=(3, 4),
-    without=EXTRAS_COUNTED,
-)
 def test_planted_drift_is_found_and_fixed_beside_writers(world: World) -> None:
     """Just what was planted, with its cause; a repair fixes what can be, and weakens nothing of what goes on."""
     fill(world)

@@ -17,9 +17,7 @@ from syncer.base.model import Composition, Target
 from syncer.base.write_report import WriteReport
 from syncer.elasticsearch.bulk import BulkOutcome, Index
 from syncer.indexing.compose import Composer
-from tests.faults.rules import ASSIGNED_IN_TURN, ASSIGNED_WITH_THE_SNAPSHOT, WRITTEN_WITH_THE_ASSIGN
 from tests.harness import DEADLINE_SECONDS, World
-from tests.proof import faces
 
 CHANGES = {
     "a newer text": "UPDATE posts SET title = 'new' WHERE id = 2",
@@ -76,11 +74,6 @@ def blog(world: World) -> World:
     return world
 
 
-@faces(
-    "a writer stalls between reading and writing, while a change is written by another",
-    guarantees=(1, 2, 3),
-    without=WRITTEN_WITH_THE_ASSIGN,
-)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_writer_that_stalls_between_read_and_write_loses(blog: World, change: str) -> None:
     """What was read before a change cannot replace what was read after it."""
@@ -92,11 +85,6 @@ def test_a_writer_that_stalls_between_read_and_write_loses(blog: World, change: 
         assert blog.differences() == []
 
 
-@faces(
-    "a change is made and written by another while a writer is reading",
-    guarantees=(1, 2, 3),
-    without=ASSIGNED_WITH_THE_SNAPSHOT,
-)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_change_that_comes_while_others_read_wins(blog: World, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose snapshot is older has assigned before, so that he loses, whoever writes last."""
@@ -117,7 +105,6 @@ def test_a_change_that_comes_while_others_read_wins(blog: World, change: str, mo
     assert blog.differences() == []
 
 
-@faces("writers of one document race, while it changes all the time", guarantees=(2,), without=ASSIGNED_IN_TURN)
 def test_who_looks_never_sees_an_earlier_state(blog: World) -> None:
     """Not even one that is earlier than a state whose change nobody has handled yet."""
     over = threading.Event()

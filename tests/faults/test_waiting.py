@@ -17,47 +17,9 @@ from syncer.base.errors import WaitTimeoutError
 from syncer.verify.wait import Waiter
 from tests.faults.writers import QUICK_FAILOVER, at_work
 from tests.harness import DEADLINE_SECONDS, World, wait_until
-from tests.mutations import DOES_NOTHING, SAYS_YES, Replaces
-from tests.mutations.jobs import not_of_new_initial_loads
-from tests.proof import Rule, faces
 from tests.scenarios.test_fan_outs import BLOG, follow, worker
 from tests.scenarios.test_jobs import new_revision
 
-PUBLISHED = Rule(
-    "a wait does not end before the saved cursor sees the transaction",
-    patch="syncer.verify.progress:TransactionProgress._until_published",
-    instead=SAYS_YES,
-)
-HANDLED = Rule(
-    "a wait does not end before the transaction's offsets are committed",
-    patch="syncer.verify.progress:TransactionProgress._until_handled",
-    instead=DOES_NOTHING,
-)
-WRITTEN = Rule(
-    "a wait does not end before the transaction's jobs are done",
-    patch="syncer.verify.progress:TransactionProgress._until_written",
-    instead=DOES_NOTHING,
-)
-REFRESHED = Rule(
-    "a wait for searches does not end before the index is refreshed",
-    patch="syncer.verify.progress:TransactionProgress._until_refreshed",
-    instead=DOES_NOTHING,
-)
-JOINED = Rule(
-    "a wait includes a fan-out that has taken up the change",
-    patch="syncer.jobs.queue:_JOIN",
-    instead=Replaces(", caused_before = pg_snapshot_xmax(pg_current_snapshot())", ""),
-)
-ADOPTED = Rule(
-    "a wait for a change that a relay has adopted includes the adopting transaction",
-    patch="syncer.relay.loop:_ADOPTED",
-    instead=Replaces("pg_current_xact_id()", "adopted_in"),
-)
-SEEN_BEFORE = Rule(
-    "a load whose listing has not begun may have taken up any change",
-    patch="syncer.jobs.model:_CAUSED_BY",
-    instead=not_of_new_initial_loads,
-)
 _SOON = 0.01
 
 
@@ -103,11 +65,6 @@ def names(world: World, user: int) -> set[str]:
     return {one["_source"]["user"]["name"] for one in found}
 
 
-@faces(
-    "a client waits while no relay, then no worker, then no job worker is running",
-    guarantees=(),
-    without=(PUBLISHED, HANDLED, WRITTEN),
-)
 def test_each_component_is_waited_for(world: World, waiter: Waiter) -> None:
     """The relay, the workers and the job are named as what it waits for, one after the other; then all is there."""
     token = renamed(world, 1, "renamed")
@@ -125,7 +82,6 @@ def test_each_component_is_waited_for(world: World, waiter: Waiter) -> None:
     assert names(world, 1) == {"renamed"}
 
 
-@faces("a change becomes part of a fan-out that was there before it", guarantees=(), without=JOINED)
 def test_a_fan_out_that_takes_up_another_change_is_waited_for(world: World, waiter: Waiter) -> None:
     """Nobody has begun to list it, so it is one job for both."""
     renamed(world, 1, "first")
@@ -140,7 +96,6 @@ def test_a_fan_out_that_takes_up_another_change_is_waited_for(world: World, wait
     assert names(world, 2) == {"second"}
 
 
-@faces("a relay is killed after it has adopted unpublished changes", guarantees=(), without=ADOPTED)
 def test_what_was_adopted_is_waited_for(world: World) -> None:
     """Rows of the outbox belong to another transaction since, and the saved cursor sees the one that wrote them."""
     world.sql(BLOG)
@@ -156,7 +111,6 @@ def test_what_was_adopted_is_waited_for(world: World) -> None:
     assert names(world, 1) == {"renamed"}
 
 
-@faces("a change is left to the load of a definition that is activated just then", guarantees=(), without=SEEN_BEFORE)
 def test_what_is_left_to_a_initial_load_is_waited_for(world: World, waiter: Waiter) -> None:
     """Whoever makes the load has not seen the change; the worker who has finds the next revision, and leaves it."""
     with world.index() as index, world.connect() as connection, ThreadPoolExecutor(1) as pool:
@@ -179,7 +133,6 @@ def _waits_for_a_lock(world: World) -> bool:
     )
 
 
-@faces("a table is truncated, and searched", guarantees=(), without=(WRITTEN, REFRESHED))
 def test_what_is_truncated_is_waited_for(world: World, waiter: Waiter) -> None:
     """The refresh that a TRUNCATE becomes is waited for; then searches find no post any more."""
     with world.elasticsearch() as client, world.index() as index:
@@ -193,11 +146,6 @@ def test_what_is_truncated_is_waited_for(world: World, waiter: Waiter) -> None:
         assert client.count(index=world.alias)["count"] == 0
 
 
-@faces(
-    "daemons are killed, the relay too, while applications wait for what they have written",
-    guarantees=(),
-    without=(HANDLED, WRITTEN),
-)
 def test_random_writers_read_what_they_wrote(world: World) -> None:
     """After each wait a read by id, or a search, shows the writer's own last commit, fan-outs included."""
     world.worker_settings = {

@@ -19,29 +19,10 @@ from syncer.verify.progress import Waited
 from syncer.verify.wait import Waiter
 from tests.faults.following import refreshes
 from tests.faults.test_kafka_loses_records import let_expire, make_anew
-from tests.faults.test_waiting import WRITTEN, component, names, renamed
+from tests.faults.test_waiting import component, names, renamed
 from tests.harness import DEADLINE_SECONDS, World, made, running, wait_until
-from tests.mutations import SAYS_NO
-from tests.mutations.waiting import of_any_life
-from tests.proof import Rule, faces
 from tests.scenarios.test_fan_outs import BLOG, follow
 from tests.standbys import Standbys, standbys
-
-REPLACED = Rule(
-    "if the topic is replaced, waiting starts again with the offsets of the new one",
-    patch="syncer.verify.watermark:Handling._is_replaced",
-    instead=SAYS_NO,
-)
-ONE_LIFE = Rule(
-    "an id that is waited for belongs to the cluster identity in which the wait began",
-    patch="syncer.capture.transaction_token:require_committed",
-    instead=of_any_life,
-)
-BEGUN_AGAIN = Rule(
-    "a wait starts again when a server responds after an outage",
-    patch="syncer.verify.wait:_may_pass",
-    instead=SAYS_NO,
-)
 
 
 class HeldUp:
@@ -102,11 +83,6 @@ def blog(world: World) -> World:
 
 
 @pytest.mark.parametrize("lose", [let_expire, make_anew])
-@faces(
-    "records are lost, or the whole topic, while a client waits for their changes",
-    guarantees=(1,),
-    without=(WRITTEN, REPLACED),
-)
 def test_what_kafka_has_lost_is_not_said_to_be_indexed(blog: World, lose: Callable[[World], None]) -> None:
     """He waits for the job that makes up for it, and reads his own write after that."""
     with held_up(blog) as somebody, blog.index() as index, Waiter(blog.settings) as waiter:
@@ -141,11 +117,6 @@ def frail_blog(sandbox: Sandbox, endpoints: Endpoints, servers: Standbys, tmp_pa
         yield world
 
 
-@faces(
-    "the database fails over to a replica that lacks the awaited transaction, and reuses its id",
-    guarantees=(1,),
-    without=ONE_LIFE,
-)
 def test_what_a_failover_has_lost_is_not_said_to_be_indexed(frail_blog: World, servers: Standbys) -> None:
     """Whoever waits for its token is told that nobody knows, and so is he who has but its id."""
     fail_over = servers.keep_standby()
@@ -163,7 +134,6 @@ def test_what_a_failover_has_lost_is_not_said_to_be_indexed(frail_blog: World, s
                 one.result(DEADLINE_SECONDS)
 
 
-@faces("Postgres crashes while a client waits for a committed transaction", guarantees=(1,), without=BEGUN_AGAIN)
 def test_what_survives_a_crash_is_waited_for(frail_blog: World, servers: Standbys) -> None:
     """He is not told of the crash, and reads his own write in the end."""
     token = renamed(frail_blog, 3, "renamed")

@@ -23,8 +23,6 @@ from syncer.documents import registry
 from tests.capturing import define
 from tests.faults.proxy import Proxy
 from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
-from tests.mutations import Replaces, Returns
-from tests.proof import Rule, faces
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
@@ -150,15 +148,6 @@ def blog(operator: Operator) -> World:
 # The lag
 
 
-@faces(
-    "a document is suspended: its changes are skipped",
-    guarantees=(1, 3),
-    without=Rule(
-        "a document that is suspended lags since then",
-        patch="syncer.monitoring.status:_FACTS",
-        instead=Replaces("least(d.stale_since, ", "least(NULL::timestamptz, "),
-    ),
-)
 @pytest.mark.thorough
 def test_the_lag_of_a_suspended_document_grows(operator: Operator, blog: World) -> None:
     """Only its own; other documents go on."""
@@ -181,15 +170,6 @@ def test_the_lag_of_a_suspended_document_grows(operator: Operator, blog: World) 
     operator.over()
 
 
-@faces(
-    "changes have left the topic, and wait in a fan-out",
-    guarantees=(1, 3),
-    without=Rule(
-        "an unfinished fan-out counts as lag",
-        patch="syncer.monitoring.status:_FACTS",
-        instead=Replaces("min(j.changed_at)", "NULL::timestamptz"),
-    ),
-)
 def test_changes_that_wait_in_a_job_are_lag(operator: Operator, blog: World) -> None:
     """A fan-out and a TRUNCATE's refresh, paused: the lag is theirs, though outbox and topic are empty."""
     for change in ("UPDATE users SET name = 'Jane Doe' WHERE id = 1", "TRUNCATE comments"):
@@ -213,7 +193,6 @@ def test_changes_that_wait_in_a_job_are_lag(operator: Operator, blog: World) -> 
 # Known problems
 
 
-@faces("a document differs from its SELECT", guarantees=(3,))
 @pytest.mark.thorough
 def test_drift_is_a_problem_until_it_is_repaired(operator: Operator, blog: World) -> None:
     """What the last `verify` found is listed, and the command that is named fixes it."""
@@ -227,7 +206,6 @@ def test_drift_is_a_problem_until_it_is_repaired(operator: Operator, blog: World
     operator.over()
 
 
-@faces("the alias of a document is taken away, or leads to a second index too", guarantees=(3,))
 @pytest.mark.thorough
 def test_an_alias_that_leads_elsewhere_is_a_problem(operator: Operator, blog: World) -> None:
     """Until the command that is named is run."""
@@ -252,11 +230,6 @@ def test_an_alias_that_leads_elsewhere_is_a_problem(operator: Operator, blog: Wo
 # One cause, one sentence, one correct fix
 
 
-@faces(
-    "the index of a document is deleted, or closed, by hand",
-    guarantees=(3,),
-    without=Rule("what is wrong with an index is asked", patch="syncer.monitoring.status:_count", instead=Returns(0)),
-)
 @pytest.mark.parametrize("fault", ["is gone", pytest.param("is closed", marks=pytest.mark.thorough)])
 def test_an_index_that_is_lost_is_one_problem(operator: Operator, blog: World, fault: str) -> None:
     """One sentence, whether a write has met it yet or not; and what it says to do is the fix."""
@@ -279,7 +252,6 @@ def test_an_index_that_is_lost_is_one_problem(operator: Operator, blog: World, f
     blog.wait_until_level()
 
 
-@faces("the disk of Elasticsearch is full: an index of syncer's takes no writes", guarantees=(1,))
 def test_a_full_disk_is_called_one(shared_world: World) -> None:
     """Not a missing master."""
     with shared_world.elasticsearch() as client:
@@ -303,7 +275,6 @@ def do(world: World, problem: Said, *options: str) -> None:
 # A server is away
 
 
-@faces("Elasticsearch is unavailable while changes are made", guarantees=(1,))
 def test_elasticsearch_is_away(operator: Operator, blog: World) -> None:
     """The sentence names its address, how long it has been away, and how many changes wait."""
     down = f"Elasticsearch is down: connection refused at 127.0.0.1:{operator.proxy.address.rpartition(':')[2]}"
@@ -319,7 +290,6 @@ def test_elasticsearch_is_away(operator: Operator, blog: World) -> None:
     operator.over()
 
 
-@faces("Kafka is unavailable while changes are made", guarantees=(1,))
 @pytest.mark.thorough
 def test_kafka_is_away(operator: Operator, blog: World) -> None:
     """The lag grows; `status` answers within seconds, and shows what the other two say."""
@@ -352,7 +322,6 @@ def test_kafka_is_away(operator: Operator, blog: World) -> None:
     operator.over()
 
 
-@faces("Postgres is unavailable", guarantees=(1,))
 def test_postgres_is_away(operator: Operator, blog: World) -> None:
     """The lag that was known goes on growing; the figures of the other two are there."""
     blog.sql("ALTER TABLE posts RENAME title TO headline")
@@ -374,7 +343,6 @@ def test_postgres_is_away(operator: Operator, blog: World) -> None:
     operator.over()
 
 
-@faces("no daemon runs", guarantees=(1,))
 def test_no_daemon(operator: Operator) -> None:
     """`status` says so as soon as the last one is killed; it is the last test, since the others need the daemon."""
     operator.daemon.kill()

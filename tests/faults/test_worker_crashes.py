@@ -12,10 +12,7 @@ from syncer.base.model import Composition, Target
 from syncer.elasticsearch.bulk import BulkOutcome, Index
 from syncer.kafka.consumer import ChangeConsumer
 from syncer.worker.loop import Worker
-from tests.faults.rules import COMMITTED_LAST
 from tests.harness import World, running, wait_until
-from tests.mutations.consumer import forgets_what_failed
-from tests.proof import Rule, faces
 
 
 class Killed(BaseException):
@@ -51,9 +48,6 @@ def die(worker: Worker) -> None:
         wait_until(lambda: bool(worker.run_once() and False), what="the worker dies")
 
 
-@faces(
-    "a worker dies before or after the bulk, and before the commit of offsets", guarantees=(1,), without=COMMITTED_LAST
-)
 @pytest.mark.parametrize("after_write", [False, True], ids=["before the write", "after the write"])
 def test_the_next_worker_does_it_again(world: World, *, after_write: bool) -> None:
     """What a dead worker had received and not committed is handled by its successor."""
@@ -65,15 +59,6 @@ def test_the_next_worker_does_it_again(world: World, *, after_write: bool) -> No
             world.drain(relay, successor)
 
 
-@faces(
-    "Kafka does not say where a partition's reading begins",
-    guarantees=(1,),
-    without=Rule(
-        "what fails in between is raised by the next `receive`, so that the worker joins again",
-        patch="syncer.kafka.consumer:ChangeConsumer._assign",
-        instead=forgets_what_failed,
-    ),
-)
 def test_offsets_that_cannot_be_read_are_asked_for_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that does not answer while partitions are assigned costs a rejoin, not the worker."""
     write_one_post(world)

@@ -33,21 +33,8 @@ from syncer.kafka.consumer import ChangeConsumer
 from syncer.worker import loop as live
 from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
-from tests.faults.rules import REFUSED_AGAIN
 from tests.faults.test_worker_crashes import Killed
 from tests.harness import DEADLINE_SECONDS, World, running, wait_until
-from tests.mutations import DOES_NOTHING, SAYS_NO
-from tests.mutations.consumer import fetches_while_it_stays, stays_and_forgets_failures
-from tests.mutations.writing import (
-    as_large_as_any,
-    closes_for_any_trouble,
-    has_always_room,
-    in_any_order,
-    is_done_before_it_is_suspended,
-    sends_at_once,
-    waits_for_all,
-)
-from tests.proof import Rule, faces
 
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
@@ -77,15 +64,6 @@ class OvertakenIndex(Index):
         return outcome
 
 
-@faces(
-    "a worker dies over a batch that all later ones have overtaken",
-    guarantees=(1,),
-    without=Rule(
-        "offsets are committed in the order in which batches came",
-        patch="syncer.worker.loop:Worker._done",
-        instead=in_any_order,
-    ),
-)
 def test_what_is_written_out_of_order_is_committed_in_order(world: World) -> None:
     """Batches that have overtaken an earlier one of their partition do not take its offset along."""
     world.sql(POSTS.format(30))
@@ -135,15 +113,6 @@ def _too_many_requests() -> ApiError:
     return ApiError("es_rejected_execution_exception", meta=meta, body={"error": {"reason": "queue is full"}})
 
 
-@faces(
-    "Elasticsearch has room for one request at a time",
-    guarantees=(1, 4),
-    without=Rule(
-        "what is in flight halves when Elasticsearch has no room for it",
-        patch="syncer.indexing.flow_control:FlowControl._halve",
-        instead=DOES_NOTHING,
-    ),
-)
 @pytest.mark.thorough
 def test_a_job_worker_sends_as_much_as_elasticsearch_takes(world: World) -> None:
     """Refused requests are sent again, none is lost, and soon no more are on their way than there is room for."""
@@ -186,7 +155,6 @@ class LosingIndex(Index):
         return outcome
 
 
-@faces("single documents of a request are refused with 429", guarantees=(1, 4), without=REFUSED_AGAIN)
 def test_what_is_refused_by_itself_is_sent_again(world: World) -> None:
     """Neither workers nor job workers count as written what one item of a request refuses."""
     world.sql(POSTS.format(30))
@@ -244,15 +212,6 @@ def result(of: Future[WriteReport]) -> WriteReport:
 # A definition that cannot go on
 
 
-@faces(
-    "an index is deleted by hand while its documents are written",
-    guarantees=(1,),
-    without=Rule(
-        "a definition is suspended before its documents count as done",
-        patch="syncer.indexing.writer:Writer.give_up",
-        instead=is_done_before_it_is_suspended,
-    ),
-)
 def test_a_definition_is_suspended_before_its_documents_are_done(world: World) -> None:
     """Whoever commits the offsets of their changes finds it suspended, though Postgres was away just then."""
     world.sql(POSTS.format(3))
@@ -281,15 +240,6 @@ class RefusingIndex(Index):
         return super().write(target, compositions)
 
 
-@faces(
-    "Elasticsearch has no room for a request, several times",
-    guarantees=(1, 4),
-    without=Rule(
-        "trouble of Elasticsearch costs no connection to Postgres, and nothing is built again for it",
-        patch="syncer.indexing.writer:Writer._meet",
-        instead=closes_for_any_trouble,
-    ),
-)
 def test_what_elasticsearch_refuses_is_built_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same request is sent again, on the same connection; other slices go on; each document counts once."""
     world.sql(POSTS.format(20))
@@ -331,7 +281,6 @@ class SwallowingIndex(Index):
         return outcome
 
 
-@faces("a request is written, and its answer is lost", guarantees=(1, 2))
 def test_what_was_written_unheard_counts_as_written(world: World) -> None:
     """Its own version is there when it is sent again: that is no newer one."""
     world.sql(POSTS.format(3))
@@ -354,15 +303,6 @@ def unindexed(empty_world: World) -> World:
     return empty_world
 
 
-@faces(
-    "documents that are each as large as a request are written together",
-    guarantees=(4,),
-    without=Rule(
-        "how much of a slice is fetched is bounded by its bytes",
-        patch="syncer.indexing.writer:Writer._bytes_each",
-        instead=as_large_as_any,
-    ),
-)
 def test_what_is_fetched_at_once_is_bounded_by_its_bytes(unindexed: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large rows among small ones: none is left out, and no slice has many of them in memory."""
     world = unindexed
@@ -383,11 +323,6 @@ def test_what_is_fetched_at_once_is_bounded_by_its_bytes(unindexed: World, monke
     assert world.differences() == []
 
 
-@faces(
-    "a document is too large to be fetched beside others, and these are refused with 429",
-    guarantees=(1, 4),
-    without=REFUSED_AGAIN,
-)
 def test_what_is_too_large_for_its_slice_is_written_after_a_refusal(unindexed: World) -> None:
     """It is not left out because the others are sent again."""
     world = unindexed
@@ -399,7 +334,6 @@ def test_what_is_too_large_for_its_slice_is_written_after_a_refusal(unindexed: W
     assert world.differences() == []
 
 
-@faces("a row is so large that Postgres cannot make a document of it, beside others", guarantees=(1, 4))
 def test_a_row_that_is_too_large_is_set_aside_by_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is never fetched, and one that Postgres fails at: both are dead letters, and nothing is suspended."""
     monkeypatch.setattr(indexing_compose, "DOCUMENT_BYTES_MAX", 1_000_000)
@@ -441,15 +375,6 @@ class HangingIndex(Index):
         return super().write(target, compositions)
 
 
-@faces(
-    "one of several requests hangs while a worker is told to stop in the middle of a long batch",
-    guarantees=(1,),
-    without=Rule(
-        "a hung component is not waited for longer than a batch may take",
-        patch="syncer.indexing.pool:WriterPool.close",
-        instead=waits_for_all,
-    ),
-)
 def test_a_stop_in_a_long_batch_waits_for_no_hung_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes on is finished, as far as there is time; what hangs is given up."""
     monkeypatch.setattr(lifecycle, "GRACE_SECONDS", 1)
@@ -471,7 +396,6 @@ def test_a_stop_in_a_long_batch_waits_for_no_hung_request(world: World, monkeypa
             wait_until(lambda: "worker-writer" not in str(threading.enumerate()), what="it is through")
 
 
-@faces("a component begins afresh after every trouble, for months", guarantees=())
 def test_no_thread_is_left_by_who_has_closed(world: World) -> None:
     """A component begins afresh after every trouble, for months."""
     world.sql(POSTS.format(30))
@@ -506,22 +430,6 @@ class HeldIndex(Index):
         return outcome
 
 
-@faces(
-    "single edits come beside a job",
-    guarantees=(4,),
-    without=(
-        Rule(
-            "jobs make way for live changes",
-            patch="syncer.indexing.flow_control:LiveTraffic.is_flowing",
-            instead=SAYS_NO,
-        ),
-        Rule(
-            "no more requests are in flight than flow control allows",
-            patch="syncer.indexing.flow_control:FlowControl.in_flight",
-            instead=sends_at_once,
-        ),
-    ),
-)
 def test_requests_of_a_job_are_small_and_few_while_live_changes_flow(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -591,15 +499,6 @@ def put_garbage(world: World) -> None:
 
 
 @pytest.mark.parametrize("put", [put_users, put_garbage])
-@faces(
-    "thousands of changes that touch nothing, or of records that are none, come behind a slow one",
-    guarantees=(1,),
-    without=Rule(
-        "a worker with a full buffer receives no more",
-        patch="syncer.worker.loop:Worker._has_room",
-        instead=has_always_room,
-    ),
-)
 def test_what_is_in_hand_is_bounded_though_it_touches_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, put: Callable[[World], None]
 ) -> None:
@@ -632,15 +531,6 @@ def test_what_is_in_hand_is_bounded_though_it_touches_nothing(
     assert world.differences() == []
 
 
-@faces(
-    "a worker says that it is there while fetched records wait",
-    guarantees=(1,),
-    without=Rule(
-        "a worker that only says that it is there fetches nothing",
-        patch="syncer.kafka.consumer:ChangeConsumer._stay",
-        instead=fetches_while_it_stays,
-    ),
-)
 def test_staying_in_the_group_skips_nothing_that_was_fetched(world: World) -> None:
     """Records wait in the client's memory while a worker says that it is there: none is lost, none comes twice."""
     world.sql("INSERT INTO users (id, name, email) SELECT g, 'John', g::text FROM generate_series(1, 1000) AS g")
@@ -673,15 +563,6 @@ class UnwillingConsumer(Consumer):
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
 
-@faces(
-    "saying that it is there fails",
-    guarantees=(1,),
-    without=Rule(
-        "what fails in between is raised by the next `receive`, so that the worker joins again",
-        patch="syncer.kafka.consumer:ChangeConsumer.keep_alive",
-        instead=stays_and_forgets_failures,
-    ),
-)
 def test_a_consumer_that_could_not_stay_receives_nothing_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Composing goes on; but what may have been skipped is not passed over: only who joins anew gets it for sure."""
     monkeypatch.setattr(consuming, "Consumer", UnwillingConsumer)

@@ -15,9 +15,7 @@ import pytest
 from syncer.base.model import Image
 from syncer.capture import install as capture_install, table_files, triggers
 from tests.capturing import Change, capture_only, define, forget, install, plan, written
-from tests.faults.rules import GONE_IS_NULL
 from tests.harness import DEADLINE_SECONDS, World
-from tests.proof import faces
 
 ORDINARY = "CREATE TABLE things (id int PRIMARY KEY, place int, name text, note text, views int)"
 # The partition that is written has its columns in another order than its parent.
@@ -99,9 +97,6 @@ MIGRATIONS = {
 }
 
 
-@faces(
-    "columns are renamed, dropped and given other types under open sessions", guarantees=(1, 5), without=GONE_IS_NULL
-)
 @pytest.mark.parametrize("migration", MIGRATIONS.values(), ids=MIGRATIONS.keys())
 def test_writes_go_on_and_are_captured_after_a_migration(things: World, migration: str) -> None:
     """In a session that wrote before and in a new one; each changed row leaves its key and its place."""
@@ -122,7 +117,6 @@ def test_writes_go_on_and_are_captured_after_a_migration(things: World, migratio
                 assert (RELATION, "T", None, None) in written(things)
 
 
-@faces("a column that leads to documents gets another type under open sessions", guarantees=(1, 5))
 def test_a_routing_column_may_get_another_type(things: World) -> None:
     """A session that goes on may know nothing of a row until apply; no write fails, and no change is lost."""
     with session(things) as application:
@@ -137,7 +131,6 @@ def test_a_routing_column_may_get_another_type(things: World) -> None:
         assert written(things) == [(RELATION, "U", image(7, 6), image(7))]
 
 
-@faces("a watched column goes away", guarantees=(1, 5), without=GONE_IS_NULL)
 def test_where_a_watched_column_is_gone_every_update_is_a_change(things: World) -> None:
     """What the column has become cannot be told, so nothing is left out; after apply, what is not watched is again."""
     with session(things) as application:
@@ -160,7 +153,6 @@ LOST = {
 }
 
 
-@faces("a column that leads to documents is renamed", guarantees=(1, 5), without=GONE_IS_NULL)
 @pytest.mark.parametrize("migration", LOST.values(), ids=LOST.keys())
 def test_where_a_column_of_the_image_is_gone_a_change_names_no_row(things: World, migration: str) -> None:
     """Which documents the row belongs to cannot be told, so the change touches all, until apply."""
@@ -174,7 +166,6 @@ def test_where_a_column_of_the_image_is_gone_a_change_names_no_row(things: World
     assert all((old, new) == (None, None) for _, _, old, new in changes)
 
 
-@faces("the primary key is dropped", guarantees=(1, 5), without=GONE_IS_NULL)
 def test_a_dropped_key_fails_no_write(things: World) -> None:
     """A table that has lost its primary key column is written on, and each row leaves something."""
     with session(things) as application:
@@ -225,7 +216,6 @@ def test_a_transaction_whose_snapshot_is_older_than_the_migration_goes_on(things
     assert written(things) == [updated(1)]
 
 
-@faces("columns go and come back in any order", guarantees=(5,), without=GONE_IS_NULL)
 def test_every_sequence_of_migrations_leaves_the_table_writable(things: World) -> None:
     """Columns go and come back in any order, in one session."""
     with session(things) as application:

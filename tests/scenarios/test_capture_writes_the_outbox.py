@@ -17,11 +17,7 @@ from syncer.base.errors import DefinitionError, SourceError
 from syncer.base.model import Image
 from syncer.capture import install as capture_install
 from tests.capturing import Change, capture_only, define, forget, install, plan, triggers, written
-from tests.faults.rules import KEY_CHANGES
 from tests.harness import DEADLINE_SECONDS, World, wait_until
-from tests.mutations import Is, Replaces
-from tests.mutations.capture import only_what_is_wanted
-from tests.proof import Rule, faces
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com'), (3, 'Alice John', 'alice@john.com');
@@ -143,7 +139,6 @@ CHANGES: dict[str, tuple[str, list[Change]]] = {
 }
 
 
-@faces("rows are changed by every kind of statement", guarantees=(1, 5), without=KEY_CHANGES)
 @pytest.mark.parametrize(("change", "expected"), CHANGES.values(), ids=CHANGES.keys())
 def test_each_changed_row_leaves_its_images(shared_world: World, change: str, expected: list[Change]) -> None:
     """Each row that changed in a watched column leaves its operation and its images, and no other row does."""
@@ -174,15 +169,6 @@ def test_psql_and_copy_count_like_any_client(blog: World) -> None:
     ]
 
 
-@faces(
-    "an application may write nothing but its tables",
-    guarantees=(5,),
-    without=Rule(
-        "triggers run with their owner's privileges",
-        patch="syncer.capture.triggers:_FUNCTION",
-        instead=Replaces(" SECURITY DEFINER", ""),
-    ),
-)
 def test_an_application_needs_no_privilege_of_ours(blog: World) -> None:
     """A role that may only write its tables, and nothing in schema syncer, is captured."""
     role = sql.Identifier(f"{blog.name}_app")
@@ -206,15 +192,6 @@ def test_an_application_needs_no_privilege_of_ours(blog: World) -> None:
     assert written(blog) == [("public.comments", "T", None, None), ("public.posts", "U", post(2), post(2))]
 
 
-@faces(
-    "an application's search_path puts its own operators before those of Postgres",
-    guarantees=(1, 5),
-    without=Rule(
-        "triggers have a search_path of their own",
-        patch="syncer.capture.triggers:_FUNCTION",
-        instead=Replaces(" SET search_path = pg_catalog, pg_temp", " SET enable_seqscan = on"),
-    ),
-)
 def test_a_hostile_search_path_changes_nothing(blog: World) -> None:
     """Tables, functions and operators that an application's search_path puts before ours are not used."""
     with blog.application() as application:
@@ -239,17 +216,6 @@ INSERT INTO things VALUES (1, 1.0, '{"a": 1}', NULL, 0)
 """
 
 
-@faces(
-    "a value is replaced by one that is equal and reads differently",
-    guarantees=(1,),
-    without=Rule(
-        "values are compared byte by byte",
-        patch="syncer.capture.triggers:_TWO_SIDED",
-        instead=Replaces(
-            "OR ROW({old_compared})::record OPERATOR(pg_catalog.*<>) ROW", "OR ROW({old_compared})::record <> ROW"
-        ),
-    ),
-)
 def test_a_value_that_equals_but_reads_differently_is_a_change(empty_world: World) -> None:
     """1.0 → 1.00 and another spelling of the same JSON change the document, so they are captured."""
     capture_only(empty_world, VALUES, "SELECT id AS _id, amount, doc, name, price, tripled FROM things")
@@ -268,7 +234,6 @@ def test_a_stored_generated_column_is_watched_by_its_value(empty_world: World) -
     assert written(empty_world) == [("public.things", "U", {"id": "1"}, {"id": "1"})]
 
 
-@faces("rows exchange their keys", guarantees=(1,), without=KEY_CHANGES)
 def test_keys_that_swap_in_one_statement_lose_no_row(empty_world: World) -> None:
     """Two rows that exchange their keys change both documents, and a third that moves on is deleted and inserted."""
     tables = """
@@ -498,15 +463,6 @@ def things(empty_world: World) -> World:
     return empty_world
 
 
-@faces(
-    "apply asks for a table that a long transaction holds",
-    guarantees=(5,),
-    without=Rule(
-        "apply asks for a lock briefly, and again",
-        patch="syncer.capture.install:_LOCK_TIMEOUT",
-        instead=Is("60s"),
-    ),
-)
 def test_install_waits_for_a_long_transaction_and_others_do_not(things: World) -> None:
     """While apply waits for a table, other writers are held up for a moment only; then everything is captured."""
     assert install_beside_traffic(things) == []
@@ -556,7 +512,6 @@ def read_views_too(world: World) -> None:
 # What a change of definitions must not lose
 
 
-@faces("a transaction wrote a column before it was watched, and commits after apply", guarantees=(1,))
 def test_a_write_in_flight_is_not_lost_to_a_wider_definition(blog: World) -> None:
     """A transaction that wrote a column before it was watched, and commits after apply, is in the document."""
     read_views_too(blog)
@@ -573,15 +528,6 @@ def test_a_write_in_flight_is_not_lost_to_a_wider_definition(blog: World) -> Non
     assert blog.differences() == []
 
 
-@faces(
-    "an apply of a narrower definition fails half way",
-    guarantees=(1,),
-    without=Rule(
-        "nothing is watched less before the commit that puts it active",
-        patch="syncer.capture.install:widened",
-        instead=only_what_is_wanted,
-    ),
-)
 def test_an_apply_that_failed_half_way_and_was_taken_back_has_lost_nothing(blog: World) -> None:
     """A narrower definition that could not be put active, and was undone, leaves no change unheard."""
     select = blog.document_folder / "select.sql"
@@ -682,7 +628,6 @@ def test_a_key_of_a_type_that_an_extension_brings_does_not_break_writes(empty_wo
     assert written(empty_world) == [("public.things", "U", {"id": "1"}, {"id": "1"})]
 
 
-@faces("apply is killed once it has fixed triggers that were gone", guarantees=(1,))
 def test_a_gap_without_triggers_is_loaded_though_apply_was_killed(blog: World) -> None:
     """What was written while triggers were gone is found by the next apply, when the first one died half way."""
     blog.sql("DROP TRIGGER syncer_update ON posts")

@@ -8,10 +8,7 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 from tests.faults.following import following
-from tests.faults.rules import DATA_IS_DEAD_LETTERED, REFUSED_IS_DEAD_LETTERED
 from tests.harness import BLOG_SCHEMA, World, wait_until
-from tests.mutations.documents import of_any_length
-from tests.proof import Rule, faces
 
 USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')"
 POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, 20) AS g"
@@ -22,7 +19,6 @@ def dead_letters(world: World) -> list[tuple[str, str]]:
     return world.sql("SELECT id, error FROM syncer.dead_letter ORDER BY id")
 
 
-@faces("the mapping refuses a value of one document", guarantees=(1,), without=REFUSED_IS_DEAD_LETTERED)
 def test_a_value_that_the_mapping_refuses(world: World) -> None:
     """Elasticsearch refuses one document of a batch.
 
@@ -48,7 +44,6 @@ def test_a_value_that_the_mapping_refuses(world: World) -> None:
     assert dead_letters(world) == []
 
 
-@faces("one row makes the SELECT raise", guarantees=(1,), without=DATA_IS_DEAD_LETTERED)
 def test_a_row_that_makes_the_select_raise(empty_world: World) -> None:
     """Postgres cannot compose one document of a batch: it is found by halving, and dead-lettered."""
     select: Path = empty_world.document_folder / "select.sql"
@@ -73,15 +68,6 @@ def test_a_row_that_makes_the_select_raise(empty_world: World) -> None:
     assert dead_letters(empty_world) == []
 
 
-@faces(
-    "an id is longer than Elasticsearch, or an index of Postgres, takes",
-    guarantees=(1,),
-    without=Rule(
-        "an id that is too long is recorded by its digest",
-        patch="syncer.indexing.dead_letters:recorded",
-        instead=of_any_length,
-    ),
-)
 def test_an_id_of_any_length_is_dead_lettered_and_holds_up_nobody(empty_world: World) -> None:
     """Elasticsearch takes none of more than 512 bytes, and an index of Postgres none of 3,000: it has a digest."""
     world = empty_world

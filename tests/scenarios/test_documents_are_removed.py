@@ -11,8 +11,6 @@ import pytest
 from syncer.apply import activate, plan
 from syncer.documents.definition import load_all
 from tests.harness import World, wait_until
-from tests.mutations.documents import out_of_force_first
-from tests.proof import Rule, faces
 
 PAGES = """
 CREATE TABLE pages (id bigint PRIMARY KEY, text text NOT NULL);
@@ -129,15 +127,6 @@ def test_an_index_that_somebody_else_searches_is_not_dropped(two: World) -> None
     assert apply_removing(two, "page").returncode == 0
 
 
-@faces(
-    "the process that removes a document is killed before, or after, it is deactivated",
-    guarantees=(4,),
-    without=Rule(
-        "searches find no index any more before it is deactivated",
-        patch="syncer.apply.activate:withdraw",
-        instead=out_of_force_first,
-    ),
-)
 @pytest.mark.parametrize("step", ["hide", "drop"])
 def test_who_removes_dies(two: World, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Whoever applies next ends it: no index is left behind, and no alias."""

@@ -10,10 +10,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.base.errors import DocumentError
 from syncer.verify.diff import DriftKind
-from tests.faults.rules import ON_ALL_SHARDS
 from tests.harness import World
-from tests.mutations import SAYS_NO
-from tests.proof import Rule, faces
 from tests.routed import (
     put,
     put_parents_and_children,
@@ -72,7 +69,6 @@ def test_routing_is_no_field(routed: World) -> None:
     assert hit["_source"]["title"] == "title"
 
 
-@faces("documents move to other shards, and are deleted there", guarantees=(1, 2, 3), without=ON_ALL_SHARDS)
 def test_changes_reach_the_document_wherever_it_is(routed: World) -> None:
     """Through relay and worker, a post follows its author to another shard, and a deleted one leaves every shard."""
     with routed.index() as index, routed.relay() as relay, routed.worker(index) as worker:
@@ -190,13 +186,6 @@ def test_another_routing_leaves_nothing_behind(empty_world: World, before: str |
     assert found(empty_world) == {}
 
 
-@faces(
-    "a definition gives its routing up",
-    guarantees=(3,),
-    without=Rule(
-        "a document that drops its routing gets a new index", patch="syncer.apply.plan:_leaves_copies", instead=SAYS_NO
-    ),
-)
 def test_the_routing_is_not_dropped_in_place(routed: World) -> None:
     """An index of several shards that was written with ``_routing`` is not written without: a new one is."""
     before = routed.index_of()

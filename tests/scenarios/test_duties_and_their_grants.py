@@ -13,8 +13,6 @@ from psycopg.conninfo import make_conninfo
 from syncer.apply import grants
 from syncer.apply.grants import Duty
 from tests.harness import BLOG_SCHEMA, World, wait_until
-from tests.mutations.grants import lets_daemons_write_conditions, lets_workers_write_definitions
-from tests.proof import Rule, faces
 
 ROLES = [str(one) for one in Duty]
 
@@ -203,22 +201,6 @@ def is_refused(connection: psycopg.Connection[Any], statement: str) -> bool:
     return False
 
 
-@faces(
-    "a role that only publishes, or only writes documents, stores SQL which another role executes",
-    guarantees=(1, 2, 3),
-    without=(
-        Rule(
-            "workers write no column of a definition that is executed",
-            patch="syncer.apply.grants:ON_TABLES",
-            instead=lets_workers_write_definitions,
-        ),
-        Rule(
-            "relays and workers make no job with a condition",
-            patch="syncer.apply.grants:ON_TABLES",
-            instead=lets_daemons_write_conditions,
-        ),
-    ),
-)
 def test_no_duty_can_do_what_is_another_s(parted: World) -> None:
     """What each role lacks, Postgres refuses; nobody but the migrator creates anything."""
     world = parted

@@ -12,8 +12,6 @@ from syncer.lineage import routes
 from tests import capturing
 from tests.capturing import capture_only, define, forget, install, written
 from tests.harness import World
-from tests.mutations import Replaces
-from tests.proof import Rule, faces
 
 FAMILY = """
 CREATE TABLE parents (id int PRIMARY KEY, code int UNIQUE, name text);
@@ -120,15 +118,6 @@ WAYS: dict[str, tuple[str, list[capturing.Change]]] = {
 }
 
 
-@faces(
-    "rows are changed in every way that Postgres has, replication included",
-    guarantees=(1, 5),
-    without=Rule(
-        "triggers fire for sessions that replicate, too",
-        patch="syncer.capture.triggers:ENABLE",
-        instead=Replaces("ENABLE ALWAYS", "ENABLE"),
-    ),
-)
 @pytest.mark.parametrize(("way", "expected"), WAYS.values(), ids=WAYS.keys())
 def test_each_way_leaves_what_it_did(family: World, way: str, expected: list[capturing.Change]) -> None:
     """Each changed row is in the outbox, whatever has changed it."""
@@ -149,7 +138,6 @@ def test_copy_is_captured(family: World, kind: str) -> None:
     assert written(family) == [child("I", 50), child("I", 51)]
 
 
-@faces("row-level security hides rows from the role that writes them", guarantees=(1, 5))
 @pytest.mark.parametrize("force", ["ENABLE ROW LEVEL SECURITY", "FORCE ROW LEVEL SECURITY"])
 @pytest.mark.parametrize("partitioned", ["", "PARTITION BY RANGE (id)"])
 def test_row_level_security_hides_nothing_from_the_outbox(empty_world: World, force: str, partitioned: str) -> None:

@@ -22,10 +22,7 @@ from syncer.jobs import listing, queue
 from syncer.jobs.model import Job, JobKind, JobState, due, find, unfinished
 from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
-from tests.faults.rules import FOLLOWED
 from tests.harness import World, wait_until
-from tests.mutations.jobs import as_it_was, for_the_revision_of_now, whatever_it_waits_for
-from tests.proof import Rule, faces
 from tests.scenarios.test_jobs import drain, new_revision
 
 # User 1 has posts 1 to 120, user 2 has 201 to 320, and users 3 to 42 have three each.
@@ -231,15 +228,6 @@ def test_a_fan_out_that_is_new_takes_up_the_next(world: World, connection: Conne
     assert find(connection, after).cause == {"public.users": 2}
 
 
-@faces(
-    "a rename joins a fan-out just when that is about to be listed",
-    guarantees=(1,),
-    without=Rule(
-        "the cause of a job is read once its listing has begun",
-        patch="syncer.jobs.listing:_with_its_whole_cause",
-        instead=as_it_was,
-    ),
-)
 def test_a_cause_that_comes_just_before_the_listing_is_listed(world: World, connection: Connection) -> None:
     """The lister has read the job before causes were added, and begins after: he lists what is there then."""
     (world.document_folder / "affects").mkdir()
@@ -252,15 +240,6 @@ def test_a_cause_that_comes_just_before_the_listing_is_listed(world: World, conn
     assert set(listed(world, seen)) == {*posts_of(world, 1, 2), "4711"}
 
 
-@faces(
-    "a definition is activated while a fan-out is found",
-    guarantees=(1,),
-    without=Rule(
-        "no job is made for a revision that is over",
-        patch="syncer.jobs.queue:create_fan_out",
-        instead=for_the_revision_of_now,
-    ),
-)
 def test_a_fan_out_of_an_older_revision_is_left_to_its_initial_load(connection: Connection) -> None:
     """Who has read the definition before the new one came makes no job: the load of the new one is listed later."""
     document = the_document(connection)
@@ -290,14 +269,6 @@ def test_renames_of_one_user_are_two_jobs_however_many(world: World, connection:
     assert [one.id for one in due(connection)] == [waiting.id]
 
 
-WAITS_FOR_ITS_OWN = Rule(
-    "a fan-out joins no job that waits for one with which it has no cause in common",
-    patch="syncer.jobs.model:locked_joinable",
-    instead=whatever_it_waits_for,
-)
-
-
-@faces("a rename comes while another row's fan-out waits for an older one", guarantees=(4,), without=WAITS_FOR_ITS_OWN)
 def test_a_fan_out_does_not_wait_for_another_row(connection: Connection) -> None:
     """It is a job of its own, which is due at once; what has a row in common joins the one that waits."""
     list_(connection, fan_out(connection))
@@ -310,7 +281,6 @@ def test_a_fan_out_does_not_wait_for_another_row(connection: Connection) -> None
     assert [one.id for one in due(connection)] == [other.id]
 
 
-@faces("a row is renamed twice while a fan-out of another row is new", guarantees=(4,), without=WAITS_FOR_ITS_OWN)
 def test_a_fan_out_makes_no_other_row_wait(connection: Connection) -> None:
     """What has to wait for an older fan-out does not join one that is due."""
     list_(connection, fan_out(connection))
@@ -319,7 +289,6 @@ def test_a_fan_out_makes_no_other_row_wait(connection: Connection) -> None:
     assert [one.id for one in due(connection)] == [other.id]
 
 
-@faces("a rename comes while a refresh waits for an older one", guarantees=(4,), without=WAITS_FOR_ITS_OWN)
 def test_a_fan_out_does_not_wait_for_two_refreshes(connection: Connection) -> None:
     """It joins a refresh that is listed next, but none that waits itself."""
     first = queue.create(connection, the_document(connection), JobKind.REFRESH)
@@ -379,7 +348,6 @@ def test_a_rename_of_many_becomes_a_job_and_one_of_few_is_done_at_once(world: Wo
     assert world.differences() == []
 
 
-@faces("a rename touches two definitions, and an index that is being built", guarantees=(1, 4), without=FOLLOWED)
 def test_a_rename_reaches_every_document_that_reads_the_table(world: World) -> None:
     """Two definitions, and an index that is being built: each has a fan-out of its own, and ends equal."""
     folder = shutil.copytree(world.document_folder, world.config / "documents" / "essay")

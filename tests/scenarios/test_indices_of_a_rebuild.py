@@ -22,8 +22,6 @@ from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
 from tests.harness import World, wait_until
-from tests.mutations import DOES_NOTHING
-from tests.proof import Rule, faces
 
 MAPPINGS: dict[str, Any] = {
     "dynamic": "strict",
@@ -260,7 +258,6 @@ def test_an_index_json_that_elasticsearch_refuses_builds_nothing(room: Room) -> 
 # Searched
 
 
-@faces("searches continue while the alias moves", guarantees=(2, 4))
 def test_searches_see_one_index_whole_through_every_swap(room: Room) -> None:
     """Never an error, never nothing, never both."""
     documents, swaps = 20, 150
@@ -327,7 +324,6 @@ def test_an_alias_of_somebody_else_is_not_moved(room: Room) -> None:
         room.indices.swap(room.alias, built)
 
 
-@faces("a new index is deleted by hand before it serves", guarantees=(3,))
 def test_no_alias_moves_to_an_index_that_is_gone(room: Room) -> None:
     """What was searched before is searched still."""
     served, built = room.create(1), room.build(2)
@@ -533,15 +529,6 @@ def test_numbers_that_are_read_under_writes_part_them_rightly(room: Room) -> Non
         assert earlier <= found
 
 
-@faces(
-    "a shard is unavailable when a job asks what was there",
-    guarantees=(3, 4),
-    without=Rule(
-        "a shard that cannot be asked is an error",
-        patch="syncer.elasticsearch.reader:Holdings._require_every_shard",
-        instead=DOES_NOTHING,
-    ),
-)
 def test_a_shard_without_its_primary_is_not_taken_for_one_without_documents(room: Room) -> None:
     """Then nothing is known, and that is said; and a build takes nothing away."""
     target = Target.of(room.alias, 1)

@@ -21,13 +21,8 @@ from syncer.documents.registry import Document
 from syncer.jobs import chunks, listing, queue, steps
 from syncer.jobs.model import Job, JobKind, JobState, due, find, recent, unfinished
 from syncer.worker.job_loop import JobWorker
-from tests.faults.rules import PENDING_INCOMPLETE, SHAPE_COMPARED
 from tests.harness import DEADLINE_SECONDS, World, running, wait_until
 from tests.job_worker import ChunkWorker
-from tests.model import cleaning_up
-from tests.mutations import Replaces
-from tests.mutations.jobs import joins_whatever_its_state
-from tests.proof import Rule, faces
 
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
@@ -252,11 +247,6 @@ def test_a_load_that_truncates_table_after_table_makes_two_refreshes(world: Worl
     assert [one.id for one in due(connection)] == [second.id]
 
 
-@faces(
-    "a TRUNCATE comes while a refresh is being listed",
-    guarantees=(1, 3),
-    without=Rule(cleaning_up.NEW_REFRESH, patch="syncer.jobs.queue:_still_new", instead=joins_whatever_its_state),
-)
 def test_a_refresh_does_not_join_a_listing_that_has_begun(world: World, connection: Connection) -> None:
     """What a truncate brings back is not in a listing whose snapshot is older: another refresh is made."""
     first = create(connection, JobKind.REFRESH)
@@ -316,15 +306,6 @@ def test_a_job_that_is_made_in_a_transaction_comes_and_goes_with_it(connection: 
     assert the_document(connection).is_loaded
 
 
-@faces(
-    "many workers meet a TRUNCATE at once",
-    guarantees=(4,),
-    without=Rule(
-        "a job is created under the document's lock",
-        patch="syncer.jobs.queue:_LOCK_DOCUMENT",
-        instead=Replaces(" FOR NO KEY UPDATE", ""),
-    ),
-)
 def test_many_that_ask_at_once_get_one_refresh(world: World, connection: Connection) -> None:
     """Workers that meet the same truncate at the same moment make one job."""
     document, workers, rounds = the_document(connection), 6, 20
@@ -350,7 +331,6 @@ def test_many_that_ask_at_once_get_one_refresh(world: World, connection: Connect
 # What an end says of the document
 
 
-@faces("a refresh or a fan-out is cancelled, or fails", guarantees=(1, 3), without=PENDING_INCOMPLETE)
 @pytest.mark.parametrize(("kind", "end"), [(JobKind.REFRESH, queue.cancel), (JobKind.FAN_OUT, queue.fail)])
 def test_a_pending_job_that_is_given_up_leaves_the_document_incomplete(
     world: World, connection: Connection, kind: JobKind, end: Callable[[Connection, int, str], object]
@@ -377,15 +357,6 @@ def test_a_pending_job_that_is_given_up_leaves_the_document_incomplete(
     assert the_document(connection).is_loaded
 
 
-@faces(
-    "a document suspends while the last chunk of its load is written",
-    guarantees=(3,),
-    without=Rule(
-        "a suspended document is not loaded",
-        patch="syncer.documents.registry:_MARK_LOADED",
-        instead=Replaces(" AND suspended IS NULL", ""),
-    ),
-)
 def test_a_suspended_document_is_not_loaded_by_a_job(world: World, connection: Connection) -> None:
     """A suspend that comes while the last chunk is written wins."""
     job = list_(connection, create(connection, JobKind.BACKFILL))
@@ -432,13 +403,6 @@ def test_finished_jobs_are_forgotten_in_the_end(
 # Listing
 
 
-@faces(
-    "two job workers list a job at once",
-    guarantees=(4,),
-    without=Rule(
-        "one lists at a time", patch="syncer.jobs.listing:_TRY_LOCK", instead=Replaces("SELECT", "SELECT true OR")
-    ),
-)
 def test_one_lister_at_a_time(world: World, connection: Connection) -> None:
     """Of two that list the same job at once one does, and every id is there once."""
     job = create(connection, JobKind.BACKFILL)
@@ -483,15 +447,6 @@ def test_trouble_of_a_job_that_lasts_is_told_of_again(
         assert told() == 3
 
 
-@faces(
-    "a job is cancelled while it is listed",
-    guarantees=(4,),
-    without=Rule(
-        "a listing notices that its job was cancelled",
-        patch="syncer.jobs.listing:_LISTED",
-        instead=Replaces(" AND state = 'listing'", ""),
-    ),
-)
 def test_a_job_that_is_cancelled_while_it_is_listed_has_no_chunks(world: World, connection: Connection) -> None:
     """The lister finds out when it is done, and takes its chunks back."""
     job = create(connection, JobKind.BACKFILL)
@@ -513,15 +468,6 @@ def test_a_job_that_is_cancelled_while_it_is_listed_has_no_chunks(world: World, 
     assert world.sql("SELECT count(*) FROM syncer.job_chunk") == [(0,)]
 
 
-@faces(
-    "a job is paused while it is listed",
-    guarantees=(4,),
-    without=Rule(
-        "each statement of a listing sees its own snapshot",
-        patch="syncer.base.postgres:_STATEMENTS",
-        instead=Replaces("READ COMMITTED", "REPEATABLE READ"),
-    ),
-)
 def test_a_job_that_is_paused_while_it_is_listed_is_listed(world: World, connection: Connection) -> None:
     """A change of the job's row in the middle of the listing is no conflict for the lister."""
     job = create(connection, JobKind.BACKFILL)
@@ -536,7 +482,6 @@ def test_a_job_that_is_paused_while_it_is_listed_is_listed(world: World, connect
     assert (seen.state, seen.is_paused, seen.documents_total) == (JobState.LISTED, True, 25)
 
 
-@faces("a column goes away before a job is listed", guarantees=(3,), without=SHAPE_COMPARED)
 def test_a_table_that_has_changed_is_not_listed(world: World, connection: Connection) -> None:
     """What the definition was applied to must still be there: else the document is to suspend, and the job waits."""
     job = create(connection, JobKind.BACKFILL)

@@ -16,11 +16,7 @@ from syncer.base.model import Image
 from syncer.capture import install as capture_install, table_files, triggers
 from syncer.recovery.schema_watch import Watch
 from tests.capturing import Change, capture_only, define, forget, install, plan, written
-from tests.faults.rules import FILES_NOTED, ROW_TRIGGERS, WRITERS_WAITED_FOR
 from tests.harness import DEADLINE_SECONDS, World, wait_until
-from tests.mutations import Replaces
-from tests.mutations.capture import only_of_the_table, remembers_files_of_now
-from tests.proof import Rule, faces
 
 # Three levels; partitions whose columns are numbered otherwise than their parent's.
 EVENTS = """
@@ -79,7 +75,6 @@ def note(world: World) -> list[str]:
 # Rows
 
 
-@faces("rows are written straight into a partition", guarantees=(1, 5), without=ROW_TRIGGERS)
 @pytest.mark.parametrize(("table", "day"), LEAVES.items())
 def test_rows_are_captured_whichever_table_they_are_written_through(events: World, table: str, day: int) -> None:
     """Through the parent, or straight into a partition of any level: the changes are the parent's."""
@@ -225,7 +220,6 @@ def test_images_are_the_same_as_those_of_an_ordinary_table(empty_world: World) -
 # Partitions
 
 
-@faces("partitions are created and attached later", guarantees=(1, 5), without=ROW_TRIGGERS)
 def test_partitions_that_come_later_are_captured(events: World) -> None:
     """A partition that is created or attached after apply has the trigger, and it is always enabled."""
     events.sql("CREATE TABLE events_4 PARTITION OF events FOR VALUES FROM (40) TO (50) PARTITION BY HASH (id)")
@@ -245,15 +239,6 @@ def test_partitions_that_come_later_are_captured(events: World) -> None:
     assert plan(events).captures == ()
 
 
-@faces(
-    "a partition is truncated",
-    guarantees=(1, 5),
-    without=Rule(
-        "each partition has a trigger for TRUNCATE",
-        patch="syncer.capture.triggers:truncate_triggers",
-        instead=only_of_the_table,
-    ),
-)
 def test_truncate_is_captured_of_the_table_and_of_its_partitions(events: World) -> None:
     """TRUNCATE of the parent, and of a partition that was there when the triggers were made."""
     for table in ("events", "events_3a", "events_3", "events_1"):
@@ -277,7 +262,6 @@ CHANGED_SETS = {
 }
 
 
-@faces("partitions are attached, detached and dropped with their rows", guarantees=(1, 5), without=FILES_NOTED)
 @pytest.mark.parametrize("change", CHANGED_SETS.values(), ids=CHANGED_SETS.keys())
 def test_partitions_that_come_or_go_with_their_rows_are_noted_once(events: World, change: str) -> None:
     """What no trigger sees becomes a change of the whole table at the next look, and only then."""
@@ -290,7 +274,6 @@ def test_partitions_that_come_or_go_with_their_rows_are_noted_once(events: World
     assert written(events) == []
 
 
-@faces("a partition that came later is truncated", guarantees=(1, 5), without=FILES_NOTED)
 def test_a_partition_that_came_later_and_is_truncated_is_noted(events: World) -> None:
     """TRUNCATE of a partition that has no trigger for it is seen by its file."""
     events.sql("CREATE TABLE events_4 PARTITION OF events FOR VALUES FROM (40) TO (50)")
@@ -301,15 +284,6 @@ def test_a_partition_that_came_later_and_is_truncated_is_noted(events: World) ->
     assert written(events) == [TRUNCATED]
 
 
-@faces(
-    "a partition is detached concurrently",
-    guarantees=(1, 5),
-    without=Rule(
-        "a partition that is being detached is no partition",
-        patch="syncer.capture.table_files:_PRESENT",
-        instead=Replaces(" WHERE NOT i.inhdetachpending", ""),
-    ),
-)
 def test_a_partition_that_is_being_detached_concurrently_is_noted_once(events: World) -> None:
     """DETACH … CONCURRENTLY is two transactions; after the first, no new query sees the partition's rows."""
 
@@ -330,7 +304,6 @@ def test_a_partition_that_is_being_detached_concurrently_is_noted_once(events: W
     assert written(events) == [TRUNCATED]
 
 
-@faces("an attach is committed after the watch has looked", guarantees=(1, 5), without=FILES_NOTED)
 def test_an_attach_that_is_not_committed_is_noted_when_it_is(events: World) -> None:
     """A transaction that attaches is not seen while it is open, does not hold the watcher up, and is not missed."""
     with psycopg.connect(events.dsn) as application, events.connect() as watcher:
@@ -344,15 +317,6 @@ def test_an_attach_that_is_not_committed_is_noted_when_it_is(events: World) -> N
         assert table_files.note(watcher) == [RELATION]
 
 
-@faces(
-    "several daemons see a partition come at once",
-    guarantees=(1,),
-    without=Rule(
-        "the table's row is locked before a change of its files is noted",
-        patch="syncer.capture.table_files:_LOCKED",
-        instead=Replaces(" FOR UPDATE", ""),
-    ),
-)
 def test_of_several_daemons_one_notes(events: World) -> None:
     """Watchers that look at the same moment write one change."""
     days = count(40, 10)
@@ -365,15 +329,6 @@ def test_of_several_daemons_one_notes(events: World) -> None:
             assert written(events) == [TRUNCATED]
 
 
-@faces(
-    "a partition comes, and apply runs before the watch looks",
-    guarantees=(1,),
-    without=Rule(
-        "apply takes no partition for seen",
-        patch="syncer.capture.install:_PUT",
-        instead=Replaces("coalesce(capture.files, excluded.files)", "excluded.files"),
-    ),
-)
 def test_a_change_of_the_definition_forgets_no_partition(events: World) -> None:
     """An apply for another document does not take a partition for known that nobody has looked at yet."""
     events.sql("ALTER TABLE events DETACH PARTITION events_2")
@@ -382,15 +337,6 @@ def test_a_change_of_the_definition_forgets_no_partition(events: World) -> None:
     assert note(events) == [RELATION]
 
 
-@faces(
-    "a partition is attached while triggers are made",
-    guarantees=(1,),
-    without=Rule(
-        "partitions are checked before the triggers are made",
-        patch="syncer.capture.install:_remember",
-        instead=remembers_files_of_now,
-    ),
-)
 @pytest.mark.parametrize("moment", ["before_the_triggers", "after_the_triggers"])
 def test_a_partition_attached_while_triggers_are_made_is_noted(
     empty_world: World, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -516,7 +462,6 @@ def test_no_trigger_is_left_of_a_table_that_is_released(events: World) -> None:
     assert events.outbox() == []
 
 
-@faces("a transaction that wrote a partition commits after apply", guarantees=(1,), without=WRITERS_WAITED_FOR)
 def test_a_writer_of_a_partition_in_flight_is_waited_for(events: World) -> None:
     """A definition that reads more columns waits for who wrote a partition under the function before."""
     define(events, "thing", "SELECT e.id || '-' || e.day AS _id, e.kind, e.note FROM events AS e")

@@ -25,15 +25,9 @@ from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
 from syncer.verify import compare as verifying, pending_jobs
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.diff import Cause
-from tests.faults.rules import PENDING_INCOMPLETE, PENDING_WAITED_FOR
 from tests.faults.test_rebuild import begin, require_done
 from tests.harness import DEADLINE_SECONDS, World, wait_until
 from tests.job_worker import ChunkWorker
-from tests.mutations import SAYS_NO
-from tests.mutations.documents import waits_only_once
-from tests.mutations.jobs import owes_to_any_job, without_cleans_up
-from tests.mutations.verify import looks_before_it_asks
-from tests.proof import Rule, faces
 from tests.scenarios.test_fan_outs import BLOG, OTHER, fan_out, follow, list_, the_document
 
 FAR_AHEAD = 1 << 62
@@ -93,15 +87,6 @@ def summary(report: VerifyReport) -> tuple[list[str], list[str], int, list[int]]
 # Verify
 
 
-@faces(
-    "verify runs before a fan-out is written",
-    guarantees=(3,),
-    without=Rule(
-        "what a job has yet to write is no drift",
-        patch="syncer.verify.recheck:Recheck._is_pending",
-        instead=SAYS_NO,
-    ),
-)
 @pytest.mark.parametrize("is_listed", [False, True])
 def test_what_a_fan_out_has_yet_to_write_is_no_drift(
     world: World, connection: Connection, late: Job, *, is_listed: bool
@@ -129,15 +114,6 @@ def test_nothing_is_pending_once_it_is_written(world: World, late: Job) -> None:
     assert late.id
 
 
-@faces(
-    "a fan-out is through just when verify would ask for it",
-    guarantees=(3,),
-    without=Rule(
-        "jobs are asked for before the last look",
-        patch="syncer.verify.recheck:Recheck._take_due",
-        instead=looks_before_it_asks,
-    ),
-)
 @pytest.mark.usefixtures("late")
 def test_a_job_that_ends_while_verify_looks_leaves_no_drift(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job is through just when it would be asked for: what was seen before that is looked at again."""
@@ -169,15 +145,6 @@ def test_more_than_fits_may_be_pending(world: World, monkeypatch: pytest.MonkeyP
     assert report.pending == 120
 
 
-@faces(
-    "verify runs before a TRUNCATE is cleaned up",
-    guarantees=(3,),
-    without=Rule(
-        "what a job has yet to cleanup is no drift",
-        patch="syncer.verify.pending_jobs:_unlisted",
-        instead=without_cleans_up,
-    ),
-)
 @pytest.mark.parametrize("state", [JobState.NEW, JobState.WRITTEN, JobState.CLEANED_UP])
 def test_what_a_refresh_has_yet_to_cleanup_is_no_drift(
     world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch, state: JobState
@@ -205,15 +172,6 @@ def test_what_a_refresh_has_yet_to_cleanup_is_no_drift(
     assert summary(run(world)) == ([], [], 0, [])
 
 
-@faces(
-    "documents drift that a backfill would come to",
-    guarantees=(3,),
-    without=Rule(
-        "what may be cancelled without harm excuses no drift",
-        patch="syncer.verify.pending_jobs:PendingDocuments.note",
-        instead=owes_to_any_job,
-    ),
-)
 def test_only_what_is_pending_is_left_to_a_job(world: World, connection: Connection) -> None:
     """What somebody may cancel without harm excuses nothing; nor does a fan-out that leads elsewhere."""
     queue.create(connection, the_document(connection), JobKind.BACKFILL)
@@ -297,11 +255,6 @@ def fill_on(world: World, building: Document) -> str:
     return said.getvalue()
 
 
-@faces(
-    "a rename is through in the index that serves, and waits in the new one",
-    guarantees=(2, 4),
-    without=PENDING_WAITED_FOR,
-)
 def test_a_search_never_goes_back_to_an_older_name(world: World, connection: Connection, building: Document) -> None:
     """The new index waits, visibly, for its own part of the rename, which the command does where no daemon is."""
     late = done_where_it_serves(world, connection, building)
@@ -313,15 +266,6 @@ def test_a_search_never_goes_back_to_an_older_name(world: World, connection: Con
     assert world.held() == world.expected()
 
 
-@faces(
-    "a rename comes while a new index is compared",
-    guarantees=(2, 4),
-    without=Rule(
-        "what comes while a new index is compared is waited for, too",
-        patch="syncer.cli.follow_jobs:LoadProgress._wait_for_pending",
-        instead=waits_only_once,
-    ),
-)
 def test_what_comes_while_a_new_index_is_compared_is_waited_for(
     world: World, connection: Connection, building: Document, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +321,6 @@ def test_no_new_index_waits_for_what_is_paused(world: World, connection: Connect
     assert world.held() == world.expected()
 
 
-@faces("a fan-out of a new index is cancelled", guarantees=(3, 4), without=PENDING_INCOMPLETE)
 def test_a_fan_out_that_is_cancelled_lets_no_index_serve(
     world: World, connection: Connection, building: Document
 ) -> None:

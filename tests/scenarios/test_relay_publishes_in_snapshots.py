@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
 from typing import Any
 
@@ -19,18 +19,7 @@ from syncer.base.tracing import Headers
 from syncer.kafka.producer import ChangeProducer
 from syncer.relay import loop
 from syncer.relay.loop import Relay
-from tests.faults.rules import (
-    CURSOR_IS_A_SNAPSHOT,
-    ONE_LEADER,
-    SAVED_LAST,
-    SEEN_BY_SNAPSHOT,
-    STOP_HEEDED,
-    TRUNCATED_WHOLE,
-)
 from tests.harness import DEADLINE_SECONDS, World, wait_until
-from tests.model import relaying
-from tests.mutations import Is, Replaces, relay
-from tests.proof import Rule, faces
 
 Application = psycopg.Connection[tuple[Any, ...]]
 
@@ -124,21 +113,12 @@ def commit_out_of_order(world: World, relay: Relay) -> list[int]:
     return published(world)
 
 
-@faces(
-    "an older transaction commits after a younger one was published",
-    guarantees=(1,),
-    without=(
-        CURSOR_IS_A_SNAPSHOT,
-        SEEN_BY_SNAPSHOT,
-    ),
-)
 def test_an_older_transaction_that_commits_later_is_published(world: World) -> None:
     """Commits that come out of the order of their ids all arrive, each exactly once."""
     with world.relay() as relay:
         assert commit_out_of_order(world, relay) == [1, 2, 3]
 
 
-@faces("a transaction stays open for hours", guarantees=(1,), without=CURSOR_IS_A_SNAPSHOT)
 def test_a_transaction_open_for_hours_neither_stalls_nor_causes_rescans(world: World) -> None:
     """Behind a transaction that stays open, each turn publishes what is new, and nothing twice."""
     with world.relay() as relay, transaction(world, 1) as long:
@@ -151,7 +131,6 @@ def test_a_transaction_open_for_hours_neither_stalls_nor_causes_rescans(world: W
     assert published(world) == list(range(1, 22))
 
 
-@faces("a transaction is prepared, and committed later", guarantees=(1,), without=CURSOR_IS_A_SNAPSHOT)
 def test_prepared_transactions_arrive_once_they_are_committed(two_phase_world: World) -> None:
     """A two-phase commit is published after its second phase, and never if it is rolled back."""
     world = two_phase_world
@@ -170,7 +149,6 @@ def test_prepared_transactions_arrive_once_they_are_committed(two_phase_world: W
     assert published(world) == [1, 11, 12]
 
 
-@faces("savepoints are released and rolled back", guarantees=(1,), without=CURSOR_IS_A_SNAPSHOT)
 def test_rows_of_savepoints_belong_to_their_transaction(world: World) -> None:
     """What a released savepoint wrote arrives with its transaction; what was rolled back never does."""
     with world.relay() as relay:
@@ -213,11 +191,6 @@ class _ToldToStop(ChangeProducer):
         return super().produce(taken(), headers=headers)
 
 
-@faces(
-    "the relay is told to stop while it publishes a transaction of millions of rows",
-    guarantees=(1,),
-    without=STOP_HEEDED,
-)
 def test_a_stop_is_heeded_in_the_middle_of_many_rows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it has had its time it leaves, having saved nothing; the next one publishes all of them."""
     monkeypatch.setattr(lifecycle, "GRACE_SECONDS", 0)
@@ -242,15 +215,6 @@ class _FailsInTheMiddle(ChangeProducer):
         raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
 
 
-@faces(
-    "Kafka goes away in the middle of a transaction of many rows",
-    guarantees=(1,),
-    without=Rule(
-        "what is read of many changes is let go of before the transaction that reads it",
-        patch="syncer.capture.outbox:closing",
-        instead=Is(nullcontext),
-    ),
-)
 def test_a_relay_that_fails_in_the_middle_of_many_rows_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It tries again, and publishes all of them."""
     monkeypatch.setattr(loop, "FETCH_ROWS", 100)
@@ -304,7 +268,6 @@ def _drop(producer: ChangeProducer) -> None:
     producer._producer.flush()
 
 
-@faces("the relay dies between publish and save", guarantees=(1,), without=SAVED_LAST)
 def test_a_relay_that_dies_between_publish_and_save_publishes_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,7 +289,6 @@ def _die(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-@faces("Kafka acknowledges nothing", guarantees=(1,), without=SAVED_LAST)
 @pytest.mark.parametrize(
     ("first", "expected"), [(_flush, [1, 2, 2, 3]), (_drop, [1, 2, 3])], ids=["acknowledged_too_late", "never_sent"]
 )
@@ -367,7 +329,6 @@ def terminate(world: World, name: str) -> None:
     wait_until(lambda: not world.sql(f"SELECT pid {found}", f"syncer {name}"), what="the backend is gone")
 
 
-@faces("the connection of the relay that leads is cut", guarantees=(1,), without=ONE_LEADER)
 def test_one_relay_leads_and_another_takes_over(world: World) -> None:
     """Of two relays one publishes; when its connection is gone the other does, and goes on where it was."""
     with named(world, "relay-1") as first, named(world, "relay-2") as second:
@@ -411,15 +372,6 @@ def take_over_between_publish_and_save(world: World, stack: ExitStack) -> tuple[
     return saved[0], cursor(world)
 
 
-@faces(
-    "the relay that leads is cut off while it publishes",
-    guarantees=(1,),
-    without=Rule(
-        "the cursor is saved by the connection that has the lock",
-        patch="syncer.relay.loop:Relay._save",
-        instead=relay.saves_on_another_connection,
-    ),
-)
 def test_a_leader_whose_connection_is_gone_saves_nothing(world: World) -> None:
     """A relay that was cut off while it published cannot move the cursor of the one that leads now."""
     with ExitStack() as stack:
@@ -460,18 +412,12 @@ def trim_before_publishing(world: World, relay: Relay) -> list[int]:
     return published(world)
 
 
-@faces(
-    "the outbox is trimmed before its rows are published",
-    guarantees=(1,),
-    without=Rule(relaying.LOCKED_TRIM, patch="syncer.capture.outbox:_IS_SEEN", instead=Is("SELECT true")),
-)
 def test_rows_that_are_not_published_are_never_given_back(world: World) -> None:
     """However often the relay trims, a segment with one unpublished row stays whole."""
     with world.relay() as relay:
         assert trim_before_publishing(world, relay) == list(range(1, 9))
 
 
-@faces("the outbox is trimmed while a transaction writes it", guarantees=(1,))
 def test_a_segment_of_an_open_transaction_is_left_and_found_later(world: World) -> None:
     """Trimming goes round the segment that a transaction still writes, without waiting; its rows arrive."""
     with world.relay() as relay:
@@ -491,7 +437,6 @@ def test_a_segment_of_an_open_transaction_is_left_and_found_later(world: World) 
     assert published(world) == list(range(1, 16))
 
 
-@faces("a transaction writes into a segment that was emptied since it began", guarantees=(1,))
 def test_a_transaction_that_began_before_the_trimming_loses_nothing(world: World) -> None:
     """What a repeatable read transaction writes after its snapshot's segment was emptied is published."""
     begin = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM users"
@@ -514,7 +459,6 @@ def test_a_transaction_that_began_before_the_trimming_loses_nothing(world: World
     assert published(world) == [1, 2, 3]
 
 
-@faces("a segment is emptied just when a writer has chosen it", guarantees=(1,))
 def test_a_writer_with_an_old_segment_number_loses_nothing(world: World) -> None:
     """A row that goes, late, into a segment that was emptied in between is published, and given back later."""
     with world.relay() as relay:
@@ -565,11 +509,6 @@ def vacuum(world: World) -> None:
         connection.execute("VACUUM syncer.outbox_0")
 
 
-@faces(
-    "a transaction stays open while the outbox is full",
-    guarantees=(5,),
-    without=TRUNCATED_WHOLE,
-)
 def test_a_long_transaction_does_not_keep_the_outbox_from_shrinking(world: World) -> None:
     """Beside a transaction that stays open, published rows give their space back at once."""
     with world.relay() as relay:
@@ -579,7 +518,6 @@ def test_a_long_transaction_does_not_keep_the_outbox_from_shrinking(world: World
 # Where to begin
 
 
-@faces("the relay starts for the first time beside a transaction that has written", guarantees=(1,))
 def test_a_first_start_publishes_what_is_there(world: World) -> None:
     """Without a saved cursor every row of the outbox is new, and also those that are not committed yet."""
     insert(world, 1)
@@ -594,15 +532,6 @@ def test_a_first_start_publishes_what_is_there(world: World) -> None:
     assert published(world) == [1, 2, 3]
 
 
-@faces(
-    "the relay starts for the first time just before a transaction that has written commits",
-    guarantees=(1,),
-    without=Rule(
-        "a relay without a cursor begins with the open transactions",
-        patch="syncer.relay.loop:_BEFORE_NOW",
-        instead=Replaces("pg_snapshot_xmin", "pg_snapshot_xmax"),
-    ),
-)
 def test_what_is_committed_between_a_first_start_and_the_first_look_is_published(world: World) -> None:
     """Where it begins is before whatever was open then, though nothing is published yet."""
     with world.relay() as relay, transaction(world, 1) as open_:
@@ -619,15 +548,6 @@ UPDATE syncer.outbox SET xid = {xid}::text::xid8
 """
 
 
-@faces(
-    "the database was restored from a dump of another cluster",
-    guarantees=(1,),
-    without=Rule(
-        relaying.OWN_CURSOR,
-        patch="syncer.capture.outbox:_SAVED_CURSOR",
-        instead=Replaces("system_identifier = (SELECT system_identifier FROM pg_control_system())", "true"),
-    ),
-)
 @pytest.mark.parametrize(
     ("saved", "xid"),
     [("snapshot", "xid"), ("'900000000:900000000:'", "899999999"), ("'5:5:'", "4"), ("'5:5:'", "900000000")],
@@ -653,15 +573,6 @@ def test_a_cursor_of_another_cluster_is_not_trusted(world: World, saved: str, xi
     assert published(world) == [1, 1, 2, 2, 3, 4, 5, 6]
 
 
-@faces(
-    "a dump is restored into the cluster that it is of, or was, and which has come less far since",
-    guarantees=(1,),
-    without=Rule(
-        "a cursor that is ahead of the server is not trusted",
-        patch="syncer.capture.outbox:_SAVED_CURSOR",
-        instead=Replaces("AND pg_snapshot_xmax(snapshot) <= pg_snapshot_xmax(pg_current_snapshot())", ""),
-    ),
-)
 def test_a_cursor_from_the_future_is_not_trusted(world: World) -> None:
     """Nothing would ever be new to it, though the cluster is of the same name."""
     with world.relay() as relay:

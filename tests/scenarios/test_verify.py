@@ -19,12 +19,7 @@ from syncer.monitoring.status import ask_postgres
 from syncer.verify import compare as verifying, recheck, watermark
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.diff import Cause, DriftKind
-from tests.faults.rules import EXTRAS_COUNTED, LOOKED_AT_AGAIN
 from tests.harness import World
-from tests.mutations import DOES_NOTHING, SAYS_YES
-from tests.mutations.verify import fixes_on_one_shard
-from tests.mutations.version import never_lost
-from tests.proof import Rule, faces
 from tests.routed import document, put, put_shards
 
 USERS = "INSERT INTO users (id, name, email) SELECT g, 'name ' || g, '' FROM generate_series(0, 5) AS g"
@@ -218,7 +213,6 @@ def test_what_has_not_been_loaded_is_said(blog: World, client: Elasticsearch) ->
     assert found.cause is Cause.INCOMPLETE
 
 
-@faces("one document is missing, and another one is too many", guarantees=(3,), without=EXTRAS_COUNTED)
 def test_a_missing_and_an_extra_one_do_not_cancel_out(blog: World, client: Elasticsearch) -> None:
     """The totals agree, and both are found; so are two copies of one where another one is missing."""
     client.delete(index=blog.alias, id="7")
@@ -238,15 +232,6 @@ def test_no_extra_hides_in_whatever_order(blog: World, client: Elasticsearch) ->
     assert blog.differences() == []
 
 
-@faces(
-    "a join multiplies a document",
-    guarantees=(3,),
-    without=Rule(
-        "verify asks first whether ids are unique",
-        patch="syncer.documents.queries:require_unique",
-        instead=DOES_NOTHING,
-    ),
-)
 def test_an_id_that_comes_twice_is_refused(blog: World) -> None:
     """Counting rests on ids that are unique; a SELECT whose join multiplies its rows is not called equal."""
     blog.sql("DELETE FROM comments WHERE id >= 60")
@@ -262,15 +247,6 @@ def test_an_id_that_comes_twice_is_refused(blog: World) -> None:
         run(blog)
 
 
-@faces(
-    "copies lie on every shard",
-    guarantees=(3,),
-    without=Rule(
-        "a repair deletes what should not be there from every shard",
-        patch="syncer.verify.compare:_fix",
-        instead=fixes_on_one_shard,
-    ),
-)
 def test_copies_on_every_shard_are_found_and_removed(empty_world: World) -> None:
     """Where somebody else put copies of one that is there, and of one that is not, whatever led to them."""
     put_shards(empty_world, 3)
@@ -289,13 +265,6 @@ def test_copies_on_every_shard_are_found_and_removed(empty_world: World) -> None
     assert empty_world.differences() == []
 
 
-@faces(
-    "Postgres was restored, and no writer has begun since",
-    guarantees=(2, 3),
-    without=Rule(
-        "versions of a lost cluster identity are known", patch="syncer.indexing.failover:origin", instead=never_lost
-    ),
-)
 def test_what_a_restore_has_lost_is_not_foreign(blog: World, client: Elasticsearch) -> None:
     """Between a restore and the first writer after it, versions of the life before are greater than any assigned."""
     lost = version(client, blog) + (1 << 40)
@@ -311,7 +280,6 @@ def test_what_a_restore_has_lost_is_not_foreign(blog: World, client: Elasticsear
 # Beside live traffic
 
 
-@faces("documents change on both sides while they are compared", guarantees=(3, 4))
 def test_what_changes_meanwhile_is_not_drift(blog: World, client: Elasticsearch) -> None:
     """Documents written, added and deleted on both sides while the pages go by: the views do not move."""
     seen: list[int] = []
@@ -329,7 +297,6 @@ def test_what_changes_meanwhile_is_not_drift(blog: World, client: Elasticsearch)
     assert (report.drifts, report.documents) == ([], 60)
 
 
-@faces("a document lags while verify compares", guarantees=(3, 4), without=LOOKED_AT_AGAIN)
 def test_what_is_in_flight_is_not_drift(blog: World) -> None:
     """A document that lags is looked at again, until it has come."""
     blog.sql("UPDATE posts SET title = 'new' WHERE id < 30; DELETE FROM posts WHERE id > 50")
@@ -418,15 +385,6 @@ def slowly(blog: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Verify
     return verified
 
 
-@faces(
-    "a change lags for longer than a difference may last",
-    guarantees=(3,),
-    without=Rule(
-        "what differs has drifted only once every change from before that is handled",
-        patch="syncer.verify.watermark:Watermark.is_through",
-        instead=SAYS_YES,
-    ),
-)
 def test_what_lags_for_long_is_waited_for(
     blog: World, client: Elasticsearch, slowly: Callable[..., VerifyReport]
 ) -> None:
@@ -558,15 +516,6 @@ def test_a_sample_looks_at_both_sides(blog: World, client: Elasticsearch) -> Non
 # What is applied meanwhile
 
 
-@faces(
-    "another definition is activated while documents are compared, or wait for their turn",
-    guarantees=(3,),
-    without=Rule(
-        "no document is blamed for what its definition was before",
-        patch="syncer.cli.comparing:active",
-        instead=DOES_NOTHING,
-    ),
-)
 def test_what_is_applied_meanwhile_is_no_drift(blog: World, client: Elasticsearch) -> None:
     """Documents are compared with the definition that is active in the end; so is what is noted."""
     before = document(blog)

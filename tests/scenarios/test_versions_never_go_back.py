@@ -22,19 +22,7 @@ from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover, version, version_log
 from syncer.indexing.connections import Session
 from tests.drawing import assign
-from tests.faults.rules import EPOCH_RECORDED
 from tests.harness import DEADLINE_SECONDS, World
-from tests.model import cluster_identities
-from tests.mutations import DOES_NOTHING, SAYS_YES, Replaces
-from tests.mutations.version import (
-    any_entered,
-    locks_while_it_asks,
-    nothing_recorded,
-    one_more_than_recorded,
-    whatever_sequence,
-)
-from tests.mutations.writing import writes_any_epoch
-from tests.proof import Rule, faces
 
 SEQUENCE = "SELECT last_value FROM syncer.version"
 INSTALLATION = "SELECT installation FROM syncer.cluster_identity"
@@ -90,7 +78,6 @@ def assign_in_turns(world: World) -> list[int]:
         return [assign(order.choice(connections)) for _ in range(ASSIGNS)]
 
 
-@faces("many connections assign in turns", guarantees=(2,))
 def test_assigns_of_many_connections_grow_in_the_order_in_which_they_were_made(database: World) -> None:
     """An assign that begins after another has ended is greater, whoever made them."""
     assigned = assign_in_turns(database)
@@ -104,7 +91,6 @@ def test_a_sequence_with_a_cache_would_break_the_order(database: World) -> None:
     assert assigned != sorted(set(assigned))
 
 
-@faces("many connections assign at once", guarantees=(2,))
 def test_assigns_of_many_threads_at_once_keep_the_order_of_time(database: World, index: Index) -> None:
     """Of assigns that overlap none is handed out twice, and one that ended before another began is the lesser."""
     enter(database, index)
@@ -133,11 +119,6 @@ def _timed_assign(connection: Connection) -> tuple[int, int, int]:
     return began, time.monotonic_ns(), assigned
 
 
-@faces(
-    "Postgres crashes with numbers handed out that are not on disk",
-    guarantees=(2,),
-    without=Rule(cluster_identities.SKIPPED, patch="syncer.indexing.version:skip_unflushed", instead=DOES_NOTHING),
-)
 def test_a_new_writer_skips_whatever_a_crash_may_have_taken_back(database: World) -> None:
     """It steps over more numbers than all connections together can have assigned and not yet on disk."""
     ahead = 32 * int(database.sql("SHOW max_connections")[0][0])
@@ -159,18 +140,6 @@ CHANGES = {
 }
 
 
-@faces(
-    "Postgres fails over, or is restored to an earlier state",
-    guarantees=(2,),
-    without=(
-        EPOCH_RECORDED,
-        Rule(
-            cluster_identities.NEW_EPOCH,
-            patch="syncer.indexing.failover:_is_same_database",
-            instead=any_entered,
-        ),
-    ),
-)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_another_cluster_identity_assigns_greater_versions(database: World, index: Index, change: str) -> None:
     """After failover or restore, each version is greater than each one before, though Postgres was set back."""
@@ -190,15 +159,6 @@ def test_another_cluster_identity_assigns_greater_versions(database: World, inde
     assert again.epoch == 4
 
 
-@faces(
-    "Elasticsearch is set up again before a failover",
-    guarantees=(2,),
-    without=Rule(
-        "an epoch that only Postgres remembers counts too",
-        patch="syncer.indexing.failover:_next_epoch",
-        instead=one_more_than_recorded,
-    ),
-)
 def test_an_epoch_that_only_postgres_remembers_counts_too(database: World, index: Index) -> None:
     """When Elasticsearch was set up anew and has no record, Postgres's own epoch is exceeded."""
     enter(database, index)
@@ -218,15 +178,6 @@ def test_the_first_epoch_is_no_change_of_cluster_identity(database: World, index
     assert assign_alone(database) >> EPOCH_SHIFT == 1
 
 
-@faces(
-    "many writers find a failover at once",
-    guarantees=(2,),
-    without=Rule(
-        "one at a time enters an epoch",
-        patch="syncer.indexing.failover:_REMEMBERED",
-        instead=Replaces(" FOR UPDATE", ""),
-    ),
-)
 def test_writers_that_find_the_change_together_enter_one_epoch(database: World, index: Index) -> None:
     """Of many writers that notice a failover at the same time one bumps the epoch, and all assign with it."""
     enter(database, index)
@@ -246,22 +197,6 @@ SET_BACK = {
 
 
 @pytest.mark.parametrize("also", SET_BACK.values(), ids=SET_BACK.keys())
-@faces(
-    "the database's files or its sequence are restored while no client is connected",
-    guarantees=(2,),
-    without=(
-        Rule(
-            "a sequence that is behind a version that was noted shows another cluster identity",
-            patch="syncer.indexing.failover:may_have_assigned",
-            instead=SAYS_YES,
-        ),
-        Rule(
-            "an epoch that is behind the record shows another cluster identity",
-            patch="syncer.indexing.failover:_compared",
-            instead=nothing_recorded,
-        ),
-    ),
-)
 def test_a_life_that_was_set_back_is_found_out(
     database: World, index: Index, also: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
@@ -293,7 +228,6 @@ class _Crashes(Index):
         raise ConnectionAbortedError
 
 
-@faces("a writer dies between the two places where an epoch is kept", guarantees=(2,), without=EPOCH_RECORDED)
 def test_a_crash_between_the_record_and_postgres_costs_a_number_and_no_order(database: World, index: Index) -> None:
     """The record is ahead of Postgres then; whoever enters next goes beyond both."""
     enter(database, index)
@@ -309,15 +243,6 @@ def test_a_crash_between_the_record_and_postgres_costs_a_number_and_no_order(dat
     assert assign_alone(database) > before
 
 
-@faces(
-    "a daemon that was suspended writes an epoch that is over",
-    guarantees=(2,),
-    without=Rule(
-        "the record of the epoch never goes back",
-        patch="syncer.elasticsearch.bulk:Index.write_epoch",
-        instead=writes_any_epoch,
-    ),
-)
 def test_the_record_never_goes_back(database: World, index: Index) -> None:
     """A daemon that was suspended while others entered later epochs cannot write its own over theirs: it asks again."""
     own = installation(database)
@@ -329,15 +254,6 @@ def test_the_record_never_goes_back(database: World, index: Index) -> None:
     assert index.read_epoch(own) == 5
 
 
-@faces(
-    "Elasticsearch goes away while a writer connects",
-    guarantees=(),
-    without=Rule(
-        "a connection on which the cluster identity could not be recorded is closed",
-        patch="syncer.indexing.connections:Session._close_unentered",
-        instead=DOES_NOTHING,
-    ),
-)
 def test_a_connection_on_which_no_life_could_be_entered_is_closed(database: World, index: Index) -> None:
     """However often a writer tries, it leaves no connection behind."""
     opened: list[Connection] = []
@@ -371,15 +287,6 @@ class _Slow(Index):
         return assigned
 
 
-@faces(
-    "Elasticsearch is slow to say which epoch it has seen, while other writers connect",
-    guarantees=(2,),
-    without=Rule(
-        "no lock is held while Elasticsearch is asked about the epoch",
-        patch="syncer.indexing.failover:enter_cluster_identity",
-        instead=locks_while_it_asks,
-    ),
-)
 def test_who_waits_for_the_record_keeps_nobody_waiting(database: World, index: Index) -> None:
     """Others enter the cluster identity meanwhile, and he who waited finds it entered."""
     entered: list[failover.ClusterIdentity] = []
@@ -394,15 +301,6 @@ def test_who_waits_for_the_record_keeps_nobody_waiting(database: World, index: I
     assert [found.epoch] == [one.epoch for one in entered] == [1]
 
 
-@faces(
-    "yesterday's dump is restored into the same cluster",
-    guarantees=(2,),
-    without=Rule(
-        "a sequence that was created again is another cluster identity",
-        patch="syncer.indexing.failover:_is_same_database",
-        instead=whatever_sequence,
-    ),
-)
 def test_a_dump_restored_into_the_same_cluster_is_another_cluster_identity(database: World, index: Index) -> None:
     """Yesterday's dump, restored under the old name in the same cluster, does not assign yesterday's versions again."""
     database.require_postgres(17, "a pg_restore of its version, which sets transaction_timeout")

@@ -21,8 +21,6 @@ from syncer.documents.affected import Affected, AffectedReader
 from syncer.verify.wait import Waiter
 from tests.faults.test_waiting import committed
 from tests.harness import DEADLINE_SECONDS, World, wait_until
-from tests.mutations import Is
-from tests.proof import Rule, faces
 from tests.scenarios.test_dead_letters import POSTS, USER
 from tests.scenarios.test_explain import BLOG
 
@@ -179,15 +177,6 @@ def test_threads_that_wait_take_no_connection_from_one_another(blog: World) -> N
         waiter._idle = list(waiter._idle)
 
 
-@faces(
-    "Elasticsearch hangs while a client waits until its write is searchable",
-    guarantees=(),
-    without=Rule(
-        "an answer of Elasticsearch's is not waited for much longer than its caller waits",
-        patch="syncer.verify.wait:_PATIENCE_SECONDS",
-        instead=Is(3600.0),
-    ),
-)
 def test_a_wait_ends_though_elasticsearch_hangs(blog: World) -> None:
     """Whoever waits hears soon after his time that it is not there, and why."""
     token = committed(blog, UPDATE, "later")

@@ -26,12 +26,7 @@ from syncer.relay.loop import Relay
 from syncer.sandbox import Endpoints, Sandbox
 from tests import harness
 from tests.capturing import capture_only
-from tests.faults.rules import KEPT_TO_THE_END, LOOKED_ONCE_ASLEEP, NOTIFIED
 from tests.harness import DEADLINE_SECONDS, World, made, postgres_with, wait_until
-from tests.model import wakeup as wakeup_model
-from tests.mutations import SAYS_NO, SAYS_YES, Replaces
-from tests.mutations.relay import forgets_notifications
-from tests.proof import Rule, faces
 
 HOUR = 3600.0
 RING_SECONDS = DEADLINE_SECONDS
@@ -160,7 +155,6 @@ def _has_heard(connection: Application, heard: list[str]) -> bool:
 # Nothing is lost
 
 
-@faces("changes come while the relay sleeps", guarantees=(1,), without=NOTIFIED)
 def test_a_write_wakes_the_relay(blog: World) -> None:
     """What is committed while the relay sleeps is published at once, again and again."""
     with running(blog):
@@ -187,7 +181,6 @@ def write_at_random(world: World, seed: int, until: float) -> None:
             (application.rollback if dice.random() < 0.1 else application.commit)()
 
 
-@faces("many write while the relay falls asleep and wakes", guarantees=(1,), without=NOTIFIED)
 def test_no_wake_up_is_lost_in_a_race(blog: World) -> None:
     """Many writers, a relay that falls asleep whenever it may: after each burst nothing is left unpublished."""
     blog.sql("INSERT INTO posts (id, user_id, title, body) SELECT n, 1, '', '' FROM generate_series(3, 4) AS n")
@@ -205,7 +198,6 @@ def test_no_wake_up_is_lost_in_a_race(blog: World) -> None:
             wait_until_published(blog)
 
 
-@faces("a change comes between the relay's last look and its sleep", guarantees=(1,), without=LOOKED_ONCE_ASLEEP)
 def test_who_writes_just_before_the_relay_sleeps_is_seen(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer of a commit between the relay's last look and its sleep does not notify; the relay looks once more."""
     sleep, written = wakeup.sleep, threading.Event()
@@ -223,11 +215,6 @@ def test_who_writes_just_before_the_relay_sleeps_is_seen(blog: World, monkeypatc
         wait_until_asleep(blog)
 
 
-@faces(
-    "a change comes between the look of a relay that was woken and its next wait",
-    guarantees=(1,),
-    without=Rule(wakeup_model.NOTIFICATIONS_KEPT, patch="syncer.capture.wakeup:wait", instead=forgets_notifications),
-)
 def test_a_notification_during_a_look_is_kept(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change that is committed just after the look of a relay that stays asleep leads to another look."""
     look, late = outbox.new, threading.Event()
@@ -248,11 +235,6 @@ def test_a_notification_during_a_look_is_kept(blog: World, monkeypatch: pytest.M
         wait_until_published(blog)
 
 
-@faces(
-    "a transaction that wrote while the relay was awake commits much later",
-    guarantees=(1,),
-    without=KEPT_TO_THE_END,
-)
 def test_who_has_not_rung_keeps_the_relay_awake(blog: World) -> None:
     """Beside a transaction that stays open, and did not ring, changes are published as ever; its own when it ends."""
     with transaction(blog) as long, running(blog):
@@ -265,7 +247,6 @@ def test_who_has_not_rung_keeps_the_relay_awake(blog: World) -> None:
         wait_until_asleep(blog)
 
 
-@faces("a transaction that rang commits much later", guarantees=(1,), without=NOTIFIED)
 def test_who_has_rung_may_take_as_long_as_it_likes(blog: World) -> None:
     """A transaction that rang, and is open while the relay wakes and sleeps again, wakes it when it ends."""
     with running(blog):
@@ -278,7 +259,6 @@ def test_who_has_rung_may_take_as_long_as_it_likes(blog: World) -> None:
         wait_until_published(blog)
 
 
-@faces("a savepoint that rang is rolled back", guarantees=(1,), without=NOTIFIED)
 def test_a_savepoint_that_is_rolled_back_takes_its_ring_along(blog: World) -> None:
     """What is written after a ROLLBACK TO rings again; a transaction that is rolled back rings for nobody."""
     with running(blog), listening(blog) as rings:
@@ -302,7 +282,6 @@ STATEMENTS = {
 }
 
 
-@faces("changes of every kind come while the relay sleeps", guarantees=(1,), without=NOTIFIED)
 @pytest.mark.parametrize("statement", STATEMENTS.values(), ids=STATEMENTS.keys())
 @pytest.mark.parametrize("partitioned", [False, True], ids=["table", "partitioned"])
 def test_every_kind_of_change_rings(bare: World, statement: str, *, partitioned: bool) -> None:
@@ -319,15 +298,6 @@ def test_every_kind_of_change_rings(bare: World, statement: str, *, partitioned:
         assert rings() == 1
 
 
-@faces(
-    "a table is rewritten while the relay sleeps",
-    guarantees=(1,),
-    without=Rule(
-        "what the watch notes rings too",
-        patch="syncer.capture.wakeup:NOTIFY",
-        instead=Replaces("WHERE", "WHERE false AND"),
-    ),
-)
 def test_what_no_trigger_sees_rings_too(bare: World) -> None:
     """A table that lies in other files is noted as a change, and the relay is woken for it."""
     tables = "CREATE TABLE things (id int PRIMARY KEY, name text); INSERT INTO things VALUES (1, 'a')"
@@ -359,7 +329,6 @@ def test_nobody_rings_while_nobody_sleeps(blog: World) -> None:
             assert rings() == 0
 
 
-@faces("the relay is killed in its sleep", guarantees=(1, 5))
 def test_a_relay_that_is_killed_in_its_sleep_lets_nobody_ring(blog: World) -> None:
     """SIGKILL frees the lock: writers fall silent, and the next relay publishes what they wrote."""
     daemon = blog.daemon("--only", "relay")
@@ -377,7 +346,6 @@ def test_a_relay_that_is_killed_in_its_sleep_lets_nobody_ring(blog: World) -> No
     wait_until_published(blog)
 
 
-@faces("the connection of a relay that sleeps is cut", guarantees=(1,))
 def test_the_one_that_stands_by_takes_over_from_one_that_sleeps(blog: World) -> None:
     """When the sleeping leader loses its connection another one leads, sleeps, and is woken."""
     with running(blog, "relay-1"):
@@ -393,7 +361,6 @@ def test_the_one_that_stands_by_takes_over_from_one_that_sleeps(blog: World) -> 
             wait_until_published(blog)
 
 
-@faces("a relay sleeps for longer than a leader may ask nothing, and another one is on standby", guarantees=(1,))
 def test_a_relay_that_sleeps_is_not_taken_for_dead(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks often enough to keep the lead, and sleeps on."""
     monkeypatch.setattr(relaying, "LEASE_SECONDS", 2.0)
@@ -440,13 +407,6 @@ def test_lone_changes_do_not_make_the_relay_get_up(blog: World, monkeypatch: pyt
         assert calls == ["look"] * 10
 
 
-@faces(
-    "writers overlap while the relay sleeps",
-    guarantees=(5,),
-    without=Rule(
-        "the relay gets up when writers overlap", patch="syncer.capture.outbox:are_writers_busy", instead=SAYS_NO
-    ),
-)
 def test_writers_that_overlap_make_the_relay_get_up(blog: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change that is found beside another transaction that has begun since the last look makes the relay get up."""
     woken, wake = threading.Event(), wakeup.wake
@@ -465,15 +425,6 @@ def test_writers_that_overlap_make_the_relay_get_up(blog: World, monkeypatch: py
             wait_until_published(blog)
 
 
-@faces(
-    "Kafka hangs while a relay that slept publishes",
-    guarantees=(5,),
-    without=Rule(
-        "the relay gets up when Kafka is slow",
-        patch="syncer.kafka.producer:ChangeProducer.is_flushed",
-        instead=SAYS_YES,
-    ),
-)
 def test_writers_need_not_notify_while_kafka_hangs(blog: World) -> None:
     """A relay that waits for Kafka for more than a moment gives the lock up; it sleeps again when Kafka answers."""
     with running(blog), listening(blog) as notifications:
@@ -494,15 +445,6 @@ def test_writers_need_not_notify_while_kafka_hangs(blog: World) -> None:
 # No write fails
 
 
-@faces(
-    "applications prepare transactions",
-    guarantees=(5,),
-    without=Rule(
-        "if transactions may be prepared, writers do not notify",
-        patch="syncer.capture.wakeup:_SLEEP",
-        instead=Replaces("current_setting('max_prepared_transactions') <> '0'", "false"),
-    ),
-)
 def test_prepared_transactions_are_possible_where_they_were(
     two_phase_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -536,15 +478,6 @@ def fill(world: World) -> None:
             application.execute("SELECT pg_notify('other', n || repeat('x', 7000)) FROM generate_series(1, 4) AS n")
 
 
-@faces(
-    "the server's queue of notifications is full",
-    guarantees=(1, 5),
-    without=Rule(
-        "writers do not notify if the queue is filling up",
-        patch="syncer.capture.wakeup:NOTIFY_IN_TRIGGER",
-        instead=Replaces("pg_catalog.pg_notification_queue_usage() <", "0 <"),
-    ),
-)
 def test_a_queue_that_is_full_fails_no_write(blog: World) -> None:
     """With no room for notifications in the server writes succeed, and the relay publishes them without a ring."""
     with running(blog), psycopg.connect(blog.dsn, autocommit=True) as idle:
@@ -561,15 +494,6 @@ def test_a_queue_that_is_full_fails_no_write(blog: World) -> None:
         wait_until_published(blog)
 
 
-@faces(
-    "the server's table of locks is full",
-    guarantees=(5,),
-    without=Rule(
-        "a writer that cannot have the wake-up's lock does without",
-        patch="syncer.capture.wakeup:NOTIFY_IN_TRIGGER",
-        instead=Replaces("out_of_memory", "division_by_zero"),
-    ),
-)
 def test_a_table_of_locks_that_is_full_fails_no_write(blog: World) -> None:
     """A writer that has all other locks, and cannot have the wake-up's for want of shared memory, does without."""
     with blog.connect() as sleeper, blog.connect() as greedy, transaction(blog) as application:

@@ -22,7 +22,6 @@ from syncer.sandbox import Sandbox
 from tests.faults import shapes
 from tests.faults.writers import fill
 from tests.harness import BLOG_SCHEMA, World, made, wait_until
-from tests.proof import faces
 from tests.soak.crowd import Crowd
 from tests.soak.disturbances import Soak, bring_back, disturbed, fix_rows
 from tests.soak.fleet import Fleet
@@ -70,10 +69,6 @@ def _set_up(world: World) -> None:
 
 
 @pytest.mark.soak
-@faces(
-    "everything at once: processes, servers, schema, definitions, poison, under random writers",
-    guarantees=(1, 2, 3, 4, 5),
-)
 def test_everything_at_once(own_world: World, request: pytest.FixtureRequest) -> None:
     """Killed, stalled, restarted, changed and refused at random: no drift at any checkpoint, nor at the end."""
     faulthandler.cancel_dump_traceback_later()  # this one is meant to take long

@@ -33,7 +33,7 @@ Why a refused login or an HTML page from Elasticsearch is retried: `syncer.elast
 when a component starts, and a failure there ends it. Later, the cause is a change that an operator made and may revert;
 waiting loses nothing.
 
-This module also turns errors into messages with hints. ``docs/errors.md`` lists them error by error.
+This module also turns errors into messages with hints.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ from syncer.cli import (
     locks,
     parameters,
     rebuild,
+    reference,
     render,
     sandbox,
     status,
@@ -288,4 +289,5 @@ app.add_typer(rebuild.app, name="index", rich_help_panel="Repair")
 app.add_typer(dead_letters.app, name="dead-letters", rich_help_panel="Repair")
 app.add_typer(locks.app, name="locks", rich_help_panel="Repair")
 app.add_typer(sandbox.app, name="sandbox", rich_help_panel="Try")
+app.command(hidden=True)(reference.reference)
 parameters.hide_flag_types(app)

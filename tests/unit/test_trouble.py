@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import elasticsearch
 import pytest
+from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from structlog.testing import capture_logs
 
 from syncer.base import lifecycle
@@ -12,7 +14,17 @@ from syncer.base.errors import UnavailableError
 from syncer.base.lifecycle import Stop
 from syncer.base.retry import TELL_SECONDS, Trouble
 from syncer.elasticsearch.bulk import _never_fits
-from tests.errors_page import answered
+
+
+def answered(
+    status: int, *, by_elasticsearch: bool = True, reason: str = "because", **more: object
+) -> elasticsearch.ApiError:
+    """Return an answer as the client raises it."""
+    node = NodeConfig("http", "127.0.0.1", 9200)
+    meta = ApiResponseMeta(status=status, http_version="1.1", headers=HttpHeaders({}), duration=0.1, node=node)
+    error = {"type": "some_exception", "reason": reason, **more}
+    body = {"error": error, "status": status} if by_elasticsearch else "<html>"
+    return elasticsearch.ApiError(message="some_exception", meta=meta, body=body)
 
 
 class Clock:

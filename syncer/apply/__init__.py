@@ -12,5 +12,4 @@ to an index that is loaded. Every step may be interrupted and repeated.
     scratch_index  tries a mapping on sample documents
     preview        what a plan costs and what may go wrong: `preview.forecast`, `preview.cost`, `preview.problems`
     scaffold       drafts a definition for `syncer init`: `scaffold.document`, `scaffold.field`
-    grants         the privileges of each database role: who may publish, write, watch
 """

@@ -277,7 +277,7 @@ def _explain_postgres(error: psycopg.Error) -> SyncerError:
         return SourceError(
             f"Postgres refuses: {message}",
             hint="The role of postgres.dsn lacks a privilege. `syncer migrate` and `syncer apply` need one that may\n"
-            "create schemas and owns the tables; what the others need, `syncer grants` prints; and where row-level\n"
+            "create schemas and owns the tables; what the others need is in docs/roles.sql; and where row-level\n"
             "security is on, BYPASSRLS.",
         )
     if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction) and "syncer" in message:

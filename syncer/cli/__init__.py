@@ -11,5 +11,5 @@ calls a package below.
     comparing    runs `verify`, and records its result
 
 The other modules are named after their commands: `apply`, `backfill`, `rebuild` (``syncer index …``), `jobs`, `verify`
-(and ``explain``), `dead_letters`, `status`, `events`, `wait`, `init`, `grants`, `locks`, `sandbox`.
+(and ``explain``), `dead_letters`, `status`, `events`, `wait`, `init`, `locks`, `sandbox`.
 """

@@ -21,7 +21,6 @@ import structlog
 import typer
 
 from syncer import daemon
-from syncer.apply.grants import Duty
 from syncer.base import events as base_events, log, migrations, postgres, settings, tracing
 from syncer.base.error_policy import explain
 from syncer.base.errors import HangingError, SyncerError
@@ -31,7 +30,6 @@ from syncer.cli import (
     backfill,
     dead_letters,
     events,
-    grants,
     init,
     jobs,
     locks,
@@ -218,7 +216,8 @@ def doctor(
     from syncer.cli import doctor_output  # noqa: PLC0415 - as below
     from syncer.monitoring.doctor import deployment, examination  # noqa: PLC0415 - it needs what few commands need
 
-    duties = {Checked.RELAY: Duty.RELAY, Checked.WORKERS: Duty.WORKER, Checked.READER: Duty.READER}
+    duty = deployment.Duty
+    duties = {Checked.RELAY: duty.RELAY, Checked.WORKERS: duty.WORKER, Checked.READER: duty.READER}
     of_role = frozenset({duties[only]}) if only else deployment.DAEMON
     loaded = settings.load()
     log.configure(loaded.log, is_command=True)
@@ -263,7 +262,6 @@ _PANELS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
     "Set up": (
         (init.init, "`syncer init --table shop.orders --with shop.order_lines --name orders`"),
         (migrate, "`syncer migrate`, `syncer migrate --status`"),
-        (grants.grants, "`syncer grants --relay syncer --worker syncer --reader anna`"),
         (apply.plan, "`syncer plan`, `syncer plan blogpost --verbose`, `syncer plan --strict --json`"),
         (apply.apply, "`syncer apply`, `syncer apply blogpost --yes`, `syncer apply --remove blogpost`"),
     ),

@@ -17,7 +17,7 @@ from syncer.monitoring.doctor.examination import CHECKS, examine
 from syncer.sandbox import Endpoints, Sandbox
 from tests.doctoring import fix, is_well, look
 from tests.harness import World, made, postgres_with
-from tests.scenarios.test_least_privilege import grants
+from tests.scenarios.test_duties_and_their_grants import grant
 from tests.standbys import standbys
 
 CONSIDER, WRONG = Severity.CONSIDER, Severity.WRONG
@@ -32,8 +32,8 @@ def world(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempP
         made(World(sandbox=sandbox, endpoints=others, folder=tmp_path_factory.mktemp("doctor"))) as world,
     ):
         world.set_up()
-        world.sql("CREATE ROLE daemon LOGIN")
-        world.sql(grants().replace(" TO worker;", " TO daemon;"))
+        grant(world, "relay", "worker")
+        world.sql(f"CREATE ROLE daemon LOGIN; GRANT {world.name}_relay, {world.name}_worker TO daemon")
         yield world
 
 
@@ -83,6 +83,26 @@ CASES = [
         breaks=f"ALTER SYSTEM SET deadlock_timeout = '500ms'{RELOAD}",
         severity=CONSIDER,
     ),
+    *(
+        Case(id="postgres.privileges", breaks=breaks, says=says, role="daemon", restore=restore, by_restoring=True)
+        for breaks, says, restore in (
+            (
+                "REVOKE USAGE ON SCHEMA syncer FROM {database}_relay, {database}_worker",
+                "use the schema syncer",
+                "GRANT USAGE ON SCHEMA syncer TO {database}_relay, {database}_worker",
+            ),
+            (
+                "REVOKE TRUNCATE ON syncer.outbox_0 FROM {database}_relay",
+                "TRUNCATE on syncer.outbox_0",
+                "GRANT TRUNCATE ON syncer.outbox_0 TO {database}_relay",
+            ),
+            (
+                "REVOKE USAGE ON SEQUENCE syncer.version FROM {database}_worker",
+                "USAGE on syncer.version",
+                "GRANT USAGE ON SEQUENCE syncer.version TO {database}_worker",
+            ),
+        )
+    ),
     Case(id="postgres.logged", breaks="ALTER TABLE syncer.outbox_3 SET UNLOGGED", says="syncer.outbox_3"),
     Case(id="postgres.logged", breaks="ALTER SEQUENCE syncer.version SET UNLOGGED", says="syncer.version"),
     Case(id="postgres.sequence", breaks="ALTER SEQUENCE syncer.version CACHE 50", says="CACHE 50"),
@@ -104,11 +124,12 @@ CASES = [
     *(
         Case(id="postgres.privileges", breaks=breaks, says=says, role="daemon", restore=restore)
         for breaks, says, restore in (
-            ("REVOKE USAGE ON SCHEMA syncer FROM daemon", "use the schema syncer", "SELECT"),
-            ("REVOKE DELETE ON syncer.job, syncer.job_chunk FROM daemon", "DELETE on syncer.job", "SELECT"),
-            ("REVOKE USAGE ON SEQUENCE syncer.version FROM daemon", "syncer.version", "SELECT"),
-            ("REVOKE SELECT ON comments FROM daemon", "public.comments", "SELECT"),
-            ("REVOKE USAGE ON SCHEMA public FROM public", "schema public", "GRANT USAGE ON SCHEMA public TO public"),
+            ("REVOKE SELECT ON comments FROM {database}_documents", "public.comments", "SELECT"),
+            (
+                "REVOKE USAGE ON SCHEMA public FROM public, {database}_relay, {database}_documents",
+                "schema public",
+                "GRANT USAGE ON SCHEMA public TO public",
+            ),
             (
                 "ALTER TABLE comments ENABLE ROW LEVEL SECURITY",
                 "row-level security of public.comments",

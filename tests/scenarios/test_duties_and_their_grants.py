@@ -1,8 +1,9 @@
-"""Each part of syncer works as a role of its own, with the grants that `syncer grants` prints, and none can do more."""
+"""Each part of syncer works as a member of its group role in docs/roles.sql, and none can do more."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,76 +11,64 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from syncer.apply import grants
-from syncer.apply.grants import Duty
-from tests.harness import BLOG_SCHEMA, World, wait_until
+from tests.harness import BLOG_SCHEMA, REPOSITORY, World, wait_until
 
-ROLES = [str(one) for one in Duty]
+DUTIES = ("relay", "worker", "operator", "reader")
 
 
 @pytest.fixture
 def parted(empty_world: World) -> Iterator[World]:
-    """A world in which every duty has a role of its own, and the tables belong to one that has none."""
+    """A world in which every duty has a login role, and the tables belong to a role that has no duty."""
     world = empty_world
-    names = [f"{one} of {world.name}" for one in (*ROLES, "shop")]
-    world.sql(f'CREATE ROLE "shop of {world.name}"')
-    world.sql(f'GRANT CREATE, USAGE ON SCHEMA public TO "shop of {world.name}"')
-    world.sql(f'SET ROLE "shop of {world.name}"; {BLOG_SCHEMA.read_text()}')
+    owner = f"shop_{world.name}"
+    world.sql(f"CREATE ROLE {owner}; GRANT CREATE, USAGE ON SCHEMA public TO {owner}")
+    world.sql(f"SET ROLE {owner}; {BLOG_SCHEMA.read_text()}")
     world.sql("REVOKE ALL ON SCHEMA public FROM public")
+    world.sql(f"CREATE ROLE migrator_{world.name} LOGIN; GRANT {owner} TO migrator_{world.name}")
+    world.sql(f"GRANT CREATE ON DATABASE {world.name} TO migrator_{world.name}")
+    world.sql(f"GRANT USAGE ON SCHEMA public TO migrator_{world.name}")
+    done(world, "migrator", "migrate")
+    done(world, "migrator", "apply", "--yes")
+    grant(world, *DUTIES)
     try:
         yield world
     finally:
-        for one in names:
-            world.sql(f'DROP OWNED BY "{one}" CASCADE; DROP ROLE IF EXISTS "{one}"')
+        groups = [f"{world.name}_{name}" for name in ("documents", *DUTIES)]
+        for role in (*groups, *(f"{duty}_{world.name}" for duty in (*DUTIES, "migrator")), owner):
+            world.sql(f"DROP OWNED BY {role} CASCADE; DROP ROLE {role}")
 
 
-def role(world: World, duty: str) -> dict[str, str]:
-    """The environment of who has that duty."""
-    return {"SYNCER_POSTGRES_DSN": make_conninfo(world.dsn, user=f"{duty} of {world.name}")}
+def as_role(world: World, duty: str) -> dict[str, str]:
+    """Return the environment of the login role with a duty."""
+    return {"SYNCER_POSTGRES_DSN": make_conninfo(world.dsn, user=f"{duty}_{world.name}")}
 
 
 def grant(world: World, *duties: str) -> None:
-    """Run what `syncer grants` prints for these duties."""
-    named = [word for duty in duties for word in (f"--{duty}", f"{duty} of {world.name}")]
-    printed = world.syncer("grants", *named)
-    assert printed.returncode == 0, printed.stderr
-    world.sql(printed.stdout)
+    """Run docs/roles.sql with group roles of this world, and make a login role a member of each."""
+    script = (REPOSITORY / "docs" / "roles.sql").read_text()
+    examples = "\n".join(re.findall(r"^--     (GRANT .* TO .*syncer_documents;)", script, re.MULTILINE))
+    assert examples.count("GRANT") == 2
+    world.sql(re.sub(rf"\bsyncer_(?=documents|{'|'.join(DUTIES)})", f"{world.name}_", f"{script}\n{examples}"))
+    for duty in duties:
+        role = f"{duty}_{world.name}"
+        if not world.sql(f"SELECT FROM pg_roles WHERE rolname = '{role}'"):
+            world.sql(f"CREATE ROLE {role} LOGIN")
+        world.sql(f"GRANT {world.name}_{duty} TO {role}")
 
 
 def done(world: World, duty: str, *command: str, code: int = 0) -> str:
     """A command as the role of that duty; what it says."""
-    ended = world.syncer(*command, environment=role(world, duty))
+    ended = world.syncer(*command, environment=as_role(world, duty))
     assert ended.returncode == code, (duty, command, ended.stdout, ended.stderr)
     return ended.stdout + ended.stderr
-
-
-def test_every_table_and_sequence_of_the_schema_has_its_grants(world: World) -> None:
-    """What a migration adds is not forgotten: each table and each sequence is named."""
-    found = world.sql(
-        "SELECT relkind::text, relname::text FROM pg_class WHERE relnamespace = 'syncer'::regnamespace "
-        "AND relkind IN ('r', 'p', 'S') "
-        "AND oid NOT IN (SELECT objid FROM pg_depend WHERE deptype = 'i' AND classid = 'pg_class'::regclass "
-        "                AND refclassid = 'pg_class'::regclass AND objid IN (SELECT seqrelid FROM pg_sequence))"
-    )
-    assert {name for kind, name in found if kind != "S"} <= set(grants.TABLES)
-    named = {name for by_name in grants.ON_SEQUENCES.values() for name in by_name}
-    # That of an identity needs no grant, but for who looks how many changes there have been.
-    assert {name for kind, name in found if kind == "S"} == named - {"outbox_id_seq"}
-    assert {name for by_name in grants.ON_TABLES.values() for name in by_name} <= set(grants.TABLES)
 
 
 def test_relay_and_workers_do_the_whole_job_as_roles_of_their_own(parted: World) -> None:
     """Changes, fan-outs, TRUNCATE, dead letters, jobs and a rebuild; and the doctor finds each role well."""
     world = parted
-    grant(world, "migrator")
-    done(world, "migrator", "migrate")
-    assert "order" not in done(world, "migrator", "plan")
-    done(world, "migrator", "apply", "--yes")
-    world.sql("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA syncer FROM public")
-    grant(world, "relay", "worker", "operator", "reader")
     few = {"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5", "SYNCER_RELAY_TRIM_SECONDS": "0.1", "SYNCER_LOG_LEVEL": "debug"}
-    relay = world.daemon("--only", "relay", environment={**role(world, "relay"), **few})
-    workers = world.daemon("--only", "workers", environment={**role(world, "worker"), **few})
+    relay = world.daemon("--only", "relay", environment={**as_role(world, "relay"), **few})
+    workers = world.daemon("--only", "workers", environment={**as_role(world, "worker"), **few})
 
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', 'john@smith.com'), (2, 'Eve', 'e')")
     world.sql("INSERT INTO posts (id, user_id, title, body) SELECT n, 1, 't', 'b' FROM generate_series(1, 50) AS n")
@@ -103,7 +92,8 @@ def test_relay_and_workers_do_the_whole_job_as_roles_of_their_own(parted: World)
         found = [one for one in seen["findings"] if one["id"].startswith("postgres.")]
         assert [one for one in found if one["severity"] == "wrong"] == []
     wait_until(
-        lambda: world.syncer("status", environment=role(world, "reader")).returncode == 0, what="no refresh is running"
+        lambda: world.syncer("status", environment=as_role(world, "reader")).returncode == 0,
+        what="no refresh is running",
     )
     [[token]] = world.sql("UPDATE posts SET title = 'waited for' WHERE id = 1 RETURNING syncer.token()")
     done(world, "reader", "wait", token)
@@ -204,31 +194,11 @@ def is_refused(connection: psycopg.Connection[Any], statement: str) -> bool:
 def test_no_duty_can_do_what_is_another_s(parted: World) -> None:
     """What each role lacks, Postgres refuses; nobody but the migrator creates anything."""
     world = parted
-    grant(world, "migrator")
-    done(world, "migrator", "migrate")
-    done(world, "migrator", "apply", "--yes")
-    # Who had more before has no more than this afterwards.
-    world.sql(f'CREATE ROLE "worker of {world.name}" LOGIN')
-    world.sql(f'GRANT ALL ON ALL TABLES IN SCHEMA syncer TO "worker of {world.name}"')
-    grant(world, "relay", "worker", "operator", "reader")
+    # A role that had more before has no more after the script runs again.
+    world.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA syncer TO {world.name}_worker")
+    grant(world, *DUTIES)
     for duty, statements in FORBIDDEN.items():
-        with psycopg.connect(role(world, duty)["SYNCER_POSTGRES_DSN"], autocommit=True) as connection:
+        with psycopg.connect(as_role(world, duty)["SYNCER_POSTGRES_DSN"], autocommit=True) as connection:
             tried = (*statements, "CREATE TABLE syncer.mine ()", "CREATE SCHEMA mine")
             assert [one for one in tried if not is_refused(connection, one)] == [], duty
     assert "Postgres refuses" in done(world, "reader", "backfill", "blogpost", code=1)
-
-
-def test_grants_are_not_printed_for_nobody(empty_world: World) -> None:
-    """Without a role, with none that can be, or before there is a schema, it is said what to do."""
-    for arguments, says in (
-        ((), "at least one role"),
-        (("--relay", ""), "valid role name"),
-        (("--relay", "x" * 64), "valid role name"),
-        (("--worker", "w"), "syncer migrate"),
-    ):
-        said = empty_world.syncer("grants", *arguments)
-        assert said.returncode in (1, 2)
-        assert says in said.stderr
-    printed = empty_world.syncer("grants", "--migrator", 'a"; DROP TABLE users; --')
-    assert 'CREATE ROLE "a""; DROP TABLE users; --" LOGIN;' in printed.stdout
-    assert "-- blogpost is left out" in printed.stdout

@@ -100,7 +100,6 @@ USAGE = {
     "dead-letters retry": "name a document",
     "dead-letters discard x": "add ids, --kind, --field or --all",
     "demo join --posts 200": "--posts applies only",
-    "grants": "name at least one role",
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,6 @@ from confluent_kafka.admin import AdminClient
 from elastic_transport import TransportError
 from elasticsearch import ApiError, Elasticsearch
 
-from syncer.apply.grants import Duty
 from syncer.base import postgres
 from syncer.base.error_policy import explain
 from syncer.base.errors import SyncerError, TopicError
@@ -34,6 +34,15 @@ from syncer.kafka import topic
 
 ANSWER_SECONDS = 5
 """How long a server may take to be reached, and to answer."""
+
+
+class Duty(StrEnum):
+    """What a database role does; ``docs/roles.sql`` has the privileges of each."""
+
+    RELAY = "relay"
+    WORKER = "worker"
+    READER = "reader"
+
 
 DAEMON = frozenset({Duty.RELAY, Duty.WORKER})
 """What a daemon does that runs all components."""

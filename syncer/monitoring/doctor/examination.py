@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from syncer.apply.grants import Duty
 from syncer.base.formatting import amount
 from syncer.base.settings import Settings
 from syncer.monitoring.doctor import elasticsearch, kafka, postgres
 from syncer.monitoring.doctor.check import Check, Finding, Severity
-from syncer.monitoring.doctor.deployment import ANSWER_SECONDS, DAEMON, Deployment, reason
+from syncer.monitoring.doctor.deployment import ANSWER_SECONDS, DAEMON, Deployment, Duty, reason
 
 SERVERS = {"postgres": "Postgres", "kafka": "Kafka", "elasticsearch": "Elasticsearch"}
 CHECKS: tuple[Check, ...] = (*postgres.CHECKS, *kafka.CHECKS, *elasticsearch.CHECKS)

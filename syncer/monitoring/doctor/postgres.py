@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from psycopg.types.json import Jsonb
 
-from syncer.apply import grants
 from syncer.base import migrations
 from syncer.base.errors import SourceError
 from syncer.base.formatting import amount
 from syncer.base.postgres import LOCK_SECONDS_MAX
 from syncer.capture import install, triggers
 from syncer.monitoring.doctor.check import Check, Finding, advice, check, consider, shell, sql, wrong
-from syncer.monitoring.doctor.deployment import Deployment
+from syncer.monitoring.doctor.deployment import Deployment, Duty
 
 _RELOAD = "SELECT pg_reload_conf();"
+_ROLES = advice("Run docs/roles.sql, and make the role a member of the group roles of its duties.")
 _NOTE = "If nothing changes, the setting is on the server's command line."
 
 # What a new session of the role gets: our own sessions pin some settings.
@@ -50,19 +50,45 @@ FROM pg_proc AS p JOIN pg_roles AS r ON r.oid = p.proowner WHERE p.oid = to_regp
 """
 _MAY_USE = "SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = 'syncer'"
 _LACKING = """
-SELECT c.relname::text, CASE c.relkind WHEN 'S' THEN 'SEQUENCE ' ELSE '' END, string_agg(p.privilege, ', ')
+SELECT needed.privilege || ' on syncer.' || c.relname
 FROM jsonb_each($1) AS asked (name, privileges)
-JOIN pg_class AS c
-  ON c.relnamespace = 'syncer'::regnamespace AND c.relname = asked.name AND c.relkind IN ('r', 'p', 'S')
-CROSS JOIN jsonb_array_elements_text(asked.privileges) AS p (privilege)
-WHERE NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, p.privilege)
-    WHEN p.privilege ~ '[(]' THEN (
-        SELECT bool_and(has_column_privilege(c.oid, a.attnum, substring(p.privilege FROM '^[A-Z]+')))
-        FROM pg_attribute AS a
-        WHERE a.attrelid = c.oid AND a.attname = ANY (string_to_array(substring(p.privilege FROM '[(](.*)[)]'), ',')))
-    ELSE has_table_privilege(c.oid, p.privilege) END
-GROUP BY 1, 2 ORDER BY 2, 1
+CROSS JOIN jsonb_array_elements_text(asked.privileges) AS needed (privilege)
+JOIN pg_class AS c ON c.relnamespace = 'syncer'::regnamespace AND c.relname = asked.name
+WHERE NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, needed.privilege)
+    WHEN needed.privilege IN ('DELETE', 'TRUNCATE') THEN has_table_privilege(c.oid, needed.privilege)
+    ELSE has_any_column_privilege(c.oid, needed.privilege) END
+ORDER BY 1
 """
+_NEEDED = {
+    Duty.READER: {
+        "document": ["SELECT"],
+        "job": ["SELECT"],
+        "outbox": ["SELECT"],
+        "verification": ["INSERT", "UPDATE"],
+    },
+    Duty.RELAY: {
+        "outbox": ["SELECT", "INSERT", "UPDATE"],
+        "outbox_0": ["SELECT", "TRUNCATE"],
+        "outbox_segment": ["UPDATE"],
+        "relay_cursor": ["INSERT", "UPDATE"],
+        "topic": ["INSERT", "UPDATE"],
+        "document": ["UPDATE"],
+        "job": ["INSERT", "UPDATE", "DELETE"],
+        "job_chunk": ["DELETE"],
+    },
+    Duty.WORKER: {
+        "document": ["SELECT", "UPDATE"],
+        "dead_letter": ["INSERT", "UPDATE", "DELETE"],
+        "job": ["INSERT", "UPDATE", "DELETE"],
+        "job_chunk": ["INSERT", "UPDATE", "DELETE"],
+        "cluster_identity": ["UPDATE"],
+        "topic": ["INSERT", "UPDATE"],
+        "version": ["USAGE"],
+        "version_lock": ["UPDATE"],
+        "version_time": ["INSERT", "UPDATE", "DELETE"],
+    },
+}
+"""By duty, privileges that a member of the roles in ``docs/roles.sql`` has: on tables, their columns, and sequences."""
 _READS = """
 SELECT quote_ident(n.nspname), has_schema_privilege(n.oid, 'USAGE'),
        has_table_privilege(c.oid, 'SELECT') OR (SELECT bool_and(has_column_privilege(c.oid, a.attnum, 'SELECT'))
@@ -188,30 +214,28 @@ def _triggers(deployment: Deployment) -> Iterator[Finding]:
 def _privileges(deployment: Deployment) -> Iterator[Finding]:
     """A component without a privilege stops, and a document that cannot be read is suspended."""
     role = deployment.value("SELECT quote_ident(current_user)")
-    lacking = dict(_lacking(deployment))
-    if lacking:
-        first, *others = lacking
-        more = f", nor {amount(len(others), 'thing')} more" if others else ""
-        statements = [statement.format(role=role) for statement in dict.fromkeys(lacking.values())]
-        note = "syncer grants prints all that a role needs."
-        yield wrong(f"{role} may not {first}{more}", sql("\n".join(statements), note))
-
-
-def _lacking(deployment: Deployment) -> Iterator[tuple[str, str]]:
-    """Each thing that the role may not do, and the statement that allows it."""
-    may_use = deployment.rows(_MAY_USE)
-    if may_use and not may_use[0][0]:
-        yield "use the schema syncer", "GRANT USAGE ON SCHEMA syncer TO {role};"
+    if deployment.rows(_MAY_USE) == [(False,)]:
+        yield wrong(f"{role} may not use the schema syncer", _ROLES)
         return
-    wanted = grants.wanted(deployment.duties, grants.ON_TABLES)
-    wanted |= grants.wanted(deployment.duties, grants.ON_SEQUENCES)
-    asked = Jsonb({name: sorted(privileges) for name, privileges in wanted.items()})
-    for name, kind, privileges in deployment.schema.execute(_LACKING, (asked,)):
-        yield f"{privileges} on syncer.{name}", f"GRANT {privileges} ON {kind}syncer.{name} TO {{role}};"
+    for duty in sorted(deployment.duties):
+        lacking = [name for (name,) in deployment.schema.execute(_LACKING, (Jsonb(_NEEDED[duty]),))]
+        if lacking:
+            yield wrong(f"{role} has no {', '.join(lacking)}", _ROLES)
+            return
+    statements = dict(_refused(deployment))
+    if statements:
+        first, *others = statements
+        more = f", nor {amount(len(others), 'thing')} more" if others else ""
+        fix = "\n".join(statement.format(role=role) for statement in dict.fromkeys(statements.values()))
+        yield wrong(f"{role} may not {first}{more}", sql(fix))
+
+
+def _refused(deployment: Deployment) -> Iterator[tuple[str, str]]:
+    """Return what else the role may not do, and the statement that allows it."""
     called = _CALLED + (_CALLED_WITH_REPLICA if deployment.settings.postgres.read_dsn else ())
     for (name,) in deployment.rows(_NOT_CALLABLE, list(called)):
         yield f"call {name}", f"GRANT EXECUTE ON FUNCTION pg_catalog.{name} TO {{role}};"
-    if grants.READS & deployment.duties:
+    if deployment.duties != {Duty.RELAY}:
         yield from _unreadable(deployment)
 
 

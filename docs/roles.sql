@@ -1,0 +1,79 @@
+-- Group roles for the parts of syncer. Each has the privileges of its duty and no others; docs/security.md describes them.
+--
+-- Run this as the owner of the schema syncer or a superuser: after `syncer migrate`, and again after each later one.
+-- It can be repeated, and revokes what an earlier version granted. Then make your login roles members, for example:
+--
+--     GRANT syncer_relay, syncer_worker TO shop_syncer;    -- syncer run
+--     GRANT syncer_operator TO olga;                       -- backfill, index, jobs, dead-letters, verify --repair
+--     GRANT syncer_reader TO anna;                         -- status, events, verify, explain, doctor
+--
+-- and let them read what your documents read:
+--
+--     GRANT USAGE ON SCHEMA public TO syncer_relay, syncer_documents;
+--     GRANT SELECT ON public.users, public.posts, public.comments TO syncer_documents;
+
+BEGIN;
+
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['syncer_documents', 'syncer_relay', 'syncer_worker', 'syncer_operator', 'syncer_reader'] LOOP
+        IF to_regrole(name) IS NULL THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', name);
+        END IF;
+        EXECUTE format('REVOKE ALL ON ALL TABLES IN SCHEMA syncer FROM %I', name);
+        EXECUTE format('REVOKE ALL ON ALL SEQUENCES IN SCHEMA syncer FROM %I', name);
+    END LOOP;
+END
+$$;
+
+GRANT syncer_documents TO syncer_worker, syncer_operator, syncer_reader;
+GRANT USAGE ON SCHEMA syncer TO syncer_relay, syncer_worker, syncer_operator, syncer_reader;
+GRANT SELECT ON ALL TABLES IN SCHEMA syncer TO syncer_worker, syncer_operator, syncer_reader;
+GRANT SELECT ON ALL SEQUENCES IN SCHEMA syncer TO syncer_relay, syncer_worker, syncer_operator, syncer_reader;
+
+-- syncer.document, syncer.capture and a job's condition hold SQL that other roles run: writing it confers their privileges. So relay
+-- and workers write only single columns there, none of which is executed.
+
+-- Every daemon
+GRANT SELECT ON
+    syncer.capture, syncer.dead_letter, syncer.document, syncer.event, syncer.cluster_identity, syncer.job, syncer.migration,
+    syncer.outbox, syncer.relay_cursor, syncer.topic, syncer.verification, syncer.version_time
+    TO syncer_relay;
+GRANT UPDATE (files) ON syncer.capture TO syncer_relay, syncer_worker, syncer_operator;
+GRANT INSERT ON syncer.outbox TO syncer_relay, syncer_worker, syncer_operator;
+GRANT INSERT, DELETE ON syncer.event TO syncer_relay, syncer_worker;
+GRANT INSERT, UPDATE ON syncer.topic TO syncer_relay, syncer_worker, syncer_operator;
+GRANT UPDATE (loaded_at, suspended, suspended_by, stale_since) ON syncer.document TO syncer_relay, syncer_worker;
+GRANT INSERT (kind, document, index_name, revision, rate, completes_load, cause), DELETE ON syncer.job TO syncer_relay, syncer_worker;
+GRANT UPDATE (
+    revision, state, is_paused, rate, completes_load, error, cause, caused_before, changed_at, sequence_numbers, started_at,
+    finished_at, served_at, next_at, chunks_next, chunks_end, chunks_left, documents_total, documents_done, indexed, deleted,
+    skipped, dead_lettered, compose_seconds, index_seconds, measured_at, measured_done, measured_rate
+) ON syncer.job TO syncer_relay, syncer_worker;
+
+-- The relay: reads no table of an application, and assigns no version
+GRANT UPDATE (xid) ON syncer.outbox TO syncer_relay;
+GRANT SELECT, TRUNCATE ON
+    syncer.outbox_0, syncer.outbox_1, syncer.outbox_2, syncer.outbox_3,
+    syncer.outbox_4, syncer.outbox_5, syncer.outbox_6, syncer.outbox_7
+    TO syncer_relay;
+GRANT INSERT, UPDATE ON syncer.relay_cursor TO syncer_relay;
+GRANT SELECT, DELETE ON syncer.job_chunk TO syncer_relay;
+GRANT UPDATE ON SEQUENCE syncer.outbox_segment TO syncer_relay;
+
+-- Workers and operators: cannot empty the outbox, nor move the relay's cursor
+GRANT INSERT, UPDATE, DELETE ON syncer.dead_letter, syncer.job_chunk, syncer.version_time TO syncer_worker, syncer_operator;
+GRANT UPDATE (listings) ON syncer.document TO syncer_worker;
+GRANT UPDATE ON syncer.cluster_identity, syncer.version_lock TO syncer_worker, syncer_operator;
+GRANT USAGE ON SEQUENCE syncer.version, syncer.job_worker TO syncer_worker, syncer_operator;
+
+-- Operators: activate definitions, and add conditions that a worker executes. Trust them as you trust the owner of the schema.
+GRANT INSERT, UPDATE, DELETE ON syncer.document, syncer.revision, syncer.job, syncer.orphan_index TO syncer_operator;
+
+-- Operators and readers: record the result of a verification, and add an event
+GRANT INSERT, UPDATE ON syncer.verification TO syncer_operator, syncer_reader;
+GRANT INSERT ON syncer.event TO syncer_operator, syncer_reader;
+
+COMMIT;

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from syncer.apply.plan import PlannedChange
 from syncer.apply.preview.cost import Cost
-from syncer.apply.preview.forecast import DocumentForecast, Forecast, TableForecast, WayToDocuments
+from syncer.apply.preview.forecast import DocumentForecast, Forecast, WayToDocuments
 from syncer.apply.preview.problems import PlanProblem, ProblemKind
 from syncer.base.formatting import amount, duration, shortened
 from syncer.cli.render import Part, say, show_facts
@@ -178,7 +178,10 @@ def _show_tables(console: Console, one: DocumentForecast, *, verbose: bool) -> N
             (owned, "red"),
         )
         facts = [("watched", ", ".join(table.watched) or "no column, only that a row is there")]
-        facts += [("" if number else "finds", _way(table, way)) for number, way in enumerate(table.ways)]
+        given = None if table.is_derived else table.ways[-1]
+        facts += [
+            ("" if number else "finds", _way(way, is_given=way is given)) for number, way in enumerate(table.ways)
+        ]
         show_facts(console, facts, indent=4)
 
 
@@ -186,11 +189,11 @@ def _is_costly(cost: Cost) -> bool:
     return bool(cost.scans) or cost.seconds is None or cost.seconds >= _SLOW_SECONDS
 
 
-def _way(table: TableForecast, way: WayToDocuments) -> str:
+def _way(way: WayToDocuments, *, is_given: bool) -> str:
     if way.id_column is not None:
         return f"the document whose _id is its {way.id_column}"
     query = _NUMBERED.sub(r"\1", _CHANGED_ROWS.sub("%(rows)s", way.query or ""))
-    said = query if table.is_derived else f"{query}\n(as affects/ says)"
+    said = f"{query}\n(from affects/)" if is_given else query
     if way.cost is None:
         return said
     return f"{said}\n{_tried(way, way.cost)}" if way.changed_rows else f"{said}\n(the table has no row to try it on)"

@@ -2,8 +2,9 @@
 
 Guarantee: every column that a document reads is watched, since `syncer.lineage.catalog` reports all of them.
 
-`syncer.lineage.build` derives the affected documents from the SELECT. Where that is impossible, the definition is
-refused until ``affects/<table>.sql`` says it.
+`syncer.lineage.build` derives the affected documents from the SELECT, for each use of a table by itself. If that is
+impossible for a use, the definition is refused until ``affects/<table>.sql`` covers it. An affects query adds to what is
+derived: a row that is a document itself, for example, is found by its old and its new id without one.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class _Analysis:
         self.routes = Routes(connection, found, f"{definition.folder}/select.sql")
 
     def require_derivable(self) -> None:
-        """Refuse tables from which no path leads to ``_id``, unless an affects query exists for them.
+        """Refuse uses of tables from which no path leads to ``_id``, unless an affects query exists for the table.
 
         Raises:
             DefinitionError: Names all of them.
@@ -155,9 +156,17 @@ class _Analysis:
         raise DefinitionError(
             f"{self._definition.folder}/select.sql: which documents does a change of {', '.join(relations)} touch? "
             f"It does not follow from the SELECT: {reason}",
-            hint=f"Say it in {files}: a query over the changed rows that selects\n"
-            "the documents' ids AS _id: … FROM posts AS p JOIN %(rows)s AS changed ON p.… = changed.…",
+            hint=f"Add {files}, a query that returns the ids of these documents:\n"
+            f"{self._template()}\n"
+            "%(rows)s has the old and the new version of each changed row. The query adds to what follows from the\n"
+            "SELECT, so it need not cover other uses of the table. It may return too many ids, never too few.",
         )
+
+    def _template(self) -> str:
+        """Return an affects query to start from, with the names of this SELECT."""
+        root, key = self.routes.root()
+        names = (root or "…", key or "…")
+        return "SELECT d.{1} AS _id FROM {0} AS d JOIN %(rows)s AS changed ON d.… = changed.…".format(*names)
 
     def _reason(self, asked: Sequence[Node]) -> str:
         graph = self.routes.graph
@@ -166,7 +175,7 @@ class _Analysis:
             return "; ".join(["no equality of WHERE or ON that must hold leads from there to _id", *obstacles])
         return (
             "_id must be made of columns of one table (a link table has the keys of both sides), by ||, casts and "
-            "arithmetic, and no document may push another one out (LIMIT, OFFSET, DISTINCT ON, a window)"
+            "arithmetic, and whether a document exists must not depend on others (LIMIT, OFFSET, DISTINCT ON, a window)"
         )
 
     def _affects(self, name: TableName) -> tuple[str, str | None]:
@@ -175,24 +184,22 @@ class _Analysis:
     def table_use(self, read: Read) -> TableUse:
         """Return how the definition uses one table."""
         key = frozenset(primary_key(self._connection, read.relation))
+        nodes = [node for node in self.routes.graph.nodes if node.table == read.name]
+        routes = [self.routes.route(node) for node in nodes if self.routes.path(node) is not None]
+        queries = [route.query for route in routes if route.id_column is None]
+        routing = key.union(*(route.columns for route in routes))
         file, query = _affects(self._connection, self._definition, read.relation)
         if query is not None:
             affected, used = _analyse_affects(self._connection, file, query, read.relation, self._id_type)
-            return TableUse(
-                relation=read.relation,
-                watched=read.columns,
-                routing=key | used,
-                id_columns=(),
-                affected=(affected,),
-                is_derived=False,
-            )
-        routes = [self.routes.route(node) for node in self.routes.graph.nodes if node.table == read.name]
+            queries.append(affected)
+            routing |= used
         return TableUse(
             relation=read.relation,
             watched=read.columns,
-            routing=key.union(*(one.columns for one in routes)),
-            id_columns=tuple(sorted({one.id_column for one in routes if one.id_column is not None})),
-            affected=tuple(dict.fromkeys(one.query for one in routes if one.id_column is None)),
+            routing=routing,
+            id_columns=tuple(sorted({route.id_column for route in routes if route.id_column is not None})),
+            affected=tuple(dict.fromkeys(queries)),
+            is_derived=query is None,
         )
 
 

@@ -39,7 +39,7 @@ class TableUse:
         routing: The columns that determine which documents a row belongs to, including the primary key.
         id_columns: Columns whose value is the id of an affected document.
         affected: Queries over the changed rows, ``$1::jsonb``, for the ids of other affected documents; may repeat ids.
-        is_derived: Whether this was derived from the SELECT, and not given by an affects query.
+        is_derived: Whether all of this was derived from the SELECT; otherwise an affects query adds to it.
     """
 
     relation: str

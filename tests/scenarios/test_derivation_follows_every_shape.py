@@ -402,6 +402,38 @@ def test_a_shape_is_refused_with_the_way_out(judge: Judge, case: str) -> None:
     assert "affects/" in str(refused.value.hint)
 
 
+ADDED = {
+    "a tree of documents, by the table as it is now": (
+        "SELECT x.id AS _id, (WITH RECURSIVE up AS (SELECT y.id, y.k, y.v FROM a y WHERE y.id = x.id UNION "
+        "SELECT z.id, z.k, z.v FROM a z JOIN up ON z.id = up.k) SELECT sum(up.v) FROM up) AS f FROM a x",
+        {
+            "a": "WITH RECURSIVE below AS (SELECT changed.id FROM %(rows)s AS changed UNION "
+            "SELECT z.id FROM a z JOIN below ON z.k = below.id) SELECT z.id AS _id FROM a z JOIN below USING (id)"
+        },
+    ),
+    "a table of which one use follows from the SELECT": (
+        "SELECT x.id AS _id, y.v, (SELECT count(*) FROM a z WHERE z.k IS NOT DISTINCT FROM x.k) AS n "
+        "FROM r x LEFT JOIN a y ON y.r_id = x.id",
+        {"a": "SELECT x.id AS _id FROM r x JOIN %(rows)s AS changed ON x.k IS NOT DISTINCT FROM changed.k"},
+    ),
+    "a link table that is a document, and read once more": (
+        "SELECT x.r_id || '-' || x.a_id AS _id, (SELECT sum(y.v) FROM l y WHERE y.a_id >= x.a_id) AS f FROM l x",
+        {"l": "SELECT x.r_id || '-' || x.a_id AS _id FROM l x JOIN %(rows)s AS changed ON changed.a_id >= x.a_id"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ADDED)
+def test_an_affects_query_adds_to_what_is_derived(judge: Judge, case: str) -> None:
+    """Rows that are deleted, or get another id, are found although the query reads the table without them."""
+    select, affects = ADDED[case]
+    with pytest.raises(DefinitionError, match="which documents does a change of") as refused:
+        judge.derive(select)
+    assert "adds to what follows from the" in str(refused.value.hint)
+    judge.derive(select, affects)
+    hold(judge, rounds=5 * ROUNDS)
+
+
 def test_what_is_beyond_the_parser_goes_by_affects_alone(judge: Judge) -> None:
     """With an affects query for each table the parser is not asked, and every column is watched."""
     select = "SELECT u.id AS _id, q.w FROM r JOIN (SELECT r_id AS id, v AS w FROM a) q USING (id) AS u"

@@ -65,7 +65,7 @@ class TableForecast:
     Args:
         rows: How many rows it had when it was last analysed.
         watched: The columns whose changes matter.
-        is_derived: Whether the ways to the documents follow from the SELECT; otherwise the definition states them.
+        is_derived: Whether the queries all follow from the SELECT; otherwise an affects query adds to them.
         capture: Whether its triggers are new, changed or unchanged.
         is_owned: Whether this role may create them.
     """

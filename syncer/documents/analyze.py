@@ -3,8 +3,8 @@
 Guarantee: every column that a document reads is watched, since `syncer.lineage.catalog` reports all of them.
 
 `syncer.lineage.build` derives the affected documents from the SELECT, for each use of a table by itself. If that is
-impossible for a use, the definition is refused until ``affects/<table>.sql`` covers it. An affects query adds to what is
-derived: a row that is a document itself, for example, is found by its old and its new id without one.
+impossible for a use, the definition is refused until ``affects/<table>.sql`` covers it. An affects query adds to what
+is derived: a row that is a document itself, for example, is found by its old and its new id without one.
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ class _Analysis:
         self._definition = definition
         self._id_type = found.columns["_id"]
         self._relations = {read.name: read.relation for read in found.reads}
+        self._unread = found.unread
         self.routes = Routes(connection, found, f"{definition.folder}/select.sql")
 
     def require_derivable(self) -> None:
@@ -144,7 +145,7 @@ class _Analysis:
             DefinitionError: Names all of them.
         """
         nodes = self.routes.graph.nodes
-        asked = [one for one in nodes if self._affects(one.table)[1] is None and self.routes.path(one) is None]
+        asked = [one for one in nodes if self._affects(one.table)[1] is None and not self.routes.paths(one)]
         read = {node.table for node in nodes}
         lost = [name for name in self._relations if name not in read and self._affects(name)[1] is None]
         if not asked and not lost:
@@ -152,7 +153,9 @@ class _Analysis:
         relations = list(dict.fromkeys(self._relations[name] for name in (*lost, *(node.table for node in asked))))
         folder = self._definition.folder / "affects"
         files = ", ".join(f"{folder}/{relation.removeprefix('public.')}.sql" for relation in relations)
-        reason = "it is beyond syncer's parser" if lost else self._reason(asked)
+        reason = self._reason(asked)
+        if lost:
+            reason = f"syncer cannot read {self._unread}" if self._unread else "a call that syncer cannot read has them"
         raise DefinitionError(
             f"{self._definition.folder}/select.sql: which documents does a change of {', '.join(relations)} touch? "
             f"It does not follow from the SELECT: {reason}",
@@ -165,8 +168,7 @@ class _Analysis:
     def _template(self) -> str:
         """Return an affects query to start from, with the names of this SELECT."""
         root, key = self.routes.root()
-        names = (root or "…", key or "…")
-        return "SELECT d.{1} AS _id FROM {0} AS d JOIN %(rows)s AS changed ON d.… = changed.…".format(*names)
+        return f"SELECT d.{key or '…'} AS _id FROM {root or '…'} AS d JOIN %(rows)s AS changed ON d.… = changed.…"  # noqa: S608
 
     def _reason(self, asked: Sequence[Node]) -> str:
         graph = self.routes.graph
@@ -185,7 +187,7 @@ class _Analysis:
         """Return how the definition uses one table."""
         key = frozenset(primary_key(self._connection, read.relation))
         nodes = [node for node in self.routes.graph.nodes if node.table == read.name]
-        routes = [self.routes.route(node) for node in nodes if self.routes.path(node) is not None]
+        routes = [route for node in nodes for route in self.routes.routes(node)]
         queries = [route.query for route in routes if route.id_column is None]
         routing = key.union(*(route.columns for route in routes))
         file, query = _affects(self._connection, self._definition, read.relation)

@@ -12,9 +12,11 @@ change of its own, whose old image finds the document.
 An edge leads from one node to another only if a row at the first *never* matters without a row at the second that
 satisfies the condition. Displacing other rows counts as mattering. Hence:
 
-- ON of an outer join yields edges only from its nullable side.
+- ON of an outer join yields edges only from its nullable side; from both if ``_id`` is null for a row without a match,
+  since such a row is no document.
 - A condition inside a subquery that names an outer row yields edges only from the rows inside.
-- Two branches of a UNION, or two subqueries in expressions, never yield edges between each other.
+- Two branches of a UNION, or two subqueries in expressions, never yield edges between each other. A condition on a
+  column of a UNION is a *fork*: it leads to documents only if every branch does in which the column is not always null.
 - LIMIT, OFFSET, DISTINCT ON and windows make the rows of a query compete. A column of such a query leads out of it only
   if competitors share it: it is in every PARTITION BY and in DISTINCT ON.
 - Both sides of a condition are strict: null if one of their columns is. So WHERE rejects rows that an outer join has
@@ -37,8 +39,8 @@ from sqlglot import exp
 from syncer.base.errors import DefinitionError
 from syncer.base.formatting import shortened
 from syncer.lineage.catalog import TableName, table_name, tables
-from syncer.lineage.graph import EXACT_TYPES, Edge, Graph, Node, Types, is_carried, numbers, type_of
-from syncer.lineage.scope import Columns, Scope, kept_in, renamed
+from syncer.lineage.graph import EXACT_TYPES, Edge, Graph, Node, Types, Withheld, is_carried, numbers, type_of
+from syncer.lineage.scope import Branches, Columns, Scope, kept_in, renamed
 from syncer.lineage.select_parts import column_aliases, conjuncts, is_cut, queries, shared_by_competitors, windows
 
 _READINGS_MAX = 1000
@@ -68,6 +70,7 @@ def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]
                 one for one in alternatives if len(numbers(one)) == 1 and is_carried(one, reading.graph.nodes, types)
             ]
     reading.place_the_rest()
+    reading.graph.release({number for id_ in reading.graph.ids if reading.is_strict(id_) for number in numbers(id_)})
     return reading.graph
 
 
@@ -85,10 +88,15 @@ _Ctes = dict[str, _Cte]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Condition:
-    """A conjunct and the nodes from which it yields edges; None for all nodes of its SELECT."""
+    """A conjunct and the nodes from which it yields edges; None for all nodes of its SELECT.
+
+    ``keeps`` has, for each side of an outer join that keeps rows without a match, its nodes and those of the other
+    side.
+    """
 
     expression: exp.Expr
     speaks_for: frozenset[int] | None
+    keeps: tuple[tuple[frozenset[int], frozenset[int]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,15 +191,27 @@ class _Reading:
             return kept_in(left)
         compares = not isinstance(tree, exp.Union) or bool(tree.args.get("distinct"))
         # A branch may return a column of an outer row. The other branch sees the same row, but returns another value.
+        constants = [_constants(branch, len(left)) for branch in (tree.this, tree.expression)]
         return [
-            (name, _of(first, one + other) if self._is_alike(one, other, compares=compares) else [])
-            for (name, one), (_, other) in zip(left, right, strict=True)
+            (name, _joined(first, (one, other), known) if self._is_alike(one, other, known, compares=compares) else [])
+            for (name, one), (_, other), *known in zip(left, right, *constants, strict=True)
         ]
 
-    def _is_alike(self, one: Sequence[exp.Expr], other: Sequence[exp.Expr], *, compares: bool) -> bool:
+    def _is_alike(
+        self,
+        one: Sequence[exp.Expr],
+        other: Sequence[exp.Expr],
+        constants: Sequence[exp.Expr | None],
+        *,
+        compares: bool,
+    ) -> bool:
         """Whether no branch's column is converted to another type or replaced by an equal value of another branch."""
-        found = {self._type(expression) for expression in (*one, *other)}
-        is_one_type = len(found) == 1 and "" not in found and (bool(one and other) or found <= _UNCONVERTED)
+        known = [
+            expressions or ([constant] if constant is not None else [])
+            for expressions, constant in zip((one, other), constants, strict=True)
+        ]
+        found = {self._type(expression) for expressions in known for expression in expressions}
+        is_one_type = len(found) == 1 and "" not in found and (all(known) or found <= _UNCONVERTED)
         return is_one_type and (not compares or found <= EXACT_TYPES)
 
     def _type(self, expression: exp.Expr) -> str:
@@ -222,7 +242,7 @@ class _Reading:
             if meant and not shared(one):
                 self._note(range(body.first, len(self.graph.nodes)), _COMPETE)
                 meant = []
-            if merges:
+            if merges and not all(self._type(meaning) in EXACT_TYPES for meaning in meant):
                 meant = [meaning for meaning in meant if self._type(meaning) in EXACT_TYPES]
             found.append((one.alias_or_name, meant))
         return found
@@ -285,7 +305,12 @@ class _Reading:
                 equal.append(exp.EQ(this=one, expression=other))
             merged[name] = {"": owners[0], "LEFT": owners[0], "RIGHT": owners[1]}.get(side)
         speaks_for = {"": None, "LEFT": right.nodes, "RIGHT": left.nodes}.get(side, frozenset())
-        body.conditions.extend(_Condition(expression=one, speaks_for=speaks_for) for one in equal)
+        keeps = {
+            "LEFT": ((left.nodes, right.nodes),),
+            "RIGHT": ((right.nodes, left.nodes),),
+            "FULL": ((left.nodes, right.nodes), (right.nodes, left.nodes)),
+        }.get(side, ())
+        body.conditions.extend(_Condition(expression=one, speaks_for=speaks_for, keeps=keeps) for one in equal)
         return _Arm(nodes=left.nodes | right.nodes, aliases=left.aliases + right.aliases, merged=merged)
 
     def _owner(self, name: str, arm: _Arm, scope: Scope) -> str | None:
@@ -305,7 +330,10 @@ class _Reading:
     def _condition(self, condition: _Condition, body: _Body) -> None:
         expression = condition.expression
         if isinstance(expression, exp.EQ):
-            self._equal(expression.left, body.scope.meaning(expression.right), condition, body)
+            first = len(self.graph.edges)
+            sides = body.scope.meaning(expression.left), body.scope.meaning(expression.right)
+            self._equal(expression.left, sides[1], condition, body)
+            self._fork(sides, self.graph.edges[first:])
         if isinstance(expression, exp.In) and expression.args.get("query") is not None:
             self._in(expression, condition, body)
         else:
@@ -322,12 +350,21 @@ class _Reading:
         for one in body.scope.meaning(side):
             for other in others:
                 is_pair = len(numbers(one)) == len(numbers(other)) == 1 and numbers(one) != numbers(other)
-                if is_pair and all(self._is_strict(part) and self._is_carried(part) for part in (one, other)):
+                if is_pair and all(self.is_strict(part) and self._is_carried(part) for part in (one, other)):
                     equal = exp.EQ(this=one.copy(), expression=other.copy())
                     self._edge(one, other, equal, condition, body)
                     self._edge(other, one, equal, condition, body)
 
-    def _is_strict(self, expression: exp.Expr) -> bool:
+    def _fork(self, sides: Sequence[list[exp.Expr]], edges: Sequence[Edge]) -> None:
+        """Add the edges from a single node into all branches of a UNION, if none is missing."""
+        for side, other in (sides, sides[::-1]):
+            if len(side) == 1 and isinstance(other, Branches) and len(numbers(side[0])) == 1:
+                targets = {number for branch in other for number in numbers(branch)}
+                fork = tuple(edge for edge in edges if {edge.source} == numbers(side[0]) and edge.target in targets)
+                if fork and len(fork) == len(other):
+                    self.graph.forks.append(fork)
+
+    def is_strict(self, expression: exp.Expr) -> bool:
         """Whether an expression is null if a column of it is: ``||`` of texts is, that of arrays is not."""
         return all(self._type(part) == "text" for part in expression.find_all(exp.DPipe))
 
@@ -354,6 +391,10 @@ class _Reading:
         if one >= body.first and (condition.speaks_for is None or one in condition.speaks_for):
             self.graph.edges.append(Edge(source=one, target=other, condition=equal))
         elif one >= body.first:
+            edge = Edge(source=one, target=other, condition=equal)
+            self.graph.withheld += [
+                Withheld(edge=edge, nullable=lacked) for kept, lacked in condition.keeps if one in kept
+            ]
             self._note([one], f"the outer join on {_text(condition.expression)} keeps rows without a match")
 
     def _nested(self, part: object, body: _Body) -> None:
@@ -367,9 +408,29 @@ def _text(expression: exp.Expr) -> str:
     return str(shortened(expression.unnest().sql(dialect="postgres")))
 
 
-def _of(first: int, meanings: Sequence[exp.Expr]) -> list[exp.Expr]:
-    """Return the expressions that use only nodes from this number on."""
-    return [one for one in meanings if min(numbers(one)) >= first]
+def _constants(branch: exp.Expr, columns: int) -> list[exp.Expr | None]:
+    """Return the constants among the columns of a branch of a UNION. They lead to no row, but have a type."""
+    select = branch.unnest()
+    found = [one.unalias() for one in select.expressions] if isinstance(select, exp.Select) else []
+    return [one if _is_constant(one) else None for one in found] if len(found) == columns else [None] * columns
+
+
+def _is_constant(expression: exp.Expr) -> bool:
+    kinds = (exp.Cast, exp.DataType, exp.DataTypeParam, exp.Literal, exp.Neg, exp.Null, exp.Paren)
+    return all(isinstance(part, kinds) for part in expression.walk())
+
+
+def _joined(first: int, branches: Sequence[list[exp.Expr]], constants: Sequence[exp.Expr | None]) -> list[exp.Expr]:
+    """Return the alternatives of all branches that use only nodes from this number on."""
+    found = [one for branch in branches for one in branch if min(numbers(one)) >= first]
+    are_all = len(found) == sum(map(len, branches)) and all(
+        isinstance(branch, Branches) or _is_null(constant) for branch, constant in zip(branches, constants, strict=True)
+    )
+    return Branches(found) if are_all else found
+
+
+def _is_null(constant: exp.Expr | None) -> bool:
+    return constant is not None and isinstance(constant.unnest(), exp.Null | exp.Cast) and bool(constant.find(exp.Null))
 
 
 def _with(tree: exp.Expr, outer: Scope | None, ctes: _Ctes) -> _Ctes:

@@ -26,6 +26,7 @@ from sqlglot.errors import SqlglotError
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection, names_as_written, value
 from syncer.capture.eligibility import require_capturable
+from syncer.lineage import parser
 
 _PREFIX = "CREATE TEMPORARY VIEW syncer_probe AS\n"
 _COLUMNS = """
@@ -210,6 +211,7 @@ class Probe:
     Args:
         canonical: The query as deparsed by Postgres.
         tree: The same, parsed; None if it, or a view that it reads, cannot be parsed.
+        unread: The place that cannot be parsed, if there is one.
         columns: Its columns in order, with their types, without type modifiers.
         reads: What it reads, by table.
         functions: The user-defined functions that it calls, with their argument types.
@@ -219,6 +221,7 @@ class Probe:
 
     canonical: str
     tree: exp.Expr | None
+    unread: str
     columns: dict[str, str]
     reads: tuple[Read, ...]
     views: dict[TableName, exp.Expr]
@@ -238,7 +241,7 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
         _require_same_calls(connection, "pg_temp.syncer_probe", canonical, file)
         for relation, _, _, text in views:
             _require_same_calls(connection, relation, text, f"{file}: the view {relation}")
-        parsed = _parsed([canonical, *(text for *_, text in views)])
+        parsed, unread = _parsed([canonical, *(text for *_, text in views)])
         _require_no_catalogue(connection, file)
         _require_plain_functions(connection, file)
         _require_steady(connection, file)
@@ -248,6 +251,7 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
     return Probe(
         canonical=canonical,
         tree=parsed[0] if parsed else None,
+        unread=unread,
         columns=columns,
         reads=reads,
         views={(schema, name): tree for (_, schema, name, _), tree in zip(views, parsed[1:], strict=False)},
@@ -358,13 +362,12 @@ def _statement(viewdef: str) -> str:
     return viewdef.strip().removesuffix(";")
 
 
-def _parsed(queries: Sequence[str]) -> list[exp.Expr]:
-    """Parse canonical queries; return nothing if one of them cannot be parsed."""
+def _parsed(queries: Sequence[str]) -> tuple[list[exp.Expr], str]:
+    """Parse canonical queries; if one of them cannot be parsed, return no tree, and the place."""
     try:
-        found = [sqlglot.parse_one(query, read="postgres") for query in queries]
-    except (SqlglotError, RecursionError):
-        return []
-    return found if all(isinstance(tree, exp.Query) for tree in found) else []
+        return [parser.parsed(query) for query in queries], ""
+    except parser.UnreadableError as error:
+        return [], str(error)
 
 
 def _reads(connection: Connection, trees: Sequence[exp.Expr], file: str) -> Iterator[Read]:

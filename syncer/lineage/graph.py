@@ -83,6 +83,19 @@ class Path:
     id: exp.Expr
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withheld:
+    """An edge from the preserved side of an outer join, which keeps rows without a match.
+
+    Args:
+        edge: The edge; its condition is strict, so a row without a match does not satisfy it.
+        nullable: The nodes that are filled with nulls for a row without a match.
+    """
+
+    edge: Edge
+    nullable: frozenset[int]
+
+
 Keys = Mapping[TableName, Collection[frozenset[str]]]
 """The sets of unique columns, by table."""
 
@@ -98,41 +111,77 @@ class Graph:
         nodes: By number.
         edges: A condition that holds in both directions is two edges.
         ids: The expression for ``_id``, in columns of one node, in each UNION branch in which it is known.
+        withheld: Edges that outer joins do not yield, unless the rows that they may lack are needed for ``_id``.
+        forks: Edges from one node into all branches of a UNION: a row there matters only with a row in one of them.
         obstacles: By node, what in the SELECT relates it to others and yields no edge from it.
     """
 
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     ids: list[exp.Expr] = field(default_factory=list)
+    withheld: list[Withheld] = field(default_factory=list)
+    forks: list[tuple[Edge, ...]] = field(default_factory=list)
     obstacles: dict[int, list[str]] = field(default_factory=dict)
 
-    def path(self, start: Node, keys: Keys) -> Path | None:
-        """Return the cheapest path from a node to documents; hops along keys are preferred."""
+    def release(self, needed: Collection[int]) -> None:
+        """Add each withheld edge without whose nullable side there is no document.
+
+        Args:
+            needed: The nodes without whose rows ``_id`` is null; a row whose ``_id`` is null is no document.
+        """
+        known = set(needed)
+        left = self.withheld
+        while found := [one for one in left if one.nullable & known]:
+            self.edges += [one.edge for one in found]
+            known |= {number for one in found for number in (one.edge.source, one.edge.target)}
+            left = [one for one in left if one not in found]
+
+    def paths(self, start: Node, keys: Keys) -> tuple[Path, ...]:
+        """Return paths from a node that together lead to all its documents; hops along keys are preferred.
+
+        There is one path, or one through each branch of a UNION. There is none if some documents cannot be reached.
+        """
+        direct = self._way(start, keys)
+        if direct is not None:
+            return (self._path(start, *direct),)
         cost, came = self._reach(start, keys)
+        for fork in self.forks:
+            source = fork[0].source
+            if source in cost:
+                way = _back(source, start.number, came)
+                ways = [self._way(self.nodes[edge.target], keys, avoided=way) for edge in fork]
+                branches = [(way + found[0], found[1]) for found in ways if found is not None]
+                if len(branches) == len(fork):
+                    return tuple(self._path(start, *branch) for branch in branches)
+        return ()
+
+    def _way(self, start: Node, keys: Keys, *, avoided: Collection[int] = ()) -> tuple[list[int], exp.Expr] | None:
+        """Return the nodes of the cheapest path from a node, and the expression for ``_id`` at its end."""
+        cost, came = self._reach(start, keys, avoided=avoided)
         ends = [(cost[number], id_) for id_ in self.ids for number in numbers(id_) & cost.keys()]
         if not ends:
             return None
         _, id_ = min(ends, key=lambda end: end[0])
-        (here,) = numbers(id_)
-        way = [here]
-        while here != start.number:
-            here = came[here]
-            way.append(here)
-        way.reverse()
+        (end,) = numbers(id_)
+        return _back(end, start.number, came), id_
+
+    def _path(self, start: Node, way: Sequence[int], id_: exp.Expr) -> Path:
         hops = [
             Hop(node=self.nodes[number], conditions=self._conditions(number, way[:at]))
             for at, number in enumerate(way[1:], start=1)
         ]
         return Path(start=start, hops=tuple(hops), id=id_)
 
-    def _reach(self, start: Node, keys: Keys) -> tuple[dict[int, int], dict[int, int]]:
+    def _reach(
+        self, start: Node, keys: Keys, *, avoided: Collection[int] = ()
+    ) -> tuple[dict[int, int], dict[int, int]]:
         """Return the cost of each reachable node, and the node before it."""
         cost = {start.number: 0}
         came: dict[int, int] = {}
         queue = [(0, start.number)]
         while queue:
             spent, here = heapq.heappop(queue)
-            for there in {edge.target for edge in self.edges if edge.source == here}:
+            for there in {edge.target for edge in self.edges if edge.source == here}.difference(avoided):
                 context = self.nodes[there].context
                 total = spent + (1 if self._is_keyed(here, there, keys) else _HOP_WITHOUT_KEY)
                 if context == start.context[: len(context)] and total < cost.get(there, total + 1):
@@ -160,6 +209,15 @@ class Graph:
             if (edge.source == number and edge.target in placed) or (edge.target == number and edge.source in placed)
         }
         return tuple(found.values())
+
+
+def _back(here: int, start: int, came: Mapping[int, int]) -> list[int]:
+    """Return the nodes from a start to a reached node."""
+    way = [here]
+    while here != start:
+        here = came[here]
+        way.append(here)
+    return way[::-1]
 
 
 def numbers(expression: exp.Expr) -> set[int]:
@@ -212,4 +270,4 @@ def type_of(expression: exp.Expr, nodes: Sequence[Node], types: Types) -> str:
         if not all(type_of(column, nodes, types) for column in expression.find_all(exp.Column)):
             return ""
         return next((name for name, kinds in _CASTS.items() if expression.is_type(*kinds)), "")
-    return "text" if expression.is_string else ""
+    return "text" if expression.is_string else "integer" if expression.is_int else ""

@@ -80,7 +80,7 @@ class Routes:
         self._catalogue = {read.name: known_table(connection, read.relation) for read in found.reads}
         types = {name: table.types for name, table in self._catalogue.items()}
         self.graph = read_graph(found.tree, types, found.views) if found.tree else Graph()
-        self._paths: dict[int, Path | None] = {}
+        self._paths: dict[int, tuple[Path, ...]] = {}
 
     def root(self) -> tuple[str | None, str | None]:
         """Return table and column of ``_id``, if it is a unique column of a table; otherwise None, None."""
@@ -95,13 +95,12 @@ class Routes:
         """Yield the lookups made when documents are built and when affected documents are found."""
         for id_ in self.graph.ids:
             yield Lookup(relation=self._relations[self._node(id_).table], columns=(self._bare(id_),))
-        for node in self.graph.nodes:
-            path = self.path(node)
-            for hop in path.hops if path else ():
+        for path in (path for node in self.graph.nodes for path in self.paths(node)):
+            for hop in path.hops:
                 yield from self._lookup(hop.node, hop.conditions)
-            if path and path.hops:
-                from_start = [one for one in path.hops[0].conditions if node.number in numbers(one)]
-                yield from self._lookup(node, from_start)
+            if path.hops:
+                from_start = [one for one in path.hops[0].conditions if path.start.number in numbers(one)]
+                yield from self._lookup(path.start, from_start)
 
     def _lookup(self, node: Node, conditions: Iterable[exp.EQ]) -> Iterator[Lookup]:
         sides = [side for condition in conditions for side in (condition.left, condition.right)]
@@ -109,11 +108,11 @@ class Routes:
         if compared:
             yield Lookup(relation=self._relations[node.table], columns=tuple(compared))
 
-    def path(self, node: Node) -> Path | None:
-        """Return the path from a reading of a table to documents, if there is one."""
+    def paths(self, node: Node) -> tuple[Path, ...]:
+        """Return the paths from a reading of a table that together lead to its documents; none if they do not."""
         if node.number not in self._paths:
             keys = {name: table.keys for name, table in self._catalogue.items()}
-            self._paths[node.number] = self.graph.path(node, keys)
+            self._paths[node.number] = self.graph.paths(node, keys)
         return self._paths[node.number]
 
     def _node(self, expression: exp.Expr) -> Node:
@@ -128,10 +127,11 @@ class Routes:
         text = bare.sql(dialect="postgres")
         return text if isinstance(bare, exp.Column) else f"({text})"
 
-    def route(self, node: Node) -> Route:
-        """Return the route from one reading of a table; it must have a path to ``_id``."""
-        path = self.path(node)
-        assert path is not None  # noqa: S101 - checked when the definition was analysed
+    def routes(self, node: Node) -> list[Route]:
+        """Return the routes from one reading of a table, one for each of its paths."""
+        return [self._route(node, path) for path in self.paths(node)]
+
+    def _route(self, node: Node, path: Path) -> Route:
         id_, hops = self._shortened(path)
         conditions = [condition for hop in hops for condition in hop.conditions]
         own = f"n{node.number}"

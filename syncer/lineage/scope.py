@@ -18,6 +18,10 @@ Columns = list[tuple[str, list[exp.Expr]]]
 """A query's columns in terms of nodes: one alternative for each UNION branch in which it is known."""
 
 
+class Branches(list[exp.Expr]):
+    """Alternatives for every branch in which a column is not always null."""
+
+
 def _named(columns: Columns, name: str) -> list[exp.Expr]:
     found = [alternatives for one, alternatives in columns if one == name]
     return found[0] if len(found) == 1 else []
@@ -48,7 +52,8 @@ class Scope:
         while scope is not None:
             source = scope.source(reference)
             if isinstance(source, Node):
-                return [_column(source, reference.name)] if reference.name in self._types.get(source.table, {}) else []
+                is_known = reference.name in self._types.get(source.table, {})
+                return Branches([_column(source, reference.name)]) if is_known else []
             if source is not None:
                 return _named(source, reference.name)
             # In canonical SQL an unqualified name never refers to an outer SELECT.

@@ -232,6 +232,56 @@ DERIVED = {
         "z.a_id FROM l z "
         "WHERE z.r_id = x.id) AND y.id = w.k"
     ),
+    "a call that the parser does not know": (
+        "SELECT x.id AS _id, s.f FROM r x LEFT JOIN (SELECT y.r_id, JSON_ARRAY(y.k, y.v NULL ON NULL) AS f FROM t z "
+        "JOIN a y ON y.id = z.id) s ON s.r_id = x.id"
+    ),
+    "a table from json": (
+        "SELECT x.id AS _id, j.n, y.word FROM r x JOIN t y ON y.r_id = x.id CROSS JOIN LATERAL "
+        "JSON_TABLE(y.data, '$' COLUMNS (n int PATH '$.r')) j"
+    ),
+    "elements numbered, in parentheses": (
+        "SELECT y.id AS _id, (SELECT jsonb_agg(u.tag || z.v ORDER BY u.place, z.id) FROM unnest(y.tags) WITH ORDINALITY "
+        "AS u (tag, place) JOIN a z ON z.r_id = y.id) AS f FROM t y"
+    ),
+    "a whole row inside a call that the parser does not know": (
+        "SELECT x.id AS _id, JSON_ARRAY(to_jsonb(y.*), x.v NULL ON NULL) AS f FROM r x JOIN a y ON y.r_id = x.id"
+    ),
+    "a branch with NULL": (
+        "SELECT x.id AS _id, s.c, s.d FROM r x JOIN (SELECT y.r_id AS c, y.k AS d, y.v AS e FROM a y UNION ALL "
+        "SELECT z.r_id, NULL, NULL FROM l z) s ON s.c = x.id"
+    ),
+    "a branch with NULL, on which it is joined": (
+        "SELECT x.id AS _id, s.c, w.v FROM r x JOIN (SELECT y.r_id AS c, y.k AS d FROM a y UNION ALL "
+        "SELECT z.r_id, NULL FROM l z) s ON s.c = x.id LEFT JOIN b w ON w.a_id = s.d"
+    ),
+    "branches speak for one another": (
+        "SELECT x.id AS _id, s.v FROM a y JOIN (SELECT w.r_id AS c, w.k AS d, w.v FROM a w UNION ALL "
+        "SELECT z.r_id, z.a_id, z.v FROM l z) s ON s.d = y.id JOIN r x ON x.id = s.c"
+    ),
+    "joined on a column of both branches": (
+        "SELECT x.id AS _id, w.v FROM r x JOIN (SELECT y.r_id AS c, y.k AS d FROM a y UNION ALL "
+        "SELECT z.r_id, z.a_id FROM l z) s ON s.c = x.id LEFT JOIN b w ON w.a_id = s.d"
+    ),
+    "a subquery on a column of a branch": (
+        "SELECT s.c AS _id, max((SELECT max(w.v) FROM b w WHERE w.a_id = s.d)) AS f FROM (SELECT y.r_id AS c, "
+        "y.k AS d FROM a y UNION ALL SELECT z.r_id, NULL FROM l z) s GROUP BY s.c"
+    ),
+    "outer joins up to the one that provides _id": (
+        "SELECT z.id AS _id, min(x.v) AS f, count(*) AS n FROM r x LEFT JOIN l y ON y.r_id = x.id "
+        "LEFT JOIN a z ON y.a_id = z.id JOIN b w ON w.a_id = z.id GROUP BY z.id"
+    ),
+    "outer joins whose side is needed by another's": (
+        "SELECT z.id AS _id, x.v FROM (r x LEFT JOIN l y ON y.r_id = x.id) LEFT JOIN a z ON z.id = y.a_id AND z.k = x.k"
+    ),
+    "beyond the parser: rows from": (
+        "SELECT x.id AS _id, u.u FROM r x, ROWS FROM (generate_series(1, 2), twice(x.k)) AS u (u, w)"
+    ),
+    "left join whose nullable side provides _id": (
+        "SELECT 'a-' || y.id AS _id, x.v FROM r x LEFT JOIN a y ON y.r_id = x.id"
+    ),
+    "left join in a view, whose nullable side provides _id": ("SELECT k.d AS _id, k.c FROM kept k"),
+    "full join, of its left side": ("SELECT x.id AS _id, y.v FROM r x FULL JOIN a y ON y.r_id = x.id"),
     "a key of another type": ("SELECT x.n AS _id, y.v FROM r x JOIN b y ON y.n = x.n"),
     "columns swapped by an alias": (
         "SELECT x.id AS _id, s.r_id FROM r x JOIN (SELECT y.r_id, y.v FROM a y) s (v, r_id) ON s.v = x.id"
@@ -270,18 +320,20 @@ REFUSED = {
         "SEARCH DEPTH FIRST BY c "
         "SET o CYCLE c SET z USING p SELECT x.id AS _id, (SELECT count(*) FROM w WHERE w.c = x.id) AS n FROM r x"
     ),
-    "beyond the parser: rows from": (
-        "SELECT x.id AS _id, u.u FROM r x, ROWS FROM (generate_series(1, 2), twice(x.k)) AS u (u, w)"
+    "a subquery inside a call that the parser does not know": (
+        "SELECT x.id AS _id, JSON_ARRAY((SELECT max(y.v) FROM a y WHERE y.r_id = x.id), x.v NULL ON NULL) AS f FROM r x"
+    ),
+    "outer join in a subquery, beside the one that provides _id": (
+        "SELECT z.id AS _id, (SELECT count(y.v) FROM r x LEFT JOIN a y ON y.r_id = x.id WHERE y.k = z.k) AS n FROM a z"
+    ),
+    "a branch with a constant, on which it is joined": (
+        "SELECT x.id AS _id, s.c, w.v FROM r x JOIN (SELECT 2 AS d, z.r_id AS c FROM l z UNION ALL "
+        "SELECT y.k, y.r_id FROM a y) s ON s.c = x.id LEFT JOIN b w ON w.a_id = s.d"
     ),
     "beyond the parser: alias of USING": (
         "SELECT u.id AS _id, q.w FROM r JOIN (SELECT r_id AS id, v AS w FROM a) q USING (id) AS u"
     ),
     "beyond the parser: very deep": (f"SELECT x.id AS _id, {' + '.join(['x.v'] * 400)} AS f FROM r x"),
-    "left join whose nullable side provides _id": (
-        "SELECT 'a-' || y.id AS _id, x.v FROM r x LEFT JOIN a y ON y.r_id = x.id"
-    ),
-    "left join in a view, whose nullable side provides _id": ("SELECT k.d AS _id, k.c FROM kept k"),
-    "full join, of its left side": ("SELECT x.id AS _id, y.v FROM r x FULL JOIN a y ON y.r_id = x.id"),
     "id of a child, by its parent's key": ("SELECT x.id || '-' || y.id AS _id, x.v FROM r x JOIN a y ON y.r_id = x.id"),
     "competitors in a window": (
         "SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, rank() OVER (ORDER BY y.v) AS d FROM a y) s "
@@ -348,10 +400,6 @@ REFUSED = {
         "SELECT x.id AS _id, (SELECT count(*) FROM (SELECT w.id FROM a w WHERE w.r_id = x.id) y "
         "FULL JOIN l z ON z.a_id = y.id) AS f FROM r x"
     ),
-    "branches speak for one another": (
-        "SELECT x.id AS _id, s.v FROM a y JOIN (SELECT w.r_id AS c, w.k AS d, w.v FROM a w UNION ALL "
-        "SELECT z.r_id, z.a_id, z.v FROM l z) s ON s.d = y.id JOIN r x ON x.id = s.c"
-    ),
     "a branch hands an outer row on": (
         "SELECT x.id AS _id, (SELECT sum(y.v) FROM a y WHERE y.id = s.c) AS f FROM r x CROSS JOIN LATERAL "
         "(SELECT z.r_id AS c FROM l z WHERE z.a_id = x.id UNION ALL SELECT x.v) s"
@@ -404,16 +452,20 @@ def test_a_shape_is_refused_with_the_way_out(judge: Judge, case: str) -> None:
 
 ADDED = {
     "a tree of documents, by the table as it is now": (
-        "SELECT x.id AS _id, (WITH RECURSIVE up AS (SELECT y.id, y.k, y.v FROM a y WHERE y.id = x.id UNION "
-        "SELECT z.id, z.k, z.v FROM a z JOIN up ON z.id = up.k) SELECT sum(up.v) FROM up) AS f FROM a x",
+        (
+            "SELECT x.id AS _id, (WITH RECURSIVE up AS (SELECT y.id, y.k, y.v FROM a y WHERE y.id = x.id UNION "
+            "SELECT z.id, z.k, z.v FROM a z JOIN up ON z.id = up.k) SELECT sum(up.v) FROM up) AS f FROM a x"
+        ),
         {
             "a": "WITH RECURSIVE below AS (SELECT changed.id FROM %(rows)s AS changed UNION "
             "SELECT z.id FROM a z JOIN below ON z.k = below.id) SELECT z.id AS _id FROM a z JOIN below USING (id)"
         },
     ),
     "a table of which one use follows from the SELECT": (
-        "SELECT x.id AS _id, y.v, (SELECT count(*) FROM a z WHERE z.k IS NOT DISTINCT FROM x.k) AS n "
-        "FROM r x LEFT JOIN a y ON y.r_id = x.id",
+        (
+            "SELECT x.id AS _id, y.v, (SELECT count(*) FROM a z WHERE z.k IS NOT DISTINCT FROM x.k) AS n "
+            "FROM r x LEFT JOIN a y ON y.r_id = x.id"
+        ),
         {"a": "SELECT x.id AS _id FROM r x JOIN %(rows)s AS changed ON x.k IS NOT DISTINCT FROM changed.k"},
     ),
     "a link table that is a document, and read once more": (

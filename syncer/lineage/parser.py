@@ -1,0 +1,107 @@
+"""The parser: turns a canonical query into a tree, also where it uses syntax that sqlglot does not know.
+
+A call that sqlglot cannot read, such as ``JSON_TABLE(…)`` or ``XMLSERIALIZE(…)``, is replaced by one of an unknown
+function with the same columns as its arguments. Nothing follows from an unknown function, so that no edge is derived
+from it. The tables of a subquery inside it are missing from the tree, and need an affects query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import sqlglot
+from sqlglot import Token, TokenType, exp
+from sqlglot.errors import ParseError, SqlglotError
+
+from syncer.base.formatting import shortened
+
+_UNKNOWN = "syncer_unknown"
+_REPLACED_MAX = 200
+_NAMES = (TokenType.VAR, TokenType.IDENTIFIER)
+
+
+class UnreadableError(Exception):
+    """A query cannot be parsed; the message is the place in it."""
+
+
+def parsed(query: str) -> exp.Expr:
+    """Parse a canonical query.
+
+    Raises:
+        UnreadableError: It has syntax that is not understood and is not inside a call.
+    """
+    for _ in range(_REPLACED_MAX):
+        tokens = sqlglot.tokenize(query, read="postgres")
+        replaced = _simplified(query, tokens)
+        if replaced is not None:
+            query = replaced
+            continue
+        try:
+            tree = sqlglot.parse_one(query, read="postgres")
+        except ParseError as error:
+            query = _without_call(query, tokens, error)
+        except (SqlglotError, RecursionError) as error:
+            raise UnreadableError(str(shortened(query))) from error
+        else:
+            if not isinstance(tree, exp.Query):
+                raise UnreadableError(str(shortened(query)))
+            return tree
+    raise UnreadableError(str(shortened(query)))
+
+
+def _simplified(query: str, tokens: Sequence[Token]) -> str | None:
+    """Leave out one WITH ORDINALITY, or make a plain call of a ROWS FROM (…) or a (unnest(…); None if there is none."""
+    for token, following in pairwise(tokens):
+        match token.text.upper(), following.text.upper():
+            case "WITH", "ORDINALITY":
+                return query[: token.start] + query[following.end + 1 :]
+            case "ROWS", "FROM":
+                return f"{query[: token.start]}{_UNKNOWN}{query[following.end + 1 :]}"
+            case "(", "UNNEST":
+                return f"{query[: following.start]}{_UNKNOWN}{query[following.end + 1 :]}"
+    return None
+
+
+def _without_call(query: str, tokens: Sequence[Token], error: ParseError) -> str:
+    """Replace the innermost call around the place that was not understood.
+
+    Raises:
+        UnreadableError: There is none.
+    """
+    found = error.errors[0]
+    at = next((t for t in tokens if (t.line, t.col) == (found["line"], found["col"])), tokens[-1])
+    calls = [(name, last) for name, last in _calls(tokens) if name.start <= at.start <= last.end]
+    if not calls:
+        context = f"{str(found['start_context'])[-40:]}{found['highlight']}{str(found['end_context'])[:40]}"
+        raise UnreadableError(" ".join(context.split())) from error
+    name, last = max(calls, key=lambda call: call[0].start)
+    inside = [token for token in tokens if name.start < token.start < last.start]
+    return f"{query[: name.start]}{_UNKNOWN}({', '.join(_columns(inside))}){query[last.end + 1 :]}"
+
+
+def _calls(tokens: Sequence[Token]) -> Iterator[tuple[Token, Token]]:
+    """Yield the name and the closing parenthesis of each call."""
+    opened: list[Token | None] = []
+    for before, token in zip([None, *tokens], tokens, strict=False):
+        if token.token_type is TokenType.L_PAREN:
+            opened.append(before if before is not None and _is_name_of_call(before) else None)
+        elif token.token_type is TokenType.R_PAREN and opened:
+            name = opened.pop()
+            if name is not None:
+                yield name, token
+
+
+def _is_name_of_call(token: Token) -> bool:
+    return token.text != _UNKNOWN and (token.token_type in _NAMES or token.text.upper().startswith(("JSON", "XML")))
+
+
+def _columns(tokens: Sequence[Token]) -> list[str]:
+    """Return the qualified columns in a part of a canonical query, whole rows included."""
+    found: dict[str, None] = {}
+    for table, dot, column in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        is_column = column.token_type is TokenType.STAR or column.token_type in _NAMES
+        if table.token_type in _NAMES and dot.token_type is TokenType.DOT and is_column:
+            name = "*" if column.token_type is TokenType.STAR else exp.to_identifier(column.text, quoted=True).sql()
+            found[f"{exp.to_identifier(table.text, quoted=True).sql()}.{name}"] = None
+    return list(found)

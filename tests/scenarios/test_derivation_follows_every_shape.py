@@ -241,8 +241,8 @@ DERIVED = {
         "JSON_TABLE(y.data, '$' COLUMNS (n int PATH '$.r')) j"
     ),
     "elements numbered, in parentheses": (
-        "SELECT y.id AS _id, (SELECT jsonb_agg(u.tag || z.v ORDER BY u.place, z.id) FROM unnest(y.tags) WITH ORDINALITY "
-        "AS u (tag, place) JOIN a z ON z.r_id = y.id) AS f FROM t y"
+        "SELECT y.id AS _id, (SELECT jsonb_agg(u.tag || z.v ORDER BY u.place, z.id) FROM unnest(y.tags) "
+        "WITH ORDINALITY AS u (tag, place) JOIN a z ON z.r_id = y.id) AS f FROM t y"
     ),
     "a whole row inside a call that the parser does not know": (
         "SELECT x.id AS _id, JSON_ARRAY(to_jsonb(y.*), x.v NULL ON NULL) AS f FROM r x JOIN a y ON y.r_id = x.id"

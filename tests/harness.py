@@ -555,7 +555,7 @@ class World:
         """Every document as the plain SELECT says it, with its routing if it has one."""
         select = (self.config / "documents" / document / "select.sql").read_text().strip().removesuffix(";")
         with psycopg.connect(self.dsn, options="-c TimeZone=UTC") as connection:
-            rows = connection.execute(f"SELECT d._id::text, row_to_json(d) FROM (\n{select}\n) AS d").fetchall()
+            rows = connection.execute(f"SELECT d._id::text, row_to_json(d.*) FROM (\n{select}\n) AS d").fetchall()
         for _, row in rows:
             del row["_id"]  # where 1.00 has become a float
         return {id_: row | _routing(row.pop("_routing", None)) for id_, row in rows}

@@ -10,6 +10,7 @@ Only the JSON around it is decoded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -44,6 +45,9 @@ _NOT_FOUND = 404
 _JSON = {"accept": "application/json", "content-type": "application/json"}
 
 
+_NO_SOURCE = msgspec.Raw(b"{}")
+
+
 class Copy(msgspec.Struct, frozen=True, kw_only=True):
     """A copy of a document as Elasticsearch holds it.
 
@@ -57,7 +61,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     id: str = msgspec.field(name="_id")
     version: int = msgspec.field(name="_version", default=0)
     routing: str | None = msgspec.field(name="_routing", default=None)
-    json: msgspec.Raw = msgspec.field(name="_source", default=msgspec.Raw(b"{}"))
+    json: msgspec.Raw = msgspec.field(name="_source", default=_NO_SOURCE)
 
     @property
     def place(self) -> Place:
@@ -100,6 +104,7 @@ class _Answer(msgspec.Struct, frozen=True):
     timed_out: bool = False
 
 
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"(?:\s*:)?|[\[\]{}]')
 _DOCUMENTS = msgspec.json.Decoder(_Documents)
 _ANSWER = msgspec.json.Decoder(_Answer)
 _Decoded = TypeVar("_Decoded")
@@ -317,8 +322,54 @@ class Holdings:
         answer = self._raw.perform_request("POST", path, headers=_JSON, body=request).body
         try:
             return decoder.decode(answer)
-        except msgspec.DecodeError as error:
-            raise elasticsearch.SerializationError(f"Not a response of Elasticsearch: {error}") from error
+        except (msgspec.DecodeError, RecursionError):
+            return _decoded_apart(decoder, answer)
+
+
+def _decoded_apart(decoder: msgspec.json.Decoder[_Decoded], answer: bytes) -> _Decoded:
+    """Decode a response without its documents: Elasticsearch keeps some that msgspec rejects, as half a surrogate pair.
+
+    Raises:
+        elasticsearch.SerializationError: It is not a response of Elasticsearch.
+    """
+    rest, sources = _without_sources(answer)
+    try:
+        found = decoder.decode(rest)
+    except msgspec.DecodeError as error:
+        raise elasticsearch.SerializationError(f"Not a response of Elasticsearch: {error}") from error
+    copies: list[Any] = found.docs if isinstance(found, _Documents) else found.hits.hits  # type: ignore[attr-defined]
+    for at, copy_ in enumerate(copies):
+        if copy_.json != _NO_SOURCE:
+            copies[at] = msgspec.structs.replace(copy_, json=msgspec.Raw(sources.pop(0)))
+    return found
+
+
+def _without_sources(answer: bytes) -> tuple[bytes, list[bytes]]:
+    """Return a response with a placeholder for each ``_source``, and their bytes, in order.
+
+    A ``_source`` of the response itself is in an object in an array; one inside a document is deeper.
+    """
+    rest: list[bytes] = []
+    sources: list[bytes] = []
+    opened: list[bytes] = []
+    begun = left = 0
+    is_source = False
+    depth = -1
+    for token in _STRUCTURE.finditer(answer):
+        text = token[0]
+        if text in b"[{":
+            if is_source:
+                depth, begun, is_source = len(opened), token.start(), False
+            opened.append(text)
+        elif text in b"]}":
+            opened.pop()
+            if len(opened) == depth:
+                rest.append(answer[left:begun])
+                sources.append(answer[begun : token.end()])
+                left, depth = token.end(), -1
+        elif depth < 0:
+            is_source = text.startswith(b'"_source"') and opened[-2:] == [b"[", b"{"]
+    return b"[0]".join([*rest, answer[left:]]), sources
 
 
 def searched(client: Elasticsearch, aliases: Sequence[str]) -> dict[str, list[str]]:

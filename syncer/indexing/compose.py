@@ -45,11 +45,12 @@ from syncer.lineage import fingerprint as lineage_fingerprint
 
 _Result = TypeVar("_Result")
 
+# fields.* is the row, whatever a column is called; fields alone would be a column of that name.
 # Only the size of a document that is too large for its slice is read. OFFSET makes Postgres compute it once.
 _BUILD = """
 SELECT id, CASE WHEN pg_column_size(source) <= {bytes_max} THEN source END,
        CASE WHEN pg_column_size(source) > {bytes_max} THEN pg_column_size(source) END, routing
-FROM (SELECT d._id::text AS id, (SELECT row_to_json(fields) FROM (SELECT {fields}) AS fields) AS source,
+FROM (SELECT d._id::text AS id, (SELECT row_to_json(fields.*) FROM (SELECT {fields}) AS fields) AS source,
              {routing} AS routing
       FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[]) OFFSET 0) AS built
 """

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import psycopg
 from psycopg import sql
 
-from tests.harness import World
+import syncer
+from tests.harness import REPOSITORY, World
 
 SCHEMA = 'Sch"e%s.ma'
 # 63 bytes, the longest that Postgres has; keywords; what formats, LIKE, JSON and psycopg might take for theirs.
@@ -167,6 +170,76 @@ def test_ids_and_values_that_are_hostile_to_formats(empty_world: World) -> None:
         world.sql("DELETE FROM posts WHERE length(id) < 400")
         world.drain(relay, worker)
     assert len(world.held("posts")) == 1
+
+
+SOURCE = Path(syncer.__file__).parent
+_ALIAS = r"\bAS (?:NOT )?(?:MATERIALIZED )?([a-z_][a-z0-9_]*)\b"
+_CTE = r"(?:WITH|RECURSIVE|,) ([a-z_]+)(?: \([a-z, ]+\))? AS \("
+ALIASES = sorted(
+    {"n0", "n1", "syncer row", "syncer_probe"}.union(
+        name
+        for file in [*SOURCE.rglob("*.py"), *(REPOSITORY / "migrations").glob("*.sql")]
+        for found in re.findall(f"{_ALIAS}|{_CTE}", file.read_text("utf-8"))
+        for name in filter(None, found)
+        if name not in ("id", "parent") and not name.startswith("_")
+    )
+)
+"""Every alias and CTE in SQL of syncer's."""
+
+
+def test_names_that_syncer_uses_itself(empty_world: World) -> None:
+    """As columns of plain and composite types, as tables and as functions: documents are as the SELECT says."""
+    world = empty_world
+    assert {"fields", "d", "r", "touched"} <= {*ALIASES}
+    names = [sql.Identifier(name) for name in ALIASES]
+    listed = sql.SQL(", ").join
+    statements: list[sql.Composable] = [sql.SQL("CREATE TYPE pair AS (k text, v int)")]
+    for table, kind in (("of_texts", "text"), ("of_jsons", "jsonb"), ("of_pairs", "pair")):
+        columns = [sql.SQL("{} {}").format(name, sql.SQL(kind)) for name in names]
+        statements.append(
+            sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, parent int, {})").format(
+                sql.Identifier(table), listed(columns)
+            )
+        )
+    statements += [sql.SQL("CREATE TABLE public.{} (id int PRIMARY KEY, label text)").format(name) for name in names]
+    statements += [
+        sql.SQL(
+            "CREATE FUNCTION public.{}(anyelement) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT 'trap' $$"
+        ).format(sql.Identifier(name))
+        for name in {*ALIASES, "row_to_json", "to_json", "to_jsonb", "array_to_string", "concat", "coalesce_"}
+    ]
+    world.sql("; ".join(statement.as_string() for statement in statements))
+    for table in ("of_texts", "of_jsons", "of_pairs"):
+        folder = world.config / "documents" / table
+        folder.mkdir(parents=True)
+        (folder / "document.yaml").write_text(f"index: {world.alias_of(table)}\n")
+        (folder / "index.json").write_text('{"mappings": {"enabled": false}}')
+        fields = listed(sql.Identifier("t", name) for name in ALIASES).as_string()
+        (folder / "select.sql").write_text(
+            f"SELECT t.id AS _id, {fields}, (SELECT f.label FROM fields AS f WHERE f.id = t.parent) AS label_of, "
+            f"(SELECT d.label FROM d WHERE d.id = t.parent) AS label_too FROM {table} AS t"
+        )
+    shutil.rmtree(world.document_folder)
+    world.documents = ("of_texts", "of_jsons", "of_pairs")
+    world.migrate()
+    world.sql("INSERT INTO fields VALUES (1, 'one'); INSERT INTO d VALUES (1, 'two')")
+    values = {"of_texts": "'plain'", "of_jsons": """'{"k": [1.00]}'""", "of_pairs": "ROW('x', 1)::pair"}
+    for table, value in values.items():
+        world.sql(
+            f"INSERT INTO {table} SELECT n, 1, {', '.join([value] * len(ALIASES))} FROM generate_series(1, 3) AS n"
+        )
+    planned = world.syncer("plan")
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    world.apply()
+    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+        world.sql(
+            "UPDATE fields SET label = 'changed'; DELETE FROM of_texts WHERE id = 3; UPDATE of_pairs SET parent = 2"
+        )
+        world.drain(relay, worker)
+        for table in values:
+            assert world.held(table) == world.expected(table)
+            verified = world.syncer("verify", table, "--json")
+            assert verified.returncode == 0, verified.stdout
 
 
 def test_a_database_that_is_not_in_utf8_is_refused(empty_world: World) -> None:

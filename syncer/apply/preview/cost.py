@@ -35,7 +35,7 @@ FROM pg_class AS c LEFT JOIN pg_stat_all_tables AS s ON s.relid = c.oid
 WHERE c.relkind <> 'p' AND c.oid IN (SELECT $1::regclass UNION ALL SELECT relid FROM pg_partition_tree($1::regclass))
 """
 _SAMPLE = (
-    "SELECT coalesce(jsonb_agg(to_jsonb(r)), '[]')::text FROM (SELECT {columns} FROM {relation} LIMIT {rows}) AS r"
+    "SELECT coalesce(jsonb_agg(to_jsonb(r.*)), '[]')::text FROM (SELECT {columns} FROM {relation} LIMIT {rows}) AS r"
 )
 
 

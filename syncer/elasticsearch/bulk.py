@@ -3,8 +3,9 @@
 Guarantees:
 
 - A write is a whole document or a delete, with an external version, so that a document never goes back.
-- A version conflict counts as success: a version at least as new is there or in flight. The exception is a database
-  that was set back in time; the greatest conflicting version reveals that.
+- A version conflict counts as success: a version at least as new is there or in flight. There are two exceptions. A
+  database may have been set back in time; the greatest conflicting version reveals that. And another client may have
+  raised the version of an older document, as ``_update_by_query`` does.
 - A write names an alias and requires it, so that a late write never re-creates a dropped index.
 - Errors are those of the client; `syncer.base.error_policy` says what they mean.
 
@@ -29,7 +30,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.base.error_policy import is_by_another, reason
 from syncer.base.errors import UnavailableError
-from syncer.base.model import ID_BYTES_MAX, Composition, Target
+from syncer.base.model import ID_BYTES_MAX, Composition, Target, is_raised
 from syncer.elasticsearch.reader import Holdings
 
 _STATE_INDEX = "syncer-state"
@@ -68,6 +69,7 @@ class BulkOutcome:
         created: Documents that did not exist before, on at least one shard, as far as Elasticsearch remembers.
         skipped: Not written on at least one shard, because a version at least as new was there.
         newer_version: The greatest version found there; 0 if Elasticsearch did not report it.
+        unsure: Not written, because its own version was there, or one that syncer does not assign.
         rejections: Not written on at least one shard; one for each shard that refused.
     """
 
@@ -76,6 +78,7 @@ class BulkOutcome:
     skipped: int = 0
     newer_version: int = 0
     created: list[Composition] = field(default_factory=list)
+    unsure: list[Composition] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
 
 
@@ -303,10 +306,11 @@ def _judge(composition: Composition, items: Sequence[Mapping[str, Any]], outcome
     if rejections:
         return
     found = [_found_version(one) for one in items if one["status"] == _CONFLICT]
-    # A conflict with its own version: an earlier attempt succeeded, but its response was lost.
-    if conflicts := [one for one in found if one != composition.version]:
+    if any(version == composition.version or is_raised(version) for version in found):
+        outcome.unsure.append(composition)
+    elif found:
         outcome.skipped += 1
-        outcome.newer_version = max(outcome.newer_version, *conflicts)
+        outcome.newer_version = max(outcome.newer_version, *found)
     elif composition.source is None:
         outcome.deleted += 1
     else:

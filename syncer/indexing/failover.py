@@ -26,7 +26,7 @@ from typing import Any
 import structlog
 
 from syncer.base import events
-from syncer.base.model import EPOCH_SHIFT
+from syncer.base.model import EPOCH_SHIFT, NUMBER_SHIFT
 from syncer.base.postgres import Connection
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import Index
@@ -38,7 +38,8 @@ from syncer.jobs.model import Job, JobKind
 _REMEMBERED_ONLY = "SELECT installation, system_identifier, timeline, sequence, epoch FROM syncer.cluster_identity"
 _REMEMBERED = f"{_REMEMBERED_ONLY} FOR UPDATE"
 _MAY_HAVE_ASSIGNED = f"""
-SELECT $1::bigint <= i.epoch << {EPOCH_SHIFT} | s.last_value FROM syncer.cluster_identity AS i, syncer.version AS s
+SELECT $1::bigint < i.epoch << {EPOCH_SHIFT} | ((s.last_value + 1) << {NUMBER_SHIFT})
+FROM syncer.cluster_identity AS i, syncer.version AS s
 """  # noqa: S608 - only constants
 # The last note of an earlier cluster identity: notes are taken every few seconds while versions are assigned.
 _IS_YOUNG = f"""
@@ -50,7 +51,8 @@ _YOUNG = timedelta(hours=1)
 # No server has timeline 0. A writer that still assigns meanwhile is no worse off than before.
 _LEAVE = f"""
 UPDATE syncer.cluster_identity SET timeline = 0
-WHERE timeline <> 0 AND $1::bigint > epoch << {EPOCH_SHIFT} | (SELECT last_value FROM syncer.version)
+WHERE timeline <> 0
+  AND $1::bigint >= epoch << {EPOCH_SHIFT} | ((SELECT last_value + 1 FROM syncer.version) << {NUMBER_SHIFT})
 """  # noqa: S608 - only constants
 _REMEMBER = "UPDATE syncer.cluster_identity SET system_identifier = $1, timeline = $2, sequence = $3, epoch = $4"
 _ASSIGNED = f"""

@@ -1,11 +1,11 @@
 """Versions: the SQL that assigns one together with a snapshot, serialised against every other writer.
 
-A version is ``epoch << 43 | nextval``. Guarantee: a version assigned after another was handed out is greater, across
-crashes, failover, point-in-time recovery and dump and restore. `syncer.indexing.failover` provides the epoch, which
-grows if the database is no longer the one that assigned the versions before. While it is, the sequence never goes back:
-Postgres logs a sequence 32 values ahead, so at most 32 values for each assigning connection were handed out before a
-crash without being on disk. Every new writer connection skips more than that with `skip_unflushed`, by plain
-``nextval``, which cannot run backwards.
+A version is an epoch and a number of a sequence: see `syncer.base.model.EPOCH_SHIFT`. Guarantee: a version assigned
+after another was handed out is greater, across crashes, failover, point-in-time recovery and dump and restore.
+`syncer.indexing.failover` provides the epoch, which grows if the database is no longer the one that assigned the
+versions before. While it is, the sequence never goes back: Postgres logs a sequence 32 values ahead, so at most 32
+values for each assigning connection were handed out before a crash without being on disk. Every new writer connection
+skips more than that with `skip_unflushed`, by plain ``nextval``, which cannot run backwards.
 
 A version contains no time: see `syncer.indexing.version_log`.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from syncer.base.model import EPOCH_SHIFT
+from syncer.base.model import EPOCH_SHIFT, NUMBER_SHIFT
 from syncer.base.postgres import Connection
 
 _SEQUENCE_LOGGED_AHEAD = 32  # SEQ_LOG_VALS in Postgres' sequence.c
@@ -24,27 +24,33 @@ _UNFLUSHED = f"{_SEQUENCE_LOGGED_AHEAD} * current_setting('max_connections')::in
 _SKIP = f"SELECT count(nextval('syncer.version')) FROM generate_series(0, {_UNFLUSHED})"  # noqa: S608 - only constants
 
 _NEXT_WRITER = f"""
-SELECT i.epoch << {EPOCH_SHIFT} | s.last_value + {_UNFLUSHED} FROM syncer.cluster_identity AS i, syncer.version AS s
+SELECT i.epoch << {EPOCH_SHIFT} | ((s.last_value + {_UNFLUSHED}) << {NUMBER_SHIFT})
+FROM syncer.cluster_identity AS i, syncer.version AS s
 """  # noqa: S608 - only constants
 # A materialized WITH runs before the query that reads it: the mark is written after the version is assigned, and the
 # commit of this statement flushes it.
 # Rule: mark-after-the-assign.
 _ASSIGN_WITH_MARK = f"""
 WITH assigned AS MATERIALIZED (
-    SELECT epoch << {EPOCH_SHIFT} | nextval('syncer.version') AS version FROM syncer.cluster_identity
+    SELECT epoch << {EPOCH_SHIFT} | (nextval('syncer.version') << {NUMBER_SHIFT}) AS version
+    FROM syncer.cluster_identity
 )
 SELECT version, pg_logical_emit_message(true, 'syncer', '')::text FROM assigned
 """  # noqa: S608 - only constants
 # Rule: the-replica-knows-the-version.
 _KNOWS = f"""
-SELECT i.epoch = $1::bigint >> {EPOCH_SHIFT} AND i.epoch << {EPOCH_SHIFT} | s.last_value >= $1::bigint
+SELECT i.epoch = $1::bigint >> {EPOCH_SHIFT}
+   AND (i.epoch << {EPOCH_SHIFT} | (s.last_value << {NUMBER_SHIFT})) >= $1::bigint
 FROM syncer.cluster_identity AS i, syncer.version AS s
 """  # noqa: S608 - only constants
 # Rule: assign-and-read-in-turn. The lock is held from before the assign until the snapshot is taken.
 _TAKE_TURN = "LOCK TABLE syncer.version_lock IN EXCLUSIVE MODE"
 # This is the transaction's first query, so it takes the snapshot. Rolling back the savepoint releases the lock but
 # keeps the assigned version.
-_ASSIGN = f"SELECT epoch << {EPOCH_SHIFT} | nextval('syncer.version') FROM syncer.cluster_identity"  # noqa: S608 - a constant
+# Rule: gaps-between-versions.
+_ASSIGN = f"""
+SELECT epoch << {EPOCH_SHIFT} | (nextval('syncer.version') << {NUMBER_SHIFT}) FROM syncer.cluster_identity
+"""  # noqa: S608 - only constants
 
 
 def skip_unflushed(connection: Connection) -> None:
@@ -83,7 +89,7 @@ def knows_query(version: int) -> str:
 
 def split(version: int) -> tuple[int, int]:
     """Return a version's epoch, and its number in the sequence."""
-    return version >> EPOCH_SHIFT, version & ((1 << EPOCH_SHIFT) - 1)
+    return version >> EPOCH_SHIFT, (version & ((1 << EPOCH_SHIFT) - 1)) >> NUMBER_SHIFT
 
 
 def is_surpassed(connection: Connection, version: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from syncer.base.model import EPOCH_SHIFT
+from syncer.base.model import EPOCH_SHIFT, NUMBER_SHIFT
 from syncer.base.postgres import Connection
 from syncer.indexing.version import row
 
@@ -28,7 +28,7 @@ NOTED = "SELECT coalesce(max(version), 0) FROM syncer.version_time"
 _LOOK = f"""
 SELECT i.installation, ({NOTED}),
        CASE WHEN s.is_called AND i.epoch > 0 AND (i.system_identifier, i.timeline, i.sequence) = ({CLUSTER_IDENTITY})
-            THEN i.epoch << {EPOCH_SHIFT} | s.last_value END,
+            THEN i.epoch << {EPOCH_SHIFT} | (s.last_value << {NUMBER_SHIFT}) END,
        clock_timestamp()
 FROM syncer.cluster_identity AS i, syncer.version AS s
 """  # noqa: S608 - only constants

@@ -82,8 +82,9 @@ class Attempt:
         report: The result so far.
         rejections: The items that Elasticsearch did not write.
         refused: The rejections that can be retried.
+        unsure: Documents that met a version which says nothing about what is there.
         created: Documents that did not exist before, as far as Elasticsearch remembers.
-        changed: Ids that had changed before they were dead-lettered, and have to be written again.
+        changed: Ids that have to be written again: they had changed before they were dead-lettered, or are unsure.
         newer_version: The greatest version that was there instead; 0 if there was none.
         is_unanswered: Whether a request got no answer: it is then unknown what that request created.
         origin: What the documents are written for, as logged with each.
@@ -94,6 +95,7 @@ class Attempt:
     rejections: list[Rejection] = field(default_factory=list)
     refused: list[Rejection] = field(default_factory=list)
     created: list[Composition] = field(default_factory=list)
+    unsure: list[Composition] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     newer_version: int = 0
     is_unanswered: bool = False
@@ -330,6 +332,7 @@ class Writer:
         report.skipped += outcome.skipped
         report.index_seconds += seconds
         attempt.created.extend(batch.compositions if attempt.is_unanswered else outcome.created)
+        attempt.unsure.extend(outcome.unsure)
         attempt.rejections.extend(outcome.rejections)
         attempt.newer_version = max(attempt.newer_version, outcome.newer_version)
         if any(decide_item(one.status, one.kind, one.reason) is Action.RETRY for one in outcome.rejections):
@@ -359,7 +362,7 @@ class Writer:
 
         Args:
             attempt: The attempt that was sent.
-            follows: Whether to check if dead-lettered documents have changed meanwhile.
+            follows: Whether to write those again that have changed since they were dead-lettered, or are unsure.
             failing: Documents that Elasticsearch has refused for now before.
 
         Raises:
@@ -375,6 +378,7 @@ class Writer:
             return attempt.start_over()
         if state is not None and self._is_listed_since(batch, state):
             return attempt.start_over()
+        unsure = self._settle_unsure(attempt, follows=follows)
         rejected = {one.composition.id for one in attempt.rejections}
         again = self._settle_rejected(document, attempt, follows=follows, failing=failing) if rejected else []
         if not attempt.refused:
@@ -390,7 +394,20 @@ class Writer:
             indexed = min(recounted, report.indexed)  # the others were skipped
             report.indexed -= indexed
             report.skipped -= recounted - indexed
-        return list(dict.fromkeys([*again, *gone]))
+        return list(dict.fromkeys([*again, *unsure, *gone]))
+
+    def _settle_unsure(self, attempt: Attempt, *, follows: bool) -> list[str]:
+        """Return the ids of documents whose stored version another client may have raised, to be written again.
+
+        An attempt whose response was lost meets its own version, too; then its documents are written twice.
+        """
+        # Rule: write-again-over-what-was-not-assigned.
+        if not follows:  # the version is out of reach: another client made it up
+            attempt.report.skipped += len(attempt.unsure)
+            return []
+        attempt.changed.extend(one.id for one in attempt.unsure)
+        attempt.report.documents -= len(attempt.unsure)
+        return [one.id for one in attempt.unsure]
 
     def _settle_rejected(
         self, document: Document, attempt: Attempt, *, follows: bool, failing: Failing | None
@@ -409,11 +426,11 @@ class Writer:
             self._patience.require_needed(document, bulk_errors.said(worst), is_blocked=is_blocked)
         if dead_lettered:
             self._failed.dead_letter_refused(document, attempt.batch.version, dead_lettered)
-            if follows:
-                attempt.changed.extend(self._failed.changed_since(document, dead_lettered))
-        attempt.report.dead_lettered += len(dead_lettered) - len(attempt.changed)
-        attempt.report.documents -= len(again) + len(attempt.changed)
-        return [*again, *attempt.changed]
+        changed = self._failed.changed_since(document, dead_lettered) if dead_lettered and follows else []
+        attempt.changed.extend(changed)
+        attempt.report.dead_lettered += len(dead_lettered) - len(changed)
+        attempt.report.documents -= len(again) + len(changed)
+        return [*again, *changed]
 
     def _gone(self, document: Document, created: Sequence[Composition]) -> list[str]:
         """Return the ids of created documents that are gone from Postgres, or belong on another shard."""

@@ -151,7 +151,7 @@ def test_versions_that_are_made_up_cost_one_refresh(world: World) -> None:
 def is_noted(world: World) -> bool:
     """Whether a version of the epoch active was noted."""
     return bool(
-        world.sql("SELECT max(version) >> 43 = (SELECT epoch FROM syncer.cluster_identity) FROM syncer.version_time")[
+        world.sql("SELECT max(version) >> 51 = (SELECT epoch FROM syncer.cluster_identity) FROM syncer.version_time")[
             0
         ][0]
     )

@@ -74,6 +74,38 @@ def blog(world: World) -> World:
     return world
 
 
+@pytest.mark.parametrize("times", [1, 255, 256, 300])
+def test_a_raised_version_keeps_no_change_from_being_written(world: World, times: int) -> None:
+    """On a quiet system, _update_by_query gives a document the versions that come next; each change still shows."""
+    ids = ["1", "2", "3"]
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')")
+    with world.index() as index, world.elasticsearch() as client, world.writer(index) as writer:
+        for id_ in ids:
+            world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (%s, 1, 'old', '')", id_)
+            writer.write(world.index_of(), [id_])
+        for state in range(5 if times == 1 else 1):
+            for _ in range(times):
+                client.update_by_query(index=world.alias, refresh=True)
+            for id_ in ids:
+                world.sql("UPDATE posts SET title = %s WHERE id = %s", f"state {state}", id_)
+                report = writer.write(world.index_of(), [id_])
+                assert (report.documents, report.indexed) == (1, 1)
+            assert not world.differences()
+
+
+def test_a_version_raised_in_flight_keeps_no_change_from_being_written(blog: World) -> None:
+    """Another client raises the version between a writer's read and its write, to exactly the writer's own."""
+    with blog.elasticsearch() as client, blog.index() as plain, blog.writer(plain) as first:
+        first.write(blog.index_of(), ["2"])
+        blog.sql("UPDATE posts SET title = 'new' WHERE id = 2")
+        held = HeldIndex(client)
+        with stalled_writer(blog, held) as resume:
+            for _ in range(256):
+                client.update_by_query(index=blog.alias, refresh=True)
+            assert resume().indexed == 1
+    assert not blog.differences()
+
+
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_writer_that_stalls_between_read_and_write_loses(blog: World, change: str) -> None:
     """What was read before a change cannot replace what was read after it."""

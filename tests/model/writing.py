@@ -59,6 +59,19 @@ LATE_AGAIN = Rule(
     otherwise="a delayed worker brings back a document whose delete Elasticsearch has forgotten",
 )
 
+GAPS = Rule(
+    name="gaps-between-versions",
+    says="between two assigned versions are more than other clients add to the version of a document",
+    kept_by="syncer.indexing.version",
+    otherwise="an _update_by_query gives the document the version that its next change is assigned, which is rejected",
+)
+UNASSIGNED_AGAIN = Rule(
+    name="write-again-over-what-was-not-assigned",
+    says="a write that meets its own version, or one that was not assigned, is done again with a new version",
+    kept_by="syncer.indexing.writer",
+    otherwise="a document whose version other clients have raised across a gap keeps an old state",
+)
+
 _IDLE, _RECEIVED, _ASSIGNED, _READ, _SENT = range(5)
 
 
@@ -91,21 +104,27 @@ class Writing(NamedTuple):
         events: For each commit, whether the offset of its event is committed.
         is_there: Whether the document is in Postgres.
         version: The version that Elasticsearch has or remembers; 0 for none.
+        last: The last version that was assigned.
         shown: The state of the database that Elasticsearch shows.
         is_shown: Whether Elasticsearch has the document.
         seen: The newest state that Elasticsearch has shown.
         workers: The two workers.
         forgets: How many more times Elasticsearch may forget deletes.
+        bumps: How many more times other clients may raise the version of the document.
+        others: How many more versions may be assigned for other documents.
     """
 
     events: tuple[bool, ...]
     is_there: bool
     version: int
+    last: int
     shown: int
     is_shown: bool
     seen: int
     workers: tuple[Worker, ...]
     forgets: int
+    bumps: int
+    others: int
 
 
 class WritingModel(Model[Writing]):
@@ -116,29 +135,47 @@ class WritingModel(Model[Writing]):
     beyond: ClassVar = {
         "kill-the-late": "a worker is delayed while Elasticsearch forgets a delete, brings the document back, and is "
         "killed before it has finished its re-check; another worker has already committed the offset of the same event",
+        "bump-to-another's": "other clients raise the version of a document across gaps, to exactly a version that is "
+        "assigned for other documents",
     }
-    rules = (RECEIVED_FIRST, IN_TURN, VERSIONED, DELETED_WITH_VERSION, WRITTEN_FIRST, LATE_AGAIN)
+    rules = (
+        RECEIVED_FIRST,
+        IN_TURN,
+        VERSIONED,
+        DELETED_WITH_VERSION,
+        WRITTEN_FIRST,
+        LATE_AGAIN,
+        GAPS,
+        UNASSIGNED_AGAIN,
+    )
 
     def prepare(self) -> None:
         self._commits = 4 if self.is_large else 3
         self._receives_first, self._in_turn = self.keeps(RECEIVED_FIRST), self.keeps(IN_TURN)
         self._versions, self._remembers = self.keeps(VERSIONED), self.keeps(DELETED_WITH_VERSION)
         self._writes_first, self._does_again = self.keeps(WRITTEN_FIRST), self.keeps(LATE_AGAIN)
+        self._has_gaps, self._writes_over = self.keeps(GAPS), self.keeps(UNASSIGNED_AGAIN)
 
     @property
     def bounds(self) -> str:
-        return f"2 workers, {self._commits} commits, deletes forgotten once; any number of crashes and deliveries"
+        return (
+            f"2 workers, {self._commits} commits, deletes forgotten once, a version raised once; "
+            "any number of crashes and deliveries"
+        )
 
     def initial(self) -> Writing:
         return Writing(
             events=(),
             is_there=False,
             version=0,
+            last=0,
             shown=0,
             is_shown=False,
             seen=0,
             workers=(Worker(), Worker()),
             forgets=1,
+            bumps=1,
+            others=1,
         )
 
     def protocol(self, state: Writing) -> Iterator[Step[Writing]]:
@@ -155,8 +192,8 @@ class WritingModel(Model[Writing]):
             read = _read(state, worker)
             yield f"{name} reads state {read.state}: {_seen(read.is_there)}", _with(state, at, read)
         elif phase == _READ and not worker.version:
-            assigned = worker._replace(version=_next(state))
-            yield f"{name} assigns version {assigned.version}", _with(state, at, assigned)
+            assigned = worker._replace(version=state.last + 1)
+            yield f"{name} assigns version {assigned.version}", _with(_assigned(state), at, assigned)
         elif phase == _READ:
             yield from self._send(state, at, worker, name)
         elif worker.created and state.is_there:
@@ -177,15 +214,17 @@ class WritingModel(Model[Writing]):
                 yield f"{name} receives event {number}", after if self._writes_first else _commit(after, got)
         # Rule assign-after-receiving: `Membership.receive` comes before `Worker._take`.
         if not self._receives_first and worker.phase == _IDLE and len(state.events) < self._commits:
-            version = _next(state)
-            yield f"{name} assigns version {version}", _with(state, at, Worker(phase=_ASSIGNED, version=version))
+            version = state.last + 1
+            assigned = Worker(phase=_ASSIGNED, version=version)
+            yield f"{name} assigns version {version}", _with(_assigned(state), at, assigned)
 
     def _begin(self, state: Writing, at: int, worker: Worker, name: str) -> Iterator[Step[Writing]]:
         # One snapshot contains the whole document: `syncer.documents.queries`.
         read = _read(state, worker)
         if self._in_turn:
             # Rule assign-and-read-in-turn: `version.assign_version`.
-            read = read._replace(version=_next(state))
+            read = read._replace(version=state.last + 1)
+            state = _assigned(state)
             what = f"{name} assigns version {read.version} and reads state {read.state}: {_seen(read.is_there)}"
         else:
             what = f"{name} reads state {read.state}: {_seen(read.is_there)}"
@@ -196,7 +235,13 @@ class WritingModel(Model[Writing]):
         what = f"{name} {'writes' if worker.is_there else 'deletes'} state {worker.state} as version {worker.version}"
         # Rule external-versions: `bulk._lines`.
         if self._versions and worker.version <= state.version:
-            yield f"{what}, which is rejected: {state.version} is there", after
+            what += f", which is rejected: {state.version} is there"
+            # Rule write-again-over-what-was-not-assigned: `Writer.settle`.
+            if self._writes_over and (worker.version == state.version or state.version > state.last):
+                again = Worker(phase=_RECEIVED, event=worker.event, is_late=worker.is_late)
+                yield f"{what}, and starts again", _with(state, at, again)
+            else:
+                yield what, after
             return
         # Rule deletes-have-versions: `bulk._lines`.
         version = worker.version if worker.is_there or self._remembers else 0
@@ -222,6 +267,25 @@ class WritingModel(Model[Writing]):
             after = state._replace(version=0, seen=0, forgets=state.forgets - 1, workers=workers)
             yield "Elasticsearch forgets deletes: it restarts, or an hour passes", after
 
+        if state.others:
+            what = f"version {state.last + 1} is assigned for another document"
+            yield what, _assigned(state)._replace(others=state.others - 1)
+        if state.bumps and state.is_shown:
+            yield from self._bump(state)
+
+    def _bump(self, state: Writing) -> Iterator[Step[Writing]]:
+        """Raise the version of the document to another one. Within a gap it changes no order, and has no step."""
+        held = sorted(one.version for one in state.workers if one.version)
+        for raised in range(state.version + 1, state.last + 2):
+            after = state._replace(version=raised, bumps=state.bumps - 1)
+            # Rule gaps-between-versions: `version.assign_version`.
+            if not self._has_gaps:
+                yield f"other clients raise the version to {raised}", after
+            elif "bump-to-another's" in self.allowed:
+                yield f"other clients raise the version across gaps, to {raised}", after
+            elif raised == (held or [state.last + 1])[0]:
+                yield f"other clients raise the version across gaps, to {raised}", after._replace(others=0)
+
     def wrong(self, state: Writing) -> str | None:
         if state.shown < state.seen:
             return f"Elasticsearch shows state {state.shown}, and has shown state {state.seen} before"
@@ -236,19 +300,18 @@ class WritingModel(Model[Writing]):
 
     def canonical(self, state: Writing) -> Writing:
         one, two = state.workers
-        version = state.version
-        if version or one.version or two.version:
-            rank = ranked((version, one.version, two.version))
-            version = rank[version]
+        version, last = state.version, state.last
+        if version or last:
+            rank = ranked((version, last, one.version, two.version))
+            version, last = rank[version], rank[last]
             one, two = one._replace(version=rank[one.version]), two._replace(version=rank[two.version])
-        if (version, one, two) == (state.version, *state.workers) and one <= two:
+        if (version, last, one, two) == (state.version, state.last, *state.workers) and one <= two:
             return state
-        return state._replace(version=version, workers=(one, two) if one <= two else (two, one))
+        return state._replace(version=version, last=last, workers=(one, two) if one <= two else (two, one))
 
 
-def _next(state: Writing) -> int:
-    """Return a version higher than any in Elasticsearch or held by a worker."""
-    return max(state.version, *(one.version for one in state.workers)) + 1
+def _assigned(state: Writing) -> Writing:
+    return state._replace(last=state.last + 1)
 
 
 def _read(state: Writing, worker: Worker) -> Worker:

@@ -78,8 +78,9 @@ def test_who_made_a_version(database: World, connection: Connection, index: Inde
 
     own = assign(connection)
     assert origin(own) is Origin.ASSIGNED
-    assert origin(own + 1) is Origin.FOREIGN
-    assert version.is_surpassed(connection, own + 1)
+    assert origin(own + 1) is Origin.ASSIGNED  # another client has raised it
+    assert origin(own + 256) is Origin.FOREIGN
+    assert version.is_surpassed(connection, own + 256)
     assert origin(1) is Origin.FOREIGN
     assert origin(2 << EPOCH_SHIFT | 5) is Origin.FOREIGN
     assert not version.is_surpassed(connection, 2 << EPOCH_SHIFT | 5)
@@ -90,10 +91,10 @@ def test_who_made_a_version(database: World, connection: Connection, index: Inde
     second = assign(connection)
     assert origin(second) is Origin.ASSIGNED
     # A restore to the first epoch, which nobody has noticed yet.
-    database.sql(f"{OTHER_TIMELINE}, epoch = 1; SELECT setval('syncer.version', {own & 0xFFFFFF})")
+    database.sql(f"{OTHER_TIMELINE}, epoch = 1; SELECT setval('syncer.version', {version.split(own)[1]})")
     assert origin(own) is Origin.ASSIGNED
     assert origin(second) is Origin.LOST
-    assert origin(own + 5) is Origin.LOST
+    assert origin(own + 5 * 256) is Origin.LOST
     assert origin(3 << EPOCH_SHIFT | 5) is Origin.FOREIGN
 
 

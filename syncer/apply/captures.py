@@ -39,12 +39,14 @@ def captures(connection: Connection, documents: Iterable[Document]) -> Iterable[
         key = eligibility.primary_key(connection, relation)
         routing = frozenset().union(*(one.tables[relation].routing for one in found))
         watched = frozenset().union(*(one.tables[relation].watched for one in found))
+        uses = [one.tables[relation] for one in found]
         aggregate, column = _aggregate(connection, relation, key, found)
         yield Capture(
             relation=relation,
             key=key,
             watched=watched,
             routing=routing | {column},
+            together=frozenset(use.watched | use.routing for use in uses),
             aggregate=aggregate,
             aggregate_column=column,
         )

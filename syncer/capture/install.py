@@ -21,6 +21,7 @@ from dataclasses import replace
 
 import psycopg
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
 from syncer.base.errors import SourceError
 from syncer.base.postgres import Connection, lock_timeout, value
@@ -104,17 +105,22 @@ FROM pg_trigger AS t JOIN pg_proc AS p ON p.oid = t.tgfoid
 WHERE p.pronamespace = 'syncer'::regnamespace AND t.tgenabled = 'O'
 """
 _ARMING_SECONDS_MAX = 0.1
-_CAPTURED = "SELECT relation, key, watched, routing, aggregate, aggregate_column FROM syncer.capture ORDER BY relation"
-# The remembered files of partitions are kept: documents that were not loaded since then may lack what is new.
-_PUT = """
-INSERT INTO syncer.capture (relation, key, watched, routing, aggregate, aggregate_column, files)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
+_CAPTURED = """
+SELECT relation, key, watched, routing, aggregate, aggregate_column, watched_together
+FROM syncer.capture ORDER BY relation
+"""
+# The remembered files and triggers are kept: documents that were not loaded since then may lack what is new.
+_PUT = f"""
+INSERT INTO syncer.capture
+    (relation, key, watched, routing, aggregate, aggregate_column, files, watched_together, triggers)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, ({table_files.TRIGGERS}))
 ON CONFLICT (relation) DO UPDATE
 SET key = excluded.key, watched = excluded.watched, routing = excluded.routing,
+    watched_together = excluded.watched_together,
     aggregate = excluded.aggregate, aggregate_column = excluded.aggregate_column,
     files = CASE WHEN excluded.files IS NOT NULL
                       THEN coalesce(capture.files, excluded.files) END
-"""
+"""  # noqa: S608 - of constants
 # A prepared transaction holds its locks without a process.
 _BLOCKERS = f"""{TREE}
 SELECT coalesce(format('process %s %s for %s s', l.pid, a.application_name,
@@ -146,8 +152,9 @@ def captured(connection: Connection) -> dict[str, Capture]:
             routing=frozenset(routing),
             aggregate=aggregate,
             aggregate_column=aggregate_column,
+            together=frozenset(map(frozenset, together)),
         )
-        for relation, key, watched, routing, aggregate, aggregate_column in connection.execute(_CAPTURED)
+        for relation, key, watched, routing, aggregate, aggregate_column, together in connection.execute(_CAPTURED)
     }
 
 
@@ -242,7 +249,8 @@ def install(
 def _remember(connection: Connection, capture: Capture, files: object) -> None:
     """Save how a table is captured, and the files that it had before its triggers were created."""
     columns = list(capture.key), sorted(capture.watched), sorted(capture.routing)
-    row = capture.relation, *columns, capture.aggregate, capture.aggregate_column, files
+    together = Jsonb(sorted(map(sorted, capture.together)))
+    row = capture.relation, *columns, capture.aggregate, capture.aggregate_column, files, together
     connection.execute(_PUT, row)
 
 
@@ -283,6 +291,7 @@ def widened(connection: Connection, capture: Capture, before: Capture | None) ->
         capture,
         watched=capture.watched | (before.watched & existing),
         routing=capture.routing | (before.routing & existing),
+        together=capture.together | {columns for columns in before.together if columns <= existing},
     )
 
 

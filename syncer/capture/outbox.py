@@ -28,7 +28,7 @@ Row = tuple[bytes, bytes]
 _UNSEEN = "(o.xid >= {}::xid8 OR o.xid = ANY ({}::xid8[]))"
 _CHANGE = """
 json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'relation', o.relation,
-                  'operation', o.operation, 'old', o.old, 'new', o.new)
+                  'operation', o.operation, 'old', o.old, 'new', o.new, 'untouched', o.untouched)
 """
 _CHANGES = f"""
 SELECT coalesce(c.aggregate || ':' || coalesce(o.new ->> c.aggregate_column, o.old ->> c.aggregate_column, ''), '')

@@ -1,8 +1,9 @@
-"""Table files: notices that a table has other files or partitions than before, which no trigger sees.
+"""Table files: notices that a table has other files, partitions or triggers than before, which no trigger sees.
 
 That is a partition that was attached or detached with its rows, dropped, or truncated by itself; and a table of any
 kind that was rewritten, possibly with other values, as by ALTER TABLE … TYPE … USING. VACUUM FULL, CLUSTER and TRUNCATE
-look the same. `syncer.recovery.schema_watch` looks every few seconds.
+look the same. And it is a trigger that was disabled for a while, or dropped and created: its catalogue row is another
+one. `syncer.recovery.schema_watch` looks every few seconds.
 """
 
 from __future__ import annotations
@@ -26,9 +27,21 @@ SELECT CASE WHEN EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($1) AND re
             THEN array_agg(format('%s %s %s', oid, attached_by, pg_relation_filenode(oid)) ORDER BY oid) END
 FROM tree
 """  # noqa: S608 - of constants
-_MOVED = "SELECT c.relation FROM syncer.capture AS c WHERE c.files <> ({present}) ORDER BY 1"
-_LOCKED = "SELECT files FROM syncer.capture WHERE relation = $1 FOR UPDATE"
-_REMEMBER = "UPDATE syncer.capture SET files = $2 WHERE relation = $1"
+TRIGGERS = f"""{TREE}
+SELECT array_agg(format('%s %s', g.oid, g.xmin) ORDER BY g.oid)
+FROM tree AS t JOIN pg_trigger AS g ON g.tgrelid = t.oid JOIN pg_proc AS p ON p.oid = g.tgfoid
+WHERE p.pronamespace = 'syncer'::regnamespace
+"""  # noqa: S608 - of constants
+"""The query for what identifies the triggers of a table, ``$1``, and of its partitions."""
+_MOVED = """
+SELECT c.relation FROM syncer.capture AS c
+WHERE c.files <> ({present}) OR c.triggers IS DISTINCT FROM ({triggers})
+ORDER BY 1
+"""
+_LOCKED = f"""
+SELECT c.files, c.triggers, ({_PRESENT}), ({TRIGGERS}) FROM syncer.capture AS c WHERE relation = $1 FOR UPDATE
+"""  # noqa: S608 - of constants
+_REMEMBER = "UPDATE syncer.capture SET files = $2, triggers = $3 WHERE relation = $1"
 _WRITE_TRUNCATED = """
 INSERT INTO syncer.outbox (segment, relation, operation) SELECT last_value, $1, 'T' FROM syncer.outbox_segment
 """
@@ -40,7 +53,7 @@ def present(connection: Connection, relation: str) -> object:
 
 
 def note(connection: Connection) -> list[str]:
-    """Have documents refreshed whose tables have other files, or other partitions, than before.
+    """Have documents refreshed whose tables have other files, partitions or triggers than before.
 
     Each detection becomes a change in the outbox, as if the table had been truncated; relay and workers do the rest.
     Needs to read the catalogue and to write the syncer schema. If several daemons run, at most one records each
@@ -49,18 +62,21 @@ def note(connection: Connection) -> list[str]:
     Returns:
         The tables that it has noted.
     """
-    moved = connection.execute(_MOVED.format(present=_PRESENT.replace("$1", "c.relation"))).fetchall()
+    present, triggers = (query.replace("$1", "c.relation") for query in (_PRESENT, TRIGGERS))
+    moved = connection.execute(_MOVED.format(present=present, triggers=triggers)).fetchall()
     return [relation for (relation,) in moved if _note(connection, relation)]
 
 
 def _note(connection: Connection, relation: str) -> bool:
     with connection.transaction():
-        locked = connection.execute(_LOCKED, (relation,)).fetchone()
         # Everything seen here was committed before the change that reports it.
-        files = present(connection, relation)
-        if locked is None or files in (locked[0], None):
+        locked = connection.execute(_LOCKED, (relation,)).fetchone()
+        if locked is None:
             return False
-        connection.execute(_REMEMBER, (relation, files))
+        *known, files, triggers = locked
+        if files is None or triggers is None or known == [files, triggers]:
+            return False
+        connection.execute(_REMEMBER, (relation, files, triggers))
         connection.execute(_WRITE_TRUNCATED, (relation,))
         connection.execute(wakeup.NOTIFY)
     return True

@@ -22,11 +22,12 @@ check of the catalogue, whose snapshot may be older.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from psycopg import sql
 
+from syncer.base.model import watched_digest
 from syncer.capture import wakeup
 
 Types = Mapping[str, str]
@@ -58,7 +59,7 @@ DECLARE
     segment bigint := {segment};
 BEGIN
     IF TG_OP = 'UPDATE' THEN
-        INSERT INTO syncer.outbox (segment, relation, operation, old, new)
+        INSERT INTO syncer.outbox (segment, relation, operation, old, new, untouched)
         {updated};
     ELSIF TG_OP = 'INSERT' THEN
         INSERT INTO syncer.outbox (segment, relation, operation, new)
@@ -81,10 +82,11 @@ FROM {gone}, LATERAL (SELECT {texts} AS texts FROM {rows} OFFSET 0) AS c
 # A row without its counterpart has a changed key: a delete or an insert. Keys are compared as text, which every type
 # has, and rows byte by byte (*<> on records): equality is not identity (1.0 and 1.00), and some types have none.
 _TWO_SIDED = """
-SELECT {segment}, {relation}, c.operation, {old_image}, {new_image}
+SELECT {segment}, {relation}, c.operation, {old_image}, {new_image}, c.untouched
 FROM {gone}, LATERAL (
     SELECT CASE WHEN n.here IS NULL THEN 'D' WHEN o.here IS NULL THEN 'I' ELSE 'U' END::"char" AS operation,
-           CASE WHEN o.here THEN {old_texts} END AS old, CASE WHEN n.here THEN {new_texts} END AS new
+           CASE WHEN o.here THEN {old_texts} END AS old, CASE WHEN n.here THEN {new_texts} END AS new,
+           {untouched} AS untouched
     FROM {old_rows} FULL JOIN {new_rows} ON {same_key}
     WHERE o.here IS NULL OR n.here IS NULL OR {is_gone}
        OR ROW({old_compared})::record OPERATOR(pg_catalog.*<>) ROW({new_compared})::record
@@ -106,6 +108,7 @@ DECLARE
     is_changed boolean := true;
     has_same_key boolean := true;
     operation "char" := left(TG_OP, 1);
+    untouched bigint[];
     segment bigint := {segment};
 BEGIN
     IF TG_OP = 'UPDATE' THEN
@@ -124,6 +127,7 @@ BEGIN
     BEGIN
         IF TG_OP = 'UPDATE' THEN
             has_same_key := ROW({old_key})::record OPERATOR(pg_catalog.*=) ROW({new_key})::record;
+            untouched := {untouched};
         END IF;
         IF TG_OP IN ('UPDATE', 'DELETE') THEN
             texts := {old_texts};
@@ -136,15 +140,17 @@ BEGIN
     EXCEPTION WHEN OTHERS THEN
         old_image := NULL;
         new_image := NULL;
+        untouched := NULL;
     END;
     IF NOT has_same_key THEN
         INSERT INTO syncer.outbox (segment, relation, operation, old)
         VALUES (trigger.segment, {relation}, 'D', trigger.old_image);
         operation := 'I';
         old_image := NULL;
+        untouched := NULL;
     END IF;
-    INSERT INTO syncer.outbox (segment, relation, operation, old, new)
-    VALUES (trigger.segment, {relation}, trigger.operation, trigger.old_image, trigger.new_image);
+    INSERT INTO syncer.outbox (segment, relation, operation, old, new, untouched)
+    VALUES (trigger.segment, {relation}, trigger.operation, trigger.old_image, trigger.new_image, trigger.untouched);
     {notify}
     RETURN NULL;
 END
@@ -173,6 +179,10 @@ _KNOWN = (
     "WHEN pg_typeof({{value}}) = '{type}'::regtype THEN {printed} ELSE {general} END"
 )
 _TEXTS = "CASE WHEN NOT ({is_gone}) THEN ARRAY[{texts}] END"
+# Which sets of columns an update has left as they were; only where documents watch different ones.
+_UNTOUCHED = "array_remove(ARRAY[{sets}]::bigint[], NULL)"
+_IS_UNTOUCHED = "CASE WHEN ROW({old})::record OPERATOR(pg_catalog.*=) ROW({new})::record THEN {digest} END"
+_UNKNOWN = "NULL::bigint[]"
 _IMAGE = f"CASE WHEN pg_column_size({{texts}}) < {IMAGE_BYTES_MAX} THEN jsonb_object({{names}}, {{texts}}) END"
 
 # Null means that the sequence has not been used yet. Read once per statement, and by a function: reading a table costs
@@ -196,6 +206,7 @@ class Capture:
         key: The columns that identify its rows.
         watched: An UPDATE that touches none of these leaves no change.
         routing: The columns that a change carries.
+        together: The columns that each document watches, images included, if not all watch the same.
         aggregate: The table whose row a change belongs to; changes of one aggregate share a partition.
         aggregate_column: The routing column that holds that row's key.
     """
@@ -206,6 +217,7 @@ class Capture:
     routing: frozenset[str]
     aggregate: str
     aggregate_column: str
+    together: frozenset[frozenset[str]] = frozenset()
 
     @property
     def compared(self) -> tuple[str, ...]:
@@ -330,6 +342,7 @@ def row_body(capture: Capture, types: Types) -> sql.Composed:
         new_key=fields("new", capture.key),
         old_texts=texts("old"),
         new_texts=texts("new"),
+        untouched=_untouched(capture, lambda columns: fields("old", columns), lambda columns: fields("new", columns)),
         image=_image(capture, sql.SQL("texts")),
     )
 
@@ -367,9 +380,34 @@ def _two_sided(
             for one in capture.key
         ),
         is_gone=_is_gone("n", places.values()),
+        untouched=_untouched_of_rows(capture, places),
         old_compared=_comma(sql.Identifier("o", one) for one in places.values()),
         new_compared=_comma(sql.Identifier("n", one) for one in places.values()),
     )
+
+
+def _untouched(
+    capture: Capture, old: Callable[[Iterable[str]], sql.Composed], new: Callable[[Iterable[str]], sql.Composed]
+) -> sql.Composable:
+    """The digests of the sets of columns that are the same in an old and a new row; null if all documents watch one."""
+    if len(capture.together) < 2:  # noqa: PLR2004 - then every update that leaves a change touches it
+        return sql.SQL(_UNKNOWN)
+    sets = [
+        sql.SQL(_IS_UNTOUCHED).format(
+            old=old(sorted(columns)), new=new(sorted(columns)), digest=sql.Literal(watched_digest(columns))
+        )
+        for columns in sorted(capture.together, key=sorted)
+    ]
+    return sql.SQL(_UNTOUCHED).format(sets=_comma(sets))
+
+
+def _untouched_of_rows(capture: Capture, places: dict[str, str]) -> sql.Composable:
+    def fields(alias: str, columns: Iterable[str]) -> sql.Composed:
+        return _comma(sql.Identifier(alias, places[one]) for one in columns)
+
+    found = _untouched(capture, lambda columns: fields("o", columns), lambda columns: fields("n", columns))
+    is_known = sql.SQL("o.here AND n.here AND NOT ({})").format(_is_gone("n", places.values()))
+    return sql.SQL("CASE WHEN {} THEN {} END").format(is_known, found)
 
 
 def _places(capture: Capture) -> dict[str, str]:

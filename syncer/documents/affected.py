@@ -38,7 +38,7 @@ from psycopg import sql
 
 from syncer.base.error_policy import Action, decide
 from syncer.base.errors import DocumentError
-from syncer.base.model import Change, Image, dump_images
+from syncer.base.model import Change, Image, dump_images, watched_digest
 from syncer.base.postgres import Connection, value
 from syncer.documents.registry import Catalogue, Document
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, following
@@ -285,7 +285,8 @@ def _used(document: Document, changes: Sequence[Change]) -> dict[str, list[Chang
     """Return the changes that the definition depends on, by relation; None if every document is touched."""
     used: dict[str, list[Change]] = {}
     for change in changes:
-        if change.relation in document.dependencies.tables:
+        use = document.dependencies.tables.get(change.relation)
+        if use is not None and watched_digest(use.watched | use.routing) not in change.untouched:
             used.setdefault(change.relation, []).append(change)
     return None if any(map(_names_no_row, chain.from_iterable(used.values()))) else used
 

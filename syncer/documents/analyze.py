@@ -76,7 +76,14 @@ def _shapes(connection: Connection, found: Probe, used: dict[str, TableUse]) -> 
     for read in found.reads:
         named[read.relation] = used[read.relation].watched | used[read.relation].routing | read.virtual
     whole = [read.relation for read in found.reads if read.is_whole]
-    return fingerprint.read(connection, named, whole=whole, functions=found.functions)
+    return fingerprint.read(
+        connection,
+        named,
+        whole=whole,
+        functions=found.functions,
+        types=found.types,
+        lists_labels=fingerprint.lists_labels(found.canonical),
+    )
 
 
 def _require_columns(file: str, columns: dict[str, str]) -> None:

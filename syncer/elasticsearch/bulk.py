@@ -306,11 +306,13 @@ def _judge(composition: Composition, items: Sequence[Mapping[str, Any]], outcome
     if rejections:
         return
     found = [_found_version(one) for one in items if one["status"] == _CONFLICT]
+    outcome.newer_version = max(
+        outcome.newer_version, *(version for version in found if version != composition.version), 0
+    )
     if any(version == composition.version or is_raised(version) for version in found):
         outcome.unsure.append(composition)
     elif found:
         outcome.skipped += 1
-        outcome.newer_version = max(outcome.newer_version, *found)
     elif composition.source is None:
         outcome.deleted += 1
     else:

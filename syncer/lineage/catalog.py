@@ -105,15 +105,67 @@ _CALLED = r"""
     SELECT unnest(ARRAY[g.aggtransfn, g.aggfinalfn]::oid[]) FROM named JOIN pg_aggregate AS g ON g.aggfnoid = named.oid
 )
 """
-# User-defined functions, whose body may be replaced.
+# User-defined functions and aggregates, whose definition may be replaced; also those that they call. The catalogue
+# knows what a body in standard SQL calls. In another body each word counts that is the name of such a function: too
+# many do no harm.
 _OWN_FUNCTIONS = (
     _RULES  # noqa: S608 - constants
     + _CALLED
     + r"""
+, own AS (
+    SELECT p.oid, p.proname, p.prosrc, p.prokind, p.pronamespace, p.proargtypes
+    FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang JOIN pg_namespace AS n ON n.oid = p.pronamespace
+    WHERE (l.lanname NOT IN ('internal', 'c') OR p.prokind = 'a')
+      AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer')
+), reached AS (
+    SELECT oid FROM called JOIN own USING (oid)
+    UNION
+    SELECT callee.oid
+    FROM reached JOIN own AS caller USING (oid) CROSS JOIN own AS callee
+    WHERE strpos(lower(caller.prosrc), lower(callee.proname)) > 0
+      AND lower(callee.proname) = ANY (regexp_split_to_array(lower(caller.prosrc), '[^[:alnum:]_$]+'))
+       OR EXISTS (SELECT FROM pg_depend AS d
+                  WHERE d.classid = 'pg_proc'::regclass AND d.objid = caller.oid
+                    AND d.refclassid = 'pg_proc'::regclass AND d.refobjid = callee.oid)
+       OR EXISTS (SELECT FROM pg_aggregate AS g
+                  WHERE g.aggfnoid = caller.oid AND callee.oid IN (g.aggtransfn, g.aggfinalfn))
+)
 SELECT DISTINCT format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes))
-FROM called JOIN pg_proc AS p ON p.oid = called.oid JOIN pg_language AS l ON l.oid = p.prolang
-JOIN pg_namespace AS n ON n.oid = p.pronamespace
-WHERE l.lanname NOT IN ('internal', 'c') AND n.nspname <> 'pg_catalog'
+FROM reached JOIN own AS p USING (oid) JOIN pg_namespace AS n ON n.oid = p.pronamespace
+ORDER BY 1
+"""
+)
+# User-defined types of the columns that are read and of what the SELECT itself names, and what they are made of.
+_OWN_TYPES = (
+    _RULES  # noqa: S608 - constants
+    + """
+, reached (oid) AS (
+    SELECT a.atttypid FROM rule JOIN pg_attribute AS a ON a.attrelid = rule.ev_class AND a.attnum > 0
+    UNION
+    SELECT d.refobjid FROM rule JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
+                                AND d.refclassid = 'pg_type'::regclass
+    UNION
+    SELECT a.atttypid FROM rule JOIN pg_depend AS d ON d.classid = 'pg_rewrite'::regclass AND d.objid = rule.oid
+                                AND d.refclassid = 'pg_class'::regclass
+    JOIN pg_attribute AS a ON a.attrelid = d.refobjid AND a.attnum > 0 AND NOT a.attisdropped
+                          AND (d.refobjsubid = a.attnum OR d.refobjid = ANY ($1::text[]::regclass[]))
+    UNION
+    SELECT inner_type.oid
+    FROM reached JOIN pg_type AS t USING (oid)
+    CROSS JOIN LATERAL (
+        SELECT t.typelem AS oid UNION ALL SELECT t.typbasetype
+        UNION ALL SELECT a.atttypid FROM pg_attribute AS a
+        WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+        UNION ALL SELECT unnest(ARRAY[r.rngsubtype, r.rngtypid]) FROM pg_range AS r
+        WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+    ) AS inner_type
+)
+SELECT DISTINCT format('%I.%I', n.nspname, t.typname)
+FROM reached JOIN pg_type AS t USING (oid) JOIN pg_namespace AS n ON n.oid = t.typnamespace
+LEFT JOIN pg_class AS c ON c.oid = t.typrelid
+WHERE t.oid >= 16384 AND n.nspname !~ '^pg_'
+  AND (t.typelem = 0 OR t.typsubscript <> 'array_subscript_handler'::regproc)
+  AND (c.relkind IS NULL OR c.relkind = 'c')
 ORDER BY 1
 """
 )
@@ -214,7 +266,8 @@ class Probe:
         unread: The place that cannot be parsed, if there is one.
         columns: Its columns in order, with their types, without type modifiers.
         reads: What it reads, by table.
-        functions: The user-defined functions that it calls, with their argument types.
+        functions: The user-defined functions that it calls, also from functions, with their argument types.
+        types: The user-defined types that it reads, and those that they are made of.
         views: The canonical query of each view that it reads, parsed.
         view_names: The same views as ``schema.view``, quoted where SQL needs it.
     """
@@ -227,6 +280,7 @@ class Probe:
     views: dict[TableName, exp.Expr]
     view_names: tuple[str, ...]
     functions: tuple[str, ...]
+    types: tuple[str, ...]
 
 
 def probe(connection: Connection, query: str, file: str) -> Probe:
@@ -247,6 +301,8 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
         _require_steady(connection, file)
         _require_no_clock_words(query, canonical, file)
         reads = tuple(_reads(connection, parsed, file))
+        whole = [read.relation for read in reads if read.is_whole]
+        types = tuple(row[0] for row in connection.execute(_OWN_TYPES, (whole,)))
         _require_no_locks(connection)
     return Probe(
         canonical=canonical,
@@ -257,6 +313,7 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
         views={(schema, name): tree for (_, schema, name, _), tree in zip(views, parsed[1:], strict=False)},
         view_names=tuple(relation for relation, *_ in views),
         functions=functions,
+        types=types,
     )
 
 

@@ -3,10 +3,13 @@
 Recorded when a definition is analysed, and compared in the same snapshot whenever the document is read. So a document
 is never built from columns other than those it was applied to.
 
-Guarantees: the shape changes if a column is renamed, dropped or given another type, collation or generation expression;
-if a relation is dropped or replaced by another kind; if a view is redefined. It does not change with anything the
-document does not read, or with a value added to an enum. It contains no oids and does not depend on search_path, so a
-restored dump has the same shape.
+Guarantees: the shape changes if a column is renamed, dropped or given another type, collation or generation expression,
+or if another column gets its name; if a relation is dropped or replaced by another kind; if a view, a function or an
+aggregate is redefined, also one that only another function calls; if a type changes that is an element, an attribute or
+a base of what a column has, at any depth, or gets another cast to json. It does not change with anything the document
+does not read, or with a value added to an enum, unless the SELECT lists the values of enums. It does not depend on
+search_path. It has the numbers of columns, which a dump does not keep, together with the oid of their relation: numbers
+are compared only within the same relation. So a restored dump has the same shape.
 """
 
 from __future__ import annotations
@@ -21,38 +24,43 @@ from syncer.base.postgres import Connection
 
 # Most types are Postgres' own: fixed oids below 10000, and one name under any search_path. The names of other types,
 # and of collations other than the default, are looked up separately.
-_COLUMNS = """
-SELECT asked.relation, c.relkind::text, a.attname::text,
-       CASE WHEN a.atttypid < 10000 THEN format_type(a.atttypid, a.atttypmod)
-            ELSE (SELECT format('%I.%I', n.nspname, t.typname)
-                         || CASE WHEN a.atttypmod >= 0 THEN format(' (%s)', a.atttypmod) ELSE '' END
-                         || coalesce((SELECT format(' of %s', string_agg(format('%I %s', f.attname,
-                                                    CASE WHEN f.atttypid < 10000
-                                                         THEN format_type(f.atttypid, f.atttypmod)
-                                                         ELSE format('%I.%I', fn.nspname, ft.typname) END),
-                                                    ', ' ORDER BY f.attnum))
-                                      FROM pg_type AS e JOIN pg_attribute AS f ON f.attrelid = e.typrelid
-                                      JOIN pg_type AS ft ON ft.oid = f.atttypid
-                                      JOIN pg_namespace AS fn ON fn.oid = ft.typnamespace
-                                      WHERE e.oid IN (t.oid, t.typelem) AND e.typtype = 'c'
-                                        AND f.attnum > 0 AND NOT f.attisdropped HAVING count(*) > 0), '')
-                  FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = a.atttypid) END
+_TYPE = """
+CASE WHEN {type} < 10000 THEN format_type({type}, {modifier})
+     ELSE (SELECT format('%I.%I', n.nspname, t.typname)
+                  || CASE WHEN {modifier} >= 0 THEN format(' (%s)', {modifier}) ELSE '' END
+           FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE t.oid = {type}) END
+"""
+_COLUMNS = f"""
+SELECT asked.relation, c.relkind::text, c.oid::bigint, a.attname::text, a.attnum::int,
+       {_TYPE.format(type="a.atttypid", modifier="a.atttypmod")}
        || CASE WHEN a.attcollation IN (0, 100) THEN ''
                ELSE (SELECT format(' COLLATE %I.%I', n.nspname, k.collname)
                      FROM pg_collation AS k JOIN pg_namespace AS n ON n.oid = k.collnamespace
                      WHERE k.oid = a.attcollation) END,
-       a.attgenerated <> '',
-       CASE WHEN a.atttypid >= 10000
-            THEN (SELECT array_agg(l.enumlabel::text ORDER BY l.enumsortorder)
-                  FROM pg_type AS t JOIN pg_enum AS l ON l.enumtypid IN (t.oid, t.typelem) WHERE t.oid = a.atttypid) END
+       a.attgenerated <> ''
 FROM jsonb_each($1) AS asked (relation, columns)
 JOIN pg_class AS c ON c.oid = to_regclass(asked.relation)
 LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
                            AND (asked.columns ? a.attname::text OR asked.columns ? '*')
-"""
+"""  # noqa: S608 - of constants
+# A composite type by its attributes in order, an enum by its values, a domain or an array by what it is of. row_to_json
+# uses a cast to json of a type that is not Postgres' own.
+_TYPES = f"""
+SELECT name, concat_ws(' ', t.typtype,
+           CASE WHEN t.typbasetype <> 0 THEN {_TYPE.format(type="t.typbasetype", modifier="t.typtypmod")} END,
+           (SELECT string_agg(format('%I %s', a.attname, {_TYPE.format(type="a.atttypid", modifier="a.atttypmod")}),
+                              ', ' ORDER BY a.attnum)
+            FROM pg_attribute AS a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped),
+           (SELECT format('as json by %s %s', k.castfunc::regprocedure, md5(p.prosrc))
+            FROM pg_cast AS k JOIN pg_proc AS p ON p.oid = k.castfunc
+            WHERE k.castsource = t.oid AND k.casttarget = 'json'::regtype)),
+       (SELECT array_agg(l.enumlabel::text ORDER BY l.enumsortorder) FROM pg_enum AS l WHERE l.enumtypid = t.oid)
+FROM unnest($1::text[]) AS name JOIN pg_type AS t ON t.oid = to_regtype(name)
+"""  # noqa: S608 - of constants
 _FUNCTIONS = """
-SELECT name, md5(pg_get_functiondef(to_regprocedure(name))) FROM unnest($1::text[]) AS name
-WHERE to_regprocedure(name) IS NOT NULL
+SELECT name, md5(CASE p.prokind WHEN 'a' THEN (SELECT a::text FROM pg_aggregate AS a WHERE a.aggfnoid = p.oid)
+                 ELSE pg_get_functiondef(p.oid) END)
+FROM unnest($1::text[]) AS name JOIN pg_proc AS p ON p.oid = to_regprocedure(name)
 """
 _EXPRESSIONS = """
 SELECT asked.relation, NULL, md5(pg_get_viewdef(c.oid))
@@ -75,6 +83,10 @@ _KINDS = {
 }
 FUNCTION = "a function"
 """The ``kind`` of a `Shape` that describes a function."""
+_TYPE_KIND = "a type"
+_TYPE_PREFIX = "type "
+"""Precedes the name of a type, since a relation and its row type have one name."""
+_LISTS_VALUES = frozenset({"enum_first", "enum_last", "enum_range"})
 _VIEWS = frozenset({"a view", "a materialized view"})
 _LOCKABLE = frozenset({"a table", "a partitioned table", "a view"})
 
@@ -86,20 +98,26 @@ class Shape:
     Args:
         kind: What it is, in words.
         columns: Type, collation and generation expression of each column that the document names.
-        labels: The values of those that are an enum or an array of one.
-        definition: Digest of the definition of a view or function.
+        oid: The relation's, for its numbers.
+        numbers: The number of each of these columns in the relation.
+        labels: The values of an enum.
+        lists_labels: Whether the document shows the values of enums themselves, so that every future one counts.
+        definition: Digest of the definition of a view or function, or what a type is made of.
         is_whole: Whether the document shows whole rows, so that every future column counts.
     """
 
     kind: str
     columns: dict[str, str] = field(default_factory=dict)
-    labels: dict[str, list[str]] = field(default_factory=dict)
+    oid: int = 0
+    numbers: dict[str, int] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    lists_labels: bool = False
     definition: str | None = None
     is_whole: bool = False
 
 
 Shapes = Mapping[str, Shape]
-"""By relation, ``schema.table``, quoted where SQL needs it; or by function, with its argument types."""
+"""By relation, ``schema.table``, quoted where SQL needs it; by function, with its argument types; or by type."""
 
 
 def read(
@@ -108,6 +126,8 @@ def read(
     *,
     whole: Collection[str] = (),
     functions: Collection[str] = (),
+    types: Collection[str] = (),
+    lists_labels: bool = False,
 ) -> dict[str, Shape]:
     """Return the shapes in the caller's snapshot.
 
@@ -116,19 +136,20 @@ def read(
         columns: The columns that a document names, by relation. Missing ones are left out.
         whole: The relations of which it shows whole rows.
         functions: The functions that it calls, except Postgres' own.
+        types: The types that it reads, except Postgres' own.
+        lists_labels: Whether it shows all values of enums.
     """
     asked = (Jsonb(_relied_on(columns, whole)),)
-    kinds: dict[str, str] = {}
+    kinds: dict[str, tuple[str, int]] = {}
     found: dict[str, dict[str, str]] = {}
-    labels: dict[str, dict[str, list[str]]] = {}
+    numbers: dict[str, dict[str, int]] = {}
     has_expressions = False
-    for relation, kind, column, type_, is_generated, values in connection.execute(_COLUMNS, asked, prepare=True):
-        kinds[relation] = _KINDS.get(kind, f"a relation of kind {kind}")
+    for relation, kind, oid, column, number, type_, is_generated in connection.execute(_COLUMNS, asked, prepare=True):
+        kinds[relation] = (_KINDS.get(kind, f"a relation of kind {kind}"), oid)
         if column is not None:
             found.setdefault(relation, {})[column] = type_
-        if values is not None:
-            labels.setdefault(relation, {})[column] = values
-        has_expressions = has_expressions or is_generated or kinds[relation] in _VIEWS
+            numbers.setdefault(relation, {})[column] = number
+        has_expressions = has_expressions or is_generated or kinds[relation][0] in _VIEWS
     definitions: dict[str, str] = {}
     for relation, column, expression in connection.execute(_EXPRESSIONS, asked).fetchall() if has_expressions else ():
         if column is None:
@@ -139,15 +160,19 @@ def read(
         relation: Shape(
             kind=kind,
             columns=found.get(relation, {}),
-            labels=labels.get(relation, {}),
+            oid=oid,
+            numbers=numbers.get(relation, {}),
             definition=definitions.get(relation),
             is_whole=relation in whole,
         )
-        for relation, kind in kinds.items()
+        for relation, (kind, oid) in kinds.items()
     }
-    if functions:
-        for name, definition in connection.execute(_FUNCTIONS, (list(functions),)).fetchall():
-            shapes[name] = Shape(kind=FUNCTION, definition=definition)
+    for name, definition in connection.execute(_FUNCTIONS, (list(functions),)).fetchall() if functions else ():
+        shapes[name] = Shape(kind=FUNCTION, definition=definition)
+    for name, definition, labels in connection.execute(_TYPES, (list(types),)).fetchall() if types else ():
+        shapes[f"{_TYPE_PREFIX}{name}"] = Shape(
+            kind=_TYPE_KIND, definition=definition, labels=tuple(labels or ()), lists_labels=lists_labels
+        )
     return shapes
 
 
@@ -162,13 +187,15 @@ def fingerprint_query(shapes: Shapes) -> sql.Composed:
 
     The spelling of expressions depends on the session's ``search_path``, which is pinned: see `syncer.base.postgres`.
     """
-    relations = {name: shape for name, shape in shapes.items() if shape.kind != FUNCTION}
+    relations, functions, types = _parted(shapes)
     named = {name: ["*"] if shape.is_whole else sorted(shape.columns) for name, shape in relations.items()}
     parts = [_said_by(_COLUMNS, sql.Literal(Jsonb(named)))]
     if any(_has_expressions(one) for one in relations.values()):
         parts.append(_said_by(_EXPRESSIONS, sql.Literal(Jsonb(named))))
-    if functions := sorted(shapes.keys() - relations.keys()):
+    if functions:
         parts.append(_said_by(_FUNCTIONS, sql.Literal(functions)))
+    if types:
+        parts.append(_said_by(_TYPES, sql.Literal(types)))
     return sql.SQL(_FINGERPRINT).format(parts=sql.SQL(" UNION ALL ").join(parts))
 
 
@@ -186,13 +213,28 @@ def _said_by(query: str, asked: sql.Literal) -> sql.Composed:
 
 def read_again(connection: Connection, shapes: Shapes) -> dict[str, Shape]:
     """Return the current shapes of what had these shapes."""
-    relations = {name: shape for name, shape in shapes.items() if shape.kind != FUNCTION}
+    relations, functions, types = _parted(shapes)
     return read(
         connection,
         {name: shape.columns for name, shape in relations.items()},
         whole={name for name, shape in relations.items() if shape.is_whole},
-        functions=shapes.keys() - relations.keys(),
+        functions=functions,
+        types=types,
+        lists_labels=any(shape.lists_labels for shape in shapes.values()),
     )
+
+
+def _parted(shapes: Shapes) -> tuple[dict[str, Shape], list[str], list[str]]:
+    """Return the relations among shapes, and the names of the functions and of the types."""
+    relations = {name: shape for name, shape in shapes.items() if shape.kind not in (FUNCTION, _TYPE_KIND)}
+    functions = sorted(name for name, shape in shapes.items() if shape.kind == FUNCTION)
+    types = sorted(name.removeprefix(_TYPE_PREFIX) for name, shape in shapes.items() if shape.kind == _TYPE_KIND)
+    return relations, functions, types
+
+
+def lists_labels(query: str) -> bool:
+    """Return whether a query may show all values of an enum, so that a new one changes its result."""
+    return any(name in query for name in _LISTS_VALUES)
 
 
 def differences(before: Shapes, after: Shapes) -> list[str]:
@@ -207,17 +249,24 @@ def _different(relation: str, before: Shape, after: Shape | None) -> Iterator[st
     if before.kind != after.kind:
         yield f"{relation} was {before.kind} and is {after.kind}"
     elif before.definition != after.definition:
-        yield f"the {before.kind.removeprefix('a ')} {relation} is defined anew"
+        yield f"the {before.kind.removeprefix('a ')} {relation.removeprefix(_TYPE_PREFIX)} is defined anew"
     if before.is_whole:
         yield from (f"{relation}.{column} is new" for column in after.columns if column not in before.columns)
+    yield from _different_columns(relation, before, after)
+    if lost := [label for label in before.labels if label not in after.labels]:
+        yield f"{relation} no longer has the value {', '.join(lost)}"
+    elif before.lists_labels and before.labels != after.labels:
+        yield f"{relation} has other values"
+
+
+def _different_columns(relation: str, before: Shape, after: Shape) -> Iterator[str]:
     for column, type_ in before.columns.items():
         if column not in after.columns:
             yield f"{relation}.{column} is gone"
         elif type_ != after.columns[column]:
             yield f"{relation}.{column} was {type_} and is {after.columns[column]}"
-    for column, values in before.labels.items():
-        if lost := [one for one in values if one not in after.labels.get(column, values)]:
-            yield f"{relation}.{column} no longer has the value {', '.join(lost)}"
+        elif before.oid == after.oid and before.numbers.get(column) != after.numbers.get(column):
+            yield f"{relation}.{column} is another column than before"
 
 
 def _relied_on(columns: Mapping[str, Iterable[str]], whole: Collection[str]) -> dict[str, list[str]]:

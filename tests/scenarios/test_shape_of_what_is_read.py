@@ -36,6 +36,26 @@ CREATE TYPE place AS (street text, town text);
 CREATE TABLE shops (id int PRIMARY KEY, name text, at place);
 CREATE FUNCTION loud(t text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN upper(t); END'
 """
+DEEP = """
+CREATE TYPE mood AS ENUM ('sad', 'happy');
+CREATE DOMAIN feeling AS mood;
+CREATE DOMAIN price AS numeric;
+CREATE TYPE prices AS RANGE (SUBTYPE = price);
+CREATE TYPE inner_part AS (a int, mood mood);
+CREATE TYPE outer_part AS (inner_ inner_part, n int);
+CREATE DOMAIN kept AS outer_part;
+CREATE TABLE deep (
+    id int PRIMARY KEY, name text, other text, c kept, moods feeling[], span prices, mood mood
+);
+CREATE VIEW deep_view AS SELECT id, c FROM deep;
+CREATE FUNCTION part_json(inner_part) RETURNS json LANGUAGE sql IMMUTABLE AS 'SELECT ''1''::json';
+CREATE FUNCTION clean(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT lower(t)';
+CREATE FUNCTION slug(t text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN public.clean(t); END';
+CREATE FUNCTION standard(t text) RETURNS text LANGUAGE sql IMMUTABLE RETURN clean(t);
+CREATE AGGREGATE product(int) (SFUNC = int4mul, STYPE = int, INITCOND = 1);
+CREATE VIEW lower_view AS SELECT id, slug(name) AS f FROM deep;
+CREATE VIEW upper_view AS SELECT id, f || '!' AS f FROM lower_view
+"""
 NAMED = {
     '"Other"."a.b"': ["id", "Name", "amount", "status", "moods", "short", "twice"],
     "public.halves": ["id", "half"],
@@ -60,7 +80,11 @@ CHANGES = {
     'DROP VIEW named; ALTER TABLE "Other"."a.b" ALTER status TYPE "Other".status USING status::text::"Other".status': (
         'status was public.status and is "Other".status'
     ),
-    "ALTER TYPE public.status RENAME VALUE 'sad' TO 'blue'": "status no longer has the value sad",
+    "ALTER TYPE public.status RENAME VALUE 'sad' TO 'blue'": "type public.status no longer has the value sad",
+    'ALTER TABLE "Other"."a.b" RENAME status TO x; ALTER TABLE "Other"."a.b" RENAME unread TO status; '
+    'ALTER TABLE "Other"."a.b" RENAME status TO unread; ALTER TABLE "Other"."a.b" DROP moods; '
+    'ALTER TABLE "Other"."a.b" RENAME x TO status; '
+    'ALTER TABLE "Other"."a.b" ADD moods public.status[]': '"Other"."a.b".moods is another column than before',
     'CREATE OR REPLACE VIEW named AS SELECT id, "Name" AS name, half(amount) AS half FROM "Other"."a.b"': (
         "the view public.named is defined anew"
     ),
@@ -83,7 +107,7 @@ def connection(
 ) -> Iterator[Connection]:
     """A database with tables of every kind of column that counts; each test takes its changes back."""
     with made(World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("shape"))) as world:
-        for statement in f"{TABLES};\n{SHOWN}".split(";\n"):
+        for statement in f"{TABLES};\n{SHOWN};\n{DEEP}".split(";\n"):
             world.sql(statement)
         with world.connect() as connection:
             yield connection
@@ -100,8 +124,8 @@ def differences(connection: Connection, statements: str, before: Mapping[str, Sh
 
 def named(connection: Connection) -> Mapping[str, Shape]:
     """The shape of what is named."""
-    found = fingerprint.read(connection, NAMED)
-    assert {one: sorted(shape.columns) for one, shape in found.items()} == {
+    found = fingerprint.read(connection, NAMED, types=["public.status", "public.short"])
+    assert {one: sorted(shape.columns) for one, shape in found.items() if not one.startswith("type ")} == {
         one: sorted(columns) for one, columns in NAMED.items()
     }
     return found
@@ -133,9 +157,12 @@ def test_no_search_path_makes_a_difference(empty_world: World) -> None:
     )
     with empty_world.connect() as connection:
         before = fingerprint.read(
-            connection, NAMED | {"public.reports": ["report"]}, functions=["public.is_happy(public.status)"]
+            connection,
+            NAMED | {"public.reports": ["report"]},
+            functions=["public.is_happy(public.status)"],
+            types=["public.report", "public.status"],
         )
-        assert before["public.reports"].columns == {"report": "public.report of about text, status public.status"}
+        assert before["type public.report"].definition == "c about text, status public.status"
     for path in ("pg_catalog", '"Other", public', "nowhere"):
         empty_world.sql(f'ALTER DATABASE "{empty_world.name}" SET search_path = {path}')
         with empty_world.connect() as connection:
@@ -156,7 +183,74 @@ INDIRECT = {
     "what a composite type is made of": (
         "SELECT s.id AS _id, to_jsonb(s.at) AS at FROM shops AS s",
         "ALTER TYPE place RENAME ATTRIBUTE town TO city",
-        "at was public.place of street text, town text and is public.place of street text, city text",
+        "the type public.place is defined anew",
+    ),
+    **{
+        f"{what}, in {where}": (
+            f"SELECT s.id AS _id, {where} AS f FROM deep AS s",
+            statement,
+            says,
+        )
+        for where in ("s.c", "to_jsonb(s)", "(SELECT v.c FROM deep_view AS v WHERE v.id = s.id)")
+        for what, statement, says in (
+            ("an enum in a composite", "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'", "mood no longer has the value"),
+            (
+                "a composite in a composite",
+                "ALTER TYPE inner_part RENAME ATTRIBUTE a TO b",
+                "inner_part is defined anew",
+            ),
+            ("an attribute more", "ALTER TYPE inner_part ADD ATTRIBUTE more int", "inner_part is defined anew"),
+            (
+                "a cast to json",
+                "CREATE CAST (inner_part AS json) WITH FUNCTION part_json",
+                "inner_part is defined anew",
+            ),
+        )
+    },
+    "an array of a domain over an enum": (
+        "SELECT s.id AS _id, s.moods FROM deep AS s",
+        "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",
+        "mood no longer has the value",
+    ),
+    "a range over a domain": (
+        "SELECT s.id AS _id, s.span FROM deep AS s",
+        "ALTER DOMAIN price RENAME TO cost",
+        "type public.price is gone",
+    ),
+    "a value more of an enum whose values are listed": (
+        "SELECT s.id AS _id, enum_range(s.mood) AS moods FROM deep AS s",
+        "ALTER TYPE mood ADD VALUE 'calm'",
+        "mood has other values",
+    ),
+    "columns that swap their names": (
+        "SELECT s.id AS _id, s.name FROM deep AS s",
+        "ALTER TABLE deep RENAME name TO old; ALTER TABLE deep RENAME other TO name",
+        "public.deep.name is another column than before",
+    ),
+    "a column of a join that is dropped and added": (
+        "SELECT s.id AS _id, d.name FROM deep AS s JOIN deep AS d ON d.other = s.name",
+        "ALTER TABLE deep DROP other; ALTER TABLE deep ADD other text DEFAULT 'x'",
+        "public.deep.other is another column than before",
+    ),
+    "a function that a function calls": (
+        "SELECT s.id AS _id, slug(s.name) AS f FROM deep AS s",
+        "CREATE OR REPLACE FUNCTION clean(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT t'",
+        "the function public.clean(text) is defined anew",
+    ),
+    "a function that a body in standard SQL calls": (
+        "SELECT s.id AS _id, standard(s.name) AS f FROM deep AS s",
+        "CREATE OR REPLACE FUNCTION clean(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT t'",
+        "the function public.clean(text) is defined anew",
+    ),
+    "a function behind a view over a view": (
+        "SELECT v.id AS _id, v.f FROM upper_view AS v",
+        "CREATE OR REPLACE FUNCTION clean(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT t'",
+        "the function public.clean(text) is defined anew",
+    ),
+    "an aggregate": (
+        "SELECT s.id AS _id, (SELECT product(d.id) FROM deep AS d WHERE d.name = s.name) AS f FROM deep AS s",
+        "CREATE OR REPLACE AGGREGATE product(int) (SFUNC = int4pl, STYPE = int, INITCOND = 1)",
+        "the function public.product(integer) is defined anew",
     ),
 }
 

@@ -48,12 +48,24 @@ def test_a_document_is_one_document(items: list[dict[str, Any]], counted: str) -
     assert judged(items) == expected
 
 
-def test_its_own_version_is_no_conflict() -> None:
-    """It is there if the answer to the same request was lost: the document counts as written."""
-    own = {"status": 409, "error": {"reason": "[1]: version conflict, current version [1] is higher or equal"}}
-    assert judged([own, ABSENT]) == BulkOutcome(indexed=1)
-    newer = {"status": 409, "error": {"reason": "[1]: version conflict, current version [2] is higher or equal"}}
-    assert judged([newer, own]) == BulkOutcome(skipped=1, newer_version=2)
+def conflict(version: int) -> dict[str, Any]:
+    """The answer to a write that met a version."""
+    reason = f"[1]: version conflict, current version [{version}] is higher or equal"
+    return {"status": 409, "error": {"reason": reason}}
+
+
+@pytest.mark.parametrize(("version", "newer"), [(256, 0), (257, 257), (513, 513)])
+def test_a_version_that_another_client_may_have_raised_says_nothing(version: int, newer: int) -> None:
+    """Its own, or one in a gap: what is there may be older, so the document is written again."""
+    own = Composition(id="1", version=256, source=b"{}", routing="r")
+    outcome = BulkOutcome()
+    _judge(own, [conflict(version), ABSENT], outcome)
+    assert outcome == BulkOutcome(unsure=[own], newer_version=newer)
+
+
+def test_a_newer_version_is_a_success() -> None:
+    """A later write is there."""
+    assert judged([conflict(512), ABSENT]) == BulkOutcome(skipped=1, newer_version=512)
 
 
 def test_a_delete_everywhere_is_one_delete() -> None:

@@ -10,21 +10,24 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from syncer.base import events, log as log_lines, metrics, migrations, postgres
-from syncer.base.error_policy import explain
-from syncer.base.errors import HangingError, SourceError, SyncerError
+from syncer.base.error_policy import explain, is_refused
+from syncer.base.errors import HangingError, SourceError, SyncerError, UnavailableError
 from syncer.base.lifecycle import Component, Stop
 from syncer.base.postgres import Connection
+from syncer.base.retry import Trouble, retry
 from syncer.base.settings import Settings
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.client import connect
 from syncer.indexing import replica
 from syncer.indexing.flow_control import LiveTraffic
+from syncer.kafka import topic
 from syncer.kafka.consumer import ChangeConsumer
 from syncer.kafka.producer import ChangeProducer
 from syncer.kafka.topic import Observer
 from syncer.monitoring.poll import PATIENCE_SECONDS, Poller
 from syncer.monitoring.status import Server, session_name
+from syncer.monitoring.web import Waiting
 from syncer.recovery import lost_records
 from syncer.recovery.schema_watch import Watch
 from syncer.relay.loop import Relay
@@ -36,6 +39,40 @@ IDLE_SECONDS = 120.0
 STOP_SECONDS = 25.0
 """How long components may take to end, for the case that a server hangs. Other daemons redo what was in hand."""
 _WATCH_SECONDS = 0.5
+
+
+def prepared(
+    settings: Settings, stop: Stop, waiting: Waiting, *, relay: bool = True, workers: bool = True
+) -> tuple[Settings, dict[str, Component]]:
+    """Wait until the servers answer, check them, and return the settings and the components of a daemon.
+
+    Args:
+        settings: As configured.
+        stop: Ends the waiting.
+        waiting: Told what is waited for.
+        relay: Whether to run a relay.
+        workers: Whether to run workers.
+
+    Raises:
+        Stopping: It was told to stop.
+        SyncerError, psycopg.Error, elasticsearch.ApiError, KafkaException: A server refuses syncer, or is not one to
+            start with.
+    """
+
+    def attempt() -> tuple[Settings, dict[str, Component]]:
+        try:
+            loaded = checked(settings, workers=workers)
+            return loaded, components(loaded, relay=relay, workers=workers)
+        except Exception as error:
+            said = explain(error)
+            waiting.reason = said.message if said else repr(error)
+            if topic.is_down(error) and said is not None:
+                raise UnavailableError(said.message, hint=said.hint) from error
+            if is_refused(error):
+                raise said or error from error
+            raise
+
+    return retry(attempt, pause=stop.pause, component="daemon", trouble=Trouble("daemon", brief_seconds=0))
 
 
 def checked(settings: Settings, *, workers: bool = True) -> Settings:

@@ -520,9 +520,13 @@ class World:
             made.close()
 
     def daemon(
-        self, *arguments: str, environment: Mapping[str, str] | None = None, program: Sequence[str] = ("syncer",)
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("syncer",),
+        until: str = "daemon.started",
     ) -> Daemon:
-        """Start ``syncer run``, and return once its components run; another program may run it in its own way."""
+        """Start ``syncer run``, and return once it has logged an event; another program may run it in its own way."""
         log_file = self.folder / f"daemon-{len(self.daemons)}.log"
         given = {**self.environment, **(environment or {})}
         process: subprocess.Popen[bytes] | preloaded.Command
@@ -535,7 +539,7 @@ class World:
                 process = subprocess.Popen(command, env=given, stdin=nothing, stderr=log, stdout=log)
         daemon = Daemon(process=process, log_file=log_file)
         self.daemons.append(daemon)
-        daemon.wait_for("daemon.started")
+        daemon.wait_for(until)
         return daemon
 
     def syncer(

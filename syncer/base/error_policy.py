@@ -150,6 +150,26 @@ def decide(error: BaseException) -> Action:
     return Action.FATAL
 
 
+# Messages of a server that refuses connections for now; it speaks them in its own language, if that is not English.
+_STARTING = (
+    "starting up",
+    "shutting down",
+    "recovery",
+    "too many",
+    "not yet accepting",
+    "not accepting",
+    "terminating",
+)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether a server refuses the login or the privileges, so that a program that starts need not wait for it."""
+    if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
+        message = str(error)
+        return "FATAL:" in message and not any(words in message for words in _STARTING)
+    return isinstance(error, elasticsearch.AuthenticationException | elasticsearch.AuthorizationException)
+
+
 def _decide_postgres(error: psycopg.Error) -> Action:
     state = error.diag.sqlstate
     if state is not None and type(error).sqlstate is None:

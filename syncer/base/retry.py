@@ -103,10 +103,18 @@ class Trouble:
 
     Errors of the same `syncer.base.error_policy.kind` count as one, even if their details differ. Intermittent errors
     are logged as rarely as persistent ones. Safe to share between threads: one thread's success counts as recovery.
+
+    Args:
+        component: Its name.
+        brief_seconds: Trouble of a kind that was logged recently is logged again only if it lasts longer than this.
+        clock: Returns the time in seconds.
     """
 
-    def __init__(self, component: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, component: str, *, brief_seconds: float = _BRIEF_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._component = component
+        self._brief_seconds = brief_seconds
         self._clock = clock
         self._began: float | None = None
         self._attempts = 0
@@ -153,7 +161,7 @@ class Trouble:
 
     def _is_news(self, what: str, *, since: float) -> bool:
         """Whether to log at once: it has lasted, and nothing of its kind was logged since it began."""
-        return self._clock() - since >= _BRIEF_SECONDS and what not in self._told
+        return self._clock() - since >= self._brief_seconds and what not in self._told
 
     def _tell(self, what: str, _: int, error: Exception) -> None:
         assert self._began is not None  # noqa: S101 - only called for trouble that has begun

@@ -162,17 +162,25 @@ def _show_migrations(seen: dict[str, bool], *, as_json: bool) -> None:
 def run(*, only: parameters.Only = None) -> None:
     """Run the daemon.
 
+    If a server does not answer at the start, waits for it.
     SIGTERM or Ctrl-C stops it after the current batch; a second signal stops it at once.
     Nothing is lost: the next daemon repeats unacknowledged work.
     """
     log.configure(settings.load_log())
-    from syncer.monitoring.web import serve  # noqa: PLC0415 - only the daemon serves HTTP
+    from syncer.monitoring import web  # noqa: PLC0415 - only the daemon serves HTTP
 
-    loaded = daemon.checked(settings.load(), workers=only is not Part.RELAY)
-    components = daemon.components(loaded, relay=only is not Part.WORKERS, workers=only is not Part.RELAY)
+    configured = settings.load()
+    listening = web.listen(configured.web)
     stop = Stop()
-    serve(loaded, components, stop)
     _stop_on_signals(stop)
+    try:
+        with web.answering(listening) as waiting:
+            loaded, components = daemon.prepared(
+                configured, stop, waiting, relay=only is not Part.WORKERS, workers=only is not Part.RELAY
+            )
+    except Stopping:
+        return
+    web.serve(loaded, components, stop, listening)
     tracing.configure(loaded.traces)
     try:
         daemon.run(components, stop)

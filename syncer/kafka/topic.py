@@ -101,6 +101,12 @@ def exists(settings: KafkaSettings) -> bool:
         return settings.topic in _topics(admin)
 
 
+def is_down(error: Exception) -> bool:
+    """Whether an error says that Kafka does not answer, and not that it refuses the connection."""
+    cause = error.__cause__ if isinstance(error, TopicError) else error
+    return isinstance(cause, KafkaException) and cause.args[0].code() not in _NOT_LET_IN
+
+
 def missing(settings: KafkaSettings) -> TopicError:
     """The error for a topic that was never created."""
     return TopicError(f"Kafka has no topic {settings.topic}", hint="Run: syncer apply, which creates it.")
@@ -156,7 +162,9 @@ class _Admin(AdminClient):
             self.poll(0)
             for trouble in self.troubles:
                 if trouble.code() in _NOT_LET_IN:
-                    raise TopicError(f"Kafka does not let syncer in: {trouble.str()}", hint=_LET_IN_HINT) from error
+                    refusal = KafkaException(trouble)
+                    refusal.__cause__ = error
+                    raise TopicError(f"Kafka refuses the connection: {trouble.str()}", hint=_LET_IN_HINT) from refusal
             raise
 
 

@@ -442,12 +442,9 @@ DOWN = {
     [
         ("Postgres", "migrate"),
         ("Postgres", "plan"),
-        ("Postgres", "run"),
         ("Elasticsearch", "apply --yes"),
         ("Elasticsearch", "verify"),
-        ("Elasticsearch", "run"),
         ("Kafka", "apply --yes"),
-        pytest.param("Kafka", "run", marks=pytest.mark.thorough),
     ],
 )
 def test_a_server_is_down(draft: World, closed_port: int, server: str, line: str) -> None:

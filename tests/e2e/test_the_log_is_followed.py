@@ -83,7 +83,6 @@ def test_by_default_batches_are_summed_up(world: World) -> None:
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
-        ({"SYNCER_POSTGRES_DSN": "postgresql://postgres@127.0.0.1:1/none"}, "Postgres cannot be reached"),
         ({"SYNCER_WORKER_THREADS": "many"}, "worker.threads"),
     ],
 )

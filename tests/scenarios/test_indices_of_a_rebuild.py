@@ -453,12 +453,12 @@ def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: 
     target = room.build(1, room.body(number_of_shards=3, number_of_replicas=0))
     assert room.index.holdings.sequence_numbers(target) == {0: -1, 1: -1, 2: -1}
     assert untouched(room, target, room.index.holdings.sequence_numbers(target)) == []
-    room.write(target, range(200), version=10)
+    room.write(target, range(200), version=10 << 8)
     source = b'{"text": "x", "more": [{"word": "a"}]}'
-    routed = [Composition(id=f"r{one}", version=10, source=source, routing=str(one % 5)) for one in range(50)]
+    routed = [Composition(id=f"r{one}", version=10 << 8, source=source, routing=str(one % 5)) for one in range(50)]
     room.index.write(target, routed)
-    room.index.write(target, [Composition(id=str(one), version=11, source=None) for one in range(190, 200)])
-    room.write(target, range(300, 310), version=10)
+    room.index.write(target, [Composition(id=str(one), version=11 << 8, source=None) for one in range(190, 200)])
+    room.write(target, range(300, 310), version=10 << 8)
     numbers = room.index.holdings.sequence_numbers(target)
     stayed = {Place.of(str(one), None) for one in range(300, 310)}
     everything = stayed | {Place.of(str(one), None) for one in range(190)} | {one.place for one in routed}
@@ -466,13 +466,13 @@ def test_a_document_is_untouched_if_and_only_if_nothing_was_written_to_it(room: 
     # Written again, with the same contents; gone; new; moved to another shard; and refused as older.
     again, gone = random.sample(range(90), 40), random.sample(range(90, 190), 40)
     for one in again:
-        room.write(target, range(one, one + 1), version=12)
-    room.index.write(target, [Composition(id=str(one), version=12, source=None) for one in gone])
-    room.write(target, range(195, 300), version=12)
-    moved = [one._replace(version=12, routing=f"other {one.routing}") for one in routed[:20]]
+        room.write(target, range(one, one + 1), version=12 << 8)
+    room.index.write(target, [Composition(id=str(one), version=12 << 8, source=None) for one in gone])
+    room.write(target, range(195, 300), version=12 << 8)
+    moved = [one._replace(version=12 << 8, routing=f"other {one.routing}") for one in routed[:20]]
     room.index.write(target, moved)
     late = [one for one in range(190) if one not in again and one not in gone][:30]
-    outcome = room.index.write(target, [Composition(id=str(one), version=9, source=source) for one in late])
+    outcome = room.index.write(target, [Composition(id=str(one), version=9 << 8, source=source) for one in late])
     assert outcome.skipped == len(late)
     expected = {Place.of(str(one), None) for one in range(190) if one not in again and one not in gone}
     expected |= stayed | {one.place for one in routed[20:]}

@@ -4,12 +4,15 @@
     app       routes a request to its response                   access   what a request may read and do
     facts     read-only responses                                actions  changes
     waits     until a transaction is indexed             words    parses and checks parameters
+    waiting   at the start of a daemon, while a server is away
     runbook   what to do about a problem
 
 Read-only unless a token is set. Listens on the loopback interface unless configured otherwise. docs/status-page.md
 """
 
 from __future__ import annotations
+
+import socket
 
 from syncer.base.lifecycle import Component, Stop
 from syncer.base.settings import Settings
@@ -20,19 +23,21 @@ from syncer.monitoring.web.app import App, WebRoute
 from syncer.monitoring.web.facts import Daemon, Facts
 from syncer.monitoring.web.runbook import Runbook
 from syncer.monitoring.web.server import WebServer, listen
+from syncer.monitoring.web.waiting import Waiting, answering
 from syncer.monitoring.web.waits import Waits
+
+__all__ = ["Waiting", "answering", "listen", "routes", "serve"]
 
 _JOB = f"/api/jobs/<int(max={JOB_ID_MAX}):job_id>"
 
 
-def serve(settings: Settings, components: dict[str, Component], stop: Stop) -> None:
-    """Add the component "web" to those of a daemon, unless it is turned off or no default port is free.
+def serve(settings: Settings, components: dict[str, Component], stop: Stop, listening: socket.socket | None) -> None:
+    """Add the component "web" to those of a daemon, on the socket from `listen`, if there is one.
 
     Raises:
-        ConfigError: The configured port is not available, or the token's file cannot be read.
+        ConfigError: The token's file cannot be read.
     """
     token = settings.web.secret()
-    listening = listen(settings.web)
     if listening is None:
         return
     poll = components["poll"]

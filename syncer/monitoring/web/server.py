@@ -50,12 +50,16 @@ class WebServer:
         listening: The bound socket: see `listen`.
         application: The WSGI application.
         has_token: Whether a token is set; for the log.
+        is_logged: Whether to log the address.
     """
 
-    def __init__(self, listening: socket.socket, application: Application, *, has_token: bool) -> None:
+    def __init__(
+        self, listening: socket.socket, application: Application, *, has_token: bool, is_logged: bool = True
+    ) -> None:
         self._listening = listening
         self._application = application
         self._has_token = has_token
+        self._is_logged = is_logged
         self.address = _address(listening)
 
     def run(self, stop: Stop) -> None:
@@ -75,7 +79,8 @@ class WebServer:
             max_request_body_size=_BODY_BYTES_MAX,
         )
         assert isinstance(server, TcpWSGIServer)  # noqa: S101 - one socket makes one server
-        structlog.get_logger().info(events.WEB_LISTENING, address=self.address, has_token=self._has_token)
+        if self._is_logged:
+            structlog.get_logger().info(events.WEB_LISTENING, address=self.address, has_token=self._has_token)
         try:
             while not stop.is_requested:
                 wasyncore.loop(timeout=_LOOP_SECONDS, use_poll=True, map=sockets, count=1)

@@ -38,6 +38,7 @@ This module also turns errors into messages with hints.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -52,6 +53,7 @@ from syncer.base.errors import (
     ComposeError,
     DeadLetteringError,
     DocumentError,
+    DuplicateIdError,
     Fault,
     IndexingError,
     ReplicaError,
@@ -224,7 +226,9 @@ def at_work_for(document: str, revision: int, *, isolates: bool = False) -> Iter
         if action is Action.RETRY or (isolates and action is Action.DEAD_LETTER):
             raise
         said = _explain_in_work(error, document)
-        fault = fault_of(error.error) if isinstance(error, elasticsearch.ApiError) else None
+        fault = Fault.IDS if isinstance(error, DuplicateIdError) else None
+        if isinstance(error, elasticsearch.ApiError):
+            fault = fault_of(error.error)
         raise DocumentError(said.message, hint=said.hint, document=document, revision=revision, fault=fault) from error
 
 
@@ -277,6 +281,9 @@ def explain_refusal(document: str, said: str) -> IndexingError:
     )
 
 
+_CALLER = re.compile(r'(?:SQL|PL/pgSQL) function "?([^"\n]+?)"? (?:line|statement|during)')
+
+
 def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
     message = (error.diag.message_primary or str(error)).strip()
     if isinstance(error, pg.InsufficientPrivilege):
@@ -284,6 +291,14 @@ def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
             f"Postgres does not let syncer read all that {document} shows: {message}",
             hint="The role of postgres.dsn needs SELECT on every table of it and, where row-level security is on,\n"
             "to own the table or to see every row (ALTER ROLE … BYPASSRLS). Then run: syncer apply",
+        )
+    caller = _CALLER.search(error.diag.context or "")
+    if caller is not None and isinstance(error, pg.UndefinedFunction | pg.UndefinedTable | pg.UndefinedObject):
+        return ComposeError(
+            f"The function {caller[1]}, which the SELECT of {document} calls, names something without its schema: "
+            f"{message}",
+            hint="syncer uses search_path = pg_catalog, pg_temp. Write the schema in the function's body, or run\n"
+            f"ALTER FUNCTION {caller[1]} SET search_path = public; with the schemas that it needs. Then: syncer apply",
         )
     return ComposeError(
         f"The SELECT of {document} no longer fits the database: {message}",

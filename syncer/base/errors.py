@@ -10,6 +10,7 @@
     ├── TopicError         Kafka: unreachable, topic missing
     │   └── LossError          records are lost: see `syncer.recovery.lost_records`
     ├── ComposeError       a document's SELECT failed on the data
+    │   └── DuplicateIdError   it returns an id more than once
     ├── IndexingError      Elasticsearch: unreachable, unsupported, or rejected an index or a request
     │   └── UnavailableError   a shard or a node is unavailable: retried
     ├── DocumentError      one document has to be suspended
@@ -95,6 +96,10 @@ class ComposeError(SyncerError):
     """A document's SELECT failed on the data that it met."""
 
 
+class DuplicateIdError(ComposeError):
+    """A SELECT returns an id more than once."""
+
+
 class IndexingError(SyncerError):
     """Elasticsearch is unreachable or unsupported, or rejected an index or a request."""
 
@@ -110,6 +115,8 @@ class Fault(StrEnum):
     """The tables differ from what the definition was applied to, or lack triggers."""
     UNAVAILABLE = "unavailable"
     """The index takes no documents, or a table that the document reads stays locked."""
+    IDS = "ids"
+    """The SELECT returns an id more than once."""
 
 
 class DocumentError(SyncerError):

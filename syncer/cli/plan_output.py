@@ -36,6 +36,8 @@ _KINDS = {
     ProblemKind.CHANGED: ("changed", "yellow"),
     ProblemKind.UNSEARCHABLE: ("not found", "yellow"),
     ProblemKind.STALE: ("stale", "dim"),
+    ProblemKind.SETTING: ("setting", "dim"),
+    ProblemKind.UNORDERED: ("any order", "dim"),
 }
 # The changed rows, as an affects query names them.
 _CHANGED_ROWS = re.compile(

@@ -19,7 +19,8 @@ _PATHS_SHOWN_MAX = 3
 _MOVING_SHOWN_MAX = 5
 
 _CAUSES = {
-    Cause.DEAD_LETTERED: "dead-lettered: a dead letter",
+    Cause.DEAD_LETTERED: "dead-lettered",
+    Cause.REORDERED: "same elements, other order",
     Cause.FOREIGN: "another client wrote it",
     Cause.FOREIGN_AHEAD: "another client wrote it, with a version that syncer has not assigned yet",
     Cause.LOST: "it shows what a restore or a failover has lost",
@@ -162,6 +163,11 @@ def _advices(report: VerifyReport) -> Iterator[str]:
         yield (
             "syncer cannot overwrite a version that it has not assigned yet. To make a new index "
             f"without it: syncer index rebuild {name}"
+        )
+    if numbers[Cause.REORDERED]:
+        yield (
+            "An aggregate without ORDER BY returns its elements in any order. To see whether the SELECT has one: "
+            f"syncer plan {name}. Add ORDER BY to it, then run: syncer apply"
         )
     if numbers[None] or numbers[Cause.FOREIGN] or numbers[Cause.LOST]:
         yield f"To write again what differs: syncer verify {name} --repair; or all documents: syncer backfill {name}"

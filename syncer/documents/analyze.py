@@ -82,7 +82,7 @@ def _shapes(connection: Connection, found: Probe, used: dict[str, TableUse]) -> 
         whole=whole,
         functions=found.functions,
         types=found.types,
-        lists_labels=fingerprint.lists_labels(found.canonical),
+        lists_values=fingerprint.lists_values(found.canonical),
     )
 
 

@@ -15,11 +15,12 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from syncer.base.errors import ComposeError
+from syncer.base.errors import DuplicateIdError
 from syncer.base.model import Place
 from syncer.base.postgres import Connection, copied, value
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import reading
+from syncer.lineage.routes import known_table
 
 _DOCUMENTS = """
 SELECT d._id::text, '{{' || array_to_string(ARRAY[{fields}]::text[], ',') || '}}', {routing} FROM ({select}) AS d
@@ -94,19 +95,26 @@ def require_unique(connection: Connection, document: Document) -> None:
     """Refuse a SELECT that returns an id more than once on the current data.
 
     Raises:
-        ComposeError: Names one such id.
+        DuplicateIdError: Names one such id.
     """
     row = connection.execute(query_of(_DUPLICATE, document)).fetchone()
     if row is not None:
-        raise twice(document, f"_id {row[0]}")
+        raise twice(connection, document, f"_id {row[0]}")
 
 
-def twice(document: Document, which: str, *, hint: str = "") -> ComposeError:
+def twice(connection: Connection, document: Document, which: str, *, hint: str = "") -> DuplicateIdError:
     """Return the error for a SELECT whose ids are not unique."""
-    return ComposeError(
+    root, key = document.dependencies.root, document.dependencies.root_key
+    if root and key and frozenset({key}) not in known_table(connection, root).keys:
+        return DuplicateIdError(
+            f"The SELECT of {document.name} returns {which} more than once: {root}.{key} is no longer unique",
+            hint="Its primary key or unique index is gone. Remove the rows that are there twice, and add it again, as\n"
+            f"in: ALTER TABLE {root} ADD PRIMARY KEY ({key}). The document then resumes by itself.",
+        )
+    return DuplicateIdError(
         f"The SELECT of {document.name} returns {which} more than once",
-        hint=f"{hint}Does a join multiply its rows? Then aggregate the joined table in a subquery. Or is _id not\n"
-        "unique by itself? Then choose another one. Then run: syncer apply",
+        hint=f"{hint}Does a join multiply its rows? Then aggregate the joined table in a subquery, and run\n"
+        "syncer apply. If the rows are wrong, fix them: the document then resumes by itself.",
     )
 
 
@@ -153,7 +161,7 @@ def everything(connection: Connection, document: Document, *, page: int, bytes_m
         bytes_max: A chunk also ends when it reaches this size.
 
     Raises:
-        ComposeError: The SELECT returns an id more than once; raised before anything is yielded.
+        DuplicateIdError: The SELECT returns an id more than once; raised before anything is yielded.
     """
     require_unique(connection, document)
     rows: dict[str, Row] = {}

@@ -370,9 +370,8 @@ class Composer:
             if not cursor.nextset():
                 return
 
-    @staticmethod
     def _batch(
-        ids: Sequence[str], assigned_at: float, document: Document, found: _Snapshot, *, everywhere: bool
+        self, ids: Sequence[str], assigned_at: float, document: Document, found: _Snapshot, *, everywhere: bool
     ) -> Batch:
         assert found.state is not None  # noqa: S101 - checked by the caller
         absent = "" if everywhere or document.dependencies.has_routing else None
@@ -385,7 +384,7 @@ class Composer:
         too_large = {id_: size for id_, _, size, _ in rows if size is not None}
         if len(by_id) + len(too_large) != len(rows):
             # The reason for a suspension is visible to users who may not see ids: see `syncer.documents.suspend`.
-            raise twice(document, "an _id", hint="`syncer plan` says which. ")
+            raise twice(self._connection, document, "an _id", hint="`syncer plan` says which. ")
         return Batch(
             compositions=tuple(
                 by_id.get(one) or Composition(one, assigned, None, absent)

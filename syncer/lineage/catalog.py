@@ -35,7 +35,7 @@ WHERE attrelid = 'pg_temp.syncer_probe'::regclass AND attnum > 0 ORDER BY attnum
 """
 _CANONICAL = "SELECT pg_get_viewdef('pg_temp.syncer_probe'::regclass)"
 # The query's own rewrite rule, and those of the views that it reads at any depth.
-_RULES = """
+RULES = """
 WITH RECURSIVE rule AS (
     SELECT oid, ev_class FROM pg_rewrite WHERE ev_class = 'pg_temp.syncer_probe'::regclass
     UNION
@@ -48,7 +48,7 @@ WITH RECURSIVE rule AS (
 )
 """
 _VIEWS = (
-    _RULES
+    RULES
     + """
 SELECT format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text, pg_get_viewdef(c.oid)
 FROM rule JOIN pg_class AS c ON c.oid = rule.ev_class JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -57,7 +57,7 @@ ORDER BY 1
 """
 )
 _READS = (
-    _RULES
+    RULES
     + """
 SELECT c.oid, format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text,
        array_remove(array_agg(a.attname::text), NULL)
@@ -109,7 +109,7 @@ _CALLED = r"""
 # knows what a body in standard SQL calls. In another body each word counts that is the name of such a function: too
 # many do no harm.
 _OWN_FUNCTIONS = (
-    _RULES  # noqa: S608 - constants
+    RULES  # noqa: S608 - constants
     + _CALLED
     + r"""
 , own AS (
@@ -137,7 +137,7 @@ ORDER BY 1
 )
 # User-defined types of the columns that are read and of what the SELECT itself names, and what they are made of.
 _OWN_TYPES = (
-    _RULES  # noqa: S608 - constants
+    RULES  # noqa: S608 - constants
     + """
 , reached (oid) AS (
     SELECT a.atttypid FROM rule JOIN pg_attribute AS a ON a.attrelid = rule.ev_class AND a.attnum > 0
@@ -170,7 +170,7 @@ ORDER BY 1
 """
 )
 _FUNCTIONS = (
-    _RULES  # noqa: S608 - constants
+    RULES  # noqa: S608 - constants
     + _CALLED
     + r"""
 SELECT DISTINCT CASE n.nspname WHEN 'pg_catalog' THEN p.proname::text ELSE format('%I.%I', n.nspname, p.proname) END,
@@ -193,7 +193,7 @@ ORDER BY 1
 # Types of dates, times, timestamps and their ranges that are cast from text at run time: 'today' is another day
 # tomorrow. In a stored query, only a cast by way of text has this form.
 _CASTS_FROM_TEXT = (
-    _RULES  # noqa: S608 - constants
+    RULES  # noqa: S608 - constants
     + r"""
 SELECT DISTINCT format_type(found[1]::oid, NULL)
 FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
@@ -205,7 +205,7 @@ ORDER BY 1
 )
 # The number of a keyword such as CURRENT_DATE; the number of a system column; a TABLESAMPLE clause.
 _TRACES = (
-    _RULES  # noqa: S608 - constants
+    RULES  # noqa: S608 - constants
     + r"""
 SELECT DISTINCT found[1]::int, found[2]::int, found[3]
 FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
@@ -213,7 +213,7 @@ FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
 """
 )
 _CATALOGUES = (
-    _RULES  # noqa: S608 - constants
+    RULES  # noqa: S608 - constants
     + r"""
 SELECT c.relname::text
 FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
@@ -289,7 +289,7 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
     Raises:
         DefinitionError: Postgres refuses the query, or it reads something whose changes cannot be captured.
     """
-    with _as_view(connection, query, file):
+    with as_view(connection, query, file):
         columns: dict[str, str] = dict(connection.execute(_COLUMNS).fetchall())
         canonical, views, functions = _canonical(connection)
         _require_same_calls(connection, "pg_temp.syncer_probe", canonical, file)
@@ -323,7 +323,7 @@ def canonical(connection: Connection, query: str, file: str) -> str:
     Raises:
         DefinitionError: Postgres refuses the query, or its meaning depends on search_path.
     """
-    with _as_view(connection, query, file):
+    with as_view(connection, query, file):
         text = _statement(str(value(connection, _CANONICAL)))
         _require_same_calls(connection, "pg_temp.syncer_probe", text, file)
     return text
@@ -354,7 +354,7 @@ def tables(tree: exp.Expr) -> list[exp.Table]:
 
 
 @contextmanager
-def _as_view(connection: Connection, query: str, file: str) -> Iterator[None]:
+def as_view(connection: Connection, query: str, file: str) -> Iterator[None]:
     """Create the query as a temporary view for the duration of the block."""
     try:
         with connection.transaction(force_rollback=True):
@@ -460,7 +460,7 @@ def casts_from_text(connection: Connection, query: str, file: str) -> list[str]:
     If a row contains the text 'today', its document changes tomorrow without a commit. The query does not tell whether
     that happens, and most text columns that are cast so never contain such a word.
     """
-    with _as_view(connection, query, file):
+    with as_view(connection, query, file):
         return [row[0] for row in connection.execute(_CASTS_FROM_TEXT)]
 
 

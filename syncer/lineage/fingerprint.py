@@ -100,8 +100,8 @@ class Shape:
         columns: Type, collation and generation expression of each column that the document names.
         oid: The relation's, for its numbers.
         numbers: The number of each of these columns in the relation.
-        labels: The values of an enum.
-        lists_labels: Whether the document shows the values of enums themselves, so that every future one counts.
+        values: The values of an enum.
+        lists_values: Whether the document shows the values of enums themselves, so that every future one counts.
         definition: Digest of the definition of a view or function, or what a type is made of.
         is_whole: Whether the document shows whole rows, so that every future column counts.
     """
@@ -110,8 +110,8 @@ class Shape:
     columns: dict[str, str] = field(default_factory=dict)
     oid: int = 0
     numbers: dict[str, int] = field(default_factory=dict)
-    labels: tuple[str, ...] = ()
-    lists_labels: bool = False
+    values: tuple[str, ...] = ()
+    lists_values: bool = False
     definition: str | None = None
     is_whole: bool = False
 
@@ -127,7 +127,7 @@ def read(
     whole: Collection[str] = (),
     functions: Collection[str] = (),
     types: Collection[str] = (),
-    lists_labels: bool = False,
+    lists_values: bool = False,
 ) -> dict[str, Shape]:
     """Return the shapes in the caller's snapshot.
 
@@ -137,7 +137,7 @@ def read(
         whole: The relations of which it shows whole rows.
         functions: The functions that it calls, except Postgres' own.
         types: The types that it reads, except Postgres' own.
-        lists_labels: Whether it shows all values of enums.
+        lists_values: Whether it shows all values of enums.
     """
     asked = (Jsonb(_relied_on(columns, whole)),)
     kinds: dict[str, tuple[str, int]] = {}
@@ -169,9 +169,9 @@ def read(
     }
     for name, definition in connection.execute(_FUNCTIONS, (list(functions),)).fetchall() if functions else ():
         shapes[name] = Shape(kind=FUNCTION, definition=definition)
-    for name, definition, labels in connection.execute(_TYPES, (list(types),)).fetchall() if types else ():
+    for name, definition, values in connection.execute(_TYPES, (list(types),)).fetchall() if types else ():
         shapes[f"{_TYPE_PREFIX}{name}"] = Shape(
-            kind=_TYPE_KIND, definition=definition, labels=tuple(labels or ()), lists_labels=lists_labels
+            kind=_TYPE_KIND, definition=definition, values=tuple(values or ()), lists_values=lists_values
         )
     return shapes
 
@@ -220,7 +220,7 @@ def read_again(connection: Connection, shapes: Shapes) -> dict[str, Shape]:
         whole={name for name, shape in relations.items() if shape.is_whole},
         functions=functions,
         types=types,
-        lists_labels=any(shape.lists_labels for shape in shapes.values()),
+        lists_values=any(shape.lists_values for shape in shapes.values()),
     )
 
 
@@ -232,7 +232,7 @@ def _parted(shapes: Shapes) -> tuple[dict[str, Shape], list[str], list[str]]:
     return relations, functions, types
 
 
-def lists_labels(query: str) -> bool:
+def lists_values(query: str) -> bool:
     """Return whether a query may show all values of an enum, so that a new one changes its result."""
     return any(name in query for name in _LISTS_VALUES)
 
@@ -253,9 +253,9 @@ def _different(relation: str, before: Shape, after: Shape | None) -> Iterator[st
     if before.is_whole:
         yield from (f"{relation}.{column} is new" for column in after.columns if column not in before.columns)
     yield from _different_columns(relation, before, after)
-    if lost := [label for label in before.labels if label not in after.labels]:
+    if lost := [label for label in before.values if label not in after.values]:
         yield f"{relation} no longer has the value {', '.join(lost)}"
-    elif before.lists_labels and before.labels != after.labels:
+    elif before.lists_values and before.values != after.values:
         yield f"{relation} has other values"
 
 

@@ -36,8 +36,9 @@ locks is never closed, rolled over or restored. If documents of an index are cre
     holders   the holders' documents, and which of them are dead      intents   documents as they were before a change
 """
 
+from syncer.base.errors import LockError, LockLostError, LockTimeoutError
 from syncer.locks.held import HeldLocks
 from syncer.locks.intents import Edit
 from syncer.locks.keeper import Locks
 
-__all__ = ["Edit", "HeldLocks", "Locks"]
+__all__ = ["Edit", "HeldLocks", "LockError", "LockLostError", "LockTimeoutError", "Locks"]

@@ -12,24 +12,29 @@ A turn also writes the timeline of its process, because every daemon has one wat
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import psycopg
 import structlog
 
 from syncer.base import events
 from syncer.base.error_policy import at_work_for
-from syncer.base.errors import DocumentError, Fault
+from syncer.base.errors import DocumentError, DuplicateIdError, Fault
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.link import Link
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, bounded
 from syncer.base.retry import Trouble, retry
 from syncer.base.timeline import TIMELINE
 from syncer.capture import install, table_files
-from syncer.documents import registry, suspend
+from syncer.documents import queries, registry, suspend
 from syncer.documents.registry import Catalogue, Document
 from syncer.documents.snapshot import require_shape, uncaptured
 from syncer.jobs import resume
+
+_COUNT_SECONDS = 10.0
+"""How often, and for how long, to look whether ids are unique again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,7 @@ class Watch:
         self._name = name
         self._catalogue = Catalogue()
         self._trouble = Trouble(name)
+        self._counted_at: dict[str, float] = {}
 
     def run(self, stop: Stop) -> None:
         """Look after the documents until told to stop."""
@@ -93,8 +99,9 @@ class Watch:
             for one in documents:
                 error = _error(connection, one, lost)
                 if error is None:
-                    if one.suspended_by is Fault.SCHEMA and resume.resume(connection, one, Fault.SCHEMA):
-                        resumed.append(one.index_name)
+                    fault = one.suspended_by
+                    if fault is Fault.SCHEMA or (fault is Fault.IDS and self._is_unique(connection, one)):
+                        resumed += [one.index_name] if resume.resume(connection, one, fault) else []
                 elif one.suspended is None:
                     suspended += [one.name] if suspend.suspend(connection, error) else []
                 elif one.suspended_by is None and error.fault is not None:
@@ -103,6 +110,19 @@ class Watch:
         return WatchReport(
             documents=len(documents), suspended=tuple(suspended), resumed=tuple(resumed), noted=tuple(noted)
         )
+
+    def _is_unique(self, connection: Connection, document: Document) -> bool:
+        """Whether the SELECT of a document that is suspended for its ids returns none twice; tried now and then."""
+        now = time.monotonic()
+        if now - self._counted_at.get(document.index_name, -_COUNT_SECONDS) < _COUNT_SECONDS:
+            return False
+        self._counted_at[document.index_name] = now
+        try:
+            with bounded(connection, seconds=_COUNT_SECONDS):
+                queries.require_unique(connection, document)
+        except (DuplicateIdError, psycopg.Error):  # the worker finds any other error again
+            return False
+        return True
 
     def _connected(self) -> Connection:
         self._catalogue.forget()  # what answers now may be another state of the database

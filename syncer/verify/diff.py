@@ -8,6 +8,7 @@ path is `TOO_DEEP`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -24,6 +25,8 @@ TOO_DEEP = "…"
 _DIFFERENCES_MAX = 20
 _VALUE_CHARACTERS_MAX = 80
 _NOTHING = object()
+# What string_agg usually puts between elements.
+_BETWEEN_WORDS = re.compile(r"[,;|/\s]+")
 
 
 class DriftKind(StrEnum):
@@ -52,6 +55,8 @@ class Cause(StrEnum):
     """It shows a state that the database has lost in a restore or failover."""
     INCOMPLETE = "incomplete"
     """The document's definition has not been loaded yet."""
+    REORDERED = "reordered"
+    """Both have the same elements or words in another order, as from an aggregate without ORDER BY."""
 
 
 class FieldChange(StrEnum):
@@ -145,8 +150,14 @@ def compare(
             yield drift(id=id_, kind=DriftKind.MISSING)
         elif not _is_same(row.source, held[0].source):
             fields, differences = _differing(row.source, held[0].source, values=values)
-            version = held[0].version
-            yield drift(id=id_, kind=DriftKind.DIFFERENT, fields=fields, differences=differences, version=version)
+            yield drift(
+                id=id_,
+                kind=DriftKind.DIFFERENT,
+                fields=fields,
+                differences=differences,
+                version=held[0].version,
+                cause=Cause.REORDERED if _is_reordered(row.source, held[0].source) else None,
+            )
 
 
 def _is_same(expected: bytes, held: bytes) -> bool:
@@ -167,6 +178,23 @@ def _differing(expected: bytes, held: bytes, *, values: bool) -> tuple[tuple[str
     found = _differences("", left, right)
     named = tuple(islice((one if values else _hidden(one) for one in found), _DIFFERENCES_MAX))
     return _names(left, right), named
+
+
+def _is_reordered(expected: bytes, held: bytes) -> bool:
+    """Whether both have the same elements of arrays, and the same words of texts, in another order."""
+    try:
+        return _sorted(_parsed(expected)) == _sorted(_parsed(held))
+    except RecursionError:
+        return False
+
+
+def _sorted(value: Any) -> str:
+    """Return a text that is the same for values that differ only in the order of elements and words."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{json.dumps(name)}:{_sorted(value[name])}' for name in sorted(value))}}}"
+    if isinstance(value, list):
+        return f"[{','.join(sorted(map(_sorted, value)))}]"
+    return json.dumps(sorted(_BETWEEN_WORDS.split(value))) if isinstance(value, str) else _shown(value)
 
 
 def _names(left: dict[str, Any], right: dict[str, Any]) -> tuple[str, ...]:

@@ -196,7 +196,7 @@ class Recheck:
                 return Cause.FOREIGN
         if drift.id in errors:
             return Cause.DEAD_LETTERED
-        return None if self.document.is_loaded else Cause.INCOMPLETE
+        return drift.cause if self.document.is_loaded else Cause.INCOMPLETE
 
 
 def _by_id(drifts: Iterable[Drift]) -> list[Drift]:

@@ -581,3 +581,24 @@ def test_a_table_that_was_swapped_in_for_a_moment_is_not_read(world: World) -> N
         (document,) = registry.documents(connection)
         with pytest.raises(DocumentError, match="are not captured"), following(connection, document, lock_seconds=1):
             pass
+
+
+TWICE = "ALTER TABLE pages DROP CONSTRAINT pages_pkey; INSERT INTO pages SELECT * FROM pages WHERE id = 1"
+ONCE = """
+DELETE FROM pages WHERE ctid IN (SELECT max(ctid) FROM pages WHERE id = 1);
+ALTER TABLE pages ADD PRIMARY KEY (id)
+"""
+
+
+def test_ids_that_came_twice_for_a_while_suspend_for_as_long(two: World) -> None:
+    """The reason is the key that is gone and no join, and the document resumes once the rows are right."""
+    daemon = two.daemon()
+    two.wait_until_level()
+    two.sql(TWICE)
+    wait_until(lambda: bool(suspended(daemon)), what="the document is suspended", detail=daemon.log_file.read_text)
+    assert "public.pages.id is no longer unique" in suspended(daemon)[0]["reason"]
+    two.sql(ONCE)
+    two.sql("UPDATE pages SET id = id + 0")
+    daemon.wait_for("document.resumed")
+    two.wait_until_level()
+    assert daemon.stop() == 0

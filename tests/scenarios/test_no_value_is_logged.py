@@ -36,7 +36,11 @@ def test_errors_on_values_are_logged_without_them(empty_world: World) -> None:
     daemon = world.daemon(environment={"SYNCER_LOG_LEVEL": "debug"})
     world.sql("INSERT INTO users (id, name, email) VALUES (1, %s, %s)", VALUE, VALUE)
     world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (1, 1, 'fine', %s), (2, 1, %s, '2')", VALUE, VALUE)
-    daemon.wait_for("document.dead_lettered")
+    wait_until(
+        lambda: {one["sample_id"] for one in daemon.events() if one["event"] == "document.dead_lettered"} == {"1", "2"},
+        what="both posts are dead letters",
+        detail=daemon.log_file.read_text,
+    )
     world.sql("UPDATE users SET name = %s WHERE id = 1", f"poison {VALUE}")
     daemon.wait_for("worker.changes_unresolved")
     world.sql("ALTER TABLE posts ALTER COLUMN tags TYPE text USING 'x'")

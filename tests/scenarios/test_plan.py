@@ -16,7 +16,7 @@ import pytest
 
 from syncer.apply import activate, plan
 from syncer.apply.plan import PlannedChange
-from syncer.apply.preview import cost, estimate, forecast
+from syncer.apply.preview import cost, estimate, forecast, problems
 from syncer.apply.preview.estimate import TrialResult
 from syncer.apply.preview.forecast import DocumentForecast, Forecast
 from syncer.apply.preview.problems import ProblemKind
@@ -25,6 +25,7 @@ from syncer.base.model import Target
 from syncer.documents import definition
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
+from syncer.lineage import remarks
 from syncer.lineage.dependencies import Lookup
 from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World, wait_until
 
@@ -337,7 +338,8 @@ def test_rare_values_are_looked_for_among_all_documents(blog: World) -> None:
 def test_a_text_that_is_cast_to_a_date_is_noted(blog: World) -> None:
     """It may well be meant: CI lets it pass, and a cast of anything but a text says nothing."""
     mappings = {"properties": {"day": {"type": "date"}}}
-    add_document(blog, "dated", "SELECT p.id AS _id, p.created::date AS day FROM posts AS p", mappings)
+    blog.sql("ALTER TABLE posts ADD COLUMN plain timestamp")
+    add_document(blog, "dated", "SELECT p.id AS _id, p.plain::date AS day FROM posts AS p", mappings)
     assert look(blog, "dated").documents[0].problems == ()
     blog.sql("ALTER TABLE posts ADD COLUMN due text")
     add_document(blog, "due", "SELECT p.id AS _id, p.due::date AS day FROM posts AS p", mappings)
@@ -726,3 +728,81 @@ def test_a_cast_that_an_index_does_not_mind_is_served_by_it(store: World) -> Non
     store.sql("DROP INDEX music.review_ean_idx; CREATE INDEX ON music.review (ean) WHERE ean <> ''")
     (missing,) = look(store, "review").missing_indexes
     assert missing.statement == "CREATE INDEX CONCURRENTLY ON music.review (ean);"
+
+
+REMARKED = {
+    "p.created::timestamptz::date": "date(timestamp with time zone) depends on TimeZone",
+    "to_char(p.created::timestamptz, 'YYYY')": "to_char(timestamp with time zone, text) depends on TimeZone",
+    "extract(hour FROM p.created::timestamptz)": "depends on TimeZone",
+    "age(p.created, p.created)::text": "interval::text depends on TimeZone, DateStyle, IntervalStyle",
+    "(p.views / 3.0::float8)::text": "double precision::text depends on",
+    "p.created::date::text": "date::text depends on",
+    "p.created - p.created": "the interval f depends on",
+    """(SELECT string_agg(c.name, ',') AS "a{b" FROM comments AS c WHERE c.post_id = p.id)""": "string_agg has no ORDER BY",
+    "(SELECT array_agg(c.name) FROM comments AS c WHERE c.post_id = p.id)": "array_agg has no ORDER BY",
+    "(SELECT string_agg(c.name, ',') FROM comments AS c WHERE c.post_id = p.id)": "string_agg has no ORDER BY",
+    "(SELECT n.names FROM named AS n WHERE n.post_id = p.id)": "jsonb_agg in the view public.named has no ORDER BY",
+    "(SELECT glued(c.name) FROM comments AS c WHERE c.post_id = p.id)": "public.glued has no ORDER BY",
+    "(SELECT jsonb_agg(upper(c.name) ORDER BY c.id) FROM comments AS c WHERE c.post_id = p.id)": "",
+    "(SELECT array_agg(DISTINCT c.name) FROM comments AS c WHERE c.post_id = p.id)": "",
+    "(SELECT sum(c.stars) FROM comments AS c WHERE c.post_id = p.id)": "",
+    "p.views::text || p.title": "",
+    "jsonb_build_object('at', p.created)": "",
+}
+
+
+def test_what_depends_on_the_session_or_on_chance_is_noted(blog: World) -> None:
+    """Functions, casts and aggregates, also behind a view over a view; nothing is noted of what depends on neither."""
+    blog.sql(
+        """
+        CREATE VIEW named AS SELECT c.post_id, jsonb_agg(c.name) AS names FROM comments AS c GROUP BY c.post_id;
+        CREATE FUNCTION glue(a text, b text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT $1 || $2';
+        CREATE AGGREGATE glued(text) (SFUNC = public.glue, STYPE = text, INITCOND = '')
+        """
+    )
+    with blog.connect() as connection:
+        for expression, expected in REMARKED.items():
+            found = remarks.remarks(connection, f"SELECT p.id AS _id, {expression} AS f FROM posts AS p", "select.sql")
+            texts = [problems._remarked(one).message for one in found]
+            assert any(expected in text for text in texts) if expected else texts == [], (expression, texts)
+
+
+def test_elements_in_another_order_are_called_so(blog: World) -> None:
+    """Verify names the cause, and plan the aggregate."""
+    blog.sql("CREATE TABLE parts (id int PRIMARY KEY, post int, name text)")
+    add_document(
+        blog,
+        "unordered",
+        "SELECT p.id AS _id, (SELECT string_agg(c.name, ', ') FROM parts AS c WHERE c.post = p.id) AS names "
+        "FROM posts AS p",
+        {"properties": {"names": {"type": "text"}}},
+    )
+    blog.migrate()
+    blog.apply()
+    blog.sql("INSERT INTO parts VALUES (1, 6, 'a'), (2, 6, 'b')")
+    blog.backfill("unordered")
+    blog.sql("ALTER TABLE parts DISABLE TRIGGER USER; UPDATE parts SET name = translate(name, 'ab', 'ba')")
+    done = blog.syncer("verify", "unordered")
+    assert "same elements, other order" in done.stdout
+
+
+CALLERS = {
+    "sql": "CREATE FUNCTION slug(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT clean(t)'",
+    "plpgsql": "CREATE FUNCTION slug(t text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN clean(t); END'",
+}
+
+
+@pytest.mark.parametrize("language", CALLERS)
+def test_a_function_that_names_another_without_its_schema_is_told_what_to_do(blog: World, language: str) -> None:
+    """It works in psql, where public is in the search_path."""
+    blog.sql("CREATE FUNCTION clean(t text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT lower(t)'")
+    blog.sql(CALLERS[language])
+    add_document(blog, "slugs", "SELECT p.id AS _id, slug(p.title) AS f FROM posts AS p", {"dynamic": True})
+    done = blog.syncer("plan", "slugs")
+    assert done.returncode == 1
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "slug" in said
+    assert "names something without its schema" in said
+    assert "SET search_path = public" in said
+    blog.sql("ALTER FUNCTION slug(text) SET search_path = public")
+    assert blog.syncer("plan", "slugs").returncode == 0

@@ -22,6 +22,7 @@ from syncer.documents import queries
 from syncer.documents.registry import Document
 from syncer.indexing import fault
 from syncer.lineage import catalog
+from syncer.lineage.remarks import Remark, RemarkKind, remarks
 
 
 class ProblemKind(StrEnum):
@@ -37,6 +38,10 @@ class ProblemKind(StrEnum):
     """No search finds them."""
     STALE = "stale"
     """They may change over time without a change in the database."""
+    SETTING = "setting"
+    """They depend on settings of a session, which syncer pins."""
+    UNORDERED = "unordered"
+    """They have elements in an order that is left to chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +95,7 @@ class PlanProblem:
     @property
     def is_note(self) -> bool:
         """Whether it may be intended."""
-        return self.kind is ProblemKind.STALE
+        return self.kind in (ProblemKind.STALE, ProblemKind.SETTING, ProblemKind.UNORDERED)
 
 
 def find(connection: Connection, document: Document, trial: TrialResult) -> tuple[PlanProblem, ...]:
@@ -99,6 +104,7 @@ def find(connection: Connection, document: Document, trial: TrialResult) -> tupl
     known = {one.field for one in found}
     found += [one for one in _of_sample(trial) if one.is_error or one.field not in known]
     found += _casts(catalog.casts_from_text(connection, document.select, document.name))
+    found += map(_remarked, remarks(connection, document.select, document.name))
     return tuple(sorted(found, key=lambda one: list(ProblemKind).index(one.kind)))
 
 
@@ -152,6 +158,31 @@ def _casts(types: Sequence[str]) -> Iterator[PlanProblem]:
             "makes a document that is soon wrong, and no change tells",
             action="If a row may have such a text, use to_date(column, 'YYYY-MM-DD') or to_timestamp instead.",
         )
+
+
+_REMARKS = {
+    RemarkKind.ORDER: (
+        ProblemKind.UNORDERED,
+        "has no ORDER BY: the elements may come in another order each time, and verify then reports a difference",
+        "Add ORDER BY inside the call, as in: jsonb_agg(c.name ORDER BY c.id)",
+    ),
+    RemarkKind.TIME_ZONE: (
+        ProblemKind.SETTING,
+        "depends on TimeZone: syncer uses UTC, whatever the database, the role or psql use",
+        "Name the zone, as in: (placed AT TIME ZONE 'America/New_York')::date",
+    ),
+    RemarkKind.FORMAT: (
+        ProblemKind.SETTING,
+        "depends on TimeZone, DateStyle, IntervalStyle or extra_float_digits: syncer uses UTC, ISO, iso_8601 and 1",
+        "If the text matters, use to_char with a format",
+    ),
+}
+
+
+def _remarked(remark: Remark) -> PlanProblem:
+    kind, message, action = _REMARKS[remark.kind]
+    where = f" in the view {remark.view}" if remark.view else ""
+    return PlanProblem(kind=kind, field="", message=f"{remark.name}{where} {message}", action=f"{action}.")
 
 
 def _columns(connection: Connection, document: Document, trial: TrialResult) -> Iterator[PlanProblem]:

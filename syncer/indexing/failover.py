@@ -26,7 +26,7 @@ from typing import Any
 import structlog
 
 from syncer.base import events
-from syncer.base.model import EPOCH_SHIFT, NUMBER_SHIFT
+from syncer.base.model import EPOCH_SHIFT, NUMBER_SHIFT, is_raised
 from syncer.base.postgres import Connection
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import Index
@@ -211,8 +211,10 @@ class Origin(StrEnum):
 def origin(connection: Connection, record: Index, version: int) -> Origin:
     """Return the origin of a version that was found in Elasticsearch before this call.
 
-    A foreign version lower than an assigned one cannot be told from it.
+    A foreign version that equals one of syncer's cannot be told from it.
     """
+    if is_raised(version):
+        return Origin.FOREIGN
     epoch, number = split(version)
     installation, epoch_now, last_number, is_entered = row(connection, _ASSIGNED)
     if epoch == 0:

@@ -66,7 +66,8 @@ WHERE p.oid = ANY ($1) AND p.provolatile = 's' AND p.pronamespace = 'pg_catalog'
 """
 _INTERVALS = """
 SELECT attname::text FROM pg_attribute
-WHERE attrelid = 'pg_temp.syncer_probe'::regclass AND attnum > 0 AND atttypid IN ('interval'::regtype, 'interval[]'::regtype)
+WHERE attrelid = 'pg_temp.syncer_probe'::regclass AND attnum > 0
+      AND atttypid IN ('interval'::regtype, 'interval[]'::regtype)
 """
 _TYPES = "SELECT oid::int, format_type(oid, NULL) FROM pg_type WHERE oid = ANY ($1)"
 _PRINTED_BY_SETTING = frozenset(

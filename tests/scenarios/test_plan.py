@@ -738,7 +738,7 @@ REMARKED = {
     "(p.views / 3.0::float8)::text": "double precision::text depends on",
     "p.created::date::text": "date::text depends on",
     "p.created - p.created": "the interval f depends on",
-    """(SELECT string_agg(c.name, ',') AS "a{b" FROM comments AS c WHERE c.post_id = p.id)""": "string_agg has no ORDER BY",
+    """(SELECT json_agg(c.name) AS "{" FROM comments AS c WHERE c.post_id = p.id)""": "json_agg has no ORDER BY",
     "(SELECT array_agg(c.name) FROM comments AS c WHERE c.post_id = p.id)": "array_agg has no ORDER BY",
     "(SELECT string_agg(c.name, ',') FROM comments AS c WHERE c.post_id = p.id)": "string_agg has no ORDER BY",
     "(SELECT n.names FROM named AS n WHERE n.post_id = p.id)": "jsonb_agg in the view public.named has no ORDER BY",

@@ -12,6 +12,7 @@ from elasticsearch import Elasticsearch, NotFoundError
 from rich.console import Console
 
 from syncer.base.errors import DocumentError
+from syncer.base.model import NUMBER_SHIFT
 from syncer.cli.comparing import compared
 from syncer.documents.registry import Catalogue
 from syncer.indexing.writer import Writer
@@ -332,7 +333,7 @@ def test_a_document_that_is_written_all_the_while_is_moving(blog: World, client:
     """It is told from drift, though it was different at every look."""
     blog.sql("SELECT count(nextval('syncer.version')) FROM generate_series(1, 1000)")
     blog.sql("UPDATE posts SET title = 'title 0' WHERE id = 7")
-    busy = _Busy(blog, client, lambda held: held + 1)
+    busy = _Busy(blog, client, lambda held: held + (1 << NUMBER_SHIFT))
     report = run(blog, settle=0.5, pause=busy)
     assert busy.looks > 2
     assert (report.drifts, report.moving, report.holds) == ([], ["7"], True)

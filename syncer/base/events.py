@@ -460,13 +460,6 @@ TOPIC_TROUBLED: Final = _event(
     {"detail": "librdkafka's message", "repeated": "messages of this kind since the last line"},
     action="If it persists, check the broker that `detail` names.",
 )
-TRACES_TROUBLED: Final = _event(
-    "traces.troubled",
-    "warning",
-    "OpenTelemetry could not export traces. Spans are dropped; indexing is not affected.",
-    {"detail": "OpenTelemetry's message", "repeated": "messages of this kind since the last line"},
-    action="Check that a collector listens at `traces.endpoint`.",
-)
 TOPIC_LOST: Final = _event(
     "topic.records_lost",
     "error",

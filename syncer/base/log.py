@@ -160,15 +160,10 @@ def summarise(*, at_once: bool = False) -> None:
 
 
 class LibraryLog(logging.Handler):
-    """Forwards a library's log lines to structlog. A repeated kind is logged every ten minutes.
+    """Forwards librdkafka's log lines to structlog. A repeated kind is logged every ten minutes."""
 
-    Args:
-        event: The event to log them as.
-    """
-
-    def __init__(self, event: str = events.TOPIC_TROUBLED) -> None:
-        super().__init__(logging.WARNING if event != events.TOPIC_TROUBLED else logging.NOTSET)
-        self._event = event
+    def __init__(self) -> None:
+        super().__init__()
         self._kinds: Repeated[str, str] = Repeated(self._tell, seconds=_REPEAT_SECONDS)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -177,7 +172,7 @@ class LibraryLog(logging.Handler):
         self._kinds.note(message.split("[", 1)[0], message)
 
     def _tell(self, _: str, number: int, message: str) -> None:
-        structlog.get_logger().warning(self._event, detail=message, repeated=number - 1)
+        structlog.get_logger().warning(events.TOPIC_TROUBLED, detail=message, repeated=number - 1)
 
 
 _LIBRARY_LOG: Final = LibraryLog()

@@ -292,14 +292,6 @@ class MetricsSettings(_Section):
     """Lag above which ``lag.exceeded`` is logged."""
 
 
-class TracesSettings(_Section):
-    """OpenTelemetry traces, if `syncer-cdc[otel]` is installed."""
-
-    endpoint: str | None = None
-    """OTLP endpoint over HTTP, such as http://collector:4318/v1/traces. Unless it or OTEL_EXPORTER_OTLP_ENDPOINT is
-    set, tracing is disabled. OTEL_SERVICE_NAME and the other OTEL_ variables configure the rest."""
-
-
 class LogSettings(_Section):
     """Log format and levels."""
 
@@ -364,7 +356,6 @@ class Settings(_FromFileAndEnvironment):
     watch: WatchSettings = WatchSettings()
     web: WebSettings = WebSettings()
     metrics: MetricsSettings = MetricsSettings()
-    traces: TracesSettings = TracesSettings()
     log: LogSettings = LogSettings()
 
     def of(self, installation: str) -> Settings:

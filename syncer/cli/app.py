@@ -21,7 +21,7 @@ import structlog
 import typer
 
 from syncer import daemon
-from syncer.base import events as base_events, log, migrations, postgres, settings, tracing
+from syncer.base import events as base_events, log, migrations, postgres, settings
 from syncer.base.error_policy import explain
 from syncer.base.errors import HangingError, SyncerError
 from syncer.base.lifecycle import Stop, Stopping
@@ -181,11 +181,7 @@ def run(*, only: parameters.Only = None) -> None:
     except Stopping:
         return
     web.serve(loaded, components, stop, listening)
-    tracing.configure(loaded.traces)
-    try:
-        daemon.run(components, stop)
-    finally:
-        tracing.close()
+    daemon.run(components, stop)
 
 
 def _stop_on_signals(stop: Stop) -> None:

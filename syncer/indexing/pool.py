@@ -24,7 +24,6 @@ from typing import Any
 from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import join
 from syncer.base.postgres import Connection
-from syncer.base.tracing import OFF, BatchTrace
 from syncer.base.write_report import WriteReport
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.flow_control import FlowControl
@@ -134,7 +133,6 @@ class WriterPool:
         everywhere: bool = False,
         origin: Mapping[str, int] = _NO_ORIGIN,
         is_needed: Callable[[], bool] = lambda: True,
-        trace: BatchTrace = OFF,
     ) -> Future[WriteReport]:
         """Bring documents up to date in one index: see `Writer.write`.
 
@@ -142,7 +140,7 @@ class WriterPool:
             A future of the report. It raises `Stopping` or `Abandoned` if the writer stopped for that reason, or an
             error that the policy classifies as FATAL.
         """
-        options = {"everywhere": everywhere, "origin": origin, "trace": trace}
+        options = {"everywhere": everywhere, "origin": origin}
         with self._changed:
             dropped = self._dropped
             task = _Submission(

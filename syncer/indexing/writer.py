@@ -48,7 +48,6 @@ from syncer.base.lifecycle import Abandoned, clock
 from syncer.base.model import Composition
 from syncer.base.postgres import Connection
 from syncer.base.retry import Backoff, Trouble, retry
-from syncer.base.tracing import OFF, BatchTrace
 from syncer.base.write_report import WriteReport
 from syncer.documents import registry, suspend
 from syncer.documents.locked_tables import LockedTables
@@ -182,7 +181,6 @@ class Writer:
         self._session = Session(connect=connect, connect_replica=connect_replica, index=index)
         self._failed = FailedDocuments(self._session, pause=self._pause, log=self._shared.failures)
         self._is_needed: Callable[[], bool] = lambda: True
-        self._trace = OFF
 
     def write(
         self,
@@ -192,7 +190,6 @@ class Writer:
         everywhere: bool = False,
         origin: Mapping[str, int] = _NO_ORIGIN,
         is_needed: Callable[[], bool] = lambda: True,
-        trace: BatchTrace = OFF,
     ) -> WriteReport:
         """Bring documents up to date in one index; return when each is written, skipped or dead-lettered.
 
@@ -202,14 +199,13 @@ class Writer:
             everywhere: Also remove stray copies from all other shards.
             origin: What the documents are written for, as logged with each.
             is_needed: Whether to go on retrying.
-            trace: Records how long each step takes.
 
         Raises:
             Stopping, Abandoned: The writer was told to stop, or the write is no longer needed. It is safe to repeat.
             DocumentError: The definition has to be suspended. What was written before is valid.
             Exception: An error that the policy classifies as FATAL.
         """
-        self._is_needed, self._trace = is_needed, trace
+        self._is_needed = is_needed
         report = WriteReport()
         groups = [_Group(index_name=index_name, ids=list(ids), everywhere=everywhere, origin=origin)]
         while groups:
@@ -293,8 +289,7 @@ class Writer:
         """
         began = time.monotonic()
         bytes_max = bytes_each or self._bytes_each(len(ids))
-        with self._trace.step("compose"):
-            batch = self._session.composer.compose(index_name, ids, everywhere=everywhere, bytes_max=bytes_max)
+        batch = self._session.composer.compose(index_name, ids, everywhere=everywhere, bytes_max=bytes_max)
         seconds = time.monotonic() - began
         size = sum([len(one.source) for one in batch.compositions if one.source]) + sum(batch.too_large.values())
         self._flow.built(index_name, documents=len(ids), size=size, seconds=seconds)
@@ -318,7 +313,7 @@ class Writer:
         document, batch, report = attempt.batch.document, attempt.batch, attempt.report
         if document is None or not batch.compositions:
             return
-        with self._flow.in_flight(), self._trace.step("index"):
+        with self._flow.in_flight():
             began = time.monotonic()
             try:
                 with at_work_for(document.name, document.revision):

@@ -12,10 +12,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -27,11 +26,10 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from syncer.base import events, log, tracing
+from syncer.base import events, log
 from syncer.base.errors import LossError
 from syncer.base.lifecycle import join
 from syncer.base.settings import KafkaSettings
-from syncer.base.tracing import HEADER
 from syncer.kafka.topic import ANSWER_SECONDS, Extent, Loss, Observer, common, foreign, installation_of, is_of, replaced
 
 CLOSE_SECONDS = 2.0
@@ -54,7 +52,6 @@ class Received:
         values: Their values, in order within each partition.
         next_offsets: By partition, the offset to commit once all of them are done.
         places: The partition and the offset of each.
-        traces: The spans of the relay batches that published them; empty if traces are off.
         epochs: By partition, the leader epoch of its last record, if known.
     """
 
@@ -62,7 +59,6 @@ class Received:
     next_offsets: dict[int, int]
     epochs: dict[int, int] = field(default_factory=dict)
     places: tuple[tuple[int, int], ...] = ()
-    traces: tuple[str, ...] = ()
 
     @property
     def offsets(self) -> dict[int, list[int]]:
@@ -153,7 +149,6 @@ class ChangeConsumer:
         return Received(
             values=tuple(values),
             places=tuple(places),
-            traces=_traces(messages) if tracing.is_on() else (),
             next_offsets=next_offsets,
             epochs=epochs,
         )
@@ -318,13 +313,6 @@ class ChangeConsumer:
         except KafkaException as error:
             self._failure = error
         self._on_change(events.WORKER_REVOKED, [place.partition for place in partitions])
-
-
-def _traces(messages: Iterable[Message]) -> tuple[str, ...]:
-    """Return the distinct spans in the records' headers. An invalid one is harmless."""
-    headers = [cast("list[tuple[str, bytes | None]]", one.headers() or []) for one in messages]
-    found = {value for some in headers for name, value in some if name == HEADER and value is not None}
-    return tuple(sorted(value.decode("ascii", "replace") for value in found))
 
 
 def _loss(place: TopicPartition, extent: Extent) -> Loss | None:

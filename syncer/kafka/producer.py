@@ -18,7 +18,6 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from syncer.base import events, log
 from syncer.base.model import Change
 from syncer.base.settings import KafkaSettings
-from syncer.base.tracing import Headers
 from syncer.kafka.topic import INSTALLATION, OVERTAKEN, Loss, Observer, common
 
 _DELIVERY_SECONDS = 30
@@ -48,7 +47,9 @@ class ChangeProducer:
         self.heartbeat: Callable[[], object] = lambda: None
         """Called at least every few seconds while this waits for Kafka or fills a gap; what it raises ends that."""
         self._topic = settings.topic
-        self._source: Headers = [(INSTALLATION, settings.installation)] if settings.installation else []
+        self._source: list[tuple[str, str | bytes | None]] = (
+            [(INSTALLATION, settings.installation)] if settings.installation else []
+        )
         self._error: KafkaError | None = None
         self._too_large: list[tuple[bytes, bytes]] = []
         self._producer = Producer(
@@ -67,8 +68,8 @@ class ChangeProducer:
             logger=log.library_logger(),
         )
 
-    def produce(self, records: Iterable[tuple[bytes, bytes]], *, headers: Headers | None = None) -> int:
-        """Queue records, each a key and a value, with the same headers; waits while the queue is full.
+    def produce(self, records: Iterable[tuple[bytes, bytes]]) -> int:
+        """Queue records, each a key and a value; waits while the queue is full.
 
         Returns:
             The number of records.
@@ -76,13 +77,12 @@ class ChangeProducer:
         Raises:
             KafkaException: A record was not accepted.
         """
-        headers = [*self._source, *(headers or ())]
         count = 0
         for count, (key, value) in enumerate(records, 1):
             try:
-                self._producer.produce(self._topic, value, key, headers=headers)
+                self._producer.produce(self._topic, value, key, headers=self._source)
             except BufferError:
-                self._produce_late(key, value, headers)
+                self._produce_late(key, value)
             except KafkaException as error:
                 self._refused(error.args[0], key, value)
             if not count % _POLL_EVERY:
@@ -92,13 +92,13 @@ class ChangeProducer:
                     self._publish_alone()
         return count
 
-    def _produce_late(self, key: bytes, value: bytes, headers: Headers, *, partition: int = _ANY_PARTITION) -> None:
+    def _produce_late(self, key: bytes, value: bytes, *, partition: int = _ANY_PARTITION) -> None:
         while True:
             self._producer.poll(0.1)
             self.heartbeat()
             self._raise_error()
             with suppress(BufferError):
-                return self._producer.produce(self._topic, value, key, partition=partition, headers=headers)
+                return self._producer.produce(self._topic, value, key, partition=partition, headers=self._source)
 
     def fill_up(self, losses: Sequence[Loss]) -> None:
         """Publish empty records where records were lost, and beyond, so that no change takes the offset of a lost one.
@@ -115,7 +115,7 @@ class ChangeProducer:
                 try:
                     self._producer.produce(self._topic, b"", partition=one.partition, headers=self._source)
                 except BufferError:
-                    self._produce_late(b"", b"", self._source, partition=one.partition)
+                    self._produce_late(b"", b"", partition=one.partition)
                 if not count % _POLL_EVERY:
                     self._producer.poll(0)
                     self._raise_error()

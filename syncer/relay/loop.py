@@ -38,13 +38,12 @@ import structlog
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
-from syncer.base import events, metrics, tracing
+from syncer.base import events, metrics
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.model import id_in
 from syncer.base.postgres import AdvisoryLock, Connection, value
 from syncer.base.retry import Trouble, retry
 from syncer.base.settings import RelaySettings
-from syncer.base.tracing import OFF, BatchTrace, Headers
 from syncer.capture import leader, outbox, wakeup
 from syncer.capture.leader import LEASE_SECONDS, Leader
 from syncer.kafka import topic
@@ -121,24 +120,17 @@ class RelayReport:
 
 @dataclass(slots=True, kw_only=True)
 class _Batch:
-    """A batch, for logging and tracing.
+    """A batch, for logging.
 
     Args:
         began: When it was queried, by the monotonic clock.
-        trace: Records how long each step takes.
         least: The least outbox id of its changes.
         greatest: The greatest outbox id of its changes.
     """
 
     began: float
-    trace: BatchTrace = OFF
     least: int | None = None
     greatest: int | None = None
-
-    def begin(self) -> Headers | None:
-        """Record that the batch is not empty; return the headers for its records."""
-        self.trace = tracing.begin("relay.batch", began=self.began)
-        return self.trace.headers
 
     def noted(
         self, rows: Iterable[outbox.Row], *, on_some: Callable[[], object] = lambda: None
@@ -424,22 +416,19 @@ class Relay:
         producer.sent = {}
         published, seen = self._produce_new(connection, self._cursor, producer, batch)
         if published:
-            with batch.trace.step("publish"):
-                if self._is_asleep and (
-                    outbox.are_writers_busy(self._cursor, seen) or not producer.is_flushed(_BRIEF_SECONDS)
-                ):
-                    self._get_up(connection)
-                # Rule: save-after-acknowledgement.
-                producer.flush()
+            if self._is_asleep and (
+                outbox.are_writers_busy(self._cursor, seen) or not producer.is_flushed(_BRIEF_SECONDS)
+            ):
+                self._get_up(connection)
+            # Rule: save-after-acknowledgement.
+            producer.flush()
             if producer.losses:
                 self._make_up(connection, producer)
-            with batch.trace.step("save"):
-                self._save(connection, seen, producer)
+            self._save(connection, seen, producer)
         self._announce()
         self._cursor = seen  # not saved if nothing is new: then there is nothing between the two cursors
         report = RelayReport(is_leader=True, published=published, cursor=seen, seconds=time.monotonic() - batch.began)
         if published:
-            batch.trace.end(changes=published)
             self._tell(report, batch, producer)
         return report
 
@@ -462,13 +451,10 @@ class Relay:
             seen, rows = few
             if not rows:
                 return 0, seen
-            headers = batch.begin()
-            with batch.trace.step("produce"):
-                return producer.produce(batch.noted(rows), headers=headers), seen
+            return producer.produce(batch.noted(rows)), seen
         self._get_up(connection)
-        headers = batch.begin()
-        with batch.trace.step("produce"), outbox.all_new(connection, cursor) as (seen, many):
-            return producer.produce(batch.noted(many, on_some=self._heed_stop), headers=headers), seen
+        with outbox.all_new(connection, cursor) as (seen, many):
+            return producer.produce(batch.noted(many, on_some=self._heed_stop)), seen
 
     def _heed_stop(self) -> None:
         """Abort what takes long if a requested stop is overdue; unsaved changes are published again later.

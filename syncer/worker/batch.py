@@ -10,7 +10,6 @@ import structlog
 
 from syncer.base import events, metrics
 from syncer.base.model import Change
-from syncer.base.tracing import OFF, BatchTrace
 from syncer.base.write_report import WriteReport
 from syncer.kafka.consumer import Received
 
@@ -25,7 +24,6 @@ class ChangeBatch:
         begun_at: The time of receipt, by the monotonic clock.
         number: The batch's number within this worker.
         writes: The pending outcomes of the documents that the changes touch.
-        trace: The batch's trace.
     """
 
     received: Received
@@ -33,7 +31,6 @@ class ChangeBatch:
     begun_at: float
     number: int
     writes: list[Future[WriteReport]] = field(default_factory=list)
-    trace: BatchTrace = OFF
 
     @property
     def is_done(self) -> bool:
@@ -58,7 +55,7 @@ class ChangeBatch:
         return total
 
     def tell(self, worker: str, written: WriteReport) -> None:
-        """Log, trace and count the outcome."""
+        """Log and count the outcome."""
         seconds = time.monotonic() - self.begun_at
         made = [change.changed_at for change in self.changes]
         ids = [change.id for change in self.changes]
@@ -77,5 +74,4 @@ class ChangeBatch:
             index_seconds=round(written.index_seconds, 4),
             lag_seconds=round(time.time() - min(made), 4) if made else None,
         )
-        self.trace.end(batch=self.number, changes=len(self.changes), **written.outcomes)
         metrics.handled(worker, made, written, seconds=seconds)

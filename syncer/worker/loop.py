@@ -24,7 +24,7 @@ from itertools import count, takewhile
 
 import structlog
 
-from syncer.base import events, tracing
+from syncer.base import events
 from syncer.base.errors import LossError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.link import Link
@@ -198,7 +198,6 @@ class Worker:
             changes=changes,
             begun_at=time.monotonic(),
             number=next(self._numbers),
-            trace=tracing.begin("worker.batch", links=received.traces, worker=self._name),
         )
         self._take(batch)
         if 1 < len(changes) < _FEW_DOCUMENTS:
@@ -207,10 +206,7 @@ class Worker:
     def _take(self, batch: ChangeBatch) -> None:
         """Submit the documents that a batch touches, or leave them to jobs."""
         # Rules: assign-after-receiving, the-job-before-the-offset.
-        with batch.trace.step("follow"):
-            retry(
-                partial(self._resolver.resolve, batch, self._stop), pause=self._membership.pause, component=self._name
-            )
+        retry(partial(self._resolver.resolve, batch, self._stop), pause=self._membership.pause, component=self._name)
         self._batches.append(batch)
 
     def _wait(self, seconds: float) -> None:

@@ -107,7 +107,7 @@ class Resolver:
                         self.unresolved.note((document.name, affected.failed), document.index_name)
                     job = queue.create(self._link.connection, document, JobKind.REFRESH)
                 else:
-                    write = self._writers.submit(document.index_name, affected.ids, origin=origin, trace=batch.trace)
+                    write = self._writers.submit(document.index_name, affected.ids, origin=origin)
                     batch.writes.append(write)
                     continue
                 if job is not None:

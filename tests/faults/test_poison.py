@@ -14,7 +14,6 @@ from structlog.testing import capture_logs
 from syncer.base import log_limit
 from syncer.base.model import Composition, Target
 from syncer.base.postgres import Connection
-from syncer.base.tracing import Headers
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import BulkOutcome
 from syncer.indexing import dead_letters
@@ -335,7 +334,7 @@ def put(world: World, *values: bytes) -> None:
     kafka = world.settings.kafka
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for one in values:
-        ours: Headers = [(INSTALLATION, kafka.installation)]
+        ours: list[tuple[str, str | bytes | None]] = [(INSTALLATION, kafka.installation)]
         producer.produce(kafka.topic, one, b"key", partition=0, headers=ours)
     producer.flush()
 

@@ -330,8 +330,8 @@ def test_a_daemon_that_hangs_ends_when_told_to(blog: World) -> None:
 
 
 def test_a_process_that_does_not_exit_is_ended(blog: World) -> None:
-    """If a library hangs after the last component has stopped, the process ends all the same, and says where."""
-    hangs_at_exit = Point(at="syncer.base.tracing:close", seconds=3600)
+    """If the process hangs while it stops, it ends all the same, and says where."""
+    hangs_at_exit = Point(at="syncer.daemon:_join", seconds=3600)
     constants = {"syncer.daemon:STOP_SECONDS": 3, "syncer.cli.app:_EXIT_SECONDS": 1}
     daemon = blog.daemon(program=Plan(points=(hangs_at_exit,), constants=constants).program)
     assert daemon.stop() == 1

@@ -17,7 +17,6 @@ from syncer.base import lifecycle
 from syncer.base.lifecycle import Stop
 from syncer.base.model import Composition, Target
 from syncer.base.settings import WorkerSettings
-from syncer.base.tracing import Headers
 from syncer.base.write_report import WriteReport
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
@@ -493,7 +492,7 @@ def put_garbage(world: World) -> None:
     kafka = world.settings.kafka
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for number in range(3000):
-        ours: Headers = [(topic.INSTALLATION, kafka.installation)]
+        ours: list[tuple[str, str | bytes | None]] = [(topic.INSTALLATION, kafka.installation)]
         producer.produce(kafka.topic, b"garbage", partition=number % kafka.partitions, headers=ours)
     producer.flush()
 

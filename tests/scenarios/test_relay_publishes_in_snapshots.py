@@ -15,7 +15,6 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from syncer.base import lifecycle
 from syncer.base.lifecycle import Stop
 from syncer.base.model import Change
-from syncer.base.tracing import Headers
 from syncer.kafka.producer import ChangeProducer
 from syncer.relay import loop
 from syncer.relay.loop import Relay
@@ -182,13 +181,13 @@ class _ToldToStop(ChangeProducer):
         self._stop = stop
         self.taken = 0
 
-    def produce(self, records: Iterable[tuple[bytes, bytes]], *, headers: Headers | None = None) -> int:
+    def produce(self, records: Iterable[tuple[bytes, bytes]]) -> int:
         def taken() -> Iterator[tuple[bytes, bytes]]:
             for self.taken, record in enumerate(records, 1):
                 self._stop.request()
                 yield record
 
-        return super().produce(taken(), headers=headers)
+        return super().produce(taken())
 
 
 def test_a_stop_is_heeded_in_the_middle_of_many_rows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +209,8 @@ def test_a_stop_is_heeded_in_the_middle_of_many_rows(world: World, monkeypatch: 
 class _FailsInTheMiddle(ChangeProducer):
     """Takes some of the records, and then none: its queue has been full for as long as a record may wait."""
 
-    def produce(self, records: Iterable[tuple[bytes, bytes]], *, headers: Headers | None = None) -> int:
-        super().produce(islice(records, 500), headers=headers)
+    def produce(self, records: Iterable[tuple[bytes, bytes]]) -> int:
+        super().produce(islice(records, 500))
         raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
 
 

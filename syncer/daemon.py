@@ -19,7 +19,6 @@ from syncer.base.settings import Settings
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.client import connect
-from syncer.indexing import replica
 from syncer.indexing.flow_control import LiveTraffic
 from syncer.kafka import topic
 from syncer.kafka.consumer import ChangeConsumer
@@ -79,12 +78,11 @@ def checked(settings: Settings, *, workers: bool = True) -> Settings:
     """Check what must hold before a daemon starts; return the settings with the installation that they are for.
 
     Raises:
-        SyncerError: The schema, the replica, Elasticsearch or the topic is not one to start with.
+        SyncerError: The schema, Elasticsearch or the topic is not one to start with.
         psycopg.Error, elasticsearch.ApiError, elasticsearch.TransportError: A server does not answer.
     """
     with postgres.connect(settings.postgres, name="run") as connection:
         migrations.require_current(connection)
-        replica.require(settings.postgres, connection)
         settings = settings.of(registry.installation(connection))
         if not workers:
             lost_records.require_own_topic(connection, settings.kafka, None)
@@ -150,7 +148,6 @@ def worker(
     """A worker with these settings."""
     return Worker(
         connect=lambda: _connect(settings, name),
-        connect_replica=replica.opener(settings.postgres, name=name),
         consume=lambda on_change: ChangeConsumer(settings.kafka, on_change=on_change),
         index=index,
         settings=settings.worker,
@@ -163,7 +160,6 @@ def job_worker(settings: Settings, index: Index, *, name: str, traffic: LiveTraf
     """A job worker with these settings."""
     return JobWorker(
         connect=lambda: _connect(settings, name),
-        connect_replica=replica.opener(settings.postgres, name=name),
         index=index,
         name=name,
         in_flight_max=settings.jobs.in_flight_max,

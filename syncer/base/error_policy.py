@@ -21,7 +21,7 @@ The action also depends on where the error occurs. A document's own SQL and requ
        one item of a bulk  400, 413: DEAD_LETTER; 408, 429, 5xx: RETRY
                            cluster.blocks.*: RETRY
                            closed index, other 403, 404: SUSPEND
-    UnavailableError, ReplicaError, RestoringError, DeadLetteringError
+    UnavailableError, RestoringError, DeadLetteringError
                            RETRY                                      RETRY
     Kafka                                                             rights, settings: FATAL; anything else: RETRY
     ComposeError, IndexingError
@@ -56,7 +56,6 @@ from syncer.base.errors import (
     DuplicateIdError,
     Fault,
     IndexingError,
-    ReplicaError,
     RestoringError,
     SourceError,
     SyncerError,
@@ -141,7 +140,7 @@ def decide(error: BaseException) -> Action:
     """Return the action for an error of a component."""
     if isinstance(error, DocumentError):
         return Action.SUSPEND
-    if isinstance(error, UnavailableError | ReplicaError | RestoringError | DeadLetteringError):
+    if isinstance(error, UnavailableError | RestoringError | DeadLetteringError):
         return Action.RETRY
     if isinstance(error, psycopg.Error):
         return _decide_postgres(error)
@@ -320,12 +319,12 @@ def _explain_postgres(error: psycopg.Error) -> SyncerError:
     if isinstance(error, psycopg.OperationalError) and error.sqlstate is None and "FATAL:" in message:
         return SourceError(
             f"Postgres refuses the connection: {message.partition('FATAL:')[2].strip()}",
-            hint="Check the user, the password and the database of SYNCER_POSTGRES_DSN (or SYNCER_POSTGRES_READ_DSN).",
+            hint="Check the user, the password and the database of SYNCER_POSTGRES_DSN.",
         )
     if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
         return SourceError(
             f"Postgres cannot be reached: {message}",
-            hint="Check SYNCER_POSTGRES_DSN (or SYNCER_POSTGRES_READ_DSN), and that the server is up.",
+            hint="Check SYNCER_POSTGRES_DSN, and that the server is up.",
         )
     if isinstance(error, pg.UndefinedTable | pg.UndefinedColumn):
         return ComposeError(

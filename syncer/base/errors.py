@@ -5,7 +5,6 @@
     ├── DefinitionError    a document's folder is invalid: its SELECT, its mapping, its options
     ├── SourceError        Postgres: unreachable, unsupported, without the schema, without a privilege
     │   ├── DeadLetteringError       a dead letter could not be recorded: retried
-    │   ├── ReplicaError       a replica is behind or unavailable: retried
     │   └── RestoringError     the database is being restored: retried
     ├── TopicError         Kafka: unreachable, topic missing
     │   └── LossError          records are lost: see `syncer.recovery.lost_records`
@@ -64,10 +63,6 @@ class SourceError(SyncerError):
 
 class DeadLetteringError(SourceError):
     """A dead letter could not be recorded, or the row at fault could not be found."""
-
-
-class ReplicaError(SourceError):
-    """A replica of Postgres is behind or unavailable."""
 
 
 class RestoringError(SourceError):

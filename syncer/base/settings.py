@@ -91,40 +91,27 @@ class PostgresSettings(_Section):
     that accepts writes is used, unless ``target_session_attrs`` is set."""
     password: SecretStr | None = None
     """The password, if it is not in the connection string."""
-    read_dsn: SecretStr | None = None
-    """Connection string of a streaming replica on which documents are read; by default, the primary. With several
-    hosts, the first standby is used."""
     connect_timeout_seconds: PositiveInt = 10
     """Maximum time to establish a connection."""
 
     @property
     def conninfo(self) -> str:
         """The connection string for libpq, including the password."""
-        return self._completed(self.dsn, target="read-write")
-
-    @property
-    def replica(self) -> PostgresSettings | None:
-        """The settings for the replica; None if there is none."""
-        if self.read_dsn is None:
-            return None
-        return self.model_copy(update={"dsn": SecretStr(self._completed(self.read_dsn, target="standby"))})
-
-    def _completed(self, dsn: SecretStr, *, target: str) -> str:
-        said = dsn.get_secret_value()
+        said = self.dsn.get_secret_value()
         parts = conninfo_to_dict(said)
         more: dict[str, str] = {}
         if self.password:
             more["password"] = self.password.get_secret_value()
         # libpq's own default is the first host that answers, be it a standby that takes no writes.
         if "," in f"{parts.get('host')}{parts.get('hostaddr')}":
-            more["target_session_attrs"] = str(parts.get("target_session_attrs", target))
+            more["target_session_attrs"] = str(parts.get("target_session_attrs", "read-write"))
         return make_conninfo(said, **more) if more else said
 
-    @field_validator("dsn", "read_dsn")
+    @field_validator("dsn")
     @classmethod
-    def _is_connection_string(cls, dsn: SecretStr | None) -> SecretStr | None:
+    def _is_connection_string(cls, dsn: SecretStr) -> SecretStr:
         try:
-            conninfo_to_dict(dsn.get_secret_value() if dsn else "")
+            conninfo_to_dict(dsn.get_secret_value())
         except ProgrammingError:
             # What libpq says may quote a part of the password.
             raise ValueError("not a connection string, as in postgresql://user:password@host:5432/database") from None

@@ -11,7 +11,6 @@ a newer snapshot, and a version conflict means that something at least as new is
     failover          notices a restore or failover, starts a new epoch (the high bits of every version), and has
                       everything written again
     version_log       when versions were assigned
-    replica           reads documents on a standby
     connections       the connections of one writer
     flow_control      how many documents a request has, and how many requests are in flight
     bulk_errors       sorts refused items as `syncer.base.error_policy` decides: again, dead letter, suspend

@@ -8,9 +8,6 @@ became visible. The change's own event is handled later, with a later turn and a
 Of any two readers, the one with the greater version has seen all that the other has. So a document never shows a state
 and then an earlier one.
 
-A replica guarantees less, since the version is assigned first and the snapshot taken later: see
-`syncer.indexing.replica`.
-
 Before the snapshot, the document's relations are locked against ALTER TABLE, which would make a table look empty in it.
 In the snapshot, the catalog is compared with the one that the definition was applied to. So a document is built from
 the columns that it was made for, or not at all.
@@ -40,7 +37,6 @@ from syncer.documents.registry import Catalogue, Document, DocumentState
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, reading, uncaptured
 from syncer.indexing import fault, version
 from syncer.indexing.fault import Fault
-from syncer.indexing.replica import Replica
 from syncer.lineage import fingerprint as lineage_fingerprint
 
 _Result = TypeVar("_Result")
@@ -77,7 +73,6 @@ _REPLAN_SECONDS = 10.0
 _REPLAN = "DISCARD PLANS"
 _PREPARE = "PREPARE {name} (text[], bigint) AS {check} UNION ALL {documents}"
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
-_BEGIN_REPLICA = f"{_BEGIN}, READ ONLY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,23 +152,17 @@ class _Snapshot:
 
 
 class Composer:
-    """Builds documents, on connections that are not used for anything else.
+    """Builds documents, on a connection that is not used for anything else.
 
     One round trip reads all that a slice needs: the version with its snapshot, the state of the definition, the
     fingerprint and triggers of its relations, and the documents. Statements are prepared by name, in SQL: psycopg would
     drop them each time a savepoint is rolled back.
 
-    Args:
-        connection: The primary.
-        replica: The replica to read on; None to read on the primary.
     """
 
-    def __init__(self, connection: Connection, *, replica: Replica | None = None) -> None:
-        self._primary = connection
-        self._replica = replica
-        self._connection = connection if replica is None else replica.connection
-        for one in {self._primary, self._connection}:
-            one.prepare_threshold = None
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._connection.prepare_threshold = None
         self._connection.execute(lock_timeout(COMPONENT_LOCK_SECONDS))
         self._catalogue = Catalogue()
         self._plans: dict[str, _Plan] = {}
@@ -198,7 +187,6 @@ class Composer:
             DocumentError: The definition has to be suspended: its SELECT no longer fits, or returns an id more than
                 once.
             psycopg.Error: The SELECT failed on some row, or the connection did.
-            ReplicaError: The replica was behind for too long, or is not a replica.
         """
         assigned_at = clock()  # the version is assigned later, so it is no older than this
         limit = min(bytes_max or DOCUMENT_BYTES_MAX, DOCUMENT_BYTES_MAX)
@@ -247,7 +235,7 @@ class Composer:
         query = sql.SQL(_AFTER).format(
             flushed=sql.SQL(FLUSHED), state=sql.SQL(registry.STATE_COLUMNS), index_name=sql.Literal(index_name)
         )
-        row = self._primary.execute(query).fetchone()
+        row = self._connection.execute(query).fetchone()
         assert row is not None  # noqa: S101 - the query always returns one row
         return DocumentState.of(row[1:])
 
@@ -295,8 +283,8 @@ class Composer:
         return None
 
     def _definition(self, index_name: str) -> Document | None:
-        """Return the active definition. It is read on the primary, since a replica may lag behind an activation."""
-        return self._catalogue.last(self._primary, index_name)
+        """Return the active definition."""
+        return self._catalogue.last(self._connection, index_name)
 
     def _is_to_suspend(self, document: Document) -> bool:
         """Return whether the failed definition is still active and has not been replaced meanwhile.
@@ -310,36 +298,31 @@ class Composer:
             return True
 
     def _read(self, plan: _Plan, ids: Sequence[str], bytes_max: int, seconds: float | None = None) -> _Snapshot:
-        """Assign a version with a snapshot, and read in it; in one round trip, unless a replica is read."""
+        """Assign a version with a snapshot, and read in it, in one round trip."""
         # Rule: the-revision-is-read-in-the-snapshot. So is everything else that decides on what is written.
-        assigned = None if self._replica is None else self._replica.assign(self._primary)
         wanted = sql.Literal(castable(self._connection, plan.document, ids)).as_string(self._connection)
         select = f"EXECUTE {plan.name}({wanted}, {bytes_max})" if seconds is None else self._try(plan, wanted, seconds)
         text = "; ".join(
             (
-                _BEGIN if assigned is None else _BEGIN_REPLICA,
+                _BEGIN,
                 *self._planning(ids),
                 *filter(None, [plan.lock]),
-                version.assign_version() if assigned is None else version.knows_query(assigned),
+                version.assign_version(),
                 select,
                 "COMMIT",
             )
         )
         try:
-            (turn,), *answers = self._answers(text)
+            ((assigned,),), *answers = self._answers(text)
         except psycopg.Error:
             if not self._connection.closed:
                 self._connection.rollback()
             raise
-        if assigned is None:
-            assigned = int(turn[0])
-        elif self._replica is not None:
-            self._replica.require_known(is_known=turn[0] is True)
         rows = list(chain.from_iterable(answers))
         checked: list[Any] = next((json.loads(row[1]) for row in rows if row[0] is None), [*5 * [None], "", []])
         *state, fingerprint, lost = checked
         return _Snapshot(
-            version=assigned,
+            version=int(assigned),
             state=DocumentState.of(state),
             fingerprint=fingerprint,
             uncaptured=lost,

@@ -1,7 +1,4 @@
-"""A writer's connections: one to assign versions on, and one to a replica to read on, if there is one.
-
-They are opened on demand, and closed when Postgres has failed. A failure of Elasticsearch does not close them.
-"""
+"""A writer's connection: opened on demand, and closed when Postgres has failed; a failure of Elasticsearch keeps it."""
 
 from __future__ import annotations
 
@@ -11,12 +8,10 @@ from contextlib import contextmanager
 import psycopg
 
 from syncer.base.error_policy import Action, decide
-from syncer.base.errors import ReplicaError
 from syncer.base.postgres import Connection
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover
 from syncer.indexing.compose import Composer
-from syncer.indexing.replica import Replica
 
 
 class Session:
@@ -24,26 +19,19 @@ class Session:
 
     Args:
         connect: Opens a connection to Postgres.
-        connect_replica: Opens the replica to read documents on; None to read them on the primary.
         index: Elasticsearch, which records epochs and versions too.
     """
 
-    def __init__(
-        self, *, connect: Callable[[], Connection], connect_replica: Callable[[], Replica] | None, index: Index
-    ) -> None:
+    def __init__(self, *, connect: Callable[[], Connection], index: Index) -> None:
         self._connect = connect
-        self._connect_replica = connect_replica
         self._index = index
         self._connection: Connection | None = None
-        self._replica: Replica | None = None
         self._composer: Composer | None = None
 
     @property
     def composer(self) -> Composer:
         """The composer that builds documents on this connection."""
         if self._connection is None or self._composer is None:
-            if self._replica is None and self._connect_replica is not None:
-                self._replica = self._connect_replica()
             connection = self._connect()
             try:
                 # Before the first version is assigned: check the cluster identity, and skip numbers that a crash may
@@ -53,7 +41,7 @@ class Session:
                 self._close_unentered(connection)
                 raise
             self._connection = connection
-            self._composer = Composer(connection, replica=self._replica)
+            self._composer = Composer(connection)
         return self._composer
 
     @staticmethod
@@ -63,7 +51,7 @@ class Session:
 
     @property
     def connection(self) -> Connection:
-        """The connection to the primary."""
+        """The connection to Postgres."""
         assert self.composer is not None  # noqa: S101 - this property opens the connection
         assert self._connection is not None  # noqa: S101 - just opened
         return self._connection
@@ -75,15 +63,13 @@ class Session:
             yield
         except psycopg.errors.LockNotAvailable:
             raise
-        except (psycopg.Error, ReplicaError) as error:
+        except psycopg.Error as error:
             if decide(error) is Action.RETRY:
                 self.close()
             raise
 
     def close(self) -> None:
-        """Close the connections; the next use opens new ones."""
+        """Close the connection; the next use opens another."""
         if self._connection is not None:
             self._connection.close()
-        if self._replica is not None:
-            self._replica.close()
-        self._connection = self._replica = self._composer = None
+        self._connection = self._composer = None

@@ -27,7 +27,6 @@ from syncer.base.postgres import Connection
 from syncer.base.write_report import WriteReport
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.flow_control import FlowControl
-from syncer.indexing.replica import Replica
 from syncer.indexing.writer import Shared, Writer
 
 _NO_ORIGIN: Mapping[str, int] = {}
@@ -76,7 +75,6 @@ class WriterPool:
 
     Args:
         connect: Opens a connection to Postgres, for each thread.
-        connect_replica: Opens the replica to read documents on; None to read them on the primary.
         index: Elasticsearch.
         pause: Waits before a retry; may raise `Stopping`.
         name: The name of the component, for the log and the names of the threads.
@@ -88,7 +86,6 @@ class WriterPool:
         self,
         *,
         connect: Callable[[], Connection],
-        connect_replica: Callable[[], Replica] | None = None,
         index: Index,
         pause: Callable[[float], None],
         name: str,
@@ -102,7 +99,6 @@ class WriterPool:
         self._make = partial(
             Writer,
             connect=connect,
-            connect_replica=connect_replica,
             index=index,
             pause=pause,
             name=name,

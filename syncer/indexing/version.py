@@ -27,22 +27,6 @@ _NEXT_WRITER = f"""
 SELECT i.epoch << {EPOCH_SHIFT} | ((s.last_value + {_UNFLUSHED}) << {NUMBER_SHIFT})
 FROM syncer.cluster_identity AS i, syncer.version AS s
 """  # noqa: S608 - only constants
-# A materialized WITH runs before the query that reads it: the mark is written after the version is assigned, and the
-# commit of this statement flushes it.
-# Rule: mark-after-the-assign.
-_ASSIGN_WITH_MARK = f"""
-WITH assigned AS MATERIALIZED (
-    SELECT epoch << {EPOCH_SHIFT} | (nextval('syncer.version') << {NUMBER_SHIFT}) AS version
-    FROM syncer.cluster_identity
-)
-SELECT version, pg_logical_emit_message(true, 'syncer', '')::text FROM assigned
-"""  # noqa: S608 - only constants
-# Rule: the-replica-knows-the-version.
-_KNOWS = f"""
-SELECT i.epoch = $1::bigint >> {EPOCH_SHIFT}
-   AND (i.epoch << {EPOCH_SHIFT} | (s.last_value << {NUMBER_SHIFT})) >= $1::bigint
-FROM syncer.cluster_identity AS i, syncer.version AS s
-"""  # noqa: S608 - only constants
 # Rule: assign-and-read-in-turn. The lock is held from before the assign until the snapshot is taken.
 _TAKE_TURN = "LOCK TABLE syncer.version_lock IN EXCLUSIVE MODE"
 # This is the transaction's first query, so it takes the snapshot. Rolling back the savepoint releases the lock but
@@ -71,20 +55,6 @@ def assign_version() -> str:
     make the transaction read-only.
     """
     return f"SAVEPOINT turn; {_TAKE_TURN}; {_ASSIGN}; ROLLBACK TO SAVEPOINT turn; SET TRANSACTION READ ONLY"
-
-
-def assign_with_mark(connection: Connection) -> tuple[int, str]:
-    """Assign one version; return it with a flushed position in the WAL, behind every commit that was visible then.
-
-    Only a snapshot taken after this call may be written with it.
-    """
-    assigned, mark = row(connection, _ASSIGN_WITH_MARK)
-    return assigned, mark
-
-
-def knows_query(version: int) -> str:
-    """Return a query: does this server, primary or replica, show the state that a version was assigned with?"""
-    return _KNOWS.replace("$1", str(version))
 
 
 def split(version: int) -> tuple[int, int]:

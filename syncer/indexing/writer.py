@@ -60,7 +60,6 @@ from syncer.indexing.compose import Batch
 from syncer.indexing.connections import Session
 from syncer.indexing.failed_documents import FailedDocuments, Failures, Isolated
 from syncer.indexing.flow_control import FlowControl
-from syncer.indexing.replica import Replica
 
 RESENT_SECONDS_MAX = 10.0
 """Maximum age of built documents that are sent again unchanged."""
@@ -154,7 +153,6 @@ class Writer:
 
     Args:
         connect: Opens a connection to Postgres.
-        connect_replica: Opens the replica to read documents on; None to read them on the primary.
         index: Elasticsearch.
         pause: Waits before a retry; may raise `Stopping`.
         name: The name of the component, for the log.
@@ -165,7 +163,6 @@ class Writer:
         self,
         *,
         connect: Callable[[], Connection],
-        connect_replica: Callable[[], Replica] | None = None,
         index: Index,
         pause: Callable[[float], None],
         name: str,
@@ -178,7 +175,7 @@ class Writer:
         self._flow = self._shared.flow
         self._trouble = self._shared.trouble
         self._patience = self._shared.patience
-        self._session = Session(connect=connect, connect_replica=connect_replica, index=index)
+        self._session = Session(connect=connect, index=index)
         self._failed = FailedDocuments(self._session, pause=self._pause, log=self._shared.failures)
         self._is_needed: Callable[[], bool] = lambda: True
 
@@ -433,7 +430,7 @@ class Writer:
         written = [one for one in created if one.source is not None]
         if not written:
             return []
-        with at_work_for(document.name, document.revision):  # on the primary: a replica may lag
+        with at_work_for(document.name, document.revision):
             there = existing_here(self._session.connection, document, [one.id for one in written])
         return [one.id for one in written if one.place not in there]
 

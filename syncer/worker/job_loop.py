@@ -39,7 +39,6 @@ from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover, version_log
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
-from syncer.indexing.replica import Replica
 from syncer.jobs import chunks, queue, resume
 from syncer.jobs.chunks import Chunk
 from syncer.jobs.steps import JobSteps
@@ -80,7 +79,6 @@ class JobWorker:
 
     Args:
         connect: Opens a connection to Postgres.
-        connect_replica: Opens the replica to read documents from, if any.
         index: Elasticsearch.
         name: For the log, and for ``pg_stat_activity``.
         in_flight_max: The largest number of concurrent bulk requests.
@@ -93,7 +91,6 @@ class JobWorker:
         self,
         *,
         connect: Callable[[], Connection],
-        connect_replica: Callable[[], Replica] | None = None,
         index: Index,
         name: str = "job_worker",
         in_flight_max: int = 4,
@@ -110,7 +107,6 @@ class JobWorker:
         )
         self._writers = WriterPool(
             connect=connect,
-            connect_replica=connect_replica,
             index=index,
             pause=self._pause,
             name=name,

@@ -34,7 +34,6 @@ from syncer.base.settings import WorkerSettings
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
-from syncer.indexing.replica import Replica
 from syncer.worker.batch import ChangeBatch
 from syncer.worker.group import Consume, Membership
 from syncer.worker.resolve import Resolver
@@ -60,7 +59,6 @@ class Worker:
 
     Args:
         connect: Opens a connection to Postgres.
-        connect_replica: Opens the replica to read documents from, if any.
         consume: Joins the group; its argument is called when partitions are assigned or revoked.
         index: Elasticsearch.
         settings: Limits of batches and concurrency.
@@ -72,7 +70,6 @@ class Worker:
         self,
         *,
         connect: Callable[[], Connection],
-        connect_replica: Callable[[], Replica] | None = None,
         consume: Consume,
         index: Index,
         settings: WorkerSettings,
@@ -95,7 +92,6 @@ class Worker:
         )
         self._writers = WriterPool(
             connect=connect,
-            connect_replica=connect_replica,
             index=index,
             pause=self._pause,
             name=name,

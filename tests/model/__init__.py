@@ -12,7 +12,6 @@
     reindexing            a new definition, a new index, the alias, the rollback        apply, documents, elasticsearch
     suspending            a document that is suspended, and the next revision           documents, indexing, apply
     cluster_identities    crash, failover, restore: versions never go back              indexing
-    replaying             documents read on a replica                                   indexing
 
 The last column names the packages that keep the rules. Run the models with ``python -m tests.model``;
 docs/protocol.md explains them and lists their rules.

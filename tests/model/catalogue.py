@@ -12,7 +12,6 @@ from tests.model.fanning import FanningModel
 from tests.model.losing import LosingModel
 from tests.model.reindexing import ReindexingModel
 from tests.model.relaying import RelayingModel
-from tests.model.replaying import ReplayingModel
 from tests.model.routing import RoutingModel
 from tests.model.suspending import SuspendingModel
 from tests.model.wakeup import WakeupModel
@@ -28,7 +27,6 @@ MODELS: tuple[type[Model[Any]], ...] = (
     ReindexingModel,
     SuspendingModel,
     ClusterIdentitiesModel,
-    ReplayingModel,
     LosingModel,
 )
 RULES = tuple((model, rule) for model in MODELS for rule in model.rules)

@@ -262,7 +262,7 @@ def test_a_connection_on_which_no_life_could_be_entered_is_closed(database: Worl
         opened.append(database.connect())
         return opened[-1]
 
-    session = Session(connect=connect, connect_replica=None, index=_Crashes(index))
+    session = Session(connect=connect, index=_Crashes(index))
     try:
         for _ in range(2):
             with pytest.raises(ConnectionAbortedError):

@@ -19,7 +19,6 @@ from syncer.base.error_policy import Action, at_work_for, decide, decide_item, e
 from syncer.base.errors import (
     DeadLetteringError,
     DocumentError,
-    ReplicaError,
     RestoringError,
     SyncerError,
     UnavailableError,
@@ -182,7 +181,7 @@ def test_what_kafka_raises(name: str, action: Action) -> None:
     assert decide(kafka_error(getattr(KafkaError, name))) is action
 
 
-WAITED_FOR = (DocumentError, DeadLetteringError, ReplicaError, RestoringError, UnavailableError)
+WAITED_FOR = (DocumentError, DeadLetteringError, RestoringError, UnavailableError)
 OURS = [
     one
     for one in vars(errors).values()
@@ -211,7 +210,6 @@ IN_WORK: dict[str, tuple[Exception, Action]] = {
     "answer": (errors.IndexingError("Elasticsearch answered 3 items"), Action.SUSPEND),
     "shard": (UnavailableError("not every shard"), Action.RETRY),
     "cleared": (DeadLetteringError("no dead letter"), Action.RETRY),
-    "replica": (ReplicaError("behind"), Action.RETRY),
     "half restored": (RestoringError("not whole"), Action.RETRY),
     "bad_request": (api_error(400), Action.SUSPEND),
     "index": (api_error(404), Action.SUSPEND),

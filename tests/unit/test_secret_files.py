@@ -53,7 +53,6 @@ def refused() -> str:
 def test_every_secret_can_be_in_a_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each setting that no output shows is the content of the file that its variable, with _FILE, names."""
     monkeypatch.setenv("SYNCER_POSTGRES_DSN_FILE", secret_file(config, DSN))
-    monkeypatch.setenv("SYNCER_POSTGRES_READ_DSN_FILE", secret_file(config, f"{DSN} port=2"))
     monkeypatch.setenv("SYNCER_POSTGRES_PASSWORD_FILE", secret_file(config, HOSTILE))
     monkeypatch.setenv("SYNCER_KAFKA_SASL_PASSWORD_FILE", secret_file(config, HOSTILE))
     monkeypatch.setenv("SYNCER_KAFKA_PROPERTIES_FILE", secret_file(config, '{"sasl.username": "u", "acks": -1}'))
@@ -65,7 +64,6 @@ def test_every_secret_can_be_in_a_file(config: Path, monkeypatch: pytest.MonkeyP
     loaded = settings.load()
     assert loaded.postgres.dsn == SecretStr(DSN)
     assert conninfo_to_dict(loaded.postgres.conninfo)["password"] == HOSTILE
-    assert loaded.postgres.read_dsn == SecretStr(f"{DSN} port=2")
     assert loaded.elasticsearch.url == "https://u:p@other:9200"
     assert loaded.elasticsearch.password == loaded.elasticsearch.api_key == SecretStr(HOSTILE)
     assert common(loaded.kafka).items() >= {"sasl.username": "u", "sasl.password": HOSTILE, "acks": -1}.items()

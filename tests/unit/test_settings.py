@@ -84,7 +84,6 @@ def test_the_environment_alone_will_do(config: Path, monkeypatch: pytest.MonkeyP
 
 
 VARIABLES: dict[str, tuple[str, Callable[[Settings], bool]]] = {
-    "SYNCER_POSTGRES_READ_DSN": ("host=b", lambda one: one.postgres.read_dsn == SecretStr("host=b")),
     "SYNCER_POSTGRES_CONNECT_TIMEOUT_SECONDS": ("3", lambda one: one.postgres.connect_timeout_seconds == 3),
     "SYNCER_KAFKA_REPLICATION_FACTOR": ("3", lambda one: one.kafka.replication_factor == 3),
     "SYNCER_KAFKA_PROPERTIES": ('{"acks": "all"}', lambda one: one.kafka.properties["acks"] == "all"),
@@ -106,13 +105,6 @@ def test_every_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch, name: s
     assert holds(settings.load())
 
 
-@pytest.mark.usefixtures("config")
-def test_an_empty_replica_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that is passed on though nobody has set it does not mean libpq's defaults."""
-    monkeypatch.setenv("SYNCER_POSTGRES_READ_DSN", "")
-    assert settings.load().postgres.read_dsn is None
-
-
 WRONG = {
     "SYNCER_WORKER_THREADS": ("many", ("worker.threads", "valid integer")),
     "SYNCER_WORKER_THREAD": ("1", ("worker.thread", "unknown setting")),
@@ -124,7 +116,6 @@ WRONG = {
     "SYNCER_KAFKA_PROPERTIES": ("acks=all", ("SYNCER_KAFKA_PROPERTIES",)),
     "SYNCER_ELASTICSEARCH_URL": ("http://a:9200,b:9200", ("elasticsearch.url", "http://localhost:9200")),
     "SYNCER_POSTGRES_DSN": (f"host=127.0.0.1 password=a {SECRET}", ("SYNCER_POSTGRES_DSN", "postgresql://")),
-    "SYNCER_POSTGRES_READ_DSN": (f"postgresql://u:{SECRET}@127.0.0.1/d?ssl=on", ("postgres.read_dsn",)),
     "SYNCER_KAFKA_REPLICATION_FACTOR": ("-2", ("kafka.replication_factor",)),
     "SYNCER_POSTGRES": ("localhost", ("postgres",)),
 }
@@ -184,12 +175,9 @@ HOSTS = {
 
 @pytest.mark.parametrize("dsn", HOSTS)
 def test_of_several_hosts_of_postgres_the_first_that_takes_writes_is_used(dsn: str) -> None:
-    """A standby that answers first is passed over; the replica that documents are read on must be one."""
-    made = PostgresSettings(dsn=SecretStr(dsn), read_dsn=SecretStr(dsn))
+    """A standby that answers first is passed over."""
+    made = PostgresSettings(dsn=SecretStr(dsn))
     assert conninfo_to_dict(made.conninfo).get("target_session_attrs") == HOSTS[dsn]
-    assert made.replica is not None
-    expected = "standby" if HOSTS[dsn] == "read-write" else HOSTS[dsn]
-    assert conninfo_to_dict(made.replica.conninfo).get("target_session_attrs") == expected
 
 
 FILES = {
@@ -232,7 +220,6 @@ def test_the_config_folder_has_a_default(monkeypatch: pytest.MonkeyPatch) -> Non
 
 SECRETS = {
     "SYNCER_POSTGRES_DSN": f"postgresql://syncer:{SECRET}@db/blog",
-    "SYNCER_POSTGRES_READ_DSN": f"postgresql://syncer:{SECRET}@replica/blog",
     "SYNCER_ELASTICSEARCH_PASSWORD": SECRET,
     "SYNCER_ELASTICSEARCH_API_KEY": SECRET,
     "SYNCER_ELASTICSEARCH_URL": f"http://elastic:{SECRET}@search:9200",

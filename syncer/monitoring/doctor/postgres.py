@@ -100,7 +100,6 @@ _CALLED = (
     *("pg_control_system", "pg_current_wal_insert_lsn", "pg_walfile_name", "pg_current_snapshot", "pg_notify"),
     *("pg_try_advisory_lock", "pg_try_advisory_xact_lock_shared", "pg_advisory_unlock", "pg_notification_queue_usage"),
 )
-_CALLED_WITH_REPLICA = ("pg_logical_emit_message", "pg_last_wal_replay_lsn")
 _NOT_CALLABLE = """
 SELECT oid::regprocedure::text FROM pg_proc
 WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = ANY ($1) AND NOT has_function_privilege(oid, 'EXECUTE')
@@ -119,7 +118,7 @@ def _reach(deployment: Deployment) -> Iterator[Finding]:
             "The server at postgres.dsn is a standby",
             advice(
                 "Set SYNCER_POSTGRES_DSN to the primary. To choose it from several hosts, add "
-                "target_session_attrs=read-write. To read documents on a standby, set SYNCER_POSTGRES_READ_DSN."
+                "target_session_attrs=read-write."
             ),
         )
         return
@@ -232,8 +231,7 @@ def _privileges(deployment: Deployment) -> Iterator[Finding]:
 
 def _refused(deployment: Deployment) -> Iterator[tuple[str, str]]:
     """Return what else the role may not do, and the statement that allows it."""
-    called = _CALLED + (_CALLED_WITH_REPLICA if deployment.settings.postgres.read_dsn else ())
-    for (name,) in deployment.rows(_NOT_CALLABLE, list(called)):
+    for (name,) in deployment.rows(_NOT_CALLABLE, list(_CALLED)):
         yield f"call {name}", f"GRANT EXECUTE ON FUNCTION pg_catalog.{name} TO {{role}};"
     if deployment.duties != {Duty.RELAY}:
         yield from _unreadable(deployment)

@@ -65,7 +65,7 @@ def test_planted_drift_is_found_and_fixed_beside_writers(world: World) -> None:
         client.index(index=world.alias, id="2000", document=held)
         planted = {
             "1001": (DriftKind.MISSING, None),
-            "1002": (DriftKind.DIFFERENT, None),
+            "1002": (DriftKind.DIFFERENT, Cause.FOREIGN),
             "1003": (DriftKind.DIFFERENT, Cause.FOREIGN_AHEAD),
             "2000": (DriftKind.EXTRA, Cause.FOREIGN),
         }

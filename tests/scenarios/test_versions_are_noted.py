@@ -78,7 +78,7 @@ def test_who_made_a_version(database: World, connection: Connection, index: Inde
 
     own = assign(connection)
     assert origin(own) is Origin.ASSIGNED
-    assert origin(own + 1) is Origin.ASSIGNED  # another client has raised it
+    assert origin(own + 1) is Origin.FOREIGN  # another client has raised it
     assert origin(own + 256) is Origin.FOREIGN
     assert version.is_surpassed(connection, own + 256)
     assert origin(1) is Origin.FOREIGN

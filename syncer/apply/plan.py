@@ -148,7 +148,7 @@ class ActiveDefinitions:
 
     Args:
         documents: Documents with the index that is current, by name.
-        others: Documents with an index that is being built or is previous; their tables are captured as well.
+        others: Documents with an index that is being built; their tables are captured as well.
         revisions: The last revision of every document that was ever active.
         captured: The tables that are captured, by relation.
         lost: The captured tables whose triggers are gone.

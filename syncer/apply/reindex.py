@@ -1,16 +1,16 @@
 """Reindex: builds a new index beside the current one and replaces it. Searches never see a gap or an incomplete index.
 
     build ──▶ active ──▶ loaded ──▶ settled ──▶ verified ──▶ nothing pending ──▶ alias moved ──▶ current
-                                                                                      (the one before: previous)
+                                                                                      (the one before: dropped)
 
 While it is built, the new index is a document of its own: an active row with its own revision and definition, followed,
 suspended, loaded and verified like any other. So it becomes complete in the same way: see `syncer.apply.activate`. Only
-then does the alias move, in one call. The previous index is still written, so that `roll_back` can move the alias back,
-until `drop_previous`.
+then does the alias move, in one call. The commit that records the move deactivates the index before, which is dropped.
+To go back, apply the old definition: that is another rebuild.
 
 *Nothing pending*: a fan-out may be done in the current index and still wait in the new one. A search after the move
-would then find an older name than before. So pending jobs of the new index are waited for once it is verified, and
-before a rollback: see `pending`. Later jobs are not waited for, or the index might never become current: their changes
+would then find an older name than before. So pending jobs of the new index are waited for once it is verified: see
+`pending`. Later jobs are not waited for, or the index might never become current: their changes
 are at most as old as that wait, and follow.
 
 Each step detects where the last one stopped. After a crash, run the same command again, or give up with `abort`. A
@@ -99,9 +99,7 @@ def require_not_paused(job: Job) -> None:
 
 
 def serve(connection: Connection, indices: Indices, building: Document) -> Document:
-    """Make a complete index without pending jobs current, and keep the one before it as previous.
-
-    An older previous index is dropped.
+    """Make a complete index without pending jobs current, and drop the one before.
 
     Returns:
         The document with its current index.
@@ -109,6 +107,7 @@ def serve(connection: Connection, indices: Indices, building: Document) -> Docum
     Raises:
         DocumentError: It is suspended.
         DefinitionError: It is no longer being built, or not loaded.
+        IndexingError: The new index is current; the one before has an alias that is not syncer's, and stays.
     """
     with activate.alone(connection):
         now = registry.by_role(connection, building.name)
@@ -121,57 +120,12 @@ def serve(connection: Connection, indices: Indices, building: Document) -> Docum
         # Rule: the-alias-moves-to-what-is-loaded.
         _require_current(found)
         indices.swap(found.index, found.target)
+        # Rules: the-old-index-is-followed, out-of-force-before-dropping.
         with connection.transaction():
-            # Rule: the-old-index-is-followed.
-            if Role.PREVIOUS in now:
-                activate.deactivate(connection, now[Role.PREVIOUS])
-            registry.assign(connection, now[Role.CURRENT], Role.PREVIOUS)
-            registry.assign(connection, found, Role.CURRENT)
-        if Role.PREVIOUS in now:
-            orphan_indices.drop(connection, indices, now[Role.PREVIOUS].target)
+            activate.deactivate(connection, now[Role.CURRENT])
+            registry.make_current(connection, found)
+        orphan_indices.drop(connection, indices, now[Role.CURRENT].target)
     return dataclasses.replace(found, role=Role.CURRENT)
-
-
-def previous(connection: Connection, name: str) -> Document:
-    """Return the document with the index that is kept for a rollback.
-
-    Raises:
-        DefinitionError: There is none.
-    """
-    return _require_previous(registry.by_role(connection, name), name)
-
-
-def roll_back(connection: Connection, indices: Indices, name: str) -> Document:
-    """Make the previous index current again, and the current one previous.
-
-    Returns:
-        The document with its current index.
-
-    Raises:
-        DefinitionError: There is no previous index, or it is not loaded.
-        DocumentError: The previous index is suspended, and not up to date.
-    """
-    with activate.alone(connection):
-        now = registry.by_role(connection, name)
-        previous_index = _require_previous(now, name)
-        _require_current(previous_index)
-        indices.swap(previous_index.index, previous_index.target)
-        with connection.transaction():
-            registry.assign(connection, now[Role.CURRENT], Role.PREVIOUS)
-            registry.assign(connection, previous_index, Role.CURRENT)
-    return dataclasses.replace(previous_index, role=Role.CURRENT)
-
-
-def drop_previous(connection: Connection, indices: Indices, name: str) -> Document:
-    """Withdraw and drop the previous index; return its document.
-
-    Raises:
-        DefinitionError: There is no previous index.
-    """
-    with activate.alone(connection):
-        previous_index = _require_previous(registry.by_role(connection, name), name)
-        activate.withdraw(connection, indices, previous_index)
-    return previous_index
 
 
 def abort(connection: Connection, indices: Indices, name: str) -> Document:
@@ -198,16 +152,6 @@ def building(connection: Connection, name: str) -> Document:
     return found
 
 
-def _require_previous(rows: dict[Role, Document], name: str) -> Document:
-    previous_index = rows.get(Role.PREVIOUS)
-    if previous_index is None:
-        raise DefinitionError(
-            f"{name} has no index kept as previous",
-            hint=f"There is one after a rebuild, until it is dropped: {_command(name)}",
-        )
-    return previous_index
-
-
 def _require_current(document: Document) -> None:
     """Refuse to make an index current that may lack changes."""
     suspend.require_going(document)
@@ -225,9 +169,7 @@ def way_on(document: Document) -> str:
     """Say how to load an index, such as one of which a pending job was cancelled."""
     if document.role is Role.CURRENT:
         return f"To load it: syncer apply, or syncer backfill {document.name}"
-    if document.role is Role.BUILDING:
-        return f"To load it and go on: {_command(document.name)}"
-    return suspend.no_way_back(document.name)
+    return f"To load it and go on: {_command(document.name)}"
 
 
 def _command(name: str) -> str:

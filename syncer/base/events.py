@@ -304,7 +304,7 @@ DOCUMENT_DEAD_LETTERED: Final = _event(
     "document.dead_lettered",
     "error",
     "Documents could not be written and became dead letters; other documents continue. The first of a kind is logged "
-    "at once, later ones as a count every few seconds. What only a previous index rejects is not logged.",
+    "at once, later ones as a count every few seconds.",
     {
         "index": "the index",
         "kind": "the name of the error",

@@ -201,8 +201,6 @@ class Role(StrEnum):
     """Serves searches."""
     BUILDING = "building"
     """Being loaded; becomes current when the load is complete."""
-    PREVIOUS = "previous"
-    """Was current before; kept up to date for a rollback."""
 
 
 class Composition(NamedTuple):

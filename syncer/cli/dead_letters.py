@@ -107,8 +107,8 @@ def retry(
     """Retry dead letters.
 
     Use it after a fix that syncer cannot see, such as a mapping changed by hand, a replaced
-    function, or an Elasticsearch setting. Fixed data and `syncer apply` need no retry. Dead
-    letters of the previous index alone are not retried. Exit code 1 if any remain.
+    function, or an Elasticsearch setting. Fixed data and `syncer apply` need no retry. Exit
+    code 1 if any remain.
     """
     _require_selection(document, everything=everything)
     out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)

@@ -135,41 +135,10 @@ class LoadProgress:
         if not report.holds:
             self._require_acceptable(building, report)
         self._wait_for_pending(building)
-        older = registry.by_role(parts.connection, building.name).get(Role.PREVIOUS)
+        before = registry.current(parts.connection)[building.name]
         current = reindex.serve(parts.connection, parts.indices, active(parts, building) or building)
         say(self._out, f"{current.index} is searched in {current.index_name} now")
-        if older is not None:
-            say(self._out, f"{older.index_name}, kept for a rollback until now, is dropped")
-        say(
-            self._out,
-            f"The previous index is kept up to date. Back to it: syncer index rollback {current.name}\n"
-            f"Once you no longer need it: syncer index drop-previous {current.name}",
-            style="dim",
-        )
-
-    def roll_back(self, before: Document) -> Document:
-        """Make the previous index current again, once it has everything that the current one may have; return it.
-
-        Raises:
-            SyncerError: There is none, or it may lack something: searches are unchanged.
-        """
-        connection = self._parts.connection
-        self._wait_for_pending(reindex.previous(connection, before.name))
-        current = reindex.roll_back(connection, self._parts.indices, before.name)
-        say(self._out, f"{current.index} is searched in {current.index_name} again")
-        say(
-            self._out,
-            f"{before.index_name} is kept up to date; to go back to it: the same command again",
-            style="dim",
-        )
-        if (current.dependencies, current.index_body) != (before.dependencies, before.index_body):
-            say(
-                self._out,
-                "Its definition is another one. If the config folder has the one that was rolled back, take that back "
-                "too: `syncer apply` would build an index for it again",
-                style="yellow",
-            )
-        return current
+        say(self._out, f"{before.index_name} is dropped", style="dim")
 
     def _wait_for_pending(self, building: Document) -> None:
         """Wait for the pending jobs of an index that exist now, but not for later ones.

@@ -1,4 +1,4 @@
-"""The commands ``syncer index …``: rebuild a document's index, roll it back, or drop one that searches do not use."""
+"""The commands ``syncer index …``: rebuild a document's index, or give that up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from syncer.cli.follow_jobs import LoadProgress
 from syncer.cli.render import say
 from syncer.jobs import queue
 
-app = typer.Typer(help="Rebuild an index, roll it back, or drop it.", no_args_is_help=True)
+app = typer.Typer(help="Rebuild an index, or give that up.", no_args_is_help=True)
 
 
 @app.command(epilog="Examples: `syncer index rebuild blogpost`, `syncer index rebuild blogpost --rate 500`")
@@ -28,10 +28,9 @@ def rebuild(
     """Build a new index and switch searches to it.
 
     Creates it from the applied index.json and writes every document. Searches switch to it
-    atomically when it is complete and verified. The previous index is kept up to date for
-    `syncer index rollback`, until `syncer index drop-previous`. If it is interrupted, the
-    same command resumes it. With --despite-dead-lettered, the index may lack documents that
-    cannot be written.
+    atomically when it is complete and verified, and the index before is dropped. If it is
+    interrupted, the same command resumes it. With --despite-dead-lettered, the index may lack
+    documents that cannot be written.
     """
     out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)
     with open_parts("index") as parts:
@@ -45,19 +44,6 @@ def rebuild(
         _print_json(document, initial_load.document.index_name, job=job and job.as_json())
 
 
-@app.command(epilog="Example: `syncer index rollback blogpost`")
-def rollback(document: parameters.Document, *, as_json: parameters.AsJson = False) -> None:
-    """Switch searches back to the previous index.
-
-    The two indices swap roles: the same command switches forward again.
-    """
-    out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)
-    with open_parts("index") as parts:
-        current = LoadProgress(parts, out=out, err=err).roll_back(parts.document(document))
-    if as_json:
-        _print_json(document, current.index_name)
-
-
 @app.command(epilog="Example: `syncer index abort blogpost --yes`")
 def abort(document: parameters.Document, *, yes: parameters.Yes = False, as_json: parameters.AsJson = False) -> None:
     """Drop the new index that is being built.
@@ -69,30 +55,10 @@ def abort(document: parameters.Document, *, yes: parameters.Yes = False, as_json
         found = reindex.building(parts.connection, document)
         parameters.confirm(f"Drop {found.index_name}, which is being built?", yes=yes)
         dropped = reindex.abort(parts.connection, parts.indices, document)
-    _show_dropped(document, dropped.index_name, as_json=as_json)
-
-
-@app.command("drop-previous", epilog="Example: `syncer index drop-previous blogpost --yes`")
-def drop_previous(
-    document: parameters.Document, *, yes: parameters.Yes = False, as_json: parameters.AsJson = False
-) -> None:
-    """Drop the previous index, kept for a rollback.
-
-    Searches still use the current index. A rollback is no longer possible.
-    """
-    with open_parts("index") as parts:
-        parts.document(document)
-        found = reindex.previous(parts.connection, document)
-        parameters.confirm(f"Drop {found.index_name}? A rollback is then impossible.", yes=yes)
-        dropped = reindex.drop_previous(parts.connection, parts.indices, document)
-    _show_dropped(document, dropped.index_name, as_json=as_json)
-
-
-def _show_dropped(document: str, index_name: str, *, as_json: bool) -> None:
     if as_json:
-        _print_json(document, index_name)
+        _print_json(document, dropped.index_name)
     else:
-        typer.echo(f"Dropped {index_name}")
+        typer.echo(f"Dropped {dropped.index_name}")
 
 
 def _print_json(document: str, index_name: str, **more: object) -> None:

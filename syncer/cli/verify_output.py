@@ -97,11 +97,6 @@ def _remarks(report: VerifyReport, pending: Sequence[Job]) -> Iterator[Text]:
             f"{_counted(len(report.coming), 'differs', 'differ')}, and whether that is drift is not known",
             f": changes may be on the way, and nothing moves ({report.awaited}). To see why: syncer status",
         )
-    if report.given_up:
-        yield remark(
-            f"{_counted(report.given_up, 'is', 'are')} dead-lettered in {report.index_name} alone",
-            f", the previous index. To do without a rollback: syncer index drop-previous {report.document}",
-        )
     if report.moving:
         some = ", ".join(report.moving[:_MOVING_SHOWN_MAX]) + (" …" if len(report.moving) > _MOVING_SHOWN_MAX else "")
         written = _counted(len(report.moving), "was", "were")

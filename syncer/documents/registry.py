@@ -4,8 +4,8 @@ Owns ``syncer.document``. A definition is stored with its analysis when it is ap
 folder and all of them agree. A change of definition is safe because the definition and a document's rows are read in
 one snapshot: see `syncer.indexing.compose`.
 
-A row is an active definition and the index it is written to. A document has a second row while its index is rebuilt,
-and while the previous index is kept for a rollback. Each row is handled like a document of its own, so that an index
+A row is an active definition and the index it is written to. A document has a second row while its index is rebuilt.
+Each row is handled like a document of its own, so that an index
 that fails is suspended alone; the rows of a document share name and alias.
 """
 
@@ -50,7 +50,7 @@ SET revision = excluded.revision, definition = excluded.definition, role = exclu
     stale_since = coalesce(d.stale_since, now())
 """
 _DROP_DOCUMENT = "DELETE FROM syncer.document WHERE index_name = $1"
-_ASSIGN = "UPDATE syncer.document SET role = $2 WHERE index_name = $1"
+_MAKE_CURRENT = "UPDATE syncer.document SET role = 'current' WHERE index_name = $1"
 _MARK_LOADED = """
 UPDATE syncer.document SET loaded_at = now(), stale_since = NULL
 WHERE name = $1 AND revision = $2 AND suspended IS NULL
@@ -265,9 +265,9 @@ def drop_document(connection: Connection, document: Document) -> None:
     connection.execute(_DROP_DOCUMENT, (document.index_name,))
 
 
-def assign(connection: Connection, document: Document, role: Role) -> None:
-    """Set the role of a definition's index."""
-    connection.execute(_ASSIGN, (document.index_name, role))
+def make_current(connection: Connection, document: Document) -> None:
+    """Record that searches use this index."""
+    connection.execute(_MAKE_CURRENT, (document.index_name,))
 
 
 def mark_loaded(connection: Connection, document_name: str, revision: int) -> bool:

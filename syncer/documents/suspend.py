@@ -41,19 +41,12 @@ def require_going(document: Document) -> None:
         if document.role is Role.BUILDING:
             begin, give_up = f"syncer index rebuild {document.name}", f"syncer index abort {document.name}"
             hint = f"{hint}\nTo begin anew: {begin}; to give it up: {give_up}"
-        elif document.role is Role.PREVIOUS:
-            hint = no_way_back(document.name)
         raise DocumentError(
             f"{document.index_name} is suspended: {what}",
             hint=hint,
             document=document.name,
             revision=document.revision,
         )
-
-
-def no_way_back(name: str) -> str:
-    """The hint for a previous index that is suspended or not loaded: `syncer apply` cannot repair it."""
-    return f"A rollback to it is no longer possible. To drop it: syncer index drop-previous {name}"
 
 
 def suspend(connection: Connection, error: DocumentError) -> bool:

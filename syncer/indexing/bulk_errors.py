@@ -1,6 +1,6 @@
 """Bulk errors: applies `syncer.base.error_policy` to refused items, and decides when to stop retrying an index.
 
-A writer of an index that is being built, or of a previous one, writes the current one too. So it does not wait
+A writer of an index that is being built writes the current one too. So it does not wait
 indefinitely for an index that no search needs: that definition is suspended and the current index continues. Nor does
 it wait for a current index that Elasticsearch itself reports as unavailable: its definition is suspended until that is
 over, see `syncer.jobs.resume`. Nor does it wait for a document for which Elasticsearch fails while nothing else is

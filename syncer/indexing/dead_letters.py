@@ -15,7 +15,7 @@ from typing import Any
 
 from psycopg import sql
 
-from syncer.base.model import ID_BYTES_MAX, Role
+from syncer.base.model import ID_BYTES_MAX
 from syncer.base.postgres import Connection, value
 from syncer.documents import registry, suspend
 from syncer.documents.queries import is_text
@@ -322,14 +322,11 @@ def discard(connection: Connection, selection: Selection) -> int:
 def to_retry(connection: Connection, selection: Selection) -> list[tuple[Document, int]]:
     """Return the definitions with dead letters to retry, and the number of documents of each.
 
-    Previous indices are left out: what they refuse may be why the current one was made.
-
     Raises:
         DocumentError: A definition is suspended, so none can be retried.
     """
     rows = {one.index_name: one for one in registry.documents(connection)}
     found = [(rows[name], letters) for name, letters in indices(connection, selection).items()]
-    found = [(document, letters) for document, letters in found if document.role is not Role.PREVIOUS]
     for document, _ in found:
         suspend.require_going(document)
     return found

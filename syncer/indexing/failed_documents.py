@@ -20,7 +20,6 @@ from syncer.base import events, metrics
 from syncer.base.error_policy import Action, decide, kind
 from syncer.base.errors import DeadLetteringError
 from syncer.base.log_limit import Repeated
-from syncer.base.model import Role
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Rejection
 from syncer.indexing import compose, dead_letters, fault
@@ -119,8 +118,6 @@ class FailedDocuments:
     def _dead_letter(self, document: Document, version: int, faults: Mapping[str, Fault]) -> None:
         """Dead-letter documents and log it: only the name of the error, since a server's message quotes values.
 
-        What only a previous index rejects is neither logged nor counted.
-
         Raises:
             DeadLetteringError: They cannot be recorded, although Postgres is available.
         """
@@ -134,8 +131,6 @@ class FailedDocuments:
                 hint="Has somebody changed the table syncer.dead_letter? If not, please report it.",
                 kind=kind(error),
             ) from error
-        if document.role is Role.PREVIOUS:
-            return  # as in `status`: its mapping may reject what the current one accepts, with every change
         metrics.DEAD_LETTERED.labels(document.name).inc(len(faults))
         by_kind: dict[str, list[str]] = {}
         for id_, one in faults.items():

@@ -13,7 +13,6 @@ from typing import Any
 
 from syncer.base.formatting import amount, duration, elapsed
 from syncer.base.model import Role
-from syncer.documents import suspend
 from syncer.jobs.model import Job, JobKind
 from syncer.monitoring.status import DocumentOverview, Flow, IndexFault, Overview, Server
 
@@ -215,7 +214,7 @@ def _of_indices(one: DocumentOverview, lost: Collection[str]) -> Iterator[Proble
             what, _, hint = said.partition("\n")
             yield Problem(
                 message=f"{index_name} ({one.roles[index_name]}) is suspended: {what}.",
-                action=_do_without(one, index_name, hint),
+                action=_do_without(one, hint),
                 runbook="SyncerDocumentSuspended",
                 about=one.name,
             )
@@ -252,7 +251,6 @@ def _of_index(one: DocumentOverview, index_name: str, fault: IndexFault) -> Prob
         action = {
             Role.CURRENT: "Run: syncer apply",
             Role.BUILDING: f"Give it up: syncer index abort {one.name}",
-            Role.PREVIOUS: f"Do without it: syncer index drop-previous {one.name}",
         }[role]
     of = one.name if role is Role.CURRENT else f"{one.name}, {role}"
     return Problem(
@@ -263,11 +261,9 @@ def _of_index(one: DocumentOverview, index_name: str, fault: IndexFault) -> Prob
     )
 
 
-def _do_without(one: DocumentOverview, index_name: str, hint: str) -> str:
-    """The action for a suspended index that searches do not find. A previous index is never loaded again."""
-    if one.roles[index_name] is Role.BUILDING:
-        return f"{hint}\nTo give it up: syncer index abort {one.name}".strip()
-    return suspend.no_way_back(one.name)
+def _do_without(one: DocumentOverview, hint: str) -> str:
+    """The action for a suspended index that is being built."""
+    return f"{hint}\nTo give it up: syncer index abort {one.name}".strip()
 
 
 def _of_jobs(seen: Overview) -> Iterator[Problem]:

@@ -217,12 +217,8 @@ class Stored:
     verifications: tuple[Verification, ...]
 
     def dead_letters_of(self, name: str) -> int:
-        """How many documents of a definition are dead-lettered, not counting those that only a previous index lacks."""
-        return sum(
-            self.dead_letters.get(one.index_name, 0)
-            for one in self.active
-            if one.name == name and one.role is not Role.PREVIOUS
-        )
+        """How many documents of a definition are dead-lettered."""
+        return sum(self.dead_letters.get(one.index_name, 0) for one in self.active if one.name == name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,9 +272,9 @@ class DocumentOverview:
         targets: How many documents each physical index holds, as of its last refresh; None if unknown.
         roles: The role of each physical index.
         faults: What is wrong with a physical index.
-        dead_letters: How many documents are dead-lettered, not counting those that only a previous index lacks.
+        dead_letters: How many documents are dead-lettered.
         drifted: How many documents differed from their SELECT after the last `syncer verify`.
-        troubles: Why an index that is being built, or a previous one, is suspended.
+        troubles: Why an index that is being built is suspended.
         searched: The physical indices that a search through the alias finds; None if unknown.
     """
 

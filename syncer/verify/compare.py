@@ -50,7 +50,7 @@ from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.reader import View
 from syncer.indexing.writer import Writer
 from syncer.verify import diff
-from syncer.verify.diff import Cause, Drift, DriftKind
+from syncer.verify.diff import Drift, DriftKind
 from syncer.verify.pending_jobs import PendingDocuments
 from syncer.verify.recheck import Recheck, Seen, parts
 from syncer.verify.watermark import Watermark
@@ -73,8 +73,6 @@ class VerifyReport:
         awaited: If any are coming: what is in flight and does not move.
         moving: Ids that were being written all the while, and were never equal when checked.
         pending: How many documents differ that a job has yet to write; they are not drift.
-        given_up: In a previous index, how many documents differ because it rejects them; as in `syncer status`, they do
-            not count, since they are missing only after a rollback.
         is_complete: False if so many differed that counting stopped.
         sampled: The size of the sample from either side; None if all documents were compared.
         searched: The indices that searches find, if it is not this one alone.
@@ -92,7 +90,6 @@ class VerifyReport:
     moving: list[str] = field(default_factory=list)
     pending: int = 0
     pending_by: list[int] = field(default_factory=list)
-    given_up: int = 0
     is_complete: bool = True
     sampled: int | None = None
     searched: list[str] | None = None
@@ -191,8 +188,6 @@ def _verify(comparison: _Pass, recheck: Recheck, repair: Writer | None, report: 
     for _ in range(ROUNDS_MAX):
         recheck.pending.forget()
         _note(recheck.settled(_suspects(comparison, report)), report)
-        if comparison.document.role is Role.PREVIOUS:
-            _give_up(report)
         if repair is not None and (report.drifts or report.coming):
             _fix(repair, recheck, report)
         report.pending, report.pending_by = recheck.pending.documents, sorted(recheck.pending.jobs)
@@ -202,12 +197,6 @@ def _verify(comparison: _Pass, recheck: Recheck, repair: Writer | None, report: 
 
 def _note(seen: Seen, report: VerifyReport) -> None:
     report.drifts, report.coming, report.moving, report.awaited = seen.drifts, seen.coming, seen.moving, seen.awaited
-
-
-def _give_up(report: VerifyReport) -> None:
-    """Leave out what a previous index rejects: often, its mapping was replaced for that reason."""
-    rest = [one for one in report.drifts if one.cause is not Cause.DEAD_LETTERED]
-    report.drifts, report.given_up = rest, len(report.drifts) - len(rest)
 
 
 def _suspects(comparison: _Pass, report: VerifyReport) -> set[str]:

@@ -78,11 +78,6 @@ class Blog:
         command = [sys.executable, "-m", "syncer", *arguments]
         return run_process(command, self.posts, servers=self.servers, environment=self.world.environment)
 
-    def drop_previous(self) -> None:
-        """Drop what the rebuild before has left; the first has left nothing."""
-        if self.world.sql("SELECT 1 FROM syncer.document WHERE role = 'previous'"):
-            self.syncer("index", "drop-previous", "blogpost", "--yes")
-
     def initial_load_seconds(self, kind: str = "initial_load") -> float:
         """From when the last job of that kind was asked for until its last page was done, whatever came then."""
         query = """

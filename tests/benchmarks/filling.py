@@ -57,7 +57,7 @@ def rebuild(blogs: Blogs, options: Options) -> Outcome:
         Contestant(
             name="syncer rebuild",
             run=partial(blog.syncer, "index", "rebuild", "blogpost"),
-            prepare=blog.drop_previous,
+            prepare=lambda: None,
             parts={"syncer rebuild, filling": blog.initial_load_seconds},
         ),
         Contestant(

@@ -299,7 +299,6 @@ def measure(blogs: Blogs, options: Options) -> Outcome:
             f"{_SYNCER}, first fill": blog.syncer("index", "rebuild", "blogpost"),
             f"{_BARE}, first fill": blog.bare_loop(blog.index_like_it("bare")),
         }
-        blog.drop_previous()
         renames = Renames(blog, live, LARGE_AUTHOR, posts)
         ours = _renamed(_SYNCER, blog, renames.run, renames.prepare, options)
         renames.prepare()

@@ -358,26 +358,21 @@ def test_what_a_busy_elasticsearch_refuses_is_tried_again(world: World, connecti
 
 
 @contextmanager
-def another_role(world: World, connection: Connection, role: Role) -> Iterator[str]:
-    """An index of the blog that is being built, or stands by; its name."""
+def building(world: World, connection: Connection) -> Iterator[str]:
+    """An index of the blog that is being built; its name."""
     with world.elasticsearch() as client:
         parts = world.parts(connection, client)
         reindex.begin(connection, parts.indices, "blogpost", tell=lambda _: None)
-        if role is Role.PREVIOUS:
-            world.refresh(parts.index)
-            [building] = [one for one in registry.documents(connection) if one.role is Role.BUILDING]
-            reindex.serve(connection, parts.indices, building)
-    yield next(one.index_name for one in registry.documents(connection) if one.role is role)
+    yield next(one.index_name for one in registry.documents(connection) if one.role is Role.BUILDING)
 
 
-@pytest.mark.parametrize("role", [Role.BUILDING, pytest.param(Role.PREVIOUS, marks=pytest.mark.thorough)])
 def test_an_index_that_no_search_needs_is_not_waited_for_for_ever(
-    world: World, connection: Connection, role: Role, monkeypatch: pytest.MonkeyPatch
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers 429 and nothing else: it suspends after a while, the one that serves is loaded and live."""
     monkeypatch.setattr(bulk_errors, "PATIENCE_SECONDS", 1.0)
     world.sql(POSTS.format(300))
-    with another_role(world, connection, role) as unavailable, world.elasticsearch() as client:
+    with building(world, connection) as unavailable, world.elasticsearch() as client:
 
         def is_suspended() -> bool:
             return any(one.suspended for one in registry.documents(connection) if one.index_name == unavailable)
@@ -387,7 +382,7 @@ def test_an_index_that_no_search_needs_is_not_waited_for_for_ever(
         index = BusyIndex(client, refuse=lambda target: target.index_name == unavailable, dice=NEVER)
         began = time.monotonic()
         with running(JobWorker(connect=world.connect, index=index)):
-            wait_until(is_suspended, what=f"the {role} index is suspended")
+            wait_until(is_suspended, what="the index that is being built is suspended")
             assert time.monotonic() - began > 1
             served = registry.current(connection)["blogpost"].index_name
             wait_until(lambda: not unfinished(connection, served), what="what serves is loaded")

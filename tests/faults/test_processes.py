@@ -244,8 +244,8 @@ def test_apply_is_killed_at_each_step(blog: World, points: tuple[Point, ...]) ->
             assert len(blog.held()) > _FEWEST
         assert_done(blog.syncer("apply", "--yes"))
         assert blog.index_of().endswith("-000002")
-        point = Point(at="syncer.elasticsearch.indices:Indices.drop")
-        run_killed(blog, "index", "drop-previous", "blogpost", "--yes", point=point)
+        want_another_index(blog, "keyword")
+        run_killed(blog, "apply", "--yes", point=Point(at="syncer.elasticsearch.indices:Indices.drop"))
         assert len(physical(blog)) > 1
         assert_done(blog.syncer("apply", "--yes"))
     blog.wait_until_level()

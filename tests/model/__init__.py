@@ -9,7 +9,7 @@
     wakeup                a writer wakes a sleeping relay                               relay, capture
     cleaning_up           a job beside live traffic, and the orphans in Elasticsearch   jobs, indexing, worker
     fanning               fan-outs, and the changes that join them                      jobs
-    reindexing            a new definition, a new index, the alias, the rollback        apply, documents, elasticsearch
+    reindexing            a new definition, a new index, the alias                      apply, documents, elasticsearch
     suspending            a document that is suspended, and the next revision           documents, indexing, apply
     cluster_identities    crash, failover, restore: versions never go back              indexing
 

@@ -1,7 +1,7 @@
-"""Reindexing: a new index beside the current one, the alias, the rollback, and the removal of the old index.
+"""Reindexing: a new index beside the current one, the alias, and the removal of the old index.
 
 Index A is current. Index B is created, and one commit activates it and creates its initial load. Once B is loaded and
-verified, the alias moves to B. A becomes the previous index, available for a rollback until it is dropped. A worker
+verified, the alias moves to B. The commit that records that deactivates A, which is then dropped. A worker
 reads which indices are active after it has received its event. It writes them one after the other, each with its own
 version and snapshot, and the snapshot shows whether the index is still active.
 """
@@ -31,11 +31,11 @@ COMPLETE = Rule(
     kept_by="syncer.apply.reindex",
     otherwise="searches find less than before",
 )
-PREVIOUS_FOLLOWED = Rule(
+OLD_FOLLOWED = Rule(
     name="the-old-index-is-followed",
-    says="the previous index is kept up to date until it is deactivated",
+    says="the old index is kept up to date until the alias has moved",
     kept_by="syncer.apply.reindex",
-    otherwise="a rollback leads to an old state",
+    otherwise="a search finds an old state until the alias moves",
 )
 ALIAS_REQUIRED = Rule(
     name="writes-require-the-alias",
@@ -55,7 +55,7 @@ _IDLE, _HOLDS, _ASSIGNED, _READ = range(4)
 _INITIAL_LOAD = -1
 _NOTHING = (0, -1)
 # The phases of the new index.
-_NONE, _CREATED, _ACTIVE, _LOADED, _MOVED, _CURRENT, _DEACTIVATED, _DROPPED = range(8)
+_NONE, _CREATED, _ACTIVE, _LOADED, _MOVED, _CURRENT, _DROPPED = range(7)
 
 
 class Hand(NamedTuple):
@@ -86,7 +86,6 @@ class Reindexing(NamedTuple):
         exists: Whether A exists, and whether B does.
         holds: For A and B, the version and the state that they hold.
         alias: The index that the alias points to.
-        is_back: Whether the alias has been moved back.
         is_loading: Whether the load's chunk is still to be written.
         workers: The two workers.
     """
@@ -97,7 +96,6 @@ class Reindexing(NamedTuple):
     exists: tuple[bool, bool]
     holds: tuple[tuple[int, int], tuple[int, int]]
     alias: int
-    is_back: bool
     is_loading: bool
     workers: tuple[Hand, ...]
 
@@ -106,17 +104,17 @@ class ReindexingModel(Model[Reindexing]):
     """Write two indices, and move the alias between them."""
 
     name = "reindexing"
-    about = "a new index replaces the old one beside live traffic, and can be rolled back"
-    rules = (ASKED_AFTER, LOADED_AFTER, COMPLETE, PREVIOUS_FOLLOWED, ALIAS_REQUIRED, DEACTIVATED_FIRST)
+    about = "a new index replaces the old one beside live traffic"
+    rules = (ASKED_AFTER, LOADED_AFTER, COMPLETE, OLD_FOLLOWED, ALIAS_REQUIRED, DEACTIVATED_FIRST)
 
     def prepare(self) -> None:
         self._commits = 3 if self.is_large else 2
         self._asks, self._initial_loads_after = self.keeps(ASKED_AFTER), self.keeps(LOADED_AFTER)
-        self._requires, self._follows = self.keeps(ALIAS_REQUIRED), self.keeps(PREVIOUS_FOLLOWED)
+        self._requires = self.keeps(ALIAS_REQUIRED)
 
     @property
     def bounds(self) -> str:
-        return f"2 workers, {self._commits} commits, a rebuild, a rollback, a drop, any crashes"
+        return f"2 workers, {self._commits} commits, a rebuild, any crashes"
 
     def initial(self) -> Reindexing:
         return Reindexing(
@@ -126,7 +124,6 @@ class ReindexingModel(Model[Reindexing]):
             exists=(True, False),
             holds=((0, 0), _NOTHING),
             alias=_A,
-            is_back=False,
             is_loading=False,
             workers=(Hand(), Hand()),
         )
@@ -135,18 +132,13 @@ class ReindexingModel(Model[Reindexing]):
         for at, hand in enumerate(state.workers):
             yield from self._work(state, at, hand, f"worker {'AB'[at]}")
         if state.phase == _MOVED:
-            yield "a commit makes B the current index", self._serve(state)
-        elif state.phase == _DEACTIVATED:
-            # Rule out-of-force-before-dropping: `activate._remove`.
-            if self.keeps(DEACTIVATED_FIRST):
-                yield "A is dropped", _dropped(state, _A)._replace(phase=_DROPPED)
+            # Rule out-of-force-before-dropping: `reindex.serve`.
+            active = (False, True) if self.keeps(DEACTIVATED_FIRST) else state.active
+            yield "a commit makes B the current index, and deactivates A", state._replace(phase=_CURRENT, active=active)
+        elif state.phase == _CURRENT:
+            yield "A is dropped", _dropped(state, _A)._replace(phase=_DROPPED)
         elif state.phase == _ACTIVE and not state.is_loading:
             yield "the load is done", state._replace(phase=_LOADED)
-
-    def _serve(self, state: Reindexing) -> Reindexing:
-        # Rule the-old-index-is-followed: `reindex.serve` changes its role and leaves it active.
-        active = state.active if self._follows else (False, True)
-        return state._replace(phase=_CURRENT, active=active)
 
     def _work(self, state: Reindexing, at: int, hand: Hand, name: str) -> Iterator[Step[Reindexing]]:
         if hand.phase == _IDLE:
@@ -211,8 +203,9 @@ class ReindexingModel(Model[Reindexing]):
         # Rule the-alias-moves-to-what-is-loaded: `reindex.serve`.
         if state.phase == _LOADED or (state.phase == _ACTIVE and not self.keeps(COMPLETE)):
             yield "the alias moves to B", state._replace(phase=_MOVED, alias=_B)
-        elif state.phase == _CURRENT:
-            yield from self._go_back_or_drop(state)
+        # Rule the-old-index-is-followed: `reindex.serve` deactivates it after the alias has moved.
+        if state.phase == _LOADED and state.active[_A] and not self.keeps(OLD_FOLLOWED):
+            yield "A is deactivated", state._replace(active=(False, True))
 
     def _build(self, state: Reindexing) -> Iterator[Step[Reindexing]]:
         if state.phase == _NONE:
@@ -223,18 +216,6 @@ class ReindexingModel(Model[Reindexing]):
             is_loading = True if self._initial_loads_after else state.is_loading
             active = state._replace(phase=_ACTIVE, active=(True, True), is_loading=is_loading)
             yield "one commit activates B and creates its load", active
-
-    def _go_back_or_drop(self, state: Reindexing) -> Iterator[Step[Reindexing]]:
-        if not state.is_back:
-            yield "the alias moves back to A", state._replace(alias=_A, is_back=True)
-        elif state.alias == _A:
-            yield "the alias moves to B again", state._replace(alias=_B)
-        if state.alias == _B:
-            if self.keeps(DEACTIVATED_FIRST):
-                out = state._replace(phase=_DEACTIVATED, active=(False, True))
-                yield "A is deactivated", out
-            else:
-                yield "A is dropped", _dropped(state, _A)._replace(phase=_DROPPED)
 
     def wrong(self, state: Reindexing) -> str | None:
         shown = state.holds[state.alias][1]

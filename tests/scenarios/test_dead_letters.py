@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from structlog.testing import capture_logs
-
 from tests.faults.following import following
 from tests.harness import BLOG_SCHEMA, World, wait_until
 
@@ -96,35 +94,3 @@ def test_an_id_of_any_length_is_dead_lettered_and_holds_up_nobody(empty_world: W
             lambda: len(world.held()) == 3 and dead_letters(world) == [],
             what="it is written under its new id, and no longer dead-lettered",
         )
-
-
-def test_what_only_a_previous_index_rejects_is_no_failure(world: World) -> None:
-    """A mapping was replaced because it rejects a document. The previous index lacks it, which is no news any more.
-
-    `status` and `verify` agree, and changes log nothing; `dead-letters list` shows it.
-    """
-    world.sql(USER)
-    world.sql(POSTS)
-    world.sql("UPDATE posts SET created = 'infinity' WHERE id = 7")
-    world.backfill()
-    index_json = world.document_folder / "index.json"
-    body = json.loads(index_json.read_text())
-    body["mappings"]["properties"]["created"] = {"type": "keyword"}
-    index_json.write_text(json.dumps(body))
-    previous = world.index_of()
-    world.apply()
-    assert world.index_of() != previous
-    assert len(world.held()) == 20
-    with world.index() as index, world.relay() as relay, world.worker(index) as worker, capture_logs() as said:
-        world.sql("UPDATE posts SET title = 'another' WHERE id = 7")
-        world.drain(relay, worker)
-    assert world.held()["7"]["title"] == "another"
-    assert "document.dead_lettered" not in [one["event"] for one in said]
-    assert world.sql("SELECT index_name FROM syncer.dead_letter") == [(previous,)]
-    verified = world.syncer("verify", "--json")
-    assert verified.returncode == 0, verified.stdout
-    reports = {one["index_name"]: (one["drifts"], one["given_up"]) for one in json.loads(verified.stdout)}
-    assert reports == {world.index_of(): ([], 0), previous: ([], 1)}
-    assert f"dead-lettered in {previous} alone" in world.syncer("verify").stdout
-    assert "could not be written" not in world.syncer("status").stdout
-    assert previous in world.syncer("dead-letters", "list").stdout

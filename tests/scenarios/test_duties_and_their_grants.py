@@ -109,8 +109,6 @@ def test_relay_and_workers_do_the_whole_job_as_roles_of_their_own(parted: World)
     for words in (
         ("backfill", "blogpost"),
         ("index", "rebuild", "blogpost"),
-        ("index", "rollback", "blogpost"),
-        ("index", "drop-previous", "blogpost", "--yes"),
         ("verify", "--repair"),
         ("dead-letters", "retry", "blogpost"),
     ):

@@ -50,7 +50,7 @@ class Actions:
         return {**_said(done), "note": note}
 
     def retry(self, asked: Asked) -> dict[str, Any]:
-        """Write dead-lettered documents again, as jobs; those that only a previous index lacks are left out.
+        """Write dead-lettered documents again, as jobs.
 
         Raises:
             SyncerError: The request does not say which; or the definition is suspended, and nothing is tried.

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from syncer.apply import reindex
-from syncer.base.model import Role
-from syncer.documents import suspend
 from syncer.indexing.failover import Origin
 from syncer.verify.diff import DriftKind
 from syncer.verify.explain.standing import DocumentInIndex
@@ -78,8 +76,6 @@ def _suspended(standing: DocumentInIndex) -> Conclusion | None:
     document = standing.document
     if document.suspended is not None:
         what, _, hint = document.suspended.partition("\n")
-        if document.role is Role.PREVIOUS:
-            hint = suspend.no_way_back(document.name)
         return Conclusion(verdict=Verdict.SUSPENDED, says=f"{document.name} is suspended: {what}.", hint=hint)
     if standing.unreadable is not None:
         return Conclusion(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from syncer.base import events, log as log_lines, metrics, migrations, postgres
+from syncer.base import log as log_lines, metrics, migrations, postgres
 from syncer.base.error_policy import explain, is_refused
 from syncer.base.errors import HangingError, SourceError, SyncerError, UnavailableError
 from syncer.base.lifecycle import Component, Stop
@@ -114,7 +114,7 @@ def components(settings: Settings, *, relay: bool = True, workers: bool = True) 
         index = Index(connect(settings.elasticsearch), bulk_bytes_max=settings.worker.bulk_bytes_max)
         traffic = LiveTraffic()
         if not settings.worker.threads:
-            structlog.get_logger().warning(events.WORKERS_LEFT_OUT)
+            structlog.get_logger().warning("daemon.workers_left_out")
         for number in range(1, settings.worker.threads + 1):
             name = f"worker-{number}"
             made[name] = worker(settings, index, name=name, traffic=traffic)
@@ -201,13 +201,15 @@ def run(made: Mapping[str, Component], stop: Stop) -> None:
         try:
             component.run(stop)
         except BaseException as error:
-            said = explain(error)
+            explained = explain(error)
+            message = explained.message if explained else repr(error)
             # A traceback helps with unexpected errors only; expected ones explain themselves.
             log.error(  # noqa: TRY400
-                events.COMPONENT_FAILED,
+                "component.failed",
                 component=name,
-                error=said.message if said else repr(error),
-                exc_info=None if said else error,
+                error=message,
+                exc_info=None if explained else error,
+                timeline=f"{name} failed, and its daemon stopped: {message}",
             )
             failures.append(error)
             stop.request()
@@ -217,7 +219,7 @@ def run(made: Mapping[str, Component], stop: Stop) -> None:
         for name, component in made.items()
     ]
     metrics.started()
-    log.info(events.DAEMON_STARTED, components=list(made), process=os.getpid())
+    log.info("daemon.started", components=list(made), process=os.getpid())
     for thread in threads:
         thread.start()
     while not stop.wait(_WATCH_SECONDS):
@@ -228,7 +230,7 @@ def run(made: Mapping[str, Component], stop: Stop) -> None:
             stop.request()
     hanging = _join(threads)
     log_lines.summarise(at_once=True)
-    log.info(events.DAEMON_STOPPED, failed=bool(failures), hanging=hanging)
+    log.info("daemon.stopped", failed=bool(failures), hanging=hanging)
     if hanging:
         raise HangingError(
             f"{' and '.join(hanging)} did not end within {STOP_SECONDS:.0f} s",

@@ -12,7 +12,7 @@ If an index cannot take a change in place, a new index is built beside the curre
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,6 @@ from functools import partial
 import structlog
 
 from syncer.apply.plan import Plan, PlannedChange, Step, standing
-from syncer.base import events
 from syncer.base.errors import ConfigError, IndexingError
 from syncer.base.model import Role, Target
 from syncer.base.postgres import AdvisoryLock, Connection, value
@@ -87,14 +86,24 @@ def carry_out(
         for relation in decided.released:
             install.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=tell)
             tell(f"released {relation}")
-    structlog.get_logger().info(
-        events.APPLY_FINISHED,
-        documents={one.document.name: str(one.change) for one in steps},
-        resumed=[one.document.name for one in steps if one.suspended is not None],
-        removed=sorted({one.name for one in decided.removed}),
-    )
+    _log_applied(steps, sorted({document.name for document in decided.removed}))
     TIMELINE.write(connection)  # a command then follows the loads, which may take hours
     return initial_loads
+
+
+def _log_applied(steps: Sequence[Step], removed: Sequence[str]) -> None:
+    changes = {step.document.name: str(step.change) for step in steps}
+    resumed = [step.document.name for step in steps if step.suspended is not None]
+    applied = [f"{name} ({change})" for name, change in changes.items() if name not in resumed]
+    parts = (("Applied", applied), ("Resumed", resumed), ("Removed", removed))
+    sentence = " ".join(f"{what} {', '.join(names)}." for what, names in parts if names)
+    structlog.get_logger().info(
+        "apply.finished",
+        documents=changes,
+        resumed=resumed,
+        removed=removed,
+        timeline=sentence or "Applied; no definition changed.",
+    )
 
 
 def _with_indices(

@@ -10,7 +10,7 @@ Knows nothing of documents, changes or jobs beyond the records in `model`.
     postgres, link, migrations          sessions, a connection that reopens, and the schema
     lifecycle                           how components stop; `syncer.daemon` starts them, and ends all if one fails
     model, write_report                 records that packages exchange
-    log, events, log_limit, formatting  what is logged, and how
+    log, log_limit, formatting          what is logged, and how
     timeline                            the events that are kept in Postgres, for seven days
     metrics, collectors                 what is measured
 """

@@ -1,6 +1,8 @@
-"""Logging: renders the events of `syncer.base.events` and decides which of them are logged.
+"""Logging: renders log lines and decides which of them are logged.
 
-Every event passes the timeline first, whatever is logged: see `syncer.base.timeline`.
+An event is named ``component.past_tense``, and a field ends with its unit. No line contains row values or secrets;
+document ids and column names may appear. A line with a ``timeline``, one sentence, is also noted in the timeline,
+whatever is logged: see `syncer.base.timeline`.
 """
 
 from __future__ import annotations
@@ -15,19 +17,17 @@ from typing import Any, Final
 
 import structlog
 
-from syncer.base import events
-from syncer.base.events import LEVELS
 from syncer.base.log_limit import Repeated
-from syncer.base.settings import LogSettings
+from syncer.base.settings import Level, LogSettings
 from syncer.base.timeline import TIMELINE
 from syncer.base.write_report import OUTCOMES
 
+LEVELS: Final[Mapping[Level, int]] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _REPEAT_SECONDS = 600.0
 _SUMMARY_SECONDS = 10.0
 _BATCH_SLOW_SECONDS = 1.0
 """A batch that took so long is logged by itself."""
-_BATCHES: Final = frozenset({events.RELAY_PUBLISHED, events.WORKER_INDEXED})
-_LEAST_IN_TIMELINE: Final = min(LEVELS[one.level] for one in events.CATALOGUE.values() if one.timeline)
+_BATCHES: Final = frozenset({"relay.batch_published", "worker.batch_indexed"})
 _COUNTED: Final = ("documents", *OUTCOMES)
 
 
@@ -43,7 +43,7 @@ class Summary:
 
     def count(self, line: Mapping[str, Any]) -> None:
         """Count the batch of this line."""
-        is_relay = line["event"] == events.RELAY_PUBLISHED
+        is_relay = line["event"] == "relay.batch_published"
         with self._turn:
             self._began = self._began or time.monotonic()
             self._sums["published" if is_relay else "handled"] += line["changes"]
@@ -109,9 +109,10 @@ _choice = Choice(LogSettings())
 _is_json = False
 
 
-def _note(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Note the line for the timeline, as a structlog processor."""
-    TIMELINE.note(line["event"], line)
+def _note(_: Any, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Note the line in the timeline if it has a sentence for it, as a structlog processor."""
+    if (message := line.pop("timeline", None)) is not None:
+        TIMELINE.note(line["event"], level, message)
     return line
 
 
@@ -136,15 +137,15 @@ def configure(settings: LogSettings, *, is_command: bool = False) -> None:
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(min(_choice.least, _LEAST_IN_TIMELINE)),
+        wrapper_class=structlog.make_filtering_bound_logger(min(_choice.least, LEVELS["info"])),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
 
 
-def is_logged(name: str) -> bool:
-    """Whether an event is logged at its own level. Ask this before building many lines of it."""
-    return _choice.is_logged(name, events.CATALOGUE[name].level)
+def is_logged(name: str, level: Level) -> bool:
+    """Whether an event is logged at this level. Ask this before building many lines of it."""
+    return _choice.is_logged(name, level)
 
 
 def is_json() -> bool:
@@ -156,7 +157,7 @@ def summarise(*, at_once: bool = False) -> None:
     """Log what the batches since the last summary did, if there were any, every ten seconds or at once."""
     counted = _choice.summary.take(at_once=at_once)
     if counted is not None:
-        structlog.get_logger().info(events.BATCHES_SUMMARISED, **counted)
+        structlog.get_logger().info("batches.summarised", **counted)
 
 
 class LibraryLog(logging.Handler):
@@ -172,7 +173,7 @@ class LibraryLog(logging.Handler):
         self._kinds.note(message.split("[", 1)[0], message)
 
     def _tell(self, _: str, number: int, message: str) -> None:
-        structlog.get_logger().warning(events.TOPIC_TROUBLED, detail=message, repeated=number - 1)
+        structlog.get_logger().warning("topic.troubled", detail=message, repeated=number - 1)
 
 
 _LIBRARY_LOG: Final = LibraryLog()

@@ -11,13 +11,15 @@ from typing import TypeVar
 
 import structlog
 
-from syncer.base import events, metrics
+from syncer.base import metrics
 from syncer.base.error_policy import Action, decide, explain, kind
+from syncer.base.formatting import elapsed
 from syncer.base.log_limit import Repeated
 
 TELL_SECONDS = 60.0
 """How often to log trouble that persists."""
 _BRIEF_SECONDS = 5.0
+_OUTAGE_SECONDS = 1.0  # what is over sooner is no outage in the timeline
 """Trouble of a kind that was logged recently is logged again only if it lasts longer than this."""
 FORGOTTEN_SECONDS = 120.0
 """How long after the last failure an outage counts as over.
@@ -150,11 +152,14 @@ class Trouble:
                 outage = round(self._clock() - self._began, 3)
                 log = structlog.get_logger()
                 log.info(
-                    events.COMPONENT_RECOVERED,
+                    "component.recovered",
                     component=self._component,
                     attempts=self._attempts,
                     outage_seconds=outage,
                     error=self._error,
+                    timeline=f"{self._component} was held up for {elapsed(outage)}: {self._error}"
+                    if outage >= _OUTAGE_SECONDS
+                    else None,
                 )
             self._began, self._attempts = None, 0
             self._told.clear()
@@ -170,7 +175,7 @@ class Trouble:
         self._error = said.message if said else repr(error)
         log = structlog.get_logger().bind(**{"hint": said.hint} if said and said.hint else {})
         log.warning(
-            events.COMPONENT_RETRIED,
+            "component.retried",
             component=self._component,
             error=self._error,
             attempts=self._attempts,

@@ -1,7 +1,7 @@
 """The timeline: what happened to the deployment in the last days, for ``syncer events`` and the status page.
 
-Owns ``syncer.event``. The log events whose catalogue entry has a sentence for the timeline are noted in memory,
-whatever the log's level. The daemon's schema watch writes them every few seconds, a command at its end.
+Owns ``syncer.event``. Log lines that have a sentence for the timeline are noted in memory, whatever the log's level.
+The daemon's schema watch writes them every few seconds, a command at its end.
 
 Guarantees: noting an event sends no statement, waits for nothing and raises nothing. Writing is best effort: it waits
 for no lock, and what fails is tried again later. Memory and table are bounded; the oldest events go first. Times are by
@@ -15,8 +15,6 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -25,7 +23,6 @@ import psycopg
 import structlog
 from psycopg.types.json import Jsonb
 
-from syncer.base import events
 from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, lock_timeout
 
 DAYS_KEPT: Final = 7
@@ -95,17 +92,11 @@ class Timeline:
         self._outage_at: float | None = None
         self._has_failed = False
 
-    def note(self, name: str, line: Mapping[str, Any]) -> None:
-        """Note a log line, if its event belongs to the timeline."""
-        known = events.CATALOGUE.get(name)
-        if known is None or known.timeline is None:
-            return
-        with suppress(LookupError, TypeError, ValueError, AttributeError):  # a line unlike the catalogue
-            message = known.timeline(line)
-            now = time.monotonic()
-            if message is None or (name == events.COMPONENT_RECOVERED and not self._is_another_outage(now)):
-                return
-            self._notes.append((now, {"event": name, "level": known.level, "message": _storable(message)}))
+    def note(self, event: str, level: str, message: str) -> None:
+        """Note what a log line says, in one sentence."""
+        now = time.monotonic()
+        if event != "component.recovered" or self._is_another_outage(now):
+            self._notes.append((now, {"event": event, "level": level, "message": _storable(message)}))
 
     def _is_another_outage(self, now: float) -> bool:
         before, self._outage_at = self._outage_at, now
@@ -128,7 +119,7 @@ class Timeline:
                 room = _WAITING_MAX - len(self._notes)
                 self._notes.extendleft(reversed(notes[max(0, len(notes) - room) :]))
                 if not self._has_failed:
-                    structlog.get_logger().warning(events.TIMELINE_FAILED, error=repr(error))
+                    structlog.get_logger().warning("timeline.write_failed", error=repr(error))
                 self._has_failed = True
             else:
                 self._has_failed = False

@@ -21,7 +21,7 @@ import structlog
 import typer
 
 from syncer import daemon
-from syncer.base import events as base_events, log, migrations, postgres, settings
+from syncer.base import log, migrations, postgres, settings
 from syncer.base.error_policy import explain
 from syncer.base.errors import HangingError, SyncerError
 from syncer.base.lifecycle import Stop, Stopping
@@ -117,7 +117,7 @@ def _log_failure(error: Exception, said: SyncerError | None) -> None:
     """Log the error that ends a daemon; a traceback helps with unexpected errors only."""
     hint = {"hint": said.hint} if said and said.hint else {}
     structlog.get_logger().error(
-        base_events.DAEMON_FAILED, error=said.message if said else repr(error), exc_info=None if said else error, **hint
+        "daemon.failed", error=said.message if said else repr(error), exc_info=None if said else error, **hint
     )
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import structlog
 
-from syncer.base import events
 from syncer.base.error_policy import is_of_data, kind
 from syncer.base.errors import DocumentError
 from syncer.base.model import Role
@@ -55,7 +54,13 @@ def suspend(connection: Connection, error: DocumentError) -> bool:
     reason = f"{what}\n{hint}" if hint else what
     is_first = registry.suspend(connection, error.document, error.revision, reason, error.fault)
     if is_first:
-        structlog.get_logger().error(events.DOCUMENT_SUSPENDED, document=error.document, reason=what, hint=hint)
+        structlog.get_logger().error(
+            "document.suspended",
+            document=error.document,
+            reason=what,
+            hint=hint,
+            timeline=f"{error.document} was suspended: {what}",
+        )
     return is_first
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import psycopg
 import structlog
 
-from syncer.base import events, metrics
+from syncer.base import metrics
 from syncer.base.error_policy import Action, decide, kind
 from syncer.base.errors import DeadLetteringError
 from syncer.base.log_limit import Repeated
@@ -152,5 +152,5 @@ def _tell(what: tuple[str, str], number: int, sample: tuple[str, str | None]) ->
     index_name, kind = what
     id_, field = sample
     structlog.get_logger().error(
-        events.DOCUMENT_DEAD_LETTERED, index=index_name, kind=kind, documents=number, sample_id=id_, field=field
+        "document.dead_lettered", index=index_name, kind=kind, documents=number, sample_id=id_, field=field
     )

@@ -25,7 +25,6 @@ from typing import Any
 
 import structlog
 
-from syncer.base import events
 from syncer.base.model import EPOCH_SHIFT, NUMBER_SHIFT, is_raised
 from syncer.base.postgres import Connection
 from syncer.documents import registry
@@ -92,9 +91,14 @@ def enter(connection: Connection, record: Index) -> ClusterIdentity:
     skip_unflushed(connection)
     if entered.has_changed:
         log = structlog.get_logger()
-        log.warning(events.FAILOVER_DETECTED, epoch=entered.epoch, jobs=[one.id for one in made])
+        log.warning(
+            "failover.detected",
+            epoch=entered.epoch,
+            jobs=[job.id for job in made],
+            timeline=f"The database failed over or was restored: epoch {entered.epoch}.",
+        )
         for one in made:
-            log.info(events.JOB_CREATED, job=one.id, kind=one.kind, document=one.document, cause=one.cause)
+            log.info("job.created", job=one.id, kind=one.kind, document=one.document, cause=one.cause)
     return entered
 
 

@@ -41,7 +41,7 @@ from typing import TypeVar
 import elasticsearch
 import structlog
 
-from syncer.base import events, log as base_log
+from syncer.base import log as base_log
 from syncer.base.error_policy import CLUSTER_BLOCK, Action, at_work_for, decide, decide_item, kind
 from syncer.base.errors import DeadLetteringError, DocumentError
 from syncer.base.lifecycle import Abandoned, clock
@@ -378,7 +378,7 @@ class Writer:
             self._trouble.over()
         if state is not None and state.has_dead_letters:  # including those added after these were read
             self._failed.clear(document, batch, left=rejected)
-        if base_log.is_logged(events.DOCUMENT_WRITTEN):
+        if base_log.is_logged("document.written", "debug"):
             self._tell_written(document, attempt, not_written=rejected)
         if gone := self._gone(document, attempt.created) if attempt.created else []:
             recounted = len(set(gone) - rejected)
@@ -532,7 +532,7 @@ class Writer:
         for one in attempt.batch.compositions:
             if one.id not in not_written:
                 log.debug(
-                    events.DOCUMENT_WRITTEN,
+                    "document.written",
                     component=self._name,
                     index=document.index_name,
                     id=one.id,

@@ -19,8 +19,8 @@ from contextlib import suppress
 import elasticsearch
 import structlog
 
-from syncer.base import events
 from syncer.base.errors import Fault
+from syncer.base.formatting import elapsed
 from syncer.base.postgres import Connection
 from syncer.documents import registry
 from syncer.documents.locked_tables import locked_table
@@ -40,7 +40,12 @@ def resume(connection: Connection, document: Document, fault: Fault) -> bool:
         queue.mark_incomplete(connection, [document.index_name])
         queue.create(connection, document, JobKind.REFRESH)
     log = structlog.get_logger()
-    log.info(events.DOCUMENT_RESUMED, index=document.index_name, outage_seconds=round(seconds, 3))
+    log.info(
+        "document.resumed",
+        index=document.index_name,
+        outage_seconds=round(seconds, 3),
+        timeline=f"{document.index_name} is resumed, after {elapsed(seconds)}.",
+    )
     return True
 
 

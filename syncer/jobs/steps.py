@@ -14,9 +14,10 @@ from functools import partial
 
 import structlog
 
-from syncer.base import events, metrics
+from syncer.base import metrics
 from syncer.base.error_policy import Action, at_work_for, decide, explain, is_of_data, kind
 from syncer.base.errors import DocumentError, JobError
+from syncer.base.formatting import amount, elapsed
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.model import Place
 from syncer.base.postgres import Connection
@@ -119,7 +120,7 @@ class JobSteps:
         elif _is_its_own(error):
             # What Postgres says of data may quote a row.
             what, trace = (kind(error), None) if is_of_data(error) else (repr(error), error)
-            self._log.error(events.COMPONENT_FAILED, component=self._name, job=job.id, error=what, exc_info=trace)
+            self._log.error("component.failed", component=self._name, job=job.id, error=what, exc_info=trace)
             metrics.JOB_FAILURES.inc()
             queue.fail(connection, job.id, f"Unexpected error: {what}\nPlease report it.")
         else:
@@ -132,7 +133,7 @@ class JobSteps:
         message = explanation.message if explanation else repr(error)
         now = time.monotonic()
         if message != deferred.message or now - deferred.logged_at >= TELL_SECONDS:
-            self._log.warning(events.COMPONENT_RETRIED, component=self._name, job=job.id, error=message)
+            self._log.warning("component.retried", component=self._name, job=job.id, error=message)
             deferred.message, deferred.logged_at = message, now
         deferred.at = now + deferred.backoff.next_seconds()
 
@@ -157,8 +158,9 @@ class JobSteps:
         return after.state is not job.state
 
     def _log_finished(self, job: Job) -> None:
+        seconds = ((job.finished_at or job.created_at) - job.created_at).total_seconds()
         self._log.info(
-            events.JOB_FINISHED,
+            "job.finished",
             job=job.id,
             kind=job.kind,
             document=job.document,
@@ -168,7 +170,11 @@ class JobSteps:
             deleted=job.deleted,
             skipped=job.skipped,
             dead_lettered=job.dead_lettered,
-            seconds=round(((job.finished_at or job.created_at) - job.created_at).total_seconds(), 3),
+            seconds=round(seconds, 3),
+            timeline=f"Job {job.id} ({job.kind}) wrote every document of {job.document}: "
+            f"{amount(job.documents_done, 'document')} in {elapsed(seconds)}."
+            if job.kind.is_whole
+            else None,
         )
 
     def _sequence_numbers(self, document: Document) -> Mapping[int, int]:
@@ -191,7 +197,7 @@ class JobSteps:
                 yield from filter(_fits_a_chunk, orphans)
                 left += sum(not _fits_a_chunk(one) for one in orphans)
         if left:
-            self._log.warning(events.JOB_ORPHANS_LEFT, index=document.index_name, documents=left)
+            self._log.warning("job.orphans_left", index=document.index_name, documents=left)
 
     def _untouched(self, document: Document, numbers: dict[int, int]) -> Iterable[list[Place]]:
         with at_work_for(document.name, document.revision):

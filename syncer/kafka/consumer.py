@@ -26,7 +26,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from syncer.base import events, log
+from syncer.base import log
 from syncer.base.errors import LossError
 from syncer.base.lifecycle import join
 from syncer.base.settings import KafkaSettings
@@ -267,7 +267,7 @@ class ChangeConsumer:
             self._begun |= {place.partition: place.offset for place in places}
         except (KafkaException, LossError) as error:
             self._failure = error
-        self._on_change(events.WORKER_ASSIGNED, [place.partition for place in partitions])
+        self._on_change("worker.partitions_assigned", [place.partition for place in partitions])
 
     def _beginnings(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Return where to begin: at the committed offset if there is one, else at the partition's beginning.
@@ -312,7 +312,7 @@ class ChangeConsumer:
             consumer.incremental_unassign(partitions)
         except KafkaException as error:
             self._failure = error
-        self._on_change(events.WORKER_REVOKED, [place.partition for place in partitions])
+        self._on_change("worker.partitions_revoked", [place.partition for place in partitions])
 
 
 def _loss(place: TopicPartition, extent: Extent) -> Loss | None:

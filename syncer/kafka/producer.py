@@ -15,7 +15,7 @@ from contextlib import suppress
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from syncer.base import events, log
+from syncer.base import log
 from syncer.base.model import Change
 from syncer.base.settings import KafkaSettings
 from syncer.kafka.topic import INSTALLATION, OVERTAKEN, Loss, Observer, common
@@ -168,7 +168,7 @@ class ChangeProducer:
         refused, self._too_large = self._too_large, []
         short = {change.relation: change.without_images() for change in (Change.parse(value) for _, value in refused)}
         structlog.get_logger().warning(
-            events.RELAY_SHORTENED,
+            "relay.changes_shortened",
             changes=len(refused),
             bytes_largest=max(len(value) for _, value in refused),
             relations=sorted(short),

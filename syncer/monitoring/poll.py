@@ -19,7 +19,7 @@ from functools import partial
 import structlog
 from elasticsearch import Elasticsearch
 
-from syncer.base import events, metrics
+from syncer.base import metrics
 from syncer.base.collectors import Values
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.model import Change
@@ -205,10 +205,10 @@ class Poller:
         now = time.monotonic()
         if lag_seconds > most and self._lags_since is None:
             self._lags_since = now
-            self._log.warning(events.LAG_EXCEEDED, lag_seconds=round(lag_seconds, 3), lag_seconds_max=most)
+            self._log.warning("lag.exceeded", lag_seconds=round(lag_seconds, 3), lag_seconds_max=most)
         elif lag_seconds <= most and self._lags_since is not None:
             since, self._lags_since = self._lags_since, None
-            self._log.info(events.LAG_RECOVERED, lag_seconds=round(lag_seconds, 3), seconds=round(now - since, 3))
+            self._log.info("lag.recovered", lag_seconds=round(lag_seconds, 3), seconds=round(now - since, 3))
 
     def _values(self, seen: Overview) -> Values:
         """The metrics of this turn: without those of a server that did not answer in it."""

@@ -14,7 +14,6 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from syncer.base import events
 from syncer.base.error_policy import explain, kind
 from syncer.base.errors import UnavailableError
 from syncer.base.formatting import duration
@@ -143,7 +142,7 @@ class ServerPoll(Generic[_Client, _Result]):
         """Log a failure if it is unexpected: the other components log that a server is down."""
         what = kind(error)
         if explain(error) is None and self._failure != what:
-            structlog.get_logger().error(events.POLL_FAILED, server=self._server, error=repr(error), exc_info=error)
+            structlog.get_logger().error("poll.failed", server=self._server, error=repr(error), exc_info=error)
         self._failure = what
 
     def _disconnect(self) -> None:

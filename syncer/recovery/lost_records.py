@@ -37,7 +37,7 @@ from dataclasses import asdict, dataclass
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from syncer.base import events, metrics
+from syncer.base import metrics
 from syncer.base.errors import TopicError
 from syncer.base.postgres import Connection
 from syncer.base.settings import KafkaSettings
@@ -161,7 +161,11 @@ def _make_again(settings: KafkaSettings) -> None:
     """
     try:
         if topic.make(settings):
-            structlog.get_logger().warning(events.TOPIC_MADE, topic=settings.topic)
+            structlog.get_logger().warning(
+                "topic.made_again",
+                topic=settings.topic,
+                timeline=f"The topic {settings.topic} was missing and was created again.",
+            )
     except KafkaException as error:
         if error.args[0].code() not in _NOT_ALLOWED:
             raise
@@ -224,6 +228,11 @@ def _refresh_all(connection: Connection) -> list[Job]:
 
 def _log_loss(made: Sequence[Job], **what: object) -> None:
     metrics.LOSSES.inc()
+    documents = sorted({job.document for job in made})
     structlog.get_logger().error(
-        events.TOPIC_LOST, **what, jobs=[one.id for one in made], documents=sorted({one.document for one in made})
+        "topic.records_lost",
+        **what,
+        jobs=[job.id for job in made],
+        documents=documents,
+        timeline=f"Records were lost: {what['cause']}. Written again: {', '.join(documents)}",
     )

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import psycopg
 import structlog
 
-from syncer.base import events
 from syncer.base.error_policy import at_work_for
 from syncer.base.errors import DocumentError, DuplicateIdError, Fault
 from syncer.base.lifecycle import Stop, Stopping
@@ -90,7 +89,7 @@ class Watch:
         with self._link.used() as connection:
             noted = table_files.note(connection)
             if noted:
-                structlog.get_logger().info(events.FILES_NOTED, relations=noted)
+                structlog.get_logger().info("watch.files_noted", relations=noted)
             documents = self._catalogue.refresh(connection)
             tables = sorted({table for one in documents for table in one.dependencies.tables})
             if lost := install.lost(connection, tables):

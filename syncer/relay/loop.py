@@ -38,7 +38,8 @@ import structlog
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
-from syncer.base import events, metrics
+from syncer.base import metrics
+from syncer.base.formatting import amount
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.model import id_in
 from syncer.base.postgres import AdvisoryLock, Connection, value
@@ -300,7 +301,7 @@ class Relay:
 
     def _stand_by(self, connection: Connection) -> None:
         if not self._stood_by:
-            self._log.info(events.RELAY_STOOD_BY)
+            self._log.info("relay.stood_by")
         self._stood_by = True
         metrics.LEADS.set(0)
         before, self._seen = self._seen, leader.find(connection)
@@ -310,7 +311,7 @@ class Relay:
     def _announce(self) -> None:
         """Log that this relay leads, once it does; after an error only if another one may have led meanwhile."""
         if self._led_from is not None and (self._stood_by or not self._has_led):
-            self._log.info(events.RELAY_LED, cursor=self._led_from)
+            self._log.info("relay.led", cursor=self._led_from, timeline="This daemon's relay became the leader.")
         self._led_from = None
         self._stood_by, self._has_led = False, True
         metrics.LEADS.set(1)
@@ -333,7 +334,11 @@ class Relay:
             return saved[0]
         adopted, cursor = self._adopt(connection)
         if saved is not None:
-            self._log.warning(events.RELAY_ADOPTED, changes=adopted)
+            self._log.warning(
+                "relay.outbox_adopted",
+                changes=adopted,
+                timeline=f"The outbox is published again: {amount(adopted, 'change')}.",
+            )
         return cursor
 
     def _adopt(self, connection: Connection) -> tuple[int, str]:
@@ -434,7 +439,7 @@ class Relay:
 
     def _tell(self, report: RelayReport, batch: _Batch, producer: ChangeProducer) -> None:
         self._log.info(
-            events.RELAY_PUBLISHED,
+            "relay.batch_published",
             changes=report.published,
             seconds=round(report.seconds, 4),
             cursor=report.cursor,
@@ -485,7 +490,7 @@ class Relay:
         assert self._cursor is not None  # noqa: S101 - a leader has one
         trimmed = outbox.trim(connection, self._cursor)
         if trimmed:
-            self._log.debug(events.RELAY_TRIMMED, segments=trimmed)
+            self._log.debug("relay.outbox_trimmed", segments=trimmed)
         return trimmed
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import structlog
 
-from syncer.base import events
+from syncer.base.formatting import amount
 from syncer.base.postgres import Connection
 
 _NOTE = """
@@ -62,5 +62,11 @@ def note(
 ) -> None:
     """Record the result for an index, if it is still active."""
     connection.execute(_NOTE, (index_name, documents, drifted, repaired, is_complete))
-    log = structlog.get_logger()
-    log.info(events.VERIFY_FINISHED, index=index_name, documents=documents, drifted=drifted, repaired=repaired)
+    structlog.get_logger().info(
+        "verify.finished",
+        index=index_name,
+        documents=documents,
+        drifted=drifted,
+        repaired=repaired,
+        timeline=f"Verified {index_name}: {amount(documents, 'document')}, {drifted:,} drifted, {repaired:,} repaired.",
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from syncer.base import events, metrics
+from syncer.base import metrics
 from syncer.base.model import Change
 from syncer.base.write_report import WriteReport
 from syncer.kafka.consumer import Received
@@ -60,7 +60,7 @@ class ChangeBatch:
         made = [change.changed_at for change in self.changes]
         ids = [change.id for change in self.changes]
         structlog.get_logger().info(
-            events.WORKER_INDEXED,
+            "worker.batch_indexed",
             worker=worker,
             batch=self.number,
             changes=len(self.changes),

@@ -29,7 +29,7 @@ from functools import partial
 import psycopg
 import structlog
 
-from syncer.base import events, metrics
+from syncer.base import metrics
 from syncer.base.lifecycle import Abandoned, Stop, Stopping
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
@@ -157,7 +157,7 @@ class JobWorker:
     def close(self) -> None:
         """Finish what is being written, release the other chunks, and close the connections."""
         if not self._writers.close(seconds=self._stop.seconds_left):
-            self._log.warning(events.COMPONENT_GAVE_UP, component=self._name)
+            self._log.warning("component.gave_up", component=self._name)
         with suppress(psycopg.Error, Stopping):
             self._finish()
         self._give_back()

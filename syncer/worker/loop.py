@@ -24,7 +24,6 @@ from itertools import count, takewhile
 
 import structlog
 
-from syncer.base import events
 from syncer.base.errors import LossError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.link import Link
@@ -149,7 +148,7 @@ class Worker:
         self._batches.clear()
         self._membership.leave()
         if not is_through:
-            self._log.warning(events.COMPONENT_GAVE_UP, component=self._name)
+            self._log.warning("component.gave_up", component=self._name)
         self._link.close()
         self._resolver.unresolved.flush()
 

@@ -11,7 +11,7 @@ from contextlib import closing
 import psycopg
 import structlog
 
-from syncer.base import events, metrics
+from syncer.base import metrics
 from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop
 from syncer.base.link import Link
@@ -117,11 +117,11 @@ class Resolver:
         """Date a job that makes good the changes of this batch, and log it; a refresh that was joined is not logged."""
         queue.date(self._link.connection, job.id, batch.changed_at)
         if self._refreshes.get(job.index_name) != job.id:
-            self._log.info(events.JOB_CREATED, job=job.id, kind=job.kind, document=job.document, cause=job.cause)
+            self._log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.cause)
         if job.kind is JobKind.REFRESH:
             self._refreshes[job.index_name] = job.id
 
     def _tell_unresolved(self, what: tuple[str, str], number: int, index_name: str) -> None:
         document, kind = what
         metrics.UNRESOLVED.labels(document).inc(number)
-        self._log.error(events.CHANGES_UNRESOLVED, document=document, kind=kind, index=index_name, batches=number)
+        self._log.error("worker.changes_unresolved", document=document, kind=kind, index=index_name, batches=number)

@@ -21,7 +21,6 @@ from pathlib import Path
 import psycopg
 from rich.markup import escape
 
-from syncer.base import events
 from tests.benchmarks.blog import Blog, Blogs
 from tests.benchmarks.contest import say
 from tests.benchmarks.live import Live
@@ -173,7 +172,7 @@ def _idle_daemon(blog: Blog, environment: Mapping[str, str]) -> Daemon:
 
 def _batches(daemon: Daemon) -> list[int]:
     """The number of changes in each batch that the workers have finished so far."""
-    return [one["changes"] for one in daemon.events() if one["event"] == events.WORKER_INDEXED and one["changes"]]
+    return [one["changes"] for one in daemon.events() if one["event"] == "worker.batch_indexed" and one["changes"]]
 
 
 def measure(blogs: Blogs, options: Options) -> Outcome:

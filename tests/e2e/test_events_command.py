@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from syncer.base import events, timeline
+from syncer.base import timeline
 from syncer.base.timeline import KEPT_MAX, Timeline
 from tests.harness import World, wait_until
 
@@ -109,7 +109,7 @@ def test_the_table_is_bounded(shared_world: World) -> None:
         KEPT_MAX + 50,
     )
     noted = Timeline()
-    noted.note(events.RELAY_LED, {"cursor": "1:1:"})
+    noted.note("relay.led", "info", "This daemon's relay became the leader.")
     with shared_world.connect() as connection:
         noted.write(connection)
         assert shared_world.sql("SELECT count(*) FROM syncer.event WHERE message = 'old'") == [(10,)]

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from structlog.testing import capture_logs
 
-from syncer.base import events, retry
+from syncer.base import retry
 from syncer.base.postgres import Connection
 from syncer.base.retry import Backoff
 from syncer.base.settings import KafkaSettings, WorkerSettings
@@ -165,7 +165,7 @@ def test_who_waits_for_postgres_keeps_its_partitions(world: World, monkeypatch: 
             is_away.clear()
             world.wait_until_level()
             wait_until(world.is_handled, what="all is committed")
-            assert [event for event, _ in told] == [events.WORKER_ASSIGNED]
+            assert [event for event, _ in told] == ["worker.partitions_assigned"]
 
 
 def hurried(world: World) -> KafkaSettings:
@@ -177,7 +177,7 @@ def assigned(told: Sequence[tuple[str, list[int]]]) -> set[int]:
     """Which partitions a consumer has after what it was told of."""
     found: set[int] = set()
     for event, partitions in told:
-        found = found | set(partitions) if event == events.WORKER_ASSIGNED else found - set(partitions)
+        found = found | set(partitions) if event == "worker.partitions_assigned" else found - set(partitions)
     return found
 
 

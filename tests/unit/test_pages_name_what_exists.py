@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from syncer.base import events
 from syncer.base.settings import Settings
 from syncer.cli.app import app
 from syncer.monitoring.doctor import examination
@@ -20,7 +19,8 @@ NAVIGATION = (REPOSITORY / "mkdocs.yml").read_text("utf-8")
 SECTIONS = {name: field.annotation for name, field in Settings.model_fields.items()}
 COMMANDS = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 CHECKS = {one.id for one in examination.CHECKS}
-EVENTS = set(events.CATALOGUE)
+SOURCE = "".join(file.read_text("utf-8") for file in (REPOSITORY / "syncer").rglob("*.py"))
+EVENTS = set(re.findall(r'"([a-z]+\.[a-z_]+)"', SOURCE))
 
 
 def quoted(page: Path) -> list[str]:

@@ -8,7 +8,6 @@ from typing import Any
 import structlog
 
 from syncer.apply import reindex
-from syncer.base import events
 from syncer.base.errors import ConfigError
 from syncer.base.postgres import Connection
 from syncer.indexing import dead_letters
@@ -107,4 +106,4 @@ def _said(done: Job) -> dict[str, Any]:
 
 
 def _tell(asked: Asked, action: str, **about: Any) -> None:
-    structlog.get_logger().info(events.WEB_ACTED, action=action, address=asked.address, **about)
+    structlog.get_logger().info("web.acted", action=action, address=asked.address, **about)

@@ -18,7 +18,6 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import Map, Rule
 from werkzeug.wrappers import Request, Response
 
-from syncer.base import events
 from syncer.base.error_policy import explain
 from syncer.base.errors import ConfigError, DefinitionError, JobError, SyncerError, TokenError, WaitTimeoutError
 from syncer.base.log_limit import Repeated
@@ -133,7 +132,7 @@ class App:
     def _of_error(self, request: Request, error: Exception) -> Response:
         said = explain(error)
         if said is None:
-            structlog.get_logger().error(events.WEB_FAILED, path=request.path[:200], exc_info=error)
+            structlog.get_logger().error("web.request_failed", path=request.path[:200], exc_info=error)
             return problem(500, "Unexpected error", "The daemon's log has it: web.request_failed")
         if isinstance(said, ForbiddenError | UnauthorizedError) and (error is said):
             self._note_refused(request, said)
@@ -194,4 +193,4 @@ def _words(request: Request) -> dict[str, Any]:
 
 def _tell_refused(_: str, requests: int, last: tuple[str, str]) -> None:
     reason, address = last
-    structlog.get_logger().warning(events.WEB_REFUSED, reason=reason, requests=requests, address=address)
+    structlog.get_logger().warning("web.refused", reason=reason, requests=requests, address=address)

@@ -20,7 +20,6 @@ from waitress import wasyncore
 from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
 
-from syncer.base import events
 from syncer.base.errors import ConfigError
 from syncer.base.lifecycle import Stop
 from syncer.base.settings import WebSettings
@@ -80,7 +79,7 @@ class WebServer:
         )
         assert isinstance(server, TcpWSGIServer)  # noqa: S101 - one socket makes one server
         if self._is_logged:
-            structlog.get_logger().info(events.WEB_LISTENING, address=self.address, has_token=self._has_token)
+            structlog.get_logger().info("web.listening", address=self.address, has_token=self._has_token)
         try:
             while not stop.is_requested:
                 wasyncore.loop(timeout=_LOOP_SECONDS, use_poll=True, map=sockets, count=1)
@@ -130,7 +129,7 @@ def listen(settings: WebSettings) -> socket.socket | None:
             "no page.",
         )
     structlog.get_logger().warning(
-        events.WEB_ABSENT,
+        "web.absent",
         host=settings.host,
         ports=f"{settings.port} to {last - 1}",
     )

@@ -10,15 +10,15 @@ from typing import Annotated
 import typer
 
 from syncer.base.errors import DefinitionError
-from syncer.cli import explain_output as explain_page, parameters, render, verify_output
+from syncer.cli import explain_output, parameters, render, verify_output
 from syncer.cli.comparing import compared
 from syncer.cli.context import Parts, open_parts
 from syncer.cli.parameters import finite
 from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.jobs.model import unfinished
+from syncer.verify import explain as explaining
 from syncer.verify.compare import SETTLE_SECONDS
-from syncer.verify.explain import explanation
 
 Repair = Annotated[bool, typer.Option("--repair", help="Write differing documents again and compare once more.")]
 Sample = Annotated[
@@ -106,18 +106,17 @@ def explain(
 ) -> None:
     """Explain the state of one document.
 
-    Shows whether the document equals its SELECT; the version in Elasticsearch and when it was
-    assigned; its dead letter or suspension; the jobs that may write it; what a refresh would
-    change; and the tables it reads. If it differs, waits for changes in flight. Changes
-    nothing. Exit code 0 only if it equals its SELECT.
+    Shows whether the document equals its SELECT, and in which fields it differs; the version
+    in Elasticsearch; its dead letter; the jobs that may write it; and the tables it reads. If
+    it differs, waits for changes in flight. Exit code 0 only if it equals its SELECT.
     """
     with render.asking(), open_parts("explain") as parts:
         parts.document(document)
         chosen = [one for one in registry.documents(parts.connection) if one.name == document]
-        seen = explanation.read(parts.connection, parts.index, parts.settings.kafka, chosen, id_, seconds=timeout)
+        seen = explaining.explain(parts.connection, parts.index, parts.settings.kafka, chosen, id_, seconds=timeout)
     if as_json:
-        render.print_json(seen.as_json(values=values))
+        render.print_json(explaining.as_json(seen, id_, values=values))
     else:
-        explain_page.show(render.console(sys.stdout), seen, values=values)
-    if not seen.is_equal:
+        explain_output.show(render.console(sys.stdout), seen, id_, values=values)
+    if not explaining.is_equal(seen):
         raise typer.Exit(1)

@@ -9,5 +9,5 @@ Guarantee: a difference is called drift only after every change committed before
     watermark     whether all changes committed before a moment have been handled
     wait          waits for one transaction; `progress` says how far its changes are
     last_result   the last result of each index
-    explain       everything about one document
+    explain       the difference, version, dead letter and jobs of one document
 """

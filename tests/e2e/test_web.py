@@ -124,7 +124,7 @@ def test_the_api_says_what_the_commands_say(world: World) -> None:
     assert str(SECRET) in letters["shown"][0]["error"]
     assert anybody.get("/api/explain/blogpost?id=1", status=401)["hint"]
     explained = operator.get("/api/explain/blogpost?id=1&values=true")
-    assert explained["indices"][0]["verdict"] == "dead_lettered"
+    assert explained["indices"][0]["state"] == "dead_lettered"
     assert explained["indices"][0]["postgres"]["source"]["comments"][0]["age"] == SECRET
     assert operator.get("/api/explain/nothing?id=1", status=404)["hint"] == "Active documents: blogpost"
     assert operator.get("/api/explain/blogpost", status=400)["message"] == "Missing parameter: id"
@@ -230,7 +230,7 @@ def test_monitoring_finds_what_it_looks_for(world: World) -> None:
     assert api.post("/api/jobs/1/pause", status=403)["hint"]
     assert api.get("/api/dead-letters")["letters"] == 0
     assert api.get("/api/explain/blogpost?id=1&values=true", status=403)["hint"]
-    assert api.get("/api/explain/blogpost?id=1")["indices"][0]["verdict"] == "absent"
+    assert api.get("/api/explain/blogpost?id=1")["indices"][0]["state"] == "absent"
     held_up = socket.create_connection(("127.0.0.1", urlsplit(api.address).port or 0))  # says nothing, ever
     assert daemon.stop() == 0  # which it is not, if a component has not ended in time
     held_up.close()

@@ -36,8 +36,8 @@ from syncer.monitoring.poll import Polled, Poller
 from syncer.monitoring.web import words
 from syncer.monitoring.web.access import Access
 from syncer.monitoring.web.app import Asked, as_json
-from syncer.verify.explain import explanation
-from syncer.verify.explain.verdict import Verdict
+from syncer.verify import explain
+from syncer.verify.explain import State
 
 _FINISHED_SHOWN_MAX = 3
 _UNFINISHED_SHOWN_MAX = 200
@@ -189,9 +189,9 @@ class Facts:
                 raise DefinitionError(f"No document {document[:100]} is active", hint=f"Active documents: {known}")
             with elastic.connect(settings.elasticsearch) as client:
                 index = Index(client, bulk_bytes_max=settings.worker.bulk_bytes_max)
-                seen = explanation.read(connection, index, settings.kafka, chosen, id_, seconds=_EXPLAIN_SECONDS)
-        said = seen.as_json(values=values)
-        return said if asked.has_token else _without_values(said)
+                seen = explain.explain(connection, index, settings.kafka, chosen, id_, seconds=_EXPLAIN_SECONDS)
+        told = explain.as_json(seen, id_, values=values)
+        return told if asked.has_token else _without_values(told)
 
     # For monitoring
 
@@ -243,13 +243,11 @@ def _health(seen: health.Health) -> Response:
     return as_json(seen.as_json(), 200 if seen.is_well else 503)
 
 
-def _without_values(said: dict[str, Any]) -> dict[str, Any]:
+def _without_values(told: dict[str, Any]) -> dict[str, Any]:
     """An explanation without the values that errors quote."""
-    for one in said["indices"]:
-        if one["verdict"] in (Verdict.DEAD_LETTERED, Verdict.FAILING):
-            one["says"] = "Dead-lettered." if one["verdict"] is Verdict.DEAD_LETTERED else "Its SELECT fails."
-            one["hint"] = _HIDDEN
-        if one["dead_letter"] is not None:
-            one["dead_letter"]["error"] = None
-        one["postgres"]["failure"] = _HIDDEN if one["postgres"]["failure"] else None
-    return said
+    for index in told["indices"]:
+        if index["state"] == State.DEAD_LETTERED:
+            index["says"], index["hint"] = "It could not be written.", _HIDDEN
+        if index["dead_letter"] is not None:
+            index["dead_letter"]["error"] = None
+    return told

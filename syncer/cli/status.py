@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import sys
 import termios
 import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Annotated
 
 import psycopg
@@ -82,7 +83,7 @@ def _watch(console: Console, interval: float, *, as_json: bool) -> None:
     if not (sys.stdin.isatty() and console.is_terminal):
         raise UsageError("--watch needs a terminal. Omit it to show the status once.")
     with (
-        suppress(KeyboardInterrupt),
+        _interrupted() as is_interrupted,
         _polling("status") as poll,
         _keys() as pressed,
         Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
@@ -90,7 +91,7 @@ def _watch(console: Console, interval: float, *, as_json: bool) -> None:
         while True:
             polled = poll.run_once()
             live.update(_live(polled, poll.history.last(), columns=console.width), refresh=True)
-            if pressed(interval) in _LEAVE:
+            if is_interrupted() or pressed(interval) in _LEAVE:
                 return
 
 
@@ -134,6 +135,17 @@ def _live(polled: Polled, samples: Sequence[Sample], *, columns: int) -> Rendera
             status_output.sparks("written", [one.written_per_second for one in samples], rate, width=width),
         ]
     return Group(*parts)
+
+
+@contextmanager
+def _interrupted() -> Iterator[Callable[[], bool]]:
+    """What tells whether Ctrl-C was pressed; as an exception, it may get lost in a callback of a library."""
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The command ``syncer init``: draft a document from a table, a SELECT or a PGSync schema."""
+"""The command ``syncer init``: draft a document from a table or a SELECT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from syncer.apply.scaffold import catalogue, document as drafting, naming, pgsync, tree
+from syncer.apply.scaffold import catalogue, document as drafting, naming, tree
 from syncer.apply.scaffold.document import Draft
 from syncer.base import log, postgres, settings
 from syncer.base.errors import ConfigError, SourceError, SyncerError
@@ -44,28 +44,26 @@ def init(
             "--from-select", metavar="FILE", help="Derive the mapping of a SELECT; keep what index.json says."
         ),
     ] = None,
-    from_pgsync: Annotated[
-        Path | None, typer.Option("--from-pgsync", metavar="FILE", help="Convert a PGSync schema.")
-    ] = None,
+    personal: Annotated[
+        bool, typer.Option("--personal", help="Show also columns that look personal or secret by name.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files of the document.")] = False,
 ) -> None:
-    """Draft a document from a table, SELECT or PGSync schema.
+    """Draft a document from a table or a SELECT.
 
     Writes a SELECT and a mapping to the config folder. Without an option, lists the tables.
     Columns become fields of a matching type, and rows referenced by foreign keys become
     objects. --with adds rows of other tables: those that reference the table, those behind a
     link table, and with a path such as orders/lines/product, those next to them. COLUMNS are
     separated by commas. Columns that look like passwords, tokens, e-mail addresses or other
-    personal data are left out unless you name them. Omitted and altered columns are reported,
-    and noted as comments in select.sql. Does not change the database.
+    personal data are left out unless you name them or add --personal. Omitted and altered
+    columns are reported, and noted as comments in select.sql. Does not change the database.
 
     --from-select derives the mapping of a SELECT that you have written, from the types that
     it returns, also inside JSON that it builds. FILE is a document's select.sql, or any other
     file, which is then copied. Run it again after you have changed the SELECT: it adds what
     index.json lacks, and changes nothing else in it. What types do not tell is guessed from
     sampled documents, and reported.
-
-    --from-pgsync converts each index of a schema.json, and lists what it cannot carry over.
 
     Requires only SYNCER_POSTGRES_DSN. Overwrites existing files only with --force, and never
     config/syncer.yaml.
@@ -75,20 +73,17 @@ def init(
     log.configure(loaded.log, is_command=True)
     if name is not None and not definition.is_name(name):
         raise UsageError(f"{name!r} is not a valid document name. Use at most 63 letters, digits, _ and -.")
-    if sum(map(bool, (table, from_select, from_pgsync))) > 1:
-        raise UsageError("--table, --from-select and --from-pgsync cannot be combined. Run init once for each.")
+    if table and from_select:
+        raise UsageError("--table and --from-select cannot be combined. Run init once for each.")
     with postgres.connect(loaded.postgres, name="init") as connection:
         if from_select is not None:
             drafts = [_from_select(connection, from_select, name, force=force)]
-        elif from_pgsync is not None:
-            drafts = pgsync.drafts(connection, from_pgsync)
-            _require_free([one.name for one in drafts], force=force)
         else:
             if not table:
                 raise _missing_table(connection)
             if len(table) > 1 and (name is not None or paths):
                 raise UsageError("--name and --with require a single --table. Run init once for each table.")
-            drafts = _from_tables(connection, table, name, paths or (), force=force)
+            drafts = _from_tables(connection, table, name, paths or (), force=force, with_personal=personal)
     for one in drafts:
         for file in drafting.write(settings.config_folder(), one):
             render.say(out, f"wrote {file}")
@@ -106,7 +101,13 @@ def _from_select(connection: Connection, file: Path, document: str | None, *, fo
 
 
 def _from_tables(
-    connection: Connection, chosen: Sequence[str], document: str | None, paths: Sequence[str], *, force: bool
+    connection: Connection,
+    chosen: Sequence[str],
+    document: str | None,
+    paths: Sequence[str],
+    *,
+    force: bool,
+    with_personal: bool,
 ) -> list[Draft]:
     """Draft all documents before the first is written."""
     found = [(catalogue.find(connection, name), columns) for name, columns in map(tree.split, chosen)]
@@ -115,7 +116,7 @@ def _from_tables(
     drafts = []
     for name, (table, columns) in zip(names, found, strict=True):
         remarks: list[str] = []
-        root = tree.grow(connection, table, columns=columns, paths=paths, remarks=remarks)
+        root = tree.grow(connection, table, columns=columns, paths=paths, remarks=remarks, with_personal=with_personal)
         made = drafting.draft(connection, root, name=name, remarks=remarks)
         drafts.append(replace(made, remarks=(*made.remarks, *tree.offers(connection, root))))
     return drafts

@@ -137,7 +137,7 @@ def test_references_are_objects_and_what_refers_is_nested(bare: World) -> None:
     said = drafted(world, "--table", "public.people", "--with", "visits")
     assert "--with public.people" not in said
     said = drafted(world, "--table", "countries", "--table", "visits")
-    assert "public.people refers to it: --with public.people" in said
+    assert "--with adds rows of other tables: public.people" in said
     followed(world)
     [person, _] = sorted(world.held("people").values(), key=lambda one: one["data"] is None)
     assert person["countries"] == {"code": "a", "region": "b:c", "name": "two"}

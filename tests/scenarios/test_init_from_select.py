@@ -58,20 +58,21 @@ LEFT JOIN LATERAL (
     FROM kept AS k WHERE k.order_id = o.id
 ) AS each ON true
 """
-TEXT = {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 8191}}}
-LINE = {"n": {"type": "integer"}, "sku": {"type": "keyword"}, "price": {"type": "double"}}
+KEYWORD = {"type": "keyword", "ignore_above": 8191}
+TEXT = {"type": "text", "fields": {"keyword": KEYWORD}}
+LINE = {"n": {"type": "integer"}, "sku": KEYWORD, "price": {"type": "double"}}
 EXPECTED: dict[str, Any] = {
     "number": {"type": "long"},
-    "state": {"type": "keyword"},
+    "state": KEYWORD,
     "isOpen": {"type": "boolean"},
     "customer": {
-        "properties": {"name": TEXT, "born": {"type": "date"}, "tags": {"type": "keyword", "ignore_above": 8191}}
+        "properties": {"name": TEXT, "born": {"type": "date"}, "tags": KEYWORD}
     },
-    "lines": {"type": "nested", "properties": LINE | {"order": {"properties": {"state": {"type": "keyword"}}}}},
+    "lines": {"type": "nested", "properties": LINE | {"order": {"properties": {"state": KEYWORD}}}},
     "first": {"properties": {"n": {"type": "integer"}, "twice": {"type": "double"}}},
     "second": {"properties": {"order_id": {"type": "long"}, **LINE}},
     "summary": {"properties": {"lines": {"type": "long"}, "dearest": {"type": "double"}}},
-    "skus": {"type": "nested", "properties": {"sku": {"type": "keyword"}}},
+    "skus": {"type": "nested", "properties": {"sku": KEYWORD}},
     "verdict": {"properties": {"dear": {"type": "boolean"}, "cheap": {"type": "integer"}}},
     "both": {"properties": {"a": {"type": "date"}, "b": {"type": "long"}}},
     "prices": {"type": "double"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
 import pytest
@@ -88,7 +89,7 @@ def test_a_link_table_is_offered_and_skipped(shop: World) -> None:
     """Of a table of keys alone, the rows behind it are offered and shown."""
     world = shop
     said = drafted(world, "--table", "hr.skills")
-    assert "hr.people is linked through hr.people_skills: --with hr.people" in said
+    assert "--with adds rows of other tables: hr.people" in said
     drafted(world, "--table", "hr.skills", "--with", "people", "--force")
     assert fields(world, "skills")["people"]["properties"].keys() >= {"id", "name"}
 
@@ -128,3 +129,42 @@ def test_natural_keys_make_unique_ids(shop: World) -> None:
     ended = world.syncer("plan", "--json")
     [document] = json.loads(ended.stdout)["documents"]
     assert (document["refusals"], document["problems"]) == ([], []), ended.stderr
+
+
+ODD = """
+CREATE TABLE area (id int PRIMARY KEY, name text);
+CREATE TABLE gender (id int PRIMARY KEY, name text);
+CREATE TABLE artist (
+    id int PRIMARY KEY, name text, begin_area int REFERENCES area, end_area int REFERENCES area,
+    gender int REFERENCES gender, shape polygon, bits varbit, spans int4multirange
+);
+CREATE TABLE "Comment" (id int PRIMARY KEY, artist int REFERENCES artist, body text);
+INSERT INTO area VALUES (1, 'Berlin'), (2, 'Paris');
+INSERT INTO gender VALUES (1, 'f');
+INSERT INTO artist VALUES (1, 'A', 1, 2, 1, (SELECT ('(' || string_agg(format('(%s,%s)', n, n), ',') || ')')::polygon
+    FROM generate_series(1, 9000) AS n), '101', '{[1,2],[5,6]}');
+INSERT INTO "Comment" VALUES (1, 1, 'x');
+"""
+
+
+def test_a_reference_has_its_columns_name_and_a_long_value_is_no_dead_letter(empty_world: World) -> None:
+    """Two keys to one table; a quoted name; types without a bound; more fields than an index has by default."""
+    world = empty_world
+    world.sql(ODD)
+    world.sql(f"CREATE TABLE wide (id int PRIMARY KEY, {', '.join(f'c{n} text' for n in range(600))})")
+    done = world.syncer("init", "--table", "artist", "--with", '"Comment"', "--personal")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) < 15
+    assert world.syncer("init", "--table", "wide").returncode == 0
+    for name in ("artist", "wide"):
+        (world.config / "documents" / name / "document.yaml").write_text(f"index: {world.alias}-{name}\n")
+    shutil.rmtree(world.document_folder)
+    world.migrate()
+    applied = world.syncer("apply", "--yes")
+    assert applied.returncode == 0, applied.stdout + applied.stderr
+    with world.elasticsearch() as client:
+        found = client.get(index=f"{world.alias}-artist", id="1").body["_source"]
+    assert (found["begin_area"]["name"], found["end_area"]["name"]) == ("Berlin", "Paris")
+    assert found["gender"] == {"id": 1, "name": "f"}
+    assert [comment["body"] for comment in found["Comment"]] == ["x"]
+    assert world.syncer("verify").returncode == 0

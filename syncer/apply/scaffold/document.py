@@ -53,7 +53,6 @@ def draft(
     *,
     name: str,
     remarks: Sequence[str],
-    body: Mapping[str, Any] = mapping.EMPTY_BODY,
 ) -> Draft:
     """Draft a document from a tree of tables.
 
@@ -62,13 +61,12 @@ def draft(
         root: What the document shows.
         name: Its name.
         remarks: What to know of the tree; they begin the SELECT as comments.
-        body: What its index.json says already.
 
     Raises:
         DefinitionError: A table cannot be captured.
     """
     select = _Writer(connection).select(root)
-    index, more = mapping.completed(connection, select, name, body)
+    index, more = mapping.completed(connection, select, name, mapping.EMPTY_BODY)
     notes = [*remarks, *more]
     title = f"Rows of {root.table.relation}, drafted by syncer init. It is yours: change what you like."
     comments = "".join(f"-- {' '.join(one.split())}\n" for one in (title, *notes))
@@ -178,7 +176,7 @@ class _Writer:
         """Return the rows of a table as an object or an array."""
         aliases = [self._alias(one.table.name) for one in branch.joins]
         inside = self._fields(branch, aliases[-1], line + "        ")
-        shown = inside[0][1] if branch.is_scalar and inside else _object(inside, line + "    ")
+        shown = _object(inside, line + "    ")
         if branch.is_array:
             order = sql.SQL(", ").join(self._name(aliases[-1], one) for one in branch.table.key)
             shown = sql.SQL("coalesce(jsonb_agg({} ORDER BY {}), '[]'::jsonb)").format(shown, order)

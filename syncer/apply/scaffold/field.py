@@ -23,9 +23,7 @@ TEXT: dict[str, Any] = {
     "type": "text",
     "fields": {"keyword": {"type": "keyword", "ignore_above": _IGNORE_ABOVE}},
 }
-_LABELS: dict[str, Any] = {"type": "keyword", "ignore_above": _IGNORE_ABOVE}
-"""For arrays of texts, which are mostly labels."""
-_KEYWORD: dict[str, Any] = {"type": "keyword"}
+_KEYWORD: dict[str, Any] = {"type": "keyword", "ignore_above": _IGNORE_ABOVE}
 DATE: dict[str, Any] = {"type": "date"}
 
 _MAPPINGS: dict[str, dict[str, Any]] = {
@@ -74,7 +72,7 @@ def of_type(type_: ColumnType) -> tuple[dict[str, Any], str]:
     if whole and int(whole[1]) <= _LONG_DIGITS_MAX:
         return {"type": "long"}, ""
     if kind == "text" and type_.is_array:
-        return dict(_LABELS), ""
+        return dict(_KEYWORD), ""
     if kind == "vector" and type_.is_array:
         dimensions = _DIMENSIONS.search(type_.said)
         return {"type": "dense_vector"} | ({"dims": int(dimensions[1])} if dimensions else {}), ""

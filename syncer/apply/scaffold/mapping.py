@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from syncer.apply.scaffold.shape import Shape
 
 _GUESS = "its mapping is a guess from sampled documents; others may be rejected"
+_FIELDS_MAX = 1000
+"""How many fields an index has at most by default."""
 _SAMPLE_DOCUMENTS = 200
 _SAMPLE_SECONDS = 5.0
 _SAMPLE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d LIMIT {limit}"
@@ -55,7 +57,11 @@ def completed(
     if deriving.personal:
         listed = ", ".join(deriving.personal)
         remarks.append(f"personal or secret by name: {listed}; check who may search and read the index")
-    return {**body, "mappings": mappings}, remarks
+    made = {**body, "mappings": mappings}
+    if (number := _number_of_fields(mappings["properties"])) > _FIELDS_MAX:
+        settings = dict(body.get("settings", {}))
+        made["settings"] = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} | settings
+    return made, remarks
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,6 +119,14 @@ def _sampled(connection: Connection, select: str) -> list[dict[str, Any]]:
             return [json.loads(one) for (one,) in connection.execute(query)]
     except (psycopg.DataError, psycopg.errors.QueryCanceled):
         return []
+
+
+def _number_of_fields(properties: Mapping[str, Any]) -> int:
+    """Return how many fields Elasticsearch counts: objects, and the ways in which a field is indexed, too."""
+    return sum(
+        1 + _number_of_fields(field.get("properties", {})) + len(field.get("fields", {}))
+        for field in properties.values()
+    )
 
 
 def _is_open(mapping: Mapping[str, Any]) -> bool:

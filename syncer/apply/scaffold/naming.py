@@ -63,9 +63,6 @@ def index_name(document: str) -> str:
 
 
 def of_reference(columns: tuple[str, ...], table: str) -> str:
-    """Return a name for the row that a foreign key refers to: ``user`` for ``user_id``."""
-    if len(columns) == 1:
-        short = re.sub(r"_?(id|uuid|key|fk)$", "", columns[0], flags=re.IGNORECASE)
-        if short and short != columns[0]:
-            return short
-    return table
+    """Return a name for the row that a foreign key refers to: ``user`` for ``user_id``, ``area`` for ``area``."""
+    short = re.sub(r"_?(id|uuid|key|fk)$", "", columns[0], flags=re.IGNORECASE)
+    return short if short and len(columns) == 1 else table

@@ -17,6 +17,7 @@ from syncer.apply.scaffold.naming import Names
 from syncer.base.errors import ConfigError, DefinitionError
 from syncer.base.postgres import Connection
 
+_OFFERED_MAX = 10
 _PART = re.compile(r'"(?:[^"]|"")*"|[^".]+')
 
 
@@ -48,7 +49,6 @@ class Branch:
         name: The field of the parent that shows them; empty for the table whose rows are documents.
         joins: The way from the parent's rows; the last joins the table itself.
         is_array: Whether there may be several rows.
-        is_scalar: Whether its only field is shown as a value instead of an object.
     """
 
     table: Table
@@ -57,7 +57,6 @@ class Branch:
     name: str = ""
     joins: tuple[Join, ...] = ()
     is_array: bool = False
-    is_scalar: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +96,7 @@ def grow(
     columns: tuple[str, ...] | None,
     paths: Sequence[str],
     remarks: list[str],
+    with_personal: bool = False,
 ) -> Branch:
     """Return the tree of a draft; what it leaves out is added to ``remarks``.
 
@@ -106,6 +106,7 @@ def grow(
         columns: The columns of it to show; None for all that are not personal.
         paths: ``TABLE/TABLE…``, each with ``:COLUMN,COLUMN`` on request.
         remarks: What was left out, and why.
+        with_personal: Whether to show columns that look personal or secret.
 
     Raises:
         DefinitionError: A path does not follow foreign keys, or a table lacks a column.
@@ -118,23 +119,26 @@ def grow(
         for step in said.split("/"):
             wish = wish.below.setdefault(step, _Wish())
         wish.columns = wanted
-    return _Grower(connection, remarks).root(table, root)
+    return _Grower(connection, remarks, with_personal=with_personal).root(table, root)
 
 
 class _Grower:
     """Grows a tree."""
 
-    def __init__(self, connection: Connection, remarks: list[str]) -> None:
+    def __init__(self, connection: Connection, remarks: list[str], *, with_personal: bool) -> None:
         self._connection = connection
         self._remarks = remarks
+        self._with_personal = with_personal
 
     def root(self, table: Table, wish: _Wish) -> Branch:
-        shown = shown_columns(table, wish.columns, self._remarks)
+        shown = shown_columns(table, wish.columns, self._remarks, with_personal=self._with_personal)
         chosen = self._chosen(table, wish)
         columns = {one.column for one in shown}
         default = [(edge, _Wish()) for one in table.refers if set(one.columns) <= columns for edge in self._object(one)]
         default = [(edge, below) for edge, below in default if edge not in (one for one, _ in chosen)]
-        return Branch(table=table, shown=shown, children=self._children([*default, *chosen], shown, ""))
+        grown = [*default, *chosen]
+        shown = _not_replaced(shown, grown)
+        return Branch(table=table, shown=shown, children=self._children(grown, shown, ""))
 
     def _chosen(self, table: Table, wish: _Wish) -> list[tuple[Edge, _Wish]]:
         return [(one, below) for step, below in wish.below.items() for one in edges(self._connection, table, step)]
@@ -145,8 +149,10 @@ class _Grower:
 
     def _branch(self, edge: Edge, wish: _Wish, name: str, path: str) -> Branch:
         table, path = edge.joins[-1].table, f"{path}{name}."
-        shown = shown_columns(table, wish.columns, self._remarks, path=path)
-        children = self._children(self._chosen(table, wish), shown, path)
+        shown = shown_columns(table, wish.columns, self._remarks, path=path, with_personal=self._with_personal)
+        chosen = self._chosen(table, wish)
+        shown = _not_replaced(shown, chosen)
+        children = self._children(chosen, shown, path)
         return Branch(table=table, shown=shown, children=children, name=name, joins=edge.joins, is_array=edge.is_array)
 
     def _object(self, reference: Reference) -> Iterator[Edge]:
@@ -156,6 +162,12 @@ class _Grower:
             self._remarks.append(f"{reference.to} is left out: {other}")
         else:
             yield Edge(name=_object_name(reference), joins=(up(reference, other),), is_array=False)
+
+
+def _not_replaced(shown: Sequence[Shown], grown: Sequence[tuple[Edge, _Wish]]) -> tuple[Shown, ...]:
+    """Return the fields but for a key's column that gives the object behind it its name: that object has the key."""
+    objects = {(edge.name, edge.joins[0].pairs[0][0]) for edge, wish in grown if not edge.is_array and not wish.columns}
+    return tuple(field for field in shown if (field.name, field.column) not in objects)
 
 
 def shown_columns(
@@ -181,7 +193,7 @@ def shown_columns(
             hidden.append(f"{path}{column.name}")
     if hidden:
         listed = ", ".join(hidden)
-        remarks.append(f"left out, personal or secret by name: {listed}; to show one, name the columns: TABLE:COLUMN,…")
+        remarks.append(f"left out, personal or secret by name: {listed}; to show them: --personal")
     return tuple(shown)
 
 
@@ -195,12 +207,11 @@ def edges(connection: Connection, table: Table, step: str) -> list[Edge]:
         DefinitionError: There is none.
         SourceError: The table cannot be read.
     """
+    step = _bare(step)
     found = [one for one in table.refers if step in (_object_name(one), *one.columns)]
-    below = [
-        one for one in table.referred if step in (_array_name(one, table), one.relation, one.table, _bare(one.relation))
-    ]
+    below = [one for one in table.referred if step in (_array_name(one, table), one.table, _bare(one.relation))]
     if not found and not below:
-        found = [one for one in table.refers if step in (one.to, one.to_table, _bare(one.to))]
+        found = [one for one in table.refers if step in (one.to_table, _bare(one.to))]
     made = [
         Edge(name=_object_name(one), joins=(up(one, catalogue.find(connection, one.to)),), is_array=False)
         for one in found
@@ -227,17 +238,16 @@ def edges(connection: Connection, table: Table, step: str) -> list[Edge]:
 
 
 def offers(connection: Connection, root: Branch) -> list[str]:
-    """Return what paths could add to the document: one line each."""
+    """Return what paths could add to the document, in one line or none."""
     taken = {join.table.relation for child in root.children for join in child.joins}
-    found = [
-        f"{one} refers to it: --with {one} puts its rows into each document"
-        for one in sorted({one.relation for one in root.table.referred} - taken - {root.table.relation})
-    ]
+    found = {one.relation for one in root.table.referred} - taken - {root.table.relation}
     for one in _through(connection, root.table):
         link, other = (join.table for join in one.joins)
         if not {link.relation, other.relation} & taken:
-            found.append(f"{other.relation} is linked through {link.relation}: --with {other.relation}")
-    return found
+            found.add(other.relation)
+    names = [_bare(relation) for relation in sorted(found)]
+    more = f" and {len(names) - _OFFERED_MAX} more" if len(names) > _OFFERED_MAX else ""
+    return [f"--with adds rows of other tables: {', '.join(names[:_OFFERED_MAX])}{more}"] if names else []
 
 
 def _through(connection: Connection, table: Table) -> list[Edge]:
@@ -263,7 +273,7 @@ def _is_link(table: Table, near: Reference, far: Reference) -> bool:
 
 def _names_behind(edge: Edge) -> tuple[str, ...]:
     table = edge.joins[-1].table
-    return edge.name, table.relation, table.name, _bare(table.relation)
+    return edge.name, table.name, _bare(table.relation)
 
 
 def up(reference: Reference, other: Table) -> Join:

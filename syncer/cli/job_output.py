@@ -74,8 +74,8 @@ def show_resumed(console: Console, job: Job) -> None:
     since = job.started_at or job.created_at
     say(
         console,
-        f"Going on with job {job.id}, begun {since:%Y-%m-%d %H:%M:%S} UTC: "
-        f"{job.documents_done:,} of {counted(job.documents_total)} are written already",
+        f"Following job {job.id}, which started at {since:%Y-%m-%d %H:%M:%S} UTC: "
+        f"{job.documents_done:,} of {counted(job.documents_total)} done",
     )
 
 

@@ -130,7 +130,7 @@ def _show_document(console: Console, one: DocumentForecast) -> None:
         joint = f"{';' if one.reason else ','} " if initial_load else ""
         say(console, *title, _OUTCOMES[one.outcome], f"{because}{joint}{initial_load}")
     if one.suspended is not None:
-        resumes = "" if one.refusals else "So it was at that time. `syncer apply` resumes it."
+        resumes = "" if one.refusals else "That was the cause when it was suspended. To resume it: syncer apply"
         show_facts(console, [(("suspended", "yellow"), _with_action(one.suspended, resumes))])
     show_facts(console, [(("refused", "red"), _with_action(one.message, one.hint)) for one in one.refusals])
     problems = [(_KINDS[each.kind], _with_action(_said(each), each.action)) for each in one.problems]

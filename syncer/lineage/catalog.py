@@ -488,7 +488,7 @@ def _require_plain_functions(connection: Connection, file: str) -> None:
         if is_fickle:
             raise _fickle(file, f"{function}()")
         raise DefinitionError(
-            f"{file} calls {function}: which tables that reads cannot be told",
+            f"{file} calls {function}, and syncer cannot determine which tables that function reads",
             hint="Write its query into the SELECT; or, if it reads no table, declare the function IMMUTABLE.",
         )
 

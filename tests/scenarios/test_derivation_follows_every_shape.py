@@ -549,7 +549,7 @@ def test_a_function_that_reads_is_found_behind_what_calls_it(judge: Judge, made:
     """An operator, an aggregate: the dependencies do not name the functions that these call; a query as an argument."""
     with judge.undone():
         judge.write(made)
-        with pytest.raises(DefinitionError, match=r"calls public\.\w+: which tables that reads cannot be told"):
+        with pytest.raises(DefinitionError, match=r"calls public\.\w+, and syncer cannot determine"):
             judge.derive("SELECT z._id, z.f FROM asks z")
 
 

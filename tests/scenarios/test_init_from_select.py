@@ -65,9 +65,7 @@ EXPECTED: dict[str, Any] = {
     "number": {"type": "long"},
     "state": KEYWORD,
     "isOpen": {"type": "boolean"},
-    "customer": {
-        "properties": {"name": TEXT, "born": {"type": "date"}, "tags": KEYWORD}
-    },
+    "customer": {"properties": {"name": TEXT, "born": {"type": "date"}, "tags": KEYWORD}},
     "lines": {"type": "nested", "properties": LINE | {"order": {"properties": {"state": KEYWORD}}}},
     "first": {"properties": {"n": {"type": "integer"}, "twice": {"type": "double"}}},
     "second": {"properties": {"order_id": {"type": "long"}, **LINE}},

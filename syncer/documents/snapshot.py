@@ -129,8 +129,8 @@ def changed(document: Document, said: Sequence[str]) -> DocumentError:
     """Return the error for relations that are no longer what the definition was applied to."""
     return DocumentError(
         f"What {document.name} reads has changed since it was applied: {'; '.join(said)}",
-        hint="If you revert the change, the document resumes by itself. Otherwise, fix select.sql and index.json if they\n"
-        "name what has changed, and run: syncer apply",
+        hint="If you revert the change, the document resumes by itself. Otherwise, fix select.sql and index.json\n"
+        "if they name what has changed, and run: syncer apply",
         document=document.name,
         revision=document.revision,
         fault=Fault.SCHEMA,

@@ -17,7 +17,6 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch
 
-from syncer.base.errors import SandboxError
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.process import wait_until
 from tests.harness import DEADLINE_SECONDS
@@ -129,13 +128,9 @@ def test_second_start_uses_what_runs(sandbox: Sandbox, endpoints: Endpoints) -> 
 
 
 @pytest.mark.usefixtures("endpoints")
-@pytest.mark.parametrize(
-    "name",
-    ["postgres", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("kafka", "elasticsearch"))],
-)
-def test_killed_server_comes_back_where_it_was(sandbox: Sandbox, name: str) -> None:
+def test_killed_server_comes_back_where_it_was(sandbox: Sandbox) -> None:
     """After a kill of its whole family, start brings it back on its port and leaves the others alone."""
-    server: EmbeddedServer = getattr(sandbox, name)
+    server: EmbeddedServer = sandbox.postgres
     others = {other: other.pid for other in sandbox.servers if other is not server}
     address, pid = server.address, server.pid
     server.kill()
@@ -183,55 +178,6 @@ def test_client_programs_are_there(sandbox: Sandbox) -> None:
     """The programs that faults and benchmarks are made with are beside the server."""
     programs = {"psql", "pgbench", "pg_dump", "pg_restore", "pg_basebackup", "pg_ctl"}
     assert programs <= {program.name for program in sandbox.postgres.bin_folder.iterdir()}
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("endpoints")
-def test_two_sandboxes_do_not_meet(sandbox: Sandbox, base_folder: Path) -> None:
-    """Servers in two folders share no port and no data, and stopping one set leaves the other."""
-    other = Sandbox(base_folder / "two")
-    with psycopg.connect(sandbox.postgres.address) as connection:
-        connection.execute("CREATE TABLE here (id int)")
-    try:
-        other.postgres.start()
-        other.kafka.start()
-        assert {other.postgres.port, other.kafka.port}.isdisjoint(server.port for server in sandbox.servers)
-        with psycopg.connect(other.postgres.address) as connection:
-            assert connection.execute("SELECT to_regclass('here')").fetchone() == (None,)
-    finally:
-        other.stop()
-    assert not processes_below(other.folder)
-    assert all(server.is_running() for server in sandbox.servers)
-
-
-@pytest.mark.thorough
-def test_server_that_dies_at_start_says_why(base_folder: Path) -> None:
-    """The error has the end of the log and its path, and the servers that did start are stopped again."""
-    sandbox = Sandbox(base_folder / "broken")
-    sandbox.postgres.settings["shared_preload_libraries"] = "no_such_library"
-    with pytest.raises(SandboxError, match="Postgres died at start") as raised:
-        sandbox.start()
-    assert str(sandbox.postgres.log_file) in raised.value.hint
-    assert 'could not access file "no_such_library"' in raised.value.hint
-    assert not any(server.is_running() for server in sandbox.servers)
-    assert not processes_below(sandbox.folder)
-
-
-@pytest.mark.thorough
-def test_taken_port_is_given_up(base_folder: Path) -> None:
-    """A server chooses another port if something else listens on its own."""
-    one, two = Sandbox(base_folder / "port"), Sandbox(base_folder / "thief")
-    try:
-        one.postgres.start()
-        one.postgres.stop()
-        two.folder.mkdir()
-        shutil.copyfile(one.folder / "postgres.json", two.folder / "postgres.json")
-        two.postgres.start()
-        one.postgres.start()
-        assert one.postgres.port != two.postgres.port
-    finally:
-        one.stop()
-        two.stop()
 
 
 @pytest.mark.usefixtures("endpoints")

@@ -160,10 +160,7 @@ def plant(world: World, client: Elasticsearch) -> None:
         client.index(index=world.alias, id=f"x{number}", document=source)
 
 
-@pytest.mark.parametrize(
-    "routing", [pytest.param(None, id="unrouted", marks=pytest.mark.thorough), pytest.param("p.user_id", id="routed")]
-)
-def test_orphans_go_away_beside_live_traffic(empty_world: World, routing: str | None) -> None:
+def test_orphans_go_away_beside_live_traffic(empty_world: World) -> None:
     """On three shards, with nested documents: what is planted is gone, what writers do meanwhile ends right."""
     world = empty_world
     put_shards(world, 3)
@@ -171,7 +168,7 @@ def test_orphans_go_away_beside_live_traffic(empty_world: World, routing: str | 
     body = json.loads(file.read_text())
     body["mappings"]["properties"]["comments"]["type"] = "nested"
     file.write_text(json.dumps(body))
-    put_routing(world, routing)
+    put_routing(world, "p.user_id")
     world.set_up()
     fill(world)
     world.sql(POSTS.format(500))

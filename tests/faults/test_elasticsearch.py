@@ -282,23 +282,6 @@ def reshard(world: World) -> None:
     assert world.syncer("apply", "--yes").returncode == 0
 
 
-@pytest.mark.thorough
-def test_a_full_queue_costs_time(narrow: World) -> None:
-    """Many job workers on a server with room for two requests: none of what it refuses is lost."""
-    environment = {"SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "20"}
-    daemon = narrow.daemon(environment=environment)
-    with writing(narrow, writers=2):
-        narrow.sql(
-            "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 't', repeat('x', 3000) "
-            "FROM generate_series(1000, 1400) AS g"
-        )
-        with narrow.elasticsearch() as client:
-            burst(client, f"other-{narrow.name}")
-    narrow.wait_until_level()
-    assert narrow.sql("SELECT count(*) FROM syncer.dead_letter") == [(0,)]
-    assert daemon.stop() == 0
-
-
 def burst(client: Elasticsearch, name: str) -> None:
     """Others who load the queue."""
     lines: list[Any] = [one for id_ in range(100) for one in ({"index": {"_id": str(id_)}}, {"text": "x" * 1000})]
@@ -354,29 +337,6 @@ def test_what_is_too_large_is_split_or_dead_lettered(narrow: World, proxy: Proxy
 
 
 # The login
-
-
-@pytest.mark.thorough
-def test_a_login_that_is_revoked_says_so_and_loses_nothing(narrow: World) -> None:
-    """The daemon goes on trying and says what to do; one with the new key makes all good; none begins with the old."""
-    with narrow.elasticsearch() as client:
-        key = client.security.create_api_key(name="the first").body
-        daemon = narrow.daemon(environment={"SYNCER_ELASTICSEARCH_API_KEY": key["encoded"]})
-        narrow.wait_until_level()
-        client.security.invalidate_api_key(ids=[key["id"]])
-        narrow.sql("UPDATE posts SET title = 'while nobody may' WHERE id < 30")
-        wait_until(partial(is_told, daemon, "refuses the login"), what="it says so", detail=daemon.log_file.read_text)
-        (said, *_) = told(daemon, "refuses the login")
-        assert "SYNCER_ELASTICSEARCH_API_KEY" in said["hint"]
-        assert daemon.process.poll() is None
-        assert daemon.stop() == 0
-        refused_at_start = narrow.syncer("run", environment={"SYNCER_ELASTICSEARCH_API_KEY": key["encoded"]})
-        assert refused_at_start.returncode == 1
-        assert "refuses the login" in refused_at_start.stderr
-        key = client.security.create_api_key(name="the second").body
-    daemon = narrow.daemon(environment={"SYNCER_ELASTICSEARCH_API_KEY": key["encoded"]})
-    narrow.wait_until_level()
-    assert daemon.stop() == 0
 
 
 # Defects of Elasticsearch

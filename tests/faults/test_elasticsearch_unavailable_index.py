@@ -15,7 +15,7 @@ from syncer.documents import registry
 from syncer.indexing import bulk_errors
 from syncer.indexing.bulk_errors import Patience
 from tests.faults.stopping_at import Plan, Point
-from tests.faults.test_job_writes import two_documents, without_primary
+from tests.faults.test_job_writes import two_documents
 from tests.faults.test_processes import wait_until_dead
 from tests.faults.writers import fill
 from tests.harness import Daemon, World, wait_until
@@ -47,11 +47,10 @@ def level(world: World, document: str) -> bool:
     return not world._differences(document)
 
 
-@pytest.mark.parametrize("trouble", [pytest.param(without_primary, marks=pytest.mark.thorough), disk_full])
-def test_an_index_that_takes_nothing_keeps_no_other_waiting(world: World, trouble: Trouble) -> None:
+def test_an_index_that_takes_nothing_keeps_no_other_waiting(world: World) -> None:
     """Other documents are followed; a refresh makes up for what was skipped, even if workers are killed."""
     two_documents(world)
-    with world.elasticsearch() as client, trouble(client, world.index_of()):
+    with world.elasticsearch() as client, disk_full(client, world.index_of()):
         fill(world)
         point = Point(at="syncer.documents.registry:suspend", when="after")
         wait_until_dead(daemon(world, point), point)

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from tests.faults.shapes import SCHEMA, define, fill, move_partition, upheave, write
-from tests.faults.writers import QUICK_FAILOVER, SEED, Work, at_work, short_and_long
+from tests.faults.writers import QUICK_FAILOVER, SECONDS, SEED, Work, at_work
 from tests.harness import DEADLINE_SECONDS, World
 
 ENVIRONMENT = {
@@ -19,8 +19,7 @@ ENVIRONMENT = {
 }
 
 
-@short_and_long
-def test_documents_of_every_shape_follow_random_writers(empty_world: World, seconds: float) -> None:
+def test_documents_of_every_shape_follow_random_writers(empty_world: World) -> None:
     """Whatever is written, in whatever shape it is shown, and whoever is killed: all ends as the SELECTs say."""
     world = empty_world
     world.worker_settings = ENVIRONMENT
@@ -29,11 +28,11 @@ def test_documents_of_every_shape_follow_random_writers(empty_world: World, seco
         world.daemon()
     dice = random.Random(SEED)
     with at_work(world, [*[again_and_again(some_writes)] * 4, again_and_again(some_upheavals)]):
-        kill_now_and_then(world, dice, seconds)
+        kill_now_and_then(world, dice)
     world.wait_until_level(seconds=2 * DEADLINE_SECONDS)
     # Who is behind composes what has long changed again, and makes good what it missed. Now nobody is.
     with at_work(world, [again_and_again(some_quiet_writes)]):
-        time.sleep(seconds / 2)
+        time.sleep(SECONDS / 2)
     with world.application() as connection:
         move_partition(connection, dice)
     world.wait_until_level()
@@ -52,9 +51,9 @@ def set_up(world: World) -> None:
     world.apply()
 
 
-def kill_now_and_then(world: World, dice: random.Random, seconds: float) -> None:
+def kill_now_and_then(world: World, dice: random.Random) -> None:
     """SIGKILL for one of the daemons, again and again, each time with another one in its place."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         time.sleep(dice.uniform(1, 3))
         victim = dice.choice([one for one in world.daemons if one.process.poll() is None])

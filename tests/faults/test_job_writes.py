@@ -11,7 +11,6 @@ from typing import Any
 import psycopg
 import pytest
 from elasticsearch import Elasticsearch
-from structlog.testing import capture_logs
 
 from syncer.base.errors import IndexingError
 from syncer.base.model import Composition, Target
@@ -20,9 +19,8 @@ from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import BulkOutcome, Index
 from syncer.elasticsearch.reader import Holdings, View
-from syncer.jobs import chunks, listing, queue, steps
+from syncer.jobs import listing, queue, steps
 from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
-from syncer.worker import job_loop as job_worker
 from syncer.worker.job_loop import JobWorker
 from tests.faults.test_version_rule import HeldIndex
 from tests.harness import DEADLINE_SECONDS, World, running, wait_until
@@ -301,41 +299,6 @@ def test_a_job_worker_that_waits_for_a_table_stops_when_it_is_told_to(world: Wor
     assert world.differences() == []
 
 
-SLOWLY = """
-CREATE FUNCTION slowly(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
-'BEGIN PERFORM pg_sleep(1); RETURN $1; END'
-"""
-
-
-@pytest.mark.thorough
-def test_a_chunk_stays_in_hand_however_long_postgres_takes_for_it(
-    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside another job worker that looks for stalled ones.
-
-    Else each would take it from the other, and none count it.
-    """
-    world.sql(POSTS.format(6))
-    file = world.document_folder / "select.sql"
-    file.write_text(file.read_text().replace("p.title,", "slowly(p.title) AS title,"))
-    world.sql(SLOWLY)
-    world.apply()
-    monkeypatch.setattr(job_worker, "_KEEP_SECONDS", 0.2)
-    monkeypatch.setattr(job_worker, "_WAIT_SECONDS", 0.2)
-    job = create(connection, JobKind.BACKFILL)
-    reclaimed = 0
-    with world.index() as index, running(JobWorker(connect=world.connect, index=index)):
-
-        def is_done() -> bool:
-            nonlocal reclaimed
-            reclaimed += chunks.reclaim(connection, stalled_seconds=5)
-            return find(connection, job.id).state is JobState.DONE
-
-        wait_until(is_done, what="the job is done")
-    assert reclaimed == 0
-    assert find(connection, job.id).indexed == 6
-
-
 def test_a_chunk_is_given_back_at_once_when_a_job_worker_is_told_to_stop(world: World, connection: Connection) -> None:
     """Its slices that fly are finished, no other is begun; the chunk is there for the next one, and counted once."""
     world.sql(POSTS.format(400))
@@ -375,23 +338,6 @@ def written_by_another(world: World) -> None:
             action = {"index": {"_index": world.alias, "_id": id_}}
             client.bulk(operations=[action, {"title": "not syncer's"}], refresh=True)
     assert {"4711", "a\0b"} <= world.held().keys()
-
-
-@pytest.mark.thorough
-def test_an_id_that_postgres_cannot_hold_is_left_to_verify(world: World) -> None:
-    """The job is done, and has removed the other orphan; verify names what is left, and a repair removes it."""
-    world.sql(POSTS.format(3))
-    written_by_another(world)
-    with capture_logs() as said:
-        world.backfill()
-    assert [one["documents"] for one in said if one["event"] == "job.orphans_left"] == [1]
-    assert world.held().keys() == {"1", "2", "3", "a\0b"}
-    world.sql("TRUNCATE syncer.outbox")  # as if every change were handled
-    found = world.syncer("verify")
-    assert (found.returncode, "extra" in found.stdout) == (1, True), found
-    repaired = world.syncer("verify", "--repair")
-    assert repaired.returncode == 0, repaired
-    assert world.held().keys() == {"1", "2", "3"}
 
 
 def test_an_error_of_the_data_in_a_step_fails_the_job_and_no_job_worker(

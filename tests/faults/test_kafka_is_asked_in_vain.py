@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,9 +17,6 @@ from syncer.kafka.consumer import ChangeConsumer
 from syncer.kafka.producer import ChangeProducer
 from syncer.sandbox import Sandbox
 from syncer.sandbox.kafka import KafkaServer
-from tests.harness import wait_until
-
-QUESTIONS = {"members", "id", "extents", "lag"}
 
 
 @pytest.fixture(scope="module")
@@ -42,41 +35,6 @@ def broker() -> Iterator[KafkaServer]:
             yield server
         finally:
             server.stop()
-
-
-@pytest.mark.thorough
-def test_a_process_outlives_questions_that_are_not_answered(broker: KafkaServer, tmp_path: Path) -> None:
-    """A fault of the client's library would end it; it lives, and has all answers again once Kafka is there."""
-    said = tmp_path / "said"
-    command = [sys.executable, "-m", "tests.faults.asking_in_vain", broker.address]
-    with said.open("w") as out, subprocess.Popen(command, stdout=out) as asking:
-        try:
-
-            def wait_for_answers() -> None:
-                before = Counter(said.read_text().split())
-
-                def answered() -> Counter[str]:
-                    return Counter(said.read_text().split()) - before
-
-                wait_until(
-                    lambda: asking.poll() is not None or answered().keys() >= QUESTIONS,
-                    what="everything is answered",
-                    detail=lambda: f"answered so far: {answered()}",
-                )
-                assert asking.poll() is None, f"it has ended with {asking.returncode}"
-
-            wait_for_answers()
-            for is_killed in (False, True):
-                broker.pause()
-                time.sleep(5)  # the fault: no question is answered for so long
-                if is_killed:
-                    broker.kill()
-                    broker.start()
-                else:
-                    broker.resume()
-                wait_for_answers()
-        finally:
-            asking.kill()
 
 
 def held() -> tuple[int, int]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import psycopg
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -107,46 +104,3 @@ def test_a_record_of_an_unknown_client_is_refused(world: World) -> None:
     world.wait_until_level()
     wait_until(lambda: world.syncer("status").returncode == 0, what="all is well")
     assert refreshes(world) == 1
-
-
-@pytest.mark.thorough
-def test_a_copy_keeps_off_the_topic_of_its_original(world: World) -> None:
-    """It is refused until it has a topic of its own; the original loses nothing, and both are fresh then."""
-    fill(world)
-    apply([world], DEFAULT)
-    world.daemon(environment=DEFAULT)
-    world.wait_until_level()
-    name = f"{world.name}_copy"
-    programs = world.sandbox.postgres.bin_folder
-    with psycopg.connect(world.endpoints.postgres_dsn, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
-    dsn = world.endpoints.postgres_dsn.rsplit("/", 1)[0] + f"/{name}"
-    dumped = subprocess.run([str(programs / "pg_dump"), world.dsn], capture_output=True, check=True).stdout
-    psql = [str(programs / "psql"), "--quiet", "--set=ON_ERROR_STOP=1", dsn]
-    subprocess.run(psql, input=dumped, capture_output=True, check=True)
-    with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
-        Path(folder).chmod(0o755)  # for root's server, which runs as nobody
-        server = Sandbox(Path(folder) / "servers").elasticsearch
-        try:
-            server.start()
-            copy = DEFAULT | {"SYNCER_POSTGRES_DSN": dsn, "SYNCER_ELASTICSEARCH_URL": server.address}
-            done = world.syncer("run", environment=copy)
-            assert done.returncode == 1
-            assert "is it a copy?" in done.stderr
-            own = copy | {"SYNCER_KAFKA_TOPIC": f"{name}.changes"}
-            apply([world], own)
-            daemon = world.daemon(environment=own)
-            with psycopg.connect(dsn) as connection:
-                connection.execute("UPDATE posts SET title = 'of the copy'")
-            world.sql("UPDATE posts SET title = 'of the original'")
-            world.wait_until_level()
-            wait_until(
-                lambda: world.syncer("status", environment=own).returncode == 0,
-                what="the copy is well",
-                detail=lambda: world.syncer("status", environment=own).stdout,
-            )
-            assert daemon.stop() == 0
-        finally:
-            server.stop()
-            with psycopg.connect(world.endpoints.postgres_dsn, autocommit=True) as connection:
-                connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')

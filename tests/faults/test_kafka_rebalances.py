@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 
 import psycopg
@@ -22,35 +21,11 @@ from syncer.kafka import topic
 from syncer.kafka.consumer import ChangeConsumer
 from syncer.worker import group
 from syncer.worker.loop import Worker
-from tests.faults.following import ends, publish, refreshes
-from tests.faults.writers import SEED, fill, writing
+from tests.faults.following import ends, publish
+from tests.faults.writers import fill
 from tests.harness import DEADLINE_SECONDS, World, running, wait_until
 
 TURNS = 6
-
-
-@pytest.mark.thorough
-def test_workers_come_and_go(world: World) -> None:
-    """Whoever has a partition next goes on where the last one had committed."""
-    fill(world)
-    dice = random.Random(SEED)
-    with ExitStack() as stack, world.index() as index:
-        stack.enter_context(running(stack.enter_context(world.relay())))
-        stack.enter_context(running(stack.enter_context(world.job_worker(index))))
-        workers: list[ExitStack] = []
-        with writing(world):
-            for number in range(TURNS):
-                if len(workers) < 2 or (len(workers) < 4 and dice.random() < 0.5):
-                    comes = ExitStack()
-                    comes.enter_context(running(comes.enter_context(world.worker(index, name=f"worker-{number}"))))
-                    workers.append(stack.enter_context(comes))
-                else:
-                    workers.pop(dice.randrange(len(workers))).close()
-                time.sleep(dice.uniform(0.1, 0.6))
-        world.wait_until_level()
-        # Who has left in the middle of a rebalance is a member until his session lapses.
-        wait_until(lambda: members(world) == len(workers), what="only they are in the group")
-    assert refreshes(world) == 0
 
 
 def members(world: World) -> int | None:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.request import urlopen
 
-import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from syncer.capture.leader import LEASE_SECONDS
-from tests.faults.stopping_at import Plan
 from tests.faults.writers import fill
 from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
 
 LOG = structlog.get_logger()
 CHANGE = "UPDATE posts SET title = title || '.' WHERE id = (SELECT min(id) FROM posts)"
-CLAIMS = ("relay.led", "component.recovered")
 
 
 def retries(daemon: Daemon) -> tuple[float, bool]:
@@ -82,51 +79,3 @@ def down(world: World) -> Iterator[None]:
         yield
     finally:
         world.sandbox.kafka.start()
-
-
-@pytest.mark.thorough
-def test_the_lead_does_not_rotate_while_kafka_is_away(world: World) -> None:
-    """Neither relay claims that it leads or has recovered before Kafka takes records; then one leads."""
-    keep_the_lead(world, down)
-
-
-def keep_the_lead(world: World, outage: Callable[[World], AbstractContextManager[None]]) -> None:
-    """Run two relays through an outage of Kafka: neither claims anything before it is over, and then one leads."""
-    fill(world)
-    quick = Plan(constants={"syncer.kafka.producer:_DELIVERY_SECONDS": 5}).program
-    relays = [world.daemon("--only", "relay", program=quick)]
-    relays[0].wait_for("relay.led")
-    relays.append(world.daemon("--only", "relay", program=quick))
-    relays[1].wait_for("relay.stood_by")
-    world.daemon("--only", "workers")
-    world.wait_until_level()
-    before = [len(said(one, "component.recovered")) for one in relays]
-    with outage(world):
-
-        def have_tried() -> bool:
-            world.sql(CHANGE)
-            return all(retries(one)[0] > 0 for one in relays)
-
-        wait_until(
-            have_tried,
-            what="both have tried",
-            detail=lambda: "\n".join(one.log_file.read_text() for one in relays),
-        )
-        logged = [said(one, *CLAIMS) for one in relays]
-        tried = [retries(one)[0] for one in relays]
-        wait_until(
-            lambda: all(retries(one)[0] > earlier + 2 for one, earlier in zip(relays, tried, strict=True)),
-            what="both go on trying",
-            detail=lambda: str([one.events()[-3:] for one in relays]),
-        )
-        assert [said(one, *CLAIMS) for one in relays] == logged
-        assert all(retries(one)[1] for one in relays)
-    world.wait_until_level()
-    wait_until(
-        lambda: all(len(said(one, "component.recovered")) == n + 1 for one, n in zip(relays, before, strict=True)),
-        what="both say once that it is over",
-    )
-    led = [event for one in relays for event in said(one, "relay.led")]
-    assert len(led) <= 3
-    LOG.info("led", lines=led)
-    assert all(one.stop() == 0 for one in relays)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from elasticsearch import Elasticsearch
 
 from syncer.locks import Edit, Locks
@@ -58,14 +57,6 @@ def check(endpoints: Endpoints, role: str, signal: str, folder: Path) -> None:
     assert any(one.is_done for one in history(folder.glob("*.jsonl"))), "no process came to its end"
 
 
-@pytest.mark.parametrize("signal", ["SIGSTOP", pytest.param("SIGKILL", marks=pytest.mark.thorough)])
-def test_a_holder_is_stopped_or_killed_at_each_step(endpoints: Endpoints, tmp_path: Path, signal: str) -> None:
+def test_a_holder_is_stopped_or_killed_at_each_step(endpoints: Endpoints, tmp_path: Path) -> None:
     """Its change is made whole, or not at all, and nothing of it comes later."""
-    check(endpoints, "holder", signal, tmp_path)
-
-
-@pytest.mark.parametrize("signal", ["SIGSTOP", "SIGKILL"])
-@pytest.mark.thorough
-def test_a_burial_is_stopped_or_killed_at_each_step(endpoints: Endpoints, tmp_path: Path, signal: str) -> None:
-    """The next one buries both, and what the first one left half done is made whole, or undone."""
-    check(endpoints, "burier", signal, tmp_path)
+    check(endpoints, "holder", "SIGSTOP", tmp_path)

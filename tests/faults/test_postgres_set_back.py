@@ -61,13 +61,7 @@ def write_what_is_lost(world: World) -> None:
     world.wait_until_level()
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(way, id=name.replace(" ", "_"), marks=() if way is Standbys.keep_standby else pytest.mark.thorough)
-        for name, way in WAYS.items()
-    ],
-)
+@pytest.mark.parametrize("way", WAYS.values(), ids=[name.replace(" ", "_") for name in WAYS])
 def test_documents_follow_the_database_back(
     world: World, servers: Standbys, way: Callable[[Standbys], Callable[[], None]]
 ) -> None:

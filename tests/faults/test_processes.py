@@ -6,11 +6,7 @@ import json
 import re
 import signal
 import subprocess
-import threading
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -68,13 +64,6 @@ def finish(world: World) -> None:
     assert world.sql("SELECT name FROM syncer.document WHERE suspended IS NOT NULL") == []
 
 
-def some_and_all(some: tuple[Point, ...], others: tuple[Point, ...]) -> pytest.MarkDecorator:
-    """Run a test at the points at which most can go wrong; at all of them behind the marker ``thorough``."""
-    return pytest.mark.parametrize(
-        "points", [pytest.param(some, id="some"), pytest.param(some + others, id="all", marks=pytest.mark.thorough)]
-    )
-
-
 # The relay
 
 RELAY = (
@@ -82,20 +71,12 @@ RELAY = (
     Point(at="syncer.relay.loop:Relay._save"),
     Point(at="syncer.capture.outbox:_truncate_seen"),
 )
-RELAY_TOO = (
-    Point(at="syncer.relay.loop:Relay._begin", when="after"),
-    Point(at="syncer.relay.loop:Relay._save", when="after"),
-    Point(at="syncer.kafka.producer:ChangeProducer.flush", turn=3),
-    Point(at="syncer.relay.loop:Relay._save", turn=3),
-    Point(at="syncer.capture.outbox:trim", when="after", turn=2),
-)
 
 
-@some_and_all(RELAY, RELAY_TOO)
-def test_a_relay_is_killed_at_each_step(blog: World, points: tuple[Point, ...]) -> None:
+def test_a_relay_is_killed_at_each_step(blog: World) -> None:
     """What was not acknowledged is published by the next one, and what was is published again."""
     with writing(blog, writers=3):
-        for number, point in enumerate(points):
+        for number, point in enumerate(RELAY):
             witness(blog, number)
             killed(blog, "--only", "relay", point=point)
     finish(blog)
@@ -109,16 +90,9 @@ WORKER = (
     Point(at="syncer.elasticsearch.bulk:Index.write", seconds=1),
     Point(at="syncer.elasticsearch.bulk:Index.write", when="after"),
 )
-WORKER_TOO = (
-    Point(at="syncer.kafka.consumer:ChangeConsumer.commit"),
-    Point(at="syncer.jobs.queue:create_fan_out", when="after"),
-    Point(at="syncer.indexing.dead_letters:dead_letter", when="after"),
-    Point(at="syncer.indexing.dead_letters:clear", when="after"),
-)
 
 
-@some_and_all(WORKER, WORKER_TOO)
-def test_workers_are_killed_at_each_step(blog: World, points: tuple[Point, ...]) -> None:
+def test_workers_are_killed_at_each_step(blog: World) -> None:
     """Up to four workers die at once, each at its own step; the next owner of a partition does the work again."""
     blog.daemon("--only", "relay")
     with writing(blog, writers=3):
@@ -128,32 +102,7 @@ def test_workers_are_killed_at_each_step(blog: World, points: tuple[Point, ...])
             witness(blog, number)
         many = {"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "1000"}
         die_together(blog, WORKER, environment=many)
-        if later := points[len(WORKER) :]:
-            blog.sql("INSERT INTO users (id, name, email) VALUES (101, repeat('x', 40000), '')")  # too long a keyword
-            with refusing(blog):
-                die_together(blog, later, environment={})
-            blog.sql("UPDATE users SET name = 'short' WHERE id = 101")
     finish(blog)
-
-
-@contextmanager
-def refusing(world: World) -> Iterator[None]:
-    """Insert posts that Elasticsearch refuses, one after the other, so that each daemon gets one."""
-    is_over = threading.Event()
-
-    def insert() -> None:
-        for number in count(2000):
-            if is_over.wait(0.2):
-                return
-            world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (%s, 101, 'refused', '')", number)
-
-    with ThreadPoolExecutor(1) as threads:
-        inserting = threads.submit(insert)
-        try:
-            yield
-        finally:
-            is_over.set()
-        inserting.result()
 
 
 def die_together(world: World, points: tuple[Point, ...], *, environment: Mapping[str, str]) -> None:
@@ -171,30 +120,9 @@ JOB_WORKER = (
     Point(at="syncer.elasticsearch.bulk:Index.write", seconds=1),
     Point(at="syncer.jobs.chunks:finish"),
 )
-JOB_WORKER_TOO = (
-    Point(at="syncer.jobs.listing:_list"),
-    Point(at="syncer.jobs.listing:list_chunks", when="after"),
-    Point(at="syncer.jobs.chunks:take", when="after"),
-    Point(at="syncer.elasticsearch.bulk:Index.write", when="after"),
-    Point(at="syncer.jobs.chunks:finish", when="after"),
-    Point(at="syncer.jobs.queue:advance"),
-    Point(at="syncer.jobs.listing:_put_chunks", when="after"),
-    Point(at="syncer.jobs.listing:cleanup", when="after"),
-    Point(at="syncer.documents.registry:mark_loaded", when="after"),
-)
-ORDER = (
-    JOB_WORKER_TOO[0],
-    JOB_WORKER[0],
-    *JOB_WORKER_TOO[1:3],
-    JOB_WORKER[1],
-    JOB_WORKER_TOO[3],
-    JOB_WORKER[2],
-    *JOB_WORKER_TOO[4:],
-)
 
 
-@some_and_all(JOB_WORKER, JOB_WORKER_TOO)
-def test_a_job_worker_is_killed_at_each_step(blog: World, points: tuple[Point, ...]) -> None:
+def test_a_job_worker_is_killed_at_each_step(blog: World) -> None:
     """The job goes on where it was, with nothing left out, and ends once."""
     for number in range(_WITNESSES):
         witness(blog, number)
@@ -207,7 +135,7 @@ def test_a_job_worker_is_killed_at_each_step(blog: World, points: tuple[Point, .
         assert job is not None
         only_the_job_worker = {"SYNCER_WORKER_THREADS": "0", "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "10"}
         with writing(blog, writers=3):
-            for point in sorted(points, key=ORDER.index):
+            for point in JOB_WORKER:
                 daemon = blog.daemon(
                     "--only", "workers", environment=only_the_job_worker, program=Plan(points=(point,)).program
                 )
@@ -224,22 +152,15 @@ APPLY = (
     Point(at="syncer.elasticsearch.indices:Indices._create", when="after", turn=2),  # the first one is a trial
     Point(at="syncer.elasticsearch.indices:Indices.swap", when="after"),
 )
-APPLY_TOO = (
-    Point(at="syncer.apply.activate:carry_out", when="after"),
-    Point(at="syncer.apply.reindex:serve"),
-    Point(at="syncer.documents.registry:assign", when="after"),
-    Point(at="syncer.documents.registry:assign", when="after", turn=2),
-)
 
 
-@some_and_all(APPLY, APPLY_TOO)
-def test_apply_is_killed_at_each_step(blog: World, points: tuple[Point, ...]) -> None:
+def test_apply_is_killed_at_each_step(blog: World) -> None:
     """Searches see all documents all the while; the last apply lets the new index serve, and leaves no other behind."""
     blog.daemon()
     blog.wait_until_level()
     want_another_index(blog, "text")
     with writing(blog, writers=1):
-        for point in points:
+        for point in APPLY:
             run_killed(blog, "apply", "--yes", point=point)
             assert len(blog.held()) > _FEWEST
         assert_done(blog.syncer("apply", "--yes"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from tests.faults.writers import QUICK_FAILOVER, SEED, fill, short_and_long, writing
+from tests.faults.writers import QUICK_FAILOVER, SECONDS, SEED, fill, writing
 from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
 
 
@@ -19,15 +19,14 @@ def has_written(daemon: Daemon) -> bool:
     return any(event["event"] == "worker.batch_indexed" for event in daemon.events())
 
 
-@short_and_long
-def test_daemons_are_killed_at_random(world: World, seconds: float) -> None:
+def test_daemons_are_killed_at_random(world: World) -> None:
     """SIGKILL at random moments, again and again, and of all at once when the writers rest, loses nothing."""
     world.worker_settings = {"SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER}
     fill(world)
     dice = random.Random(SEED)
     for _ in range(2):
         world.daemon()
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + SECONDS
     with writing(world):
         while time.monotonic() < deadline:
             time.sleep(dice.uniform(0.2, 1.5))

@@ -13,9 +13,9 @@ from elasticsearch import Elasticsearch
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.writer import Writer
 from tests.faults.test_version_rule import HeldIndex, stalled_writer
-from tests.faults.writers import fill, short_and_long, writing
+from tests.faults.writers import SECONDS, fill, writing
 from tests.harness import World, wait_until
-from tests.routed import put_parents_and_children, put_routing, put_shards, shards, users_on_two_shards, verified
+from tests.routed import put_routing, put_shards, shards, users_on_two_shards, verified
 
 ALLOCATION = "index.routing.allocation"
 MOVE = "UPDATE posts SET user_id = {there} WHERE id = 2"
@@ -52,13 +52,7 @@ def race(world: World, held: HeldIndex, index: Index, changes: Sequence[str]) ->
         return resume().skipped
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param(changes, id=name, marks=() if name in ("moves", "is_deleted") else pytest.mark.thorough)
-        for name, changes in CHANGES.items()
-    ],
-)
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 def test_a_writer_that_stalled_before_the_move_brings_nothing_back(routed: World, changes: Sequence[str]) -> None:
     """What was read under the old routing cannot come back beside what was written under the new one."""
     with routed.elasticsearch() as client, routed.index() as index:
@@ -139,23 +133,16 @@ def test_a_shard_that_cannot_delete_makes_the_document_be_written_again(routed: 
     assert routed.differences() == []
 
 
-@pytest.mark.parametrize(
-    "shape", ["posts_under_their_author", pytest.param("parents_and_children", marks=pytest.mark.thorough)]
-)
-@short_and_long
-def test_documents_move_under_random_writers(empty_world: World, shape: str, seconds: float) -> None:
+def test_documents_move_under_random_writers(empty_world: World) -> None:
     """Two daemons, concurrent writers and a verify beside them: in the end one copy of each, in its place."""
-    if shape == "parents_and_children":
-        put_parents_and_children(empty_world)
-    else:
-        put_shards(empty_world, 3)
-        put_routing(empty_world, "p.user_id")
+    put_shards(empty_world, 3)
+    put_routing(empty_world, "p.user_id")
     empty_world.set_up()
     fill(empty_world)
     for _ in range(2):
         empty_world.daemon()
     with writing(empty_world):
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             seen = empty_world.syncer("verify", "--settle", "30")  # who is held up for less has not drifted
             assert seen.returncode == 0, seen.stdout

@@ -11,15 +11,11 @@ from functools import partial
 from typing import Any
 
 import psycopg
-import pytest
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
 
 from syncer.kafka import topic
 from syncer.kafka.consumer import ChangeConsumer, Received
-from tests.faults.following import ends
-from tests.faults.writers import QUICK_FAILOVER, SEED, Work, at_work, fill, short_and_long, writing
+from tests.faults.writers import QUICK_FAILOVER, SECONDS, SEED, Work, at_work, fill, writing
 from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
 
 BATCH = 20
@@ -85,8 +81,7 @@ def require_one_leader_at_a_time(daemons: Sequence[Daemon]) -> None:
         assert daemon is leader, f"{daemon.log_file.name} publishes while another one leads: {event}"
 
 
-@short_and_long
-def test_daemons_of_every_kind_come_and_go(world: World, seconds: float) -> None:
+def test_daemons_of_every_kind_come_and_go(world: World) -> None:
     """Added, stopped and killed at random, whole or in parts, with fan-outs under way: they end level."""
     world.worker_settings = {"SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER, "SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5"}
     fill(world)
@@ -96,7 +91,7 @@ def test_daemons_of_every_kind_come_and_go(world: World, seconds: float) -> None
     has_jobs = "SELECT count(*) > 1 FROM syncer.job"
     with writing(world):
         wait_until(lambda: len(said(world.daemons, "relay.batch_published")) > 5, what="changes are published")
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             living = [one for one in world.daemons if is_alive(one)]
             if len(living) > 4 or (living and dice.random() < 0.5):
@@ -111,29 +106,6 @@ def test_daemons_of_every_kind_come_and_go(world: World, seconds: float) -> None
         wait_until(lambda: world.sql(has_jobs) == [(True,)], what="there were fan-outs")
     wait_until_done(world)
     require_one_leader_at_a_time(world.daemons)
-
-
-@pytest.mark.thorough
-def test_another_relay_takes_over(world: World) -> None:
-    """Of three relays one leads; when it is killed, or stopped, another one does, and the third goes on waiting."""
-    fill(world)
-    world.daemon("--only", "workers")
-    relays = [world.daemon("--only", "relay") for _ in range(3)]
-
-    def leaders() -> list[Daemon]:
-        return [daemon for daemon, _ in said(relays, "relay.led")]
-
-    with writing(world):
-        wait_until(lambda: len(leaders()) == 1, what="one of them leads")
-        leaders()[-1].kill()
-        wait_until(lambda: len(leaders()) == 2, what="another one takes over")
-        assert leaders()[-1].stop() == 0
-        wait_until(lambda: len(leaders()) == 3, what="so does the last one")
-        published = len(said(relays, "relay.batch_published"))
-        wait_until(lambda: len(said(relays, "relay.batch_published")) > published, what="it publishes")
-    world.wait_until_level()
-    assert len(set(map(id, leaders()))) == 3
-    require_one_leader_at_a_time(relays)
 
 
 def rewriting(world: World) -> Work:
@@ -235,21 +207,3 @@ def test_who_has_lost_a_partition_does_not_take_it_back(world: World) -> None:
         old.commit(Received(values=(), next_offsets=early | kept))
         wait_until(lambda: take(old) is not None and kept.items() <= committed().items(), what="it commits the others")
         assert late.items() <= committed().items()
-
-
-@pytest.mark.thorough
-def test_partitions_are_added_while_running(world: World) -> None:
-    """Workers take new partitions by themselves, from their beginning, and the relay loads them."""
-    fill(world)
-    daemons = [world.daemon(), world.daemon()]
-    wait_until_shared(daemons, (1, 1, 1, 1))
-    kafka = world.settings.kafka
-    with writing(world):
-        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-        admin.create_partitions([NewPartitions(kafka.topic, 8)])[kafka.topic].result()
-        wait_until_shared(daemons, (2, 2, 2, 2))
-        wait_until(lambda: len(ends(world)) == 8 and all(ends(world).values()), what="every partition has records")
-    wait_until_done(world)
-    assert len(topic.Observer(kafka).lag()) == 8
-    assert world.syncer("verify").returncode == 0
-    assert [one.stop() for one in daemons] == [0, 0]

@@ -157,16 +157,6 @@ TROUBLES = {
     ),
 }
 
-QUICK = {
-    "a column is renamed",
-    "a column is renamed, and has its name back",
-    "triggers are disabled",
-    "a privilege is revoked",
-    "the index is deleted",
-    "the index is read-only",
-}
-"""Of those, one of each kind."""
-
 
 def add_pages(world: World) -> None:
     """A second document, on a table of its own."""
@@ -267,13 +257,7 @@ def fix(world: World, trouble: Trouble, name: str) -> None:
     select.write_text(select.read_text().replace(*trouble.select) if trouble.select[0] else select.read_text())
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        pytest.param(trouble, id=name, marks=() if name in QUICK else pytest.mark.thorough)
-        for name, trouble in TROUBLES.items()
-    ],
-)
+@pytest.mark.parametrize("trouble", TROUBLES.values(), ids=TROUBLES)
 def test_the_document_suspends_the_other_goes_on_and_it_catches_up(two: World, trouble: Trouble) -> None:
     """It suspends and says what to do; the other document follows its writes.
 

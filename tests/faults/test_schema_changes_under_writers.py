@@ -21,7 +21,7 @@ from syncer.base.postgres import Connection
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS
 from syncer.recovery.schema_watch import Watch, WatchReport
 from tests.faults.test_schema_changes import is_waiting
-from tests.faults.writers import QUICK_FAILOVER, SEED, at_work, short_and_long
+from tests.faults.writers import QUICK_FAILOVER, SECONDS, SEED, at_work
 from tests.harness import World, wait_until
 
 LONGEST_MIGRATION_SECONDS = 60.0
@@ -166,12 +166,11 @@ def define(world: World) -> None:
         (folder / "index.json").write_text(json.dumps({"settings": settings, "mappings": {"dynamic": False}}))
 
 
-@short_and_long
-def test_migrations_at_random_leave_no_wrong_document(three: World, seconds: float) -> None:
+def test_migrations_at_random_leave_no_wrong_document(three: World) -> None:
     """Whatever is migrated, writers never fail of it, others follow, and after fix and apply nothing is missing."""
     world, dice = three, random.Random(SEED)
     world.daemon()
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + SECONDS
     done: list[str] = []
     with writing(world):
         while time.monotonic() < deadline:

@@ -6,7 +6,7 @@ import time
 
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.diff import Cause, DriftKind
-from tests.faults.writers import fill, short_and_long, writing
+from tests.faults.writers import SECONDS, fill, writing
 from tests.harness import World
 from tests.routed import document
 
@@ -31,12 +31,11 @@ def run(world: World, *, repair: bool = False, settle_seconds: float = HELD_UP_S
         )
 
 
-@short_and_long
-def test_what_is_in_flight_is_never_drift(world: World, seconds: float) -> None:
+def test_what_is_in_flight_is_never_drift(world: World) -> None:
     """Again and again, while everything changes on both sides, nothing is reported."""
     fill(world)
     world.daemon()
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + SECONDS
     with writing(world):
         while time.monotonic() < deadline:
             report = run(world)

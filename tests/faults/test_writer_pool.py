@@ -26,11 +26,10 @@ from syncer.indexing.connections import Session
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
 from syncer.jobs import queue
-from syncer.jobs.model import JobKind, find
+from syncer.jobs.model import JobKind
 from syncer.kafka import consumer as consuming, topic
 from syncer.kafka.consumer import ChangeConsumer
 from syncer.worker import loop as live
-from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
 from tests.faults.test_worker_crashes import Killed
 from tests.harness import DEADLINE_SECONDS, World, running, wait_until
@@ -84,46 +83,10 @@ def test_what_is_written_out_of_order_is_committed_in_order(world: World) -> Non
             world.drain(relay, successor)
 
 
-class NarrowIndex(Index):
-    """Has room for one request at a time, as an Elasticsearch whose queue is full."""
-
-    def __init__(self, client: Elasticsearch) -> None:
-        super().__init__(client, bulk_bytes_max=1_000_000)
-        self._room = threading.Semaphore(1)
-        self.written = 0
-        self.refused = 0
-
-    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
-        """Write, or refuse."""
-        if not self._room.acquire(blocking=False):
-            self.refused += 1
-            raise _too_many_requests()
-        try:
-            self.written += 1
-            time.sleep(0.3)  # longer than it takes to take and build the next one, on a busy machine too
-            return super().write(target, compositions)
-        finally:
-            self._room.release()
-
-
 def _too_many_requests() -> ApiError:
     node = NodeConfig(scheme="http", host="127.0.0.1", port=9200)
     meta = ApiResponseMeta(status=429, http_version="1.1", headers=HttpHeaders(), duration=0.0, node=node)
     return ApiError("es_rejected_execution_exception", meta=meta, body={"error": {"reason": "queue is full"}})
-
-
-@pytest.mark.thorough
-def test_a_job_worker_sends_as_much_as_elasticsearch_takes(world: World) -> None:
-    """Refused requests are sent again, none is lost, and soon no more are on their way than there is room for."""
-    world.sql(POSTS.format(30_000))
-    with world.connect() as connection, world.elasticsearch() as client:
-        job = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)
-        assert job is not None
-        index = NarrowIndex(client)
-        with running(JobWorker(connect=world.connect, index=index)):
-            wait_until(lambda: find(connection, job.id).state.is_finished, what="the job is finished")
-    assert world.differences() == []
-    assert 0 < index.refused < index.written / 4
 
 
 def handle(worker: Worker, changes: int) -> None:

@@ -12,18 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-import pytest
 
 from tests.harness import DEADLINE_SECONDS, World
 
 SEED = int(os.environ.get("SYNCER_TEST_SEED") or random.SystemRandom().randrange(10**6))
 SECONDS = float(os.environ.get("SYNCER_TEST_SECONDS", "3"))
 """How long random writers write."""
-short_and_long = pytest.mark.parametrize(
-    "seconds",
-    [pytest.param(SECONDS, id="short"), pytest.param(10 * SECONDS, id="long", marks=pytest.mark.thorough)],
-)
-"""Run a storm of writers for a short while; ten times as long behind the marker ``thorough``."""
 QUICK_FAILOVER = '{"session.timeout.ms": 2000}'
 """Kafka's client settings with which a dead worker's partitions are soon taken over."""
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from elasticsearch import Elasticsearch
-from pydantic import SecretStr
 
 from syncer.elasticsearch.indices import seconds
 from syncer.monitoring.doctor.check import Severity
@@ -151,36 +148,6 @@ def test_a_lifecycle_policy_is_judged_by_the_setting_that_names_it(world: World)
     assert found.severity is WRONG
     assert found.fix is not None
     assert found.fix.text.endswith(f'/{world.index_of()}/_ilm/remove"')
-
-
-@pytest.mark.thorough
-def test_credentials_are_named_in_a_fix_and_not_shown(
-    sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """On an Elasticsearch with security a pasted request takes them from the environment."""
-    with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
-        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        server = Sandbox(Path(folder) / "servers").elasticsearch
-        server.settings |= {"xpack.security.enabled": "true", "xpack.security.authc.anonymous.roles": "superuser"}
-        server.start()
-        there = replace(endpoints, elasticsearch_url=server.address)
-        home = tmp_path_factory.mktemp("doctor")
-        try:
-            with made(World(sandbox=sandbox, endpoints=there, folder=home)) as world, world.elasticsearch() as client:
-                world.set_up()
-                client.security.put_user(username="owner", password=PASSWORD, roles=["superuser"])
-                made_key = client.options(basic_auth=("owner", PASSWORD)).security.create_api_key(name="daemon")
-                key = made_key.body["encoded"]
-                login = world.settings.elasticsearch.model_copy(update={"api_key": SecretStr(key)})
-                settings = world.settings.model_copy(update={"elasticsearch": login})
-                client.indices.put_settings(index=world.index_of(), settings={"index.gc_deletes": "1s"})
-                (found,) = look(world, "elasticsearch.gc_deletes", settings=settings)
-                assert found.fix is not None
-                assert key not in found.fix.text
-                fix(world, found, {"SYNCER_ELASTICSEARCH_API_KEY": key})
-                assert is_well(look(world, "elasticsearch.gc_deletes", settings=settings))
-        finally:
-            server.stop()
 
 
 def test_durations_are_read_as_elasticsearch_states_them() -> None:

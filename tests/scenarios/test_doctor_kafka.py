@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer
@@ -94,32 +91,3 @@ def test_a_foreign_member_of_the_group_is_seen(world: World) -> None:
     stranger.close()
     wait_until(lambda: topic.Observer(settings).members() == 0, what="the stranger has left")
     assert is_well(look(world, "kafka.group"))
-
-
-@pytest.mark.thorough
-def test_replication_and_offsets_retention_are_judged_by_the_brokers(
-    world: World, endpoints: Endpoints, tmp_path: Path
-) -> None:
-    """One broker keeps one copy. Of two, both must acknowledge a record; and they should keep offsets."""
-    assert [one.severity for one in look(world, "kafka.replication")] == [CONSIDER]
-    assert is_well(look(world, "kafka.offsets_retention"))
-    with tempfile.TemporaryDirectory(prefix="syncer-tests-") as folder:
-        Path(folder).chmod(0o755)  # for root's servers, which run as nobody
-        servers = [Sandbox(Path(folder) / name).kafka for name in ("one", "two")]
-        servers[1].join(servers[0], node=2)
-        try:
-            for server in servers:
-                server.settings |= {"offsets.retention.minutes": "60", "default.replication.factor": "2"}
-                server.start()
-            there = replace(endpoints, kafka_bootstrap_servers=",".join(one.address for one in servers))
-            other = World(sandbox=world.sandbox, endpoints=there, folder=tmp_path, name=world.name)
-            wait_until(lambda: len(admin(other).list_topics(timeout=60).brokers) == 2, what="both have joined")
-            topic.ensure_topic(other.settings.kafka)
-            assert [one.severity for one in look(other, "kafka.offsets_retention")] == [CONSIDER]
-            (found,) = look(other, "kafka.replication")
-            assert "min.insync.replicas is 1 of 2" in found.found
-            fix(other, found)
-            wait_until(lambda: is_well(look(other, "kafka.replication")), what="the brokers have the setting")
-        finally:
-            for server in reversed(servers):
-                server.stop()

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import inf
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 from syncer.apply import activate, plan
 from syncer.apply.plan import PlannedChange
 from syncer.apply.preview import cost, estimate, forecast, problems
-from syncer.apply.preview.estimate import TrialResult
 from syncer.apply.preview.forecast import DocumentForecast, Forecast
 from syncer.apply.preview.problems import ProblemKind
 from syncer.base.errors import DefinitionError, IndexingError
@@ -417,29 +415,6 @@ def test_a_count_that_fails_is_no_count_that_takes_too_long(blog: World) -> None
         blog.sql("UPDATE posts SET views = 9 WHERE id = 500")
         trial = estimate.attempt(connection, index, indices, step)
     assert (trial.documents, trial.failure, len(trial.sample)) == (None, "division by zero", estimate.SAMPLE_DOCUMENTS)
-
-
-@pytest.mark.thorough
-def test_an_initial_load_takes_about_as_long_as_estimated(blog: World) -> None:
-    """The estimate is measured: ten times the documents take about ten times as long.
-
-    Of several measurements the least counts: a machine that has other things to do makes them greater only.
-    """
-
-    def trial() -> TrialResult:
-        with servers(blog) as (connection, index, indices):
-            step = plan.plan(connection, indices, definition.load_all(blog.config)).steps[0]
-            seen = [estimate.attempt(connection, index, indices, step) for _ in range(4)]
-            return min(seen, key=lambda one: one.initial_load_seconds or inf)
-
-    few = trial()
-    blog.sql("INSERT INTO posts (id, user_id, title, body) SELECT i, 1, 't', 'b' FROM generate_series(501, 5000) AS i")
-    many = trial()
-    assert (few.documents, many.documents) == (500, 5000)
-    assert few.initial_load_seconds is not None
-    assert many.initial_load_seconds is not None
-    assert 2 < many.initial_load_seconds / few.initial_load_seconds < 50
-    assert len(many.sample) == estimate.SAMPLE_DOCUMENTS
 
 
 # Costs and indexes

@@ -316,9 +316,7 @@ def words(ended: subprocess.CompletedProcess[str]) -> str:
     return " ".join(f"{ended.stdout} {ended.stderr}".split())
 
 
-@pytest.mark.parametrize(
-    "what", [pytest.param(one, marks=pytest.mark.thorough if "kafka" in one else ()) for one in WRONG]
-)
+@pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_secret_is_said_and_not_shown(guarded: Guarded, what: str) -> None:
     """Who is not let in is told by which server, also with --debug, without the secret that he came with."""
     it = guarded
@@ -341,9 +339,7 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "server", [pytest.param(one, marks=pytest.mark.thorough if one == "kafka" else ()) for one in STRANGERS]
-)
+@pytest.mark.parametrize("server", STRANGERS)
 def test_a_server_that_a_stranger_vouches_for_is_not_spoken_to(guarded: Guarded, server: str) -> None:
     """A certificate that is not of the authority that was named ends the command before anything is said."""
     it = guarded

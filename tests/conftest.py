@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 
 from syncer.sandbox import Endpoints, Sandbox
-from tests.harness import VERSIONS, World, made, postgres_with
+from tests.support.world import VERSIONS, World, made, postgres_with
 
 hypothesis.settings.register_profile("syncer", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("syncer")  # no test fails by the clock of a machine that has much to do

@@ -21,7 +21,7 @@ from syncer.sandbox import Endpoints, Sandbox
 from tests.benchmarks import ceiling
 from tests.benchmarks.contest import Run, run_process, say
 from tests.benchmarks.processes import Servers
-from tests.harness import BLOG_SCHEMA, REPOSITORY, World
+from tests.support.world import BLOG_SCHEMA, REPOSITORY, World
 
 LARGE_AUTHOR, MIDDLE_AUTHOR = 1001, 1002
 _MIDDLE, _OTHERS = 5_000, 20_000

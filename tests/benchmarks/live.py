@@ -19,7 +19,7 @@ from tests.benchmarks.blog import LARGE_AUTHOR, Blog
 from tests.benchmarks.contest import PROCESS, Run
 from tests.benchmarks.profile import Profile
 from tests.benchmarks.writes import Span, Writes
-from tests.harness import Daemon
+from tests.support.world import Daemon
 
 _LOOK_SECONDS = 0.1
 _SESSIONS = """

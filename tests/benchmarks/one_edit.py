@@ -27,7 +27,7 @@ from tests.benchmarks.live import Live
 from tests.benchmarks.options import Options
 from tests.benchmarks.profile import INSIDE
 from tests.benchmarks.report import Figure, Outcome
-from tests.harness import Daemon, wait_until
+from tests.support.world import Daemon, wait_until
 
 _POSTS, _PER_SECOND = 1_000, 20
 _WARM_UP_SECONDS, _REST_SECONDS = 3.0, 2.0

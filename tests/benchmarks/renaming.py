@@ -29,8 +29,8 @@ from tests.benchmarks.blog import Blogs
 from tests.benchmarks.contest import say
 from tests.benchmarks.options import Options
 from tests.benchmarks.report import Figure
-from tests.harness import REPOSITORY, Daemon, World
-from tests.locking.files import INDEX_BODY, rename_directory, rename_file
+from tests.support.locking.files import INDEX_BODY, rename_directory, rename_file
+from tests.support.world import REPOSITORY, Daemon, World
 
 FILES = 10_000
 _DIRECTORIES = 10

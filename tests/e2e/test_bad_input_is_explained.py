@@ -21,8 +21,8 @@ from syncer.apply import activate, plan
 from syncer.base import error_policy
 from syncer.documents import definition
 from syncer.sandbox import Endpoints, Sandbox
-from tests import preloaded
-from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World
+from tests.support import preloaded
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World
 
 MORE_TABLES = """
 CREATE TABLE keyless (id bigint NOT NULL);

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import BLOG_SCHEMA, World, wait_until
+from tests.support.world import BLOG_SCHEMA, World, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com'), (3, 'Alice John', 'alice@john.com');

@@ -16,7 +16,7 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from syncer.demo.guide import MODELS
-from tests.harness import DEADLINE_SECONDS, wait_until
+from tests.support.world import DEADLINE_SECONDS, wait_until
 
 POSTS = 1200
 """More than a worker writes by itself: the rename is a job."""

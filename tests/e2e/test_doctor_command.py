@@ -8,7 +8,7 @@ import time
 import pytest
 
 from syncer.monitoring.doctor.examination import CHECKS, SERVERS
-from tests.harness import REPOSITORY, World
+from tests.support.world import REPOSITORY, World
 
 AWAY = {
     "postgres": {"SYNCER_POSTGRES_DSN": "postgresql://postgres@127.0.0.1:9/nobody"},

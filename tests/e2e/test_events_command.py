@@ -7,7 +7,7 @@ from typing import Any
 
 from syncer.base import timeline
 from syncer.base.timeline import KEPT_MAX, Timeline
-from tests.harness import World, wait_until
+from tests.support.world import World, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');

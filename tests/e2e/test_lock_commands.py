@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from syncer.sandbox import Endpoints
-from tests import preloaded
-from tests.harness import DEADLINE_SECONDS, wait_until
-from tests.locking.owners import fail_at, lockers, stall
-from tests.locking.pair import pair_index, set_pair, values
+from tests.support import preloaded
+from tests.support.locking.owners import fail_at, lockers, stall
+from tests.support.locking.pair import pair_index, set_pair, values
+from tests.support.world import DEADLINE_SECONDS, wait_until
 
 OTHER_LEASE = 5.0
 """Longer than Elasticsearch pauses as a rule."""

@@ -10,7 +10,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from tests.harness import BLOG_SCHEMA, REPOSITORY, World
+from tests.support.world import BLOG_SCHEMA, REPOSITORY, World
 
 
 def run(*command: str | Path, folder: Path, environment: dict[str, str] | None = None) -> str:
@@ -36,7 +36,7 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
         "LICENSE",
         "docker-compose.yml",
         "docs/security.md",
-        "tests/harness.py",
+        "tests/support/world.py",
     }
     with zipfile.ZipFile(wheel) as unpacked:
         held = set(unpacked.namelist())

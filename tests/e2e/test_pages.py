@@ -10,9 +10,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests import preloaded
-from tests.harness import World
-from tests.pages import DOCS, Reader
+from tests.support import preloaded
+from tests.support.pages import DOCS, Reader
+from tests.support.world import World
 
 PAGES = [DOCS / "tutorial.md", DOCS / "quickstart.md", *sorted((DOCS / "how-to").glob("*.md"))]
 

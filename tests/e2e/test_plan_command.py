@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import BLOG_SCHEMA, REPOSITORY, World
+from tests.support.world import BLOG_SCHEMA, REPOSITORY, World
 
 ROWS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');

@@ -19,7 +19,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.process import wait_until
-from tests.harness import DEADLINE_SECONDS
+from tests.support.world import DEADLINE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ from syncer.documents import registry
 from syncer.jobs.model import JobKind, unfinished
 from syncer.jobs.queue import create
 from syncer.sandbox.server import chosen_ports
-from tests.browser import browser_page
-from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.support.browser import browser_page
+from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -22,7 +22,7 @@ import pytest
 from syncer.base import postgres
 from syncer.base.postgres import Connection
 from syncer.cli import status
-from tests.harness import DEADLINE_SECONDS, World
+from tests.support.world import DEADLINE_SECONDS, World
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import EVERY_BATCH, World, wait_until
+from tests.support.world import EVERY_BATCH, World, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');

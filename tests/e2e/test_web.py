@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from syncer.documents import registry
 from syncer.jobs.model import JobKind
 from syncer.jobs.queue import create, pause
-from tests.harness import DEADLINE_SECONDS, REPOSITORY, Daemon, World, wait_until
+from tests.support.world import DEADLINE_SECONDS, REPOSITORY, Daemon, World, wait_until
 
 TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
 BLOG = """

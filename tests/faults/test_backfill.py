@@ -26,9 +26,9 @@ from syncer.jobs import queue
 from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
 from syncer.worker.job_loop import JobWorker
 from tests.faults.test_job_writes import create
-from tests.faults.writers import SEED, fill, writing
-from tests.harness import DEADLINE_SECONDS, World, running, wait_until
-from tests.routed import put_routing, put_shards
+from tests.support.routing import put_routing, put_shards
+from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
+from tests.support.writers import SEED, fill, writing
 
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;

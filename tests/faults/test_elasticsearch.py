@@ -22,10 +22,10 @@ from syncer.elasticsearch.bulk import Index
 from syncer.indexing import bulk_errors, writer
 from syncer.sandbox import Endpoints, Reporter, Sandbox
 from syncer.sandbox.elasticsearch import ElasticsearchServer
-from tests.faults.proxy import Answer, Forward, Proxy, cut, emptied, page, refused, swallowed, truncated
-from tests.faults.stopping_at import Plan
-from tests.faults.writers import fill, writing
-from tests.harness import DEADLINE_SECONDS, Daemon, World, made, wait_until
+from tests.support.breakpoints import Plan
+from tests.support.elasticsearch_proxy import Answer, Forward, Proxy, cut, emptied, page, refused, swallowed, truncated
+from tests.support.world import DEADLINE_SECONDS, Daemon, World, made, wait_until
+from tests.support.writers import fill, writing
 
 _REQUEST_BYTES_MAX = 1024 * 1024
 _PRESSURE_BYTES_MAX = 600 * 1024

@@ -11,9 +11,9 @@ from elasticsearch import Elasticsearch
 from syncer import daemon
 from syncer.documents import registry
 from syncer.monitoring import problems
-from tests.capturing import define
-from tests.faults.writers import fill, writing
-from tests.harness import World
+from tests.support.capture import define
+from tests.support.world import World
+from tests.support.writers import fill, writing
 
 
 def delete_alias(client: Elasticsearch, world: World) -> None:

@@ -14,11 +14,11 @@ from syncer.base.model import Role
 from syncer.documents import registry
 from syncer.indexing import bulk_errors
 from syncer.indexing.bulk_errors import Patience
-from tests.faults.stopping_at import Plan, Point
 from tests.faults.test_job_writes import two_documents
 from tests.faults.test_processes import wait_until_dead
-from tests.faults.writers import fill
-from tests.harness import Daemon, World, wait_until
+from tests.support.breakpoints import Plan, Point
+from tests.support.world import Daemon, World, wait_until
+from tests.support.writers import fill
 
 HURRIED = {"syncer.indexing.bulk_errors:PATIENCE_SECONDS": 1.0, "syncer.elasticsearch.bulk:_WAIT_FOR_SHARD": "1s"}
 AT_ONCE = {"SYNCER_WORKER_THREADS": "1"}

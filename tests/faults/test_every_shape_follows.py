@@ -9,9 +9,9 @@ from typing import Any
 
 import psycopg
 
-from tests.faults.shapes import SCHEMA, define, fill, move_partition, upheave, write
-from tests.faults.writers import QUICK_FAILOVER, SECONDS, SEED, Work, at_work
-from tests.harness import DEADLINE_SECONDS, World
+from tests.support.shapes import SCHEMA, define, fill, move_partition, upheave, write
+from tests.support.world import DEADLINE_SECONDS, World
+from tests.support.writers import QUICK_FAILOVER, SECONDS, SEED, Work, at_work
 
 ENVIRONMENT = {
     "SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER,

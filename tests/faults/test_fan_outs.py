@@ -17,9 +17,6 @@ from syncer.base.errors import JobError
 from syncer.base.postgres import Connection
 from syncer.jobs import chunks, listing, queue
 from syncer.jobs.model import Job, JobKind, JobState, find, recent, unfinished
-from tests.faults.writers import SECONDS, SEED, at_work
-from tests.harness import DEADLINE_SECONDS, World, wait_until
-from tests.job_worker import ChunkWorker, ChunkWorkerProcess
 from tests.scenarios.test_fan_outs import (
     BLOG,
     OTHER,
@@ -33,6 +30,9 @@ from tests.scenarios.test_fan_outs import (
     worker,
 )
 from tests.scenarios.test_jobs import altering
+from tests.support.job_worker import ChunkWorker, ChunkWorkerProcess
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
+from tests.support.writers import SECONDS, SEED, at_work
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from psycopg import sql
 from structlog.testing import capture_logs
 
 from syncer.capture import triggers
-from tests.capturing import capture_only, define, forget, install, written
-from tests.harness import World
+from tests.support.capture import capture_only, define, forget, install, written
+from tests.support.world import World
 
 PAPERS = """
 CREATE TABLE files (id int PRIMARY KEY, code text);

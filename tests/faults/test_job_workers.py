@@ -18,8 +18,8 @@ from syncer.base.postgres import Connection
 from syncer.documents import registry
 from syncer.jobs import chunks, listing, queue
 from syncer.jobs.model import Job, JobKind, JobState, find
-from tests.harness import DEADLINE_SECONDS, World, wait_until
-from tests.job_worker import ChunkWorker, ChunkWorkerProcess, wait_until_gone, written
+from tests.support.job_worker import ChunkWorker, ChunkWorkerProcess, wait_until_gone, written
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;

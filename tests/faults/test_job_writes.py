@@ -23,7 +23,7 @@ from syncer.jobs import listing, queue, steps
 from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
 from syncer.worker.job_loop import JobWorker
 from tests.faults.test_version_rule import HeldIndex
-from tests.harness import DEADLINE_SECONDS, World, running, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
 
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;

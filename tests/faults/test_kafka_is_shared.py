@@ -10,9 +10,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from syncer.sandbox import Endpoints, Sandbox
-from tests.faults.following import admin, refreshes
-from tests.faults.writers import fill, writing
-from tests.harness import DEADLINE_SECONDS, World, made, wait_until
+from tests.support.in_process import admin, refreshes
+from tests.support.world import DEADLINE_SECONDS, World, made, wait_until
+from tests.support.writers import fill, writing
 
 DEFAULT = {"SYNCER_KAFKA_TOPIC": "", "SYNCER_KAFKA_GROUP": ""}
 

@@ -16,9 +16,9 @@ from syncer.kafka import topic
 from syncer.kafka.topic import Observer
 from syncer.recovery import lost_records
 from syncer.worker import group
-from tests.faults.following import admin, ends, following, handle, handling, publish, refreshes
-from tests.faults.writers import fill
-from tests.harness import World, wait_until
+from tests.support.in_process import admin, ends, following, handle, handling, publish, refreshes
+from tests.support.world import World, wait_until
+from tests.support.writers import fill
 
 
 def let_expire(world: World) -> None:

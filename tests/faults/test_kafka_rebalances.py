@@ -21,9 +21,9 @@ from syncer.kafka import topic
 from syncer.kafka.consumer import ChangeConsumer
 from syncer.worker import group
 from syncer.worker.loop import Worker
-from tests.faults.following import ends, publish
-from tests.faults.writers import fill
-from tests.harness import DEADLINE_SECONDS, World, running, wait_until
+from tests.support.in_process import ends, publish
+from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
+from tests.support.writers import fill
 
 TURNS = 6
 

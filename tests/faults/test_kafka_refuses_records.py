@@ -6,9 +6,9 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.admin._resource import ResourceType
 from structlog.testing import capture_logs
 
-from tests.faults.following import admin, following, refreshes
-from tests.faults.writers import fill
-from tests.harness import World
+from tests.support.in_process import admin, following, refreshes
+from tests.support.world import World
+from tests.support.writers import fill
 
 TABLES = """
 CREATE TABLE shelves (word text, label text);

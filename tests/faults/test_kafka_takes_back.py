@@ -19,10 +19,10 @@ from confluent_kafka.cimpl import NewTopic
 from syncer.relay import loop as relaying
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.kafka import KafkaServer
-from tests.faults.following import admin, ends, following, handle, handling, publish, refreshes
 from tests.faults.test_kafka_loses_records import commit
-from tests.faults.writers import fill
-from tests.harness import DEADLINE_SECONDS, World, made, wait_until
+from tests.support.in_process import admin, ends, following, handle, handling, publish, refreshes
+from tests.support.world import DEADLINE_SECONDS, World, made, wait_until
+from tests.support.writers import fill
 
 UPDATES = "DO $$ BEGIN FOR i IN 1..{} LOOP UPDATE posts SET title = 'n' || i WHERE id = 1; END LOOP; END $$"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.harness import World
+from tests.support.world import World
 
 
 def test_a_deleted_document_does_not_come_back(world: World) -> None:

@@ -13,8 +13,8 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from syncer.capture.leader import LEASE_SECONDS
-from tests.faults.writers import fill
-from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.support.writers import fill
 
 LOG = structlog.get_logger()
 CHANGE = "UPDATE posts SET title = title || '.' WHERE id = (SELECT min(id) FROM posts)"

@@ -11,12 +11,12 @@ import pytest
 
 from syncer.base.errors import LockLostError
 from syncer.sandbox import Endpoints
-from tests.harness import DEADLINE_SECONDS
-from tests.locking import violations
-from tests.locking.crowd import crowd, settled
-from tests.locking.locker import LEASE_SECONDS
-from tests.locking.owners import held_up, lockers
-from tests.locking.pair import pair_index, set_pair, values
+from tests.support.locking import violations
+from tests.support.locking.crowd import crowd, settled
+from tests.support.locking.locker import LEASE_SECONDS
+from tests.support.locking.owners import held_up, lockers
+from tests.support.locking.pair import pair_index, set_pair, values
+from tests.support.world import DEADLINE_SECONDS
 
 
 @pytest.fixture

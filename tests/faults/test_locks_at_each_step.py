@@ -13,16 +13,16 @@ from elasticsearch import Elasticsearch
 from syncer.locks import Edit, Locks
 from syncer.locks.registry import ensure
 from syncer.sandbox import Endpoints
-from tests.harness import REPOSITORY
-from tests.locking import Turn, history, violations
-from tests.locking.pair import pair_index, values
-from tests.locking.steps import STANDING, STEPS, pair
+from tests.support.locking import Turn, history, violations
+from tests.support.locking.pair import pair_index, values
+from tests.support.locking.steps import STANDING, STEPS, pair
+from tests.support.world import REPOSITORY
 
 
 @contextmanager
 def processes(url: str, index: str, role: str, signal: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Processes at work, until each has ended or stands still."""
-    command = [sys.executable, "-m", "tests.locking.steps", url, index, role, signal, str(folder)]
+    command = [sys.executable, "-m", "tests.support.locking.steps", url, index, role, signal, str(folder)]
     with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdin is not None
         assert program.stdout is not None

@@ -16,10 +16,10 @@ from syncer.locks.intents import Intent
 from syncer.locks.names import Mode
 from syncer.locks.registry import ensure
 from syncer.sandbox import Endpoints
-from tests.harness import DEADLINE_SECONDS, wait_until
-from tests.locking import PAIR
-from tests.locking.owners import fail_at, held_up, lockers
-from tests.locking.pair import pair_index, set_pair, values
+from tests.support.locking import PAIR
+from tests.support.locking.owners import fail_at, held_up, lockers
+from tests.support.locking.pair import pair_index, set_pair, values
+from tests.support.world import DEADLINE_SECONDS, wait_until
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from syncer.base.errors import LockLostError, LockTimeoutError
 from syncer.locks import Locks, names
 from syncer.locks.names import Mode
 from syncer.sandbox import Endpoints
-from tests.faults.proxy import Forward, Proxy
-from tests.harness import DEADLINE_SECONDS, wait_until
-from tests.locking.owners import fail_at, lockers, stall
-from tests.locking.pair import pair_index, set_pair, values
+from tests.support.elasticsearch_proxy import Forward, Proxy
+from tests.support.locking.owners import fail_at, lockers, stall
+from tests.support.locking.pair import pair_index, set_pair, values
+from tests.support.world import DEADLINE_SECONDS, wait_until
 
 SHORT = 0.5
 
@@ -27,7 +27,7 @@ SHORT = 0.5
 def index(endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An index with two documents that are equal, each a page of its own; the first owner's lease is short."""
     monkeypatch.setattr("syncer.locks.held._PAGE_CHANGES_MAX", 1)
-    monkeypatch.setattr("tests.locking.owners.LEASE", 1.0)
+    monkeypatch.setattr("tests.support.locking.owners.LEASE", 1.0)
     with pair_index(endpoints.elasticsearch_url) as name:
         yield name
 

@@ -22,8 +22,8 @@ from syncer.indexing.writer import Writer
 from syncer.jobs import queue
 from syncer.jobs.model import JobKind, JobState, find, unfinished
 from syncer.kafka.topic import INSTALLATION
-from tests.faults.following import handle, refreshes
-from tests.harness import BLOG_SCHEMA, World, wait_until
+from tests.support.in_process import handle, refreshes
+from tests.support.world import BLOG_SCHEMA, World, wait_until
 
 USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')"
 POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, {}) AS g"

@@ -22,8 +22,8 @@ from psycopg import sql
 from syncer.base import postgres
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
-from tests.faults.writers import SEED, Work, at_work, fill, writing
-from tests.harness import DEADLINE_SECONDS, Daemon, World, made, postgres_server, wait_until
+from tests.support.world import DEADLINE_SECONDS, Daemon, World, made, postgres_server, wait_until
+from tests.support.writers import SEED, Work, at_work, fill, writing
 
 ROLE = "syncer_worker"
 PASSWORD = "one"  # noqa: S105 - of a server that ends with the test

@@ -24,8 +24,8 @@ from syncer.jobs import queue
 from syncer.jobs.model import JobKind
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
-from tests.faults.writers import fill, writing
-from tests.harness import DEADLINE_SECONDS, World, made, postgres_server, running, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, made, postgres_server, running, wait_until
+from tests.support.writers import fill, writing
 
 SETTINGS = {"max_prepared_transactions": "10", "autovacuum": "off"}
 """Transactions can be prepared, and nobody commits beside us."""

@@ -15,8 +15,8 @@ import pytest
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.account import server_account
 from syncer.sandbox.postgres import PostgresServer
-from tests.faults.writers import fill, writing
-from tests.harness import World, made, wait_until
+from tests.support.world import World, made, wait_until
+from tests.support.writers import fill, writing
 
 DISK_MB = 100
 APART = ("unshare", "--user", "--map-current-user", "--mount", "--keep-caps", "/bin/sh", "-c")

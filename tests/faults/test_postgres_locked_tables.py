@@ -11,14 +11,14 @@ import pytest
 from syncer.documents import locked_tables
 from syncer.jobs.model import JobKind, JobState, find
 from syncer.worker.job_loop import JobWorker
-from tests.faults.stopping_at import Plan
 from tests.faults.test_elasticsearch_unavailable_index import AT_ONCE, JOBS, level
 from tests.faults.test_job_writes import POSTS, create, the_document, two_documents
 from tests.faults.test_version_rule import HeldIndex
-from tests.faults.writers import fill
-from tests.harness import Daemon, World, running, wait_until
 from tests.scenarios.test_fan_outs import list_
 from tests.scenarios.test_jobs import altering
+from tests.support.breakpoints import Plan
+from tests.support.world import Daemon, World, running, wait_until
+from tests.support.writers import fill
 
 _WAITING = "SELECT {} FROM pg_locks WHERE NOT granted AND relation = 'posts'::regclass AND mode = '{}Lock'"
 _ATTEMPTS = _WAITING.format("waitstart", "AccessShare")

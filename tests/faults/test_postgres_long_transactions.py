@@ -11,8 +11,8 @@ import psycopg
 
 from syncer.base import postgres
 from syncer.capture import outbox
-from tests.faults.writers import fill
-from tests.harness import Daemon, World, wait_until
+from tests.support.world import Daemon, World, wait_until
+from tests.support.writers import fill
 
 ROUNDS, POSTS = 250, 120
 ROW_BYTES_MIN = 100

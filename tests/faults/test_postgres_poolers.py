@@ -13,8 +13,8 @@ from pydantic import SecretStr
 from syncer.base import postgres
 from syncer.base.errors import SourceError
 from syncer.base.settings import PostgresSettings
-from tests.harness import World
-from tests.pooler import Mode, pooled
+from tests.support.pooler import Mode, pooled
+from tests.support.world import World
 
 
 @contextmanager

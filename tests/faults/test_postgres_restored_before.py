@@ -9,9 +9,9 @@ import pytest
 
 from syncer.base import migrations
 from syncer.base.errors import SourceError, SyncerError
-from tests.doctoring import fix, is_well, look
-from tests.faults.writers import fill
-from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World
+from tests.support.doctor import fix, is_well, look
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World
+from tests.support.writers import fill
 
 
 def dump(world: World) -> bytes:

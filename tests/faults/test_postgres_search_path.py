@@ -16,8 +16,8 @@ from syncer.documents import analyze, registry
 from syncer.documents.definition import Definition
 from syncer.jobs import listing, queue
 from syncer.jobs.model import JobKind
-from tests.drawing import assign
-from tests.harness import World, wait_until
+from tests.support.versions import assign
+from tests.support.world import World, wait_until
 
 # A body that notes as whom it is run.
 NOTES = """

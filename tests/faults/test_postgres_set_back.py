@@ -11,9 +11,9 @@ import pytest
 from elasticsearch.helpers import scan
 
 from syncer.sandbox import Endpoints, Sandbox
-from tests.faults.writers import fill, writing
-from tests.harness import World, made, wait_until
-from tests.standbys import Standbys, standbys
+from tests.support.standbys import Standbys, standbys
+from tests.support.world import World, made, wait_until
+from tests.support.writers import fill, writing
 
 WAYS: dict[str, Callable[[Standbys], Callable[[], None]]] = {
     "failed over to a replica that had not received everything": Standbys.keep_standby,

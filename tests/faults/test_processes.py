@@ -16,9 +16,9 @@ from syncer.capture import leader
 from syncer.documents import registry
 from syncer.jobs import queue
 from syncer.jobs.model import JobKind, JobState, find
-from tests.faults.stopping_at import REACHED, Plan, Point
-from tests.faults.writers import QUICK_FAILOVER, fill, writing
-from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.support.breakpoints import REACHED, Plan, Point
+from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.support.writers import QUICK_FAILOVER, fill, writing
 
 QUICK = {
     "SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER,

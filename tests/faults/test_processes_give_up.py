@@ -13,8 +13,8 @@ from syncer.documents import registry
 from syncer.elasticsearch.bulk import BulkOutcome, Index
 from syncer.jobs import queue
 from syncer.jobs.model import JobKind
-from tests.faults.writers import fill
-from tests.harness import World, running, wait_until
+from tests.support.world import World, running, wait_until
+from tests.support.writers import fill
 
 
 class AwayIndex(Index):

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import psycopg.conninfo
 import pytest
 
-from tests.faults.stopping_at import Plan, Point
-from tests.faults.writers import fill
-from tests.harness import World
+from tests.support.breakpoints import Plan, Point
+from tests.support.world import World
+from tests.support.writers import fill
 
 BEFORE_COMPONENTS = Point(at="syncer.recovery.lost_records:require_own_topic", send="SIGTERM")
 IN_COMPONENTS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import time
 
-from tests.faults.writers import QUICK_FAILOVER, SECONDS, SEED, fill, writing
-from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.support.writers import QUICK_FAILOVER, SECONDS, SEED, fill, writing
 
 
 def living(world: World) -> list[Daemon]:

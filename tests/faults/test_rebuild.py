@@ -18,9 +18,9 @@ from syncer.apply import activate, plan, reindex
 from syncer.base.errors import ConfigError, DocumentError
 from syncer.base.model import Role
 from syncer.documents import definition
-from tests.faults.stopping_at import Plan
-from tests.faults.writers import SEED, fill, writing
-from tests.harness import DEADLINE_SECONDS, World, wait_until
+from tests.support.breakpoints import Plan
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
+from tests.support.writers import SEED, fill, writing
 
 KEPT = 300
 """So many posts exist throughout; random writers leave these ids alone, but for their authors' names."""

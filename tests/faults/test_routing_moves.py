@@ -13,9 +13,9 @@ from elasticsearch import Elasticsearch
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing.writer import Writer
 from tests.faults.test_version_rule import HeldIndex, stalled_writer
-from tests.faults.writers import SECONDS, fill, writing
-from tests.harness import World, wait_until
-from tests.routed import put_routing, put_shards, shards, users_on_two_shards, verified
+from tests.support.routing import put_routing, put_shards, shards, users_on_two_shards, verified
+from tests.support.world import World, wait_until
+from tests.support.writers import SECONDS, fill, writing
 
 ALLOCATION = "index.routing.allocation"
 MOVE = "UPDATE posts SET user_id = {there} WHERE id = 2"

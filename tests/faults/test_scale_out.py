@@ -15,8 +15,8 @@ from confluent_kafka import KafkaException
 
 from syncer.kafka import topic
 from syncer.kafka.consumer import ChangeConsumer, Received
-from tests.faults.writers import QUICK_FAILOVER, SECONDS, SEED, Work, at_work, fill, writing
-from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.support.writers import QUICK_FAILOVER, SECONDS, SEED, Work, at_work, fill, writing
 
 BATCH = 20
 IN_HAND = 6 * BATCH

@@ -27,7 +27,7 @@ from syncer.indexing.compose import Batch, Composer
 from syncer.recovery.schema_watch import Watch, WatchReport
 from tests.faults.test_backfill import with_retries
 from tests.faults.test_version_rule import HeldIndex
-from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) SELECT g, 'user ' || g, '' FROM generate_series(1, 5) AS g;

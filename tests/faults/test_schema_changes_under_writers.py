@@ -21,8 +21,8 @@ from syncer.base.postgres import Connection
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS
 from syncer.recovery.schema_watch import Watch, WatchReport
 from tests.faults.test_schema_changes import is_waiting
-from tests.faults.writers import QUICK_FAILOVER, SECONDS, SEED, at_work
-from tests.harness import World, wait_until
+from tests.support.world import World, wait_until
+from tests.support.writers import QUICK_FAILOVER, SECONDS, SEED, at_work
 
 LONGEST_MIGRATION_SECONDS = 60.0
 """Nobody of syncer's holds a table for long; what a busy machine takes for a commit is not its own."""

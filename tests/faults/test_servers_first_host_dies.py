@@ -14,10 +14,10 @@ from syncer.base.settings import ElasticsearchSettings
 from syncer.elasticsearch.client import connect
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
-from tests.faults.proxy import Forward, Proxy
-from tests.faults.writers import fill
-from tests.harness import World, made
-from tests.standbys import Standbys, ask, standbys
+from tests.support.elasticsearch_proxy import Forward, Proxy
+from tests.support.standbys import Standbys, ask, standbys
+from tests.support.world import World, made
+from tests.support.writers import fill
 
 DEAD = "127.0.0.1:1"
 CONNECTIONS = 10

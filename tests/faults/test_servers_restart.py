@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.faults.writers import fill, writing
-from tests.harness import DEADLINE_SECONDS, World, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
+from tests.support.writers import fill, writing
 
 
 def test_the_daemon_outlives_a_crash_of_each_server(world: World) -> None:

@@ -6,9 +6,9 @@ import time
 
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.diff import Cause, DriftKind
-from tests.faults.writers import SECONDS, fill, writing
-from tests.harness import World
-from tests.routed import document
+from tests.support.routing import document
+from tests.support.world import World
+from tests.support.writers import SECONDS, fill, writing
 
 FAR_AHEAD = 1 << 62
 HELD_UP_SECONDS = 30.0

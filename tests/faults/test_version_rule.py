@@ -17,7 +17,7 @@ from syncer.base.model import Composition, Target
 from syncer.base.write_report import WriteReport
 from syncer.elasticsearch.bulk import BulkOutcome, Index
 from syncer.indexing.compose import Composer
-from tests.harness import DEADLINE_SECONDS, World
+from tests.support.world import DEADLINE_SECONDS, World
 
 CHANGES = {
     "a newer text": "UPDATE posts SET title = 'new' WHERE id = 2",

@@ -15,10 +15,10 @@ from elasticsearch import Elasticsearch
 
 from syncer.base.errors import WaitTimeoutError
 from syncer.verify.wait import Waiter
-from tests.faults.writers import QUICK_FAILOVER, at_work
-from tests.harness import DEADLINE_SECONDS, World, wait_until
 from tests.scenarios.test_fan_outs import BLOG, follow, worker
 from tests.scenarios.test_jobs import new_revision
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
+from tests.support.writers import QUICK_FAILOVER, at_work
 
 _SOON = 0.01
 

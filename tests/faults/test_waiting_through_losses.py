@@ -17,12 +17,12 @@ from syncer.base.lifecycle import Stop
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.verify.progress import Waited
 from syncer.verify.wait import Waiter
-from tests.faults.following import refreshes
 from tests.faults.test_kafka_loses_records import let_expire, make_anew
 from tests.faults.test_waiting import component, names, renamed
-from tests.harness import DEADLINE_SECONDS, World, made, running, wait_until
 from tests.scenarios.test_fan_outs import BLOG, follow
-from tests.standbys import Standbys, standbys
+from tests.support.in_process import refreshes
+from tests.support.standbys import Standbys, standbys
+from tests.support.world import DEADLINE_SECONDS, World, made, running, wait_until
 
 
 class HeldUp:

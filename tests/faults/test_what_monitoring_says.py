@@ -19,9 +19,9 @@ from elasticsearch import ApiError
 from prometheus_client.parser import text_string_to_metric_families
 
 from syncer.base.error_policy import explain
-from tests.capturing import define
-from tests.faults.proxy import Proxy
-from tests.harness import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.support.capture import define
+from tests.support.elasticsearch_proxy import Proxy
+from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');

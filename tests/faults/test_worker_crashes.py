@@ -12,7 +12,7 @@ from syncer.base.model import Composition, Target
 from syncer.elasticsearch.bulk import BulkOutcome, Index
 from syncer.kafka.consumer import ChangeConsumer
 from syncer.worker.loop import Worker
-from tests.harness import World, running, wait_until
+from tests.support.world import World, running, wait_until
 
 
 class Killed(BaseException):

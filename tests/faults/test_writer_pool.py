@@ -32,7 +32,7 @@ from syncer.kafka.consumer import ChangeConsumer
 from syncer.worker import loop as live
 from syncer.worker.loop import Worker
 from tests.faults.test_worker_crashes import Killed
-from tests.harness import DEADLINE_SECONDS, World, running, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
 
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');

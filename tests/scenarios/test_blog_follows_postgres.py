@@ -6,7 +6,7 @@ import pytest
 
 from syncer.base.model import Change, Operation
 from syncer.documents.affected import AffectedReader
-from tests.harness import World
+from tests.support.world import World
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com'), (3, 'Alice John', 'alice@john.com');

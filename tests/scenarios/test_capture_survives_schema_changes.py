@@ -14,8 +14,8 @@ import pytest
 
 from syncer.base.model import Image
 from syncer.capture import install as capture_install, table_files, triggers
-from tests.capturing import Change, capture_only, define, forget, install, plan, written
-from tests.harness import DEADLINE_SECONDS, World
+from tests.support.capture import Change, capture_only, define, forget, install, plan, written
+from tests.support.world import DEADLINE_SECONDS, World
 
 ORDINARY = "CREATE TABLE things (id int PRIMARY KEY, place int, name text, note text, views int)"
 # The partition that is written has its columns in another order than its parent.

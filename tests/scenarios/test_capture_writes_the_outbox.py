@@ -16,8 +16,8 @@ from syncer.apply import activate
 from syncer.base.errors import DefinitionError, SourceError
 from syncer.base.model import Image
 from syncer.capture import install as capture_install
-from tests.capturing import Change, capture_only, define, forget, install, plan, triggers, written
-from tests.harness import DEADLINE_SECONDS, World, wait_until
+from tests.support.capture import Change, capture_only, define, forget, install, plan, triggers, written
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com'), (3, 'Alice John', 'alice@john.com');

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.faults.following import following
-from tests.harness import BLOG_SCHEMA, World, wait_until
+from tests.support.in_process import following
+from tests.support.world import BLOG_SCHEMA, World, wait_until
 
 USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com')"
 POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, 20) AS g"

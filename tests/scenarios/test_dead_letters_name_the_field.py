@@ -14,7 +14,7 @@ from syncer.elasticsearch.bulk import Index
 from syncer.indexing import fault
 from syncer.indexing.fault import Fault
 from syncer.sandbox import Endpoints
-from tests.harness import World
+from tests.support.world import World
 
 PROPERTIES: dict[str, Any] = {
     **{one: {"type": one} for one in ("integer", "short", "long", "float", "date", "boolean", "keyword", "text")},

@@ -1,7 +1,7 @@
 """Each shape of SELECT is derived rightly, or refused with the place and the way out.
 
-DERIVED and REFUSED are the table of cases. What is derived is held against the plain SELECT (`tests.judge`) over random
-transactions. Many cases are traps, for which a plausible rule is wrong.
+DERIVED and REFUSED are the table of cases. What is derived is held against the plain SELECT over random transactions:
+see `tests.support.derivation`. Many cases are traps, for which a plausible rule is wrong.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import pytest
 
 from syncer.base.errors import DefinitionError
 from syncer.sandbox import Endpoints, Sandbox
-from tests.harness import World
-from tests.judge import Judge
-from tests.little_world import MORE_SCHEMA, SCHEMA, cleaning_up, transactions
+from tests.support.derivation import Judge
+from tests.support.random_tables import MORE_SCHEMA, SCHEMA, cleaning_up, transactions
+from tests.support.world import World
 
 ROUNDS = 4
 

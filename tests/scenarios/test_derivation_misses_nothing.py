@@ -1,6 +1,6 @@
 """Every document that a transaction changes is among those that its rows are said to touch.
 
-Random SELECTs over a random little world, random transactions, and the plain SELECT as the judge (`tests.judge`).
+Random SELECTs over random tables, random transactions, and the plain SELECT as the judge: `tests.support.derivation`.
 
 What must hold: let a transaction T change a document D. Every change of T, and of every transaction after it, is
 asked about once, at any time after it has been committed, each at a time of its own. Then one of them names D. So
@@ -25,9 +25,9 @@ from hypothesis.strategies import DrawFn
 
 from syncer.base.errors import DefinitionError
 from syncer.sandbox import Endpoints, Sandbox
-from tests.harness import World
-from tests.judge import Judge
-from tests.little_world import COLUMNS, SCHEMA, transactions
+from tests.support.derivation import Judge
+from tests.support.random_tables import COLUMNS, SCHEMA, transactions
+from tests.support.world import World
 
 EXAMPLES = int(os.environ.get("SYNCER_TEST_EXAMPLES", "100"))
 

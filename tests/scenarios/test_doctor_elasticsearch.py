@@ -14,8 +14,8 @@ from syncer.monitoring.doctor.check import Severity
 from syncer.monitoring.doctor.deployment import Deployment
 from syncer.monitoring.doctor.examination import CHECKS
 from syncer.sandbox import Endpoints, Sandbox
-from tests.doctoring import fix, is_well, look
-from tests.harness import World, made
+from tests.support.doctor import fix, is_well, look
+from tests.support.world import World, made
 
 CONSIDER, WRONG = Severity.CONSIDER, Severity.WRONG
 PASSWORD = "a password of this test"  # noqa: S105 - of a user that lives as long as one test

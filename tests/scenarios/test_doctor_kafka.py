@@ -12,9 +12,9 @@ from confluent_kafka.admin._resource import ResourceType
 from syncer.kafka import topic
 from syncer.monitoring.doctor.check import Severity
 from syncer.sandbox import Endpoints, Sandbox
-from tests.doctoring import fix, is_well, look
-from tests.faults.following import admin
-from tests.harness import World, made, wait_until
+from tests.support.doctor import fix, is_well, look
+from tests.support.in_process import admin
+from tests.support.world import World, made, wait_until
 
 CONSIDER, WRONG = Severity.CONSIDER, Severity.WRONG
 

@@ -15,10 +15,10 @@ from syncer.base.settings import PostgresSettings, Settings
 from syncer.monitoring.doctor.check import Severity
 from syncer.monitoring.doctor.examination import CHECKS, examine
 from syncer.sandbox import Endpoints, Sandbox
-from tests.doctoring import fix, is_well, look
-from tests.harness import World, made, postgres_with
 from tests.scenarios.test_duties_and_their_grants import grant
-from tests.standbys import standbys
+from tests.support.doctor import fix, is_well, look
+from tests.support.standbys import standbys
+from tests.support.world import World, made, postgres_with
 
 CONSIDER, WRONG = Severity.CONSIDER, Severity.WRONG
 OF_POSTGRES = [one for one in CHECKS if one.server == "postgres"]

@@ -10,7 +10,7 @@ import pytest
 
 from syncer.apply import activate, plan
 from syncer.documents.definition import load_all
-from tests.harness import World, wait_until
+from tests.support.world import World, wait_until
 
 PAGES = """
 CREATE TABLE pages (id bigint PRIMARY KEY, text text NOT NULL);

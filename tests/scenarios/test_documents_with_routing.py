@@ -10,8 +10,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.base.errors import DocumentError
 from syncer.verify.diff import DriftKind
-from tests.harness import World
-from tests.routed import (
+from tests.support.routing import (
     put,
     put_parents_and_children,
     put_routing,
@@ -20,6 +19,7 @@ from tests.routed import (
     users_on_two_shards,
     verified,
 )
+from tests.support.world import World
 
 USERS = "INSERT INTO users (id, name, email) SELECT g, 'name ' || g, '' FROM generate_series(0, 5) AS g"
 POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, g % 6, 'title', '' FROM generate_series(0, 59) AS g"

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.harness import BLOG_SCHEMA, REPOSITORY, World, wait_until
+from tests.support.world import BLOG_SCHEMA, REPOSITORY, World, wait_until
 
 DUTIES = ("relay", "worker", "operator", "reader")
 

@@ -9,9 +9,9 @@ import pytest
 
 from syncer.base.model import Change
 from syncer.lineage import routes
-from tests import capturing
-from tests.capturing import capture_only, define, forget, install, written
-from tests.harness import World
+from tests.support import capture as capturing
+from tests.support.capture import capture_only, define, forget, install, written
+from tests.support.world import World
 
 FAMILY = """
 CREATE TABLE parents (id int PRIMARY KEY, code int UNIQUE, name text);

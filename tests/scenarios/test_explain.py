@@ -17,8 +17,8 @@ from syncer.jobs.model import JobKind
 from syncer.relay.loop import Relay
 from syncer.verify.explain import Explanation, State, explain
 from syncer.worker.loop import Worker
-from tests.harness import DEADLINE_SECONDS, World, wait_until
-from tests.routed import put, put_routing, put_shards, shards, users_on_two_shards
+from tests.support.routing import put, put_routing, put_shards, shards, users_on_two_shards
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com'), (3, 'Alice John', 'alice@john.com');

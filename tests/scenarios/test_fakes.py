@@ -13,9 +13,9 @@ from syncer.base.settings import KafkaSettings
 from syncer.kafka import topic
 from syncer.kafka.consumer import ChangeConsumer
 from syncer.worker.group import Membership
-from tests.fakes import FakeMembership
-from tests.faults.following import publish
-from tests.harness import World, wait_until
+from tests.support.fakes import FakeMembership
+from tests.support.in_process import publish
+from tests.support.world import World, wait_until
 
 ROWS = 7
 _QUIET_SECONDS = 1.0

@@ -22,8 +22,8 @@ from syncer.jobs import listing, queue
 from syncer.jobs.model import Job, JobKind, JobState, due, find, unfinished
 from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
-from tests.harness import World, wait_until
 from tests.scenarios.test_jobs import drain, new_revision
+from tests.support.world import World, wait_until
 
 # User 1 has posts 1 to 120, user 2 has 201 to 320, and users 3 to 42 have three each.
 BLOG = """

@@ -7,8 +7,8 @@ import pytest
 from syncer.base.postgres import Connection
 from syncer.indexing import compose
 from syncer.indexing.compose import Composer
-from tests.faults.writers import fill
-from tests.harness import World
+from tests.support.world import World
+from tests.support.writers import fill
 
 _PLANS = "SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE name LIKE 'syncer_%'"
 _GROW = """

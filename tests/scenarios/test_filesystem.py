@@ -14,7 +14,7 @@ import pytest
 from syncer.demo.guide.rows import FILES
 from syncer.demo.model import SCHEMAS
 from syncer.sandbox import Endpoints, Sandbox
-from tests.harness import World, wait_until
+from tests.support.world import World, wait_until
 
 DESCENDANTS = int(os.environ.get("SYNCER_TEST_FILES", "5000"))
 """How many files the renamed directory holds; the guide speaks of hundreds of thousands."""

@@ -13,7 +13,7 @@ from syncer.demo.guide import MODELS
 from syncer.demo.guide.authors import COLLAPSE, JOIN
 from syncer.demo.guide.comments import NESTED, PARENT_CHILD
 from syncer.demo.model import SCHEMAS, Ask, Body, GuideModel, Write, commit, execute, search
-from tests.harness import World, wait_until
+from tests.support.world import World, wait_until
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 import syncer
-from tests.harness import REPOSITORY, World
+from tests.support.world import REPOSITORY, World
 
 SCHEMA = 'Sch"e%s.ma'
 # 63 bytes, the longest that Postgres has; keywords; what formats, LIKE, JSON and psycopg might take for theirs.

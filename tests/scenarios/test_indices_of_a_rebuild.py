@@ -21,7 +21,7 @@ from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
-from tests.harness import World, wait_until
+from tests.support.world import World, wait_until
 
 MAPPINGS: dict[str, Any] = {
     "dynamic": "strict",

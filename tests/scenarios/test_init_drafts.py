@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.harness import BLOG_SCHEMA, World
+from tests.support.world import BLOG_SCHEMA, World
 
 TYPES = """
 SELECT format('%I.%I', n.nspname, t.typname), t.typname::text

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from syncer.apply.scaffold import mapping
-from tests.harness import World
 from tests.scenarios.test_init_drafts import followed
+from tests.support.world import World
 
 SHOP = """
 CREATE TYPE state AS ENUM ('open', 'paid');

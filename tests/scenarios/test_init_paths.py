@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness import World
 from tests.scenarios.test_init_drafts import drafted, followed
+from tests.support.world import World
 
 SHOP = """
 CREATE SCHEMA hr;

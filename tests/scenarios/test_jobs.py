@@ -21,8 +21,8 @@ from syncer.documents.registry import Document
 from syncer.jobs import chunks, listing, queue, steps
 from syncer.jobs.model import Job, JobKind, JobState, due, find, recent, unfinished
 from syncer.worker.job_loop import JobWorker
-from tests.harness import DEADLINE_SECONDS, World, running, wait_until
-from tests.job_worker import ChunkWorker
+from tests.support.job_worker import ChunkWorker
+from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
 
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;

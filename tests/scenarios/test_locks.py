@@ -18,9 +18,9 @@ from syncer.locks.intents import Intent
 from syncer.locks.names import Mode
 from syncer.locks.registry import ensure, find
 from syncer.sandbox import Endpoints
-from tests.harness import DEADLINE_SECONDS, wait_until
-from tests.locking.files import INDEX_BODY, rename_directory, rename_file
-from tests.locking.owners import fail_at
+from tests.support.locking.files import INDEX_BODY, rename_directory, rename_file
+from tests.support.locking.owners import fail_at
+from tests.support.world import DEADLINE_SECONDS, wait_until
 
 Take = Callable[[Locks], AbstractContextManager[HeldLocks]]
 SHORT = 0.2

@@ -13,8 +13,8 @@ from elasticsearch import Elasticsearch
 
 from syncer.locks import Locks
 from syncer.sandbox import Endpoints
-from tests.harness import REPOSITORY
-from tests.locking import files
+from tests.support.locking import files
+from tests.support.world import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "locks.md").read_text("utf-8")
 _EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -53,5 +53,5 @@ def test_the_examples_run_one_after_the_other(endpoints: Endpoints, index: str) 
 
 @pytest.mark.parametrize("name", ["rename_directory", "moved", "rename_file", "require_free"])
 def test_the_example_is_the_one_that_is_tested(name: str) -> None:
-    """Each function stands on the page as it stands in tests/locking/files.py."""
+    """Each function stands on the page as it stands in tests/support/locking/files.py."""
     assert inspect.getsource(getattr(files, name)) in PAGE

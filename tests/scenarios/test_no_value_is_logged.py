@@ -8,7 +8,7 @@ from urllib.request import urlopen
 from syncer.documents import registry
 from syncer.jobs.model import JobKind
 from syncer.jobs.queue import create
-from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World, wait_until
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, wait_until
 
 VALUE = "Wert-der-Zeile"
 """What is in rows, and in nothing else."""

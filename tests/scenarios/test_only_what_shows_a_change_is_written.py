@@ -8,8 +8,8 @@ import pytest
 
 from syncer.capture import table_files
 from syncer.indexing import version
-from tests.capturing import define, written
-from tests.harness import World
+from tests.support.capture import define, written
+from tests.support.world import World
 
 TABLES = {
     "by statement": "CREATE TABLE people (id int PRIMARY KEY, name text, logins int NOT NULL DEFAULT 0)",

@@ -15,8 +15,8 @@ import pytest
 from syncer.base.model import Image
 from syncer.capture import install as capture_install, table_files, triggers
 from syncer.recovery.schema_watch import Watch
-from tests.capturing import Change, capture_only, define, forget, install, plan, written
-from tests.harness import DEADLINE_SECONDS, World, wait_until
+from tests.support.capture import Change, capture_only, define, forget, install, plan, written
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 # Three levels; partitions whose columns are numbered otherwise than their parent's.
 EVENTS = """

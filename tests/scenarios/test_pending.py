@@ -26,9 +26,9 @@ from syncer.verify import compare as verifying, pending_jobs
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.diff import Cause
 from tests.faults.test_rebuild import begin, require_done
-from tests.harness import DEADLINE_SECONDS, World, wait_until
-from tests.job_worker import ChunkWorker
 from tests.scenarios.test_fan_outs import BLOG, OTHER, fan_out, follow, list_, the_document
+from tests.support.job_worker import ChunkWorker
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 FAR_AHEAD = 1 << 62
 

@@ -25,7 +25,7 @@ from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
 from syncer.lineage import remarks
 from syncer.lineage.dependencies import Lookup
-from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World, wait_until
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World, wait_until
 
 POSTS = """
 INSERT INTO users (id, name, email) SELECT i, 'user ' || i, i || '@example.com' FROM generate_series(1, 50) AS i;

@@ -25,7 +25,7 @@ from syncer.monitoring import status
 from syncer.monitoring.poll import Poller
 from syncer.monitoring.status import IndexFault, Server
 from syncer.verify.last_result import Verification
-from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, World, running, wait_until
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, running, wait_until
 
 BLOG = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');

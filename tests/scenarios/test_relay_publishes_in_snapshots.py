@@ -18,7 +18,7 @@ from syncer.base.model import Change
 from syncer.kafka.producer import ChangeProducer
 from syncer.relay import loop
 from syncer.relay.loop import Relay
-from tests.harness import DEADLINE_SECONDS, World, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 Application = psycopg.Connection[tuple[Any, ...]]
 
@@ -167,7 +167,7 @@ def test_more_rows_than_one_page_arrive_whole(world: World, monkeypatch: pytest.
     """A backlog is read in pages, and every page is published."""
     monkeypatch.setattr(loop, "FETCH_ROWS", 10)
     insert_many(world, 25)
-    produce = lambda: ChangeProducer(world.settings.kafka)  # noqa: E731 - as the harness does
+    produce = lambda: ChangeProducer(world.settings.kafka)  # noqa: E731 - as `World.relay` does
     with closing(Relay(connect=world.connect, produce=produce)) as relay:
         assert relay.run_once().published == 25
     assert published(world) == list(range(1, 26))

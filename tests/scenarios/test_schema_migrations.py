@@ -15,7 +15,7 @@ from syncer.base import migrations as base_migrations, shipped
 from syncer.base.error_policy import explain
 from syncer.base.errors import SourceError
 from syncer.base.postgres import AdvisoryLock
-from tests.harness import DEADLINE_SECONDS, World, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 APPLIED = "SELECT name FROM syncer.migration ORDER BY 1"
 SHIPPED = sorted(file.stem for file in shipped.folder("migrations").glob("*.sql"))

@@ -21,9 +21,9 @@ from psycopg.conninfo import make_conninfo
 
 from syncer.locks import Edit, Locks
 from syncer.locks.registry import ensure
-from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, made
-from tests.locking.owners import stall
-from tests.secured import Authority, Secured, SecuredWorld, secured_servers
+from tests.support.locking.owners import stall
+from tests.support.secured_servers import Authority, Secured, SecuredWorld, secured_servers
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, made
 
 PAGE = (REPOSITORY / "docs" / "security.md").read_text()
 LOCKS_PAGE = (REPOSITORY / "docs" / "locks.md").read_text()

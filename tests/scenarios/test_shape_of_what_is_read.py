@@ -13,7 +13,7 @@ from syncer.documents.definition import Definition
 from syncer.lineage import fingerprint
 from syncer.lineage.fingerprint import Shape
 from syncer.sandbox import Endpoints, Sandbox
-from tests.harness import World, made
+from tests.support.world import World, made
 
 TABLES = """
 CREATE SCHEMA "Other";

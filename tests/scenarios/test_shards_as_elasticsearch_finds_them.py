@@ -13,7 +13,7 @@ from syncer.base.model import Target
 from syncer.elasticsearch import routing
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.routing import Shards
-from tests.harness import World
+from tests.support.world import World
 
 VALUES = 3000
 INDICES: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ from syncer.apply.preview.column_type import column_type
 from syncer.apply.preview.silent import Silent
 from syncer.base.model import Target
 from syncer.base.postgres import Connection, value
-from tests.harness import World
+from tests.support.world import World
 
 
 class Effect(StrEnum):

@@ -14,7 +14,7 @@ from syncer.base.postgres import Connection
 from syncer.base.settings import PostgresSettings
 from syncer.capture import install
 from syncer.capture.triggers import Capture
-from tests.harness import postgres_server, wait_until
+from tests.support.world import postgres_server, wait_until
 
 TABLES = "CREATE TABLE posts (id int PRIMARY KEY, title text); CREATE TABLE users (id int PRIMARY KEY, title text)"
 POSTS, USERS = (

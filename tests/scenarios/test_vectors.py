@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tests.harness import World
 from tests.scenarios.test_init_drafts import drafted, followed
+from tests.support.world import World
 
 
 def test_vectors_are_drafted_and_searched(empty_world: World) -> None:

@@ -20,8 +20,8 @@ from syncer.monitoring.status import ask_postgres
 from syncer.verify import compare as verifying, recheck, watermark
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.diff import Cause, DriftKind
-from tests.harness import World
-from tests.routed import document, put, put_shards
+from tests.support.routing import document, put, put_shards
+from tests.support.world import World
 
 USERS = "INSERT INTO users (id, name, email) SELECT g, 'name ' || g, '' FROM generate_series(0, 5) AS g"
 POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, g % 6, 'title', '' FROM generate_series(0, 59) AS g"

@@ -13,8 +13,8 @@ from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover, version, version_log
 from syncer.indexing.failover import Origin
 from syncer.worker.job_loop import JobWorker
-from tests.drawing import assign
-from tests.harness import World
+from tests.support.versions import assign
+from tests.support.world import World
 
 SEQUENCE = "SELECT last_value FROM syncer.version"
 NOTES = "SELECT version FROM syncer.version_time ORDER BY version"

@@ -21,8 +21,8 @@ from syncer.base.postgres import Connection
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover, version, version_log
 from syncer.indexing.connections import Session
-from tests.drawing import assign
-from tests.harness import DEADLINE_SECONDS, World
+from tests.support.versions import assign
+from tests.support.world import DEADLINE_SECONDS, World
 
 SEQUENCE = "SELECT last_value FROM syncer.version"
 INSTALLATION = "SELECT installation FROM syncer.cluster_identity"

@@ -20,9 +20,9 @@ from syncer.documents import registry
 from syncer.documents.affected import Affected, AffectedReader
 from syncer.verify.wait import Waiter
 from tests.faults.test_waiting import committed
-from tests.harness import DEADLINE_SECONDS, World, wait_until
 from tests.scenarios.test_dead_letters import POSTS, USER
 from tests.scenarios.test_explain import BLOG
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 UPDATE = "UPDATE posts SET title = %s WHERE id = 1"
 

@@ -24,9 +24,9 @@ from syncer.kafka.producer import ChangeProducer
 from syncer.relay import loop as relaying
 from syncer.relay.loop import Relay
 from syncer.sandbox import Endpoints, Sandbox
-from tests import harness
-from tests.capturing import capture_only
-from tests.harness import DEADLINE_SECONDS, World, made, postgres_with, wait_until
+from tests.support import world as worlds
+from tests.support.capture import capture_only
+from tests.support.world import DEADLINE_SECONDS, World, made, postgres_with, wait_until
 
 HOUR = 3600.0
 RING_SECONDS = DEADLINE_SECONDS
@@ -85,7 +85,7 @@ def relay_of(world: World, name: str = "relay") -> Relay:
 def running(world: World, name: str = "relay") -> Iterator[Relay]:
     """That relay at work, in a thread."""
     relay = relay_of(world, name)
-    with harness.running(relay, seconds=RING_SECONDS):  # a relay that sleeps heeds a stop
+    with worlds.running(relay, seconds=RING_SECONDS):  # a relay that sleeps heeds a stop
         yield relay
 
 

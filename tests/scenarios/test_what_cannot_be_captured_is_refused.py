@@ -11,8 +11,8 @@ from syncer.base.errors import DefinitionError
 from syncer.capture import eligibility, install as capture_install
 from syncer.documents import analyze, definition
 from syncer.recovery.schema_watch import Watch
-from tests.capturing import define, install, plan, written
-from tests.harness import World
+from tests.support.capture import define, install, plan, written
+from tests.support.world import World
 
 TABLES = """
 CREATE TABLE parent (id int PRIMARY KEY, name text);

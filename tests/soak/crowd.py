@@ -10,9 +10,9 @@ from typing import Any
 
 import psycopg
 
-from tests.faults import shapes
-from tests.faults.writers import transact
-from tests.harness import World
+from tests.support import shapes
+from tests.support.world import World
+from tests.support.writers import transact
 
 Turn = Callable[[threading.Event, psycopg.Connection[Any], random.Random], object]
 """A transaction or a few, of somebody who has a connection and dice of its own; the event ends it early."""

@@ -19,9 +19,9 @@ from confluent_kafka.cimpl import NewPartitions
 
 from syncer.base.errors import SandboxError
 from syncer.sandbox.server import EmbeddedServer
-from tests.harness import World
 from tests.soak.fleet import Fleet
 from tests.soak.journal import Journal
+from tests.support.world import World
 
 _PARTITIONS_MAX = 12
 _COMMAND_SECONDS = 180.0

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.benchmarks import processes
-from tests.harness import Daemon, World
 from tests.soak.journal import Journal
+from tests.support.world import Daemon, World
 
 SIZE = 3
 _LOOK_SECONDS = 0.5

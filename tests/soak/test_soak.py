@@ -19,13 +19,13 @@ from syncer.demo.guide.rows import FILES
 from syncer.demo.model import SCHEMAS
 from syncer.kafka.topic import Observer
 from syncer.sandbox import Sandbox
-from tests.faults import shapes
-from tests.faults.writers import fill
-from tests.harness import BLOG_SCHEMA, World, made, wait_until
 from tests.soak.crowd import Crowd
 from tests.soak.disturbances import Soak, bring_back, disturbed, fix_rows
 from tests.soak.fleet import Fleet
 from tests.soak.journal import Journal
+from tests.support import shapes
+from tests.support.world import BLOG_SCHEMA, World, made, wait_until
+from tests.support.writers import fill
 
 SHIPPED = ("blogpost", "discussion", "post", "user", "file")
 ENVIRONMENT = {

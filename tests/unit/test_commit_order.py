@@ -17,7 +17,7 @@ from syncer.elasticsearch.bulk import Index
 from syncer.worker.batch import ChangeBatch
 from syncer.worker.group import Membership
 from syncer.worker.loop import Worker
-from tests.fakes import FakeMembership
+from tests.support.fakes import FakeMembership
 
 CHANGE = b'{"id":%d,"changed_at":0,"relation":"public.posts","operation":"D","old":{"id":"1"},"new":null}'
 

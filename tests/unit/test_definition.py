@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from syncer.base.errors import DefinitionError
 from syncer.documents import definition
 from syncer.elasticsearch import indices
-from tests.harness import REPOSITORY
+from tests.support.world import REPOSITORY
 
 GOOD = {
     "document.yaml": "index: blog\n",

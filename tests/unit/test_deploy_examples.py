@@ -20,7 +20,7 @@ from syncer.base import settings
 from syncer.base.settings import Settings
 from syncer.cli.app import app
 from syncer.daemon import STOP_SECONDS
-from tests.harness import REPOSITORY
+from tests.support.world import REPOSITORY
 
 COMPOSE = REPOSITORY / "docker-compose.yml"
 DOCKERFILE = REPOSITORY / "Dockerfile"

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from syncer.base.errors import ConfigError
 from syncer.cli import backfill, parameters
 from syncer.cli.app import app
-from tests import preloaded
-from tests.harness import REPOSITORY
+from tests.support import preloaded
+from tests.support.world import REPOSITORY
 
 
 def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.report import RESULTS
-from tests.harness import REPOSITORY
+from tests.support.world import REPOSITORY
 
 
 def last(measure: str) -> Any:

@@ -33,7 +33,7 @@ from syncer.monitoring.status import (
     Stored,
     rates,
 )
-from tests.harness import REPOSITORY
+from tests.support.world import REPOSITORY
 from tests.unit.test_render import JOB
 
 INDEX, NEXT = "blogpost-000001", "blogpost-000002"

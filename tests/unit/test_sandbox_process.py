@@ -23,7 +23,7 @@ from syncer.sandbox.process import (
     tree,
     wait_until,
 )
-from tests.harness import DEADLINE_SECONDS
+from tests.support.world import DEADLINE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

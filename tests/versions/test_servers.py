@@ -7,7 +7,7 @@ import psycopg
 from elasticsearch import Elasticsearch
 
 from syncer.sandbox import Endpoints, Sandbox
-from tests.harness import DEADLINE_SECONDS, VERSIONS
+from tests.support.world import DEADLINE_SECONDS, VERSIONS
 
 
 def test_servers_are_of_the_wanted_versions(sandbox: Sandbox, endpoints: Endpoints) -> None:

@@ -15,7 +15,7 @@ import sys
 import pytest
 
 from tests.conftest import KEPT_SANDBOX
-from tests.harness import OTHER_VERSIONS, REPOSITORY
+from tests.support.world import OTHER_VERSIONS, REPOSITORY
 
 COMBINATIONS = (
     {"postgres": "14", "kafka": "3.9", "elasticsearch": "8"},

@@ -33,7 +33,7 @@ from syncer.sandbox.elasticsearch import ElasticsearchServer
 from syncer.sandbox.kafka import KafkaServer
 from syncer.sandbox.postgres import PostgresServer
 from syncer.sandbox.server import LOOPBACK, EmbeddedServer
-from tests.harness import World
+from tests.support.world import World
 
 _DAY = dt.timedelta(days=1)
 

@@ -13,7 +13,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.locks import Locks
 from syncer.sandbox import Endpoints
-from tests.harness import DEADLINE_SECONDS
+from tests.support.world import DEADLINE_SECONDS
 
 LEASE = 2.0
 """Longer than a request usually takes; each test in which an owner is taken for dead waits for so long."""

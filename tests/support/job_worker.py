@@ -21,7 +21,7 @@ from syncer.documents import registry
 from syncer.jobs import chunks, listing
 from syncer.jobs.chunks import Chunk
 from syncer.jobs.model import due
-from tests.harness import World, wait_until
+from tests.support.world import World, wait_until
 
 
 def written(chunk: Chunk) -> tuple[Chunk, WriteReport]:
@@ -71,7 +71,7 @@ class ChunkWorkerProcess:
 
     def __init__(self, world: World, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.job_worker", *arguments],
+            [sys.executable, "-m", "tests.support.job_worker", *arguments],
             env=world.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

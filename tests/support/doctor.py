@@ -13,7 +13,7 @@ import psycopg
 from syncer.base.settings import Settings
 from syncer.monitoring.doctor.check import Finding, Severity
 from syncer.monitoring.doctor.examination import CHECKS, examine
-from tests.harness import DEADLINE_SECONDS, World
+from tests.support.world import DEADLINE_SECONDS, World
 
 # The sandbox has Kafka's classes and no shell scripts.
 _KAFKA_CONFIGS = """#!/bin/sh

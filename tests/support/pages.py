@@ -30,8 +30,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests import preloaded
-from tests.harness import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World, wait_until
+from tests.support import preloaded
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World, wait_until
 
 DOCS = REPOSITORY / "docs"
 _FENCE = re.compile(r"^ *```(?P<language>\w+)(?P<words>[^\n]*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE)

@@ -15,7 +15,7 @@ import psycopg
 from syncer.sandbox import Reporter, Sandbox
 from syncer.sandbox.postgres import PostgresServer
 from syncer.sandbox.process import run
-from tests.harness import DEADLINE_SECONDS, wait_until
+from tests.support.world import DEADLINE_SECONDS, wait_until
 
 
 class Standbys:

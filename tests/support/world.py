@@ -55,9 +55,9 @@ from syncer.sandbox import Endpoints, Sandbox, Versions
 from syncer.sandbox.postgres import PostgresServer
 from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
-from tests import preloaded
+from tests.support import preloaded
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parent.parent.parent
 BLOG_SCHEMA = REPOSITORY / "syncer" / "demo" / "blog.sql"
 OTHER_VERSIONS = "SYNCER_TEST_VERSIONS"
 """Names other versions than the sandbox's defaults, as JSON: {"postgres": "14", "kafka": "3.9"}."""

@@ -15,9 +15,9 @@ from elasticsearch import Elasticsearch
 from syncer.locks import Locks
 from syncer.locks.registry import ensure
 from syncer.sandbox import Endpoints
-from tests.harness import REPOSITORY, wait_until
-from tests.locking import Turn, history
-from tests.locking.pair import values
+from tests.support.locking import Turn, history
+from tests.support.locking.pair import values
+from tests.support.world import REPOSITORY, wait_until
 
 _LOCKERS = 4
 
@@ -44,7 +44,7 @@ class LockerCrowd:
         """One more."""
         self._count += 1
         name = f"locker-{self._count}"
-        command = [sys.executable, "-m", "tests.locking.locker", *self._arguments]
+        command = [sys.executable, "-m", "tests.support.locking.locker", *self._arguments]
         command += [str(self._folder / f"{name}.jsonl"), name, str(self._seed)]
         self._processes.append(subprocess.Popen(command, cwd=REPOSITORY))
 

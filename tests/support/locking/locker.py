@@ -1,4 +1,7 @@
-"""A process that locks: ``python -m tests.locking.locker URL INDEX KIND FILE NAME SEED``. It ends when it is killed."""
+"""A process that locks until it is killed.
+
+python -m tests.support.locking.locker URL INDEX KIND FILE NAME SEED
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from elasticsearch import ApiError, Elasticsearch, TransportError
 
 from syncer.base.errors import LockLostError, LockTimeoutError
 from syncer.locks import HeldLocks, Locks
-from tests.locking import PAIR, Turn
-from tests.locking.pair import set_pair, values
+from tests.support.locking import PAIR, Turn
+from tests.support.locking.pair import set_pair, values
 
 LEASE_SECONDS = 1.0
 

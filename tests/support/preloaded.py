@@ -122,7 +122,7 @@ def program(folder: Path) -> None:
 def _server() -> Path:
     """Start the server of this process; its folder. It ends with this process."""
     folder = tempfile.TemporaryDirectory(prefix="syncer-")
-    server = subprocess.Popen([sys.executable, "-m", "tests.preloaded", folder.name], stdin=subprocess.PIPE)
+    server = subprocess.Popen([sys.executable, "-m", "tests.support.preloaded", folder.name], stdin=subprocess.PIPE)
 
     def end() -> None:
         server.communicate()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from elasticsearch import Elasticsearch
 
 from syncer.locks import Edit, HeldLocks
-from tests.locking import PAIR
+from tests.support.locking import PAIR
 
 
 @contextmanager

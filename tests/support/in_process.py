@@ -12,7 +12,7 @@ from syncer.base.errors import TopicError
 from syncer.jobs import model
 from syncer.jobs.model import JobKind
 from syncer.kafka import topic
-from tests.harness import World, running, wait_until
+from tests.support.world import World, running, wait_until
 
 
 def admin(world: World) -> AdminClient:

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from tests.harness import DEADLINE_SECONDS, World
+from tests.support.world import DEADLINE_SECONDS, World
 
 SEED = int(os.environ.get("SYNCER_TEST_SEED") or random.SystemRandom().randrange(10**6))
 SECONDS = float(os.environ.get("SYNCER_TEST_SECONDS", "3"))

@@ -1,6 +1,6 @@
 """Processes that lock once, of which each is killed, or stands still, before another one of its requests.
 
-    python -m tests.locking.steps URL INDEX ROLE SIGNAL FOLDER
+    python -m tests.support.locking.steps URL INDEX ROLE SIGNAL FOLDER
 
 Each process has a pair of documents and a path of its own, ``/NUMBER/file``, so all are at work at once. A *holder*
 takes the lock, reads, writes both documents, each a page of its own, and leaves. A *burier* takes a lock over whose
@@ -26,7 +26,7 @@ from elasticsearch import Elasticsearch
 
 from syncer.locks import Locks, burial, held
 from syncer.locks.fence import Fence
-from tests.locking.locker import turn
+from tests.support.locking.locker import turn
 
 LEASE_SECONDS = 5.0
 STEPS = {"holder": 24, "burier": 22}

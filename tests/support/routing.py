@@ -11,7 +11,7 @@ from syncer.documents.registry import Document, current
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.routing import Shards
 from syncer.verify.compare import VerifyReport, verify
-from tests.harness import World
+from tests.support.world import World
 
 PARENTS_AND_CHILDREN = """
 SELECT 'p' || p.id AS _id, p.id AS _routing, p.title AS text, to_jsonb('post'::text) AS relation

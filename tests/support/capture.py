@@ -8,7 +8,7 @@ from typing import Any
 from syncer.apply import plan as apply_plan
 from syncer.capture import install as capture_install
 from syncer.documents import definition
-from tests.harness import World
+from tests.support.world import World
 
 Change = tuple[str, str, Any, Any]
 """Relation, operation, old and new image."""

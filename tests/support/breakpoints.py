@@ -1,6 +1,6 @@
 """Runs ``syncer`` in a process that ends, or stands still, at a named point of its own code.
 
-    python -m tests.faults.stopping_at PLAN ARGUMENTS…
+    python -m tests.support.breakpoints PLAN ARGUMENTS…
 
 Syncer itself knows nothing of that: a function is wrapped before the command begins. The plan is what `Plan` says, as
 JSON; `World.daemon` and the tests write it.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-MODULE = "tests.faults.stopping_at"
+MODULE = "tests.support.breakpoints"
 REACHED = "reached"
 """What the process says, with the point's name, when it comes there."""
 

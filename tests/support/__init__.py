@@ -1,0 +1,1 @@
+"""What tests share: worlds on real servers, writers, disturbances, and what they are compared with."""

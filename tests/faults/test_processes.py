@@ -256,7 +256,7 @@ def test_a_process_that_does_not_exit_is_ended(blog: World) -> None:
     constants = {"syncer.daemon:STOP_SECONDS": 3, "syncer.cli.app:_EXIT_SECONDS": 1}
     daemon = blog.daemon(program=Plan(points=(hangs_at_exit,), constants=constants).program)
     assert daemon.stop() == 1
-    assert "stopping_at.py" in daemon.log_file.read_text()
+    assert "breakpoints.py" in daemon.log_file.read_text()
 
 
 # Standing still

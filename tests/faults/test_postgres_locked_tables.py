@@ -59,7 +59,7 @@ def test_a_locked_table_keeps_no_other_document_waiting(world: World) -> None:
             wait_until(lambda: level(world, "user"), what="users are followed", detail=process.log_file.read_text)
         status = world.syncer("status")
         assert status.returncode == 1
-        assert "table public.posts has been altering" in " ".join(status.stdout.split())
+        assert "table public.posts has been locked" in " ".join(status.stdout.split())
     world.wait_until_level()
     wait_until(lambda: world.sql(JOBS) == [], what="all jobs are done", detail=process.log_file.read_text)
     assert process.wait_for("document.resumed")["outage_seconds"] > 0

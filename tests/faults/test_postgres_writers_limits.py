@@ -1,0 +1,43 @@
+"""A writer's own limits: what captures its changes does not fail, or wait, where the same write would not."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.support.world import World
+
+FILL = """
+INSERT INTO users (id, name, email) VALUES (1, 'John', '');
+INSERT INTO posts (id, user_id, title, body) SELECT n, 1, repeat('t', 200), '' FROM generate_series(1, 20000) AS n
+"""
+TRIMS = {"SYNCER_RELAY_TRIM_SECONDS": "0.05", "SYNCER_LOG_LEVEL": "debug"}
+REWRITE = "UPDATE posts SET title = title || '!'"
+
+
+def test_a_limit_on_temporary_files_applies_to_what_is_captured(world: World) -> None:
+    """Postgres itself keeps the changed rows for the trigger in a file, as docs/faq.md says; few rows need none."""
+    world.sql(FILL)
+    with world.application() as connection:
+        connection.execute("SET temp_file_limit = 0; SET work_mem = '64kB'")
+        connection.execute(f"{REWRITE} WHERE id <= 100")
+        connection.commit()
+        with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
+            connection.execute(REWRITE)
+        connection.rollback()
+        connection.execute("SET temp_file_limit = '64MB'")
+        connection.execute(REWRITE)
+        connection.commit()
+
+
+def test_a_lock_timeout_of_a_moment_is_not_exceeded_while_the_relay_trims(world: World) -> None:
+    """The relay truncates no segment that a writer is using, so no writer waits for it."""
+    world.daemon("--only", "relay", environment=TRIMS).wait_for("relay.led")
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
+    with world.application() as connection:
+        connection.execute("SET lock_timeout = '1ms'")
+        connection.commit()
+        for number in range(1000):
+            connection.execute("UPDATE users SET name = %s WHERE id = 1", (str(number),))
+            connection.commit()
+    world.daemons[0].wait_for("relay.outbox_trimmed")

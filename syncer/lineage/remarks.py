@@ -50,19 +50,22 @@ FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid
 JOIN pg_class AS c ON c.oid = rule.ev_class JOIN pg_namespace AS n ON n.oid = c.relnamespace
 """
 )
-# Aggregates over json objects are left out: the order of keys is no difference.
+# Aggregates over json objects are left out: the order of keys is no difference. So are those of users, which may not
+# depend on the order.
 _ORDERED = """
-SELECT p.oid::int, CASE n.nspname WHEN 'pg_catalog' THEN p.proname::text ELSE format('%I.%I', n.nspname, p.proname) END
-FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
-WHERE p.oid = ANY ($1) AND (n.nspname <> 'pg_catalog'
-      OR p.proname ~ '^(array_agg|string_agg|xmlagg|jsonb?_agg(_strict)?)$')
+SELECT oid::int, proname::text FROM pg_proc
+WHERE oid = ANY ($1) AND pronamespace = 'pg_catalog'::regnamespace
+  AND proname ~ '^(array_agg|string_agg|xmlagg|jsonb?_agg(_strict)?)$'
 """
-# A stable function of Postgres that takes or returns a time with a zone, or converts one to the other.
+# A stable function of Postgres that takes or returns a time with a zone, or converts one to the other, unless it is
+# told the zone, or only adds an interval.
 _ZONED = """
 SELECT p.oid::int, format('%s(%s)', p.proname, oidvectortypes(p.proargtypes))
 FROM pg_proc AS p
 WHERE p.oid = ANY ($1) AND p.provolatile = 's' AND p.pronamespace = 'pg_catalog'::regnamespace
   AND p.proargtypes::oid[] || p.prorettype && '{timestamptz,timetz,tstzrange}'::regtype[]::oid[]
+  AND p.proname NOT IN ('timestamptz_pl_interval', 'timestamptz_mi_interval', 'interval_pl_timestamptz')
+  AND NOT (p.proname = 'date_trunc' AND p.pronargs = 3) AND NOT (p.proname = 'make_timestamptz' AND p.pronargs = 7)
 """
 _INTERVALS = """
 SELECT attname::text FROM pg_attribute
@@ -80,11 +83,14 @@ _TEXTS = frozenset({25, 1042, 1043})
 _FUNCTION = re.compile(r":(?:funcid|opfuncid) (\d+)")
 _AGGREGATE = re.compile(r"\{AGGREF :aggfnoid (\d+)")
 _CAST = re.compile(r"\{COERCEVIAIO :arg \{")
-_TYPE_OF_ARGUMENT = re.compile(r":(?:vartype|consttype|funcresulttype|opresulttype|resulttype|aggtype|paramtype) (\d+)")
-_RESULT = re.compile(r":resulttype (\d+)")
+_TYPES_OF_NODES = (
+    *("vartype", "consttype", "paramtype", "funcresulttype", "opresulttype", "resulttype", "aggtype", "wintype"),
+    *("casetype", "coalescetype", "minmaxtype"),
+)
+"""The fields in which nodes of an expression keep the type of their value."""
 # In a name, a brace stands behind a backslash.
 _BRACE = re.compile(r"\\.|[{}]")
-_BRACE_OR_FIELD = re.compile(r"\\.|[{}]|:(\w+) (\S+)")
+_BRACE_OR_FIELD = re.compile(r"\\.|[{}]|:(\w+) ([^\s{}]+)")
 _DEPTHS = {"{": 1, "}": -1}
 
 
@@ -129,10 +135,10 @@ def _printed(connection: Connection, view: str, tree: str) -> Iterator[Remark]:
     """Yield the casts to text of types that are printed as settings say."""
     types = set()
     for found in _CAST.finditer(tree):
-        node = _node(tree, found.start())
-        of, to = _TYPE_OF_ARGUMENT.search(node), _RESULT.findall(node)
-        if of is not None and to and int(to[-1]) in _TEXTS:
-            types.add(int(of[1]))
+        cast, argument = _node(tree, found.start()), _node(tree, found.end() - 1)
+        of = next(filter(None, (_field(argument, name) for name in _TYPES_OF_NODES)), "")
+        if of and int(_field(cast, "resulttype")) in _TEXTS:
+            types.add(int(of))
     for _, name in connection.execute(_TYPES, (sorted(types),)).fetchall() if types else ():
         if name in _PRINTED_BY_SETTING:
             yield Remark(kind=RemarkKind.FORMAT, name=f"{name}::text", view=view)

@@ -717,7 +717,12 @@ REMARKED = {
     "(SELECT array_agg(c.name) FROM comments AS c WHERE c.post_id = p.id)": "array_agg has no ORDER BY",
     "(SELECT string_agg(c.name, ',') FROM comments AS c WHERE c.post_id = p.id)": "string_agg has no ORDER BY",
     "(SELECT n.names FROM named AS n WHERE n.post_id = p.id)": "jsonb_agg in the view public.named has no ORDER BY",
-    "(SELECT glued(c.name) FROM comments AS c WHERE c.post_id = p.id)": "public.glued has no ORDER BY",
+    "(SELECT jsonb_agg(jsonb_build_object('n', c.name)) FROM comments AS c WHERE c.post_id = p.id)": "jsonb_agg has no",
+    "(SELECT string_agg(c.name, c.comment) FROM comments AS c WHERE c.post_id = p.id)": "string_agg has no ORDER BY",
+    "(CASE WHEN p.views = 1 THEN p.created::date END)::text": "date::text depends on",
+    "(SELECT array_agg((SELECT count(*) FROM users AS u WHERE u.id = c.id) ORDER BY c.id) FROM comments AS c)": "",
+    "(CASE WHEN age(p.created, p.created) IS NULL THEN 1 ELSE 2 END)::text": "",
+    "date_trunc('day', p.created, 'America/New_York') + interval '1 hour'": "",
     "(SELECT jsonb_agg(upper(c.name) ORDER BY c.id) FROM comments AS c WHERE c.post_id = p.id)": "",
     "(SELECT array_agg(DISTINCT c.name) FROM comments AS c WHERE c.post_id = p.id)": "",
     "(SELECT sum(c.stars) FROM comments AS c WHERE c.post_id = p.id)": "",
@@ -730,9 +735,7 @@ def test_what_depends_on_the_session_or_on_chance_is_noted(blog: World) -> None:
     """Functions, casts and aggregates, also behind a view over a view; nothing is noted of what depends on neither."""
     blog.sql(
         """
-        CREATE VIEW named AS SELECT c.post_id, jsonb_agg(c.name) AS names FROM comments AS c GROUP BY c.post_id;
-        CREATE FUNCTION glue(a text, b text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT $1 || $2';
-        CREATE AGGREGATE glued(text) (SFUNC = public.glue, STYPE = text, INITCOND = '')
+        CREATE VIEW named AS SELECT c.post_id, jsonb_agg(c.name) AS names FROM comments AS c GROUP BY c.post_id
         """
     )
     with blog.connect() as connection:

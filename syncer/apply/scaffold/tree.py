@@ -207,11 +207,11 @@ def edges(connection: Connection, table: Table, step: str) -> list[Edge]:
         DefinitionError: There is none.
         SourceError: The table cannot be read.
     """
-    step = _bare(step)
-    found = [one for one in table.refers if step in (_object_name(one), *one.columns)]
-    below = [one for one in table.referred if step in (_array_name(one, table), one.table, _bare(one.relation))]
+    meant = {step, _bare(step)}  # a name may be quoted, or contain a quote
+    found = [one for one in table.refers if meant & {_object_name(one), *one.columns}]
+    below = [one for one in table.referred if meant & {_array_name(one, table), one.table, _bare(one.relation)}]
     if not found and not below:
-        found = [one for one in table.refers if step in (one.to_table, _bare(one.to))]
+        found = [one for one in table.refers if meant & {one.to_table, _bare(one.to)}]
     made = [
         Edge(name=_object_name(one), joins=(up(one, catalogue.find(connection, one.to)),), is_array=False)
         for one in found
@@ -223,7 +223,7 @@ def edges(connection: Connection, table: Table, step: str) -> list[Edge]:
         )
         for one in below
     ]
-    made = made or [one for one in _through(connection, table) if step in _names_behind(one)]
+    made = made or [one for one in _through(connection, table) if meant & set(_names_behind(one))]
     if not made:
         known = sorted(
             {_object_name(one) for one in table.refers}

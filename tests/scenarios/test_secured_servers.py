@@ -269,7 +269,6 @@ def test_no_duty_can_do_what_is_another_s(guarded: Guarded) -> None:
 
 WRONG = {
     "postgres password": ({"SYNCER_POSTGRES_DSN_FILE": "wrong-dsn"}, "password authentication failed"),
-    "kafka password": ({"SYNCER_KAFKA_SASL_PASSWORD_FILE": "wrong-kafka"}, "kafka does not let syncer in"),
     "api key": ({"SYNCER_ELASTICSEARCH_API_KEY_FILE": "wrong-key"}, "login"),
 }
 
@@ -322,7 +321,6 @@ def test_a_wrong_secret_is_said_and_not_shown(guarded: Guarded, what: str) -> No
     it = guarded
     trusted = str(it.servers.authority.certificate)
     it.file("wrong-dsn", make_conninfo(it.dsn("worker", trusted), password=f"{HOSTILE}wrong"))
-    it.file("wrong-kafka", f"{HOSTILE}wrong")
     it.file("wrong-key", "d3Jvbmc6d3Jvbmctd3Jvbmctd3Jvbmctd3Jvbmc=")
     changes, says = WRONG[what]
     environment = {name: str(it.folder / file) for name, file in changes.items()}
@@ -334,7 +332,6 @@ def test_a_wrong_secret_is_said_and_not_shown(guarded: Guarded, what: str) -> No
 
 STRANGERS = {
     "postgres": "certificate verify failed",
-    "kafka": "certificate verify failed",
     "elasticsearch": "certificate verify failed",
 }
 
@@ -347,7 +344,6 @@ def test_a_server_that_a_stranger_vouches_for_is_not_spoken_to(guarded: Guarded,
     it.file("strange-dsn", it.dsn("worker", str(it.servers.stranger.certificate)))
     names = {
         "postgres": {"SYNCER_POSTGRES_DSN_FILE": str(it.folder / "strange-dsn")},
-        "kafka": {"SYNCER_KAFKA_PROPERTIES": strange["SYNCER_KAFKA_PROPERTIES"]},
         "elasticsearch": {"SYNCER_ELASTICSEARCH_CA_CERTS": strange["SYNCER_ELASTICSEARCH_CA_CERTS"]},
     }
     it.file("worker-dsn", it.dsn("worker", str(it.servers.authority.certificate)))

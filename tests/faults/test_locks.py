@@ -1,118 +1,333 @@
-"""Locks in Elasticsearch: one owner at a time, in the order of terms, despite kills, freezes and delays."""
+"""Locks in Elasticsearch: one holder at a time, in the order of terms, despite kills, freezes and delays."""
 
 from __future__ import annotations
 
+import random
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from elasticsearch import Elasticsearch
 
-from syncer.base.errors import LockLostError
+from syncer.base.errors import LockError, LockLostError, LockTimeoutError
+from syncer.locks import Edit, HeldLocks, Locks, edits
+from syncer.locks.table import Table
 from syncer.sandbox import Endpoints
-from tests.support.locking import violations
-from tests.support.locking.crowd import crowd, settled
-from tests.support.locking.locker import LEASE_SECONDS
-from tests.support.locking.owners import held_up, lockers
-from tests.support.locking.pair import pair_index, set_pair, values
-from tests.support.world import DEADLINE_SECONDS
+from tests.support.elasticsearch_proxy import Forward, Proxy
+from tests.support.locking import (
+    CROWD_LEASE_SECONDS,
+    PAIR,
+    STEPS,
+    Turn,
+    history,
+    numbered_pair,
+    pair_index,
+    set_pair,
+    values,
+    violations,
+)
+from tests.support.world import DEADLINE_SECONDS, REPOSITORY, wait_until
+
+LEASE = 2.0
 
 
 @pytest.fixture
-def index(endpoints: Endpoints) -> Iterator[str]:
-    """An index with two documents that are equal."""
+def index(endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An index with two documents that are equal; each is a page of its own."""
+    monkeypatch.setattr(edits, "PAGE_EDITS_MAX", 1)
     with pair_index(endpoints.elasticsearch_url) as name:
         yield name
 
 
-def test_who_comes_back_from_the_dead_changes_nothing(
-    endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it had begun is rolled back before the next one gets the lock; its own write is too late."""
-    with lockers(endpoints, index) as (first, second), ThreadPoolExecutor() as pool:
-        come, go = held_up(monkeypatch, first, "write")
-
-        def change() -> None:
-            with first.everything() as held:
-                set_pair(held, index, 7)
-
-        late = pool.submit(change)
-        assert come.wait(DEADLINE_SECONDS)
-        with second.everything() as held:
-            go.set()
-            with pytest.raises(LockLostError):
-                late.result()
-            assert values(second._client, index) == (0, 0)
-            set_pair(held, index, 8)
-            assert values(second._client, index) == (8, 8)
+@pytest.fixture
+def client(endpoints: Endpoints) -> Iterator[Elasticsearch]:
+    """A plain client."""
+    with Elasticsearch(endpoints.elasticsearch_url, request_timeout=60) as made:
+        yield made
 
 
-def test_who_was_taken_for_dead_begins_nothing(
-    endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its clock may even stand still: it finds out from Elasticsearch, before any document is written."""
-    with lockers(endpoints, index) as (first, second), ThreadPoolExecutor() as pool:
-        come, go = held_up(monkeypatch, first, "read")
-
-        def change() -> None:
-            with first.everything() as held:
-                first._lease._renewed_at = float("inf")  # a clock that stands still
-                set_pair(held, index, 7)
-
-        late = pool.submit(change)
-        assert come.wait(DEADLINE_SECONDS)
-        with second.everything():
-            go.set()
-            with pytest.raises(LockLostError):
-                late.result()
-            assert values(second._client, index) == (0, 0)
+def owner(client: Elasticsearch, index: str, *, lease: float = 15) -> Locks:
+    """An owner of locks."""
+    return Locks(client, owner="owner", index=f"{index}-locks", lease_seconds=lease)
 
 
-def test_who_is_being_buried_is_not_told_that_its_change_is_made(
-    endpoints: Endpoints, index: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has written both documents before its successor rolls them back: that must not pass for done."""
-    with lockers(endpoints, index) as (first, second), ThreadPoolExecutor() as pool:
-        come, go = held_up(monkeypatch, first, "write")
-        buries, go_on = held_up(monkeypatch, second, "write")
+def stall(held: HeldLocks) -> None:
+    """Renew the lease no more, as a process that is frozen."""
+    held._has_ended.set()
+    held._thread.join()
+    held._has_ended.clear()
 
-        def change() -> None:
-            with first.everything() as held:
-                set_pair(held, index, 7)
 
-        def take_over() -> tuple[int, ...]:
-            with second.everything():
-                return values(second._client, index)
+def interrupt(monkeypatch: pytest.MonkeyPatch, *, at: int, always: bool = False) -> None:
+    """Interrupt a write of documents, and ``always`` all later ones too."""
+    write, calls = edits.write, iter(range(1, 1000))
 
-        late = pool.submit(change)
-        assert come.wait(DEADLINE_SECONDS)
-        next_one = pool.submit(take_over)
-        assert buries.wait(DEADLINE_SECONDS)
-        first._lease._renewed_at = float("inf")  # a clock that stands still
-        go.set()
-        try:
-            with pytest.raises(LockLostError):
-                late.result()
-        finally:
-            go_on.set()
-        assert next_one.result() == (0, 0)
+    def write_or_interrupt(*arguments: Any, **named: Any) -> LockError | None:
+        number = next(calls)
+        if number == at or (always and number > at):
+            raise KeyboardInterrupt
+        return write(*arguments, **named)
+
+    monkeypatch.setattr(edits, "write", write_or_interrupt)
+
+
+def left_over(client: Elasticsearch, index: str) -> int:
+    """How many documents the index of locks has."""
+    client.indices.refresh(index=f"{index}-locks")
+    return int(client.count(index=f"{index}-locks")["count"])
+
+
+# Processes that are killed or frozen
 
 
 @pytest.mark.parametrize("kind", ["global", "document", "tree"])
-def test_one_at_a_time_whoever_dies_or_stands_still(
-    endpoints: Endpoints, index: str, kind: str, tmp_path: Path
+def test_processes_that_are_killed_or_frozen_change_documents_one_at_a_time(
+    endpoints: Endpoints, client: Elasticsearch, index: str, kind: str, tmp_path: Path
 ) -> None:
     """What they read and wrote could have been done one after the other, in the order of their terms."""
-    with crowd(endpoints, index, kind, tmp_path) as lockers:
-        lockers.wait_for(2)
-        for trouble in range(2):
-            if trouble % 2:
-                lockers.kill()
-            else:
-                with lockers.stalled():
-                    time.sleep(2 * LEASE_SECONDS)
-            lockers.wait_for(2)
-    turns = lockers.turns()
-    assert len(turns) > 2
-    assert violations(turns, settled(endpoints.elasticsearch_url, index)) == []
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        program = [sys.executable, "-m", "tests.support.locking", endpoints.elasticsearch_url, index, str(tmp_path)]
+        name = f"locker-{len(list(tmp_path.iterdir()))}-{random.randrange(10**9)}"
+        processes.append(subprocess.Popen([*program, "crowd", kind, name], cwd=REPOSITORY))
+
+    def wait_for_turns() -> None:
+        done = len([turn for turn in history(tmp_path.iterdir()) if turn.is_done])
+        wait_until(
+            lambda: len([turn for turn in history(tmp_path.iterdir()) if turn.is_done]) >= done + 2, what="two turns"
+        )
+
+    try:
+        for _ in range(4):
+            start()
+        wait_for_turns()
+        for _ in range(2):
+            frozen, killed = processes[0], processes.pop()
+            frozen.send_signal(signal.SIGSTOP)
+            time.sleep(2 * CROWD_LEASE_SECONDS)
+            frozen.send_signal(signal.SIGCONT)
+            wait_for_turns()
+            killed.kill()
+            killed.wait()
+            start()
+            wait_for_turns()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    locks = owner(client, index)
+    for holder in locks._table.read_all()[0]:
+        assert locks.break_holder(holder.id)
+    assert violations(history(tmp_path.iterdir()), values(client, index)) == []
+
+
+@pytest.mark.parametrize("role", ["holder", "burier"])
+def test_a_process_is_frozen_before_each_of_its_requests(endpoints: Endpoints, role: str, tmp_path: Path) -> None:
+    """Its change is made whole, or not at all. Once it continues, nothing of it reaches a document."""
+    url, numbers = endpoints.elasticsearch_url, range(1, STEPS[role] + 1)
+    with (
+        pair_index(url, pairs=[numbered_pair(number) for number in numbers]) as index,
+        Elasticsearch(url, request_timeout=60) as client,
+    ):
+        command = [sys.executable, "-m", "tests.support.locking", url, index, str(tmp_path), role]
+        with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+            assert program.stdin is not None
+            assert program.stdout is not None
+            assert program.stdout.readline() == b"stopped\n"
+            with owner(client, index, lease=30).tree("/", timeout=120) as held:
+                found = {number: values(client, index, pair=numbered_pair(number)) for number in numbers}
+                pairs = [id_ for number in numbers for id_ in numbered_pair(number)]
+                held.write([Edit(index=index, id=id_, source={"value": 100}) for id_ in pairs])
+        for number in numbers:
+            heir = Turn(who="heir", term=held.term, read=found[number], wrote=100, is_done=True)
+            turns = sorted([*history(tmp_path.glob(f"*-{number}.jsonl")), heir], key=lambda turn: turn.term)
+            last = values(client, index, pair=numbered_pair(number))
+            assert violations(turns, last) == [], f"process {number}"
+        assert Table.ensure(client, f"{index}-locks").read_all()[1] == []
+    assert any(turn.is_done for turn in history(tmp_path.iterdir())), "no process came to its end"
+
+
+# Changes that are broken off, or sent twice
+
+
+def test_a_change_that_fails_is_rolled_back_at_once(
+    client: Elasticsearch, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an error of what yields the changes, by an interrupt, or by Elasticsearch: the lock is still held."""
+
+    def changes() -> Iterator[Edit]:
+        yield Edit(index=index, id=PAIR[0], source={"value": 6})
+        yield Edit(index=index, id=PAIR[0], source={"value": 7})
+        raise ZeroDivisionError
+
+    with owner(client, index).everything() as held:
+        with pytest.raises(ZeroDivisionError):
+            held.write(changes())
+        assert values(client, index) == (0, 0)
+        with monkeypatch.context() as patched:
+            interrupt(patched, at=2)
+            with pytest.raises(KeyboardInterrupt):
+                set_pair(held, index, 8)
+        assert values(client, index) == (0, 0)
+        refused = [Edit(index=index, id=id_, source={"value": 8 if id_ == PAIR[0] else "no number"}) for id_ in PAIR]
+        with pytest.raises(LockError, match="is refused"):
+            held.write(refused)
+        assert values(client, index) == (0, 0)
+        set_pair(held, index, 9)
+    assert values(client, index) == (9, 9)
+    assert left_over(client, index) == 0
+
+
+def test_a_change_that_cannot_be_rolled_back_is_rolled_back_by_the_next_holder(
+    client: Elasticsearch, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then the lock is not free. The owner is told, at the latest at the end of the block, and may lock again."""
+    first = owner(client, index, lease=LEASE)
+
+    def change() -> None:
+        with first.everything() as held:
+            with pytest.raises(KeyboardInterrupt):
+                set_pair(held, index, 7)
+            with pytest.raises(LockLostError):
+                set_pair(held, index, 8)
+
+    with monkeypatch.context() as patched:
+        interrupt(patched, at=2, always=True)
+        with pytest.raises(LockLostError):
+            change()
+    assert values(client, index) == (7, 0)
+    with owner(client, index).everything():
+        assert values(client, index) == (0, 0)
+    with first.everything() as held:
+        set_pair(held, index, 9)
+    assert left_over(client, index) == 0
+
+
+def test_a_request_that_arrives_late_does_not_undo_a_later_change_of_the_same_holder(
+    client: Elasticsearch, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was repeated because it was not answered; by the time it arrives, the documents were changed again."""
+    write, sent = edits.write, []
+
+    def write_and_record(client: Elasticsearch, changes: list[Edit], *, term: int) -> LockError | None:
+        sent.append((changes, term))
+        return write(client, changes, term=term)
+
+    monkeypatch.setattr(edits, "write", write_and_record)
+    with owner(client, index).everything() as held:
+        set_pair(held, index, 7)
+        late = list(sent)
+        set_pair(held, index, 8)
+        for changes, term in late:
+            write(client, changes, term=term)
+        assert values(client, index) == (8, 8)
+
+
+# Answers that do not come
+
+
+@pytest.mark.parametrize("request_number", range(1, 10))
+def test_any_answer_may_be_lost(endpoints: Endpoints, client: Elasticsearch, index: str, request_number: int) -> None:
+    """Elasticsearch has done what it was asked for, and nobody knows: it is repeated, and nothing is left over."""
+    numbers = iter(range(1, 1000))
+
+    def lose(forward: Forward) -> Any:
+        answer = forward()
+        return None if next(numbers) == request_number else answer
+
+    with (
+        Proxy(endpoints.elasticsearch_url).running() as proxy,
+        Elasticsearch(proxy.address) as spoilt,
+        proxy.spoiling(lose),
+        owner(spoilt, index, lease=5).tree("/a/b") as held,
+    ):
+        set_pair(held, index, 7)
+    with owner(client, index).tree("/a", timeout=DEADLINE_SECONDS):
+        assert values(client, index) == (7, 7)
+
+
+def test_an_answer_that_never_comes_costs_no_lease(endpoints: Endpoints, index: str) -> None:
+    """The connection hangs, Elasticsearch does not: the next renewal succeeds in time."""
+    given_up = threading.Event()
+
+    def hang(forward: Forward) -> None:
+        forward()
+        given_up.wait(DEADLINE_SECONDS)
+
+    with (
+        Proxy(endpoints.elasticsearch_url).running() as proxy,
+        Elasticsearch(proxy.address) as client,
+        owner(client, index, lease=LEASE).everything() as held,
+        proxy.spoiling(hang, times=1),
+    ):
+        wait_until(lambda: proxy.is_through, what="a renewal hangs")
+        until = time.monotonic() + 1.5 * LEASE
+        try:
+            while time.monotonic() < until:
+                held.require()
+                time.sleep(0.1)
+        finally:
+            given_up.set()
+
+
+def test_a_holder_that_did_not_renew_its_lease_is_told(client: Elasticsearch, index: str) -> None:
+    """Another one may have had the lock since: what was read under it may be old."""
+    with ExitStack() as block:
+        block.enter_context(pytest.raises(LockLostError))
+        held = block.enter_context(owner(client, index, lease=1).everything())
+        stall(held)
+        wait_until(lambda: held._is_over, what="its lease is over")
+        with pytest.raises(LockLostError):
+            set_pair(held, index, 7)
+    assert values(client, index) == (0, 0)
+
+
+def test_an_owner_that_never_waits_finds_out_that_a_holder_is_dead(client: Elasticsearch, index: str) -> None:
+    """A worker that goes through a list of tasks, and skips what others have, does what the dead have left."""
+    second = owner(client, index)
+    had: set[str] = set()
+
+    def are_had() -> bool:
+        for id_ in ("1", "2"):
+            with suppress(LockTimeoutError), second.documents(index, [id_], timeout=0):
+                had.add(id_)
+        return had == {"1", "2"}
+
+    with ExitStack() as dead:
+        for id_ in ("1", "2"):
+            dead.enter_context(pytest.raises(LockLostError))
+            stall(dead.enter_context(owner(client, index, lease=1).documents(index, [id_])))
+        wait_until(are_had, what="both are had")
+
+
+def test_waiting_ends_in_time_though_elasticsearch_refuses_the_roll_back(
+    client: Elasticsearch, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is not granted before the change is rolled back."""
+    first = owner(client, index, lease=1)
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt), first.everything() as held:
+        interrupt(patched, at=2, always=True)
+        set_pair(held, index, 7)
+    block = "index.blocks.read_only_allow_delete"
+    client.indices.put_settings(index=index, settings={block: True})
+
+    def take(timeout: float) -> tuple[int, ...]:
+        with owner(client, index).everything(timeout=timeout):
+            return values(client, index)
+
+    with ThreadPoolExecutor() as pool:
+        try:
+            with pytest.raises(LockTimeoutError, match="did not complete a request in time"):
+                pool.submit(take, LEASE).result(DEADLINE_SECONDS)
+        finally:
+            client.indices.put_settings(index=index, settings={block: None})
+    assert take(60) == (0, 0)

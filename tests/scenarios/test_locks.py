@@ -1,26 +1,21 @@
-"""The three locks of the guide: what each keeps out, how it is waited for and given back."""
+"""The three locks of the guide: what each keeps out, and changes under them. The examples of docs/locks.md."""
 
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
-from elasticsearch import ConnectionTimeout, Elasticsearch
+from elasticsearch import Elasticsearch
 
 from syncer.base.errors import LockError, LockLostError, LockTimeoutError
-from syncer.locks import Edit, HeldLocks, Locks
-from syncer.locks.entries import Entry
-from syncer.locks.intents import Intent
-from syncer.locks.names import Mode
-from syncer.locks.registry import ensure, find
+from syncer.locks import Edit, HeldLocks, Locks, edits
 from syncer.sandbox import Endpoints
-from tests.support.locking.files import INDEX_BODY, rename_directory, rename_file
-from tests.support.locking.owners import fail_at
-from tests.support.world import DEADLINE_SECONDS, wait_until
+from tests.support.locking import FILES_INDEX, page_example
+from tests.support.world import DEADLINE_SECONDS
 
 Take = Callable[[Locks], AbstractContextManager[HeldLocks]]
 SHORT = 0.2
@@ -35,30 +30,17 @@ def client(endpoints: Endpoints) -> Iterator[Elasticsearch]:
 
 @pytest.fixture
 def index(client: Elasticsearch) -> Iterator[str]:
-    """The guide's index of files, and one of locks; both gone afterwards."""
+    """The guide's index of files, deleted afterwards, as is that of its locks."""
     name = f"files-{random.randrange(10**9)}"
-    client.indices.create(index=name, **INDEX_BODY)
+    client.indices.create(index=name, **FILES_INDEX)
     yield name
-    client.indices.delete(index=[name, f"{name}-locks", f"{name}-locks-intents"], ignore_unavailable=True)
+    client.indices.delete(index=[name, f"{name}-locks"], ignore_unavailable=True)
 
 
 @pytest.fixture
-def owner(client: Elasticsearch, index: str) -> Iterator[Callable[[str], Locks]]:
+def owner(client: Elasticsearch, index: str) -> Callable[[str], Locks]:
     """Makes owners of locks."""
-    made: list[Locks] = []
-
-    def make(name: str) -> Locks:
-        made.append(Locks(client, owner=name, index=f"{index}-locks", lease_seconds=30))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def entries(client: Elasticsearch, index: str) -> set[tuple[str, str]]:
-    """All that is held: the lock and how."""
-    return {(one.lock, one.mode) for one in ensure(client, f"{index}-locks").entries.of()}
+    return lambda name: Locks(client, owner=name, index=f"{index}-locks", lease_seconds=30)
 
 
 def everything(locks: Locks) -> AbstractContextManager[HeldLocks]:
@@ -71,9 +53,15 @@ def documents(*ids: str) -> Take:
     return lambda locks: locks.documents("files", ids, timeout=SHORT)
 
 
-def tree(*paths: str) -> Take:
+def tree(*paths: str, name: str = "files") -> Take:
     """Locks on paths."""
-    return lambda locks: locks.tree(*paths, timeout=SHORT)
+    return lambda locks: locks.tree(*paths, name=name, timeout=SHORT)
+
+
+def add_files(client: Elasticsearch, index: str, files: dict[str, tuple[str, str]]) -> None:
+    """Write files, each with its directory and its name."""
+    found = [Edit(index=index, id=id_, source={"path": path, "name": name}) for id_, (path, name) in files.items()]
+    assert edits.write(client, found, term=1) is None
 
 
 @pytest.mark.parametrize(
@@ -90,19 +78,17 @@ def tree(*paths: str) -> Take:
         (tree("/"), tree("/a")),
     ],
 )
-def test_one_keeps_the_other_out(
-    client: Elasticsearch, index: str, owner: Callable[[str], Locks], held: Take, wanted: Take
-) -> None:
-    """Who waits in vain is told who holds it, and leaves nothing behind; later it is his, in a greater term."""
+def test_locks_that_conflict(owner: Callable[[str], Locks], held: Take, wanted: Take) -> None:
+    """An owner that waits in vain is told who holds it, and keeps nothing; later it is granted, in a greater term."""
     first, second = owner("123"), owner("234")
     with held(first) as before:
-        taken = entries(client, index)
+        taken = first._table.read_all()
         with pytest.raises(LockTimeoutError, match="held by 123"), wanted(second):
             pass
-        assert entries(client, index) == taken
+        assert set(second._table.read_all()[1]) == set(taken[1])
     with wanted(second) as after:
         assert after.term > before.term
-    assert entries(client, index) == set()
+    assert first._table.read_all() == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -113,128 +99,89 @@ def test_one_keeps_the_other_out(
         (tree("/clinton/projects/README.txt"), tree("/clinton/projects/NOTES.txt")),
         (tree("/clinton/projects/README.txt"), tree("/clintons")),
         (tree("/a b"), tree("/a%20b")),
-        (tree("/a"), lambda locks: locks.tree("/a", name="other", timeout=SHORT)),
+        (tree("/a"), tree("/a", name="other")),
         (tree("/" + "x" * 3000), tree("/" + "x" * 3001)),
         (tree("/a" * 100 + "/b"), tree("/a" * 100 + "/c")),
         (tree("/caf\u00e9"), tree("/cafe\u0301")),
         (tree("/a\0b/\udcff:~%2F\n"), tree("/a\0b/\udcfe:~%2F\n")),
     ],
 )
-def test_one_does_not_keep_the_other_out(owner: Callable[[str], Locks], held: Take, wanted: Take) -> None:
-    """What has nothing to do with each other is locked side by side, whatever characters are in it."""
+def test_locks_that_do_not_conflict(owner: Callable[[str], Locks], held: Take, wanted: Take) -> None:
+    """Both are held at the same time, whatever characters are in their names."""
     with held(owner("123")), wanted(owner("234")):
         pass
 
 
-def test_an_owner_requests_all_locks_at_once(owner: Callable[[str], Locks]) -> None:
-    """Two owners that request one lock under another could wait for each other forever."""
-    locks = owner("123")
-    with locks.documents("files", ["2"]):
-        with pytest.raises(LockError, match="holds locks already"), locks.documents("files", ["1"]):
-            pass
-        with documents("1")(owner("234")):
-            pass
-    with locks.documents("files", ["1"]):
-        pass
-
-
-def test_nothing_is_written_after_the_end_of_the_block(index: str, owner: Callable[[str], Locks]) -> None:
-    """The lock may be somebody else's by then, though its owner still has others."""
-    with owner("123").everything() as held:
-        pass
-    with pytest.raises(LockError, match="were given back"):
-        held.write([Edit(index=index, id="1", source={"name": "a", "path": "/"})])
-
-
-def test_an_index_that_cannot_hold_locks_is_refused(client: Elasticsearch, index: str) -> None:
-    """One that Elasticsearch has made by itself, one with two shards, an alias: the order of terms would be lost."""
-    name = f"{index}-locks"
-    settings = {"number_of_shards": 2, "number_of_replicas": 0}
-    client.indices.create(index=f"{name}-intents", settings=settings)
-    for body in ({"settings": settings}, {"mappings": {"dynamic": True}}):
-        client.indices.create(index=name, **body)
-        with pytest.raises(LockError, match="made for locks"):
-            Locks(client, owner="123", index=name)
-        client.indices.delete(index=name)
-    client.indices.put_alias(index=index, name=name)
-    with pytest.raises(LockError, match="made for locks"):
-        Locks(client, owner="123", index=name)
-    with pytest.raises(LockError, match="made for locks"):
-        find(client, index)  # though it has no intents beside it
-
-
-def test_a_shared_lock_is_an_entry_for_each(client: Elasticsearch, index: str, owner: Callable[[str], Locks]) -> None:
-    """However many share a directory, each gives back what is his own, and nothing of it remains."""
-    first, second, third = owner("1"), owner("2"), owner("3")
-    with tree("/a/1")(first), tree("/a/2")(second):
-        with pytest.raises(LockTimeoutError), tree("/a")(third):
-            pass
-        with tree("/a/3")(third):  # who has waited in vain keeps nobody out, himself least of all
-            pass
-    with tree("/a")(third):
-        pass
-    assert entries(client, index) == set()
-
-
-def test_who_waits_to_be_alone_is_not_overtaken_for_ever(owner: Callable[[str], Locks]) -> None:
-    """While somebody waits for a directory, nobody new shares it, or those who do would never all be gone."""
-    sharing, alone, late = owner("sharing"), owner("alone"), owner("late")
-    with ThreadPoolExecutor() as pool:
-        is_alone = threading.Event()
-
-        def take() -> None:
-            with alone.tree("/a", timeout=DEADLINE_SECONDS):
-                is_alone.set()
-
-        def is_kept_out() -> bool:
-            try:
-                with late.tree("/a/2", timeout=0):
-                    return False
-            except LockTimeoutError:
-                return True
-
-        with sharing.tree("/a/1"):
-            waiting = pool.submit(take)
-            wait_until(is_kept_out, what="the one who waits has come")
-            assert not is_alone.is_set()
-        waiting.result()
-
-
-def test_sets_that_overlap_are_taken_without_a_circle(owner: Callable[[str], Locks]) -> None:
-    """Many owners, each of whom wants a handful of ten documents, again and again: all get through."""
-    owners = [owner(str(number)) for number in range(4)]
+def test_sets_that_overlap_cause_no_deadlock(owner: Callable[[str], Locks]) -> None:
+    """Several owners request four of ten documents, again and again; a shared `Locks` serves two threads."""
+    shared = owner("shared")
 
     def work(locks: Locks) -> None:
         for _ in range(10):
             with locks.documents("files", map(str, random.sample(range(10), 4)), timeout=DEADLINE_SECONDS):
                 pass
 
-    with ThreadPoolExecutor(len(owners)) as pool:
-        for done in [pool.submit(work, one) for one in owners]:
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(work, locks) for locks in (owner("1"), owner("2"), shared, shared)]:
             done.result()
 
 
 @pytest.mark.parametrize(
-    ("take", "said"),
+    ("take", "message"),
     [
         (lambda locks: locks.tree("a/b"), "not an absolute path"),
         (lambda locks: locks.tree("/a/../b"), "not an absolute path"),
         (lambda locks: locks.everything(""), "without a name"),
-        (lambda locks: locks.documents("files", map(str, range(20_000))), "too many"),
-        (lambda locks: locks.documents("files", "12"), "is one id, and not some"),
+        (lambda locks: locks.documents("files", map(str, range(1001))), "too many"),
+        (lambda locks: locks.documents("files", "12"), "is a single id"),
     ],
 )
-def test_what_cannot_be_locked_is_refused(owner: Callable[[str], Locks], take: Take, said: str) -> None:
-    """With words, before anything is taken."""
-    with pytest.raises(LockError, match=said), take(owner("123")):
+def test_what_cannot_be_locked_is_refused(owner: Callable[[str], Locks], take: Take, message: str) -> None:
+    """Before anything is taken."""
+    with pytest.raises(LockError, match=message), take(owner("123")):
+        pass
+
+
+def test_locks_are_requested_at_once_and_used_while_they_are_held(index: str, owner: Callable[[str], Locks]) -> None:
+    """Two owners that request a lock while they hold another could wait for each other forever."""
+    locks = owner("123")
+    with locks.documents("files", ["2"]) as held:
+        with pytest.raises(LockError, match="holds locks already"), locks.documents("files", ["1"]):
+            pass
+        with documents("1")(owner("234")):
+            pass
+    with pytest.raises(LockError, match="were released"):
+        held.write([Edit(index=index, id="1", source={"name": "a", "path": "/"})])
+
+
+def test_an_index_that_cannot_hold_locks_is_refused(client: Elasticsearch, index: str) -> None:
+    """One with two shards, one that Elasticsearch has created by itself, an alias: the order of terms would be lost."""
+    name = f"{index}-locks"
+    for body in ({"settings": {"number_of_shards": 2, "number_of_replicas": 0}}, {"mappings": {"dynamic": True}}):
+        client.indices.create(index=name, **body)
+        with pytest.raises(LockError, match="created for locks"):
+            Locks(client, owner="123", index=name)
+        client.indices.delete(index=name)
+    client.indices.put_alias(index=index, name=name)
+    with pytest.raises(LockError, match="created for locks"):
+        Locks(client, owner="123", index=name)
+
+
+def test_a_holder_whose_locks_were_broken_is_told(owner: Callable[[str], Locks]) -> None:
+    """At the end of the block: it cannot think that it was alone."""
+    first, second = owner("123"), owner("234")
+    with pytest.raises(LockLostError), first.everything() as held:
+        assert second.break_holder(held._holder.id)
+    with second.everything(timeout=SHORT):
         pass
 
 
 def test_a_change_that_is_refused_changes_nothing(
-    client: Elasticsearch, index: str, owner: Callable[[str], Locks]
+    client: Elasticsearch, index: str, owner: Callable[[str], Locks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One document of many does not fit the mapping: all the others are as they were."""
-    client.index(index=index, id="1", document={"name": "a", "path": "/"}, version=1, version_type="external")
+    """One document of several does not fit the mapping: the others are as they were, in however many pages."""
+    monkeypatch.setattr(edits, "PAGE_EDITS_MAX", 1)
+    add_files(client, index, {"1": ("/", "a")})
     with owner("123").everything() as held:
         with pytest.raises(LockError, match=f"{index}/3 is refused"):
             held.write(
@@ -250,203 +197,77 @@ def test_a_change_that_is_refused_changes_nothing(
     assert not client.exists(index=index, id="1")
 
 
-def test_an_index_that_forgets_deletes_is_refused(
-    client: Elasticsearch, index: str, owner: Callable[[str], Locks]
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (None, "no such index"),
+        ({"settings": {"index.gc_deletes": "60s"}}, "forgets deleted documents after 60s"),
+        ({"settings": {"index.gc_deletes": "1h"}, "mappings": {"_source": {"enabled": False}}}, "does not store"),
+    ],
+)
+def test_documents_that_could_not_be_rolled_back_are_not_changed(
+    client: Elasticsearch, index: str, owner: Callable[[str], Locks], body: dict[str, Any] | None, message: str
 ) -> None:
-    """A late write could bring back what was deleted; the hint is what fixes it."""
-    client.indices.put_settings(index=index, settings={"index.gc_deletes": "60s"})
-    with owner("123").everything() as held:
-        with pytest.raises(LockError, match="forgets") as refused:
-            held.write([Edit(index=index, id="1", source=None)])
-        assert f"PUT {index}/_settings" in refused.value.hint
-
-
-def test_an_index_that_is_not_there_is_refused(index: str, owner: Callable[[str], Locks]) -> None:
-    """Elasticsearch would make one that forgets deletes within a minute."""
-    with owner("123").everything() as held, pytest.raises(LockError, match="no such index"):
-        held.write([Edit(index=f"{index}-other", id="1", source={})])
-
-
-def test_what_cannot_be_read_is_not_changed(client: Elasticsearch, index: str, owner: Callable[[str], Locks]) -> None:
-    """An index without _source: nobody could put back what was there."""
+    """Elasticsearch would create the index, a late write could bring a document back, or it could not be read."""
     client.indices.delete(index=index)
-    client.indices.create(index=index, settings={"index.gc_deletes": "1h"}, mappings={"_source": {"enabled": False}})
-    client.index(index=index, id="1", document={"name": "a"})
-    with owner("123").everything() as held, pytest.raises(LockError, match="does not keep what its documents"):
-        held.write([Edit(index=index, id="1", source={"name": "b"})])
-    assert client.get(index=index, id="1")["_version"] == 1
-
-
-def test_what_is_deleted_makes_no_page_too_large(
-    client: Elasticsearch, index: str, owner: Callable[[str], Locks], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Elasticsearch takes no request beyond its bounds, and the documents as they are belong to what is put down."""
-    monkeypatch.setattr("syncer.locks.held._PAGE_BYTES_MAX", 1000)
-    for id_ in "123":
-        client.index(index=index, id=id_, document={"name": "a" * 600}, version=1, version_type="external")
-    locks, sizes = owner("123"), []
-    put = locks._registry.intents.put
-
-    def put_and_note(intent: Intent, before: Sequence[Edit], *, holder: str) -> None:
-        sizes.append(len(before))
-        put(intent, before, holder=holder)
-
-    monkeypatch.setattr(locks._registry.intents, "put", put_and_note)
-    with locks.everything() as held:
-        assert held.write([Edit(index=index, id=id_, source=None) for id_ in "123"]) == 3
-    assert sizes == [1, 1, 1]
-
-
-def test_who_waits_for_one_lock_leaves_those_behind_it_alone(
-    index: str, owner: Callable[[str], Locks], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A long list is not taken and given back again and again for as long as its first one is somebody else's."""
-    first, second = owner("123"), owner("234")
-    take, sizes = second._registry.entries.take, []
-
-    def take_and_note(holder: str, wanted: Sequence[tuple[str, Mode]]) -> dict[str, list[Entry]]:
-        sizes.append(len(wanted))
-        return take(holder, wanted)
-
-    monkeypatch.setattr(second._registry.entries, "take", take_and_note)
-
-    def take_all() -> None:
-        with second.documents(index, map(str, range(10))):
-            pass
-
-    with ThreadPoolExecutor() as pool:
-        with first.documents(index, ["3"]):
-            waiting = pool.submit(take_all)
-            wait_until(lambda: len(sizes) > 3, what="it has asked a few times")
-        waiting.result()
-    assert sizes[0] == 10
-    assert set(sizes[1:-1]) == {1}
-    assert sizes[-1] == 6
-
-
-def test_many_locks_are_taken_in_parts(
-    index: str, owner: Callable[[str], Locks], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One request for all of them could take longer than a lease: it would be given up, and sent again."""
-    monkeypatch.setattr("syncer.locks.keeper._ASKED_MAX", 4)
-    first, second = owner("123"), owner("234")
-    take, asked = second._registry.entries.take, []
-
-    def take_and_note(holder: str, wanted: Sequence[tuple[str, Mode]]) -> dict[str, list[Entry]]:
-        asked.append([lock.rpartition(":")[2] for lock, _ in wanted])
-        return take(holder, wanted)
-
-    monkeypatch.setattr(second._registry.entries, "take", take_and_note)
-    with (
-        second.documents(index, map(str, range(10))),
-        pytest.raises(LockTimeoutError),
-        first.documents(index, ["9"], timeout=SHORT),
-    ):
-        pass
-    assert asked == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"]]
-
-
-def test_locks_go_on_after_their_index_was_deleted(
-    client: Elasticsearch, index: str, owner: Callable[[str], Locks]
-) -> None:
-    """Whoever comes back makes it anew, and not Elasticsearch by itself, which knows nothing of locks."""
-    locks = owner("123")
-    locks.close()
-    client.indices.delete(index=[f"{index}-locks", f"{index}-locks-intents"])
-    with locks.everything(), pytest.raises(LockTimeoutError), everything(owner("234")):
-        pass
-
-
-def test_nothing_remains_of_who_left_without_knowing_what_it_wrote(
-    client: Elasticsearch, index: str, owner: Callable[[str], Locks], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The answer to a renewal was lost; an intent was put down, and that was not said."""
-    locks = owner("123")
-    with locks.everything() as held:
-        fail_at(monkeypatch, locks._registry.intents, "put", KeyboardInterrupt(), after=True)
-        with pytest.raises(KeyboardInterrupt):
-            held.write([Edit(index=index, id="1", source={"name": "a"})])
-    fail_at(monkeypatch, locks._lease._holders, "amend", ConnectionTimeout("it takes long"), after=True)
-    with pytest.raises(ConnectionTimeout):
-        locks._lease.amend()
-    locks.close()
-    client.indices.refresh(index=f"{index}-locks*", expand_wildcards="all")
-    assert client.count(index=f"{index}-locks,{index}-locks-intents")["count"] == 0
-
-
-def test_who_gives_everything_back_in_between_is_told(owner: Callable[[str], Locks]) -> None:
-    """At the end of the block, which was to hold a lock for so long."""
-    locks = owner("123")
-    with pytest.raises(LockLostError), locks.everything():
-        locks.close()
-
-
-def test_who_lost_his_lock_is_told_at_the_end(owner: Callable[[str], Locks]) -> None:
-    """An operator breaks a lock: whoever held it cannot think that he was alone."""
-    first, second = owner("123"), owner("234")
-    with pytest.raises(LockLostError), first.everything():
-        assert second.bury(first._lease.id)
+    if body is not None:
+        client.indices.create(index=index, **body)
+        client.index(index=index, id="1", document={"name": "a"})
+    with owner("123").everything() as held, pytest.raises(LockError, match=message):
+        held.write([Edit(index=index, id="1", source=None)])
+    assert client.options(ignore_status=404).get(index=index, id="1").get("_version") == (body and 1)
 
 
 @pytest.mark.parametrize(
-    ("rename", "names", "error"),
+    ("function", "names", "error"),
     [
-        (rename_directory, ("/a", "/b"), FileExistsError),
-        (rename_directory, ("/a", "/c/file"), FileExistsError),
-        (rename_directory, ("/a", "/a/b"), ValueError),
-        (rename_directory, ("/", "/b"), ValueError),
-        (rename_file, ("1", "other"), FileExistsError),
-        (rename_file, ("1", "sub"), FileExistsError),
+        ("rename_directory", ("/a", "/b"), FileExistsError),
+        ("rename_directory", ("/a", "/c/file"), FileExistsError),
+        ("rename_directory", ("/a", "/a/b"), ValueError),
+        ("rename_file", ("1", "other"), FileExistsError),
+        ("rename_file", ("1", "sub"), FileExistsError),
     ],
 )
-def test_a_rename_onto_what_is_there_is_refused(
+def test_a_rename_to_a_name_that_is_taken_is_refused(
     *,
+    endpoints: Endpoints,
     client: Elasticsearch,
     index: str,
     owner: Callable[[str], Locks],
-    rename: Callable[..., object],
+    function: str,
     names: tuple[str, ...],
     error: type[Exception],
 ) -> None:
-    """Two directories cannot become one by accident, nor two files; nothing has changed."""
+    """Neither directories nor files become one by accident; nothing has changed."""
     paths = {"1": ("/a", "file"), "2": ("/a", "other"), "3": ("/a/sub", "x"), "4": ("/b", "file"), "5": ("/c", "file")}
-    for id_, (path, name) in paths.items():
-        client.index(index=index, id=id_, document={"path": path, "name": name}, version=1, version_type="external")
+    add_files(client, index, paths)
+    example = page_example(endpoints.elasticsearch_url, index)
+    before = client.mget(index=index, ids=list(paths)).body
     with pytest.raises(error):
-        rename(owner("123"), client, index, *names)
-    assert {id_: client.get(index=index, id=id_)["_version"] for id_ in paths} == dict.fromkeys(paths, 1)
+        example[function](owner("123"), client, index, *names)
+    assert client.mget(index=index, ids=list(paths)).body == before
 
 
 def test_renames_of_files_and_directories_at_once(
-    client: Elasticsearch, index: str, owner: Callable[[str], Locks]
+    endpoints: Endpoints, client: Elasticsearch, index: str, owner: Callable[[str], Locks]
 ) -> None:
-    """The guide's question: neither the file's rename nor the directory's is lost, whoever comes first."""
-    for number in range(30):
-        client.index(
-            index=index,
-            id=str(number),
-            document={"name": f"{number}.txt", "path": f"/clinton/projects/{number % 3}"},
-            version=1,
-            version_type="external",
-        )
-    moves = [("/clinton", "/hillary"), ("/hillary", "/bill"), ("/bill", "/clinton")]
+    """The guide's question: neither the file's rename nor the directory's is lost, whichever comes first."""
+    add_files(client, index, {"1": ("/x", "a.txt"), "2": ("/x", "b.txt")})
+    example = page_example(endpoints.elasticsearch_url, index)
+    assert client.get(index=index, id="1")["_source"] == {"path": "/x", "name": "README.asciidoc"}
+    paths = {str(number): f"/clinton/projects/{number % 3}" for number in range(10, 30)}
+    add_files(client, index, {id_: (path, f"{id_}.txt") for id_, path in paths.items()})
 
     def move() -> None:
-        locks = owner("mover")
-        for source, destination in moves:
-            assert rename_directory(locks, client, index, source, destination) == 30
+        for source, destination in (("/clinton", "/hillary"), ("/hillary", "/bill"), ("/bill", "/clinton")):
+            assert example["rename_directory"](owner("mover"), client, index, source, destination) == len(paths)
 
-    def rename(name: str, ids: range) -> None:
-        locks = owner(name)
+    def rename(ids: range) -> None:
         for id_ in ids:
-            rename_file(locks, client, index, str(id_), f"{id_}.asciidoc")
+            example["rename_file"](owner("renamer"), client, index, str(id_), f"{id_}.asciidoc")
 
     with ThreadPoolExecutor() as pool:
-        done = [pool.submit(move), pool.submit(rename, "a", range(15)), pool.submit(rename, "b", range(15, 30))]
-        for one in done:
-            one.result()
-    client.indices.refresh(index=index)
-    found = {hit["_id"]: hit["_source"] for hit in client.search(index=index, size=100)["hits"]["hits"]}
-    assert found == {
-        str(number): {"name": f"{number}.asciidoc", "path": f"/clinton/projects/{number % 3}"} for number in range(30)
-    }
+        for done in [pool.submit(move), pool.submit(rename, range(10, 20)), pool.submit(rename, range(20, 30))]:
+            done.result()
+    found = {id_: client.get(index=index, id=id_)["_source"] for id_ in paths}
+    assert found == {id_: {"name": f"{id_}.asciidoc", "path": path} for id_, path in paths.items()}

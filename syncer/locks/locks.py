@@ -1,0 +1,163 @@
+"""Locks: the interface for applications."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+
+from elasticsearch import Elasticsearch
+
+from syncer.base.errors import LockError, LockLostError, LockTimeoutError
+from syncer.base.lifecycle import clock
+from syncer.base.retry import Backoff
+from syncer.locks import names
+from syncer.locks.held import HeldLocks
+from syncer.locks.names import Wanted
+from syncer.locks.table import INDEX, Entry, Holder, Table, Version
+
+_MARGIN = 1.25
+"""How much longer than its lease a holder must be silent, because clocks run at slightly different speeds."""
+_LOCKS_MAX = 1000
+_SEEN_MAX = 10_000
+_BREAK_SECONDS = 60
+
+
+class Locks:
+    """Acquires locks for one owner. Safe to share between threads.
+
+    A thread requests all locks that it needs at once: while it holds some, it is granted no others.
+
+    Args:
+        client: Elasticsearch.
+        owner: A name for people; need not be unique.
+        index: The index of locks; created if missing.
+        lease_seconds: After how long without a renewal others may declare a holder dead. If Elasticsearch is
+            unavailable for longer, all holders lose their locks.
+
+    Raises:
+        LockError: The index cannot hold locks.
+    """
+
+    def __init__(self, client: Elasticsearch, *, owner: str, index: str = INDEX, lease_seconds: float = 10) -> None:
+        if not 0 < lease_seconds < math.inf:
+            raise LockError(f"A lease cannot last {lease_seconds} s", hint="As in: lease_seconds=10")
+        self._client = client.options(max_retries=0)
+        self._table = Table.ensure(self._client, index)
+        self._owner = owner
+        self._lease_seconds = lease_seconds
+        self._thread = threading.local()
+        self._seen: dict[str, tuple[Version, float]] = {}
+        """The versions of other holders' documents, and since when they are unchanged, by our own clock."""
+
+    def everything(self, name: str = "everything", *, timeout: float | None = 30) -> AbstractContextManager[HeldLocks]:
+        """Acquire the global lock of that name.
+
+        Args:
+            name: Tells several global locks apart.
+            timeout: How many seconds to wait; None for no limit.
+
+        Raises:
+            LockTimeoutError: Another holder kept it, or Elasticsearch did not answer.
+            LockLostError: This owner was declared dead meanwhile.
+        """
+        return self._holding(names.everything(name), timeout)
+
+    def documents(
+        self, index: str, ids: Iterable[str], *, timeout: float | None = 30
+    ) -> AbstractContextManager[HeldLocks]:
+        """Acquire a lock on each of these documents, which need not exist: on all of them or none. See `everything`."""
+        return self._holding(names.documents(index, ids), timeout)
+
+    def tree(self, *paths: str, name: str = "files", timeout: float | None = 30) -> AbstractContextManager[HeldLocks]:
+        """Acquire locks on paths and everything below them: exclusively, while their parents are shared.
+
+        Args:
+            paths: Absolute paths of directories or files; ``/`` is the root. To move something, lock both its source
+                and its target.
+            name: Tells several trees apart.
+            timeout: As for `everything`, and so are the errors.
+        """
+        return self._holding(names.tree(name, paths), timeout)
+
+    def break_holder(self, holder: str) -> bool:
+        """Roll back the unfinished change of a holder, dead or alive, and release its locks.
+
+        Returns:
+            Whether that is done. If not, it has just renewed its lease, or another process rolls its change back.
+
+        Raises:
+            LockTimeoutError: Elasticsearch is unavailable.
+        """
+        found = self._table.holders([holder])
+        return not found or self._bury(*found[0], retry_until=time.monotonic() + _BREAK_SECONDS)
+
+    @contextmanager
+    def _holding(self, wanted: Wanted, timeout: float | None) -> Iterator[HeldLocks]:
+        if getattr(self._thread, "holds_locks", False):
+            hint = "Request all locks at once."
+            raise LockError(f"{self._owner} holds locks already, and requests {names.readable(min(wanted))}", hint=hint)
+        if len(wanted) > _LOCKS_MAX:
+            hint = "Take a lock on the tree, or the global lock."
+            raise LockError(f"{len(wanted):,} locks at once are too many", hint=hint)
+        retry_until = math.inf if timeout is None else time.monotonic() + timeout
+        holder = Holder(id="", writer="", owner=self._owner, lease_seconds=self._lease_seconds, wanted=wanted)
+        with HeldLocks(self._client, self._table, holder, {}, retry_until=retry_until) as held:
+            self._thread.holds_locks = True
+            try:
+                self._acquire(held)
+                yield held
+            finally:
+                self._thread.holds_locks = False
+
+    def _acquire(self, held: HeldLocks) -> None:
+        """Acquire all locks at once; while waiting, hold none of them, which prevents deadlocks."""
+        gone: set[str] = set()
+        backoff = Backoff(first_seconds=0.01, longest_seconds=0.2)
+        while in_the_way := held.persist(partial(held.take, gone=gone)):
+            while in_the_way and (gone := self._find_gone(held, in_the_way)) != {entry.holder for entry in in_the_way}:
+                left = held.retry_until - time.monotonic()
+                if left <= 0:
+                    entry, hint = in_the_way[0], "Wait longer, or see: syncer locks list"
+                    raise LockTimeoutError(f"{names.readable(entry.lock)} is held by {entry.owner}", hint=hint)
+                time.sleep(min(backoff.next_seconds(), left))
+                in_the_way = held.persist(held.in_the_way)
+        held.retry_until = math.inf
+
+    def _find_gone(self, held: HeldLocks, in_the_way: Iterable[Entry]) -> set[str]:
+        """Return the holders in the way that are gone; bury those that have not renewed their leases.
+
+        What was seen is kept between calls. So repeated attempts that do not wait detect dead holders, too.
+        """
+        ids = {entry.holder for entry in in_the_way}
+        found = held.persist(partial(self._table.holders, ids))
+        gone = ids - {holder.id for holder, _ in found}
+        for holder, version in found:
+            seen, since = self._seen.pop(holder.id, (version, clock()))
+            if seen != version:
+                since = clock()
+            elif clock() - since > holder.lease_seconds * _MARGIN:
+                if self._bury(holder, version, retry_until=held.retry_until):
+                    gone.add(holder.id)
+                continue
+            if len(self._seen) == _SEEN_MAX:
+                del self._seen[next(iter(self._seen))]  # the one that was seen least recently
+            self._seen[holder.id] = version, since
+        return gone
+
+    def _bury(self, dead: Holder, version: Version, *, retry_until: float) -> bool:
+        """Take a holder over, roll back its change and release its locks; return whether it is gone.
+
+        If this process dies or is frozen meanwhile, another one takes over from it, and begins again.
+        """
+        dead = replace(dead, lease_seconds=self._lease_seconds)
+        try:
+            with HeldLocks(self._client, self._table, dead, version, retry_until=retry_until) as taken_over:
+                taken_over.roll_back()
+        except LockLostError:
+            return False
+        return True

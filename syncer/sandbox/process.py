@@ -12,38 +12,50 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
 from syncer.base.errors import SandboxError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from syncer.sandbox.account import Account
+from syncer.sandbox.account import Account
 
 POLL_SECONDS = 0.05
 PAUSE_SECONDS = 5.0  # a process in an uninterruptible sleep handles the signal late
 KILL_SECONDS = 30.0
+_STILL = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE}
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
-# The shell prints the server's id and exits, so that the server is an orphan: no process needs to wait for it, and it
-# outlives the command that started it.
+# The shell prints the server's id and exits: the server is an orphan, which no process need wait for and which outlives
+# the command that started it.
 _START = 'log=$1; shift; exec 2>>"$log"; "$@" >>"$log" </dev/null & echo $!'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessMark:
-    """The identity of a process.
+    """The identity of a process, to be kept in a file.
 
     ``started_ticks`` counts from the machine's boot. Unlike a time of day, it does not change when the clock is set.
     """
 
     pid: int
     started_ticks: int
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> ProcessMark:
+        """Return the mark of a process."""
+        seconds = process.create_time() - psutil.boot_time()
+        return cls(pid=process.pid, started_ticks=round(seconds * _TICKS_PER_SECOND))
+
+    def find(self) -> psutil.Process | None:
+        """Return the process; None if it has ended."""
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            if is_alive(process) and ProcessMark.of(process) == self:
+                return process
+        return None
 
 
 def start_detached(
@@ -64,80 +76,60 @@ def start_detached(
     return int(started.stdout)
 
 
-def run(
-    command: Sequence[str], *, failure: str, folder: Path, environment: Mapping[str, str], account: Account
-) -> None:
-    """Run a command to its end; if it fails, raise an error with its output as the hint."""
-    done = subprocess.run(
-        command,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=folder,
-        env=environment,
-        text=True,
-        **account.popen_arguments(),
-    )
-    if done.returncode:
-        raise SandboxError(failure, hint=done.stdout.strip())
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process has not yet released its ports and files.
+
+    Its main thread may be a zombie while other threads still hold them.
+    """
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
+    return False
 
 
-def mark(pid: int) -> ProcessMark | None:
-    """Return the mark of a process; None if there is no such process, or only a zombie."""
-    fields = _stat_fields(pid)
-    return None if _is_dead(fields) else ProcessMark(pid=pid, started_ticks=int(fields[19]))
-
-
-def lives(marked: ProcessMark) -> bool:
-    """Whether the marked process is still running."""
-    return mark(marked.pid) == marked
-
-
-def tree(marks: Iterable[ProcessMark]) -> tuple[ProcessMark, ...]:
-    """Return the marked processes that are alive, and all their descendants."""
-    found: dict[ProcessMark, None] = {}
-    for root in filter(lives, marks):
-        found[root] = None
+def family(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Return these processes and all their descendants, as far as they are alive."""
+    found: dict[psutil.Process, None] = {}
+    for process in processes:
+        found[process] = None
         with suppress(psutil.NoSuchProcess):
-            pids = [child.pid for child in psutil.Process(root.pid).children(recursive=True)]
-            found |= {child: None for child in map(mark, pids) if child}
-    return tuple(found)
+            found |= dict.fromkeys(process.children(recursive=True))
+    return [process for process in found if is_alive(process)]
 
 
-def send(marked: ProcessMark, number: signal.Signals) -> None:
-    """Send a signal, unless the process has ended."""
-    if lives(marked):
-        with suppress(ProcessLookupError):
-            os.kill(marked.pid, number)
+def marks(pid: int) -> tuple[ProcessMark, ...]:
+    """Return the marks of a process and all its descendants, as far as they are alive."""
+    with suppress(psutil.NoSuchProcess):
+        return tuple(map(ProcessMark.of, family([psutil.Process(pid)])))
+    return ()
 
 
-def pause(marks: Iterable[ProcessMark]) -> None:
-    """Send SIGSTOP to all, including processes started meanwhile; when it returns, all are stopped."""
-    stopped: set[ProcessMark] = set()
-    marks = tuple(marks)
-    while fresh := set(tree(marks)) - stopped:
-        for process in fresh:
-            send(process, signal.SIGSTOP)
-        wait_until(functools.partial(_stand_still, fresh), seconds=PAUSE_SECONDS)
+def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to those that have not ended."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def pause(processes: Sequence[psutil.Process]) -> None:
+    """Send SIGSTOP to all and their descendants, also those started meanwhile; return when all are stopped."""
+    stopped: set[psutil.Process] = set()
+    while fresh := set(family(processes)) - stopped:
+        send(fresh, signal.SIGSTOP)
+        wait_until(functools.partial(_are_still, fresh), seconds=PAUSE_SECONDS)
         stopped |= fresh
 
 
-def resume(marks: Iterable[ProcessMark]) -> None:
-    """Send SIGCONT to all."""
-    for process in tree(marks):
-        send(process, signal.SIGCONT)
+def _are_still(processes: Iterable[psutil.Process]) -> bool:
+    return not any(is_alive(process) and process.status() not in _STILL for process in processes)
 
 
-def kill(marks: Iterable[ProcessMark]) -> None:
-    """Send SIGKILL to all, and wait until they are gone."""
-    marks = tuple(marks)
-    pause(marks)  # from here on none can start another process that would escape
-    processes = tree(marks)
-    for process in processes:
-        send(process, signal.SIGKILL)
-    if not wait_until(lambda: not any(map(lives, processes)), seconds=KILL_SECONDS):
-        raise SandboxError(f"Processes could not be killed: {[process.pid for process in processes]}")
+def kill(processes: Sequence[psutil.Process]) -> None:
+    """Send SIGKILL to all and their descendants, and wait until they are gone."""
+    pause(processes)  # from here on none can start another process that would escape
+    doomed = family(processes)
+    send(doomed, signal.SIGKILL)
+    if not wait_until(lambda: not any(map(is_alive, doomed)), seconds=KILL_SECONDS):
+        raise SandboxError(f"Processes could not be killed: {[process.pid for process in doomed]}")
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float) -> bool:
@@ -154,24 +146,3 @@ def locked(lock_file: Path) -> Iterator[None]:
     with lock_file.open("a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-
-
-def _stand_still(marks: Iterable[ProcessMark]) -> bool:
-    stats = [_stat_fields(marked.pid) for marked in marks]
-    return all(fields[0] in "TtZX" for fields in stats if fields)
-
-
-def _is_dead(fields: Sequence[str]) -> bool:
-    """Whether a process has ended and released its ports and files.
-
-    The main thread may be a zombie while other threads still hold them.
-    """
-    return not fields or (fields[0] in "ZX" and int(fields[17]) <= 1)
-
-
-def _stat_fields(pid: int) -> Sequence[str]:
-    """Return the fields of /proc/PID/stat from the state on; nothing if there is no such process."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        # The name in parentheses comes first, and may contain spaces and parentheses.
-        return Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()
-    return ()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 class Reporter:
@@ -18,25 +15,15 @@ class Reporter:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(quiet=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            console=self._console,
-            transient=True,
-            disable=self._console.quiet or not self._console.is_terminal,
-        )
 
     @contextmanager
     def download(self, label: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
         """Report a download; call what it yields with the number of bytes downloaded so far."""
-        with self.step(f"downloading {label} ({total_bytes / 1e6:.0f} MB)"), self._progress:
-            task = self._progress.add_task(label, total=total_bytes)
-            try:
-                yield lambda completed_bytes: self._progress.update(task, completed=completed_bytes)
-            finally:
-                self._progress.remove_task(task)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        bar = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
+        with self.step(f"downloading {label} ({total_bytes / 1e6:.0f} MB)"), bar:
+            task = bar.add_task(label, total=total_bytes)
+            yield lambda completed_bytes: bar.update(task, completed=completed_bytes)
 
     @contextmanager
     def step(self, label: str) -> Iterator[None]:

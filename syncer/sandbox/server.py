@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import random
 import signal
 import socket
+import subprocess
 from abc import ABC, abstractmethod
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
+from typing import Any, ClassVar
+
+import psutil
+from pydantic import TypeAdapter
 
 from syncer.base.errors import SandboxError
-from syncer.sandbox.account import make_open_folder
+from syncer.sandbox.account import Account, make_open_folder
+from syncer.sandbox.cache import Cache
 from syncer.sandbox.process import (
     ProcessMark,
+    family,
+    is_alive,
     kill,
-    lives,
     locked,
-    mark,
+    marks,
     pause,
-    resume,
     send,
     start_detached,
-    tree,
     wait_until,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from syncer.sandbox.account import Account
-    from syncer.sandbox.cache import Cache
-    from syncer.sandbox.report import Reporter
+from syncer.sandbox.report import Reporter
 
 LOOPBACK = "127.0.0.1"
 BRIEF_JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -61,17 +59,25 @@ class ServerState:
     @classmethod
     def load(cls, file: Path) -> ServerState:
         """Read the state; empty if the server was never started."""
-        if not file.exists():
-            return cls()
-        content = json.loads(file.read_text("utf-8"))
-        processes = tuple(ProcessMark(**process) for process in content["processes"])
-        return cls(version=content.get("version"), ports=tuple(content["ports"]), processes=processes)
+        return TypeAdapter(cls).validate_json(file.read_bytes()) if file.exists() else cls()
 
     def save(self, file: Path) -> None:
         """Write the state atomically."""
         partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        partial.write_bytes(TypeAdapter(type(self)).dump_json(self))
         partial.replace(file)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStatus:
+    """The state of one server; ``pid`` and ``address`` are None if it is not running."""
+
+    name: str
+    version: str
+    running: bool
+    pid: int | None
+    address: str | None
+    log_file: Path
 
 
 class EmbeddedServer(ABC):
@@ -83,7 +89,7 @@ class EmbeddedServer(ABC):
 
     name: ClassVar[str]
     default_version: ClassVar[str]
-    default_settings: ClassVar[Mapping[str, str]]
+    default_settings: ClassVar[Mapping[str, str]] = {}
     ports_needed: ClassVar[int] = 1
     ready_seconds: ClassVar[float]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
@@ -136,12 +142,24 @@ class EmbeddedServer(ABC):
     @property
     def pid(self) -> int | None:
         """The id of the server's main process; None if it is not running."""
-        processes = self._state.processes
-        return processes[0].pid if processes and lives(processes[0]) else None
+        process = next((marked.find() for marked in self._state.processes), None)
+        return process.pid if process else None
 
     def is_running(self) -> bool:
         """Whether the main process is alive; it may be paused, or too busy to answer."""
         return self.pid is not None
+
+    def status(self) -> ServerStatus:
+        """Return what is running and where. Does not ask the server itself, so it never waits."""
+        pid = self.pid
+        return ServerStatus(
+            name=self.name,
+            version=self.version,
+            running=pid is not None,
+            pid=pid,
+            address=self.address if pid else None,
+            log_file=self.log_file,
+        )
 
     def fetch(self) -> None:
         """Download or copy what is missing of the server's files, in the version of its data."""
@@ -152,23 +170,28 @@ class EmbeddedServer(ABC):
             )
         self._fetch()
 
-    def start(self) -> bool:
+    def start(self, give_up: Event | None = None) -> bool:
         """Start the server and wait until it answers; return False if it was running and answers.
 
         Processes of an earlier run that do not answer are killed first.
+
+        Args:
+            give_up: If another thread sets it, the start fails instead of waiting.
         """
+        give_up = give_up or Event()
         make_open_folder(self._lock_file.parent)
         with locked(self._lock_file):
             self.fetch()
             self.resume()
-            if self.is_running() and self._becomes_ready():
+            if self.is_running() and self._becomes_ready(give_up):
                 return False
             self.kill()
             self._account.own(self.folder)
-            with self._ports_chosen():
+            with chosen_ports(self.ports_needed, known=self._state.ports) as ports:
+                self._save(version=self.version, ports=ports)
                 self._prepare()
                 with self._report.step(f"starting {self.name} {self.version}"):
-                    self._launch()
+                    self._launch(give_up)
             return True
 
     def stop(self) -> None:
@@ -177,15 +200,15 @@ class EmbeddedServer(ABC):
 
     def kill(self) -> None:
         """Send SIGKILL to all its processes, as in a crash of the machine."""
-        kill(self._state.processes)
+        kill(self._processes())
 
     def pause(self) -> None:
         """Send SIGSTOP to all its processes: connections stay open, but nothing answers."""
-        pause(self._state.processes)
+        pause(self._processes())
 
     def resume(self) -> None:
         """Send SIGCONT to all its processes."""
-        resume(self._state.processes)
+        send(self._processes(), signal.SIGCONT)
 
     @property
     def _state(self) -> ServerState:
@@ -193,6 +216,9 @@ class EmbeddedServer(ABC):
 
     def _save(self, **changes: Any) -> None:
         replace(self._state, **changes).save(self._state_file)
+
+    def _processes(self) -> list[psutil.Process]:
+        return family(filter(None, (marked.find() for marked in self._state.processes)))
 
     @property
     def _ports(self) -> tuple[int, ...]:
@@ -208,16 +234,23 @@ class EmbeddedServer(ABC):
         """Return a minimal environment: the caller's could change how the server behaves."""
         return {"PATH": os.defpath, "LC_ALL": "C.UTF-8", "HOME": str(self.folder)}
 
-    @contextmanager
-    def _ports_chosen(self) -> Iterator[None]:
-        """Keep the ports of the last start if they are free; else reserve others until the server listens on them."""
-        known = self._state.ports
-        is_kept = bool(known) and all(map(port_is_free, known))
-        with chosen_ports(0 if is_kept else self.ports_needed) as new:
-            self._save(version=self.version, ports=known if is_kept else new)
-            yield
+    def _run(self, command: Sequence[str], *, failure: str) -> None:
+        """Run a command of the server to its end; if it fails, raise an error with its output as the hint."""
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self.folder,
+            env=self._environment(),
+            text=True,
+            **self._account.popen_arguments(),
+        )
+        if done.returncode:
+            raise SandboxError(f"{self.name} {failure}", hint=done.stdout.strip())
 
-    def _launch(self) -> None:
+    def _launch(self, give_up: Event) -> None:
         if self.log_file.exists():
             self.log_file.rename(self.log_file.with_name("server.previous.log"))
         pid = start_detached(
@@ -227,21 +260,19 @@ class EmbeddedServer(ABC):
             environment=self._environment(),
             account=self._account,
         )
-        self._remember(pid)
-        if not self._becomes_ready():
+        self._save(processes=marks(pid))
+        if not self._becomes_ready(give_up):
             outcome = f"did not answer in {self.ready_seconds:.0f} s" if self.is_running() else "died at start"
             self._end(self.stop_signal)
-            raise SandboxError(f"{self.name} {outcome}", hint=self._log_excerpt())
-        self._remember(pid)  # again, with its child processes
+            raise SandboxError(f"{self.name} {outcome}", hint=self.log_excerpt())
+        self._save(processes=marks(pid))  # again, with its child processes
 
-    def _becomes_ready(self) -> bool:
+    def _becomes_ready(self, give_up: Event) -> bool:
         # One answer suffices: a server that has just started may be slow to give the next.
-        is_over = wait_until(lambda: not self.is_running() or self._is_ready(), seconds=self.ready_seconds)
-        return is_over and self.is_running()
+        def is_over() -> bool:
+            return give_up.is_set() or not self.is_running() or self._is_ready()
 
-    def _remember(self, pid: int) -> None:
-        root = mark(pid)
-        self._save(processes=tree([root] if root else []))
+        return wait_until(is_over, seconds=self.ready_seconds) and self.is_running() and not give_up.is_set()
 
     def _stop(self, graceful: signal.Signals) -> None:
         if self._state_file.exists():
@@ -249,40 +280,39 @@ class EmbeddedServer(ABC):
                 self._end(graceful)
 
     def _end(self, graceful: signal.Signals) -> None:
-        processes = tree(self._state.processes)
-        resume(processes)  # a paused process would not handle the signal
-        for root in processes[:1]:
-            send(root, graceful)
-            wait_until(lambda: not tree(processes), seconds=STOP_SECONDS)
+        processes = self._processes()
+        send(processes, signal.SIGCONT)  # a paused process would not handle the signal
+        send(processes[:1], graceful)
+        wait_until(lambda: not any(map(is_alive, processes)), seconds=STOP_SECONDS)
         kill(processes)
         self._save(processes=())
 
-    def _log_excerpt(self) -> str:
+    def log_excerpt(self) -> str:
+        """Return the end of the log, for an error."""
         lines = self.log_file.read_text("utf-8", errors="replace").splitlines()
         return "\n".join([f"The end of {self.log_file}:", *lines[-LOG_LINES_SHOWN:]])
 
 
 @contextmanager
-def chosen_ports(count: int) -> Iterator[tuple[int, ...]]:
-    """Reserve different free ports that no other call chooses for the duration of the block.
+def chosen_ports(count: int, *, known: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Yield the known ports if they are free, else reserve others that no other call chooses during the block.
 
     A server takes seconds from the choice of its ports until it listens, and other servers choose theirs meanwhile.
     """
+    if known and all(map(port_is_free, known)):
+        yield known
+        return
+    ports: list[int] = []
     with ExitStack() as held:
-        kept = (held.enter_context(probe) for port in random.sample(PORTS, k=len(PORTS)) if (probe := _kept(port)))
-        yield tuple(probe.getsockname()[1] for probe in itertools.islice(kept, count))
-
-
-def _kept(port: int) -> socket.socket | None:
-    """Reserve a port that is neither in use nor reserved; None if it is. A server can listen on it all the same."""
-    probe = socket.socket()
-    try:
-        probe.bind((LOOPBACK, port))
-    except OSError:
-        probe.close()
-        return None
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after `bind`, which refuses others of these
-    return probe
+        for port in random.sample(PORTS, k=len(PORTS)):
+            if len(ports) == count:
+                break
+            probe = held.enter_context(socket.socket())
+            with suppress(OSError):  # in use, or reserved
+                probe.bind((LOOPBACK, port))
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # so that the server can listen on it
+                ports.append(port)
+        yield tuple(ports)
 
 
 def port_is_free(port: int) -> bool:

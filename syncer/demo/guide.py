@@ -1,0 +1,167 @@
+"""The models of "Elasticsearch: The Definitive Guide": `guide.yaml`, read, and shown one by one.
+
+A model is data: its documents, a few rows, questions with their answers, and changes between them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import field
+from importlib.resources import files
+from string import Template
+from typing import Annotated, Any
+
+import yaml
+from elasticsearch import Elasticsearch
+from elasticsearch.helpers import scan
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+from rich.markup import escape
+from rich.table import Table
+
+from syncer.base.errors import SyncerError
+from syncer.demo.stage import Encore, Stage
+
+_NAMED_MAX = 3
+_STRICT = ConfigDict(extra="forbid")
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Ask:
+    """A question with its answer; ``list_path`` is ``from`` in the file."""
+
+    question: str
+    document: str
+    request: str
+    columns: dict[str, str]
+    answer: tuple[Row, ...]
+    list_path: Annotated[str, Field(alias="from")] = "hits.hits"
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def rows(self, client: Elasticsearch, index: str, before: Sequence[Row]) -> tuple[Row, ...]:
+        """Search what is committed and indexed, and return the answer, given the previous one."""
+        client.indices.refresh(index=index)
+        found = _at(client.search(index=index, **json.loads(self.request_after(before))).body, self.list_path)
+        return tuple(
+            tuple(_at(element, path) for path in self.columns.values())
+            for element in (found if isinstance(found, list) else [found])
+        )
+
+    def request_after(self, before: Sequence[Row]) -> str:
+        """Return the request as text, given the previous answer."""
+        return Template(self.request).substitute(self.values, ids=json.dumps([row[0] for row in before]))
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Change:
+    """SQL statements that the application runs concurrently."""
+
+    change: str
+    statements: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Model:
+    """One way to model a relationship; the file says what each part is."""
+
+    name: str
+    question: str
+    price: str
+    choice: str
+    documents: tuple[str, ...]
+    schema: str
+    rows: str
+    steps: tuple[Ask | Change, ...]
+    encore: str
+
+
+def schema(name: str) -> str:
+    """Return the SQL that creates the tables of an application: ``blog`` or ``filesystem``."""
+    return files("syncer.demo").joinpath(f"{name}.sql").read_text("utf-8")
+
+
+@functools.cache
+def models() -> dict[str, Model]:
+    """Return the models by name, in the guide's order."""
+    content = yaml.safe_load(files("syncer.demo").joinpath("guide.yaml").read_text("utf-8"))
+    return {model.name: model for model in TypeAdapter(list[Model]).validate_python(content)}
+
+
+def play(stage: Stage, shown: Sequence[Model]) -> Encore:
+    """Show models one after the other, each with its own rows in the same tables.
+
+    Raises:
+        SyncerError: An answer differs from the guide's, or the daemon has ended.
+    """
+    for name in dict.fromkeys(model.schema for model in shown):
+        with stage.connect() as connection:
+            connection.execute(schema(name))
+    for model in shown:
+        stage.heading(f"The guide's model: {model.name}")
+        stage.console.print(model.question)
+        stage.console.print(f"Its documents: {', '.join(f'config/documents/{name}' for name in model.documents)}")
+        stage.activate(*model.documents)
+        stage.wait(stage.commit(model.rows))
+        _play(stage, model)
+        stage.console.print(f"\n[bold]Its price:[/] {escape(model.price)}\n{escape(model.choice)}")
+    asked = [step for step in shown[-1].steps if isinstance(step, Ask) and "$ids" not in step.request][-1]
+    body = json.dumps(json.loads(asked.request_after(())))
+    return Encore(
+        change=shown[-1].encore,
+        search=f"'{{url}}/{asked.document}/_search?pretty' -H 'Content-Type: application/json' -d '{body}'",
+    )
+
+
+def _play(stage: Stage, model: Model) -> None:
+    answer: tuple[Row, ...] = ()
+    shown = ""
+    for step in model.steps:
+        if isinstance(step, Change):
+            _change(stage, model, step)
+            continue
+        stage.console.print(f"\n[bold]{escape(Template(step.question).substitute(step.values))}")
+        request = f"GET /{step.document}/_search\n{step.request_after(answer).rstrip()}"
+        stage.paste("The same request." if request in shown else request, style="cyan")
+        shown += request
+        answer = step.rows(stage.client, step.document, answer)
+        if answer != step.answer:
+            raise SyncerError(f"{model.name}: {step.question}: not {step.answer} but {answer}")
+        table = Table(*step.columns, box=None, pad_edge=False, header_style="dim")
+        for row in answer:
+            table.add_row(*(escape(str(cell)) for cell in row))
+        stage.console.print(table if answer else "Nothing.")
+
+
+def _change(stage: Stage, model: Model, change: Change) -> None:
+    """Make a change, and print how many documents syncer wrote for it."""
+    stage.console.print(f"\n[bold]{escape(change.change)}")
+    for statement in change.statements:
+        stage.paste(f'$ psql -c "{statement}"{" &" if len(change.statements) > 1 else ""}', style="cyan")
+    before = _versions(stage.client, model.documents)
+    seconds = stage.wait(stage.commit(*change.statements))
+    after = _versions(stage.client, model.documents)
+    written = sorted(document for document, version in after.items() if before.get(document) != version)
+    which = f": {', '.join(written)}" if len(written) <= _NAMED_MAX else ""
+    stage.console.print(
+        f"{seconds:.2f} s after the commit, searches show it. "
+        f"syncer wrote {len(written):,} of {len(after):,} documents{which}."
+    )
+
+
+def _versions(client: Elasticsearch, documents: Sequence[str]) -> dict[str, int]:
+    return {
+        f"{name} {hit['_id']}": int(hit["_version"])
+        for name in documents
+        for hit in scan(client, index=name, query={"_source": False, "version": True})
+    }
+
+
+def _at(value: Any, path: str) -> Any:
+    """Return what stands at a path such as ``hits.hits.0._source.user.name``, numbers rounded as people read them."""
+    for name in path.split("."):
+        value = value[int(name)] if isinstance(value, list) else value[name]
+    return round(value, 2) if isinstance(value, float) else value

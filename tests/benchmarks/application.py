@@ -1,181 +1,112 @@
-"""Application: what the triggers and the daemon cost those who write to Postgres.
+"""What the triggers and the daemon cost those who write to Postgres.
 
-What is without triggers is a copy of the table, in a schema of its own, with the same rows, indexes and foreign keys.
-Another copy has the least trigger that could capture changes: it inserts one row into a table with one index.
+The references are copies of the table, made by ``application.sql``: without triggers, and with the least trigger that
+could capture changes.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from pathlib import Path
 from statistics import median
 
 import psycopg
 
-from tests.benchmarks.blog import Blog, Blogs
-from tests.benchmarks.contest import MEGABYTES_MAX, say
-from tests.benchmarks.live import Live
-from tests.benchmarks.options import Options
-from tests.benchmarks.report import Figure, Outcome
+from tests.benchmarks import references
+from tests.benchmarks.contest import ratio
+from tests.benchmarks.report import Figure, memory, say
+from tests.benchmarks.world import Bench, Blog
 
-_CLIENTS = 2
-_BURNERS = 2
+_CLIENTS, _BURNERS = 2, 2
 _WITHOUT, _LEAST, _WITH = "plain.posts", "least.posts", "public.posts"
-_COPY = """
-DROP SCHEMA IF EXISTS {schema} CASCADE;
-CREATE SCHEMA {schema};
-CREATE TABLE {schema}.posts (LIKE public.posts INCLUDING ALL);
-CREATE TABLE {schema}.comments (LIKE public.comments INCLUDING ALL);
-INSERT INTO {schema}.posts SELECT * FROM public.posts;
-ALTER TABLE {schema}.posts ADD FOREIGN KEY (user_id) REFERENCES public.users;
-ALTER TABLE {schema}.comments ADD FOREIGN KEY (post_id) REFERENCES {schema}.posts ON DELETE CASCADE;
-"""
-_LEAST_TRIGGER = """
-CREATE TABLE least.change (id bigint, xid xid8 DEFAULT pg_current_xact_id());
-CREATE INDEX ON least.change (xid);
-CREATE FUNCTION least.note() RETURNS trigger LANGUAGE plpgsql
-AS $$ BEGIN INSERT INTO least.change (id) SELECT id FROM new_rows; RETURN NULL; END $$;
-CREATE TRIGGER note AFTER UPDATE ON least.posts REFERENCING NEW TABLE AS new_rows
-FOR EACH STATEMENT EXECUTE FUNCTION least.note();
-"""
 _SCRIPT = """
 \\set id random(1, {posts})
 \\set number random(1, 1000000000)
 UPDATE {table} SET title = 'Post ' || :id || ' ' || :number WHERE id = :id;
 """
 _BULK = "UPDATE {table} SET title = 'Post ' || id || ' {token}' WHERE id <= {posts}"
-_PLAIN, _FLOOR = "no triggers", "the least trigger"
+_PLAIN, _FLOOR, _BURDENED = "no triggers", "the least trigger", "no triggers, cores as busy"
 _TRIGGERS, _RUNNING = "triggers, no daemon", "triggers and daemon"
-_BURDENED = "no triggers, cores as busy"
-_BULK_PLAIN, _BULK_RUNNING = "no triggers", "triggers and daemon"
 
 
-@dataclass(slots=True)
-class _Application:
-    """Writes to the tables, with and without triggers.
-
-    Args:
-        blog: Whose tables.
-        live: The daemon.
-        seconds: How long each round goes on.
-        rates: Transactions per second, by round.
-        bulk: Seconds of the large UPDATE, by table.
-        shares: How many cores the daemon took, with what Kafka, Elasticsearch and its own backends did for it.
-    """
-
-    blog: Blog
-    live: Live
-    seconds: float
-    rates: dict[str, list[float]] = field(default_factory=dict)
-    bulk: dict[str, list[float]] = field(default_factory=dict)
-    shares: list[float] = field(default_factory=list)
-
-    def single_rows(self) -> None:
-        """One round of each kind."""
-        self._round(_PLAIN, _WITHOUT)
-        self._round(_FLOOR, _LEAST)
-        self._round(_TRIGGERS, _WITH)
-        self.live.start_idle()  # what the round before has left in the outbox is done by then
-        before = self.live.cpu_seconds()
-        self._round(_RUNNING, _WITH)
-        self.shares.append((sum(self.live.cpu_seconds().values()) - sum(before.values())) / self.seconds)
-        self.live.wait_settled()
-        self.live.stop()
-        with _burning(self.shares[-1]):
-            self._round(_BURDENED, _WITHOUT)
-
-    def many_rows(self) -> None:
-        """One large UPDATE of each kind, the daemon running."""
-        self.live.start_idle()
-        for name, table in ((_BULK_PLAIN, _WITHOUT), (_BULK_RUNNING, _WITH)):
-            self._settle()
-            statement = _BULK.format(table=table, token=uuid.uuid4().hex[:8], posts=self.blog.large)
-            with psycopg.connect(self.blog.world.dsn, autocommit=True) as connection:
-                began = time.monotonic()
-                connection.execute(statement)
-                seconds = time.monotonic() - began
-            self.bulk.setdefault(name, []).append(seconds)
-            say(f"{self.blog.large:,} rows at once, {name}: {seconds:.2f} s")
-            self.live.wait_settled()
-        self.live.stop()
-
-    def ratio(self, name: str, reference: str) -> float:
-        """Of transactions per second, within a pass."""
-        return median(one / other for one, other in zip(self.rates[name], self.rates[reference], strict=True))
-
-    def _round(self, name: str, table: str) -> None:
-        self._settle()
-        script = self.blog.world.folder / "pgbench.sql"
-        script.write_text(_SCRIPT.format(posts=self.blog.posts, table=table))
-        command = [str(self.blog.world.sandbox.postgres.bin_folder / "pgbench"), "--no-vacuum", f"--file={script}"]
-        command += [f"--client={_CLIENTS}", f"--jobs={_CLIENTS}", f"--time={round(self.seconds)}", self.blog.world.dsn]
-        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        rate = float(printed.split("tps = ")[1].split()[0])
-        self.rates.setdefault(name, []).append(rate)
-        say(f"{name}: {rate:,.0f} transactions/s")
-
-    def _settle(self) -> None:
-        with psycopg.connect(self.blog.world.dsn, autocommit=True) as connection:
-            connection.execute(f"VACUUM ANALYZE {_WITH}, {_LEAST}, {_WITHOUT}")
-            connection.execute("CHECKPOINT")
+def application(bench: Bench) -> Iterator[Figure]:
+    """What triggers and daemon cost those who write to Postgres."""
+    blog = bench.crowded
+    seconds = max(1.0, bench.seconds / 3)
+    blog.sql(Path(__file__).with_suffix(".sql").read_text())
+    rates, bulk = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    cores, peaks = [], []
+    for number in range(bench.passes):
+        say(f"pass {number + 1} of {bench.passes}")
+        for name, table in ((_PLAIN, _WITHOUT), (_FLOOR, _LEAST), (_TRIGGERS, _WITH)):
+            rates[name].append(_pgbench(blog, name, table, seconds))
+        blog.start_idle()  # the daemon has done what the last round left in the outbox
+        before = blog.cpu_seconds()
+        rates[_RUNNING].append(_pgbench(blog, _RUNNING, _WITH, seconds))
+        cores.append((sum(blog.cpu_seconds().values()) - sum(before.values())) / seconds)
+        blog.wait_settled()
+        peaks.append(blog.stop())
+        with ExitStack() as burning:  # processes that burn as much, and do nothing
+            for _ in range(_BURNERS):
+                process = subprocess.Popen(references.command("burner", cores[-1] / _BURNERS))
+                burning.callback(process.wait)
+                burning.callback(process.kill)
+            rates[_BURDENED].append(_pgbench(blog, _BURDENED, _WITHOUT, seconds))
+        blog.start_idle()
+        for name, table in ((_PLAIN, _WITHOUT), (_RUNNING, _WITH)):
+            bulk[name].append(_large_update(blog, name, table))
+        peaks.append(blog.stop())
+    bench.report.about = f"single rows updated by pgbench, {_CLIENTS} clients, and {blog.large:,} rows at once"
+    rows = [[name, f"{median(found):,.0f}", ""] for name, found in rates.items()]
+    rows += [[f"at once, {name}", "", f"{median(found):.2f}"] for name, found in bulk.items()]
+    bench.report.table(("", "transactions/s", "seconds"), rows)
+    bench.report.record |= {"transactions_per_second": rates, "bulk_seconds": bulk, "cores": cores}
+    bench.report.remarks += [
+        f"daemon, Kafka, Elasticsearch and syncer's backends took {median(cores):.2f} of {os.cpu_count()} cores",
+        f"'{_BURDENED}' runs beside processes that burn as much and do nothing",
+    ]
+    goals = {_TRIGGERS: 0.9}
+    pairs = ((_RUNNING, _PLAIN), (_TRIGGERS, _PLAIN), (_FLOOR, _PLAIN), (_BURDENED, _PLAIN), (_RUNNING, _BURDENED))
+    for name, other in pairs:
+        yield Figure(f"{name} / {other}", ratio(rates[name], rates[other]), at_least=goals.get(name))
+    slower = ratio(bulk[_RUNNING], bulk[_PLAIN])
+    yield Figure(f"{blog.large:,} rows at once, seconds with / without", slower, at_most=2.5)
+    yield memory("peak memory", max(peaks))
 
 
-@contextmanager
-def _burning(cores: float) -> Iterator[None]:
-    """Use so many cores meanwhile."""
-    command = [sys.executable, "-m", "tests.benchmarks.burner", str(cores / _BURNERS)]
-    started = [subprocess.Popen(command) for _ in range(_BURNERS)]
-    try:
-        yield
-    finally:
-        for one in started:
-            one.kill()
-            one.wait()
+def _pgbench(blog: Blog, name: str, table: str, seconds: float) -> float:
+    """Transactions per second."""
+    _settle(blog)
+    script = blog.folder / "pgbench.sql"
+    script.write_text(_SCRIPT.format(posts=blog.posts, table=table))
+    command = [str(blog.sandbox.postgres.bin_folder / "pgbench"), "--no-vacuum", f"--file={script}"]
+    command += [f"--client={_CLIENTS}", f"--jobs={_CLIENTS}", f"--time={round(seconds)}", blog.dsn]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rate = float(printed.split("tps = ")[1].split()[0])
+    say(f"{name}: {rate:,.0f} transactions/s")
+    return rate
 
 
-def measure(blogs: Blogs, options: Options) -> Outcome:
-    """Single-row updates by pgbench, and one of many rows."""
-    blog = blogs.crowded
-    with psycopg.connect(blog.world.dsn, autocommit=True) as connection:
-        for schema in ("plain", "least"):
-            connection.execute(_COPY.format(schema=schema))
-        connection.execute(_LEAST_TRIGGER)
-    application = _Application(blog, Live(blog, is_profiled=options.is_profiled), max(1.0, options.seconds / 3))
-    for number in range(options.passes):
-        say(f"pass {number + 1} of {options.passes}")
-        application.single_rows()
-        application.many_rows()
-    return _outcome(application)
+def _large_update(blog: Blog, name: str, table: str) -> float:
+    """Seconds of one UPDATE of many rows, the daemon running."""
+    _settle(blog)
+    statement = _BULK.format(table=table, token=uuid.uuid4().hex[:8], posts=blog.large)
+    with psycopg.connect(blog.dsn, autocommit=True) as connection:
+        began = time.monotonic()
+        connection.execute(statement)
+        seconds = time.monotonic() - began
+    say(f"{blog.large:,} rows at once, {name}: {seconds:.2f} s")
+    blog.wait_settled()
+    return seconds
 
 
-def _outcome(found: _Application) -> Outcome:
-    bulk = [with_ / without for with_, without in zip(found.bulk[_BULK_RUNNING], found.bulk[_BULK_PLAIN], strict=True)]
-    share = median(found.shares)
-    rows = [[name, f"{median(rates):,.0f}", ""] for name, rates in found.rates.items()]
-    rows += [[f"at once, {name}", "", f"{median(seconds):.2f}"] for name, seconds in found.bulk.items()]
-    return Outcome(
-        about=f"updates of single rows by pgbench, {_CLIENTS} clients, and of {found.blog.large:,} rows at once",
-        columns=("", "transactions/s", "seconds"),
-        rows=rows,
-        figures=[
-            Figure(what=f"{_RUNNING} / {_PLAIN}", value=found.ratio(_RUNNING, _PLAIN)),
-            Figure(what=f"{_TRIGGERS} / {_PLAIN}", value=found.ratio(_TRIGGERS, _PLAIN), at_least=0.9),
-            Figure(what=f"{_FLOOR} / {_PLAIN}", value=found.ratio(_FLOOR, _PLAIN)),
-            Figure(what=f"{_BURDENED} / {_PLAIN}", value=found.ratio(_BURDENED, _PLAIN)),
-            Figure(what=f"{_RUNNING} / {_BURDENED}", value=found.ratio(_RUNNING, _BURDENED)),
-            Figure(what=f"{found.blog.large:,} rows at once, seconds with / without", value=median(bulk), at_most=2.5),
-            Figure(what="peak memory", value=found.live.peak_bytes / 1e6, unit="MB", at_most=MEGABYTES_MAX),
-        ],
-        record={"transactions_per_second": found.rates, "bulk_seconds": found.bulk, "cores": found.shares},
-        remarks=[
-            f"daemon, Kafka, Elasticsearch and syncer's backends took {share:.2f} of {os.cpu_count()} cores meanwhile",
-            f"'{_BURDENED}' runs beside processes that burn as much and do nothing",
-            *found.live.remarks(),
-        ],
-    )
+def _settle(blog: Blog) -> None:
+    with psycopg.connect(blog.dsn, autocommit=True) as connection:
+        connection.execute(f"VACUUM ANALYZE {_WITH}, {_LEAST}, {_WITHOUT}")
+        connection.execute("CHECKPOINT")

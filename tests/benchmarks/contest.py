@@ -1,39 +1,36 @@
-"""A contest: several who do the same work, one at a time, again and again, since the machine has good and bad minutes.
+"""A contest: syncer and its references do the same work, one at a time, pass by pass.
 
-A ratio is taken within each pass, between runs that followed one another, and of all passes the median.
+The machine has good and bad minutes, so a ratio is taken within a pass, between runs that followed each other. The
+figure is the median over all passes.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TypeVar
 
-from tests.benchmarks.processes import Servers, peak_bytes
-from tests.benchmarks.report import Figure, Outcome
+from syncer.sandbox import Sandbox
+from tests.benchmarks.processes import peak_bytes, servers_measured
+from tests.benchmarks.report import MEGABYTES_MAX, Figure, Report, memory, say
 
-_LOOK_SECONDS = 0.01
 PROCESS = "itself"
-"""What the process that is measured is called, beside the servers."""
-MEGABYTES_MAX = 250
+"""The name of the measured process, beside the servers."""
+_LOOK_SECONDS = 0.01
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of one contestant.
+    """One run of syncer or of a reference; its processor time is by process, its own and the servers'.
 
-    Args:
-        documents: How many it wrote or compared.
-        seconds: From its start to the end of the work.
-        cpu_seconds: What it took, by process: its own and the servers'.
-        peak_bytes: The most memory that its process had.
-        writes: How many writes Elasticsearch counted, if somebody asked it.
+    `writes` and `first_seconds`, until the first write, are as Elasticsearch counted. `parts` are seconds of parts of
+    the run that get rows of their own.
     """
 
     documents: int
@@ -41,6 +38,8 @@ class Run:
     cpu_seconds: Mapping[str, float]
     peak_bytes: int
     writes: int = 0
+    first_seconds: float = 0
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -48,140 +47,78 @@ class Run:
         return self.documents / self.seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contestant:
-    """One who is measured.
+def in_turns(takers: Mapping[str, Callable[[], _Found]], passes: int) -> dict[str, list[_Found]]:
+    """Call each once in a pass; the order turns round from pass to pass."""
+    found: dict[str, list[_Found]] = {name: [] for name in takers}
+    order = list(takers.items())
+    for number in range(passes):
+        for name, take in order:
+            result = take()
+            found[name].append(result)
+            rate = f" {result.rate:,.0f} documents/s, {result.seconds:.2f} s" if isinstance(result, Run) else ""
+            say(f"pass {number + 1} of {passes}: {name}{rate}")
+        order.reverse()
+    return found
 
-    Args:
-        name: As the table has it.
-        run: Does the work once.
-        prepare: Brings what it works on into the state that each run begins with; not timed.
-        parts: How long parts of the run just done took, by what they are called.
-    """
 
-    name: str
-    run: Callable[[], Run]
-    prepare: Callable[[], None]
-    parts: Mapping[str, Callable[[], float]] = field(default_factory=dict)
+def ratio(values: Iterable[float], reference: Iterable[float]) -> float:
+    """The median of the ratios, each within a pass."""
+    return median(value / other for value, other in zip(values, reference, strict=True))
 
 
 @dataclass(slots=True)
 class Contest:
-    """The runs of all contestants, by pass."""
+    """The runs of each contestant, one a pass."""
 
-    passes: list[dict[str, Run]] = field(default_factory=list)
+    runs: dict[str, list[Run]]
 
-    def ratio(self, name: str, reference: str) -> float:
+    def of(self, name: str, what: Callable[[Run], float] = lambda run: run.rate) -> float:
+        """The median of something over the passes, by default of the rate."""
+        return median(map(what, self.runs[name]))
+
+    def ratio(self, name: str, reference: str, *, at_least: float | None = None) -> Figure:
         """How fast one is beside another."""
-        return median(one[name].rate / one[reference].rate for one in self.passes)
+        rates = ([run.rate for run in self.runs[contestant]] for contestant in (name, reference))
+        return Figure(f"{name} / {reference}", ratio(*rates), at_least=at_least)
 
-    def of(self, name: str, what: Callable[[Run], float]) -> float:
-        """The median of something over the passes."""
-        return median(what(one[name]) for one in self.passes)
+    def peak_bytes(self, *names: str) -> int:
+        """The most memory in any run of theirs."""
+        return max(run.peak_bytes for name in names for run in self.runs[name])
 
-    def peak_megabytes(self, name: str) -> float:
-        """The most memory in any pass."""
-        return max(one[name].peak_bytes for one in self.passes) / 1e6
+    def memory(self, *names: str, at_most: float | None = MEGABYTES_MAX) -> Figure:
+        """The figure of their peak of memory, called by the first of them."""
+        return memory(f"peak memory of {names[0]}", self.peak_bytes(*names), at_most=at_most)
 
-    def cpu_per_thousand(self, name: str) -> dict[str, float]:
-        """Processor milliseconds for 1,000 documents, by process."""
-        names = self.passes[0][name].cpu_seconds
-        return {
-            process: self.of(name, lambda run, process=process: run.cpu_seconds[process] * 1e6 / run.documents)  # type: ignore[misc]
-            for process in names
-        }
-
-    def figure(self, name: str, reference: str, *, at_least: float | None = None) -> Figure:
-        """How fast one is beside another, and is to be."""
-        return Figure(what=f"{name} / {reference}", value=self.ratio(name, reference), at_least=at_least)
-
-    def memory(self, *names: str, at_most: float = MEGABYTES_MAX) -> Figure:
-        """The most memory that any of them had, and is to have."""
-        most = max(self.peak_megabytes(name) for name in names)
-        return Figure(what=f"peak memory of {names[0]}", value=most, unit="MB", at_most=at_most)
-
-    def outcome(self, about: str, figures: Sequence[Figure], *, remarks: Sequence[str] = ()) -> Outcome:
-        """All runs as a table."""
-        servers = [name for name in next(iter(self.passes[0].values())).cpu_seconds if name != PROCESS]
-        columns = ("", "documents/s", "seconds", "peak MB", "CPU ms per 1,000:", PROCESS, *servers)
-        rows = [self._row(name, (PROCESS, *servers)) for name in self.passes[0]]
-        return Outcome(
-            about=f"{about}; median of {len(self.passes)}",
-            columns=columns,
-            rows=rows,
-            figures=figures,
-            record={"passes": len(self.passes), "runs": self.as_json()},
-            remarks=remarks,
-        )
-
-    def _row(self, name: str, processes: Sequence[str]) -> list[str]:
-        used = self.cpu_per_thousand(name)
-        rate, seconds = self.of(name, lambda run: run.rate), self.of(name, lambda run: run.seconds)
-        measured = [f"{rate:,.0f}", f"{seconds:.2f}", f"{self.peak_megabytes(name):.0f}", ""]
-        return [name, *measured, *(f"{used[one]:.0f}" if one in used else "" for one in processes)]
-
-    def as_json(self) -> dict[str, Any]:
-        """Every run, and the medians."""
-        return {
-            name: {
-                "documents": self.passes[0][name].documents,
-                "documents_per_second": round(self.of(name, lambda run: run.rate)),
-                "peak_megabytes": round(self.peak_megabytes(name)),
-                "seconds": [round(one[name].seconds, 2) for one in self.passes],
-                "cpu_milliseconds_per_1000": {k: round(v) for k, v in self.cpu_per_thousand(name).items()},
-                "writes": [one[name].writes for one in self.passes],
+    def enter(self, report: Report, about: str, *, key: str = "runs") -> None:
+        """Add a table of all runs to the report, and keep them under this key."""
+        report.about = about
+        processes = list(dict.fromkeys(process for found in self.runs.values() for process in found[0].cpu_seconds))
+        rows, kept = [], {}
+        for name, found in self.runs.items():
+            used = {
+                process: median(run.cpu_seconds[process] * 1e6 / run.documents for run in found)
+                for process in found[0].cpu_seconds
             }
-            for name in self.passes[0]
-        }
+            rate, seconds, peak = self.of(name), self.of(name, lambda run: run.seconds), self.peak_bytes(name) / 1e6
+            shares = (f"{used[process]:.0f}" if process in used else "" for process in processes)
+            rows.append([name, f"{rate:,.0f}", f"{seconds:.2f}", f"{peak:.0f}", "", *shares])
+            kept[name] = {
+                "documents": found[0].documents,
+                "documents_per_second": round(rate),
+                "peak_megabytes": round(peak),
+                "seconds": [round(run.seconds, 2) for run in found],
+                "cpu_milliseconds_per_1000": {process: round(value) for process, value in used.items()},
+                "writes": [run.writes for run in found],
+            }
+        report.table(("", "documents/s", "seconds", "peak MB", "CPU ms per 1,000:", *processes), rows)
+        report.record |= {"passes": max(map(len, self.runs.values())), key: kept}
 
 
-def hold(
-    contestants: Iterable[Contestant], *, passes: int, best_of: Mapping[str, tuple[str, ...]] | None = None
-) -> Contest:
-    """Let each of them run once in each pass, in an order that turns round from pass to pass.
-
-    Args:
-        contestants: Who runs.
-        passes: How often.
-        best_of: Names for the better of several contestants, in each pass.
-    """
-    contest = Contest()
-    order = list(contestants)
-    names = [one.name for one in order]
-    for number in range(passes):
-        found: dict[str, Run] = {}
-        for one in order:
-            one.prepare()
-            run = found[one.name] = one.run()
-            # Where the processor's time went is known of the whole only.
-            found |= {name: replace(run, seconds=measure(), cpu_seconds={}) for name, measure in one.parts.items()}
-            say(f"pass {number + 1} of {passes}: {one.name} {run.rate:,.0f} documents/s, {run.seconds:.2f} s")
-        for name, others in (best_of or {}).items():
-            found[name] = max((found.pop(other) for other in others), key=lambda run: run.rate)
-        contest.passes.append(dict(sorted(found.items(), key=lambda item: _place(item[0], names))))
-        order.reverse()
-    return contest
-
-
-def _place(name: str, names: Sequence[str]) -> int:
-    """Where a run stands in the table: as the contestants were given, parts after the whole."""
-    return next((number for number, one in enumerate(names) if name.startswith(one)), len(names))
-
-
-def say(text: str) -> None:
-    """Tell whoever waits how far it is."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - it is a command
-
-
-def run_process(
-    command: list[str], documents: int, *, servers: Servers, environment: Mapping[str, str] | None = None
+def run_command(
+    command: list[str], documents: int, *, sandbox: Sandbox, environment: Mapping[str, str] | None = None
 ) -> Run:
-    """Run a command to its end, and say what it took.
-
-    Raises:
-        subprocess.CalledProcessError: It failed.
-    """
-    with servers.measured() as used:
+    """Run a command to its end, in a process of its own."""
+    with servers_measured(sandbox) as used:
         began = time.monotonic()
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd=Path.cwd())
         peak = 0
@@ -193,9 +130,5 @@ def run_process(
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         raise subprocess.CalledProcessError(process.returncode, command)
-    return Run(
-        documents=documents,
-        seconds=seconds,
-        cpu_seconds={PROCESS: own.ru_utime + own.ru_stime, **used},
-        peak_bytes=peak,
-    )
+    cpu = {PROCESS: own.ru_utime + own.ru_stime, **used}
+    return Run(documents=documents, seconds=seconds, cpu_seconds=cpu, peak_bytes=peak)

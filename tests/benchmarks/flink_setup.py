@@ -17,13 +17,12 @@ from pathlib import Path
 
 from syncer.sandbox import Reporter
 from syncer.sandbox.account import cache_folder, server_account
-from syncer.sandbox.archive import file_digest
-from syncer.sandbox.cache import Cache, fetch_jar
-from syncer.sandbox.lock import Jar, address, file_name, resolve
+from syncer.sandbox.cache import Cache
+from syncer.sandbox.downloads import Artifact, fetch
+from syncer.sandbox.lock import pin, resolve
 
 VERSION, CDC_VERSION, SINK_VERSION = "1.20.3", "3.5.0", "3.0.1-1.17"
 _CLIENT_VERSION = "7.17.29"
-JOB = Path(__file__).with_name("flink.sql")
 PINS = Path(__file__).with_name("flink_jars.json")
 _SINK = "flink-connector-elasticsearch"
 _FLINK = (
@@ -68,27 +67,17 @@ def _jars(cache: Path) -> list[Path]:
     folder = cache / f"flink-{VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
     found = []
-    for pin in json.loads(PINS.read_text()):
-        jar = Jar(**pin)
-        file = folder / file_name(jar.coordinate)
-        if not file.exists():
-            fetch_jar(jar, address(jar.coordinate), file, folder)
+    for pinned in json.loads(PINS.read_text()):
+        artifact = Artifact(**pinned)
+        file = fetch(artifact, folder)
         if _SINK in file.name:
-            file = _relocated(file)
+            original, file = file, file.with_name(f"relocated-{file.name}")
+            with zipfile.ZipFile(original) as jar_file, zipfile.ZipFile(file, "w") as copy:
+                for member in jar_file.infolist():
+                    content = jar_file.read(member)
+                    copy.writestr(member, renamed(content) if member.filename.endswith(".class") else content)
         found.append(file)
     return found
-
-
-def _relocated(jar: Path) -> Path:
-    target = jar.with_name(f"relocated-{jar.name}")
-    if not target.exists():
-        partial = target.with_suffix(".partial")
-        with zipfile.ZipFile(jar) as original, zipfile.ZipFile(partial, "w") as copy:
-            for member in original.infolist():
-                content = original.read(member)
-                copy.writestr(member, renamed(content) if member.filename.endswith(".class") else content)
-        partial.rename(target)
-    return target
 
 
 def renamed(class_file: bytes) -> bytes:
@@ -116,18 +105,8 @@ def main() -> None:
     """Resolve and download everything, and rewrite the pins."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pins = [_pin(coordinate, folder) for coordinate in resolve(ROOTS, folder)]
-    PINS.write_text("[\n" + ",\n".join(json.dumps(asdict(pin)) for pin in pins) + "\n]\n")
-
-
-def _pin(coordinate: str, folder: Path) -> Jar:
-    from jgo.util import http  # noqa: PLC0415
-
-    file = folder / file_name(coordinate)
-    response = http.get(address(coordinate), timeout=60)
-    response.raise_for_status()
-    file.write_bytes(response.content)
-    return Jar(coordinate=coordinate, size_bytes=file.stat().st_size, sha256=file_digest(file))
+        pins = [asdict(pin(coordinate, folder)) for coordinate in resolve(ROOTS, folder)]
+    PINS.write_text("[\n" + ",\n".join(map(json.dumps, pins)) + "\n]\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What an index is given, seen from outside: Elasticsearch's own count of writes, sampled often.
+"""When an index was last written, seen from outside: Elasticsearch's own count of writes, sampled often.
 
-A look costs Elasticsearch half a millisecond, and tells to some 20 ms when the last document was written.
+A look costs Elasticsearch half a millisecond. The last write is known to some 20 ms.
 """
 
 from __future__ import annotations
@@ -9,92 +9,50 @@ import json
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit
 
-_LOOK_SECONDS = 0.02
-_THINK_SECONDS = 0.1
-_QUIET_SECONDS = 0.5
-_WINDOW_SECONDS = 0.1
+_LOOK_SECONDS, _THINK_SECONDS = 0.02, 0.1
+_QUIET_SECONDS, _WINDOW_SECONDS = 0.5, 0.1
 _DEADLINE_SECONDS = 1200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """When an index was written.
-
-    Args:
-        first_at: When the first write was seen.
-        last_at: When the last one was, by the same clock as `time.monotonic`.
-        writes: How many there were.
-    """
+    """When the first and the last write were seen, by the clock of `time.monotonic`, and how many there were."""
 
     first_at: float
     last_at: float
     writes: int
 
 
+@dataclass(slots=True)
 class Writes:
-    """Looks at an index for as long as it is entered."""
+    """Samples of an index's count of writes, and when each was taken."""
 
-    def __init__(self, url: str, index: str) -> None:
-        self._address = urlsplit(url).netloc
-        self._path = f"/{index}/_stats/indexing?filter_path=_all.primaries.indexing.index_total"
-        self._samples: list[tuple[float, int]] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="writes")
-
-    def __enter__(self) -> Self:
-        """Begin to look; the first look is done before this returns."""
-        connection = HTTPConnection(self._address)
-        self._sample(connection)
-        connection.close()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Look no more."""
-        self._over.set()
-        self._thread.join()
+    samples: list[tuple[float, int]]
 
     def wait(self, documents: int, *, settled: Callable[[], bool], noise: int = 0) -> Span:
-        """Return once so many documents have been written and nothing follows.
+        """Return once so many documents are written and nothing follows.
 
         Args:
-            documents: At least so many writes there must be.
-            settled: Whether nothing is on its way; it is asked when it looks so, seldom.
-            noise: How many writes in a tenth of a second are somebody else's and do not count.
-
-        Raises:
-            TimeoutError: It does not come to an end.
+            documents: The least number of writes.
+            settled: Whether nothing is on its way; asked only when writes have ceased.
+            noise: How many writes in a tenth of a second do not count, because something else writes as well.
         """
         deadline = time.monotonic() + _DEADLINE_SECONDS
         while time.monotonic() < deadline:
             span = self._span(noise)
             if span.writes >= documents and time.monotonic() - span.last_at >= _QUIET_SECONDS and settled():
                 return self._span(noise)
-            self._over.wait(_THINK_SECONDS)
+            time.sleep(_THINK_SECONDS)
         raise TimeoutError(f"{self._span(noise).writes:,} documents written, not {documents:,}")
 
-    def _look(self) -> None:
-        connection = HTTPConnection(self._address)
-        while not self._over.wait(_LOOK_SECONDS):
-            self._sample(connection)
-        connection.close()
-
-    def _sample(self, connection: HTTPConnection) -> None:
-        connection.request("GET", self._path)
-        answer = json.loads(connection.getresponse().read())
-        self._samples.append((time.monotonic(), answer["_all"]["primaries"]["indexing"]["index_total"]))
-
     def _span(self, noise: int) -> Span:
-        samples = list(self._samples)
+        samples = list(self.samples)
         began, before = samples[0]
         first_at, last_at = began, began
         for number, (at, total) in enumerate(samples[1:], 1):
@@ -103,3 +61,30 @@ class Writes:
                 first_at = at if first_at == began else first_at
                 last_at = at
         return Span(first_at=first_at, last_at=last_at, writes=samples[-1][1] - before)
+
+
+@contextmanager
+def sampled(url: str, index: str) -> Iterator[Writes]:
+    """Sample an index's writes until the block ends; the first sample is taken before it begins."""
+    connection = HTTPConnection(urlsplit(url).netloc)
+    samples: list[tuple[float, int]] = []
+    is_over = threading.Event()
+
+    def sample() -> None:
+        connection.request("GET", f"/{index}/_stats/indexing?filter_path=_all.primaries.indexing.index_total")
+        answer = json.loads(connection.getresponse().read())
+        samples.append((time.monotonic(), answer["_all"]["primaries"]["indexing"]["index_total"]))
+
+    def go_on() -> None:
+        while not is_over.wait(_LOOK_SECONDS):
+            sample()
+
+    sample()
+    thread = threading.Thread(target=go_on, name="writes")
+    thread.start()
+    try:
+        yield Writes(samples)
+    finally:
+        is_over.set()
+        thread.join()
+        connection.close()

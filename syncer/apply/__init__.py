@@ -10,6 +10,6 @@ to an index that is loaded. Every step may be interrupted and repeated.
     reindex        each step of a new index beside the current one, up to the move of the alias; `cli.follow_jobs` runs
                    them in their order: load, own settings, verify, wait for pending jobs, move the alias
     scratch_index  tries a mapping on sample documents
-    preview        what a plan costs and what may go wrong: `preview.forecast`, `preview.cost`, `preview.problems`
-    scaffold       drafts a definition for `syncer init`: `scaffold.document`, `scaffold.field`
+    preview        what apply would do, with its problems and costs: `trial` tries a sample, `cost` runs the queries
+    scaffold       drafts a definition for `syncer init`: `scaffold.select`, `scaffold.mapping`
 """

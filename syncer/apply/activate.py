@@ -19,7 +19,7 @@ from functools import partial
 
 import structlog
 
-from syncer.apply.plan import Plan, PlannedChange, Step, standing
+from syncer.apply.plan import NEEDS_INDEX, Plan, PlannedChange, Step, read_active
 from syncer.base.errors import ConfigError, IndexingError
 from syncer.base.model import Role, Target
 from syncer.base.postgres import AdvisoryLock, Connection, value
@@ -123,7 +123,7 @@ def _require_planned_on(decided: Plan, connection: Connection) -> None:
     Raises:
         ConfigError: It has changed.
     """
-    if not decided.active.is_like(standing(connection)):
+    if not decided.active.is_like(read_active(connection)):
         raise ConfigError(
             "Another process changed the active definitions since the plan was made",
             hint="Nothing was done. Run the same command again: it looks at what is active now.",
@@ -231,7 +231,7 @@ def _with_index(connection: Connection, indices: Indices, step: Step, tell: Call
     document = step.document
     if step.change is PlannedChange.INDEX_GONE and indices.restore_aliases(document.target, document.index):
         tell(f"aliases of {document.index_name} are restored")
-    elif step.change in (PlannedChange.NEW, PlannedChange.INDEX_GONE, PlannedChange.REBUILD):
+    elif step.change in NEEDS_INDEX:
         make = indices.build if step.change is PlannedChange.REBUILD else indices.create
         target = make(
             document=document.name,

@@ -41,14 +41,13 @@ class PlannedChange(StrEnum):
     UNCHANGED = "nothing"
 
 
+NEEDS_INDEX = (PlannedChange.NEW, PlannedChange.REBUILD, PlannedChange.INDEX_GONE)
+"""The changes that create an index, as a rule."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What apply will do to one document.
-
-    Args:
-        document: The document as it will be active.
-        before: The document as it is active.
-    """
+    """What apply will do to one document: from ``before``, as it is active, to ``document``, as it will be."""
 
     document: Document
     change: PlannedChange
@@ -63,12 +62,7 @@ class Step:
     @property
     def is_new_revision(self) -> bool:
         """Whether the definition, its index or its suspension changes."""
-        return self.change in (
-            PlannedChange.NEW,
-            PlannedChange.CHANGED,
-            PlannedChange.REBUILD,
-            PlannedChange.INDEX_GONE,
-        )
+        return self.change in (*NEEDS_INDEX, PlannedChange.CHANGED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +109,8 @@ def plan(
         DefinitionError: A definition is refused.
         ComposeError: A SELECT returns an id more than once.
     """
-    active, definitions = standing(connection), list(definitions)
-    require_removable(remove, active, {one.name for one in definitions})
+    active, definitions = read_active(connection), list(definitions)
+    require_removable(remove, active, {definition.name for definition in definitions})
     return assemble(
         connection,
         [step(connection, indices, definition, active) for definition in definitions],
@@ -150,8 +144,8 @@ class ActiveDefinitions:
         documents: Documents with the index that is current, by name.
         others: Documents with an index that is being built; their tables are captured as well.
         revisions: The last revision of every document that was ever active.
-        captured: The tables that are captured, by relation.
-        lost: The captured tables whose triggers are gone.
+        captured: The captured tables, by relation.
+        lost: Those whose triggers are gone.
         orphan_indices: Indices left behind by commands that died.
         installation: This database's id; empty before `syncer migrate`.
     """
@@ -170,19 +164,20 @@ class ActiveDefinitions:
 
     @property
     def _rows(self) -> set[tuple[str, int, Role]]:
-        return {(one.index_name, one.revision, one.role) for one in (*self.documents.values(), *self.others)}
+        documents = (*self.documents.values(), *self.others)
+        return {(document.index_name, document.revision, document.role) for document in documents}
 
     def building(self, name: str) -> Document | None:
         """Return the document with its new index, if one is being built."""
-        return next((one for one in self.others if one.name == name and one.role is Role.BUILDING), None)
+        return next((found for found in self.others if found.name == name and found.role is Role.BUILDING), None)
 
 
-def standing(connection: Connection) -> ActiveDefinitions:
+def read_active(connection: Connection) -> ActiveDefinitions:
     """Return what is active now."""
     captured = install.captured(connection)
     return ActiveDefinitions(
         documents=registry.current(connection),
-        others=tuple(one for one in registry.documents(connection) if one.role is not Role.CURRENT),
+        others=tuple(found for found in registry.documents(connection) if found.role is not Role.CURRENT),
         revisions=registry.revisions(connection),
         captured=captured,
         lost=frozenset(install.lost(connection, captured)),
@@ -196,29 +191,28 @@ def assemble(
 ) -> Plan:
     """Combine steps into a plan, with what they mean for the tables."""
     steps = tuple(steps)
-    removed = tuple(one for one in (*active.others, *active.documents.values()) if one.name in remove)
-    forgotten = active.documents.keys() - {one.document.name for one in steps} - set(remove)
-    abandoned = tuple(building for one in steps if (building := _abandoned(one, active)) is not None)
+    removed = tuple(found for found in (*active.others, *active.documents.values()) if found.name in remove)
+    forgotten = sorted(active.documents.keys() - {step.document.name for step in steps} - set(remove))
+    abandoned = tuple(building for step in steps if (building := _abandoned(step, active)) is not None)
     documents = [
-        *(one.document for one in steps),
-        *(one.before for one in steps if one.before is not None and one.document.role is Role.BUILDING),
-        *(active.documents[name] for name in sorted(forgotten)),
-        *(one for one in active.others if one not in (*abandoned, *removed)),
+        *(step.document for step in steps),
+        *(step.before for step in steps if step.before is not None and step.document.role is Role.BUILDING),
+        *(active.documents[name] for name in forgotten),
+        *(found for found in active.others if found not in (*abandoned, *removed)),
     ]
-    wanted = {one.relation: one for one in captures(connection, documents)}
-    captured = active.captured
+    wanted = {capture.relation: capture for capture in captures(connection, documents)}
     return Plan(
         active=active,
         steps=steps,
         captures=tuple(
-            one
-            for one in wanted.values()
-            if one != captured.get(one.relation)
-            or one.relation in active.lost
-            or not install.is_current(connection, one)
+            capture
+            for relation, capture in wanted.items()
+            if capture != active.captured.get(relation)
+            or relation in active.lost
+            or not install.is_current(connection, capture)
         ),
-        released=tuple(sorted(captured.keys() - wanted.keys())),
-        forgotten=tuple(sorted(forgotten)),
+        released=tuple(sorted(active.captured.keys() - wanted.keys())),
+        forgotten=tuple(forgotten),
         abandoned=abandoned,
         removed=removed,
     )
@@ -240,9 +234,11 @@ def step(connection: Connection, indices: Indices, definition: Definition, activ
         ComposeError: Its SELECT returns an id more than once.
         IndexingError: Elasticsearch refuses its index.json for any index, or the alias is not free.
     """
-    before, lost = active.documents.get(definition.name), active.lost
+    before = active.documents.get(definition.name)
     after = _defined(connection, definition, active)
-    is_changed = _is_changed(before, after)
+    # A suspended document needs a new revision, so that everything is written again, and a late suspension of the old
+    # one has no effect.
+    is_changed = before is None or before.suspended is not None or _meaning(after) != _meaning(before)
     if is_changed:
         queries.require_unique(connection, after)
     if before is None:
@@ -253,22 +249,30 @@ def step(connection: Connection, indices: Indices, definition: Definition, activ
             f"{after.name}: the index cannot be changed from {before.index} to {after.index}",
             hint="Create a new document folder for the new index, and remove this one once the new one is loaded.",
         )
-    is_there = _is_there(indices, before, active)
-    reason = _COPIES_LEFT if _leaves_copies(indices, before, after) else None
+    building = active.building(after.name)
+    is_there = any(
+        # A command may have died after it moved the alias to the new index and before it recorded the move.
+        indices.exists(found.target, searched_as=before.index)
+        for found in (before, building)
+        if found is not None
+    )
+    # A late writer may still put a copy on a shard, if the document had a routing.
+    gives_up_routing = before.dependencies.has_routing and not after.dependencies.has_routing
+    reason = _COPIES_LEFT if gives_up_routing and indices.has_other_shards(before.target) else None
     if reason is None and is_there and is_changed:
         reason = scratch_index.obstacle(connection, indices, after, before.target)
     if reason is not None:
-        return _rebuild(before, after, active, reason)
+        if building is not None and building.suspended is None and _meaning(building) == _meaning(after):
+            return Step(document=building, change=PlannedChange.BUILDING, before=before, reason=reason)
+        return Step(document=anew(after, after.revision), change=PlannedChange.REBUILD, before=before, reason=reason)
     if not is_there:
         indices.require_free(after.index, active.installation)
         return Step(document=after, change=PlannedChange.INDEX_GONE, before=before)
     if is_changed:
         return Step(document=after, change=PlannedChange.CHANGED, before=before)
-    if before.dependencies.tables.keys() & lost:
-        return Step(document=before, change=PlannedChange.TRIGGERS_GONE, before=before)
-    return Step(
-        document=before, change=PlannedChange.UNCHANGED if before.is_loaded else PlannedChange.INCOMPLETE, before=before
-    )
+    unchanged = PlannedChange.UNCHANGED if before.is_loaded else PlannedChange.INCOMPLETE
+    is_lost = before.dependencies.tables.keys() & active.lost
+    return Step(document=before, change=PlannedChange.TRIGGERS_GONE if is_lost else unchanged, before=before)
 
 
 def _defined(connection: Connection, definition: Definition, active: ActiveDefinitions) -> Document:
@@ -288,45 +292,12 @@ def _defined(connection: Connection, definition: Definition, active: ActiveDefin
     )
 
 
-def _is_changed(before: Document | None, after: Document) -> bool:
-    """Whether a new revision is needed.
-
-    A suspended document needs one, so that everything is written again, and a late suspend of the old one has no
-    effect.
-    """
-    return before is None or before.suspended is not None or _meaning(after) != _meaning(before)
-
-
-def _is_there(indices: Indices, before: Document, active: ActiveDefinitions) -> bool:
-    """Whether the index exists with both aliases, and searches find no other."""
-    is_there = indices.exists(before.target, searched_as=before.index)
-    building = active.building(before.name)
-    if not is_there and building is not None:
-        # A command may have died after it moved the alias to the new index and before it recorded the move.
-        is_there = indices.exists(building.target, searched_as=before.index)
-    return is_there
-
-
-def _rebuild(before: Document, after: Document, active: ActiveDefinitions, reason: str) -> Step:
-    """Plan a new index, or continue with the one that is being built."""
-    building = active.building(after.name)
-    if building is not None and building.suspended is None and _meaning(building) == _meaning(after):
-        return Step(document=building, change=PlannedChange.BUILDING, before=before, reason=reason)
-    return Step(document=anew(after, after.revision), change=PlannedChange.REBUILD, before=before, reason=reason)
-
-
 def anew(document: Document, revision: int) -> Document:
     """Return the same definition for an index that is yet to be built."""
     target = Target.of(document.index, revision)
     return dataclasses.replace(
         document, revision=revision, target=target, role=Role.BUILDING, is_loaded=False, suspended=None
     )
-
-
-def _leaves_copies(indices: Indices, before: Document, after: Document) -> bool:
-    """Whether copies may be left on any shard without a cleanup; a late writer may still put one there."""
-    gives_up_routing = before.dependencies.has_routing and not after.dependencies.has_routing
-    return gives_up_routing and indices.has_other_shards(before.target)
 
 
 _COPIES_LEFT = (

@@ -45,7 +45,7 @@ def begin(connection: Connection, indices: Indices, name: str, *, tell: Callable
         DocumentError: The document is suspended.
         SyncerError: The new index was not activated.
     """
-    active = plan.standing(connection)
+    active = plan.read_active(connection)
     current, building = active.documents[name], active.building(name)
     if building is not None and _can_go_on(building):
         step = Step(document=building, change=PlannedChange.BUILDING, before=current)

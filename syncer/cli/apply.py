@@ -8,14 +8,12 @@ from typing import Annotated
 
 import typer
 
-from syncer.apply import activate, plan as planning
-from syncer.apply.plan import Plan
+from syncer.apply import activate
 from syncer.base import log, postgres, settings
 from syncer.cli import parameters, render
-from syncer.cli.context import Parts, open_parts
+from syncer.cli.context import open_parts
 from syncer.cli.follow_jobs import LoadProgress
 from syncer.cli.parameters import UsageError, finite
-from syncer.documents import definition
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
@@ -44,28 +42,29 @@ def plan(
 
     Shows for each document whether its index would be created, changed in place or rebuilt,
     and how long the initial load takes. Writes a sample of documents to a scratch index to
-    find rejected or altered values. Lists missing indexes. The first line is the verdict.
-    --verbose adds tables, affected-document queries and a sample document.
+    find what Elasticsearch rejects. Shows how many documents one changed row of each table
+    leads to, and lists missing indexes. The first line is the verdict. --verbose adds the
+    queries from changed rows to documents, and a document.
     Exit code 1 if a definition is invalid or a sampled document is rejected.
     """
-    from syncer.apply.preview import forecast  # noqa: PLC0415 - it parses SQL, which takes long to load
+    from syncer.apply import preview  # noqa: PLC0415 - it parses SQL, which takes long to load
     from syncer.cli import plan_output  # noqa: PLC0415 - as above
 
     _require_one(document, remove)
     loaded = settings.load()
     log.configure(loaded.log, is_command=True)
     with postgres.connect(loaded.postgres, name="plan") as connection:
-        client = elastic.connect(loaded.elasticsearch)
+        client = elastic.connect(loaded.elasticsearch, is_patient=True)
         index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
         with render.doing(err, _TESTING, in_pipes=False):
-            seen = forecast.read(
+            _, found = preview.read(
                 connection, index, Indices(client), settings.config_folder(), only=document, remove=remove or ()
             )
     if as_json:
-        render.print_json(seen.as_json())
+        render.print_json(found.as_json())
     else:
-        plan_output.show_forecast(out, seen, verbose=verbose)
-    if seen.has_errors or (strict and seen.has_warnings):
+        plan_output.show_preview(out, found, verbose=verbose)
+    if found.has_errors or (strict and found.has_warnings):
         raise typer.Exit(1)
 
 
@@ -90,21 +89,31 @@ def apply(
     name it with --remove. This drops its index, its jobs, its dead letters, and the triggers
     of tables that no other document reads.
     """
-    from syncer.apply.preview import forecast  # noqa: PLC0415 - it parses SQL, which takes long to load
+    from syncer.apply import preview  # noqa: PLC0415 - it parses SQL, which takes long to load
     from syncer.cli import plan_output  # noqa: PLC0415 - as above
 
     _require_one(document, remove)
     with open_parts("apply") as parts:
-        decided = _decided(parts, document, remove or ())
+        kafka = parts.settings.kafka
+        if kafka.is_used:
+            lost_records.require_original(parts.connection, kafka, parts.index)
         with render.doing(err, _TESTING, in_pipes=False):
-            seen = forecast.of_plan(parts.connection, parts.index, parts.indices, settings.config_folder(), decided)
-        forecast.require_applicable(seen, despite_dead_lettered=despite_dead_lettered)
-        plan_output.show_forecast(out, seen, verbose=verbose)
-        if decided.is_empty and topic.exists(parts.settings.kafka):
+            decided, found = preview.read(
+                parts.connection,
+                parts.index,
+                parts.indices,
+                settings.config_folder(),
+                only=document,
+                remove=remove or (),
+                only_changed=True,
+            )
+        preview.require_applicable(found, despite_dead_lettered=despite_dead_lettered)
+        plan_output.show_preview(out, found, verbose=verbose)
+        if decided.is_empty and (not kafka.is_used or topic.exists(kafka)):
             return
         parameters.confirm("Apply?", yes=yes)
-        if topic.ensure_topic(parts.settings.kafka):
-            render.say(out, f"topic {parts.settings.kafka.topic} created")
+        if kafka.is_used and topic.ensure_topic(kafka):
+            render.say(out, f"topic {kafka.topic} created")
         initial_loads = activate.carry_out(
             parts.connection,
             parts.indices,
@@ -118,14 +127,3 @@ def apply(
 def _require_one(document: str | None, remove: Sequence[str] | None) -> None:
     if document is not None and remove:
         raise UsageError("DOCUMENT and --remove cannot be combined. Run the command once for each.")
-
-
-def _decided(parts: Parts, document: str | None, remove: Sequence[str]) -> Plan:
-    """Compare the config folder, or one document of it, with what is active."""
-    lost_records.require_own_topic(parts.connection, parts.settings.kafka, parts.index)
-    folder = settings.config_folder()
-    if document is None:
-        wanted = definition.load_all(folder, may_be_none=bool(remove))
-    else:
-        wanted = [definition.load_one(folder, document)]
-    return planning.plan(parts.connection, parts.indices, wanted, remove=remove)

@@ -1,32 +1,46 @@
-"""Mapping: derives the mapping of a SELECT, and completes one that exists.
+"""Mapping: maps the columns of any SELECT, and completes a mapping that exists.
+
+The type of a column tells its mapping. JSON is sampled, and its mapping reported as a guess, which takes every sampled
+value and alters no other. Arrays of objects become ``nested``, so that a search can relate the fields of one object.
 
 What the existing mapping says is kept. An object in it that says what to do with other fields (``dynamic`` or
-``enabled``) is complete. Arrays of objects become ``nested``, so that a search can relate the fields of one object.
+``enabled``) is complete.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
-from syncer.apply.scaffold import field as fields, guess, naming
+from syncer.apply.scaffold.types import DATE, STORED, TEXT, column_type
 from syncer.base.postgres import Connection, bounded
 
 if TYPE_CHECKING:
-    from syncer.apply.scaffold.shape import Shape
+    from syncer.lineage.catalog import Probe
 
-_GUESS = "its mapping is a guess from sampled documents; others may be rejected"
 _FIELDS_MAX = 1000
 """How many fields an index has at most by default."""
+_KEYS_MAX = 50
+"""Objects with more keys than this are taken for maps, whose keys are data."""
+_DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?)?")
+_DIMENSIONS = range(2, 4097)
+"""How many numbers a dense_vector may have; a single number is none."""
 _SAMPLE_DOCUMENTS = 200
 _SAMPLE_SECONDS = 5.0
 _SAMPLE = "SELECT to_jsonb(d.*)::text FROM ({select}) AS d LIMIT {limit}"
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_PERSONAL = re.compile(
+    r"(?:^|_)(passw(or)?d|pwd|pass(phrase|code)|secrets?|tokens?|(api|private|access)_?key|salt|totp|otp|pin|cvv|cvc"
+    r"|e_?mails?|phones?|mobile|fax|msisdn|ssn|iban|passport|tax_id|national_id|card_?number|salary"
+    r"|gender|religion|ethnicity|(ip|remote)_addr(ess)?)(?:_|$)"
+)
+_BIRTH = re.compile(r"(?:^|_)(birth|birthday|birthdate|born|dob)(?:_|$)")
 
 EMPTY_BODY: Mapping[str, Any] = {
     "settings": {"number_of_shards": 1},
@@ -35,80 +49,78 @@ EMPTY_BODY: Mapping[str, Any] = {
 """What the index.json of a draft begins with."""
 
 
+def is_personal(name: str, mapping: Mapping[str, Any]) -> bool:
+    """Whether a field looks like a secret or personal data, by its name.
+
+    When a password was changed, or whether an address is confirmed, is neither.
+    """
+    words = "_".join(_WORDS.findall(name)).lower()
+    is_state = mapping.get("type") in ("boolean", "date")
+    return _BIRTH.search(words) is not None or (not is_state and _PERSONAL.search(words) is not None)
+
+
 def completed(
     connection: Connection, select: str, file: str, body: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return an index.json with a mapping for every field of a SELECT, and what to know of the fields, one line each.
+    """Return an index.json with a mapping for every column of a SELECT, and what to know of it, one line each.
 
     What ``body`` says is kept. ``file`` names the SELECT in errors.
 
     Raises:
         DefinitionError: Postgres refuses the SELECT, or it reads what cannot be captured.
     """
-    from syncer.apply.scaffold import shape  # noqa: PLC0415 - it imports sqlglot: slow to load, and few commands need it
-    from syncer.lineage import catalog  # noqa: PLC0415 - likewise
+    from syncer.lineage import catalog  # noqa: PLC0415 - it imports sqlglot: slow to load, and few commands need it
 
     probe = catalog.probe(connection, select, file)
-    deriving = _Deriving(sample=cache(lambda: _sampled(connection, probe.canonical)))
-    mappings = dict(body.get("mappings", {}))
-    given = mappings.get("properties", {})
-    mappings["properties"] = united(given, deriving.missing(shape.read(connection, probe), given, ()))
-    remarks = deriving.remarks
-    if deriving.personal:
-        listed = ", ".join(deriving.personal)
-        remarks.append(f"personal or secret by name: {listed}; check who may search and read the index")
-    made = {**body, "mappings": mappings}
-    if (number := _number_of_fields(mappings["properties"])) > _FIELDS_MAX:
-        settings = dict(body.get("settings", {}))
-        made["settings"] = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} | settings
+    described = connection.execute(sql.SQL("SELECT * FROM ({}) AS d LIMIT 0").format(sql.SQL(probe.canonical)))
+    digits = {column.name: column.type_display for column in described.description or ()}
+    types = {
+        name: column_type(connection, digits[name] if type_ == "numeric" else type_)
+        for name, type_ in probe.columns.items()
+        if name not in ("_id", "_routing")
+    }
+    stored = _stored(probe)
+    is_sampled = any(type_.mapping is None or type_.may_be_vector for type_ in types.values())
+    sample = _sampled(connection, probe.canonical) if is_sampled else []
+    mappings, remarks = dict(body.get("mappings", {})), []
+    given = properties = mappings.get("properties", {})
+    for name, type_ in types.items():
+        values = [document[name] for document in sample if document.get(name) is not None]
+        made = guess(values, is_free=name in stored) if type_.mapping is None else type_.mapping
+        lengths = {len(value) if None not in value else 0 for value in values} if type_.may_be_vector else set()
+        if len(lengths) == 1 and lengths <= set(_DIMENSIONS):
+            made = {"type": "dense_vector", "dims": lengths.pop()}
+        properties, before = _united(properties, {name: made}), properties
+        if made == STORED and properties != before:
+            remarks.append(f"{name}: kept and shown, but not searched: samples do not tell its type")
+        elif made != type_.mapping and properties != before:
+            remarks.append(f"{name}: its mapping is a guess from sampled documents; others may be rejected")
+        elif type_.name == "numeric" and made["type"] == "double" and properties != before:
+            remarks.append(f"{name}: double rounds to 15 digits; for money use scaled_float, for every digit keyword")
+    known = dict(_leaves(given))
+    personal = [
+        path
+        for path, mapping in _leaves(properties)
+        if path not in known and is_personal(path.rpartition(".")[2], mapping)
+    ]
+    if personal:
+        remarks.append(f"personal or secret by name: {', '.join(personal)}; check who may search and read the index")
+    made = {**body, "mappings": {**mappings, "properties": properties}}
+    if (number := _number_of_fields(properties)) > _FIELDS_MAX:
+        made["settings"] = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} | dict(body.get("settings", {}))
     return made, remarks
 
 
-@dataclass(slots=True, kw_only=True)
-class _Deriving:
-    """Derives the mappings of fields.
+def _stored(probe: Probe) -> set[str]:
+    """Return the columns of a SELECT that are columns of a table, and no expressions."""
+    from sqlglot import exp  # noqa: PLC0415 - slow to load, and few commands need it
 
-    Args:
-        sample: Returns some documents, for what types do not tell.
-        remarks: What to know of a field, one line each.
-        personal: The paths that look like secrets or personal data.
-    """
-
-    sample: Callable[[], list[dict[str, Any]]]
-    remarks: list[str] = field(default_factory=list)
-    personal: list[str] = field(default_factory=list)
-
-    def missing(self, shapes: Mapping[str, Shape], given: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-        found = {}
-        for name, one in shapes.items():
-            there = given.get(name)
-            if there is None:
-                found[name] = self._mapping(one, (*path, name))
-            elif one.properties and _is_open(there):
-                inside = self.missing(one.properties, there.get("properties", {}), (*path, name))
-                found |= {name: {"properties": inside}} if inside else {}
-        return found
-
-    def _mapping(self, one: Shape, path: tuple[str, ...]) -> dict[str, Any]:
-        if one.properties:
-            inside = {"properties": self.missing(one.properties, {}, path)}
-            return {"type": "nested", **inside} if one.is_array else inside
-        said = ".".join(path)
-        if naming.is_personal(path[-1], one.type.kind if one.type else ""):
-            self.personal.append(said)
-        if one.type is None:
-            made, remark = guess.mapping(guess.at(self.sample(), path)), _GUESS
-            if made == guess.STORED:
-                remark = "kept and shown, but not searched: samples do not tell its type"
-        else:
-            made, remark = fields.of_type(one.type)
-            if one.type.is_array and one.type.kind in ("float4", "vector") and "dims" not in made:
-                dimensions = guess.dimensions(guess.at(self.sample(), path))
-                if dimensions:
-                    made, remark = {"type": "dense_vector", "dims": dimensions}, _GUESS
-        if remark:
-            self.remarks.append(f"{said}: {remark}")
-        return made
+    select = probe.tree.unnest() if probe.tree is not None else None
+    if not isinstance(select, exp.Select):
+        return set()
+    tables = {"", *(table.alias_or_name for table in select.find_all(exp.Table) if table.db)}
+    columns = {one.alias_or_name: one.unalias() for one in select.selects}
+    return {name for name, one in columns.items() if isinstance(one, exp.Column) and one.table in tables}
 
 
 def _sampled(connection: Connection, select: str) -> list[dict[str, Any]]:
@@ -116,28 +128,85 @@ def _sampled(connection: Connection, select: str) -> list[dict[str, Any]]:
     query = sql.SQL(_SAMPLE).format(select=sql.SQL(select), limit=sql.Literal(_SAMPLE_DOCUMENTS))
     try:
         with bounded(connection, seconds=_SAMPLE_SECONDS):
-            return [json.loads(one) for (one,) in connection.execute(query)]
+            return [json.loads(document) for (document,) in connection.execute(query)]
     except (psycopg.DataError, psycopg.errors.QueryCanceled):
         return []
+
+
+def guess(values: Iterable[Any], *, is_free: bool = False) -> dict[str, Any]:
+    """Return a mapping that takes these values.
+
+    Objects that a table stores, or that differ in their keys, are free to have others, which are kept and shown, but
+    not searched. Objects that a SELECT builds have the same keys everywhere.
+    """
+    values = list(values)
+    flat = list(_flat(values))
+    kinds = {type(found) for found in flat}
+    if kinds == {dict}:
+        names = list(dict.fromkeys(name for found in flat for name in found))
+        is_map = len(names) > _KEYS_MAX
+        known = [name for name in names if name and "." not in name and not is_map]
+        inside = {name: guess(found[name] for found in flat if name in found) for name in known}
+        is_free = is_free or is_map or len(known) < len(names) or any(found.keys() != flat[0].keys() for found in flat)
+        kind = "nested" if all(isinstance(found, list) for found in values) else "object"
+        made = {"type": kind} | ({"dynamic": False} if is_free else {})
+        return made | ({"properties": inside} if inside else {})
+    if kinds == {bool}:
+        return {"type": "boolean"}
+    if kinds == {int} and all(abs(found) < 2**63 for found in flat):
+        return {"type": "long", "coerce": False}
+    if kinds and kinds <= {int, float}:
+        return {"type": "double"}
+    if kinds == {str}:
+        return dict(DATE if all(map(_is_date, flat)) else TEXT)
+    return dict(STORED)
+
+
+def _is_date(text: str) -> bool:
+    """Whether Elasticsearch takes a text for a date."""
+    try:
+        return _DATE.fullmatch(text) is not None and bool(datetime.fromisoformat(text))
+    except ValueError:
+        return False
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for found in values:
+        if isinstance(found, list):
+            yield from _flat(found)
+        elif found is not None:
+            yield found
+
+
+def _united(given: Mapping[str, Any], derived: Mapping[str, Any]) -> dict[str, Any]:
+    """Add to given properties the ones that they lack, also inside objects that do not say what to do with others."""
+    found = dict(given)
+    for name, mapping in derived.items():
+        if name not in given:
+            found[name] = mapping
+        elif "properties" in mapping and _is_open(given[name]):
+            found[name] = {
+                **given[name],
+                "properties": _united(given[name].get("properties", {}), mapping["properties"]),
+            }
+    return found
+
+
+def _is_open(mapping: Mapping[str, Any]) -> bool:
+    return mapping.get("type", "object") in ("object", "nested") and not mapping.keys() & {"dynamic", "enabled"}
+
+
+def _leaves(properties: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, mapping in properties.items():
+        if "properties" in mapping:
+            yield from _leaves(mapping["properties"], f"{path}{name}.")
+        else:
+            yield f"{path}{name}", mapping
 
 
 def _number_of_fields(properties: Mapping[str, Any]) -> int:
     """Return how many fields Elasticsearch counts: objects, and the ways in which a field is indexed, too."""
     return sum(
-        1 + _number_of_fields(field.get("properties", {})) + len(field.get("fields", {}))
-        for field in properties.values()
+        1 + _number_of_fields(mapping.get("properties", {})) + len(mapping.get("fields", {}))
+        for mapping in properties.values()
     )
-
-
-def _is_open(mapping: Mapping[str, Any]) -> bool:
-    """Whether an existing mapping is one of an object that does not say what to do with other fields."""
-    return mapping.get("type", "object") in ("object", "nested") and not mapping.keys() & {"dynamic", "enabled"}
-
-
-def united(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Unite two JSON objects, object by object; the second one counts."""
-    found = {**one, **other}
-    for name in one.keys() & other.keys():
-        if isinstance(one[name], Mapping) and isinstance(other[name], Mapping):
-            found[name] = united(one[name], other[name])
-    return found

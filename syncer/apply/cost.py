@@ -1,0 +1,279 @@
+"""Cost: how many documents one changed row leads to, how long that takes, and which index would help.
+
+Queries are run on real rows, one row at a time, read-only and for a bounded time, with ``EXPLAIN ANALYZE``. Postgres
+itself tells which index is missing: a table that a slow query reads completely, even if the planner is told to prefer
+indexes, has none for the equality in the query's plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import sqlglot
+from psycopg import errors as pg, sql
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from syncer.base.error_policy import is_of_data
+from syncer.base.lifecycle import clock
+from syncer.base.postgres import Connection, bounded, value
+
+SAMPLE_ROWS = 20
+"""How many rows of a table are tried."""
+SECONDS_MAX = 2.0
+"""How long one query may run; after that, no other row is tried."""
+_FAST_SECONDS = 0.01
+_WRITE_SECONDS = 0.001
+"""How long it takes to write a document: an index does not help a change that leads to very many."""
+
+_SAMPLE = "SELECT jsonb_build_array(to_jsonb(r.*))::text FROM (SELECT {columns} FROM {relation} LIMIT {rows}) AS r"
+_EXPLAIN = "EXPLAIN (FORMAT JSON, VERBOSE{analyze}) {query}"
+_PREFER_INDEXES = """
+SELECT set_config(name, 'off', true) FROM unnest('{enable_seqscan,enable_hashjoin,enable_mergejoin}'::text[]) AS name
+"""
+_CONDITIONS = ("Index Cond", "Recheck Cond", "Filter", "Join Filter", "Hash Cond", "Merge Cond")
+# A partition stands for its table, whose index every partition gets.
+_TABLE = """
+SELECT format('%I.%I', n.nspname, c.relname), c.relkind = 'p', c.oid <> given.oid
+FROM (SELECT to_regclass(format('%I.%I', $1::text, $2::text))::oid AS oid) AS given
+JOIN pg_class AS c ON c.oid = coalesce(pg_partition_root(given.oid), given.oid)
+JOIN pg_namespace AS n ON n.oid = c.relnamespace
+"""
+_FIRST = "SELECT pg_get_indexdef(to_regclass(format('%I.%I', $1::text, $2::text)), 1, true)"
+# An index on a varchar, or on a domain, serves a comparison of the column cast to text, or to the domain's base type.
+_IS_NO_CAST = """
+SELECT b.oid = to_regtype($3) OR b.oid = 'varchar'::regtype AND to_regtype($3) = 'text'::regtype
+FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+JOIN pg_type AS b ON b.oid = coalesce(nullif(t.typbasetype, 0), t.oid)
+WHERE a.attrelid = to_regclass($1) AND a.attname = $2
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a query costs for the row with the most results, of those that were tried.
+
+    Args:
+        documents: How many documents it returned; if it did not finish, how many the planner expects.
+        seconds: How long it took; None if it did not finish.
+        failure: Postgres' message, if the query fails on the data.
+    """
+
+    documents: int
+    seconds: float | None
+    failure: str = ""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether an index may help: it takes long, and longer than to write the documents."""
+        if self.seconds is None:
+            return not self.failure
+        return self.seconds >= max(_FAST_SECONDS, self.documents * _WRITE_SECONDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingIndex:
+    """An index without which a query reads a whole table.
+
+    Args:
+        statement: Creates it.
+        advice: What else to change, if the index alone does not help.
+        document: The definition that needs it.
+        change_of: The table whose changes need it; empty if every build of a document does.
+        documents: How many documents one changed row leads to.
+        seconds: How long they take to find, or the document to build; None if it did not finish in two seconds.
+    """
+
+    statement: str
+    advice: str
+    document: str
+    change_of: str
+    documents: int
+    seconds: float | None
+
+
+def rows(connection: Connection, relation: str, columns: Collection[str]) -> list[tuple[object, ...]]:
+    """Return some rows of a table, each as the parameter of an affects query: a JSON array with these columns."""
+    statement = sql.SQL(_SAMPLE).format(
+        columns=sql.SQL(", ").join(sql.Identifier(name) for name in sorted(columns)),
+        relation=sql.SQL(relation),  # quoted by Postgres
+        rows=sql.Literal(SAMPLE_ROWS),
+    )
+    return connection.execute(statement).fetchall()
+
+
+def measure(connection: Connection, query: sql.Composable, tries: Iterable[tuple[object, ...]]) -> Cost | None:
+    """Return what a query costs; None if there is nothing to try it with."""
+    costs: list[Cost] = []
+    began = clock()
+    for parameters in tries:
+        try:
+            with bounded(connection, seconds=SECONDS_MAX):
+                plan = _explain(connection, query, parameters, ", ANALYZE, TIMING OFF")
+        except psycopg.Error as error:
+            if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
+                raise
+            expected = _explain(connection, query, parameters)["Plan"]["Plan Rows"]
+            failure = str(error.diag.message_primary) if is_of_data(error) else ""
+            return Cost(documents=int(expected), seconds=None, failure=failure)
+        seconds = plan["Execution Time"] / 1000
+        costs.append(Cost(documents=int(plan["Plan"]["Actual Rows"]), seconds=seconds))
+        if clock() - began >= SECONDS_MAX:
+            break
+    return max(costs, key=lambda cost: (cost.documents, -(cost.seconds or 0)), default=None)
+
+
+def missing_indexes(
+    connection: Connection,
+    query: sql.Composable,
+    parameters: tuple[object, ...],
+    cost: Cost,
+    *,
+    document: str,
+    change_of: str = "",
+) -> Iterator[MissingIndex]:
+    """Yield the indexes without which a query of this cost reads whole tables."""
+    with bounded(connection, seconds=SECONDS_MAX):
+        connection.execute(_PREFER_INDEXES)
+        nodes = list(_nodes(_explain(connection, query, parameters)["Plan"]))
+    scans = {node["Alias"]: node for node in nodes if _reads_all(connection, node)}
+    names = {node["Alias"]: node["Relation Name"] for node in nodes if "Relation Name" in node}
+    equalities = [equal for node in nodes for key in _CONDITIONS for equal in _equalities(node.get(key, ""))]
+    for alias, node in scans.items():
+        row = connection.execute(_TABLE, (node["Schema"], node["Relation Name"])).fetchone()
+        assert row is not None  # noqa: S101 - it was just planned
+        relation, is_partitioned, is_partition = row
+        # A condition above the partitions names their table.
+        aliases = {alias, alias.rpartition("_")[0]} if is_partition else {alias}
+        compared = list(_compared(equalities, aliases))
+        if not compared:
+            continue
+        columns, advice = [], ""
+        for side, other in compared:
+            column, instead = _column(connection, relation, side, other, names)
+            columns.append(column)
+            advice = advice or instead
+        how = "" if is_partitioned else "CONCURRENTLY "  # a partitioned table refuses it
+        yield MissingIndex(
+            statement=f"CREATE INDEX {how}ON {relation} ({', '.join(dict.fromkeys(columns))});",
+            advice=advice,
+            document=document,
+            change_of=change_of,
+            documents=cost.documents,
+            seconds=cost.seconds,
+        )
+
+
+def ranked(found: Iterable[MissingIndex]) -> tuple[MissingIndex, ...]:
+    """Return each index once, for the change that needs it most; the slowest change first."""
+    first: dict[str, MissingIndex] = {}
+    for index in sorted(found, key=lambda index: (-(index.seconds or SECONDS_MAX), -index.documents)):
+        first.setdefault(index.statement, index)
+    return tuple(first.values())
+
+
+def _explain(
+    connection: Connection, query: sql.Composable, parameters: tuple[object, ...], analyze: str = ""
+) -> dict[str, Any]:
+    output = value(connection, sql.SQL(_EXPLAIN).format(analyze=sql.SQL(analyze), query=query), parameters)
+    plan: dict[str, Any] = json.loads(output if isinstance(output, (str, bytes)) else json.dumps(output))[0]
+    return plan
+
+
+def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", []):
+        yield from _nodes(child)
+
+
+def _reads_all(connection: Connection, node: dict[str, Any]) -> bool:
+    """Whether a part of a plan reads a whole table, or a whole index whose first column it does not compare."""
+    if node["Node Type"] == "Seq Scan":
+        return True
+    scan = node["Plans"][0] if node["Node Type"] == "Bitmap Heap Scan" else node
+    if "Index Name" not in scan or "Alias" not in node:
+        return False
+    condition, first = scan.get("Index Cond"), value(connection, _FIRST, (node["Schema"], scan["Index Name"]))
+    return condition is None or ("(" not in str(first) and f"{node['Alias']}.{first}" not in condition)
+
+
+def _equalities(condition: str) -> Iterator[tuple[exp.Expr, exp.Expr]]:
+    """Yield both sides of each equality that must hold, both ways round."""
+    try:
+        tree = sqlglot.parse_one(condition, read="postgres").unnest() if condition else None
+    except SqlglotError:  # it mentions another part of the plan
+        return
+    for equal in tree.flatten() if isinstance(tree, exp.And) else [tree]:
+        if isinstance(equal, exp.EQ):
+            yield equal.left.unnest(), equal.right.unnest()
+            yield equal.right.unnest(), equal.left.unnest()
+
+
+def _compared(
+    equalities: Sequence[tuple[exp.Expr, exp.Expr]], aliases: set[str]
+) -> Iterator[tuple[exp.Expr, exp.Expr]]:
+    """Yield the expressions over one table that are compared with others; with constants, only if there are no others.
+
+    Each comes with what it is compared with.
+    """
+    own = [
+        (side, other)
+        for side, other in equalities
+        if _tables(side) and _tables(side) <= aliases and not _tables(other) & aliases
+    ]
+    joined = [(side, other) for side, other in own if _tables(other)]
+    yield from {side.sql(): (side, other) for side, other in joined or own}.values()
+
+
+def _tables(expression: exp.Expr) -> set[str]:
+    return {column.table for column in expression.find_all(exp.Column)}
+
+
+def _column(
+    connection: Connection, relation: str, side: exp.Expr, other: exp.Expr, names: dict[str, str]
+) -> tuple[str, str]:
+    """Return a column or expression of an index, and what to change in the SELECT for it to serve."""
+    bare = side.transform(_without_table)
+    cast = bare.this.unnest() if isinstance(bare, exp.Cast) else None
+    if isinstance(cast, exp.Column):
+        type_ = bare.args["to"].sql(dialect="postgres")
+        if value(connection, _IS_NO_CAST, (relation, cast.name, type_)):
+            return cast.sql(dialect="postgres"), ""
+    text = bare.sql(dialect="postgres")
+    if isinstance(bare, exp.Column):
+        return text, ""
+    failure = _index_failure(connection, relation, text)
+    if not failure or not isinstance(cast, exp.Column):
+        return f"({text})", f"An index on {text} fails: {failure}." if failure else ""
+    own = cast.sql(dialect="postgres")
+    with_ = other.this.unnest() if isinstance(other, exp.Cast) else other
+    table = names.get(with_.table, "") if isinstance(with_, exp.Column) else ""
+    instead = f"{table}.{with_.name}::text" if table else "the other side::text"
+    return own, f"Compare {own} = {instead} in the SELECT: the cast {text} fails on the data ({failure})."
+
+
+def _without_table(part: exp.Expr) -> exp.Expr:
+    column = part.unnest()
+    return exp.Column(this=column.this.copy()) if isinstance(column, exp.Column) else part
+
+
+def _index_failure(connection: Connection, relation: str, expression: str) -> str:
+    """Return why an index on an expression cannot be created, as far as an empty copy and two seconds show."""
+    parts = {"relation": sql.SQL(relation), "expression": sql.SQL(expression)}  # both from Postgres
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute(sql.SQL("CREATE TEMPORARY TABLE syncer_index (LIKE {relation})").format(**parts))
+            connection.execute(sql.SQL("CREATE INDEX ON pg_temp.syncer_index (({expression}))").format(**parts))
+        with bounded(connection, seconds=SECONDS_MAX):
+            connection.execute(sql.SQL("SELECT count({expression}) FROM {relation}").format(**parts))
+    except pg.QueryCanceled:
+        return ""
+    except psycopg.Error as error:
+        if not isinstance(error, psycopg.ProgrammingError) and not is_of_data(error):
+            raise
+        return str(error.diag.message_primary)
+    return ""

@@ -1,0 +1,132 @@
+"""Draft: the files of a document, select.sql, index.json and document.yaml. Existing files are not written over."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from syncer.apply.scaffold import mapping, select, tables
+from syncer.base import shipped
+from syncer.base.errors import ConfigError
+from syncer.base.postgres import Connection
+from syncer.documents import definition
+
+_SETTINGS = "syncer.yaml"
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
+_NAME_CHARACTERS_MAX = 63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """The files of a draft, by name, and what to know of it."""
+
+    name: str
+    files: dict[str, str]
+    remarks: tuple[str, ...]
+
+
+def from_table(
+    connection: Connection,
+    config_folder: Path,
+    table: str,
+    name: str | None,
+    *,
+    referring: Sequence[str],
+    with_personal: bool,
+    force: bool,
+) -> Draft:
+    """Draft a document from a table, named after it by default: see `syncer.apply.scaffold.select.draft`.
+
+    Raises:
+        ConfigError: The folder is not empty, and existing files are not to be written over (``force``).
+        SourceError: There is no such table, or it cannot be read.
+        DefinitionError: A table cannot be captured, or does not refer to the other.
+    """
+    found = tables.find(connection, table)
+    name = name or _document_name(found.name)
+    _require_free(config_folder, name, force=force)
+    query, properties, remarks = select.draft(connection, found, referring=referring, with_personal=with_personal)
+    given = {**mapping.EMPTY_BODY, "mappings": {"dynamic": "strict", "properties": properties}}
+    body, more = mapping.completed(connection, query, name, given)
+    remarks = [*remarks, *more]
+    title = f"Rows of {found.relation}, drafted by syncer init. It is yours: change what you like."
+    comments = "".join(f"-- {' '.join(line.split())}\n" for line in (title, *remarks))
+    files = {"document.yaml": _options(name), "select.sql": comments + query, "index.json": _text(body)}
+    return Draft(name=name, files=files, remarks=tuple(remarks))
+
+
+def from_select(connection: Connection, config_folder: Path, file: Path, name: str | None, *, force: bool) -> Draft:
+    """Complete a document whose SELECT is written: its mapping, and what else is missing. What index.json says is kept.
+
+    Raises:
+        ConfigError: The file lies elsewhere, and the document's folder is not empty.
+        DefinitionError: The SELECT is refused, or index.json is not valid.
+    """
+    name = name or _document_name(file.absolute().parent.name if file.name == "select.sql" else file.stem)
+    folder = _folder(config_folder, name)
+    _require_free(config_folder, name, force=force or file.absolute().parent == folder.absolute())
+    query, index = definition.read_sql(file), folder / "index.json"
+    given = definition.read_index_body(index) if index.exists() else mapping.EMPTY_BODY
+    body, remarks = mapping.completed(connection, query, str(file), given)
+    files = {"index.json": _text(body)}
+    if not (folder / "document.yaml").exists():
+        files = {"document.yaml": _options(name), **files}
+    if not ((folder / "select.sql").exists() and file.samefile(folder / "select.sql")):
+        files["select.sql"] = file.read_text("utf-8-sig")
+    return Draft(name=name, files=files, remarks=tuple(remarks))
+
+
+def write(config_folder: Path, draft: Draft) -> list[Path]:
+    """Write a draft, and config/syncer.yaml if there is none; return the files that were written.
+
+    Raises:
+        ConfigError: A file cannot be written.
+    """
+    folder, settings = _folder(config_folder, draft.name), config_folder / _SETTINGS
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not settings.exists():
+            shutil.copyfile(shipped.folder("config") / _SETTINGS, settings)
+            written.append(settings)
+        for name, content in draft.files.items():
+            (folder / name).write_text(content, "utf-8")
+            written.append(folder / name)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or folder} cannot be written: {error.strerror}",
+            hint="SYNCER_CONFIG names another config folder.",
+        ) from error
+    return written
+
+
+def _folder(config_folder: Path, name: str) -> Path:
+    return config_folder / "documents" / name
+
+
+def _require_free(config_folder: Path, name: str, *, force: bool) -> None:
+    folder = _folder(config_folder, name)
+    if not force and folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(
+            f"{folder} is not empty", hint="Name another document with --name, or write over it with --force."
+        )
+
+
+def _document_name(text: str) -> str:
+    """Return a document's name, derived from that of a table or file."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return _NOT_IN_NAMES.sub("_", plain).strip("_-")[:_NAME_CHARACTERS_MAX] or "document"
+
+
+def _options(name: str) -> str:
+    # Elasticsearch accepts no capitals.
+    return f"# The alias that searches use. syncer makes the index behind it.\nindex: {name.lower()}\n"
+
+
+def _text(body: object) -> str:
+    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"

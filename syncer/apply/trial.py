@@ -1,0 +1,199 @@
+"""Trial: writes a sample of documents to a scratch index that is configured as apply would leave the real one.
+
+It shows which documents the SELECT cannot build, which of them Elasticsearch rejects, and how long a load takes.
+
+Guarantees: the sample is bounded in documents, bytes and time. Nothing is left behind in Postgres or Elasticsearch: see
+`syncer.apply.scratch_index`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import errors as pg
+
+from syncer.apply import scratch_index
+from syncer.apply.plan import NEEDS_INDEX, Step
+from syncer.apply.problems import Problem, Severity
+from syncer.base.error_policy import is_of_data
+from syncer.base.errors import DocumentError
+from syncer.base.formatting import amount, brief
+from syncer.base.lifecycle import clock
+from syncer.base.model import Composition, Target
+from syncer.base.postgres import Connection, bounded
+from syncer.documents import queries
+from syncer.documents.queries import Row
+from syncer.documents.registry import Document
+from syncer.elasticsearch.bulk import Index, Rejection
+from syncer.elasticsearch.indices import Indices
+
+DOCUMENTS_MAX = 200
+BYTES_MAX = 5_000_000
+SECONDS_MAX = 2.0
+"""How long the sample is chosen, built and written, each."""
+_COUNT_SECONDS_MAX = 10.0
+# What distinguishes the rejections of two documents for the same reason, besides the value after a colon.
+_OF_ONE_DOCUMENT = re.compile(
+    r"\[-?\d+:-?\d+\] | in document with id '.*?'| in doc \[.*?\]|\s+at \[Source: .*", re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """The result of trying a step.
+
+    Args:
+        documents: How many documents there are; None if counting took too long, or failed.
+        sample: The documents that were tried, by id.
+        initial_load_seconds: The estimated time to write all documents; None if nothing could be measured.
+    """
+
+    documents: int | None
+    sample: dict[str, Row]
+    initial_load_seconds: float | None
+    problems: tuple[Problem, ...]
+
+
+def attempt(connection: Connection, index: Index, indices: Indices, step: Step) -> Trial:
+    """Try what apply would do to one document's index.
+
+    Raises:
+        IndexingError: Elasticsearch refuses index.json.
+    """
+    document = step.document
+    count, failure = _count(connection, document)
+    sample, failures, seconds = _build(connection, document)
+    with _scratch(connection, indices, step) as target:
+        rejections = index.write(target, _versioned(sample, 1)).rejections
+        began = clock()
+        index.write(target, _versioned(sample, 2))  # measured on the second write: the first one is slower
+        seconds += clock() - began
+        ignored = indices.ignored(target)
+    if failure is not None and failure not in failures.values():
+        failures[""] = failure
+    tried = amount(len(sample) + sum(map(bool, failures)), "sampled document")
+    return Trial(
+        documents=count,
+        sample=sample,
+        initial_load_seconds=seconds / len(sample) * count if sample and count else None,
+        problems=(*_failed(failures, tried), *_rejected(rejections, tried), *_ignored(ignored, tried)),
+    )
+
+
+def _count(connection: Connection, document: Document) -> tuple[int | None, str | None]:
+    """Return how many documents there are, if known; and Postgres' message, if the SELECT fails on the data."""
+    try:
+        with bounded(connection, seconds=_COUNT_SECONDS_MAX):
+            return queries.count(connection, document), None
+    except pg.QueryCanceled:
+        return None, None
+    except DocumentError as error:
+        return None, _message(error)
+
+
+def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], dict[str, str], float]:
+    """Return the sample, why the SELECT fails on other documents, by id, and how long the sample took to build.
+
+    The first request is for one document and each for twice as many as the one before, so that few large documents
+    exceed the limit by little. After a failure it begins with one document again, to find the one at fault.
+    """
+    ids = sample_ids(connection, document, DOCUMENTS_MAX)
+    sample: dict[str, Row] = {}
+    failures: dict[str, str] = {}
+    began, place, size, total, seconds = clock(), 0, 1, 0, 0.0
+    while place < len(ids) and total < BYTES_MAX and clock() - began < SECONDS_MAX:
+        chunk, sent = ids[place : place + size], clock()
+        try:
+            with bounded(connection, seconds=SECONDS_MAX):
+                rows = queries.current(connection, document, chunk)
+        except pg.QueryCanceled:
+            break
+        except DocumentError as error:
+            message = _message(error)
+            if size > 1:
+                size = 1
+                continue
+            failures[chunk[0]], rows = message, {}
+        else:
+            seconds += clock() - sent
+        sample |= rows
+        total += sum(len(row.source) for row in rows.values())
+        place, size = place + size, size * 2
+    return sample, failures, seconds
+
+
+def sample_ids(connection: Connection, document: Document, limit: int) -> list[str]:
+    """Return ids sampled from all documents, or the first ones if that takes too long or fails on a row."""
+    for choose in (queries.some_ids, queries.first_ids):
+        try:
+            with bounded(connection, seconds=SECONDS_MAX):
+                return choose(connection, document, limit)
+        except psycopg.Error as error:
+            if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
+                raise
+    return []
+
+
+def _message(error: DocumentError) -> str:
+    """Return Postgres' message if the SELECT fails on a row; raise any other error again."""
+    cause = error.__cause__
+    if not is_of_data(cause):
+        raise error
+    return str(cause.diag.message_primary)
+
+
+def _scratch(connection: Connection, indices: Indices, step: Step) -> AbstractContextManager[Target]:
+    """Create an empty index configured as apply would leave the document's index."""
+    document = step.document
+    if step.change in NEEDS_INDEX:
+        return scratch_index.fresh(connection, indices, document)
+    if step.is_new_revision:
+        return scratch_index.changed(connection, indices, document, document.target)
+    return scratch_index.copy(connection, indices, document, document.target)
+
+
+def _versioned(sample: dict[str, Row], version: int) -> list[Composition]:
+    return [Composition(id=id_, version=version, source=row.source, routing=row.routing) for id_, row in sample.items()]
+
+
+_TO_FIX = "Fix the mapping, the SELECT or the data: such documents are not written."
+
+
+def _failed(failures: dict[str, str], tried: str) -> Iterator[Problem]:
+    for message in dict.fromkeys(failures.values()):
+        ids = [id_ for id_, found in failures.items() if found == message and id_]
+        shown = f"{len(ids):,} of {tried} cannot be built, for example {ids[0]}: " if ids else ""
+        yield Problem(
+            severity=Severity.ERROR, message=f"{shown}the SELECT fails on the data: {message}", action=_TO_FIX
+        )
+
+
+def _rejected(rejections: list[Rejection], tried: str) -> Iterator[Problem]:
+    found: dict[tuple[str, str], list[Rejection]] = {}
+    for rejection in rejections:
+        reason = _OF_ONE_DOCUMENT.sub("", rejection.reason)
+        found.setdefault((rejection.kind, reason.partition(":")[0]), []).append(rejection)
+    for first, *others in found.values():
+        are, reason = "are" if others else "is", brief(_OF_ONE_DOCUMENT.sub("", first.reason))
+        yield Problem(
+            severity=Severity.ERROR,
+            message=f"{1 + len(others):,} of {tried} {are} rejected, for example {first.composition.id}: "
+            f"{first.kind}: {reason}",
+            action="Add the field to index.json: syncer init --from-select adds every field that it lacks."
+            if first.kind == "strict_dynamic_mapping_exception"
+            else _TO_FIX,
+        )
+
+
+def _ignored(ignored: dict[str, list[str]], tried: str) -> Iterator[Problem]:
+    for field, ids in ignored.items():
+        yield Problem(
+            severity=Severity.WARNING,
+            message=f"{field} is kept and shown, but not found by searches, in {len(ids):,} of {tried}, for example "
+            f"{ids[0]}",
+            action="ignore_above, ignore_malformed or a limit in index.json leaves such values out.",
+        )

@@ -1,0 +1,396 @@
+"""`syncer init` drafts a document from any table or SELECT, and what it drafts is put active and followed as it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+
+from tests.support.world import BLOG_SCHEMA, World
+
+KEYWORD = {"type": "keyword", "ignore_above": 8191}
+TEXT = {"type": "text", "fields": {"keyword": KEYWORD}}
+LONG = {"type": "long", "coerce": False}
+
+
+@pytest.fixture
+def bare(empty_world: World) -> World:
+    """A world without a document."""
+    shutil.rmtree(empty_world.document_folder)
+    return empty_world
+
+
+def drafted(world: World, *arguments: str) -> str:
+    """What `syncer init` prints; the documents get an alias of this world."""
+    ended = world.syncer("init", *arguments)
+    assert ended.returncode == 0, ended.stderr
+    assert not [line for line in ended.stdout.splitlines() if line.endswith(" ")]
+    folders = sorted((world.config / "documents").iterdir())
+    for folder in folders:
+        (folder / "document.yaml").write_text(f"index: {world.alias_of(folder.name)}\n")
+    world.documents = tuple(folder.name for folder in folders)
+    return ended.stdout
+
+
+def followed(world: World) -> None:
+    """Everything is put active, and equals its SELECT."""
+    planned = world.syncer("plan", "--json")
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    world.migrate()
+    world.apply()
+    assert world.sql("SELECT id, error FROM syncer.dead_letter") == []
+    for name in world.documents:
+        expected, held = world.expected(name), world.held(name)
+        assert expected.keys() == held.keys()
+        for id_, document in expected.items():
+            assert document.keys() == held[id_].keys()
+            others = {key: held[id_][key] for key, value in document.items() if value != held[id_][key]}
+            # The oracle's session writes intervals in Postgres' own style.
+            assert {key for key in others if not key.endswith(" interval")} == set()
+
+
+def fields(world: World, name: str) -> dict[str, Any]:
+    """The properties of a document's mapping."""
+    file = world.config / "documents" / name / "index.json"
+    properties: dict[str, Any] = json.loads(file.read_text())["mappings"]["properties"]
+    return properties
+
+
+# Of a table
+
+
+TYPES = """
+SELECT format('%I.%I', n.nspname, t.typname), t.typname::text
+FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace
+WHERE t.typtype IN ('b', 'd', 'e', 'r', 'm') AND t.typcategory <> 'Z' AND n.nspname IN ('pg_catalog', 'public')
+  AND t.typelem = 0 AND t.typname !~ '^pg_(node|ndis|mcv|dep|brin)'
+  OR t.typname IN ('point', 'box', 'lseg', 'line', 'name', 'address', 'int2vector')
+ORDER BY 2
+"""
+"""Every type that a column may have, but for arrays; those of the test among them."""
+OWN_TYPES = """
+CREATE TYPE status AS ENUM ('fine', 'so: so');
+CREATE TYPE address AS (street text, number integer, since timestamptz, "odd.name" text, position point);
+CREATE DOMAIN price AS numeric(12, 2);
+CREATE DOMAIN moods AS status[];
+"""
+SAMPLES = {
+    **dict.fromkeys(("int2", "int4", "int8", "oid", "float4", "float8", "numeric", "money", "xid8", "xid", "cid"), "7"),
+    "bool": "true",
+    **dict.fromkeys(("text", "varchar", "bpchar", "name", "citext"), "a %s {} 'quoted' \"text\" / \\ \N{SNOWMAN}"),
+    "uuid": "7f3d5a70-6f2c-4b0a-9b57-3a2f6b9f7f0e",
+    **dict.fromkeys(("date", "timestamp", "timestamptz"), "2026-11-21"),
+    **dict.fromkeys(("time", "timetz"), "12:30"),
+    "interval": "1 day 02:03:04",
+    "json": '{"a": {"b": [1, 2]}}',
+    "jsonb": '{"a": 1}',
+    "inet": "10.0.0.1/8",
+    "cidr": "10.0.0.0/8",
+    "bit": "1",
+    "varbit": "101",
+    "bytea": "bytes",
+    "point": "(1,2)",
+    "int4range": "[1,5)",
+    "datemultirange": "{[2026-01-01,2026-02-01)}",
+    "status": "so: so",
+    "price": "12345678.90",
+    "address": '("High Street",7,2026-11-21,odd,"(1,2)")',
+    "moods": "{fine}",
+    "tsvector": "a:1",
+}
+
+
+def test_a_table_with_every_type_that_there_is(bare: World) -> None:
+    """Each of them, and an array of each, gets a field that takes its values, or is left out with a reason."""
+    bare.sql(OWN_TYPES)
+    types = bare.sql(TYPES)
+    assert len(types) > 60
+    columns = [f'"c {name}" {type_}' for type_, name in types]
+    columns += [f'"a {name}" {type_}[]' for type_, name in types if name != "int2vector"]
+    bare.sql(f"CREATE TABLE everything (id integer PRIMARY KEY, {', '.join(columns)})")
+    given = {name: SAMPLES[name] for _, name in types if name in SAMPLES}
+    quoted = ", ".join(f'"c {name}", "a {name}"' for name in given)
+    values = [value for type_, name in types if name in given for value in (given[name], [given[name]])]
+    marks = ", ".join(f"%s::{type_}, (%s::text[])::{type_}[]" for type_, name in types if name in given)
+    bare.sql(f"INSERT INTO everything (id, {quoted}) VALUES (1, {marks})", *values)
+    bare.sql("INSERT INTO everything (id) VALUES (2)")
+    printed = drafted(bare, "--table", "everything")
+    for left_out in ("c bytea", "a bytea", "c tsvector"):
+        assert f"{left_out} is left out" in printed
+    followed(bare)
+    shown = bare.held("everything")["1"]
+    assert shown["c address"]["number"] == 7
+    assert shown["a jsonb"] == [{"a": 1}]
+    assert shown["c price"] == 12345678.90
+    assert shown.keys() >= {f"c {name}" for name in given if name not in ("bytea", "tsvector")}
+
+
+PEOPLE = """
+CREATE SCHEMA "Shop";
+CREATE TABLE countries (code text, region text, name text, PRIMARY KEY (code, region));
+CREATE TABLE people (
+    id bigint PRIMARY KEY, boss_id bigint REFERENCES people, code text, region text, data jsonb, name text NOT NULL,
+    email text, "passwordHash" text, date_of_birth date, email_verified boolean, password_changed_at timestamptz,
+    FOREIGN KEY (code, region) REFERENCES countries
+);
+CREATE TABLE badges (person_id bigint PRIMARY KEY REFERENCES people, number integer);
+CREATE TABLE skills (id integer PRIMARY KEY, name text);
+CREATE TABLE people_skills (
+    person_id bigint REFERENCES people, skill_id integer REFERENCES skills, PRIMARY KEY (person_id, skill_id)
+);
+CREATE TABLE "Shop"."Visits" (
+    person bigint REFERENCES people, place text, day date, host bigint REFERENCES people, notes jsonb,
+    PRIMARY KEY (person, place, day)
+) PARTITION BY LIST (place);
+CREATE TABLE "Shop"."Visits1" PARTITION OF "Shop"."Visits" FOR VALUES IN ('there');
+INSERT INTO countries VALUES ('a:b', 'c', 'one'), ('a', 'b:c', 'two');
+INSERT INTO people VALUES (1, NULL, 'a', 'b:c', '[1]', 'Ada', 'a@b', 'x', '1990-01-01', true, now());
+INSERT INTO people VALUES (2, 1, 'a:b', 'c', NULL, 'Bob');
+INSERT INTO badges VALUES (1, 7);
+INSERT INTO skills VALUES (1, 'SQL'), (2, 'Go');
+INSERT INTO people_skills VALUES (1, 1), (1, 2);
+INSERT INTO "Shop"."Visits" SELECT id, 'there', '2026-11-21', boss_id, '{"n": 1}' FROM people;
+"""
+
+
+def test_references_are_objects_and_tables_that_refer_are_arrays(bare: World) -> None:
+    """Keys of several columns, to the table itself, of link tables; quoted names; a document of each table."""
+    bare.sql(PEOPLE)
+    referring = ("badges", "people_skills", '"Shop"."Visits"')
+    drafted(bare, "--table", "public.people", *(word for name in referring for word in ("--with", name)))
+    drafted(bare, "--table", "countries")
+    drafted(bare, "--table", "skills")
+    assert "--with" not in drafted(bare, "--table", '"Shop"."Visits"', "--name", "visits")
+    people = fields(bare, "people")
+    assert people["people_skills"]["type"] == "nested"
+    assert "type" not in people["badges"], "a key ensures that there is one row"
+    followed(bare)
+    person, other = (bare.held("people")[id_] for id_ in ("1", "2"))
+    assert person["countries"] == {"code": "a", "region": "b:c", "name": "two"}
+    assert person["data"] == [1]
+    assert person["badges"]["number"] == 7
+    assert [row["skill"]["name"] for row in person["people_skills"]] == ["SQL", "Go"]
+    assert (other["boss"]["id"], other["boss_id"]) == (1, 1)
+    assert [visit["host"]["name"] for visit in other["Visits_person"]] == ["Ada"]
+    assert [visit["place"] for visit in person["Visits_host"]] == ["there"]
+    # Keys that differ only in where a colon stands are two documents.
+    assert len(bare.held("countries")) == 2
+    assert len(bare.held("visits")) == 2
+
+
+def test_what_looks_personal_is_left_out_unless_it_is_asked_for(bare: World) -> None:
+    """Passwords, addresses and birth dates are left out with a remark; whether or when they changed is neither."""
+    bare.sql(PEOPLE)
+    printed = drafted(bare, "--table", "people")
+    shown = {"id", "boss_id", "boss", "code", "region", "countries", "data", "name"}
+    assert fields(bare, "people").keys() == {*shown, "email_verified", "password_changed_at"}
+    assert "email, passwordHash, date_of_birth" in printed
+    assert "boss.email" in printed
+    assert (
+        "--with adds rows of other tables: Shop.Visits, public.badges, public.people, public.people_skills" in printed
+    )
+    printed = drafted(bare, "--table", "people", "--force", "--personal")
+    assert fields(bare, "people").keys() >= {"email", "passwordHash", "date_of_birth"}
+    assert "personal or secret by name: " in printed
+
+
+ODD = """
+CREATE TABLE area (id int PRIMARY KEY, name text);
+CREATE TABLE gender (id int PRIMARY KEY, name text);
+CREATE TABLE artist (
+    id int PRIMARY KEY, name text, begin_area int REFERENCES area, end_area int REFERENCES area,
+    gender int REFERENCES gender, shape polygon, bits varbit, spans int4multirange
+);
+CREATE TABLE "Comment" (id int PRIMARY KEY, artist int REFERENCES artist, body text);
+INSERT INTO area VALUES (1, 'Berlin'), (2, 'Paris');
+INSERT INTO gender VALUES (1, 'f');
+INSERT INTO artist VALUES (1, 'A', 1, 2, 1, (SELECT ('(' || string_agg(format('(%s,%s)', n, n), ',') || ')')::polygon
+    FROM generate_series(1, 9000) AS n), '101', '{[1,2],[5,6]}');
+INSERT INTO "Comment" VALUES (1, 1, 'x');
+"""
+
+
+def test_a_reference_has_its_columns_name_and_a_long_value_is_no_dead_letter(bare: World) -> None:
+    """Two keys to one table; a quoted name; types without a bound; more fields than an index has by default."""
+    bare.sql(ODD)
+    bare.sql(f"CREATE TABLE wide (id int PRIMARY KEY, {', '.join(f'c{n} text' for n in range(600))})")
+    drafted(bare, "--table", "wide")
+    printed = drafted(bare, "--table", "artist", "--with", '"Comment"', "--personal")
+    assert len(printed.splitlines()) < 15
+    followed(bare)
+    found = bare.held("artist")["1"]
+    assert (found["begin_area"]["name"], found["end_area"]["name"]) == ("Berlin", "Paris")
+    assert found["gender"] == {"id": 1, "name": "f"}
+    assert [comment["body"] for comment in found["Comment"]] == ["x"]
+
+
+def test_what_is_there_is_not_written_over(bare: World) -> None:
+    """A document's files are kept unless --force says otherwise, and config/syncer.yaml is kept with it too."""
+    bare.sql(BLOG_SCHEMA.read_text())
+    drafted(bare, "--table", "posts")
+    settings, select = bare.config / "syncer.yaml", bare.config / "documents" / "posts" / "select.sql"
+    settings.write_text("# mine\n")
+    select.write_text("-- mine\n")
+    again = bare.syncer("init", "--table", "posts")
+    assert again.returncode == 1
+    assert "is not empty" in again.stderr
+    assert "--force" in again.stderr
+    assert select.read_text() == "-- mine\n"
+    drafted(bare, "--table", "posts", "--force")
+    assert select.read_text() != "-- mine\n"
+    assert settings.read_text() == "# mine\n"
+
+
+def test_a_table_that_cannot_be_drafted_is_explained(bare: World) -> None:
+    """No table, none of that name, no key, no rights: each is one sentence, and nothing is written."""
+    assert "no table" in bare.syncer("init").stderr
+    assert "no table at all" in bare.syncer("init", "--table", "x").stderr
+    bare.sql("""
+        CREATE TABLE plain (a text); CREATE VIEW seen AS SELECT 1 AS a; CREATE UNLOGGED TABLE fast (id int PRIMARY KEY);
+        CREATE TABLE a (id int PRIMARY KEY); CREATE SCHEMA other; CREATE TABLE other.a (id int PRIMARY KEY)
+    """)
+    for arguments, expected in (
+        (("--table", "plain"), "no primary key"),
+        (("--table", "seen"), "is a view"),
+        (("--table", "fast"), "unlogged"),
+        (("--table", "nope"), "other.a"),
+        (("--table", "a", "--with", "other.a"), "other.a has no foreign key to public.a"),
+        (("--table", "a", "--name", "x/../y"), "valid document name"),
+        ((), "public.a, public.plain, other.a"),
+    ):
+        ended = bare.syncer("init", *arguments)
+        assert ended.returncode in (1, 2), arguments
+        assert expected in ended.stderr, (arguments, ended.stderr)
+    role = f"stranger_{bare.name}"
+    bare.sql(f"CREATE ROLE {role} LOGIN")
+    try:
+        as_role = {"SYNCER_POSTGRES_DSN": bare.dsn.replace("postgres@", f"{role}@")}
+        assert "may not read public.a" in bare.syncer("init", "--table", "a", environment=as_role).stderr
+        assert "cannot read any of the" in bare.syncer("init", environment=as_role).stderr
+    finally:
+        bare.sql(f"DROP ROLE {role}")
+    assert not (bare.config / "syncer.yaml").exists()
+    file = bare.folder / "file"
+    file.write_text("")
+    ended = bare.syncer("init", "--table", "a", environment={"SYNCER_CONFIG": str(file / "config")})
+    assert "cannot be written" in ended.stderr
+
+
+# Of a SELECT
+
+
+ORDERS = """
+CREATE TYPE state AS ENUM ('open', 'paid');
+CREATE TABLE customers (id bigint PRIMARY KEY, name text NOT NULL, born date, tags text[]);
+CREATE TABLE orders (
+    id bigint PRIMARY KEY, customer_id bigint NOT NULL REFERENCES customers, placed timestamptz NOT NULL, state state,
+    total numeric(12, 2), extra jsonb, number numeric(10, 0), embedding real[]
+);
+CREATE TABLE lines (
+    order_id bigint REFERENCES orders, n integer, price numeric(8, 2), PRIMARY KEY (order_id, n)
+);
+INSERT INTO customers VALUES (1, 'Ada', '1990-01-02', '{a,b}');
+INSERT INTO orders VALUES
+    (1, 1, '2026-11-21', 'paid', 9.50, '{"gift": true, "due": "2026-12-24"}', 12, '{0.5,1}'),
+    (2, 1, '2026-11-22', 'open', NULL, '{"grams": 7}', NULL, '{1,1}');
+INSERT INTO lines VALUES (1, 1, 4.75), (1, 2, 4.75);
+"""
+SELECT = """
+WITH kept AS (SELECT l.order_id, l.n, l.price FROM lines AS l)
+SELECT
+    o.id AS _id,
+    o.number,
+    o.state,
+    o.placed,
+    o.total IS NULL AS "isOpen",
+    (SELECT jsonb_build_object('name', c.name, 'born', c.born, 'tags', c.tags) FROM customers AS c
+     WHERE c.id = o.customer_id) AS customer,
+    coalesce((SELECT jsonb_agg(jsonb_build_object('n', k.n, 'price', k.price) ORDER BY k.n) FROM kept AS k
+              WHERE k.order_id = o.id), '[]') AS lines,
+    (SELECT array_agg(z.price ORDER BY z.n) FROM lines AS z WHERE z.order_id = o.id) AS prices,
+    o.extra,
+    o.extra -> 'nothing' AS nothing,
+    o.embedding
+FROM orders AS o
+"""
+EXPECTED: dict[str, Any] = {
+    "number": {"type": "long"},
+    "state": KEYWORD,
+    "placed": {"type": "date"},
+    "isOpen": {"type": "boolean"},
+    "customer": {"type": "object", "properties": {"name": TEXT, "born": {"type": "date"}, "tags": TEXT}},
+    "lines": {"type": "nested", "properties": {"n": LONG, "price": {"type": "double"}}},
+    "prices": {"type": "double"},
+    "extra": {
+        "type": "object",
+        "dynamic": False,
+        "properties": {"due": {"type": "date"}, "gift": {"type": "boolean"}, "grams": LONG},
+    },
+    "nothing": {"type": "object", "enabled": False},
+    "embedding": {"type": "dense_vector", "dims": 2},
+}
+
+
+def test_a_select_is_mapped_by_types_and_samples(bare: World) -> None:
+    """Columns by their type, JSON by sampled documents; what is guessed or personal is reported."""
+    bare.sql(ORDERS)
+    file = bare.folder / "order.sql"
+    file.write_text(SELECT)
+    printed = drafted(bare, "--from-select", str(file))
+    assert fields(bare, "order") == EXPECTED
+    guessed = [line.strip().partition(":")[0] for line in printed.splitlines() if "is a guess" in line]
+    assert guessed == ["customer", "lines", "extra", "embedding"]
+    assert "nothing: kept and shown, but not searched" in printed
+    assert "personal or secret by name: customer.born;" in printed
+    followed(bare)
+
+
+def test_what_the_user_has_set_is_kept(bare: World) -> None:
+    """Only fields that index.json lacks are added, at any level; objects that say what to do with others stay."""
+    bare.sql(ORDERS)
+    folder = bare.config / "documents" / "order"
+    folder.mkdir(parents=True)
+    (folder / "select.sql").write_text(SELECT)
+    ours: dict[str, Any] = {
+        "state": {"type": "text", "analyzer": "english"},
+        "customer": {"type": "nested", "properties": {"name": {"type": "keyword"}}},
+        "lines": {"dynamic": "false", "properties": {}},
+        "extra": {"type": "flattened"},
+    }
+    body = {"settings": {"number_of_replicas": 0}, "mappings": {"dynamic": "false", "properties": ours}}
+    (folder / "index.json").write_text(json.dumps(body))
+    printed = drafted(bare, "--from-select", str(folder / "select.sql"))
+    assert "index.json" in printed
+    assert "select.sql" not in printed.partition("Review")[0]
+    made = json.loads((folder / "index.json").read_text())
+    assert (made["settings"], made["mappings"]["dynamic"]) == (body["settings"], "false")
+    customer = EXPECTED["customer"]["properties"] | {"name": {"type": "keyword"}}
+    assert fields(bare, "order") == EXPECTED | ours | {"customer": {"type": "nested", "properties": customer}}
+    # A second run changes nothing; after a change of the SELECT, it adds what is new.
+    before = (folder / "index.json").read_text()
+    assert "is a guess" not in drafted(bare, "--from-select", str(folder / "select.sql"))
+    assert (folder / "index.json").read_text() == before
+    (folder / "select.sql").write_text(SELECT.replace("'name', c.name,", "'name', c.name, 'id', c.id,"))
+    drafted(bare, "--from-select", str(folder / "select.sql"))
+    assert fields(bare, "order")["customer"]["properties"] == customer | {"id": LONG}
+
+
+def test_a_select_that_cannot_be_followed_writes_nothing(bare: World) -> None:
+    """A SELECT that Postgres or syncer refuses, and a folder that is taken, are one sentence each."""
+    bare.sql(ORDERS)
+    file = bare.folder / "order.sql"
+    for select, expected in (
+        ("SELECT o.id AS _id, o.nope FROM orders AS o", "nope"),
+        ("SELECT o.id AS _id, now() AS at FROM orders AS o", "now()"),
+        ("", "is empty"),
+    ):
+        file.write_text(select)
+        ended = bare.syncer("init", "--from-select", str(file))
+        assert ended.returncode == 1
+        assert expected in ended.stderr
+        assert not (bare.config / "documents" / "order").exists()
+    file.write_text("SELECT o.id AS _id, o.state FROM orders AS o")
+    drafted(bare, "--from-select", str(file))
+    assert "--force" in bare.syncer("init", "--from-select", str(file)).stderr

@@ -6,7 +6,6 @@
     writing               the version rule: receive, assign, read, write                worker, indexing, elasticsearch
     routing               from a changed row to the documents that show it              capture, lineage, documents
     relaying              from the outbox to the topic                                  relay, capture
-    wakeup                a writer wakes a sleeping relay                               relay, capture
     cleaning_up           a job beside live traffic, and the orphans in Elasticsearch   jobs, indexing, worker
     fanning               fan-outs, and the changes that join them                      jobs
     reindexing            a new definition, a new index, the alias                      apply, documents, elasticsearch

@@ -9,25 +9,23 @@ from tests.model.cleaning_up import CleaningUpModel
 from tests.model.cluster_identities import ClusterIdentitiesModel
 from tests.model.explorer import Explored, Model, Rule, explore
 from tests.model.fanning import FanningModel
-from tests.model.losing import LosingModel
+from tests.model.progressing import ProgressingModel
 from tests.model.reindexing import ReindexingModel
 from tests.model.relaying import RelayingModel
 from tests.model.routing import RoutingModel
 from tests.model.suspending import SuspendingModel
-from tests.model.wakeup import WakeupModel
 from tests.model.writing import WritingModel
 
 MODELS: tuple[type[Model[Any]], ...] = (
     WritingModel,
     RoutingModel,
     RelayingModel,
-    WakeupModel,
     CleaningUpModel,
     FanningModel,
     ReindexingModel,
     SuspendingModel,
     ClusterIdentitiesModel,
-    LosingModel,
+    ProgressingModel,
 )
 RULES = tuple((model, rule) for model in MODELS for rule in model.rules)
 BEYOND = tuple((model, name) for model in MODELS for name in model.beyond)

@@ -47,8 +47,8 @@ DELETED_WITH_VERSION = Rule(
     otherwise="a late writer brings a deleted document back",
 )
 WRITTEN_FIRST = Rule(
-    name="write-before-committing-offsets",
-    says="a worker commits an offset only after it has written the documents",
+    name="write-before-saving-progress",
+    says="a worker saves its progress only after it has written the documents",
     kept_by="syncer.worker.loop",
     otherwise="a worker that dies in between loses the change",
 )
@@ -210,7 +210,7 @@ class WritingModel(Model[Writing]):
             if not is_done:
                 got = worker._replace(phase=worker.phase or _RECEIVED, event=number)
                 after = _with(state, at, got)
-                # Rule write-before-committing-offsets: `Worker._done`.
+                # Rule write-before-saving-progress: `Worker._done`.
                 yield f"{name} receives event {number}", after if self._writes_first else _commit(after, got)
         # Rule assign-after-receiving: `Membership.receive` comes before `Worker._take`.
         if not self._receives_first and worker.phase == _IDLE and len(state.events) < self._commits:

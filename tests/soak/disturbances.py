@@ -179,8 +179,14 @@ def _refuse(soak: Soak, dice: random.Random) -> None:
     fix_rows(soak.world)
 
 
+def _switch_kafka(soak: Soak, _: random.Random) -> None:
+    soak.fleet.switch_kafka()
+
+
 def _add_partition(soak: Soak, _: random.Random) -> None:
     settings = soak.world.settings.kafka
+    if not settings.is_used:
+        return
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
     found = len(admin.list_topics(settings.topic, timeout=10).topics[settings.topic].partitions)
     if 0 < found < _PARTITIONS_MAX:
@@ -244,6 +250,7 @@ KINDS: dict[str, tuple[tuple[float, float], Sequence[Disturbance]]] = {
             Disturbance(act=_break_table),
             Disturbance(act=_refuse, weight=2),
             Disturbance(act=_add_partition),
+            Disturbance(act=_switch_kafka, weight=2),
         ),
     ),
 }

@@ -74,6 +74,13 @@ class Fleet:
                 one.process.send_signal(signal.SIGSTOP)
                 self._stopped.add(one.process.pid)
 
+    def switch_kafka(self) -> None:
+        """Have every daemon restarted without Kafka, or with it if they run without."""
+        with self._lock:
+            self._world.uses_kafka = not self._world.uses_kafka
+            for daemon in self._living:
+                daemon.process.send_signal(signal.SIGTERM)
+
     def wake(self) -> None:
         """SIGCONT to all that stand still."""
         with self._lock:

@@ -39,12 +39,11 @@ GRANT SELECT ON ALL SEQUENCES IN SCHEMA syncer TO syncer_relay, syncer_worker, s
 -- Every daemon
 GRANT SELECT ON
     syncer.capture, syncer.dead_letter, syncer.document, syncer.event, syncer.cluster_identity, syncer.job, syncer.migration,
-    syncer.outbox, syncer.relay_cursor, syncer.topic, syncer.verification, syncer.version_time
+    syncer.outbox, syncer.cursor, syncer.partition, syncer.handled, syncer.verification, syncer.version_time
     TO syncer_relay;
 GRANT UPDATE (files, triggers) ON syncer.capture TO syncer_relay, syncer_worker, syncer_operator;
 GRANT INSERT ON syncer.outbox TO syncer_relay, syncer_worker, syncer_operator;
 GRANT INSERT, DELETE ON syncer.event TO syncer_relay, syncer_worker;
-GRANT INSERT, UPDATE ON syncer.topic TO syncer_relay, syncer_worker, syncer_operator;
 GRANT UPDATE (loaded_at, suspended, suspended_by, stale_since) ON syncer.document TO syncer_relay, syncer_worker;
 GRANT INSERT (kind, document, index_name, revision, rate, completes_load, cause), DELETE ON syncer.job TO syncer_relay, syncer_worker;
 GRANT UPDATE (
@@ -53,19 +52,20 @@ GRANT UPDATE (
     skipped, dead_lettered, compose_seconds, index_seconds, measured_at, measured_done, measured_rate
 ) ON syncer.job TO syncer_relay, syncer_worker;
 
--- The relay: reads no table of an application, and assigns no version
+-- The relay, or without Kafka the daemon that leads: reads no table of an application, and assigns no version
 GRANT UPDATE (xid) ON syncer.outbox TO syncer_relay;
 GRANT SELECT, TRUNCATE ON
     syncer.outbox_0, syncer.outbox_1, syncer.outbox_2, syncer.outbox_3,
     syncer.outbox_4, syncer.outbox_5, syncer.outbox_6, syncer.outbox_7
     TO syncer_relay;
-GRANT INSERT, UPDATE ON syncer.relay_cursor TO syncer_relay;
+GRANT INSERT, UPDATE, DELETE ON syncer.cursor TO syncer_relay;
 GRANT SELECT, DELETE ON syncer.job_chunk TO syncer_relay;
-GRANT UPDATE ON SEQUENCE syncer.outbox_segment TO syncer_relay;
+GRANT UPDATE ON SEQUENCE syncer.outbox_segment, syncer.term TO syncer_relay;
 
 -- Workers and operators: cannot empty the outbox, nor move the relay's cursor
 GRANT INSERT, UPDATE, DELETE ON syncer.dead_letter, syncer.job_chunk, syncer.version_time TO syncer_worker, syncer_operator;
 GRANT UPDATE (listings) ON syncer.document TO syncer_worker;
+GRANT INSERT, UPDATE ON syncer.partition TO syncer_worker;
 GRANT UPDATE ON syncer.cluster_identity, syncer.version_lock TO syncer_worker, syncer_operator;
 GRANT USAGE ON SEQUENCE syncer.version, syncer.job_worker TO syncer_worker, syncer_operator;
 

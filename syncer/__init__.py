@@ -1,7 +1,7 @@
 """syncer keeps Elasticsearch documents equal to the result of one SELECT in Postgres.
 
     applications ──commit──▶ Postgres tables ──trigger, same transaction──▶ syncer.outbox
-    syncer.outbox ──relay──▶ Kafka topic of changes ──workers──▶ affected documents ──▶ build in one snapshot
+    syncer.outbox ──▶ [relay ──▶ Kafka topic] ──▶ worker ──▶ affected documents ──▶ build in one snapshot
                                                                               └──▶ bulk write, external version
     fan-outs, loads, backfills ──▶ jobs, in chunks of ids ──▶ the same write path
 
@@ -16,10 +16,10 @@ newer whole documents. The guarantees:
 
 The rule that makes them true, in `syncer.indexing`: assign a version together with a snapshot, read in it, then write.
 
-The path of one UPDATE: `capture.triggers` writes an outbox row; `relay.loop` publishes it; `worker.loop` receives it
-with others (through `worker.group`); `worker.resolve` and `documents.affected` find the ids; `indexing.pool` hands them
-to a writer thread; `indexing.writer` builds (`indexing.compose`), sends (`elasticsearch.bulk`) and settles;
-`worker.loop` commits the offsets in order.
+The path of one UPDATE: `capture.triggers` writes an outbox row; `capture.reader` reads it with others, for `relay.loop`
+if Kafka is used; `worker.loop` receives them from `worker.source`; `worker.resolve` and `documents.affected` find the
+ids; `indexing.pool` hands them to a writer thread; `indexing.writer` builds (`indexing.compose`), sends
+(`elasticsearch.bulk`) and settles; `worker.loop` saves the progress, in order.
 
 The packages, from the top down; each uses only those below it, and its docstring says what it owns:
 
@@ -27,7 +27,7 @@ The packages, from the top down; each uses only those below it, and its docstrin
     demo, locks     beside the product: a blog whose author is renamed; the models and locks of Elasticsearch's guide
     daemon          the threads of one process
     monitoring      poll, status, problems, health, metrics; the status page (`web`) and the checks (`doctor`)
-    relay           outbox → Kafka, one leader
+    relay           outbox → Kafka, if it is used
     worker          the main loop (`loop`): changes → documents; the job worker (`job_loop`)
     verify          compare documents with their SELECT, repair, `explain` one, `wait` for one's own write
     apply           desired definitions against active ones: plan, preview, activate, reindex, scaffold
@@ -36,9 +36,9 @@ The packages, from the top down; each uses only those below it, and its docstrin
     jobs            durable work on many documents: a queue in Postgres, in chunks of ids
     documents       definitions, which are active, what they rely on, and which documents a change touches
     lineage         a SELECT → which document ids a changed row touches, as SQL
-    capture         triggers → outbox
+    kafka           the topic: create, produce, consume
+    capture         triggers → outbox; the one process that reads it; progress
     elasticsearch   bulk requests, indices and aliases, reading back
-    kafka           the topic: administer, produce, consume, inspect
     sandbox         Postgres, Kafka and Elasticsearch on this machine, to try it on
     base            settings, errors and their policy, Postgres connections, retry, logging, metrics
 """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import structlog
 
@@ -13,6 +14,7 @@ from syncer.base import log as log_lines, metrics, migrations, postgres
 from syncer.base.error_policy import explain, is_refused
 from syncer.base.errors import HangingError, SourceError, SyncerError, UnavailableError
 from syncer.base.lifecycle import Component, Stop
+from syncer.base.link import Link
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
 from syncer.base.settings import Settings
@@ -21,8 +23,6 @@ from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.client import connect
 from syncer.indexing.flow_control import LiveTraffic
 from syncer.kafka import topic
-from syncer.kafka.consumer import ChangeConsumer
-from syncer.kafka.producer import ChangeProducer
 from syncer.kafka.topic import Observer
 from syncer.monitoring.poll import PATIENCE_SECONDS, Poller
 from syncer.monitoring.status import Server, session_name
@@ -32,6 +32,7 @@ from syncer.recovery.schema_watch import Watch
 from syncer.relay.loop import Relay
 from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
+from syncer.worker.source import OutboxSource, Source, TopicSource
 
 IDLE_SECONDS = 120.0
 """How long a component may idle in a transaction: longer than it waits for any response of another server."""
@@ -84,12 +85,13 @@ def checked(settings: Settings, *, workers: bool = True) -> Settings:
     with postgres.connect(settings.postgres, name="run") as connection:
         migrations.require_current(connection)
         settings = settings.of(registry.installation(connection))
-        if not workers:
-            lost_records.require_own_topic(connection, settings.kafka, None)
-            return settings
-        with connect(settings.elasticsearch) as client:
-            index = Index(client, bulk_bytes_max=settings.worker.bulk_bytes_max)
-            lost_records.require_own_topic(connection, settings.kafka, index)
+        if workers:
+            with connect(settings.elasticsearch) as client:
+                if settings.kafka.is_used:
+                    index = Index(client, bulk_bytes_max=settings.worker.bulk_bytes_max)
+                    lost_records.require_original(connection, settings.kafka, index)
+        if settings.kafka.is_used:
+            topic.ensure_topic(settings.kafka)
     return settings
 
 
@@ -104,24 +106,26 @@ def components(settings: Settings, *, relay: bool = True, workers: bool = True) 
         "watch": Watch(connect=lambda: _connect(settings, "watch"), seconds=settings.watch.seconds)
     }
     watching = poller(settings)
-    if relay:
+    if relay and settings.kafka.is_used:
         made["relay"] = Relay(
-            connect=lambda: _connect(settings, "relay"),
-            produce=lambda: ChangeProducer(settings.kafka),
-            settings=settings.relay,
+            connect=lambda: _connect(settings, "relay"), kafka=settings.kafka, settings=settings.relay
         )
     if workers:
         index = Index(connect(settings.elasticsearch), bulk_bytes_max=settings.worker.bulk_bytes_max)
         traffic = LiveTraffic()
         if not settings.worker.threads:
             structlog.get_logger().warning("daemon.workers_left_out")
-        for number in range(1, settings.worker.threads + 1):
+        # Without Kafka one worker reads; the threads that write are its own.
+        threads = settings.worker.threads if settings.kafka.is_used else min(1, settings.worker.threads)
+        for number in range(1, threads + 1):
             name = f"worker-{number}"
             made[name] = worker(settings, index, name=name, traffic=traffic)
         made["job_worker"] = job_worker(settings, index, name="job_worker", traffic=traffic)
     made["poll"] = watching
     watching.components = tuple(made)
-    watching.needs = frozenset(Server) if workers else frozenset(Server) - {Server.ELASTICSEARCH}
+    watching.needs = frozenset(Server) - frozenset(
+        ({Server.ELASTICSEARCH} if not workers else set()) | ({Server.KAFKA} if not settings.kafka.is_used else set())
+    )
     return made
 
 
@@ -146,9 +150,15 @@ def worker(
     traffic: LiveTraffic | None = None,
 ) -> Worker:
     """A worker with these settings."""
+
+    def source(link: Link, pause: Callable[[float], None]) -> Source[Any]:
+        if settings.kafka.is_used:
+            return TopicSource(link=link, settings=settings.kafka, pause=pause, name=name)
+        return OutboxSource(connect=lambda: _connect(settings, name), settings=settings.relay, pause=pause)
+
     return Worker(
         connect=lambda: _connect(settings, name),
-        consume=lambda on_change: ChangeConsumer(settings.kafka, on_change=on_change),
+        source=source,
         index=index,
         settings=settings.worker,
         name=name,

@@ -108,7 +108,9 @@ _POSTGRES: tuple[tuple[type[psycopg.Error], Action], ...] = (
     (psycopg.InterfaceError, Action.RETRY),
 )
 
-_RETRIED_ITEMS = frozenset({408, 429, 500, 502, 503, 504})
+NO_ROOM = 429
+"""The status with which Elasticsearch refuses what it has no memory or no place in a queue for."""
+_RETRIED_ITEMS = frozenset({408, NO_ROOM, 500, 502, 503, 504})
 _RETRIED_STATUSES = _RETRIED_ITEMS | {401, 403}
 _DEAD_LETTERED_STATUSES = frozenset({400, 413})
 _PRODUCT = "x-elastic-product"
@@ -357,11 +359,17 @@ def _explain_elasticsearch(error: elasticsearch.ApiError | elasticsearch.Transpo
             f"An index of syncer's is gone: {said}",
             hint="Was it deleted by hand? `syncer verify` says what is missing, `syncer apply` makes it again.",
         )
-    return _explain_login(error, said)
+    return _explain_status(error, said)
 
 
-def _explain_login(error: elasticsearch.ApiError, said: str) -> SyncerError:
-    """Explain an error of login or privileges."""
+def _explain_status(error: elasticsearch.ApiError, said: str) -> SyncerError:
+    """Explain what the status says: an error of login or privileges, or a lack of room."""
+    if error.status_code == NO_ROOM:
+        return IndexingError(
+            f"Elasticsearch has no room for the request: {said}",
+            hint="It is overloaded, or its heap is too small for the documents: run fewer loads at a time, or give it\n"
+            "more memory (docs/sizing.md). Nothing is lost.",
+        )
     if isinstance(error, elasticsearch.AuthenticationException):
         return IndexingError(
             f"Elasticsearch refuses the login: {said}",

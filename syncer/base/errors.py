@@ -28,7 +28,6 @@ The command line prints both and no traceback; ``--debug`` adds the traceback.
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
 
 
 class SyncerError(Exception):
@@ -79,12 +78,14 @@ class LossError(TopicError):
     Args:
         message: What happened.
         hint: What to do about it.
-        losses: What is gone from each partition, as `syncer.kafka.topic` says it.
+        partition: Where.
+        number: The greatest number of a record that is gone.
     """
 
-    def __init__(self, message: str, *, hint: str = "", losses: Sequence[Any] = ()) -> None:
-        super().__init__(message, hint=hint)
-        self.losses = losses
+    def __init__(self, message: str, *, partition: int, number: int) -> None:
+        super().__init__(message)
+        self.partition = partition
+        self.number = number
 
 
 class ComposeError(SyncerError):

@@ -67,15 +67,14 @@ OUTBOX_LAG: Final = POLLED.metric(
     "syncer_outbox_lag_seconds", Question.KEEPING_UP, "Age of the oldest unpublished change; 0 if there is none."
 )
 TOPIC_WAITING: Final = POLLED.metric(
-    "syncer_topic_waiting_records",
+    "syncer_topic_waiting_changes",
     Question.KEEPING_UP,
-    "Published changes that no worker has handled yet.",
-    "partition",
+    "Changes that the leader has read and no worker has handled yet.",
 )
 TOPIC_LAG: Final = POLLED.metric(
     "syncer_topic_lag_seconds",
     Question.KEEPING_UP,
-    "How long the oldest of them has waited, as far back as this daemon has observed it; 0 if there is none.",
+    "Age of the oldest of them; 0 if there is none.",
 )
 LAG: Final = POLLED.metric(
     "syncer_lag_seconds",
@@ -85,9 +84,7 @@ LAG: Final = POLLED.metric(
     "is silent, what it last said to wait is taken to wait still.",
     "document",
 )
-WORKERS: Final = POLLED.metric(
-    "syncer_worker_members", Question.KEEPING_UP, "Workers in the consumer group, of all daemons."
-)
+WORKERS: Final = POLLED.metric("syncer_worker_members", Question.KEEPING_UP, "Connected workers, of all daemons.")
 INDEX_DOCUMENTS: Final = POLLED.metric(
     "syncer_index_documents",
     Question.KEEPING_UP,

@@ -20,7 +20,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -63,7 +62,7 @@ _FIXED_PROPERTIES: dict[str, frozenset[str]] = {
     "enable.auto.commit": frozenset({"false"}),
     "auto.commit.enable": frozenset({"false"}),
     "enable.auto.offset.store": frozenset({"false"}),
-    "auto.offset.reset": frozenset({"error"}),
+    "auto.offset.reset": frozenset({"earliest"}),
     "enable.partition.eof": frozenset({"false"}),
     "partition.assignment.strategy": frozenset({"cooperative-sticky"}),
     "group.protocol": frozenset({"classic"}),
@@ -118,10 +117,11 @@ class PostgresSettings(_Section):
 
 
 class KafkaSettings(_Section):
-    """The topic of changes."""
+    """The topic of changes, if Kafka is used."""
 
-    bootstrap_servers: str
-    """Initial brokers as host:port, separated by commas."""
+    bootstrap_servers: str = ""
+    """Initial brokers as host:port, separated by commas. Empty: Kafka is not used, and one daemon at a time reads the
+    outbox and writes the documents."""
     topic: str = ""
     """The topic of changes, created by ``apply``. Default: ``syncer.changes.`` followed by the id that
     ``syncer migrate`` gave this database. Databases must not share a topic."""
@@ -137,6 +137,11 @@ class KafkaSettings(_Section):
     """The value of ``sasl.password``, if it is not among the properties."""
 
     _installation: str = PrivateAttr("")
+
+    @property
+    def is_used(self) -> bool:
+        """Whether changes go through Kafka."""
+        return bool(self.bootstrap_servers)
 
     @property
     def installation(self) -> str:
@@ -196,8 +201,9 @@ class ElasticsearchSettings(_Section):
 class RelaySettings(_Section):
     """The relay, from the outbox to the topic."""
 
-    gather_seconds_max: NonNegativeFloat = 0.1
-    """Maximum time to collect changes that arrive fast. A longer pause reduces load and increases lag."""
+    poll_seconds: Annotated[float, Field(gt=0, le=5)] = 0.05
+    """Interval between looks at the outbox. Changes of one interval are published together: a longer one reduces load
+    and increases lag."""
     trim_seconds: PositiveFloat = 10
     """Interval for removing published rows."""
 
@@ -335,8 +341,8 @@ class Settings(_FromFileAndEnvironment):
     """Everything that can be set. Construct it with `load`."""
 
     postgres: PostgresSettings
-    kafka: KafkaSettings
     elasticsearch: ElasticsearchSettings
+    kafka: KafkaSettings = KafkaSettings()
     relay: RelaySettings = RelaySettings()
     worker: WorkerSettings = WorkerSettings()
     jobs: JobSettings = JobSettings()
@@ -472,7 +478,6 @@ def _hint(file: Path) -> str:
     read = f"{file} was read" if file.exists() else f"{file} does not exist"
     return (
         f"Each setting comes from the file or from an environment variable ({read}).\n"
-        "Required: SYNCER_POSTGRES_DSN, SYNCER_KAFKA_BOOTSTRAP_SERVERS, "
-        "SYNCER_ELASTICSEARCH_URL.\n"
+        "Required: SYNCER_POSTGRES_DSN and SYNCER_ELASTICSEARCH_URL.\n"
         'To start local servers for experiments: eval "$(syncer sandbox start)"'
     )

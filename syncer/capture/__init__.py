@@ -1,4 +1,4 @@
-"""Triggers that write one outbox row per changed row, in the application's own transaction; and the outbox.
+"""Triggers that write one outbox row per changed row, in the application's own transaction; and who reads the outbox.
 
 Guarantees: a trigger never makes a write fail. An UPDATE that changes no column that a document reads writes nothing.
 
@@ -6,8 +6,9 @@ Guarantees: a trigger never makes a write fail. An UPDATE that changes no column
     install            creates, checks and removes them
     table_files        notices rewritten tables, and partitions that come or go with their rows: no trigger sees them
     eligibility        which tables can be captured, and by which key
-    outbox             reads what the relay's cursor has not seen yet; removes what it has
-    wakeup             how an application's write wakes the sleeping relay
-    leader             shows which relay leads; `syncer.relay.loop` elects it
+    outbox             reads what a cursor has not seen yet; removes what it has
+    reader             the one process that leads reads the outbox, page by page, and saves the cursor
+    leader             shows which process leads; keeps its session alive
+    progress           what was read, and what of that is handled
     transaction_token  names a transaction to wait for
 """

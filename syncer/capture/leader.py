@@ -1,18 +1,22 @@
-"""The leading relay: the session that holds the relay's advisory lock.
+"""The leader: the session that holds the advisory lock of the process that reads the outbox.
 
 Postgres ends the session of a leader that sends no statement for `LEASE_SECONDS`, as if its process were stopped. Its
-lock is free then, and it cannot save its cursor any more. So a leader sends one at least every sixth of that, also
-while it waits for Kafka.
+lock is free then, and it cannot save its cursor any more. A thread of the leader sends one every few seconds, however
+long its work takes; it stands still with its process.
 """
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
+
+import psycopg
 
 from syncer.base.postgres import AdvisoryLock, Connection
 
 LEASE_SECONDS = 15.0
-"""How long a leader may send nothing to Postgres. Then another relay leads."""
+"""How long a leader may send nothing to Postgres. Then another process leads."""
 LEADER = f"""
 SELECT a.pid AS process, a.application_name AS name, host(a.client_addr) AS address,
        extract(epoch FROM now() - a.backend_start)::float8 AS seconds
@@ -30,7 +34,7 @@ _HOLD = "SELECT set_config('idle_session_timeout', $1, false)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """The leading relay.
+    """The leading process.
 
     Args:
         process: The process id of its connection in Postgres.
@@ -46,7 +50,7 @@ class Leader:
 
 
 def find(connection: Connection) -> Leader | None:
-    """The leading relay; None if none leads."""
+    """The leading process; None if none leads."""
     row = connection.execute(LEADER).fetchone()
     if row is None:
         return None
@@ -54,6 +58,26 @@ def find(connection: Connection) -> Leader | None:
     return Leader(process=process, name=name, address=address, seconds=seconds)
 
 
-def hold(connection: Connection, *, seconds: float = LEASE_SECONDS) -> None:
-    """Have Postgres end the session of this leader once it has sent nothing for so long."""
-    connection.execute(_HOLD, (f"{seconds * 1000:.0f}ms",))
+class Lease:
+    """Keeps a session alive that leads.
+
+    Args:
+        connection: The session. The thread uses it between the statements of its owner.
+        seconds: How long Postgres waits for a statement before it ends the session.
+    """
+
+    def __init__(self, connection: Connection, *, seconds: float = LEASE_SECONDS) -> None:
+        connection.execute(_HOLD, (f"{seconds * 1000:.0f}ms",))
+        self._connection = connection
+        self._is_over = threading.Event()
+        self._every_seconds = seconds / 6
+        threading.Thread(target=self._renew, name="lease", daemon=True).start()
+
+    def end(self) -> None:
+        """Renew it no more."""
+        self._is_over.set()
+
+    def _renew(self) -> None:
+        while not self._is_over.wait(self._every_seconds):
+            with suppress(psycopg.Error):  # its owner meets it too
+                self._connection.execute("SELECT")

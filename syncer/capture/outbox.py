@@ -8,20 +8,33 @@ hours keeps from being vacuumed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
 
-from syncer.base.postgres import Connection, copied, snapshot, value
+from syncer.base.postgres import Connection, value
+from syncer.capture.progress import CURSOR, IS_VALID
 
 SEGMENTS = 8
 _LOOKED_AT_MAX = 1000
 """A transaction with this many changes or more is not examined change by change."""
 
-Row = tuple[bytes, bytes]
-"""A change as it is published: Kafka key and JSON."""
+
+class Row(NamedTuple):
+    """A change as it is published.
+
+    Args:
+        key: Changes with the same key share a partition.
+        value: The change as JSON.
+        changed_at: When it was made, in Unix time.
+    """
+
+    key: bytes
+    value: bytes
+    changed_at: float
+
 
 # Rows of transactions that had not begun, or were in progress, when the cursor was taken.
 # Rule: the-cursor-is-a-snapshot.
@@ -33,44 +46,40 @@ json_build_object('id', o.id, 'changed_at', extract(epoch FROM o.changed_at), 'r
 _CHANGES = f"""
 SELECT coalesce(c.aggregate || ':' || coalesce(o.new ->> c.aggregate_column, o.old ->> c.aggregate_column, ''), '')
          AS key,
-       {_CHANGE} AS change
+       {_CHANGE} AS change, extract(epoch FROM o.changed_at)::float8 AS changed_at, o.xid, o.id
 FROM syncer.outbox AS o LEFT JOIN syncer.capture AS c USING (relation)
-WHERE {{unseen}}
 """  # noqa: S608 - a constant of ours
 # One statement is one snapshot, and one round trip.
 # Rule: the-cursor-is-what-was-read.
 _NEW = f"""
-SELECT s.snapshot, o.key, o.change
+SELECT s.snapshot, o.key, o.change, o.changed_at
 FROM (SELECT pg_current_snapshot()::text AS snapshot) AS s
-LEFT JOIN LATERAL ({_CHANGES.format(unseen=_UNSEEN.format("$1", "$2"))} LIMIT $3) AS o ON true
+LEFT JOIN LATERAL ({_CHANGES} WHERE {_UNSEEN.format("$1", "$2")} LIMIT $3) AS o ON true
 """  # noqa: S608 - a constant of ours
+_OF_TRANSACTION = f"""
+{_CHANGES} WHERE o.xid = $1::xid8 AND o.id > $2 AND pg_visible_in_snapshot(o.xid, $3::pg_snapshot)
+ORDER BY o.id LIMIT $4
+"""
+_SINCE = f"""
+{_CHANGES} WHERE (o.xid, o.id) > ($1::xid8, $2) AND pg_visible_in_snapshot(o.xid, $3::pg_snapshot)
+ORDER BY o.xid, o.id LIMIT $4
+"""
 _CURRENT_SNAPSHOT = "SELECT pg_current_snapshot()::text"
 _WAITING = """
 SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(o.changed_at)), 0)::float8
 FROM syncer.outbox AS o
 WHERE {unseen} AND ($1::text[] IS NULL OR o.relation = ANY ($1))
 """
-# A cursor is valid where every later write gets a transaction id behind its end. That excludes another cluster, and
-# this one after the restore of a dump of it that had advanced further. The ids that it saw in progress are not assigned
-# again.
-# Rule: no-cursor-of-another-cluster.
-_IS_TRUE = """
-system_identifier = (SELECT system_identifier FROM pg_control_system())
-AND pg_snapshot_xmax(snapshot) <= pg_snapshot_xmax(pg_current_snapshot())
-"""
-# The cursor is saved so often that its row has many versions while a transaction stays open; this finds the newest.
-CURSOR = "(SELECT * FROM syncer.relay_cursor ORDER BY number DESC LIMIT 1)"
-"""The row of the saved cursor, if there is one, as a table."""
-_SAVED_CURSOR = f"SELECT snapshot::text, {_IS_TRUE} FROM {CURSOR} AS c"  # noqa: S608 - constants of ours
+_SAVED_CURSOR = f"SELECT snapshot::text, {IS_VALID} FROM {CURSOR} AS c"  # noqa: S608 - constants of ours
 _NOTHING_SEEN = "1:1:"
 # Adopted rows have another transaction id since. If the cursor does not see a transaction, and the outbox has no row of
 # it, it wrote none.
 _PUBLICATION = f"""
-SELECT coalesce(c.is_true AND pg_visible_in_snapshot(t.xid, c.snapshot), false),
+SELECT coalesce(c.is_valid AND pg_visible_in_snapshot(t.xid, c.snapshot), false),
        EXISTS (SELECT FROM syncer.outbox AS o WHERE o.xid = t.xid)
 FROM (VALUES (true)) AS one (row)
-LEFT JOIN (SELECT snapshot, adopted_in, {_IS_TRUE} AS is_true FROM {CURSOR} AS saved) AS c ON true
-CROSS JOIN LATERAL (SELECT greatest($1::xid8, CASE WHEN c.is_true THEN c.adopted_in END) AS xid) AS t
+LEFT JOIN (SELECT snapshot, adopted_in, {IS_VALID} AS is_valid FROM {CURSOR} AS saved) AS c ON true
+CROSS JOIN LATERAL (SELECT greatest($1::xid8, CASE WHEN c.is_valid THEN c.adopted_in END) AS xid) AS t
 """  # noqa: S608 - constants of ours
 # Adopted rows have another id since, which belongs to no writer: they count as committed before.
 _UNPUBLISHED = f"""
@@ -89,8 +98,6 @@ _ROOM = """
 SELECT coalesce(sum(pg_total_relation_size(inhrelid)), 0), count(*) FILTER (WHERE pg_relation_size(inhrelid) > 0)
 FROM pg_inherits WHERE inhparent = 'syncer.outbox'::regclass
 """
-_RENEW = "UPDATE syncer.outbox SET xid = pg_current_xact_id()"
-
 _SEGMENTS = sql.SQL("SELECT last_value, ARRAY[{}] FROM syncer.outbox_segment").format(
     sql.SQL(", ").join(
         sql.SQL("EXISTS (SELECT FROM {})").format(sql.Identifier("syncer", f"outbox_{number}"))
@@ -121,38 +128,52 @@ def prepare(connection: Connection) -> None:
     connection.execute(_BY_INDEX)
 
 
-def new(connection: Connection, cursor: str, *, rows_max: int) -> tuple[str, list[Row]] | None:
-    """The changes that the cursor has not seen, and the snapshot that sees them: the next cursor.
+def new(connection: Connection, cursor: str, *, rows_max: int) -> tuple[str, list[Row] | None]:
+    """Return the snapshot that sees what is new, which is the next cursor, and the changes.
 
-    Returns:
-        None if there are more than `rows_max`; `all_new` has them all.
+    The changes are None if there are more than ``rows_max``: read them in pages.
     """
     rows = connection.execute(_NEW, (*_bounds(cursor), rows_max + 1), prepare=True).fetchall()
     if len(rows) > rows_max:
-        return None
-    return rows[0][0], [(key.encode(), change) for _, key, change in rows if change is not None]
+        return rows[0][0], None
+    found = [Row(key.encode(), change, changed_at) for _, key, change, changed_at in rows if change is not None]
+    return rows[0][0], found
 
 
-@contextmanager
-def all_new(connection: Connection, cursor: str) -> Iterator[tuple[str, Iterator[Row]]]:
-    """Like `new`, but without a limit; the rows are streamed, never whole in memory."""
-    with snapshot(connection):
-        seen = str(value(connection, _CURRENT_SNAPSHOT))
-        # Closed before the transaction ends, which waits for its connection: the reader may have failed in between.
-        with closing(copied(connection, sql.SQL(_CHANGES).format(unseen=_unseen(cursor)))) as rows:
-            yield seen, ((key or b"", change or b"") for key, change in rows)
+def of_transaction(connection: Connection, xid: int, seen: str, *, rows_max: int) -> Iterator[tuple[list[Row], int]]:
+    """Yield the changes of a transaction in pages, with its id, if a snapshot sees it."""
+    id_ = -1
+    while found := connection.execute(_OF_TRANSACTION, (str(xid), id_, seen, rows_max)).fetchall():
+        id_ = found[-1][-1]
+        yield [Row(key.encode(), change, at) for key, change, at, *_ in found], xid
+
+
+def since(connection: Connection, cursor: str, seen: str, *, rows_max: int) -> Iterator[tuple[list[Row], int]]:
+    """Yield the changes of transactions that had not begun at the cursor, in pages, by transaction id.
+
+    Each comes with the id of the last transaction in it, of which more may follow. Only those that a snapshot sees.
+    """
+    xid, id_ = _bounds(cursor)[0], -1
+    while found := connection.execute(_SINCE, (xid, id_, seen, rows_max)).fetchall():
+        xid, id_ = found[-1][-2:]
+        yield [Row(key.encode(), change, at) for key, change, at, *_ in found], int(xid)
+
+
+def in_progress(cursor: str) -> list[int]:
+    """Return the transactions that were in progress when the cursor was taken."""
+    return [int(xid) for xid in cursor.split(":")[2].split(",") if xid]
+
+
+def as_of(seen: str, xid: int) -> str:
+    """Return the cursor that has seen what a snapshot sees of the transactions before this one."""
+    before = [one for one in in_progress(seen) if one < xid]
+    return f"{min(before, default=xid)}:{xid}:{','.join(map(str, before))}"
 
 
 def saved_cursor(connection: Connection) -> str:
     """The cursor that the relay would start from: what it has not seen is not known to be published."""
-    saved, is_true = read_cursor(connection) or (_NOTHING_SEEN, True)
-    return saved if is_true else _NOTHING_SEEN
-
-
-def read_cursor(connection: Connection) -> tuple[str, bool] | None:
-    """The saved cursor, if any, and whether it is valid in this database."""
-    row = connection.execute(_SAVED_CURSOR).fetchone()
-    return None if row is None else (row[0], row[1])
+    saved, is_valid = connection.execute(_SAVED_CURSOR).fetchone() or (_NOTHING_SEEN, True)
+    return saved if is_valid else _NOTHING_SEEN
 
 
 def publication(connection: Connection, xid: int) -> Publication:
@@ -182,13 +203,6 @@ def written_by(connection: Connection, xid: int) -> list[bytes] | None:
     """The changes of a transaction, as JSON; None if they are trimmed already, or too many to examine."""
     rows = connection.execute(_WRITTEN_BY, (str(xid), _LOOKED_AT_MAX)).fetchall()
     return [change for (change,) in rows] if 0 < len(rows) < _LOOKED_AT_MAX else None
-
-
-def are_writers_busy(before: str, now: str) -> bool:
-    """Whether a transaction that began after the first cursor was taken was in progress at the second."""
-    began_from, _ = _bounds(before)
-    _, _, in_progress = now.split(":")
-    return any(int(xid) >= int(began_from) for xid in in_progress.split(",") if xid)
 
 
 def _unseen(cursor: str) -> sql.Composed:
@@ -227,14 +241,6 @@ def room(connection: Connection) -> Room:
     row = connection.execute(_ROOM).fetchone()
     assert row is not None  # noqa: S101 - an aggregate returns a row
     return Room(bytes=int(row[0]), segments=row[1])
-
-
-def renew(connection: Connection) -> int:
-    """Make every row a change of the current transaction; return how many there were.
-
-    For rows from another cluster, whose transaction ids mean nothing here.
-    """
-    return connection.execute(_RENEW).rowcount
 
 
 def trim(connection: Connection, cursor: str) -> int:

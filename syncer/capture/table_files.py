@@ -9,7 +9,6 @@ one. `syncer.recovery.schema_watch` looks every few seconds.
 from __future__ import annotations
 
 from syncer.base.postgres import Connection, value
-from syncer.capture import wakeup
 
 # A table and its partitions of every level, each with the transaction that attached it. Read from the catalogue: the
 # function for it waits for the lock of each partition.
@@ -78,5 +77,4 @@ def _note(connection: Connection, relation: str) -> bool:
             return False
         connection.execute(_REMEMBER, (relation, files, triggers))
         connection.execute(_WRITE_TRUNCATED, (relation,))
-        connection.execute(wakeup.NOTIFY)
     return True

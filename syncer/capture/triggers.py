@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from syncer.base.model import watched_digest
-from syncer.capture import wakeup
 
 Types = Mapping[str, str]
 """The columns of a table whose types are Postgres's own, each with its type as the catalogue names it."""
@@ -71,7 +70,6 @@ BEGIN
         INSERT INTO syncer.outbox (segment, relation, operation)
         VALUES (trigger.segment, {relation}, 'T');
     END IF;
-    {notify}
     RETURN NULL;
 END
 """
@@ -151,7 +149,6 @@ BEGIN
     END IF;
     INSERT INTO syncer.outbox (segment, relation, operation, old, new, untouched)
     VALUES (trigger.segment, {relation}, trigger.operation, trigger.old_image, trigger.new_image, trigger.untouched);
-    {notify}
     RETURN NULL;
 END
 """
@@ -309,7 +306,6 @@ def statement_body(capture: Capture, types: Types) -> sql.Composed:
     return sql.SQL(_STATEMENT_BODY).format(
         relation=sql.Literal(capture.relation),
         segment=sql.SQL(_SEGMENT),
-        notify=sql.SQL(wakeup.NOTIFY_IN_TRIGGER),
         updated=_two_sided(capture, sql.SQL("trigger.segment"), sql.SQL("old_rows"), sql.SQL("new_rows"), types),
         inserted=_one_sided(capture, "I", "new_rows", types),
         deleted=_one_sided(capture, "D", "old_rows", types),
@@ -335,7 +331,6 @@ def row_body(capture: Capture, types: Types) -> sql.Composed:
     return sql.SQL(_ROW_BODY).format(
         relation=sql.Literal(capture.relation),
         segment=sql.SQL(_SEGMENT),
-        notify=sql.SQL(wakeup.NOTIFY_IN_TRIGGER),
         old_compared=fields("old", capture.compared),
         new_compared=fields("new", capture.compared),
         old_key=fields("old", capture.key),

@@ -170,6 +170,8 @@ def run(*, only: parameters.Only = None) -> None:
     from syncer.monitoring import web  # noqa: PLC0415 - only the daemon serves HTTP
 
     configured = settings.load()
+    if only is Part.RELAY and not configured.kafka.is_used:
+        raise UsageError("Without Kafka there is no relay: remove --only relay, or set kafka.bootstrap_servers.")
     listening = web.listen(configured.web)
     stop = Stop()
     _stop_on_signals(stop)
@@ -243,6 +245,7 @@ def demo(
     *,
     as_list: Annotated[bool, typer.Option("--list", help="List the models and what each is for.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running.")] = False,
+    no_kafka: parameters.NoKafka = False,
     posts: Annotated[
         int | None,
         typer.Option(metavar="NUMBER", min=100, help="Number of posts of the most prolific author (default: 5000)."),
@@ -256,7 +259,8 @@ def demo(
         return
     if models and posts is not None:
         raise UsageError("--posts applies only to the blog demo, not to a model.")
-    holds = play_models(out, models, keep=keep) if models else play(out, keep=keep, posts=posts or 5000)
+    how = {"keep": keep, "with_kafka": not no_kafka}
+    holds = play_models(out, models, **how) if models else play(out, posts=posts or 5000, **how)
     if not holds:
         raise typer.Exit(1)
 
@@ -281,7 +285,7 @@ _PANELS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
         (verify.explain, "`syncer explain blogpost 7 --values`"),
         (backfill.backfill, '`syncer backfill blogpost`, `syncer backfill blogpost --where "user_id = 7" --rate 500`'),
     ),
-    "Try": ((demo, "`syncer demo --keep`, `syncer demo --list`"),),
+    "Try": ((demo, "`syncer demo --keep`, `syncer demo --no-kafka`, `syncer demo --list`"),),
 }
 for panel, commands in _PANELS.items():
     for command, examples in commands:

@@ -52,7 +52,6 @@ def compared(
                     parts.connect,
                     document,
                     index=parts.index,
-                    kafka=parts.settings.kafka,
                     settle_seconds=settle_seconds,
                     sample=sample,
                     values=values,

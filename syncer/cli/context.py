@@ -87,7 +87,7 @@ def open_parts(name: str) -> Iterator[Parts]:
     with closing(postgres.connect(loaded.postgres, name=name)) as connection:
         migrations.require_current(connection)
         loaded = loaded.of(registry.installation(connection))
-        client = elastic.connect(loaded.elasticsearch)
+        client = elastic.connect(loaded.elasticsearch, is_patient=True)
         index = Index(client, bulk_bytes_max=loaded.worker.bulk_bytes_max)
         try:
             yield Parts(settings=loaded, connection=connection, index=index, indices=Indices(client), name=name)

@@ -26,6 +26,10 @@ def show(console: Console, report: Report, *, all_checks: bool) -> None:
     """Print a report."""
     for server, title in SERVERS.items():
         checks = {check: found for check, found in report.findings.items() if check.server == server}
+        if server == "kafka" and not checks:
+            say(console, ("Kafka", "bold"), ("  is not used: one daemon at a time reads the outbox and writes", "dim"))
+            say(console)
+            continue
         well = sum(found[0].severity is Severity.WELL for found in checks.values())
         say(console, (report.servers.get(server, title), "bold"), (f"  {well} of {len(checks)} checks are well", "dim"))
         unseen: dict[str, list[str]] = {}

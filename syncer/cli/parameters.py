@@ -65,6 +65,7 @@ OfDocument = Annotated[
     typer.Option("--document", metavar="DOCUMENT", help="Only this document.", autocompletion=documents),
 ]
 _ONLY = "Only this part."
+NoKafka = Annotated[bool, typer.Option("--no-kafka", help="Do without Kafka: one daemon at a time handles changes.")]
 Only = Annotated[Part | None, typer.Option("--only", metavar="|".join(Part), help=_ONLY)]
 OnlyChecked = Annotated[Checked | None, typer.Option("--only", metavar="|".join(Checked), help=_ONLY)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; docs/json.md has its fields.")]

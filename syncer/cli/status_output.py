@@ -48,29 +48,24 @@ def _headline(seen: Overview) -> RenderableType:
 
 
 def _flow(seen: Overview, rates: Flow | None) -> RenderableType:
-    stored, queued = seen.stored, seen.queued
-    led: Part = ("unknown", "dim")
-    working: Part = ("unknown", "dim")
-    in_outbox: Part = ""
-    in_topic: Part = ""
-    if stored is not None:
-        led = _led(stored.leader)
-        in_outbox = amount(stored.outbox_waiting, "change") + " in the outbox" + _oldest(seen.outbox_lag_seconds)
-    if queued is not None:
-        working = (
-            (f"{queued.workers} at work", "green") if queued.workers else ("none: is `syncer run` running?", "red")
+    stored = seen.stored
+    if stored is None:
+        rows: list[list[Part]] = [["leader", ("unknown", "dim"), ""], ["workers", ("unknown", "dim"), ""]]
+    else:
+        working: Part = (
+            (f"{stored.workers} at work", "green") if stored.workers else ("none: is `syncer run` running?", "red")
         )
-        in_topic = amount(queued.waiting, "change") + " in the topic" + _oldest(seen.topic_lag_seconds)
-    rows: list[list[Part]] = [
-        ["relay", led, in_outbox, *_old(seen, Server.POSTGRES)],
-        ["workers", working, in_topic, *_old(seen, Server.KAFKA)],
-    ]
+        in_outbox = amount(stored.outbox_waiting, "change") + " in the outbox" + _oldest(seen.outbox_lag_seconds)
+        in_hand = amount(stored.topic_waiting, "change") + " published, not handled" + _oldest(seen.topic_lag_seconds)
+        rows = [["leader", _led(stored.leader), in_outbox], ["workers", working, in_hand]]
+    for row in rows:
+        row.extend(_old(seen, Server.POSTGRES))
     headings = ["component", "state", "waiting", *(["as of"] if seen.silent else [])]
-    if rates:
+    if rates is not None:
         headings.append("per second")
         rows[0].append(f"{job_output.rate(rates.captured)} captured, {job_output.rate(rates.published)} published")
         rows[1].append(f"{job_output.rate(rates.handled)} handled")
-        rows.append(["index", "", "", f"{job_output.rate(rates.written)} documents written"])
+        rows.append(["index", *[""] * (len(headings) - 2), f"{job_output.rate(rates.written)} documents written"])
     return Rows(headings, rows)
 
 

@@ -113,7 +113,7 @@ def explain(
     with render.asking(), open_parts("explain") as parts:
         parts.document(document)
         chosen = [one for one in registry.documents(parts.connection) if one.name == document]
-        seen = explaining.explain(parts.connection, parts.index, parts.settings.kafka, chosen, id_, seconds=timeout)
+        seen = explaining.explain(parts.connection, parts.index, chosen, id_, seconds=timeout)
     if as_json:
         render.print_json(explaining.as_json(seen, id_, values=values))
     else:

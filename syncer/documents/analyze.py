@@ -65,7 +65,6 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         root_key=root_key,
         tables=used,
         views=found.view_names,
-        lookups=tuple(dict.fromkeys(analysis.routes.lookups())),
         shapes=_shapes(connection, found, used),
     )
 
@@ -208,7 +207,6 @@ class _Analysis:
             routing=routing,
             id_columns=tuple(sorted({route.id_column for route in routes if route.id_column is not None})),
             affected=tuple(dict.fromkeys(queries)),
-            is_derived=query is None,
         )
 
 

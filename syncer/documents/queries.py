@@ -8,7 +8,7 @@ comparison does not repeat a mistake of the writer.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -41,9 +41,6 @@ SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY hashtex
 """
 _RANDOM_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY random() LIMIT $1"
 _FIRST_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL LIMIT $1"
-# LIMIT, even LIMIT NULL, makes the planner compute a column once, however many conditions use it.
-_EXAMPLES = "SELECT {examples} FROM ({select}) AS d WHERE d._id IS NOT NULL"
-_EXAMPLE = "count(*) FILTER (WHERE {condition}), min(d._id::text) FILTER (WHERE {condition})"
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _NUMERIC = re.compile(r"-?[0-9]+(\.[0-9]+)?|NaN|-?Infinity")
@@ -192,16 +189,6 @@ def some_ids(connection: Connection, document: Document, limit: int) -> list[str
 def first_ids(connection: Connection, document: Document, limit: int) -> list[str]:
     """Return the first ids found, reading as little as possible."""
     return [row[0] for row in connection.execute(query_of(_FIRST_IDS, document), (limit,))]
-
-
-def examples(connection: Connection, document: Document, conditions: Iterable[str]) -> list[tuple[int, str | None]]:
-    """Return how many documents meet each condition on the SELECT as ``d``, and one id."""
-    wanted = [sql.SQL(_EXAMPLE).format(condition=sql.SQL(one)) for one in conditions]
-    query = sql.SQL(_EXAMPLES).format(
-        examples=sql.SQL(", ").join(wanted), select=sql.SQL(document.dependencies.canonical_select)
-    )
-    row = connection.execute(query).fetchone() or ()
-    return list(zip(row[::2], row[1::2], strict=True))
 
 
 def current(connection: Connection, document: Document, ids: Sequence[str]) -> dict[str, Row]:

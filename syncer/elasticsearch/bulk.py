@@ -28,7 +28,7 @@ from uuid import UUID
 import elasticsearch
 from elasticsearch import Elasticsearch
 
-from syncer.base.error_policy import is_by_another, reason
+from syncer.base.error_policy import NO_ROOM, is_by_another, reason
 from syncer.base.errors import UnavailableError
 from syncer.base.model import ID_BYTES_MAX, Composition, Target, is_raised
 from syncer.elasticsearch.reader import Holdings
@@ -39,7 +39,6 @@ _BAD_REQUEST = 400
 _NOT_FOUND = 404
 _CONFLICT = 409
 _TOO_LARGE = 413
-_TOO_MANY = 429
 _PRESSURE = re.compile(r"coordinating_operation_bytes=(\d+), max_coordinating\w*_bytes=(\d+)")
 """Elasticsearch's message about the size of a bulk request and the limit for all requests together."""
 _WAIT_FOR_SHARD = "20s"
@@ -248,7 +247,7 @@ def _never_fits(error: elasticsearch.ApiError) -> bool:
     """Whether a request was refused for its size and will be until a setting changes."""
     if error.status_code == _TOO_LARGE:
         return True
-    if error.status_code != _TOO_MANY or is_by_another(error):
+    if error.status_code != NO_ROOM or is_by_another(error):
         return False
     pressure = _PRESSURE.search(reason(error))
     return pressure is not None and int(pressure[1]) > int(pressure[2])

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from elasticsearch import Elasticsearch
+import structlog
+from elasticsearch import ApiError, Elasticsearch
 from elasticsearch.serializer import NdjsonSerializer
 
+from syncer.base.error_policy import NO_ROOM, explain
 from syncer.base.errors import IndexingError
+from syncer.base.retry import Backoff
 from syncer.base.settings import ElasticsearchSettings
 
 OLDEST_SUPPORTED_VERSION = 8
 
+_PATIENCE_SECONDS = 60.0
 _BULK_TYPES = ("application/x-ndjson", "application/vnd.elasticsearch+x-ndjson")
 
 
-def connect(settings: ElasticsearchSettings) -> Elasticsearch:
+def connect(settings: ElasticsearchSettings, *, is_patient: bool = False) -> Elasticsearch:
     """Create a client that tries another node if one cannot be reached.
 
-    It retries nothing else: that is decided by the error policy, not by the transport.
+    It retries nothing else: that is decided by the error policy, not by the transport. Only a patient client, for
+    commands, repeats what Elasticsearch refuses for lack of room (429), for a minute.
 
     Raises:
         IndexingError: The server is not Elasticsearch, or too old.
@@ -34,7 +40,7 @@ def connect(settings: ElasticsearchSettings) -> Elasticsearch:
     if settings.ca_certs:
         options["ca_certs"] = str(settings.ca_certs)
     try:
-        client = Elasticsearch(
+        client = (_Patient if is_patient else Elasticsearch)(
             settings.urls,
             request_timeout=settings.request_timeout_seconds,
             max_retries=len(settings.urls) - 1,
@@ -74,6 +80,26 @@ def require_supported(info: Mapping[str, Any]) -> None:
             f"Elasticsearch {number} is not supported",
             hint=f"syncer needs Elasticsearch {OLDEST_SUPPORTED_VERSION} or newer. Upgrade the server.",
         )
+
+
+class _Patient(Elasticsearch):
+    def perform_request(self, method: str, path: str, **kwargs: Any) -> Any:
+        """Repeat a request that is refused for lack of room; nothing of it was done. The writer repeats its own."""
+        backoff, deadline = Backoff(), time.monotonic() + _PATIENCE_SECONDS
+        is_logged = False
+        while True:
+            try:
+                return super().perform_request(method, path, **kwargs)
+            except ApiError as error:
+                if error.status_code != NO_ROOM or path.endswith("/_bulk") or time.monotonic() > deadline:
+                    raise
+                if not is_logged:
+                    reason = explain(error)
+                    structlog.get_logger().warning(
+                        "elasticsearch.request_retried", error=reason and reason.message, hint=reason and reason.hint
+                    )
+                    is_logged = True
+            time.sleep(backoff.next_seconds())
 
 
 class _Prebuilt(NdjsonSerializer):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -360,17 +360,21 @@ class Indices:
         finally:
             self._cleanup(alias)
 
-    def indexed(self, target: Target, fields: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Return what searches find in these fields, by id, for as many documents as one search returns."""
+    def ignored(self, target: Target) -> dict[str, list[str]]:
+        """Return the fields of which a value is ignored, such as a text beyond ignore_above, with the ids."""
         self._client.indices.refresh(index=target.index_name)
         found = self._client.search(
             index=target.index_name,
+            query={"exists": {"field": "_ignored"}},
             size=_SEARCH_DOCUMENTS,
-            fields=[{"field": one} for one in fields],
             source=False,
             filter_path="hits.hits",
         )
-        return {one["_id"]: one.get("fields", {}) for one in found.body.get("hits", {}).get("hits", [])}
+        ids: dict[str, list[str]] = {}
+        for hit in found.body.get("hits", {}).get("hits", []):
+            for name in hit["_ignored"]:
+                ids.setdefault(name, []).append(hit["_id"])
+        return ids
 
     def _cleanup(self, alias: str) -> None:
         found = self._client.indices.get(

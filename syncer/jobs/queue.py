@@ -36,13 +36,11 @@ SELECT revision FROM syncer.document WHERE index_name = $1 FOR NO KEY UPDATE
 _LOCK_DOCUMENT_OF = """
 SELECT FROM syncer.document WHERE index_name = (SELECT index_name FROM syncer.job WHERE id = $1) FOR NO KEY UPDATE
 """
-# NOTIFY fails if its queue is full: long before that, job workers find the job by looking.
 _CREATE = """
 INSERT INTO syncer.job (kind, document, index_name, revision, rate, completes_load, cause)
 VALUES ($1, $2, $3, $4, $5, $6, $7)
-RETURNING id, CASE WHEN pg_notification_queue_usage() < 0.5 THEN pg_notify('syncer_job', '') END
+RETURNING id
 """
-_LISTEN = "LISTEN syncer_job"
 _DATE = "UPDATE syncer.job SET changed_at = least(changed_at, to_timestamp($2)) WHERE id = $1"
 # A separate statement, since a daemon's role may create jobs but may not write what is executed.
 _SET_CONDITION = "UPDATE syncer.job SET condition = $2 WHERE id = $1"
@@ -221,11 +219,6 @@ def lock_document(connection: Connection, index_name: str) -> int | None:
     """Keep other jobs of an index from being created until the transaction ends; return its active revision, if any."""
     row = connection.execute(_LOCK_DOCUMENT, (index_name,)).fetchone()
     return None if row is None else int(row[0])
-
-
-def listen(connection: Connection) -> None:
-    """Have the connection notified of every job that is made from now on."""
-    connection.execute(_LISTEN)
 
 
 def insert(

@@ -1,10 +1,10 @@
-"""Consumer: receives changes from the topic and commits offsets.
+"""Consumer: receives changes from the topic, as a member of the workers' group.
 
-Guarantees: an offset is committed only by `ChangeConsumer.commit`. Records that are gone before they were handled raise
-a `LossError`; they are never skipped. A record that this database did not publish is refused and never committed.
+The group only shares the partitions among its members. Where to begin in a partition, and up to which number its
+records are handled, is read from Postgres: see `syncer.capture.progress`.
 
-Each committed offset carries the topic's id, so that it does not count for another topic of the same name. It also
-carries the leader epoch, with which a running librdkafka detects that the log before the offset was overwritten.
+Guarantees: records that are gone before they were handled raise a `LossError`; they are never skipped. A record that
+this database did not publish is refused.
 """
 
 from __future__ import annotations
@@ -14,34 +14,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    OFFSET_INVALID,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-)
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
 from syncer.base import log
 from syncer.base.errors import LossError
 from syncer.base.lifecycle import join
 from syncer.base.settings import KafkaSettings
-from syncer.kafka.topic import ANSWER_SECONDS, Extent, Loss, Observer, common, foreign, installation_of, is_of, replaced
+from syncer.capture.progress import Place
+from syncer.kafka.topic import INSTALLATION, NUMBER, UNKNOWN, common, foreign, headers
 
 CLOSE_SECONDS = 2.0
 """How long to wait until the group knows that a member has left."""
-_COMMIT_SECONDS = 0.1
-"""How often offsets are committed at most. A commit for each single change takes a third of Kafka's processor time."""
-
-_GONE = "Records are gone from the topic before they were handled"
-# Causes of a loss.
-_EXPIRED = "records expired from the topic before they were handled"
-_TRUNCATED = "the partition was overwritten or truncated below what was handled"
-_UNKNOWN = "the committed offset is gone, and records expired from the topic"
+_COMMIT_SECONDS = 5.0
+"""How often offsets are committed to Kafka, for its own tools alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,45 +37,38 @@ class Received:
 
     Args:
         values: Their values, in order within each partition.
-        next_offsets: By partition, the offset to commit once all of them are done.
         places: The partition and the offset of each.
-        epochs: By partition, the leader epoch of its last record, if known.
+        reached: How far each partition is handled once all of them are.
     """
 
     values: tuple[bytes, ...]
-    next_offsets: dict[int, int]
-    epochs: dict[int, int] = field(default_factory=dict)
-    places: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def offsets(self) -> dict[int, list[int]]:
-        """By partition, the first and last offset."""
-        firsts = dict(reversed(self.places))
-        return {one: [firsts[one], following - 1] for one, following in sorted(self.next_offsets.items())}
+    places: tuple[tuple[int, int], ...]
+    reached: dict[int, Place]
 
 
 class ChangeConsumer:
-    """A member of the workers' consumer group. Not for sharing between threads."""
+    """A member of the workers' consumer group. Not for sharing between threads.
 
-    def __init__(self, settings: KafkaSettings, *, on_change: Callable[[str, list[int]], None]) -> None:
-        """Join the group.
+    Args:
+        settings: The cluster, the topic and the group.
+        begin: Reads how far partitions are handled. Called while one of them is assigned.
+        on_change: Called with partitions that are assigned (``worker.partitions_assigned``) or revoked.
+    """
 
-        Args:
-            settings: The cluster, the topic and the group.
-            on_change: Called with partitions that are assigned (``worker.partitions_assigned``) or revoked.
-        """
-        self.settings = settings
-        self.observer = Observer(settings)
-        self._installation = settings.installation
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *,
+        begin: Callable[[], Mapping[int, Place]],
+        on_change: Callable[[str, list[int]], None],
+    ) -> None:
+        self._settings = settings
+        self._begin = begin
         self._on_change = on_change
-        # By assigned partition, the offset from which it has been read since its assignment.
-        self._begun: dict[int, int] = {}
-        # Offsets that are done but not known to be committed: a commit may fail during a rebalance.
-        self._done: dict[int, int] = {}
-        self._epochs: dict[int, int] = {}
-        self._id = ""
+        self._numbers: dict[int, int] = {}
+        """By assigned partition, the greatest number received or handled."""
         self._committed_at = -math.inf
-        self._failure: KafkaException | LossError | None = None
+        self._failure: Exception | None = None
         self._is_closing = False
         self._logger = log.library_logger()
         self._consumer = Consumer(
@@ -96,11 +76,10 @@ class ChangeConsumer:
                 "group.id": settings.group,
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
-                "on_commit": self._committed,
                 "partition.assignment.strategy": "cooperative-sticky",
-                # An offset out of range is a loss and must be an error; so must an offset whose log was overwritten.
-                # _assign sets the position of a partition that was never read.
-                "auto.offset.reset": "error",
+                # If an offset is gone, since records expired or the topic was truncated, it begins with the oldest
+                # record there is. The chain of numbers tells whether anything is lost.
+                "auto.offset.reset": "earliest",
                 # librdkafka's own thread sends heartbeats: only a dead process loses its session.
                 "session.timeout.ms": 10_000,
                 # How long a rebalance waits for a late member; the default is five minutes. A busy member is never
@@ -121,104 +100,69 @@ class ChangeConsumer:
         """Wait for records and return those that have arrived; None if there are none.
 
         Raises:
-            TopicError: This database did not publish a record. Neither it nor anything received with it is committed.
-            LossError: Records are gone. Once their documents are covered, call `move`, then create a new consumer.
-            KafkaException: The topic is gone, or an assignment failed. Records received since are lost to this
-                consumer; a new one receives them again.
+            TopicError: This database did not publish a record.
+            LossError: Records are gone. Once their documents are covered, create a new consumer.
+            KafkaException: The topic is gone, or an assignment failed; a new consumer receives the records again.
         """
-        self._commit_if_due()
         messages = self._consumer.consume(1, wait_seconds)
         self._raise_failure()
         if not messages:
             return None
         messages += self._consumer.consume(records_max - 1, 0) if records_max > 1 else []
         self._raise_failure()
-        values, places, next_offsets, epochs = [], [], {}, {}
+        values, places, reached = [], [], {}
         for message in messages:
-            error = message.error()
-            partition, offset, epoch = message.partition() or 0, message.offset() or 0, message.leader_epoch()
-            if error is not None:
-                raise self._lost(error, partition, offset)
-            if (installation := self._foreign(message)) is not None:
-                raise foreign(self.settings, installation)
+            partition, offset = message.partition() or 0, message.offset() or 0
+            if partition not in self._numbers and message.error() is None:
+                continue  # it was revoked while these were fetched
+            number = self._checked(message, partition)
             values.append(message.value() or b"")
             places.append((partition, offset))
-            next_offsets[partition] = offset + 1
-            if epoch is not None:
-                epochs[partition] = epoch
-        return Received(
-            values=tuple(values),
-            places=tuple(places),
-            next_offsets=next_offsets,
-            epochs=epochs,
-        )
+            reached[partition] = Place(next_offset=offset + 1, number=number)
+        return Received(values=tuple(values), places=tuple(places), reached=reached) if values else None
 
-    def _foreign(self, message: Message) -> str | None:
-        """Return the database that published this record, unless it was this one.
+    def _checked(self, message: Message, partition: int) -> int:
+        """Return the greatest number received in the partition of a record.
 
-        Committing another database's record would take it from that one. A record that syncer did not publish may stand
-        for a change of whatever row.
+        Raises:
+            TopicError, LossError, KafkaException: As `receive`.
         """
-        if not self._installation:
-            return None
-        installation = installation_of(message)
-        return None if installation == self._installation else installation
+        error = message.error()
+        if error is not None:
+            raise KafkaException(error)
+        found = headers(message)
+        # Taking another database's record would take it from that one. One that syncer did not publish may stand for
+        # a change of whatever row.
+        installation = found.get(INSTALLATION, UNKNOWN)
+        if self._settings.installation and installation != self._settings.installation:
+            raise foreign(self._settings, installation)
+        number, previous = map(int, found.get(NUMBER, "0 0").split())
+        # Rule: a-record-names-the-one-before.
+        if previous > self._numbers.get(partition, 0):
+            raise LossError(
+                "Records are gone from the topic before they were handled", partition=partition, number=previous
+            )
+        self._numbers[partition] = max(number, self._numbers.get(partition, 0))
+        return self._numbers[partition]
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    def _lost(self, error: KafkaError, partition: int, position: int) -> LossError | KafkaException:
-        """Return the error to raise for an error that arrived instead of records."""
-        if error.code() != KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - librdkafka's local codes are spelled so
-            return KafkaException(error)
-        extent = self.observer.extents([partition])[partition]
-        cause = _TRUNCATED if position >= extent.begin else _EXPIRED
-        return LossError(_GONE, losses=[_gone(partition, cause, position, extent)])
-
-    def move(self, losses: Sequence[Loss]) -> None:
-        """Commit offsets after the lost records, once their documents are covered.
-
-        Raises:
-            KafkaException: The partitions were revoked. Their next consumer will find the same loss.
-        """
-        offsets = {one.partition: one.next_offset for one in losses}
-        self._epochs = {}
-        self._consumer.commit(offsets=self._places(offsets), asynchronous=False)
-
-    def commit(self, received: Received) -> None:
-        """Commit these records and all before them, at once or in a later `receive` or `commit`.
-
-        A failed commit is repeated while the partition is assigned. If it never succeeds, the partition's next
-        consumer handles the records again, which is harmless. Nothing is committed for a partition that was revoked
-        meanwhile, because its new consumer may be further. If it was revoked and assigned again, offsets before its
-        new beginning are not committed either.
-        """
-        for partition, offset in received.next_offsets.items():
-            if self._may_commit(partition, offset):
-                self._done[partition] = offset
-                self._epochs[partition] = received.epochs.get(partition, -1)
-        self._commit_if_due()
-
-    def _commit_if_due(self) -> None:
-        if self._done and time.monotonic() - self._committed_at >= _COMMIT_SECONDS:
-            self._committed_at = time.monotonic()
-            self._consumer.commit(offsets=self._places(self._done), asynchronous=True)
-
-    def _committed(self, error: KafkaError | None, places: list[TopicPartition]) -> None:
-        for place in places:
-            if error is None and place.error is None and self._done.get(place.partition) == place.offset:
-                del self._done[place.partition]
-
-    def _places(self, offsets: Mapping[int, int]) -> list[TopicPartition]:
-        return [
-            TopicPartition(self.settings.topic, one, offset, metadata=self._id, leader_epoch=self._epochs.get(one, -1))
-            for one, offset in offsets.items()
+    def commit(self, reached: Mapping[int, Place]) -> None:
+        """Tell Kafka's own tools now and then how far partitions are handled. Nothing here relies on it."""
+        now = time.monotonic()
+        if now - self._committed_at < _COMMIT_SECONDS:
+            return
+        self._committed_at = now
+        offsets = [
+            TopicPartition(self._settings.topic, partition, place.next_offset)
+            for partition, place in reached.items()
+            if partition in self._numbers and place.next_offset is not None
         ]
-
-    def _may_commit(self, partition: int, offset: int) -> bool:
-        """Whether the partition is assigned, and was not assigned anew at or after this offset."""
-        return partition in self._begun and offset > self._begun[partition]
+        if offsets:
+            with suppress(KafkaException):
+                self._consumer.commit(offsets=offsets, asynchronous=True)
 
     def keep_alive(self) -> None:
         """Stay in the group during a long batch, without fetching. The next `receive` raises any error."""
@@ -234,14 +178,14 @@ class ChangeConsumer:
         if message is not None:
             partition, offset, error = message.partition() or 0, message.offset() or 0, message.error()
             if error is not None:
-                self._failure = self._lost(error, partition, offset)
+                self._failure = KafkaException(error)
                 return
             # The partition was assigned by this very poll: read the record again later.
-            self._consumer.seek(TopicPartition(self.settings.topic, partition, offset))
+            self._consumer.seek(TopicPartition(self._settings.topic, partition, offset))
         self._consumer.resume([one for one in self._consumer.assignment() if one in assigned])
 
     def close(self) -> None:
-        """Wait a short time for commits in flight and leave the group.
+        """Wait a short time for the departure from the group.
 
         During a rebalance the coordinator handles a departure only after it has answered the joining members. Waiting
         longer gains nothing: the member's session expires.
@@ -251,7 +195,6 @@ class ChangeConsumer:
         closing.start()
         if not join([closing], seconds=CLOSE_SECONDS):
             self._logger.disabled = True
-        self.observer.close()
 
     def _leave_group(self) -> None:
         with suppress(KafkaException, RuntimeError):  # there is nothing left to close, or nothing to be done about it
@@ -262,50 +205,23 @@ class ChangeConsumer:
     def _assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         try:
             # A consumer that is closing reads nothing more, and librdkafka answers nothing more.
-            places = partitions if self._is_closing else self._beginnings(consumer, partitions)
-            consumer.incremental_assign(places)
-            self._begun |= {place.partition: place.offset for place in places}
-        except (KafkaException, LossError) as error:
+            if not self._is_closing:
+                self._seek(partitions)
+            consumer.incremental_assign(partitions)
+        except Exception as error:  # noqa: BLE001 - raised by the next `receive`
             self._failure = error
         self._on_change("worker.partitions_assigned", [place.partition for place in partitions])
 
-    def _beginnings(self, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Return where to begin: at the committed offset if there is one, else at the partition's beginning.
-
-        Raises:
-            LossError: The records there are gone.
-            KafkaException: Kafka does not answer, or the topic was replaced.
-        """
-        id_ = self.observer.id() or ""
-        if self._id not in ("", id_):
-            raise replaced()
-        self._id = id_
-        places = [self._valid(place) for place in consumer.committed(partitions, timeout=ANSWER_SECONDS)]
-        extents = self.observer.extents([place.partition for place in places])
-        losses = [loss for place in places if (loss := _loss(place, extents[place.partition])) is not None]
-        if losses:
-            raise LossError(_GONE, losses=losses)
-        for place in places:
-            if place.offset == OFFSET_INVALID:
-                place.offset = OFFSET_BEGINNING
-        return places
-
-    def _valid(self, place: TopicPartition) -> TopicPartition:
-        """Return the committed offset, without an offset of another topic of the same name.
-
-        The records of that one are covered by the jobs that were created when this topic replaced it, see
-        `syncer.recovery.lost_records`.
-        """
-        return place if is_of(place, self._id) else TopicPartition(place.topic, place.partition, OFFSET_INVALID)
+    def _seek(self, partitions: Sequence[TopicPartition]) -> None:
+        handled = self._begin()
+        for one in partitions:
+            place = handled.get(one.partition, Place(next_offset=None, number=0))
+            one.offset = OFFSET_BEGINNING if place.next_offset is None else place.next_offset
+            self._numbers[one.partition] = place.number
 
     def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        leaving = {one.partition: self._done.pop(one.partition) for one in partitions if one.partition in self._done}
         for one in partitions:
-            self._begun.pop(one.partition, None)
-        if leaving:
-            # The partition's next consumer handles again what is not committed.
-            with suppress(KafkaException):
-                consumer.commit(offsets=self._places(leaving), asynchronous=False)
+            self._numbers.pop(one.partition, None)
         try:
             # If this member stays, librdkafka would remember that they are paused when they come back.
             consumer.resume(partitions)
@@ -313,21 +229,3 @@ class ChangeConsumer:
         except KafkaException as error:
             self._failure = error
         self._on_change("worker.partitions_revoked", [place.partition for place in partitions])
-
-
-def _loss(place: TopicPartition, extent: Extent) -> Loss | None:
-    """Return the loss of a partition at its committed offset, if there is one."""
-    position = None if place.offset == OFFSET_INVALID else place.offset
-    if position is None:
-        cause = _UNKNOWN if extent.begin > 0 else None
-    elif position < extent.begin:
-        cause = _EXPIRED
-    else:
-        cause = _TRUNCATED if position > extent.end else None
-    return None if cause is None else _gone(place.partition, cause, position, extent)
-
-
-def _gone(partition: int, cause: str, position: int | None, extent: Extent) -> Loss:
-    """Return a loss: continue at the oldest record, or at the end if the position was past the oldest record."""
-    next_offset = extent.end if position is not None and position > extent.begin else extent.begin
-    return Loss(partition=partition, cause=cause, position=position, next_offset=next_offset)

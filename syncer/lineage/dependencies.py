@@ -11,17 +11,6 @@ from syncer.lineage.fingerprint import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lookup:
-    """Columns or expressions that are compared when building documents or finding affected ones.
-
-    An index of the relation should lead with them.
-    """
-
-    relation: str
-    columns: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
     """A column of the SELECT that becomes a field of the document."""
 
@@ -39,7 +28,6 @@ class TableUse:
         routing: The columns that determine which documents a row belongs to, including the primary key.
         id_columns: Columns whose value is the id of an affected document.
         affected: Queries over the changed rows, ``$1::jsonb``, for the ids of other affected documents; may repeat ids.
-        is_derived: Whether all of this was derived from the SELECT; otherwise an affects query adds to it.
     """
 
     relation: str
@@ -47,7 +35,6 @@ class TableUse:
     routing: frozenset[str]
     id_columns: tuple[str, ...]
     affected: tuple[str, ...]
-    is_derived: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +50,6 @@ class Dependencies:
         root_key: The column of the root that is ``_id``.
         tables: How each table is used, by relation.
         views: The views that it reads.
-        lookups: The lookups that should be supported by an index.
         shapes: The shape of each relation at the time of the analysis.
     """
 
@@ -74,6 +60,5 @@ class Dependencies:
     root_key: str | None
     tables: dict[str, TableUse]
     views: tuple[str, ...]
-    lookups: tuple[Lookup, ...]
     shapes: dict[str, Shape]
     has_routing: bool = False

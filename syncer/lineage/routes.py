@@ -6,7 +6,6 @@ Guarantee: a route finds every document that its reading of the table takes part
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import psycopg
@@ -17,7 +16,6 @@ from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection
 from syncer.lineage.build import read_graph
 from syncer.lineage.catalog import Probe
-from syncer.lineage.dependencies import Lookup
 from syncer.lineage.graph import PLAIN_TYPES, Graph, Hop, Node, Path, numbers
 
 ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
@@ -91,23 +89,6 @@ class Routes:
         is_unique = frozenset({column.name}) in self._catalogue[node.table].keys
         return (self._relations[node.table], column.name) if is_unique else (None, None)
 
-    def lookups(self) -> Iterator[Lookup]:
-        """Yield the lookups made when documents are built and when affected documents are found."""
-        for id_ in self.graph.ids:
-            yield Lookup(relation=self._relations[self._node(id_).table], columns=(self._bare(id_),))
-        for path in (path for node in self.graph.nodes for path in self.paths(node)):
-            for hop in path.hops:
-                yield from self._lookup(hop.node, hop.conditions)
-            if path.hops:
-                from_start = [one for one in path.hops[0].conditions if path.start.number in numbers(one)]
-                yield from self._lookup(path.start, from_start)
-
-    def _lookup(self, node: Node, conditions: Iterable[exp.EQ]) -> Iterator[Lookup]:
-        sides = [side for condition in conditions for side in (condition.left, condition.right)]
-        compared = dict.fromkeys(self._bare(side) for side in sides if numbers(side) == {node.number})
-        if compared:
-            yield Lookup(relation=self._relations[node.table], columns=tuple(compared))
-
     def paths(self, node: Node) -> tuple[Path, ...]:
         """Return the paths from a reading of a table that together lead to its documents; none if they do not."""
         if node.number not in self._paths:
@@ -118,14 +99,6 @@ class Routes:
     def _node(self, expression: exp.Expr) -> Node:
         (number,) = numbers(expression)
         return self.graph.nodes[number]
-
-    def _bare(self, expression: exp.Expr) -> str:
-        """Return an expression over one table as it appears in an index."""
-        bare = expression.copy()
-        for column in bare.find_all(exp.Column):
-            column.set("table", None)
-        text = bare.sql(dialect="postgres")
-        return text if isinstance(bare, exp.Column) else f"({text})"
 
     def routes(self, node: Node) -> list[Route]:
         """Return the routes from one reading of a table, one for each of its paths."""

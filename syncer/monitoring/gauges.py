@@ -9,7 +9,7 @@ from syncer.base import metrics
 from syncer.base.collectors import Metric
 from syncer.base.model import Role
 from syncer.monitoring.problems import problems
-from syncer.monitoring.status import DocumentOverview, Held, Overview, Queued, Stored
+from syncer.monitoring.status import DocumentOverview, Held, Overview, Stored
 
 Values = dict[Metric, Mapping[tuple[str, ...], float]]
 
@@ -25,12 +25,15 @@ def of_poll(seen: Overview) -> Values:
     }
 
 
-def of_postgres(stored: Stored) -> Values:
+def of_postgres(stored: Stored, *, topic_lag_seconds: float) -> Values:
     """The metrics that Postgres's answer yields, except those of jobs."""
     current = [one for one in stored.active if one.role is Role.CURRENT]
     return {
         metrics.OUTBOX_WAITING: {(): stored.outbox_waiting},
         metrics.OUTBOX_LAG: {(): stored.outbox_lag_seconds},
+        metrics.TOPIC_WAITING: {(): stored.topic_waiting},
+        metrics.TOPIC_LAG: {(): topic_lag_seconds},
+        metrics.WORKERS: {(): stored.workers},
         metrics.OUTBOX_BYTES: {(): stored.room.bytes},
         metrics.OUTBOX_SEGMENTS: {(): stored.room.segments},
         metrics.LEADERS: {(): float(stored.leader is not None)},
@@ -55,15 +58,6 @@ def of_jobs(stored: Stored) -> Values:
         },
         metrics.JOB_ETA: {key: eta for key, one in jobs.items() if (eta := one.eta_seconds) is not None},
         metrics.JOB_PAUSED: {key: float(one.is_paused or one.is_suspended) for key, one in jobs.items()},
-    }
-
-
-def of_kafka(queued: Queued, *, lag_seconds: float) -> Values:
-    """The metrics that Kafka's answer yields."""
-    return {
-        metrics.TOPIC_WAITING: {(str(one.partition),): one.records for one in queued.partitions},
-        metrics.TOPIC_LAG: {(): lag_seconds},
-        metrics.WORKERS: {(): queued.workers},
     }
 
 

@@ -35,7 +35,7 @@ Places = tuple[tuple[str, int], ...]
 def places(settings: Settings) -> Mapping[Server, Places]:
     """Where each server listens according to the settings, except local sockets."""
     listed: dict[Server, Iterable[str]] = {
-        Server.KAFKA: (f"//{one.strip()}" for one in settings.kafka.bootstrap_servers.split(",")),
+        Server.KAFKA: (f"//{one.strip()}" for one in settings.kafka.bootstrap_servers.split(",") if one),
         Server.ELASTICSEARCH: (one.strip() for one in settings.elasticsearch.url.split(",")),
     }
     found = {server: tuple(_parsed(urls, _PORTS[server])) for server, urls in listed.items()}

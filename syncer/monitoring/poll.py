@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -22,18 +22,15 @@ from elasticsearch import Elasticsearch
 from syncer.base import metrics
 from syncer.base.collectors import Values
 from syncer.base.lifecycle import Stop, Stopping
-from syncer.base.model import Change
 from syncer.base.postgres import Connection
-from syncer.base.settings import KafkaSettings, Settings
+from syncer.base.settings import Settings
 from syncer.documents.registry import Catalogue
 from syncer.elasticsearch.reader import Holdings
-from syncer.kafka import records
-from syncer.kafka.records import Record
 from syncer.kafka.topic import Observer
 from syncer.monitoring import gauges, outage, status
 from syncer.monitoring.history import History, Sample
 from syncer.monitoring.server_poll import ServerPoll
-from syncer.monitoring.status import Flow, Held, Overview, Queued, Server, Stored
+from syncer.monitoring.status import Flow, Held, Overview, Server, Stored
 
 PATIENCE_SECONDS = 10.0
 """How long to wait for an answer; a later one is taken in the next turn."""
@@ -41,7 +38,6 @@ _REST_PER_WORK = 10
 _REST_SECONDS_MAX = 30.0
 _WATCHED_EVERY_SECONDS = 1.0
 _WATCHED_SECONDS = 15.0
-_RECORD_SECONDS = 1.0
 _STATEMENT_TIMEOUT = "SET statement_timeout = '10s'"
 
 
@@ -66,7 +62,7 @@ class Poller:
     Args:
         settings: Where the servers are, the interval, and the lag that is too much.
         connect: Opens a connection to Postgres, in which the syncer schema is complete.
-        observe: Opens an observer of Kafka.
+        observe: Opens an observer of Kafka, if it is used.
         search: Opens a client of Elasticsearch.
         patience_seconds: How long to wait for an answer.
     """
@@ -91,15 +87,15 @@ class Poller:
         self._settings = settings.metrics
         self._connect = connect
         self._catalogue = Catalogue()
-        self._topic = _TopicReader(settings.kafka)
         places = outage.places(settings)
         self._postgres = ServerPoll[Connection, Stored](Server.POSTGRES, self._connected, places[Server.POSTGRES])
-        self._kafka = ServerPoll[Observer, Queued](Server.KAFKA, observe, places[Server.KAFKA])
+        self._kafka = (
+            ServerPoll[Observer, bool](Server.KAFKA, observe, places[Server.KAFKA]) if settings.kafka.is_used else None
+        )
         self._elasticsearch = ServerPoll[Elasticsearch, Held | None](
             Server.ELASTICSEARCH, search, places[Server.ELASTICSEARCH]
         )
         self._stored: Stored | None = None
-        self._queued: Queued | None = None
         self._held: Held | None = None
         self._clock_offset: float | None = None
         self._lags_since: float | None = None
@@ -131,14 +127,16 @@ class Poller:
         """
         stop, patience = self._stop, self.patience_seconds
         self._postgres.ask(self._ask_postgres)
-        self._kafka.ask(self._ask_kafka)
+        if self._kafka is not None:
+            self._kafka.ask(Observer.has_topic)
         answers = [self._postgres.take(stop, patience)]
         self._stored = self._postgres.answer or self._stored
         self._elasticsearch.ask(partial(_ask_elasticsearch, self._stored))
-        answers += [self._kafka.take(stop, patience), self._elasticsearch.take(stop, patience)]
-        self._queued = self._kafka.answer or self._queued
+        if self._kafka is not None:
+            answers.append(self._kafka.take(stop, patience))
+        answers.append(self._elasticsearch.take(stop, patience))
         self._held = _about(self._stored, self._elasticsearch.answer or self._held)
-        overview = status.put_together(answers, self._stored, self._queued, self._held, at=self._now())
+        overview = status.put_together(answers, self._stored, self._held, at=self._now())
         before = self.latest
         rates = None if before is None else status.rates(before.overview, overview)
         self.latest = Polled(monotonic_at=time.monotonic(), overview=overview, rates=rates)
@@ -157,7 +155,8 @@ class Poller:
     def close(self) -> None:
         """Close the connections; the next turn opens new ones. Queries that hang are abandoned."""
         self._postgres.close()
-        self._kafka.close()
+        if self._kafka is not None:
+            self._kafka.close()
         self._elasticsearch.close()
 
     def _now(self) -> float:
@@ -176,10 +175,6 @@ class Poller:
 
     def _ask_postgres(self, connection: Connection) -> Stored:
         return status.ask_postgres(connection, self._catalogue)
-
-    def _ask_kafka(self, observer: Observer) -> Queued:
-        queued = status.ask_kafka(observer)
-        return replace(queued, oldest_at=self._topic.oldest_at(queued))
 
     # Between two readings
 
@@ -212,18 +207,16 @@ class Poller:
 
     def _values(self, seen: Overview) -> Values:
         """The metrics of this turn: without those of a server that did not answer in it."""
-        stored, queued = self._postgres.answer, self._kafka.answer
+        stored = self._postgres.answer
         held = _about(stored, self._elasticsearch.answer)
         beats: dict[tuple[str, ...], float] = {
             (name,): at for name in self.components if (at := self._beat_at(name)) is not None
         }
         values = gauges.of_poll(seen) | {metrics.BEAT: beats}
         if stored is not None:
-            values |= gauges.of_postgres(stored) | gauges.of_jobs(stored)
+            values |= gauges.of_postgres(stored, topic_lag_seconds=seen.topic_lag_seconds) | gauges.of_jobs(stored)
             for one in stored.active:
                 metrics.know(one.name)
-        if queued is not None:
-            values |= gauges.of_kafka(queued, lag_seconds=seen.topic_lag_seconds)
         if stored is not None and held is not None:
             values |= gauges.of_elasticsearch(stored, held, seen.documents)
         return values
@@ -250,36 +243,11 @@ def _about(known: Stored | None, held: Held | None) -> Held | None:
 
 def _sample(polled: Polled) -> Sample:
     seen, rates = polled.overview, polled.rates
-    # While Postgres is silent the lag is unknown: changes may have been committed since. Likewise before Kafka answers.
-    is_known = seen.stored is not None and seen.queued is not None and Server.POSTGRES not in seen.silent
+    # While Postgres is silent the lag is unknown: changes may have been committed since.
+    is_known = seen.stored is not None and Server.POSTGRES not in seen.silent
     return Sample(
         at=time.time(),
         lag_seconds=seen.lag_seconds if is_known else None,
         captured_per_second=None if rates is None else rates.captured,
         written_per_second=None if rates is None else rates.written,
     )
-
-
-class _TopicReader:
-    """Reads the oldest record that waits in each partition; each only once, however long it waits."""
-
-    def __init__(self, settings: KafkaSettings) -> None:
-        self._settings = settings
-        self._made: dict[tuple[int, int], float] = {}
-
-    def oldest_at(self, queued: Queued) -> float | None:
-        """When the oldest change was made that waits, in Unix time; None if none waits, or it could not be read."""
-        first = {(one.partition, max(one.begin, one.committed)): one for one in queued.partitions if one.records}
-        unread = [one for place, one in first.items() if place not in self._made]
-        read = records.first_waiting(self._settings, unread, seconds=_RECORD_SECONDS) if unread else []
-        made = {(one.partition, one.offset): at for one in read if (at := _made_at(one)) is not None}
-        self._made = {place: at for place, at in (self._made | made).items() if place in first}
-        return min(self._made.values(), default=None)
-
-
-def _made_at(record: Record) -> float | None:
-    """The time of a change; None if the record is not a change."""
-    try:
-        return Change.parse(record.value).changed_at
-    except ValueError:
-        return None

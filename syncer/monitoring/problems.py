@@ -80,7 +80,7 @@ def _in_flight(seen: Overview) -> str:
 
 
 def _waiting(seen: Overview) -> int:
-    return (seen.stored.outbox_waiting if seen.stored else 0) + (seen.queued.waiting if seen.queued else 0)
+    return seen.stored.outbox_waiting + seen.stored.topic_waiting if seen.stored else 0
 
 
 def _jobs(seen: Overview) -> tuple[Job, ...]:
@@ -133,26 +133,24 @@ def _of_servers(seen: Overview) -> Iterator[Problem]:
 def _of_flow(seen: Overview) -> Iterator[Problem]:
     if seen.stored is None or Server.POSTGRES in seen.silent:
         return
-    leader, is_kafka_silent = seen.stored.leader, Server.KAFKA in seen.silent
-    has_workers = bool(seen.stored.running) if is_kafka_silent or seen.queued is None else seen.queued.workers > 0
+    leader, has_workers = seen.stored.leader, seen.stored.workers > 0
     if leader is None and not has_workers:
         yield Problem(
             message="No daemon is running.",
             action="Start one: syncer run. Nothing is lost meanwhile.",
             runbook="SyncerDown",
         )
-    elif is_kafka_silent:
+    elif Server.KAFKA in seen.silent:
         return
     elif leader is None:
         yield Problem(
-            message="No relay leads: changes stay in the outbox.",
-            action="Start a daemon with a relay: syncer run, or syncer run --only relay. If one runs, it hangs or is "
-            "stopped: restart it.",
+            message="No daemon leads: changes stay in the outbox.",
+            action="Start one: syncer run. If one runs, it hangs or is stopped: restart it.",
             runbook="SyncerWithoutLeader",
         )
     elif not has_workers:
         yield Problem(
-            message="No worker is running: changes stay in the topic.",
+            message="No worker is running: changes are not written.",
             action="Start a daemon with workers: syncer run, or syncer run --only workers",
             runbook="SyncerWithoutWorkers",
         )

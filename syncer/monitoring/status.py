@@ -5,8 +5,8 @@ last said stays, and the others' answers are current. Totals only grow; two over
 
 The lag of a document is the age of the oldest committed change that its index does not show yet:
 
-    in flight   a change that is in the outbox, or in the topic before the committed offset; which documents it touches
-                is known once a worker has handled it, so it counts for all of them
+    in flight   a change that is not handled: see `syncer.capture.progress`; which documents it touches is known once a
+                worker has handled it, so it counts for all of them
     held back   the oldest change of an unfinished fan-out or refresh of the current index; a document that was
                 activated or suspended and is not loaded since, from that time on
 
@@ -36,11 +36,11 @@ from syncer.base.postgres import Connection
 from syncer.capture import leader, outbox
 from syncer.capture.leader import Leader
 from syncer.capture.outbox import Room
+from syncer.capture.progress import CURSOR
 from syncer.documents.registry import Catalogue, Document
 from syncer.elasticsearch.reader import Holdings
 from syncer.indexing import dead_letters
 from syncer.jobs.model import Job, unfinished
-from syncer.kafka.topic import Observer, PartitionLag
 from syncer.verify import last_result
 from syncer.verify.last_result import Verification
 
@@ -56,6 +56,11 @@ SELECT extract(epoch FROM clock_timestamp())::float8 AS at,
         WHERE database = current_database()) AS prepared_seconds
 FROM syncer.outbox_id_seq AS o, syncer.cluster_identity AS i
 """
+_PROGRESS = f"""
+SELECT h.changes AS handled, coalesce((SELECT changes FROM {CURSOR} AS c), 0) AS published,
+       extract(epoch FROM h.waiting_since)::float8 AS waiting_since
+FROM syncer.handled AS h
+"""  # noqa: S608 - a constant of ours
 # By the names of `session_name`. Of other roles' sessions, addresses and times are visible only to pg_read_all_stats.
 _RUNNING = """
 SELECT name[4] AS host, name[3]::bigint AS process, max(name[2]) AS version, host(min(a.client_addr)) AS address,
@@ -86,6 +91,7 @@ SELECT 'migrations', to_jsonb(fact) FROM ({migrations.APPLIED}) AS fact
 UNION ALL SELECT 'scalars', to_jsonb(fact) FROM ({_SCALARS}) AS fact
 UNION ALL SELECT 'leader', to_jsonb(fact) FROM ({leader.LEADER}) AS fact
 UNION ALL SELECT 'running', to_jsonb(fact) FROM ({_RUNNING}) AS fact
+UNION ALL SELECT 'progress', to_jsonb(fact) FROM ({_PROGRESS}) AS fact
 UNION ALL SELECT 'held_back', to_jsonb(fact) FROM ({_HELD_BACK}) AS fact
 UNION ALL SELECT 'dead_letters', to_jsonb(fact) FROM ({dead_letters.COUNTS}) AS fact
 UNION ALL SELECT 'verifications', to_jsonb(fact) FROM ({last_result.LAST}) AS fact
@@ -167,7 +173,7 @@ class Flow:
 
     Args:
         captured: Changes that triggers have written to the outbox.
-        published: Changes in the topic.
+        published: Changes that the leader has read, and published if there is a topic.
         handled: Changes that workers have done.
         written: Documents that Elasticsearch has written or deleted, by live changes and by jobs.
     """
@@ -187,8 +193,11 @@ class Stored:
         leader: The leading relay; None if none leads.
         running: The visible daemons.
         captured: As in `Flow`, in total.
-        outbox_waiting: Committed changes that are not published.
+        outbox_waiting: Committed changes that the leader has not read.
         outbox_lag_seconds: The age of the oldest of them.
+        published: As in `Flow`, in total.
+        handled: As in `Flow`, in total.
+        waiting_since: When the oldest change was made that was read and is not handled, in Unix time; None if all is.
         epoch: The epoch of versions.
         active: Every active definition, of each index.
         held_back: Since when a document is held back, in Unix time; without documents that are not.
@@ -206,6 +215,9 @@ class Stored:
     captured: int
     outbox_waiting: int
     outbox_lag_seconds: float
+    published: int
+    handled: int
+    waiting_since: float | None
     epoch: int
     active: tuple[Document, ...]
     held_back: Mapping[str, float]
@@ -216,29 +228,19 @@ class Stored:
     prepared_seconds: float
     verifications: tuple[Verification, ...]
 
+    @property
+    def topic_waiting(self) -> int:
+        """How many changes were read and are not handled."""
+        return max(0, self.published - self.handled)
+
+    @property
+    def workers(self) -> int:
+        """How many workers are connected."""
+        return sum(one.worker_threads for one in self.running)
+
     def dead_letters_of(self, name: str) -> int:
         """How many documents of a definition are dead-lettered."""
         return sum(self.dead_letters.get(one.index_name, 0) for one in self.active if one.name == name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queued:
-    """Kafka's answer.
-
-    Args:
-        workers: How many workers are in the consumer group.
-        partitions: How far the workers are behind in each partition.
-        oldest_at: When the oldest change was made that no worker has done, in Unix time; None if none waits.
-    """
-
-    workers: int
-    partitions: tuple[PartitionLag, ...]
-    oldest_at: float | None = None
-
-    @property
-    def waiting(self) -> int:
-        """How many published changes no worker has done."""
-        return sum(one.records for one in self.partitions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +313,6 @@ class Overview:
         at: The time of the reading, in Unix time; by the database's clock, if that is known.
         servers: The outcome of the last poll of each server.
         stored: Postgres's last answer; None if there was none yet.
-        queued: Kafka's.
         documents: Every active definition.
         written: As in `Flow`, in total; None if unknown.
     """
@@ -319,7 +320,6 @@ class Overview:
     at: float
     servers: tuple[ServerAnswer, ...]
     stored: Stored | None
-    queued: Queued | None
     documents: tuple[DocumentOverview, ...]
     written: int | None
 
@@ -337,10 +337,10 @@ class Overview:
 
     @property
     def topic_lag_seconds(self) -> float:
-        """The age of the oldest published change that no worker has done; 0 if there is none, or it is unknown."""
-        if self.queued is None or self.queued.oldest_at is None:
+        """The age of the oldest change that was read and is not handled; 0 if there is none, or it is unknown."""
+        if self.stored is None or self.stored.waiting_since is None:
             return 0.0
-        return max(0.0, self.at - self.queued.oldest_at)
+        return max(0.0, self.at - self.stored.waiting_since)
 
     @property
     def lag_seconds(self) -> float:
@@ -350,18 +350,18 @@ class Overview:
     @property
     def totals(self) -> Flow | None:
         """The totals at each place; None if a server has not answered."""
-        if self.stored is None or self.queued is None or self.written is None or self.silent:
+        if self.stored is None or self.written is None or self.silent - {Server.KAFKA}:
             return None
         return Flow(
             captured=self.stored.captured,
-            published=sum(one.end for one in self.queued.partitions),
-            handled=sum(one.committed for one in self.queued.partitions),
+            published=self.stored.published,
+            handled=self.stored.handled,
             written=self.written,
         )
 
     def as_json(self) -> dict[str, Any]:
         """The status as plain data; None where a server has never answered."""
-        stored, queued, totals = self.stored, self.queued, self.totals
+        stored, totals = self.stored, self.totals
         return {
             "at": self.at,
             "servers": [asdict(one) for one in self.servers],
@@ -372,9 +372,9 @@ class Overview:
             "outbox_lag_seconds": self.outbox_lag_seconds if stored else None,
             "epoch": stored and stored.epoch,
             "jobs": [one.as_json() for one in stored.jobs] if stored else None,
-            "workers": queued and queued.workers,
-            "topic_waiting": queued and queued.waiting,
-            "topic_lag_seconds": self.topic_lag_seconds if queued else None,
+            "workers": stored and stored.workers,
+            "topic_waiting": stored and stored.topic_waiting,
+            "topic_lag_seconds": self.topic_lag_seconds if stored else None,
             "totals": totals and asdict(totals),
             "documents": [asdict(one) for one in self.documents] if stored else None,
         }
@@ -417,13 +417,8 @@ def ask_postgres(connection: Connection, catalogue: Catalogue) -> Stored:
         room=outbox.room(connection),
         verifications=tuple(Verification.of(one) for one in facts["verifications"]),
         **facts["scalars"][0],
+        **facts["progress"][0],
     )
-
-
-def ask_kafka(observer: Observer) -> Queued:
-    """Query Kafka for what waits, and for the workers."""
-    partitions = tuple(observer.lag())
-    return Queued(workers=observer.members(), partitions=partitions)
 
 
 def ask_elasticsearch(holdings: Holdings, active: Sequence[Document]) -> Held:
@@ -440,15 +435,12 @@ def ask_elasticsearch(holdings: Holdings, active: Sequence[Document]) -> Held:
     return Held(counts=counts, faults=faults, searched=searched, written=holdings.writes(there))
 
 
-def put_together(
-    servers: Sequence[ServerAnswer], stored: Stored | None, queued: Queued | None, held: Held | None, *, at: float
-) -> Overview:
+def put_together(servers: Sequence[ServerAnswer], stored: Stored | None, held: Held | None, *, at: float) -> Overview:
     """Combine the last answers of the servers, as of now."""
     seen = Overview(
         at=at,
         servers=tuple(servers),
         stored=stored,
-        queued=queued,
         documents=(),
         written=None if held is None else held.written,
     )

@@ -3,6 +3,5 @@
 Guarantees: every committed change is published at least once. The cursor, a Postgres snapshot up to which everything is
 published, is saved only after Kafka has acknowledged every record before it.
 
-    loop         become leader; then look, publish, save the cursor, sleep
-    batch_delay  how long to collect changes
+    loop    lead; then read a page of changes, publish it, save the cursor
 """

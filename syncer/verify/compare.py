@@ -41,7 +41,6 @@ from syncer.base.lifecycle import Stop
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.base.retry import retry
-from syncer.base.settings import KafkaSettings
 from syncer.documents import queries
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
@@ -127,7 +126,6 @@ def verify(
     document: Document,
     *,
     index: Index,
-    kafka: KafkaSettings,
     page: int = 1000,
     settle_seconds: float = SETTLE_SECONDS,
     sample: int | None = None,
@@ -142,7 +140,6 @@ def verify(
         connect: Opens a connection to Postgres.
         document: The definition to compare, and so the index.
         index: Elasticsearch.
-        kafka: The topic's settings; Kafka is asked once something differs.
         page: How many documents are compared at once.
         settle_seconds: How long a document may differ before changes in flight are checked, and how long these may
             stand still before its state counts as unknown.
@@ -165,7 +162,7 @@ def verify(
             index=index,
             connection=connection,
             pending=PendingDocuments(document=document, connection=connection),
-            watermark=Watermark(connection, kafka, document.dependencies.tables),
+            watermark=Watermark(connection, document.dependencies.tables),
             settle_seconds=settle_seconds,
             values=values,
             pause=pause,

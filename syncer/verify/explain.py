@@ -22,7 +22,6 @@ from syncer.base.error_policy import at_work_for, is_of_data
 from syncer.base.errors import DefinitionError, DocumentError, SyncerError
 from syncer.base.model import ID_BYTES_MAX, Place, levels
 from syncer.base.postgres import Connection
-from syncer.base.settings import KafkaSettings
 from syncer.documents import queries
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
@@ -213,7 +212,6 @@ def as_json(explanations: Sequence[Explanation], id_: str, *, values: bool) -> d
 def explain(
     connection: Connection,
     index: Index,
-    kafka: KafkaSettings,
     documents: Sequence[Document],
     id_: str,
     *,
@@ -237,7 +235,7 @@ def explain(
     if all(seen.drift is None for seen in before):
         return before
     # Changes become jobs, and jobs become documents: in this order, none is missed.
-    in_flight = _in_flight(connection, kafka, documents, seconds)
+    in_flight = _in_flight(connection, documents, seconds)
     after = [_look(connection, index, document, id_, seconds=seconds) for document in documents]
     return [
         replace(now, in_flight=in_flight, is_moving=(now.row, now.held) != (then.row, then.held))
@@ -271,10 +269,10 @@ def _look(connection: Connection, index: Index, document: Document, id_: str, *,
     )
 
 
-def _in_flight(connection: Connection, kafka: KafkaSettings, documents: Sequence[Document], seconds: float) -> str:
+def _in_flight(connection: Connection, documents: Sequence[Document], seconds: float) -> str:
     """Wait until all changes committed before now are handled; return what is left, in words, if nothing moves."""
     relations = sorted({relation for document in documents for relation in document.dependencies.tables})
-    watermark = Watermark(connection, kafka, relations)
+    watermark = Watermark(connection, relations)
     deadline = time.monotonic() + seconds
     while not watermark.is_through() and time.monotonic() < deadline and watermark.still_seconds < _IDLE_SECONDS:
         time.sleep(_POLL_SECONDS)

@@ -1,25 +1,21 @@
 """Progress: follows one transaction through the components into the index, for `syncer.verify.wait`.
 
-    relay     the saved cursor sees the transaction: Kafka has acknowledged its changes
-    workers   they have committed offsets past everything that was in the topic then
+    relay     a saved cursor sees the transaction
+    workers   that cursor is handled
     jobs      bulk work that its changes caused is written: fan-outs, refreshes
     refresh   if it is to be searchable: the indices concerned are refreshed, on request of the wait
 
 Guarantee: once the wait is over, reads by id show the transaction, and what it deleted is gone. If it was to be
 searchable, searches show it too. Why this holds for a transaction T:
 
-*Relay.* The cursor is saved once Kafka has acknowledged every change that its snapshot sees. If the cursor does not see
-T and the outbox has no row of T, T has no changes: rows are deleted only after a saved cursor has seen them. Rows that
-a relay has adopted carry another transaction's id, which is waited for instead if it is the later one.
+*Relay.* If no saved cursor sees T and the outbox has no row of T, T has no changes: rows are deleted only after a saved
+cursor has seen them. Rows that a leader has adopted carry another transaction's id, which is waited for instead if it
+is the later one.
 
-*Workers.* The ends are read after that, so T's records lie before them. An offset past a record is committed only once
-each of its documents is in one of these states. It is written; it was skipped for a newer version, which shows T by the
-version rule; it is dead-lettered; it is left to an existing job; or its definition is suspended. If the relay saw Kafka
-acknowledge more than Kafka now reports as the end, the relay's figure counts.
-
-If records or the whole topic are lost, jobs make up for that. They exist before a worker's offset moves beyond the
-loss, before the relay publishes empty records there, and before another topic counts as known. If the topic is
-replaced, the ends are read again. Offsets count only for the topic that they were committed for.
+*Workers.* A cursor counts as handled only once each document that its changes touch is in one of these states. It is
+written; it was skipped for a newer version, which shows T by the version rule; it is dead-lettered; it is left to an
+existing job; or its definition is suspended. If Kafka loses records, a job makes up for that, and exists before they
+count as handled.
 
 *Jobs.* So T's jobs exist when they are now looked up. A job records before which transaction id its causes were
 committed; it can be T's only if T's id is lower. A load may also have taken up changes that are gone from view, so it
@@ -31,9 +27,6 @@ looked up again.
 Reported, but not waited for: documents dead-lettered since, suspended documents, and documents with a job that was
 given up and may have been T's. Neither waited for nor reported: previous indices and indices being loaded; changes that
 no trigger sees, as when a table is rewritten; and the refresh interval of an index that replaces another.
-
-Not detected: Kafka loses acknowledged records, and newer records take their place and are handled before the relay that
-published them has seen the loss.
 """
 
 from __future__ import annotations
@@ -51,8 +44,7 @@ from syncer.base.errors import DocumentError, WaitTimeoutError
 from syncer.base.formatting import amount, duration
 from syncer.base.model import Change, Role
 from syncer.base.postgres import Connection
-from syncer.base.settings import KafkaSettings
-from syncer.capture import leader, outbox
+from syncer.capture import leader, outbox, progress
 from syncer.capture.transaction_token import Token
 from syncer.documents.affected import AffectedReader
 from syncer.documents.registry import Catalogue, Document
@@ -60,8 +52,6 @@ from syncer.indexing import dead_letters
 from syncer.indexing.dead_letters import DeadLetter
 from syncer.jobs import model
 from syncer.jobs.model import Job, JobState
-from syncer.kafka.topic import Observer
-from syncer.verify.watermark import Handling
 
 DEAD_LETTERED_MAX = 100
 """At most this many dead letters are named."""
@@ -153,15 +143,11 @@ class TransactionProgress:
         *,
         connection: Connection,
         catalogue: Catalogue,
-        observer: Observer,
-        kafka: KafkaSettings,
         token: Token,
         clock: Clock,
     ) -> None:
         self._connection = connection
         self._catalogue = catalogue
-        self._observer = observer
-        self._kafka = kafka
         self._token = token
         self._clock = clock
         self._seconds: dict[str, float] = {}
@@ -174,7 +160,7 @@ class TransactionProgress:
 
         Raises:
             WaitTimeoutError: The deadline has passed.
-            psycopg.Error, KafkaException, elasticsearch.ApiError: A server does not answer.
+            psycopg.Error, elasticsearch.ApiError: A server does not answer.
         """
         relations = outbox.relations_of(self._connection, self._token.xid)
         with self._timed(_RELAY):
@@ -233,16 +219,15 @@ class TransactionProgress:
     # Workers
 
     def _until_handled(self) -> None:
-        """Return once workers have handled all that was in the topic when this began."""
-        handling = Handling(self._connection, self._observer, self._kafka)
-        while (left := handling.left()) is None or left:
-            self._clock.rest(partial(self._unhandled, left or {}))
+        """Return once the saved cursor is handled."""
+        cursor_id = progress.newest(self._connection)
+        while progress.handled(self._connection).id < cursor_id:
+            self._clock.rest(self._unhandled)
 
-    def _unhandled(self, left: dict[int, int]) -> WaitTimeoutError:
-        hint = f"{amount(sum(left.values()), 'record')} in {amount(len(left), 'partition')} precede it or belong to it."
-        if not self._observer.members():
-            return self._late("no worker runs, which would handle it", f"{hint} Run: syncer run", _WORKERS)
-        return self._late("the workers have not handled it", f"{hint} See: syncer status", _WORKERS)
+    def _unhandled(self) -> WaitTimeoutError:
+        return self._late(
+            "the workers have not handled it", "See: syncer status. If no worker runs: syncer run", _WORKERS
+        )
 
     # Jobs
 

@@ -3,7 +3,7 @@
 Available as ``syncer.wait``, ``syncer wait TOKEN`` and over HTTP. `syncer.capture.transaction_token` names the
 transaction; `syncer.verify.progress` says what is waited for and why that is enough.
 
-It polls Postgres and Kafka, first after 5 ms, then at growing intervals up to 0.25 s; the relay, workers and clients
+It polls Postgres, first after 5 ms, then at growing intervals up to 0.25 s; the relay, workers and clients
 are not involved. After a transient error everything starts over, except for the epoch of the database in which the wait
 began. So a wait for a bare transaction id never reports another transaction that got the same id after a failover.
 """
@@ -23,14 +23,12 @@ from syncer.base import error_policy, migrations, postgres
 from syncer.base.error_policy import Action
 from syncer.base.errors import WaitTimeoutError
 from syncer.base.postgres import Connection
-from syncer.base.settings import KafkaSettings, Settings
+from syncer.base.settings import Settings
 from syncer.capture import outbox, transaction_token
 from syncer.capture.transaction_token import Token
-from syncer.documents import registry
 from syncer.documents.registry import Catalogue, Document
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.reader import Holdings
-from syncer.kafka.topic import Observer
 from syncer.verify.progress import Clock, TransactionProgress, Waited
 
 TIMEOUT_SECONDS = 30.0
@@ -41,17 +39,10 @@ _PATIENCE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """A connection, the definitions read over it, and an observer of the database's topic."""
+    """A connection, and the definitions read over it."""
 
     connection: Connection
     catalogue: Catalogue
-    kafka: KafkaSettings
-    observer: Observer
-
-    def close(self) -> None:
-        """Close both connections."""
-        self.connection.close()
-        self.observer.close()
 
 
 class Waiter:
@@ -78,7 +69,7 @@ class Waiter:
     def close(self) -> None:
         """Close all connections."""
         while self._idle:
-            self._idle.pop().close()
+            self._idle.pop().connection.close()
         if self._client is not None:
             self._client.close()
         self._client = None
@@ -88,7 +79,7 @@ class Waiter:
 
         Args:
             token: The result of ``syncer.token()`` or ``pg_current_xact_id()`` in that transaction.
-            timeout_seconds: How long to wait. It may take some seconds longer if Elasticsearch or Kafka does not
+            timeout_seconds: How long to wait. It may take some seconds longer if Elasticsearch does not
                 answer. If Postgres hangs, it takes as long; if its machine is gone, half a minute longer.
             searchable: Whether searches must show it too; the indices concerned are refreshed for that.
 
@@ -106,8 +97,6 @@ class Waiter:
                     progress = TransactionProgress(
                         connection=session.connection,
                         catalogue=session.catalogue,
-                        observer=session.observer,
-                        kafka=session.kafka,
                         token=named,
                         clock=clock,
                     )
@@ -137,7 +126,7 @@ class Waiter:
         try:
             yield session
         except BaseException:
-            session.close()
+            session.connection.close()
             raise
         self._idle.append(session)
 
@@ -146,11 +135,10 @@ class Waiter:
         try:
             migrations.require_current(connection)
             outbox.prepare(connection)
-            kafka = self._settings.kafka.of(registry.installation(connection))
         except BaseException:
             connection.close()
             raise
-        return _Session(connection, Catalogue(), kafka, Observer(kafka))
+        return _Session(connection, Catalogue())
 
 
 def _may_pass(error: Exception) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
 from syncer.base import metrics
 from syncer.base.model import Change
 from syncer.base.write_report import WriteReport
-from syncer.kafka.consumer import Received
+from syncer.worker.source import Delivery
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -19,18 +20,21 @@ class ChangeBatch:
     """Changes that were received together.
 
     Args:
-        received: The records as they came from the topic.
-        changes: The same, parsed.
+        delivery: The changes, as they came from the source.
         begun_at: The time of receipt, by the monotonic clock.
         number: The batch's number within this worker.
         writes: The pending outcomes of the documents that the changes touch.
     """
 
-    received: Received
-    changes: list[Change]
+    delivery: Delivery[Any]
     begun_at: float
     number: int
     writes: list[Future[WriteReport]] = field(default_factory=list)
+
+    @property
+    def changes(self) -> list[Change]:
+        """The changes."""
+        return self.delivery.changes
 
     @property
     def is_done(self) -> bool:
@@ -66,8 +70,6 @@ class ChangeBatch:
             changes=len(self.changes),
             documents=written.documents,
             **written.outcomes,
-            partitions=sorted(self.received.next_offsets),
-            offsets=self.received.offsets,
             ids=[min(ids), max(ids)] if ids else None,
             seconds=round(seconds, 4),
             compose_seconds=round(written.compose_seconds, 4),

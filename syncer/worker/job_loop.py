@@ -11,7 +11,6 @@ Guarantees:
 - A chunk stays in hand however long a server takes for it.
 - A write that is retried is given up once its chunk is no longer needed.
 - No job waits long for an unavailable index.
-- A new job is started at once, whichever process creates it: without jobs, the job worker sleeps until notified.
 
 The job worker also records the last assigned version: see `syncer.indexing.version_log`.
 """
@@ -34,12 +33,11 @@ from syncer.base.lifecycle import Abandoned, Stop, Stopping
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
 from syncer.base.write_report import WriteReport
-from syncer.capture import wakeup
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover, version_log
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
-from syncer.jobs import chunks, queue, resume
+from syncer.jobs import chunks, resume
 from syncer.jobs.chunks import Chunk
 from syncer.jobs.steps import JobSteps
 
@@ -49,10 +47,10 @@ _WAIT_SECONDS = 1.0
 _HANDS_SECONDS = 5.0
 """How long a step that is due waits for the chunks in hand; it may take so long that another job worker gets them."""
 _LOOK_SECONDS = 1.0
-_IDLE_SECONDS = 1.0
-"""How long to rest while no job can proceed, as when all are paused; a new job starts at once."""
-_SLEEP_SECONDS = 10.0
-"""How long to sleep while there are no jobs, and how often to record the last version."""
+_IDLE_SECONDS = 0.1
+"""How often to look for a job while there is nothing to do."""
+_NOTE_SECONDS = 10.0
+"""How often to record the last version."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -138,7 +136,7 @@ class JobWorker:
         The steps do not wait long for chunks in hand, which may be held up by a server or a locked table.
 
         Returns:
-            How many seconds to rest before the next turn, unless a job is created; 0 if this one has done anything.
+            How many seconds to rest before the next turn; 0 if this one has done anything.
 
         Raises:
             Stopping: It was told to stop while a server was down, or in the middle of a step.
@@ -150,9 +148,7 @@ class JobWorker:
         if has_jobs and not self._stop.is_requested:
             done += self._steps.take(self._connected(), self._stop)
         self._note_version(keeps=not self._hands)
-        if done:
-            return 0
-        return _IDLE_SECONDS if has_jobs else _SLEEP_SECONDS
+        return 0 if done else _IDLE_SECONDS
 
     def close(self) -> None:
         """Finish what is being written, release the other chunks, and close the connections."""
@@ -174,7 +170,7 @@ class JobWorker:
         try:
             if seconds := self.run_once():
                 self._trouble.over()
-                wakeup.wait(self._connected(), seconds=seconds, is_over=lambda: self._stop.is_requested)
+                self._stop.wait(seconds)
         except Stopping:
             raise
         except Exception:
@@ -188,7 +184,6 @@ class JobWorker:
             # Also without work: after a failover, the changes that it lost must be made good.
             failover.enter(self._connection, self._index)
             self._job_worker = chunks.enter(self._connection)
-            queue.listen(self._connection)
         return self._connection
 
     # Chunks
@@ -286,7 +281,7 @@ class JobWorker:
         That is Elasticsearch. It may hang, so it is not called while chunks are in hand.
         """
         now = time.monotonic()
-        if now - self._noted_at >= _SLEEP_SECONDS:
+        if now - self._noted_at >= _NOTE_SECONDS:
             noted = version_log.note(self._connected())
             if keeps:
                 self._index.write_assigned(*noted)

@@ -1,16 +1,16 @@
-"""Worker: the main loop. Topic → affected documents → writers → offsets.
+"""Worker: the main loop. Source → affected documents → writers → progress.
 
-    poll a batch of changes       `syncer.worker.group`
+    receive a batch of changes    `syncer.worker.source`: the outbox, or the topic
     resolve what it touches       `syncer.worker.resolve`: few documents → writers, many → a job
     write                         `syncer.indexing.pool`, in threads of its own
-    commit offsets, in order, of what is done
+    save the progress, in order, of what is done
 
-While batches are written, the main thread is free to receive the next ones, and to keep its place in the group.
+While batches are written, the main thread is free to receive the next ones, and to keep the source.
 
-Guarantees: an offset is committed only when every document that its change touches is settled. Settled means written,
-skipped, dead-lettered, left to a job, or of a suspended definition. After a failure, the next owner of the partition
-does uncommitted work again; the version rule makes that harmless. An index that takes no documents delays others for a
-minute or so at most, a table that stays locked for some ten seconds: then their documents are suspended.
+Guarantees: a change is saved as handled only when every document that it touches is settled. Settled means written,
+skipped, dead-lettered, left to a job, or of a suspended definition. After a failure, unsaved work is done again, by
+whichever worker the source gives it to; the version rule makes that harmless. An index that takes no documents delays
+others for a minute or so at most, a table that stays locked for some ten seconds: then their documents are suspended.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import suppress
 from functools import partial
 from itertools import count, takewhile
+from typing import Any
 
+import psycopg
 import structlog
 
-from syncer.base.errors import LossError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.link import Link
 from syncer.base.postgres import Connection
@@ -34,31 +36,25 @@ from syncer.elasticsearch.bulk import Index
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
 from syncer.worker.batch import ChangeBatch
-from syncer.worker.group import Consume, Membership
 from syncer.worker.resolve import Resolver
+from syncer.worker.source import Source
 
 _RECORDS_IN_HAND = 10_000
 """With this many records in hand, no more are received. Batches that touch nothing wait for earlier ones, too."""
-_FEW_DOCUMENTS = 100
-"""Fewer than this are written so soon that later ones had better wait, to be sent together."""
-_FEW_SECONDS = 0.01
-"""How long it waits for them."""
-_RECEIVE_SECONDS = 0.02
+_RECEIVE_SECONDS = 0.05
 """How long to wait for changes if there is nothing else to do."""
-_GATHER_SECONDS = 0.01
-"""The pause after a batch of several changes, to collect a larger next batch."""
-_GLANCE_SECONDS = 0.002
-"""How long to wait for changes while documents are being written, which may be done meanwhile."""
+_WRITE_SECONDS = 0.05
+"""How long to wait for documents that are being written before it looks for changes again."""
 _KEEP_ALIVE_SECONDS = 1.0
-"""How often to renew the membership in the group, and to check for a stop."""
+"""How often to keep the source, and to check for a stop."""
 
 
 class Worker:
-    """Handles changes, as one member of the consumer group.
+    """Handles changes.
 
     Args:
         connect: Opens a connection to Postgres.
-        consume: Joins the group; its argument is called when partitions are assigned or revoked.
+        source: Makes the source of changes, from the worker's link to Postgres and what waits before a retry.
         index: Elasticsearch.
         settings: Limits of batches and concurrency.
         name: For the log, and for ``pg_stat_activity``.
@@ -69,7 +65,7 @@ class Worker:
         self,
         *,
         connect: Callable[[], Connection],
-        consume: Consume,
+        source: Callable[[Link, Callable[[float], None]], Source[Any]],
         index: Index,
         settings: WorkerSettings,
         name: str = "worker",
@@ -79,11 +75,10 @@ class Worker:
         self._name = name
         self._traffic = traffic
         self._stop = Stop()
-        self._gathers_until = 0.0
         self._batches: deque[ChangeBatch] = deque()
         self._numbers = count(1)
         self._link = Link(connect)
-        self._membership = Membership(consume=consume, link=self._link, pause=self._pause, name=name)
+        self._source = source(self._link, self._pause)
         flow = FlowControl(
             requests_max=settings.in_flight_max,
             documents_max=settings.batch_documents_max,
@@ -125,28 +120,24 @@ class Worker:
             How many changes were handled.
 
         Raises:
-            Stopping: It was told to stop while a server was down. What is not done was not committed.
-            Exception: An error that the policy calls FATAL. What is not done was not committed.
+            Stopping: It was told to stop while a server was down. What is not done was not saved.
+            Exception: An error that the policy calls FATAL. What is not done was not saved.
         """
         changes = 0
         self._receive(_RECEIVE_SECONDS)
         while self._batches:
-            if self._has_room and not self._stop.is_requested:
-                # A few documents are written soon; what arrives meanwhile then goes into one request instead of
-                # several.
-                are_few = self._writers.documents < _FEW_DOCUMENTS
-                self._wait(_FEW_SECONDS if are_few else 0)
-                self._receive(_GLANCE_SECONDS)
-            else:
-                self._wait(_KEEP_ALIVE_SECONDS)
-            changes += self._commit()
+            may_receive = self._has_room and not self._stop.is_requested
+            if not (may_receive and self._receive(0)):
+                self._wait(_WRITE_SECONDS if may_receive else _KEEP_ALIVE_SECONDS)
+            changes += self._save_done()
         return changes
 
     def close(self) -> None:
-        """Leave the group and close the connections; what is in hand is left to the next owner of the partitions."""
+        """Give up the source and close the connections; what is in hand is received again later."""
         is_through = self._writers.close(seconds=self._stop.seconds_left)
         self._batches.clear()
-        self._membership.leave()
+        with suppress(psycopg.Error):
+            self._source.close()
         if not is_through:
             self._log.warning("component.gave_up", component=self._name)
         self._link.close()
@@ -157,17 +148,15 @@ class Worker:
             self.run_once()
         except Stopping:
             raise
-        except LossError as error:
-            self._drop()
-            self._membership.go_on_behind(error)
         except Exception:
             self._drop()
-            self._membership.leave()
+            with suppress(psycopg.Error):
+                self._source.close()
             self._link.close()
             raise
 
     def _drop(self) -> None:
-        """Drop what is in hand. Kafka delivers received but unhandled records again only after rejoining the group."""
+        """Drop what is in hand; the source delivers it again once it was closed."""
         self._writers.drop()
         self._batches.clear()
 
@@ -175,37 +164,28 @@ class Worker:
 
     @property
     def _has_room(self) -> bool:
-        """Whether to receive more: not while documents wait for a thread, or too many records wait for their commit."""
-        in_hand = sum(len(one.received.values) for one in self._batches)
+        """Whether to receive more: not while documents wait for a thread, or too many records for those before them."""
+        in_hand = sum(one.delivery.records for one in self._batches)
         return self._writers.has_room and in_hand < _RECORDS_IN_HAND
 
-    def _receive(self, wait_seconds: float) -> None:
-        """Receive the changes that have arrived, and submit what they touch."""
-        self._stop.wait(max(0.0, self._gathers_until - time.monotonic()))
-        come = self._membership.receive(records_max=self._settings.batch_changes_max, wait_seconds=wait_seconds)
+    def _receive(self, wait_seconds: float) -> bool:
+        """Receive the changes that have arrived, and submit what they touch; return whether there were any."""
+        delivery = self._source.receive(records_max=self._settings.batch_changes_max, wait_seconds=wait_seconds)
         self._writers.tell()
         self._resolver.unresolved.tell()
-        if come is None:
-            return
-        received, changes = come
-        batch = ChangeBatch(
-            received=received,
-            changes=changes,
-            begun_at=time.monotonic(),
-            number=next(self._numbers),
-        )
-        self._take(batch)
-        if 1 < len(changes) < _FEW_DOCUMENTS:
-            self._gathers_until = batch.begun_at + _GATHER_SECONDS
+        if delivery is None:
+            return False
+        self._take(ChangeBatch(delivery=delivery, begun_at=time.monotonic(), number=next(self._numbers)))
+        return True
 
     def _take(self, batch: ChangeBatch) -> None:
         """Submit the documents that a batch touches, or leave them to jobs."""
         # Rules: assign-after-receiving, the-job-before-the-offset.
-        retry(partial(self._resolver.resolve, batch, self._stop), pause=self._membership.pause, component=self._name)
+        retry(partial(self._resolver.resolve, batch, self._stop), pause=self._pause_in_hand, component=self._name)
         self._batches.append(batch)
 
     def _wait(self, seconds: float) -> None:
-        """Wait for documents that are being written; stay in the group meanwhile.
+        """Wait for documents that are being written; keep the source meanwhile.
 
         Raises:
             Stopping: The time to stop is up.
@@ -214,20 +194,20 @@ class Worker:
         wait(pending, timeout=seconds, return_when=FIRST_COMPLETED)
         if self._stop.is_overdue:
             raise Stopping
-        self._membership.keep_alive()
+        self._source.keep_alive()
 
     def _done(self) -> list[ChangeBatch]:
-        """The batches whose offsets may be committed: those that are done, up to the first one that is not."""
-        # Rule: write-before-committing-offsets.
+        """The batches that may be saved as handled: those that are done, up to the first one that is not."""
+        # Rule: write-before-saving-progress.
         return list(takewhile(lambda one: one.is_done, self._batches))
 
-    def _commit(self) -> int:
-        """Commit the offsets of what is done; return of how many changes."""
+    def _save_done(self) -> int:
+        """Save the progress of what is done; return of how many changes."""
         changes = 0
         for batch in self._done():
             written = batch.report()
             self._batches.remove(batch)
-            self._membership.commit(batch.received)
+            self._source.save(batch.delivery)
             self._trouble.over()
             if self._traffic is not None:
                 self._traffic.note()
@@ -236,4 +216,8 @@ class Worker:
         return changes
 
     def _pause(self, seconds: float) -> None:
+        self._stop.pause(seconds)
+
+    def _pause_in_hand(self, seconds: float) -> None:
+        self._source.keep_alive()
         self._stop.pause(seconds)

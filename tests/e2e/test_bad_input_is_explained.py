@@ -413,7 +413,7 @@ def test_missing_settings_are_named(tmp_path: Path) -> None:
     """All that are missing are named at once, and what starts servers to try it on."""
     bare = {name: value for name, value in os.environ.items() if not name.startswith("SYNCER_")}
     done = execute({**bare, "SYNCER_CONFIG": str(tmp_path)}, "status")
-    explained(done, "SYNCER_POSTGRES_DSN", "SYNCER_KAFKA_BOOTSTRAP_SERVERS", "SYNCER_ELASTICSEARCH_URL", "sandbox")
+    explained(done, "SYNCER_POSTGRES_DSN", "SYNCER_ELASTICSEARCH_URL", "sandbox")
 
 
 # Servers that do not answer

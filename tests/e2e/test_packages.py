@@ -44,6 +44,7 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
         "syncer/_shipped/config/syncer.yaml",
         "syncer/_shipped/docs/runbook.md",
         "syncer/demo/blog.sql",
+        "syncer/demo/guide.yaml",
         "syncer/sandbox/artifacts.json",
     }
     shipped = {Path(name).name for name in held if "_shipped/migrations" in name}

@@ -128,7 +128,7 @@ def see_who_runs_and_what_was_verified(world: World, visit: Visit, daemon: Daemo
     assert world.syncer("verify").returncode == 0
     wait_until(lambda: "never" not in visit.text("#documents"), what="the last verify is shown")
     visit.wait_for("#events tbody", "41 documents, 0 drifted")
-    visit.wait_for("#events tbody", "relay became the leader")
+    visit.wait_for("#events tbody", "became the leader")
     assert visit.text("#events tbody").index("Verified") < visit.text("#events tbody").index("leader")
 
 

@@ -15,8 +15,8 @@ INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'Relationships', 'lon
 """
 
 
-def test_a_change_is_followed_by_its_id_its_place_and_its_version(world: World) -> None:
-    """Outbox id → batch of the relay → place in the topic → batch of a worker → document and version."""
+def test_a_change_is_followed_by_its_id_and_its_version(world: World) -> None:
+    """Outbox id → batch of the relay → batch of a worker → document and version."""
     daemon = world.daemon(environment={"SYNCER_LOG_LEVELS": json.dumps({"document.written": "debug", **EVERY_BATCH})})
     daemon.wait_for_workers()  # else what is handled while the second one joins is handled once more
     world.sql(BLOG)
@@ -32,10 +32,7 @@ def test_a_change_is_followed_by_its_id_its_place_and_its_version(world: World) 
     wait_until(lambda: any(has(one, change) for one in said("worker.batch_indexed")), what="the batch is logged")
     (published,) = [one for one in said("relay.batch_published") if has(one, change)]
     (indexed,) = [one for one in said("worker.batch_indexed") if has(one, change)]
-    places = {(partition, offset) for partition, offset in walk(published["offsets"])}
-    assert len(places) == published["changes"]
-    assert places & set(walk(indexed["offsets"]))
-    assert sorted(map(int, indexed["offsets"])) == indexed["partitions"]
+    assert published["changes"] >= 1
     written = [
         one
         for one in said("document.written")
@@ -52,11 +49,6 @@ def has(line: dict[str, Any], change: int) -> bool:
     """Whether a batch may have a change."""
     least, greatest = line["ids"]
     return bool(least <= change <= greatest)
-
-
-def walk(offsets: dict[str, list[int]]) -> list[tuple[str, int]]:
-    """All places that a line names."""
-    return [(partition, one) for partition, (first, last) in offsets.items() for one in range(first, last + 1)]
 
 
 def test_by_default_batches_are_summed_up(world: World) -> None:

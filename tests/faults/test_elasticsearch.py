@@ -104,6 +104,19 @@ def test_whatever_becomes_of_an_answer_the_request_is_made_again(narrow: World, 
     assert daemon.stop() == 0
 
 
+def test_a_command_waits_until_elasticsearch_has_room(narrow: World, proxy: Proxy) -> None:
+    """A refusal with 429 is repeated, and the user is told why it takes long."""
+    daemon = narrow.daemon()
+    narrow.wait_until_level()
+    assert daemon.stop() == 0
+    with proxy.spoiling(refused(429, "circuit_breaking_exception"), times=3, path="/"):
+        verified = narrow.syncer("verify", environment=through(proxy))
+    assert proxy.is_through
+    assert verified.returncode == 0, verified.stderr
+    assert "has no room for the request" in verified.stderr
+    assert "docs/sizing.md" in verified.stderr
+
+
 def hang(seconds_max: float = DEADLINE_SECONDS) -> tuple[Callable[[Forward], Answer], threading.Event, threading.Event]:
     """A fault that keeps a request, and then lets it be applied; with whether it has one, and what lets it go on."""
     has_one, go_on = threading.Event(), threading.Event()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
@@ -17,22 +17,15 @@ from syncer.base import retry
 from syncer.base.postgres import Connection
 from syncer.base.retry import Backoff
 from syncer.base.settings import KafkaSettings, WorkerSettings
-from syncer.kafka import topic
 from syncer.kafka.consumer import ChangeConsumer
-from syncer.worker import group
+from syncer.worker import source
 from syncer.worker.loop import Worker
+from syncer.worker.source import TopicSource
 from tests.support.in_process import ends, publish
 from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
 from tests.support.writers import fill
 
 TURNS = 6
-
-
-def members(world: World) -> int | None:
-    """How many are in the group; None if Kafka does not say just now."""
-    with suppress(KafkaException):
-        return topic.Observer(world.settings.kafka).members()
-    return None
 
 
 def test_who_leaves_in_the_middle_of_a_rebalance_is_soon_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,9 +34,9 @@ def test_who_leaves_in_the_middle_of_a_rebalance_is_soon_gone(world: World, monk
     settings = world.settings.kafka
     told: list[tuple[str, list[int]]] = []
     with capture_logs() as logs:
-        first = ChangeConsumer(settings, on_change=lambda *event: told.append(event))
+        first = ChangeConsumer(settings, begin=dict, on_change=lambda *event: told.append(event))
         wait_until(lambda: polled(first) and "worker.partitions_assigned" in dict(told), what="it has all partitions")
-        second = ChangeConsumer(settings, on_change=lambda *_: None)
+        second = ChangeConsumer(settings, begin=dict, on_change=lambda *_: None)
         wait_until(
             lambda: polled(second) and polled(first) and "worker.partitions_revoked" in dict(told),
             what="it gives some of them back",
@@ -59,11 +52,11 @@ def test_a_partition_that_went_while_it_was_paused_is_read_when_it_comes_back(wo
     """Staying in the group pauses what is assigned, and may be when it goes; later that is forgotten."""
     settings = hurried(world)  # a member that leaves in the middle of a rebalance is soon taken for dead
     told: list[tuple[str, list[int]]] = []
-    first = ChangeConsumer(settings, on_change=lambda *event: told.append(event))
+    first = ChangeConsumer(settings, begin=dict, on_change=lambda *event: told.append(event))
     try:
         wait_until(lambda: polled(first) and bool(assigned(told)), what="it has all partitions")
         everything = assigned(told)
-        second = ChangeConsumer(settings, on_change=lambda *_: None)
+        second = ChangeConsumer(settings, begin=dict, on_change=lambda *_: None)
         try:
             wait_until(lambda: polled(second) and stayed(first) and assigned(told) < everything, what="some of them go")
         finally:
@@ -89,13 +82,13 @@ TAKEN_FOR_DEAD_SECONDS = 4
 def test_what_is_said_to_who_stays_is_no_record(world: World) -> None:
     """It joins anew; what it has read is not read again from the first partition's beginning."""
     publish(world, "INSERT INTO users (id, name, email) SELECT g, 'u', 'e' FROM generate_series(1, 200) AS g")
-    consumer = ChangeConsumer(hurried(world), on_change=lambda *_: None)
+    consumer = ChangeConsumer(hurried(world), begin=dict, on_change=lambda *_: None)
     try:
         offsets: dict[int, int] = {}
 
         def take() -> bool:
             batch = consumer.receive(records_max=500, wait_seconds=0.1)
-            offsets.update(batch.next_offsets if batch else {})
+            offsets.update({one: place.next_offset or 0 for one, place in batch.reached.items()} if batch else {})
             return offsets == ends(world)
 
         wait_until(take, what="all has come")
@@ -110,9 +103,8 @@ def test_what_is_said_to_who_stays_is_no_record(world: World) -> None:
 
 def test_who_waits_for_postgres_keeps_its_partitions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """An outage of another server is not taken for a worker's own: the group does not change for it."""
-    monkeypatch.setattr(group, "_KEEP_ALIVE_SECONDS", 1)
+    monkeypatch.setattr(source, "_KEEP_ALIVE_SECONDS", 1)
     monkeypatch.setattr(retry, "Backoff", partial(Backoff, longest_seconds=1))
-    told: list[tuple[str, list[int]]] = []
     is_away = threading.Event()
 
     def connect() -> Connection:
@@ -120,18 +112,19 @@ def test_who_waits_for_postgres_keeps_its_partitions(world: World, monkeypatch: 
             raise psycopg.OperationalError("it is away")
         return world.connect("away")
 
-    def consume(on_change: Callable[[str, list[int]], None]) -> ChangeConsumer:
-        def tell(event: str, partitions: list[int]) -> None:
-            told.append((event, partitions))
-            on_change(event, partitions)
-
-        return ChangeConsumer(hurried(world), on_change=tell)
+    def events(logs: Sequence[Mapping[str, Any]]) -> list[str]:
+        return [one["event"] for one in logs if one["event"].startswith("worker.partitions_")]
 
     fill(world)
-    with world.index() as index:
-        worker = Worker(connect=connect, consume=consume, index=index, settings=WorkerSettings())
+    with world.index() as index, capture_logs() as logs:
+        worker = Worker(
+            connect=connect,
+            source=lambda link, pause: TopicSource(link=link, settings=hurried(world), pause=pause, name="away"),
+            index=index,
+            settings=WorkerSettings(),
+        )
         with running(worker):
-            wait_until(lambda: bool(assigned(told)), what="it has all partitions")
+            wait_until(lambda: bool(events(logs)), what="it has all partitions")
             is_away.set()
             world.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'syncer away'")
             with world.relay() as relay:
@@ -140,7 +133,7 @@ def test_who_waits_for_postgres_keeps_its_partitions(world: World, monkeypatch: 
             is_away.clear()
             world.wait_until_level()
             wait_until(world.is_handled, what="all is committed")
-            assert [event for event, _ in told] == ["worker.partitions_assigned"]
+            assert events(logs) == ["worker.partitions_assigned"]
 
 
 def hurried(world: World) -> KafkaSettings:
@@ -159,7 +152,7 @@ def assigned(told: Sequence[tuple[str, list[int]]]) -> set[int]:
 def received(consumer: ChangeConsumer) -> set[int]:
     """The partitions of what has come."""
     batch = consumer.receive(records_max=100, wait_seconds=0.1)
-    return set() if batch is None else set(batch.next_offsets)
+    return set() if batch is None else set(batch.reached)
 
 
 def stayed(consumer: ChangeConsumer) -> bool:

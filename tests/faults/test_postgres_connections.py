@@ -225,7 +225,7 @@ def test_a_database_that_is_being_restored_is_waited_for(world: World, server: P
     world.wait_until_level()
     admin(world, f'DROP DATABASE "{world.name}" WITH (FORCE)')
     admin(world, f'CREATE DATABASE "{world.name}"')
-    half = dump.index("COPY syncer.relay_cursor")
+    half = dump.index("COPY syncer.cursor")
     restrict = "".join(line for line in dump.splitlines(keepends=True) if line.startswith("\\restrict"))
     psql = [str(server.bin_folder / "psql"), "--quiet", "--set=ON_ERROR_STOP=1", world.dsn]
     subprocess.run(psql, input=dump[:half].encode(), capture_output=True, check=True, timeout=DEADLINE_SECONDS)

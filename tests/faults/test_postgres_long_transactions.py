@@ -19,9 +19,7 @@ ROW_BYTES_MIN = 100
 """What a row of the outbox takes, at least."""
 SAVES, PAGES_MAX = 1000, 20
 """As many versions of the cursor's row take some 40 pages."""
-FIND_CURSOR = """
-SELECT snapshot FROM syncer.relay_cursor WHERE number = (SELECT max(number) FROM syncer.relay_cursor)
-"""
+FIND_CURSOR = "SELECT snapshot FROM syncer.cursor ORDER BY id DESC LIMIT 1"
 
 
 @contextmanager

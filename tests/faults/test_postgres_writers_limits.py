@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psycopg
 import pytest
 
-from tests.support.world import World
+from syncer.sandbox import Endpoints, Sandbox
+from tests.support.world import World, made, postgres_with
 
 FILL = """
 INSERT INTO users (id, name, email) VALUES (1, 'John', '');
@@ -41,3 +44,28 @@ def test_a_lock_timeout_of_a_moment_is_not_exceeded_while_the_relay_trims(world:
             connection.execute("UPDATE users SET name = %s WHERE id = 1", (str(number),))
             connection.commit()
     world.daemons[0].wait_for("relay.outbox_trimmed")
+
+
+def test_a_writer_that_waits_for_no_standby_waits_for_none_of_syncers_commits(
+    sandbox: Sandbox, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """While a synchronous standby is away, the relay that trims holds no lock until it comes back."""
+    with (
+        postgres_with(endpoints, {}) as others,
+        made(World(sandbox=sandbox, endpoints=others, folder=tmp_path)) as world,
+    ):
+        world.set_up()
+        relay = world.daemon("--only", "relay", environment=TRIMS)
+        relay.wait_for("relay.led")
+        world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
+        with psycopg.connect(others.postgres_dsn, autocommit=True) as operator, world.application() as connection:
+            operator.execute("ALTER SYSTEM SET synchronous_standby_names = 'away'")
+            operator.execute("SELECT pg_reload_conf()")
+            connection.execute("SET synchronous_commit = 'local'; SET lock_timeout = '1ms'")
+            connection.commit()
+            for number in range(1000):
+                connection.execute("UPDATE users SET name = %s WHERE id = 1", (str(number),))
+                connection.commit()
+            operator.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            operator.execute("SELECT pg_reload_conf()")
+        relay.wait_for("relay.outbox_trimmed")

@@ -68,7 +68,7 @@ def finish(world: World) -> None:
 
 RELAY = (
     Point(at="syncer.kafka.producer:ChangeProducer.flush"),
-    Point(at="syncer.relay.loop:Relay._save"),
+    Point(at="syncer.capture.reader:OutboxReader.save"),
     Point(at="syncer.capture.outbox:_truncate_seen"),
 )
 
@@ -262,7 +262,7 @@ def test_a_process_that_does_not_exit_is_ended(blog: World) -> None:
 # Standing still
 
 LEASES = {
-    "syncer.relay.loop:LEASE_SECONDS": 2,
+    "syncer.capture.reader:LEASE_SECONDS": 2,
     "syncer.jobs.chunks:STALLED_SECONDS": 2,
     "syncer.jobs.chunks:reclaim.__kwdefaults__": {"stalled_seconds": 2},
     "syncer.daemon:IDLE_SECONDS": 2,

@@ -16,12 +16,12 @@ from tests.support.breakpoints import Plan, Point
 from tests.support.world import World
 from tests.support.writers import fill
 
-BEFORE_COMPONENTS = Point(at="syncer.recovery.lost_records:require_own_topic", send="SIGTERM")
+BEFORE_COMPONENTS = Point(at="syncer.recovery.lost_records:require_original", send="SIGTERM")
 IN_COMPONENTS = (
     Point(at="syncer.daemon:run", send="SIGTERM"),
-    Point(at="syncer.relay.loop:Relay._begin", send="SIGTERM"),
-    Point(at="syncer.recovery.lost_records:examine", send="SIGTERM"),
-    Point(at="syncer.kafka.consumer:ChangeConsumer._beginnings", send="SIGTERM"),
+    Point(at="syncer.capture.reader:OutboxReader._begin", send="SIGTERM"),
+    Point(at="syncer.capture.progress:places", send="SIGTERM"),
+    Point(at="syncer.kafka.consumer:ChangeConsumer._seek", send="SIGTERM"),
 )
 
 

@@ -6,21 +6,18 @@ import random
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from functools import partial
 from typing import Any
 
 import psycopg
-from confluent_kafka import KafkaException
 
-from syncer.kafka import topic
-from syncer.kafka.consumer import ChangeConsumer, Received
+from syncer.capture import progress
 from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
-from tests.support.writers import QUICK_FAILOVER, SECONDS, SEED, Work, at_work, fill, writing
+from tests.support.writers import QUICK_FAILOVER, SECONDS, SEED, at_work, fill, writing
 
 BATCH = 20
 IN_HAND = 6 * BATCH
 """What a worker has received and not committed, at most: four requests on their way, and what goes with the next."""
+WAITING = "SELECT (SELECT max(changes) FROM syncer.cursor), changes FROM syncer.handled"
 KINDS = ((), (), ("--only", "relay"), ("--only", "workers"))
 
 
@@ -62,14 +59,11 @@ def wait_until_shared(daemons: Sequence[Daemon], shares: Sequence[int]) -> None:
 
 
 def wait_until_done(world: World) -> int:
-    """Return once every record in the topic is done and committed; how many there are."""
+    """Return once every change is handled; how many there are."""
     world.wait_until_level(seconds=2 * DEADLINE_SECONDS)
-    wait_until(
-        world.is_handled,
-        what="all offsets are committed",
-        detail=lambda: str(topic.Observer(world.settings.kafka).lag()),
-    )
-    return sum(one.end for one in topic.Observer(world.settings.kafka).lag())
+    wait_until(world.is_handled, what="every record is handled")
+    with world.connect() as connection:
+        return progress.handled(connection).changes
 
 
 def require_one_leader_at_a_time(daemons: Sequence[Daemon]) -> None:
@@ -108,17 +102,13 @@ def test_daemons_of_every_kind_come_and_go(world: World) -> None:
     require_one_leader_at_a_time(world.daemons)
 
 
-def rewriting(world: World) -> Work:
+def rewrite(stop: threading.Event, connection: psycopg.Connection[Any], _: random.Random) -> None:
     """Always something to do, and never more than a few seconds' worth, however slow the machine is."""
-
-    def work(stop: threading.Event, connection: psycopg.Connection[Any], _: random.Random) -> None:
-        while not stop.wait(1):
-            with suppress(KafkaException):  # it does not say just now
-                if sum(one.records for one in topic.Observer(world.settings.kafka).lag()) < 1200:
-                    connection.execute("UPDATE posts SET title = title || '.'")
-                    connection.commit()
-
-    return work
+    while not stop.wait(1):
+        published, handled = connection.execute(WAITING).fetchall()[0]
+        if published - handled < 1200:
+            connection.execute("UPDATE posts SET title = title || '.'")
+        connection.commit()
 
 
 def are_handled_after(daemons: Sequence[Daemon], at: str) -> bool:
@@ -132,7 +122,7 @@ def test_a_rebalance_redoes_little(world: World) -> None:
     fill(world)
     world.sql("INSERT INTO posts (id, user_id, title, body) SELECT g, g % 6, 't', '' FROM generate_series(60, 599) g")
     first = world.daemon()
-    with at_work(world, [rewriting(world)]):
+    with at_work(world, [rewrite]):
         second = world.daemon()
         wait_until_shared([first, second], (1, 1, 1, 1))
         assert second.stop() == 0
@@ -149,61 +139,3 @@ def test_a_rebalance_redoes_little(world: World) -> None:
     moved = sum(len(event["partitions"]) for _, event in revoked)
     assert moved >= 6
     assert records <= handled <= records + moved * IN_HAND
-
-
-def test_who_has_lost_a_partition_does_not_take_it_back(world: World) -> None:
-    """A worker who finishes late commits nothing of a partition whose new owner may be further, nor once it is back.
-
-    An offset that goes back is one that everybody waits for until the next change comes.
-    """
-    partitions: dict[str, set[int]] = {"old": set(), "new": set()}
-
-    def told(who: str, event: str, changed: list[int]) -> None:
-        if event == "worker.partitions_assigned":
-            partitions[who] |= set(changed)
-        else:
-            partitions[who] -= set(changed)
-
-    def take(consumer: ChangeConsumer) -> dict[int, int]:
-        received = consumer.receive(records_max=100, wait_seconds=0.05)
-        return received.next_offsets if received else {}
-
-    def committed() -> dict[int, int]:
-        with suppress(KafkaException):  # it does not say just now
-            return {one.partition: one.committed for one in topic.Observer(world.settings.kafka).lag()}
-        return {}
-
-    fill(world)
-    with world.relay() as relay, ExitStack() as stack:
-        relay.run_once()
-        old = ChangeConsumer(world.settings.kafka, on_change=partial(told, "old"))
-        stack.callback(old.close)
-        early: dict[int, int] = {}
-        wait_until(lambda: early.update(take(old)) is None and len(early) == 4, what="it has some of each partition")
-        new = ChangeConsumer(world.settings.kafka, on_change=partial(told, "new"))
-        stack.callback(new.close)
-        late: dict[int, int] = {}
-        wait_until(
-            lambda: take(old) is not None and late.update(take(new)) is None and len(partitions["new"]) == 2,
-            what="the other one has taken two of them",
-        )
-        world.sql("UPDATE posts SET title = title || '.'")
-        relay.run_once()
-        ends = {
-            one.partition: one.end
-            for one in topic.Observer(world.settings.kafka).lag()
-            if one.partition in partitions["new"]
-        }
-        wait_until(lambda: late.update(take(new)) is None and late == ends, what="it is through with them")
-        new.commit(Received(values=(), next_offsets=late))
-        wait_until(lambda: take(new) == {} and late.items() <= committed().items(), what="its offsets are committed")
-        old.commit(Received(values=(), next_offsets=early))
-        kept = {partition: early[partition] for partition in partitions["old"]}
-        wait_until(lambda: take(old) is not None and kept.items() <= committed().items(), what="so are the others'")
-        assert late.items() <= committed().items()
-        new.close()
-        wait_until(lambda: take(old) is not None and len(partitions["old"]) == 4, what="they come back")
-        kept = {partition: offset + 1 for partition, offset in kept.items()}
-        old.commit(Received(values=(), next_offsets=early | kept))
-        wait_until(lambda: take(old) is not None and kept.items() <= committed().items(), what="it commits the others")
-        assert late.items() <= committed().items()

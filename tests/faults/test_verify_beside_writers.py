@@ -24,7 +24,6 @@ def run(world: World, *, repair: bool = False, settle_seconds: float = HELD_UP_S
             world.connect,
             document(world),
             index=index,
-            kafka=world.settings.kafka,
             page=7,
             settle_seconds=settle_seconds,
             repair=writer if repair else None,

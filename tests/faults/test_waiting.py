@@ -14,6 +14,7 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from syncer.base.errors import WaitTimeoutError
+from syncer.capture import progress
 from syncer.verify.wait import Waiter
 from tests.scenarios.test_fan_outs import BLOG, follow, worker
 from tests.scenarios.test_jobs import new_revision
@@ -101,8 +102,8 @@ def test_what_was_adopted_is_waited_for(world: World) -> None:
     world.sql(BLOG)
     token = renamed(world, 1, "renamed")
     with Waiter(world.settings) as waiter:
-        with world.relay() as relay:
-            relay._lead()
+        with world.connect() as connection:
+            progress.adopt(connection)
         assert component(waiter, token) == "relay"
         with world.index() as index:
             follow(world, index)

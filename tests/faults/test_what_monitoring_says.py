@@ -227,7 +227,7 @@ def test_elasticsearch_is_away(operator: Operator, blog: World) -> None:
 
 
 def test_postgres_is_away(operator: Operator, blog: World) -> None:
-    """The lag that was known goes on growing; the figures of the other two are there."""
+    """The lag that was known goes on growing."""
     blog.sql("ALTER TABLE posts RENAME title TO headline")
     operator.named("blogpost is suspended")
     before = operator.lag()
@@ -237,8 +237,7 @@ def test_postgres_is_away(operator: Operator, blog: World) -> None:
         wait_until(lambda: operator.lag() > before + 2, what="the lag grows")
         said = operator.status()
         assert said["problems"][0]["message"].startswith("Postgres is down: connection refused at 127.0.0.1")
-        assert said["outbox_waiting"] is said["documents"] is said["jobs"] is None
-        assert said["workers"] == 2
+        assert said["outbox_waiting"] is said["documents"] is said["jobs"] is said["workers"] is None
     finally:
         blog.sandbox.postgres.start()
     wait_until(lambda: not any("down" in one["message"] for one in operator.page()["problems"]), what="it is back")

@@ -1,18 +1,16 @@
-"""An offset is committed only for what is done: a worker that dies in between loses nothing."""
+"""Progress is saved only for what is done: a worker that dies in between loses nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from elasticsearch import Elasticsearch
 
 from syncer.base.model import Composition, Target
 from syncer.elasticsearch.bulk import BulkOutcome, Index
-from syncer.kafka.consumer import ChangeConsumer
 from syncer.worker.loop import Worker
-from tests.support.world import World, running, wait_until
+from tests.support.world import World, wait_until
 
 
 class Killed(BaseException):
@@ -57,22 +55,3 @@ def test_the_next_worker_does_it_again(world: World, *, after_write: bool) -> No
             die(worker)
         with world.index() as index, world.relay() as relay, world.worker(index) as successor:
             world.drain(relay, successor)
-
-
-def test_offsets_that_cannot_be_read_are_asked_for_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coordinator that does not answer while partitions are assigned costs a rejoin, not the worker."""
-    write_one_post(world)
-    beginnings = ChangeConsumer._beginnings
-    refusals = [KafkaException(KafkaError(KafkaError._TIMED_OUT))]
-
-    def refuse_once(self: ChangeConsumer, consumer: Consumer, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        if refusals:
-            raise refusals.pop()
-        return beginnings(self, consumer, partitions)
-
-    monkeypatch.setattr(ChangeConsumer, "_beginnings", refuse_once)
-    with world.index() as index, world.worker(index) as worker, running(worker):
-        world.wait_until_level()
-    assert refusals == []
-    # Who took them without knowing from where would have found records missing, and had everything written again.
-    assert world.sql("SELECT id FROM syncer.job WHERE kind = 'refresh'") == []

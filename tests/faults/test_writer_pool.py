@@ -70,7 +70,7 @@ def test_what_is_written_out_of_order_is_committed_in_order(world: World) -> Non
         with world.elasticsearch() as client:
             worker = Worker(
                 connect=world.connect,
-                consume=lambda on_change: ChangeConsumer(world.settings.kafka, on_change=on_change),
+                source=world.source,
                 index=OvertakenIndex(client, others=29),
                 settings=WorkerSettings(batch_changes_max=1),
             )
@@ -346,7 +346,7 @@ def test_a_stop_in_a_long_batch_waits_for_no_hung_request(world: World, monkeypa
         index = HangingIndex(client)
         worker = Worker(
             connect=world.connect,
-            consume=lambda on_change: ChangeConsumer(world.settings.kafka, on_change=on_change),
+            source=world.source,
             index=index,
             settings=WorkerSettings(batch_documents_max=10),
         )
@@ -470,10 +470,11 @@ def test_what_is_in_hand_is_bounded_though_it_touches_nothing(
     too_much = threading.Event()
 
     class Watched(Worker):
-        def _receive(self, wait_seconds: float) -> None:
-            super()._receive(wait_seconds)
-            if sum(len(one.received.values) for one in self._batches) >= 500 + 100:
+        def _receive(self, wait_seconds: float) -> bool:
+            has_received = super()._receive(wait_seconds)
+            if sum(one.delivery.records for one in self._batches) >= 500 + 100:
                 too_much.set()
+            return has_received
 
     with world.relay() as relay:
         relay.run_once()
@@ -481,7 +482,7 @@ def test_what_is_in_hand_is_bounded_though_it_touches_nothing(
     with world.elasticsearch() as client:
         worker = Watched(
             connect=world.connect,
-            consume=lambda on_change: ChangeConsumer(world.settings.kafka, on_change=on_change),
+            source=world.source,
             index=HeldIndex(client, too_much=too_much),
             settings=WorkerSettings(batch_changes_max=100),
         )
@@ -498,7 +499,7 @@ def test_staying_in_the_group_skips_nothing_that_was_fetched(world: World) -> No
     world.sql("INSERT INTO users (id, name, email) SELECT g, 'John', g::text FROM generate_series(1, 1000) AS g")
     with world.relay() as relay:
         relay.run_once()
-    consumer = ChangeConsumer(world.settings.kafka, on_change=lambda *_: None)
+    consumer = ChangeConsumer(world.settings.kafka, begin=dict, on_change=lambda *_: None)
     try:
         offsets: dict[int, int] = {}
         values: list[bytes] = []
@@ -508,7 +509,7 @@ def test_staying_in_the_group_skips_nothing_that_was_fetched(world: World) -> No
             consumer.keep_alive()
             if received is not None:
                 values.extend(received.values)
-                offsets.update(received.next_offsets)
+                offsets.update({one: place.next_offset or 0 for one, place in received.reached.items()})
             return len(values) >= 1000
 
         wait_until(receive, what="all records have come")
@@ -528,7 +529,7 @@ class UnwillingConsumer(Consumer):
 def test_a_consumer_that_could_not_stay_receives_nothing_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Composing goes on; but what may have been skipped is not passed over: only who joins anew gets it for sure."""
     monkeypatch.setattr(consuming, "Consumer", UnwillingConsumer)
-    consumer = ChangeConsumer(world.settings.kafka, on_change=lambda *_: None)
+    consumer = ChangeConsumer(world.settings.kafka, begin=dict, on_change=lambda *_: None)
     try:
         consumer.keep_alive()
         with pytest.raises(KafkaException):

@@ -73,7 +73,7 @@ def test_a_foreign_member_of_the_group_is_seen(world: World) -> None:
     settings = world.settings.kafka
     with world.index() as index, world.worker(index) as worker:
         worker.run_once()
-        wait_until(lambda: topic.Observer(settings).members() == 1, what="our worker has joined")
+        wait_until(lambda: len(topic.Observer(settings).group().members) == 1, what="our worker has joined")
         assert is_well(look(world, "kafka.group"))
     stranger = Consumer(
         {
@@ -89,5 +89,5 @@ def test_a_foreign_member_of_the_group_is_seen(world: World) -> None:
     assert found.severity is WRONG
     assert "reports" in found.found
     stranger.close()
-    wait_until(lambda: topic.Observer(settings).members() == 0, what="the stranger has left")
+    wait_until(lambda: len(topic.Observer(settings).group().members) == 0, what="the stranger has left")
     assert is_well(look(world, "kafka.group"))

@@ -154,7 +154,7 @@ FORBIDDEN = {
         "TRUNCATE syncer.outbox_0",
         "DELETE FROM syncer.outbox",
         "UPDATE syncer.outbox SET xid = '1'",
-        "UPDATE syncer.relay_cursor SET snapshot = snapshot",
+        "UPDATE syncer.cursor SET snapshot = snapshot",
         "SELECT setval('syncer.outbox_segment', 1)",
         "SELECT setval('syncer.version', 1)",
         "DELETE FROM syncer.document",
@@ -163,7 +163,7 @@ FORBIDDEN = {
     ],
     "operator": [
         "TRUNCATE syncer.outbox_0",
-        "UPDATE syncer.relay_cursor SET snapshot = snapshot",
+        "UPDATE syncer.cursor SET snapshot = snapshot",
         "DELETE FROM syncer.event",
         "DELETE FROM posts",
     ],

@@ -71,7 +71,7 @@ def explained(world: World, id_: str = "2", *, seconds: float = 60) -> Explanati
     """What syncer explains of one post."""
     with world.connect() as connection, world.index() as index:
         documents = [document for document in registry.documents(connection) if document.name == "blogpost"]
-        (seen,) = explain(connection, index, world.settings.kafka, documents, id_, seconds=seconds)
+        (seen,) = explain(connection, index, documents, id_, seconds=seconds)
     return seen
 
 
@@ -86,7 +86,7 @@ def test_a_change_is_followed_from_the_outbox_to_the_index(world: World, parts: 
     assert explained(world, "4").state is State.EQUAL
     parts.relay.run_once()
     seen = explained(world)
-    assert (seen.state, seen.in_flight) == (State.COMING, "1 record in the topic")
+    assert (seen.state, seen.in_flight) == (State.COMING, "1 change in the topic")
     parts.handle()
     assert explained(world).state is State.EQUAL
     done = world.syncer("explain", "blogpost", "2")

@@ -20,9 +20,8 @@ from syncer.documents import predicate, registry
 from syncer.documents.registry import Document
 from syncer.jobs import chunks, listing, queue, steps
 from syncer.jobs.model import Job, JobKind, JobState, due, find, recent, unfinished
-from syncer.worker.job_loop import JobWorker
 from tests.support.job_worker import ChunkWorker
-from tests.support.world import DEADLINE_SECONDS, World, running, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 POSTS = """
 INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com') ON CONFLICT DO NOTHING;
@@ -144,15 +143,6 @@ def test_a_job_of_nothing_is_done_at_once(world: World, connection: Connection) 
     part = listing.create_listed(connection, the_document(connection), [], chunk=10)
     assert part is not None
     assert queue.advance(connection, part.id).state is JobState.DONE
-
-
-def test_a_new_job_wakes_a_job_worker(world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process makes it, and the job worker, which sleeps for an hour, begins at once."""
-    monkeypatch.setattr("syncer.worker.job_loop._SLEEP_SECONDS", 3600.0)
-    with world.index() as index, running(JobWorker(connect=world.connect, index=index)):
-        for _ in range(3):
-            create(connection, JobKind.BACKFILL)
-            wait_until(lambda: not unfinished(connection), what="it is done")
 
 
 def test_ids_that_are_given_are_there_all_or_none(world: World, connection: Connection) -> None:

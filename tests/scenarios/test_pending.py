@@ -71,7 +71,6 @@ def run(world: World, *, repair: bool = False, sample: int | None = None) -> Ver
             world.connect,
             the_document(document),
             index=index,
-            kafka=world.settings.kafka,
             page=7,
             settle_seconds=0,
             repair=writer,

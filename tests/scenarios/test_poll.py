@@ -72,12 +72,12 @@ def test_what_waits_is_seen_where_it_waits(world: World) -> None:
         seen = scraped()
         assert seen["syncer_outbox_waiting_changes"] == {(): 0}
         assert seen["syncer_relay_leaders"] == {(): 1}
-        assert sum(seen["syncer_topic_waiting_records"].values()) == 2
+        assert sum(seen["syncer_topic_waiting_changes"].values()) == 2
         wait_until(lambda: poll.run_once().overview.topic_lag_seconds > 0.1, what="what waits in the topic grows older")
         world.drain(relay, worker)
         world.handle(worker)
         wait_until(lambda: poll.run_once().overview.lag_seconds == 0, what="nothing waits")
-        assert set(scraped()["syncer_topic_waiting_records"].values()) == {0}
+        assert set(scraped()["syncer_topic_waiting_changes"].values()) == {0}
         lags = [one.lag_seconds for one in poll.history.last()]
         assert lags[0] == first.overview.lag_seconds > 0
         assert lags[-1] == 0

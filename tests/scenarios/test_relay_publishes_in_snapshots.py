@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from itertools import islice
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
-from syncer.base import lifecycle
-from syncer.base.lifecycle import Stop
 from syncer.base.model import Change
+from syncer.capture.reader import OutboxReader
 from syncer.kafka.producer import ChangeProducer
 from syncer.relay import loop
 from syncer.relay.loop import Relay
@@ -88,7 +86,7 @@ def published(world: World) -> list[int]:
 
 def cursor(world: World) -> tuple[Any, ...]:
     """The saved cursor."""
-    (row,) = world.sql("SELECT system_identifier, snapshot::text FROM syncer.relay_cursor")
+    (row,) = world.sql("SELECT system_identifier, snapshot::text FROM syncer.cursor ORDER BY id DESC LIMIT 1")
     return row
 
 
@@ -163,108 +161,68 @@ def test_rows_of_savepoints_belong_to_their_transaction(world: World) -> None:
     assert published(world) == [1, 2, 4, 5]
 
 
-def test_more_rows_than_one_page_arrive_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backlog is read in pages, and every page is published."""
-    monkeypatch.setattr(loop, "FETCH_ROWS", 10)
-    insert_many(world, 25)
-    produce = lambda: ChangeProducer(world.settings.kafka)  # noqa: E731 - as `World.relay` does
-    with closing(Relay(connect=world.connect, produce=produce)) as relay:
-        assert relay.run_once().published == 25
-    assert published(world) == list(range(1, 26))
+def publish_all(relay: Relay) -> list[int]:
+    """Turn a relay until no more are known to wait; how many changes each turn published."""
+    published = []
+    while True:
+        report = relay.run_once()
+        published.append(report.published)
+        if not report.is_behind:
+            return published
 
 
-class _ToldToStop(ChangeProducer):
-    """Has the relay told to stop once it gets the first record of many."""
-
-    def __init__(self, world: World, stop: Stop) -> None:
-        super().__init__(world.settings.kafka)
-        self._stop = stop
-        self.taken = 0
-
-    def produce(self, records: Iterable[tuple[bytes, bytes]]) -> int:
-        def taken() -> Iterator[tuple[bytes, bytes]]:
-            for self.taken, record in enumerate(records, 1):
-                self._stop.request()
-                yield record
-
-        return super().produce(taken())
-
-
-def test_a_stop_is_heeded_in_the_middle_of_many_rows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once it has had its time it leaves, having saved nothing; the next one publishes all of them."""
-    monkeypatch.setattr(lifecycle, "GRACE_SECONDS", 0)
-    monkeypatch.setattr(loop, "FETCH_ROWS", 100)
-    insert_many(world, 5000)
-    stop = Stop()
-    producer = _ToldToStop(world, stop)
-    Relay(connect=world.connect, produce=lambda: producer).run(stop)
-    assert producer.taken < 5000
+@pytest.mark.parametrize("transactions", [1, 5, 25])
+def test_a_backlog_is_published_in_pages(world: World, monkeypatch: pytest.MonkeyPatch, transactions: int) -> None:
+    """Whatever the size of the backlog, and of a transaction, a turn takes no more than a page."""
+    monkeypatch.setattr(loop, "PAGE_ROWS", 10)
+    for number in range(transactions):
+        insert_many(world, 25 // transactions, first=1 + number * (25 // transactions))
     with world.relay() as relay:
-        assert relay.run_once().published == 5000
+        pages = publish_all(relay)
+        assert (max(pages), sum(pages)) == (10, 25)
+        insert(world, 26)
+        assert publish_all(relay) == [1]
+    assert published(world) == list(range(1, 27))
+
+
+def test_a_backlog_beside_open_transactions_is_published_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was in progress at a cursor comes first, and what is in progress yet comes later."""
+    monkeypatch.setattr(loop, "PAGE_ROWS", 10)
+    with world.relay() as relay, transaction(world, 1) as first, transaction(world, 2) as second:
+        insert(world, 3)
+        assert relay.run_once().published == 1
+        insert_many(world, 25, first=4)
+        first.execute("INSERT INTO users SELECT g, 'n', 'e' FROM generate_series(101, 125) AS g; COMMIT")
+        assert sum(publish_all(relay)) == 51
+        second.execute("COMMIT")
+        assert publish_all(relay) == [1]
+    assert published(world) == [*range(1, 29), *range(101, 126)]
+
+
+def test_a_relay_that_dies_in_a_backlog_repeats_a_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cursor moves with each page, by whole transactions, though a transaction is open."""
+    monkeypatch.setattr(loop, "PAGE_ROWS", 10)
+    with transaction(world, 1):
+        insert(world, *range(2, 40))
+        with world.relay() as relay:
+            assert [relay.run_once().published for _ in range(2)] == [10, 10]
+        with world.relay() as relay:
+            assert sum(publish_all(relay)) == 38 - 19
+    assert set(published(world)) == set(range(2, 40))
 
 
 # Crashes
 
 
-class _FailsInTheMiddle(ChangeProducer):
-    """Takes some of the records, and then none: its queue has been full for as long as a record may wait."""
+def flushing(monkeypatch: pytest.MonkeyPatch, instead: Callable[[ChangeProducer, Callable[[], None]], None]) -> None:
+    """Do this instead of the next flush."""
+    flush = ChangeProducer.flush
 
-    def produce(self, records: Iterable[tuple[bytes, bytes]]) -> int:
-        super().produce(islice(records, 500))
-        raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
+    def once(producer: ChangeProducer) -> None:
+        monkeypatch.setattr(ChangeProducer, "flush", flush)
+        instead(producer, lambda: flush(producer))
 
-
-def test_a_relay_that_fails_in_the_middle_of_many_rows_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It tries again, and publishes all of them."""
-    monkeypatch.setattr(loop, "FETCH_ROWS", 100)
-    insert_many(world, 5000)
-    producers: list[ChangeProducer] = [_FailsInTheMiddle(world.settings.kafka)]
-    relay = Relay(
-        connect=world.connect,
-        produce=lambda: producers.pop() if producers else ChangeProducer(world.settings.kafka),
-    )
-    stop = Stop()
-    thread = threading.Thread(target=relay.run, args=(stop,), daemon=True)  # it may hang, if the test fails
-    thread.start()
-    wait_until(lambda: set(published(world)) == set(range(1, 5001)), what="all are published")
-    stop.request()
-    thread.join(DEADLINE_SECONDS)
-    assert not thread.is_alive()
-
-
-class _DiesOnce(ChangeProducer):
-    """Raises once at its flush: after the records are in the topic, or before.
-
-    Args:
-        world: Whose topic.
-        first: What to do before the failure.
-        failure: What to raise; None for nothing.
-    """
-
-    def __init__(self, world: World, first: Callable[[ChangeProducer], None], failure: Exception | None) -> None:
-        # Nothing is sent before it is flushed.
-        super().__init__(world.settings.kafka.model_copy(update={"properties": {"linger.ms": "1000"}}))
-        self._first = first
-        self._failure = failure
-        self._has_died = False
-
-    def flush(self) -> None:
-        if self._has_died:
-            super().flush()
-            return
-        self._has_died = True
-        self._first(self)
-        if self._failure is not None:
-            raise self._failure
-
-
-def _flush(producer: ChangeProducer) -> None:
-    ChangeProducer.flush(producer)
-
-
-def _drop(producer: ChangeProducer) -> None:
-    producer._producer.purge()
-    producer._producer.flush()
+    monkeypatch.setattr(ChangeProducer, "flush", once)
 
 
 def test_a_relay_that_dies_between_publish_and_save_publishes_again(
@@ -273,9 +231,10 @@ def test_a_relay_that_dies_between_publish_and_save_publishes_again(
     """The cursor follows the acknowledgement: after a crash in between, the next relay repeats, and loses nothing."""
     insert(world, 1, 2)
     with world.relay() as first:
-        monkeypatch.setattr(first, "_save", _die)
+        monkeypatch.setattr(OutboxReader, "save", _die)
         with pytest.raises(KeyboardInterrupt):
             first.run_once()
+    monkeypatch.undo()
     with world.relay() as second:
         assert second.run_once().published == 2
         assert second.run_once().published == 0
@@ -288,37 +247,37 @@ def _die(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(
-    ("first", "expected"), [(_flush, [1, 2, 2, 3]), (_drop, [1, 2, 3])], ids=["acknowledged_too_late", "never_sent"]
-)
+@pytest.mark.parametrize("is_sent", [True, False])
 def test_the_cursor_stays_until_every_record_is_acknowledged(
-    world: World, first: Callable[[ChangeProducer], None], expected: list[int]
+    world: World, monkeypatch: pytest.MonkeyPatch, *, is_sent: bool
 ) -> None:
     """A flush that fails saves nothing, whether Kafka has the records or not, and all of them come again."""
-    failure = KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
-    producers = [ChangeProducer(world.settings.kafka), _DiesOnce(world, first, failure)]
-    with world.relay(produce=lambda: producers.pop() if producers else ChangeProducer(world.settings.kafka)) as relay:
-        producers.reverse()
+
+    def fail(producer: ChangeProducer, flush: Callable[[], None]) -> None:
+        if is_sent:
+            flush()
+        else:
+            producer.close()
+        raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
+
+    with world.relay() as relay:
         insert(world, 1)
         assert relay.run_once().published == 1
         before = cursor(world)
-        relay.close()
         insert(world, 2)
+        flushing(monkeypatch, fail)
         with pytest.raises(KafkaException):
             relay.run_once()
         assert cursor(world) == before
         relay.close()
         insert(world, 3)
         assert relay.run_once().published == 2
-    assert published(world) == expected
+    assert published(world) == ([1, 2, 2, 3] if is_sent else [1, 2, 3])
 
 
-def named(world: World, name: str, *, produce: Callable[[], ChangeProducer] | None = None) -> closing[Relay]:
+def named(world: World, name: str) -> closing[Relay]:
     """A relay whose backend can be told from others."""
-    relay = Relay(
-        connect=lambda: world.connect(name), produce=produce or (lambda: ChangeProducer(world.settings.kafka))
-    )
-    return closing(relay)
+    return closing(Relay(connect=lambda: world.connect(name), kafka=world.settings.kafka))
 
 
 def terminate(world: World, name: str) -> None:
@@ -348,34 +307,23 @@ def test_one_relay_leads_and_another_takes_over(world: World) -> None:
     assert published(world) == [1, 2, 3]
 
 
-def take_over_between_publish_and_save(world: World, stack: ExitStack) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The leader's connection is cut while it flushes, and another one leads and saves; then the leader goes on.
-
-    Returns:
-        The cursor as the new leader saved it, and as it is in the end.
-    """
-    saved: list[tuple[Any, ...]] = []
-    second = stack.enter_context(named(world, "relay-2"))
-
-    def cut(producer: ChangeProducer) -> None:
-        _flush(producer)
-        terminate(world, "relay-1")
-        insert(world, 2)
-        assert second.run_once().published == 2
-        saved.append(cursor(world))
-
-    first = stack.enter_context(named(world, "relay-1", produce=lambda: _DiesOnce(world, cut, None)))
-    insert(world, 1)
-    with stack, pytest.raises(psycopg.OperationalError):
-        first.run_once()
-    return saved[0], cursor(world)
-
-
-def test_a_leader_whose_connection_is_gone_saves_nothing(world: World) -> None:
+def test_a_leader_whose_connection_is_gone_saves_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay that was cut off while it published cannot move the cursor of the one that leads now."""
-    with ExitStack() as stack:
-        saved, in_the_end = take_over_between_publish_and_save(world, stack)
-    assert in_the_end == saved
+    saved: list[tuple[Any, ...]] = []
+    with named(world, "relay-1") as first, named(world, "relay-2") as second:
+
+        def cut(_: ChangeProducer, flush: Callable[[], None]) -> None:
+            flush()
+            terminate(world, "relay-1")
+            insert(world, 2)
+            assert second.run_once().published == 2
+            saved.append(cursor(world))
+
+        insert(world, 1)
+        flushing(monkeypatch, cut)
+        with pytest.raises(psycopg.OperationalError):
+            first.run_once()
+    assert [cursor(world)] == saved
     assert published(world) == [1, 1, 2]
 
 
@@ -542,7 +490,7 @@ def test_what_is_committed_between_a_first_start_and_the_first_look_is_published
 
 
 FOREIGN_CURSOR = """
-UPDATE syncer.relay_cursor SET system_identifier = system_identifier + 1, snapshot = {cursor};
+UPDATE syncer.cursor SET system_identifier = system_identifier + 1, snapshot = {cursor};
 UPDATE syncer.outbox SET xid = {xid}::text::xid8
 """
 
@@ -576,7 +524,7 @@ def test_a_cursor_from_the_future_is_not_trusted(world: World) -> None:
     """Nothing would ever be new to it, though the cluster is of the same name."""
     with world.relay() as relay:
         relay.run_once()
-    world.sql("UPDATE syncer.relay_cursor SET snapshot = '900000000:900000000:'")
+    world.sql("UPDATE syncer.cursor SET snapshot = '900000000:900000000:'")
     insert(world, 1)
     with world.relay() as relay:
         assert relay.run_once().published == 1

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,9 +18,7 @@ from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, Us
 from elasticsearch import AuthorizationException
 from psycopg.conninfo import make_conninfo
 
-from syncer.locks import Edit, Locks
-from syncer.locks.registry import ensure
-from tests.support.locking.owners import stall
+from syncer.locks import Edit, LockError, Locks
 from tests.support.secured_servers import Authority, Secured, SecuredWorld, secured_servers
 from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, made
 
@@ -273,41 +270,29 @@ WRONG = {
 }
 
 
-def test_who_may_not_put_down_a_change_is_told_so(guarded: Guarded) -> None:
-    """The rights of docs/locks.md will do; without those to the index of intents nobody keeps a lock, and hopes."""
+def test_locks_need_the_privileges_that_their_page_names(guarded: Guarded) -> None:
+    """Those will do; a holder that lacks the privileges for the documents is refused at once."""
     it, index = guarded, f"{guarded.world.alias}-locked"
-    locks_index, intents_index = f"{index}-locks", f"{index}-locks-intents"
-    with it.world.elasticsearch() as client, ThreadPoolExecutor() as pool:
+    (needs,) = re.findall(r"needs (`create_index`.*?) on `syncer-locks`, and (.*?) on", " ".join(LOCKS_PAGE.split()))
+    on_locks, on_documents = (re.findall(r"`(\w+)`", privileges) for privileges in needs)
+    with it.world.elasticsearch() as client:
         owner = client.options(basic_auth=("owner", f"{HOSTILE}owner"))
-        ensure(owner, locks_index)
         owner.indices.create(index=index, settings={"index.gc_deletes": "1h"})
-        (said,) = re.findall(
-            r"needs (`create_index`.*?) on `syncer-locks\*`, and (.*?) on", " ".join(LOCKS_PAGE.split())
-        )
-        on_locks, on_documents = (re.findall(r"`(\w+)`", one) for one in said)
 
-        def locker(*names: str) -> Locks:
+        def change(documents: str) -> None:
             rights = [
-                {"names": [index], "privileges": on_documents},
-                {"names": names, "privileges": on_locks},
-                {"names": [intents_index], "privileges": ["view_index_metadata"]},
+                {"names": [documents], "privileges": on_documents},
+                {"names": [f"{index}-locks"], "privileges": on_locks},
             ]
             key = owner.security.create_api_key(name="locker", role_descriptors={"locker": {"indices": rights}})
-            return Locks(client.options(api_key=key["encoded"]), owner="locker", index=locks_index)
-
-        def change(locks: Locks) -> None:
+            locks = Locks(client.options(api_key=key["encoded"]), owner="locker", index=f"{index}-locks")
             with locks.everything() as held:
                 held.write([Edit(index=index, id="1", source={"name": "a"})])
 
-        with locker(f"{locks_index}*") as locks:
-            change(locks)
-        with locker(locks_index) as locks:
-            try:
-                with pytest.raises(AuthorizationException):
-                    pool.submit(change, locks).result(DEADLINE_SECONDS / 4)
-            finally:
-                stall(locks)
-        owner.indices.delete(index=[index, locks_index, intents_index])
+        change(index)
+        with pytest.raises(LockError, match="unauthorized"):
+            change("other")
+        owner.indices.delete(index=[index, f"{index}-locks"])
 
 
 def words(ended: subprocess.CompletedProcess[str]) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from tests.scenarios.test_init_drafts import drafted, followed
+from tests.scenarios.test_init import drafted, followed
 from tests.support.world import World
 
 
 def test_vectors_are_drafted_and_searched(empty_world: World) -> None:
-    """Types of pgvector with their dimensions, arrays of real if all have equally many; others stay numbers."""
+    """Types of pgvector and arrays of real, if all sampled ones are equally long; others stay numbers."""
     world = empty_world
     (world.config / "documents" / "blogpost").rename(world.folder / "unused")
     world.sql("""
@@ -34,7 +34,7 @@ def test_vectors_are_drafted_and_searched(empty_world: World) -> None:
         "single": ("float", None),
     }
     guessed = {line.strip().partition(":")[0] for line in said.splitlines() if "is a guess" in line}
-    assert guessed == {"any_size", "plain"}
+    assert guessed == {"given", "any_size", "half", "plain"}
     followed(world)
     with world.elasticsearch() as client:
         knn = {"field": "given", "query_vector": [0, 1, 0], "k": 1, "num_candidates": 10}

@@ -76,7 +76,6 @@ def run(
             world.connect,
             document(world),
             index=index,
-            kafka=world.settings.kafka,
             page=7,
             settle_seconds=settle,
             repair=writer,
@@ -407,7 +406,7 @@ def test_what_does_not_move_is_not_judged(
     assert [(one.id, one.cause) for one in report.drifts] == [("9", Cause.FOREIGN_AHEAD)]
     assert ([one.id for one in report.coming], report.awaited) == (["7", "8"], "1 change in the outbox")
     report = slowly(relayed=1)
-    assert ([one.id for one in report.coming], report.awaited) == (["7", "8"], "1 record in the topic")
+    assert ([one.id for one in report.coming], report.awaited) == (["7", "8"], "1 change in the topic")
     report = slowly(repair=True)
     assert ([one.id for one in report.repaired], [one.id for one in report.coming]) == (["7", "8"], [])
 

@@ -227,5 +227,5 @@ def _read(image: str) -> dict[str, Any]:
 
 def _none() -> Dependencies:
     return Dependencies(
-        canonical_select="", id_type="", fields=(), root=None, root_key=None, tables={}, views=(), lookups=(), shapes={}
+        canonical_select="", id_type="", fields=(), root=None, root_key=None, tables={}, views=(), shapes={}
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
 
-from syncer.base.errors import TopicError
 from syncer.jobs import model
 from syncer.jobs.model import JobKind
-from syncer.kafka import topic
 from tests.support.world import World, running, wait_until
 
 
@@ -22,15 +21,19 @@ def admin(world: World) -> AdminClient:
 
 def ends(world: World) -> dict[int, int]:
     """By partition, the next offset to be written, once Kafka says so: a partition without a leader does not."""
-    said: dict[int, int] = {}
+    found: dict[int, int] = {}
 
-    def is_said() -> bool:
-        with suppress(KafkaException, TopicError):
-            said.update({one.partition: one.end for one in topic.Observer(world.settings.kafka).lag()})
-        return bool(said)
+    def is_known() -> bool:
+        with suppress(KafkaException):
+            asked = admin(world)
+            name = world.settings.kafka.topic
+            places = [TopicPartition(name, one) for one in asked.list_topics(name, timeout=10).topics[name].partitions]
+            offsets = asked.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), request_timeout=10)
+            found.update({place.partition: int(one.result(10).offset) for place, one in offsets.items()})
+        return bool(found) and min(found.values()) >= 0
 
-    wait_until(is_said, what="Kafka says how far the topic is")
-    return said
+    wait_until(is_known, what="Kafka says how far the topic is")
+    return found
 
 
 def publish(world: World, *changes: str) -> None:

@@ -67,9 +67,7 @@ def document(world: World) -> Document:
 def verified(world: World, *, settle_seconds: float = 0) -> VerifyReport:
     """What verify finds."""
     with world.index() as index:
-        return verify(
-            world.connect, document(world), index=index, kafka=world.settings.kafka, settle_seconds=settle_seconds
-        )
+        return verify(world.connect, document(world), index=index, settle_seconds=settle_seconds)
 
 
 def put(client: Elasticsearch, world: World, id_: str, routing: str | None, source: dict[str, Any]) -> None:

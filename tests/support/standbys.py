@@ -14,7 +14,6 @@ import psycopg
 
 from syncer.sandbox import Reporter, Sandbox
 from syncer.sandbox.postgres import PostgresServer
-from syncer.sandbox.process import run
 from tests.support.world import DEADLINE_SECONDS, wait_until
 
 
@@ -56,13 +55,7 @@ class Standbys:
         made._account.own(made.folder)
         command = [str(made.bin_folder / "pg_basebackup"), "--dbname", self.primary.address]
         command += ["--pgdata", str(made.data_folder), "--checkpoint=fast", *options]
-        run(
-            command,
-            failure="no replica",
-            folder=made.folder,
-            environment=made._environment(),
-            account=made._account,
-        )
+        made._run(command, failure="could not copy the primary")
 
     # Ways back: each remembers the primary as it is, and returns what makes it that again, at the same address
 

@@ -36,9 +36,11 @@ from syncer.apply import activate, plan
 from syncer.base import migrations, postgres
 from syncer.base.errors import TopicError
 from syncer.base.lifecycle import Component, Stop
+from syncer.base.link import Link
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.base.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings
+from syncer.capture import progress
 from syncer.cli.context import Parts
 from syncer.cli.follow_jobs import LoadProgress
 from syncer.documents import definition, registry
@@ -49,18 +51,20 @@ from syncer.indexing.writer import Writer
 from syncer.jobs import model, queue
 from syncer.jobs.model import JobKind
 from syncer.kafka import topic
-from syncer.kafka.producer import ChangeProducer
 from syncer.relay.loop import Relay
 from syncer.sandbox import Endpoints, Sandbox, Versions
 from syncer.sandbox.postgres import PostgresServer
 from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
+from syncer.worker.source import OutboxSource, Source, TopicSource
 from tests.support import preloaded
 
 REPOSITORY = Path(__file__).parent.parent.parent
 BLOG_SCHEMA = REPOSITORY / "syncer" / "demo" / "blog.sql"
 OTHER_VERSIONS = "SYNCER_TEST_VERSIONS"
 """Names other versions than the sandbox's defaults, as JSON: {"postgres": "14", "kafka": "3.9"}."""
+USES_KAFKA = "SYNCER_TEST_WITHOUT_KAFKA" not in os.environ
+"""Whether changes go through Kafka in tests that do not say so."""
 DEADLINE_SECONDS = 120.0
 """How long a test waits for what is to come: a busy machine may pause a server for 20 s, and more than once."""
 EVERY_BATCH = {"relay.batch_published": "debug", "worker.batch_indexed": "debug"}
@@ -222,6 +226,8 @@ class World:
     daemons: list[Daemon] = field(default_factory=list)
     worker_settings: dict[str, str] = field(default_factory=dict)
     documents: tuple[str, ...] = ("blogpost",)
+    uses_kafka: bool = USES_KAFKA
+    """Whether changes go through Kafka."""
     is_preloaded: bool = True
     """Whether commands and daemons are forks of a process that has loaded the program; measured ones are not."""
     _led: list[tuple[Connection, int]] = field(default_factory=list)
@@ -255,7 +261,7 @@ class World:
         made = Settings(
             postgres=PostgresSettings(dsn=SecretStr(self.dsn)),
             kafka=KafkaSettings(
-                bootstrap_servers=self.endpoints.kafka_bootstrap_servers,
+                bootstrap_servers=self.endpoints.kafka_bootstrap_servers if self.uses_kafka else "",
                 topic=f"{self.name}.changes",
                 group=self.name,
                 partitions=4,
@@ -271,7 +277,7 @@ class World:
             **os.environ,
             "SYNCER_CONFIG": str(self.config),
             "SYNCER_POSTGRES_DSN": self.dsn,
-            "SYNCER_KAFKA_BOOTSTRAP_SERVERS": self.endpoints.kafka_bootstrap_servers,
+            "SYNCER_KAFKA_BOOTSTRAP_SERVERS": self.settings.kafka.bootstrap_servers,
             "SYNCER_KAFKA_TOPIC": f"{self.name}.changes",
             "SYNCER_KAFKA_GROUP": self.name,
             "SYNCER_KAFKA_PARTITIONS": "4",
@@ -350,10 +356,13 @@ class World:
             names = client.indices.get(index=f"{self.alias}*", expand_wildcards="all").body
             if names:
                 client.indices.delete(index=",".join(names))
+        self._delete_topic()
+        wait_until(self._is_dropped, what="the database is dropped")
+
+    def _delete_topic(self) -> None:
         admin = AdminClient({"bootstrap.servers": self.endpoints.kafka_bootstrap_servers})
         if self.settings.kafka.topic in admin.list_topics(timeout=DEADLINE_SECONDS).topics:
             admin.delete_topics([self.settings.kafka.topic])[self.settings.kafka.topic].result(2 * DEADLINE_SECONDS)
-        wait_until(self._is_dropped, what="the database is dropped")
 
     def _is_dropped(self) -> bool:
         """Drop the database; Postgres waits for no more than five seconds for sessions that it has told to end."""
@@ -395,6 +404,8 @@ class World:
 
     def _has_topic(self) -> bool:
         """Make the topic, if it is not there; a broker that stands still for a while answers later."""
+        if not self.uses_kafka:
+            return True
         try:
             topic.ensure_topic(self.settings.kafka)
         except (KafkaException, TopicError):
@@ -473,7 +484,7 @@ class World:
             made.close()
 
     @contextmanager
-    def relay(self, *, produce: Callable[[], ChangeProducer] | None = None) -> Iterator[Relay]:
+    def relay(self) -> Iterator[Relay]:
         """A relay that turns only when the test says so, and leads if nobody else does.
 
         A server hears only a moment later that a connection was closed: whoever led before may be leaving yet.
@@ -483,15 +494,22 @@ class World:
             if left := [pid for one, pid in self._led if one.closed]:
                 wait_until(lambda: not self.sql(_LEADS, left), what="who led before is gone")
             opened = self.connect()
-            self._installation = registry.installation(opened)
             self._led.append((opened, opened.info.backend_pid))
             return opened
 
-        made = Relay(connect=connect, produce=produce or (lambda: ChangeProducer(self.settings.kafka)))
+        with self.connect() as connection:
+            self._installation = registry.installation(connection)
+        made = Relay(connect=connect, kafka=self.settings.kafka)
         try:
             yield made
         finally:
             made.close()
+
+    def source(self, link: Link, pause: Callable[[float], None]) -> Source[Any]:
+        """Where a worker of this world receives changes from."""
+        if self.uses_kafka:
+            return TopicSource(link=link, settings=self.settings.kafka, pause=pause, name="test")
+        return OutboxSource(connect=self.connect, settings=self.settings.relay, pause=pause)
 
     @contextmanager
     def worker(self, index: Index, *, name: str = "worker-test") -> Iterator[Worker]:
@@ -603,7 +621,8 @@ class World:
         """Run relay, worker and job worker until every document equals its SELECT and every record is handled."""
 
         def turn() -> bool:
-            relay.run_once()
+            if self.uses_kafka:
+                relay.run_once()
             worker.run_once()
             job_worker.run_once()
             return not self.differences() and self.is_handled()
@@ -612,11 +631,9 @@ class World:
             wait_until(turn, what="every document equals its SELECT, and every record is handled")
 
     def is_handled(self) -> bool:
-        """Whether every record of the topic is handled, and its offset committed; as far as Kafka says so now."""
-        try:
-            return not any(one.records for one in topic.Observer(self.settings.kafka).lag())
-        except (KafkaException, TopicError):  # it may stand still for a while
-            return False
+        """Whether every change that was read from the outbox is handled."""
+        with self.connect() as connection:
+            return progress.handled(connection).id == progress.newest(connection)
 
     def handle(self, worker: Worker) -> None:
         """Turn a worker until every record is handled: a document may be equal to its SELECT before its last one is."""
@@ -625,4 +642,4 @@ class World:
             worker.run_once()
             return self.is_handled()
 
-        wait_until(turn, what="every record is handled, and its offset committed")
+        wait_until(turn, what="every record is handled")

@@ -27,7 +27,6 @@ DOCUMENT = Document(
         root_key=None,
         tables={},
         views=(),
-        lookups=(),
         shapes={},
     ),
     target=Target(index_name="blog-000001", write_alias="blog-write"),

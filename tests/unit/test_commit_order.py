@@ -1,4 +1,4 @@
-"""A worker commits offsets in the order in which it received them, whatever order its documents are written in."""
+"""Progress is saved in the order in which changes were received, whatever order documents are written in."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import given, strategies as st
 
 from syncer.base.errors import SourceError
 from syncer.base.log_limit import Repeated
+from syncer.base.model import Change
 from syncer.base.settings import WorkerSettings
 from syncer.base.write_report import WriteReport
 from syncer.elasticsearch.bulk import Index
 from syncer.worker.batch import ChangeBatch
-from syncer.worker.group import Membership
 from syncer.worker.loop import Worker
-from tests.support.fakes import FakeMembership
+from syncer.worker.source import Delivery
 
 CHANGE = b'{"id":%d,"changed_at":0,"relation":"public.posts","operation":"D","old":{"id":"1"},"new":null}'
 
@@ -25,6 +25,31 @@ CHANGE = b'{"id":%d,"changed_at":0,"relation":"public.posts","operation":"D","ol
 def unreachable(*_: object) -> Any:
     """A server that is not to be asked."""
     raise AssertionError("no server is asked")
+
+
+class Changes:
+    """A source of so many changes; each has its number as its mark."""
+
+    def __init__(self, number: int) -> None:
+        self.saved = 0
+        self._waiting = iter(range(1, number + 1))
+
+    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[int] | None:
+        """Return the next one."""
+        del records_max, wait_seconds
+        number = next(self._waiting)
+        return Delivery(changes=[Change.parse(CHANGE % number)], records=1, mark=number)
+
+    def save(self, delivery: Delivery[int]) -> None:
+        """Remember it; they come in order."""
+        assert delivery.mark == self.saved + 1
+        self.saved = delivery.mark
+
+    def keep_alive(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
 
 
 class Resolver:
@@ -39,41 +64,40 @@ class Resolver:
         batch.writes.extend(self.writes[batch.number - 1])
 
 
-def worker_of(slices: list[int]) -> tuple[Worker, FakeMembership, list[list[Future[WriteReport]]]]:
+def worker_of(slices: list[int]) -> tuple[Worker, Changes, list[list[Future[WriteReport]]]]:
     """A worker that has received one record for each batch, and submitted its slices."""
+    source, resolver = Changes(len(slices)), Resolver(slices)
     worker = Worker(
         connect=unreachable,
-        consume=unreachable,
+        source=lambda *_: source,
         index=Index(Elasticsearch("http://127.0.0.1:9"), bulk_bytes_max=1),
         settings=WorkerSettings(batch_changes_max=1),
     )
-    membership, resolver = FakeMembership([CHANGE % number for number in range(1, len(slices) + 1)]), Resolver(slices)
-    worker._membership = cast("Membership", membership)
     worker._resolver = cast("Any", resolver)
     for _ in slices:
         worker._receive(0)
-    return worker, membership, resolver.writes
+    return worker, source, resolver.writes
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_offsets_are_committed_in_order_up_to_the_first_that_is_not_written(slices: list[int], random: Any) -> None:
-    """After each write, what is committed is the longest run of batches from the first that are all written."""
-    worker, membership, writes = worker_of(slices)
+def test_progress_is_saved_in_order_up_to_the_first_that_is_not_written(slices: list[int], random: Any) -> None:
+    """After each write, what is saved is the longest run of batches from the first that are all written."""
+    worker, source, writes = worker_of(slices)
     left = [one for batch in writes for one in batch]
     random.shuffle(left)
     for one in [None, *left]:
         if one is not None:
             one.set_result(WriteReport())
-        worker._commit()
+        worker._save_done()
         done = [all(each.done() for each in batch) for batch in writes]
-        assert membership.committed == (done.index(False) if False in done else len(done))
+        assert source.saved == (done.index(False) if False in done else len(done))
 
 
-def test_a_batch_that_failed_is_not_committed_nor_what_follows_it() -> None:
+def test_a_batch_that_failed_is_not_saved_nor_what_follows_it() -> None:
     """The error ends the turn: the records come again."""
-    worker, membership, ((failed,), (written,)) = worker_of([1, 1])
+    worker, source, ((failed,), (written,)) = worker_of([1, 1])
     written.set_result(WriteReport())
     failed.set_exception(SourceError("away"))
     with pytest.raises(SourceError):
-        worker._commit()
-    assert membership.committed == 0
+        worker._save_done()
+    assert source.saved == 0

@@ -19,6 +19,7 @@ from syncer.base.error_policy import Action, at_work_for, decide, decide_item, e
 from syncer.base.errors import (
     DeadLetteringError,
     DocumentError,
+    LossError,
     RestoringError,
     SyncerError,
     UnavailableError,
@@ -181,7 +182,7 @@ def test_what_kafka_raises(name: str, action: Action) -> None:
     assert decide(kafka_error(getattr(KafkaError, name))) is action
 
 
-WAITED_FOR = (DocumentError, DeadLetteringError, RestoringError, UnavailableError)
+WAITED_FOR = (DocumentError, DeadLetteringError, LossError, RestoringError, UnavailableError)
 OURS = [
     one
     for one in vars(errors).values()

@@ -24,7 +24,7 @@ def in_component(work: Callable[[], object]) -> None:
 def polled(*, age: float = 0, errors: dict[Server, str] | None = None) -> Polled:
     """A reading, so long ago, in which these servers have not answered."""
     servers = [ServerAnswer(server=one, error=(errors or {}).get(one), seconds=0.1, age_seconds=0) for one in Server]
-    overview = status.put_together(servers, None, None, None, at=time.time() - age)
+    overview = status.put_together(servers, None, None, at=time.time() - age)
     return Polled(monotonic_at=time.monotonic() - age, overview=overview, rates=None)
 
 

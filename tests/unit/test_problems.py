@@ -18,7 +18,6 @@ from syncer.capture.leader import Leader
 from syncer.capture.outbox import Room
 from syncer.cli import status_output
 from syncer.jobs.model import JobKind
-from syncer.kafka.topic import PartitionLag
 from syncer.monitoring import problems as problems_module
 from syncer.monitoring.problems import Urgency, as_json, headline, problems, urgency
 from syncer.monitoring.status import (
@@ -26,7 +25,6 @@ from syncer.monitoring.status import (
     Flow,
     IndexFault,
     Overview,
-    Queued,
     Running,
     Server,
     ServerAnswer,
@@ -71,6 +69,9 @@ STORED = Stored(
     captured=10,
     outbox_waiting=0,
     outbox_lag_seconds=0,
+    published=10,
+    handled=10,
+    waiting_since=None,
     epoch=1,
     active=(),
     held_back={},
@@ -81,20 +82,13 @@ STORED = Stored(
     prepared_seconds=0,
     verifications=(),
 )
-QUEUED = Queued(workers=2, partitions=(PartitionLag(partition=0, begin=0, committed=10, end=10),))
 ANSWERED = tuple(ServerAnswer(server=one, error=None, seconds=0.1, age_seconds=0) for one in Server)
-WELL = Overview(at=100, servers=ANSWERED, stored=STORED, queued=QUEUED, documents=(DOCUMENT,), written=10)
+WELL = Overview(at=100, servers=ANSWERED, stored=STORED, documents=(DOCUMENT,), written=10)
 
 
 def stored(seen: Overview = WELL, **facts: Any) -> Overview:
     """The same, if Postgres says this."""
     return replace(seen, stored=replace(STORED, **facts))
-
-
-def waiting(records: int, *, oldest_at: float | None = None) -> Queued:
-    """So many changes wait in the topic."""
-    partition = PartitionLag(partition=0, begin=0, committed=10 - records, end=10)
-    return replace(QUEUED, partitions=(partition,), oldest_at=oldest_at)
 
 
 def shown(seen: Overview, *, columns: int = 100) -> str:
@@ -142,13 +136,8 @@ overviews = st.builds(
         st.just(STORED),
         leader=st.sampled_from([None, STORED.leader]),
         outbox_waiting=st.integers(0, 2),
+        running=st.sampled_from([(), STORED.running]),
         jobs=st.lists(jobs, max_size=2).map(tuple),
-    ),
-    queued=st.none()
-    | st.builds(
-        replace,
-        st.just(QUEUED),
-        workers=st.integers(0, 2),
     ),
     documents=st.lists(documents, max_size=2).map(tuple),
     written=st.none() | st.just(10),
@@ -174,11 +163,11 @@ def test_there_is_a_problem_if_and_only_if_all_is_not_well(seen: Overview) -> No
 def test_the_headline_says_what_goes_on() -> None:
     """Nothing, what is in flight and for how long, jobs and how long yet, and that it is behind."""
     assert headline(WELL) == "All is well. Nothing is waiting."
-    both = replace(stored(outbox_waiting=1), queued=waiting(2))
+    both = stored(outbox_waiting=1, published=12)
     assert headline(both) == "All is well. 3 changes in flight."
-    late = replace(both, queued=waiting(2, oldest_at=95.8))
+    late = stored(outbox_waiting=1, published=12, waiting_since=95.8)
     assert headline(late) == "All is well. 3 changes in flight, the oldest for about 4 s."
-    behind = headline(replace(late, queued=waiting(2, oldest_at=-500)))
+    behind = headline(stored(outbox_waiting=1, published=12, waiting_since=-500))
     assert behind.startswith("Behind. 3 changes in flight")
     assert headline(stored(jobs=(JOB,))) == "All is well. 1 job running, done in about 8 s."
     unknown = replace(JOB, documents_total=None)
@@ -193,7 +182,7 @@ def test_what_matters_most_comes_first() -> None:
     seen = replace(stored(leader=None, jobs=(paused,)), documents=(suspended,))
     assert headline(seen) == "3 problems."
     assert [one.message for one in problems(seen)] == [
-        "No relay leads: changes stay in the outbox.",
+        "No daemon leads: changes stay in the outbox.",
         "blogpost is suspended: the column posts.title is gone.",
         f"Job {JOB.id} is paused, and documents of {JOB.document} are stale until it is done.",
     ]
@@ -223,17 +212,15 @@ def test_what_follows_from_an_outage_is_not_said_beside_it() -> None:
     """If Kafka is down, the missing leader and workers are not reported too; the known lag continues to grow."""
     down = ServerAnswer(server=Server.KAFKA, error="Kafka is down", hint="Start it", seconds=3, age_seconds=200)
     seen = replace(stored(leader=None, outbox_waiting=4210, outbox_lag_seconds=7), servers=(*ANSWERED[:1], down))
-    (one,) = problems(replace(seen, queued=replace(QUEUED, workers=0)))
+    (one,) = problems(seen)
     assert one.message == "Kafka is down, for 3 min 20 s. 4,210 changes are waiting."
     assert replace(seen, at=130).lag_seconds == 37
-    assert rates(WELL, replace(seen, at=130)) is None
-    assert "as of 3 min 20 s ago" in shown(seen)
+    assert rates(WELL, replace(seen, at=130)) is not None
 
 
 def test_rates_follow_from_two_readings() -> None:
     """What a server counts anew, since it was made anew, is no negative rate; of one moment there is none."""
-    partition = PartitionLag(partition=0, begin=0, committed=0, end=20)
-    later = replace(stored(captured=30), at=102, queued=replace(QUEUED, partitions=(partition,)))
+    later = replace(stored(captured=30, published=20, handled=0), at=102)
     measured = rates(WELL, later)
     assert measured == Flow(captured=10, published=5, handled=0, written=0)
     assert rates(WELL, WELL) is None

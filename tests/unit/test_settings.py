@@ -89,7 +89,7 @@ VARIABLES: dict[str, tuple[str, Callable[[Settings], bool]]] = {
     "SYNCER_KAFKA_PROPERTIES": ('{"acks": "all"}', lambda one: one.kafka.properties["acks"] == "all"),
     "SYNCER_ELASTICSEARCH_API_KEY": ("k", lambda one: one.elasticsearch.api_key == SecretStr("k")),
     "SYNCER_ELASTICSEARCH_CA_CERTS": ("/ca.pem", lambda one: one.elasticsearch.ca_certs == Path("/ca.pem")),
-    "SYNCER_RELAY_GATHER_SECONDS_MAX": ("0.5", lambda one: one.relay.gather_seconds_max == 0.5),
+    "SYNCER_RELAY_POLL_SECONDS": ("0.5", lambda one: one.relay.poll_seconds == 0.5),
     "SYNCER_WORKER_BULK_BYTES_MAX": ("9", lambda one: one.worker.bulk_bytes_max == 9),
     "SYNCER_LOG_FORMAT": ("json", lambda one: one.log.format == "json"),
     "SYNCER_LOG_LEVEL": ("debug", lambda one: one.log.level == "debug"),
@@ -109,7 +109,7 @@ WRONG = {
     "SYNCER_WORKER_THREADS": ("many", ("worker.threads", "valid integer")),
     "SYNCER_WORKER_THREAD": ("1", ("worker.thread", "unknown setting")),
     "SYNCER_WORKER_BATCH_CHANGES_MAX": ("0", ("worker.batch_changes_max", "greater than 0")),
-    "SYNCER_RELAY_GATHER_SECONDS_MAX": ("-1", ("relay.gather_seconds_max", "greater than or equal to 0")),
+    "SYNCER_RELAY_POLL_SECONDS": ("0", ("relay.poll_seconds", "greater than 0")),
     "SYNCER_METRICS_SECONDS": ("300", ("metrics.seconds", "less than or equal to 60")),
     "SYNCER_LOG_FORMAT": ("xml", ("log.format", "json")),
     "SYNCER_LOG_LEVEL": ("loud", ("log.level", "warning")),
@@ -187,8 +187,8 @@ FILES = {
     "not_yaml": ("postgres: [\n", ("syncer.yaml", "YAML")),
     "a_list": ("- postgres\n", ("syncer.yaml",)),
     "a_word": ("postgres\n", ("syncer.yaml",)),
-    "empty": ("", ("postgres", "kafka", "elasticsearch", "SYNCER_POSTGRES_DSN")),
-    "incomplete": ("postgres:\n  dsn: x\n", ("kafka.bootstrap_servers is not set", "elasticsearch.url is not set")),
+    "empty": ("", ("postgres", "elasticsearch", "SYNCER_POSTGRES_DSN")),
+    "incomplete": ("postgres:\n  dsn: x\n", ("elasticsearch.url is not set",)),
     "section_is_empty": ("postgres: {}\n", ("postgres.dsn is not set",)),
 }
 

@@ -52,7 +52,7 @@ def test_what_cannot_be_written_waits_within_bounds_and_is_logged_once() -> None
     timeline = Timeline()
     with capture_logs() as logs:
         for number in range(3000):
-            timeline.note("topic.made_again", "warning", str(number))
+            timeline.note("topic.records_lost", "warning", str(number))
             if number % 500 == 0:
                 timeline.write(Broken())  # type: ignore[arg-type]
     assert [line["event"] for line in logs] == ["timeline.write_failed"]

@@ -6,7 +6,7 @@ Kafka and Elasticsearch are only read. All servers are connected to at once, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from enum import StrEnum
@@ -74,7 +74,9 @@ class Deployment:
 
     def __enter__(self) -> Self:
         """Connect to all servers at once, so that three that are down take no longer than one."""
-        connects = {"postgres": self._connect, "kafka": self._administer, "elasticsearch": self._client}
+        connects: dict[str, Callable[[], Any]] = {"postgres": self._connect, "elasticsearch": self._client}
+        if self.settings.kafka.is_used:
+            connects["kafka"] = self._administer
         with ThreadPoolExecutor(thread_name_prefix="doctor") as threads:
             opened = {name: threads.submit(connect) for name, connect in connects.items()}
         for name, one in opened.items():

@@ -81,8 +81,13 @@ def examine(
     """Make these checks, or all."""
     began = time.monotonic()
     with Deployment(settings, config_folder, duties) as deployment:
-        findings = {check: _made(check, deployment) for check in checks}
-        servers = {name: _version(deployment, name) for name in SERVERS if deployment.failure(name) is None}
+        used = [name for name in SERVERS if name != "kafka" or settings.kafka.is_used]
+        findings = {
+            check: _made(check, deployment)
+            for check in checks
+            if (server := check.id.partition(".")[0]) in used or server not in SERVERS
+        }
+        servers = {name: _version(deployment, name) for name in used if deployment.failure(name) is None}
     return Report(findings=findings, servers=servers, seconds=time.monotonic() - began)
 
 

@@ -72,21 +72,9 @@ def _retention(deployment: Deployment) -> Iterator[Finding]:
         yield consider(found, _set(deployment, "retention.bytes=-1"))
 
 
-@check("kafka.offsets_retention", "Kafka keeps the workers' offsets for a day at least", 1)
-def _offsets_retention(deployment: Deployment) -> Iterator[Finding]:
-    """Without them workers read the topic from its beginning, and cannot tell whether changes have expired."""
-    broker = str(min(deployment.kafka.list_topics(timeout=ANSWER_SECONDS).brokers))
-    minutes = int(_described(deployment, ResourceType.BROKER, broker)["offsets.retention.minutes"])
-    if minutes * 60 < _DAY_SECONDS:
-        yield consider(
-            f"offsets.retention.minutes is {minutes}",
-            advice("Set offsets.retention.minutes=20160 in each broker's server.properties, and restart it."),
-        )
-
-
 @check("kafka.group", "Only syncer's workers are in the consumer group", 1)
 def _group(deployment: Deployment) -> Iterator[Finding]:
-    """Any other member receives part of the changes, and commits them as done."""
+    """Any other member receives part of the changes, which then nobody handles."""
     settings = deployment.settings.kafka
     _existing_topic(deployment)
     with Observer(settings) as observer:

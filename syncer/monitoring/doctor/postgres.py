@@ -70,8 +70,8 @@ _NEEDED = {
         "outbox": ["SELECT", "INSERT", "UPDATE"],
         "outbox_0": ["SELECT", "TRUNCATE"],
         "outbox_segment": ["UPDATE"],
-        "relay_cursor": ["INSERT", "UPDATE"],
-        "topic": ["INSERT", "UPDATE"],
+        "cursor": ["INSERT", "UPDATE", "DELETE"],
+        "term": ["UPDATE"],
         "document": ["UPDATE"],
         "job": ["INSERT", "UPDATE", "DELETE"],
         "job_chunk": ["DELETE"],
@@ -82,7 +82,7 @@ _NEEDED = {
         "job": ["INSERT", "UPDATE", "DELETE"],
         "job_chunk": ["INSERT", "UPDATE", "DELETE"],
         "cluster_identity": ["UPDATE"],
-        "topic": ["INSERT", "UPDATE"],
+        "partition": ["INSERT", "UPDATE"],
         "version": ["USAGE"],
         "version_lock": ["UPDATE"],
         "version_time": ["INSERT", "UPDATE", "DELETE"],
@@ -97,8 +97,8 @@ SELECT quote_ident(n.nspname), has_schema_privilege(n.oid, 'USAGE'),
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE format('%I.%I', n.nspname, c.relname) = $1
 """
 _CALLED = (
-    *("pg_control_system", "pg_current_wal_insert_lsn", "pg_walfile_name", "pg_current_snapshot", "pg_notify"),
-    *("pg_try_advisory_lock", "pg_try_advisory_xact_lock_shared", "pg_advisory_unlock", "pg_notification_queue_usage"),
+    *("pg_control_system", "pg_current_wal_insert_lsn", "pg_walfile_name", "pg_current_snapshot"),
+    *("pg_try_advisory_lock", "pg_advisory_unlock"),
 )
 _NOT_CALLABLE = """
 SELECT oid::regprocedure::text FROM pg_proc

@@ -189,7 +189,7 @@ class Facts:
                 raise DefinitionError(f"No document {document[:100]} is active", hint=f"Active documents: {known}")
             with elastic.connect(settings.elasticsearch) as client:
                 index = Index(client, bulk_bytes_max=settings.worker.bulk_bytes_max)
-                seen = explain.explain(connection, index, settings.kafka, chosen, id_, seconds=_EXPLAIN_SECONDS)
+                seen = explain.explain(connection, index, chosen, id_, seconds=_EXPLAIN_SECONDS)
         told = explain.as_json(seen, id_, values=values)
         return told if asked.has_token else _without_values(told)
 

@@ -1,0 +1,238 @@
+"""Progress: how far the outbox was read, and how far what was read is handled. All of it is in Postgres.
+
+*Handled* is a snapshot: everything visible in it has reached its documents, or its jobs. `syncer status`, `wait` and
+`verify` ask for it here, so that no other server has to answer.
+
+    syncer.cursor       a row for each save of the process that reads the outbox: the snapshot, and the last number that
+                        Kafka has acknowledged in each partition
+    syncer.partition    the offset and the number that workers have handled, by partition
+    syncer.handled      the newest row of syncer.cursor whose numbers are all handled; without Kafka it has none
+
+Each record in Kafka has a number: the term of the leader that sent it, and a counter. No number is used twice, and
+later ones are greater. A term comes from a sequence, and is not less than the time: so it grows after a failover and a
+restore, too.
+
+A cursor is a ``pg_snapshot``, never an id or a time. It is stored in the database that it refers to, and is restored
+together with it. After a failover or a restore of files it belongs to a state that the database still has: a commit
+that it saw precedes it in the WAL. Ids that are assigned anew to other transactions are all beyond its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from psycopg.types.json import Jsonb
+
+from syncer.base.postgres import Connection, value
+
+_COUNTER_BITS = 32
+NOTES_MAX = 1000
+"""How many saved cursors are kept that are not handled; beyond that, neighbours are merged."""
+
+# A cursor is valid where every later write gets a transaction id behind its end. That excludes another cluster, and
+# this one after the restore of a dump of it that had advanced further. The ids that it saw in progress are not assigned
+# again.
+# Rule: no-cursor-of-another-cluster.
+IS_VALID = """
+system_identifier = (SELECT system_identifier FROM pg_control_system())
+AND pg_snapshot_xmax(snapshot) <= pg_snapshot_xmax(pg_current_snapshot())
+"""
+CURSOR = "(SELECT * FROM syncer.cursor ORDER BY id DESC LIMIT 1)"
+"""The row of the saved cursor, if there is one, as a table."""
+_READ = f"SELECT id, snapshot::text, numbers, changes, {IS_VALID} FROM {CURSOR} AS c"  # noqa: S608 - constants of ours
+_SAVE = f"""
+INSERT INTO syncer.cursor (system_identifier, snapshot, changed_at, changes, numbers, adopted_in)
+VALUES ((SELECT system_identifier FROM pg_control_system()), $1::pg_snapshot, to_timestamp($2::float8), $3, $4,
+        coalesce((SELECT adopted_in FROM {CURSOR} AS c), '0'))
+"""  # noqa: S608 - a constant of ours
+_BEFORE_NOW = "SELECT format('%1$s:%1$s:', pg_snapshot_xmin(pg_current_snapshot()))"
+_RENEW = "UPDATE syncer.outbox SET xid = pg_current_xact_id()"
+_DROP_CURSORS = "DELETE FROM syncer.cursor"
+# A transaction that waits for one that has written some of these rows waits for this one: see `syncer.capture.outbox`.
+_ADOPTED = "UPDATE syncer.cursor SET adopted_in = pg_current_xact_id()"
+_TERM = """
+SELECT setval('syncer.term', greatest(nextval('syncer.term'), extract(epoch FROM clock_timestamp())::bigint))
+"""
+_DROP_HANDLED = "DELETE FROM syncer.cursor WHERE id < (SELECT id FROM syncer.handled)"
+_MERGE = """
+WITH note AS (
+    SELECT id, changed_at, lead(id) OVER w AS next, row_number() OVER w AS number, count(*) OVER () AS notes
+    FROM syncer.cursor WINDOW w AS (ORDER BY id)
+), gone AS (
+    DELETE FROM syncer.cursor AS c USING note AS n
+    WHERE c.id = n.id AND n.notes > $1 AND n.number % 2 = 1 AND n.next IS NOT NULL
+    RETURNING n.next, n.changed_at
+)
+UPDATE syncer.cursor AS c SET changed_at = least(c.changed_at, gone.changed_at) FROM gone WHERE c.id = gone.next
+"""
+_HANDLED = f"""
+SELECT id, changes, coalesce((SELECT changes FROM {CURSOR} AS c), 0) - changes,
+       extract(epoch FROM waiting_since)::float8
+FROM syncer.handled
+"""  # noqa: S608 - a constant of ours
+_NEWEST = f"SELECT coalesce(max(id), 0) FROM {CURSOR} AS c"  # noqa: S608 - a constant of ours
+_PLACES = "SELECT partition, next_offset, number FROM syncer.partition"
+# Forwards only, by number: a worker that was replaced meanwhile may be late.
+_ADVANCE = """
+INSERT INTO syncer.partition AS p (partition, next_offset, number)
+SELECT * FROM unnest($1::integer[], $2::bigint[], $3::bigint[])
+ON CONFLICT (partition) DO UPDATE
+SET next_offset = excluded.next_offset, number = excluded.number, saved_at = clock_timestamp()
+WHERE p.number < excluded.number
+"""
+_COVER = """
+INSERT INTO syncer.partition AS p (partition, number) VALUES ($1, $2)
+ON CONFLICT (partition) DO UPDATE SET number = greatest(p.number, excluded.number), saved_at = clock_timestamp()
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """The saved cursor.
+
+    Args:
+        id: Of its row; grows.
+        snapshot: The outbox is read up to it.
+        numbers: By partition, the last number that Kafka has acknowledged; empty without Kafka.
+        changes: How many changes have been read so far, in all.
+        is_valid: Whether it is of this database.
+    """
+
+    id: int
+    snapshot: str
+    numbers: dict[int, int]
+    changes: int
+    is_valid: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handled:
+    """What is handled.
+
+    Args:
+        id: The row of the newest saved cursor that is; 0 if none is.
+        changes: How many changes that are, in all.
+        waiting: How many more were read.
+        waiting_since: When the oldest change was made that was read and is not handled, in Unix time; None if all is.
+    """
+
+    id: int
+    changes: int
+    waiting: int
+    waiting_since: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """How far a partition is handled.
+
+    Args:
+        next_offset: Of the first record that is not; None to begin with the oldest.
+        number: The greatest number that is.
+    """
+
+    next_offset: int | None
+    number: int
+
+
+class Numbers:
+    """The numbers of one leader's records. Only the leader may create it: the term is its own.
+
+    Args:
+        connection: The leader's.
+        saved: By partition, the last number that was saved: see `start`.
+    """
+
+    def __init__(self, connection: Connection, saved: Mapping[int, int]) -> None:
+        # Rules: numbers-are-never-reused, a-new-leader-names-what-was-saved.
+        self._last = int(str(value(connection, _TERM))) << _COUNTER_BITS
+        self._end = self._last + (1 << _COUNTER_BITS)
+        self.latest = dict(saved)
+        """By partition, the last number that was taken."""
+
+    def take(self, partition: int) -> tuple[int, int]:
+        """A new number for a record of this partition, and the one of the record before it."""
+        self._last += 1
+        assert self._last < self._end  # noqa: S101 - 4 billion records
+        previous = self.latest.get(partition, 0)
+        self.latest[partition] = self._last
+        return self._last, previous
+
+
+def read(connection: Connection) -> Cursor | None:
+    """The saved cursor, if there is one."""
+    row = connection.execute(_READ).fetchone()
+    if row is None:
+        return None
+    id_, snapshot, numbers, changes, is_valid = row
+    by_partition = {int(partition): number for partition, number in numbers.items()}
+    return Cursor(id=id_, snapshot=snapshot, numbers=by_partition, changes=changes, is_valid=is_valid)
+
+
+def save(
+    connection: Connection, snapshot: str, *, changed_at: float | None, changes: int, numbers: Mapping[int, int]
+) -> None:
+    """Save a cursor; everything between it and the one before belongs to these numbers.
+
+    Args:
+        connection: The leader's: a process that was replaced has lost its own.
+        snapshot: The cursor.
+        changed_at: When the oldest change in between was made, in Unix time; None if there is none.
+        changes: How many changes have been read so far, in all.
+        numbers: By partition, the last one that Kafka has acknowledged.
+    """
+    connection.execute(_SAVE, (snapshot, changed_at, changes, Jsonb(numbers)), prepare=True)
+
+
+def adopt(connection: Connection) -> int:
+    """Start without a valid cursor: every row in the outbox becomes a new change; return how many there are.
+
+    Transaction ids of another cluster mean nothing here, neither in the cursor nor in the rows.
+    """
+    with connection.transaction():
+        cursor = str(value(connection, _BEFORE_NOW))
+        adopted = connection.execute(_RENEW).rowcount
+        connection.execute(_DROP_CURSORS)
+        save(connection, cursor, changed_at=None, changes=0, numbers={})
+        connection.execute(_ADOPTED)
+    return adopted
+
+
+def prune(connection: Connection) -> None:
+    """Remove cursors that are handled, except the last; merge neighbours if there are very many others."""
+    connection.execute(_DROP_HANDLED)
+    connection.execute(_MERGE, (NOTES_MAX,))
+
+
+def newest(connection: Connection) -> int:
+    """The row of the saved cursor; 0 if there is none."""
+    return int(str(value(connection, _NEWEST)))
+
+
+def handled(connection: Connection) -> Handled:
+    """What is handled now."""
+    row = connection.execute(_HANDLED).fetchone()
+    assert row is not None  # noqa: S101 - the view has a row
+    return Handled(id=row[0], changes=row[1], waiting=row[2], waiting_since=row[3])
+
+
+def places(connection: Connection) -> dict[int, Place]:
+    """How far each partition is handled, as far as anything in it is."""
+    rows = connection.execute(_PLACES).fetchall()
+    return {partition: Place(next_offset=offset, number=number) for partition, offset, number in rows}
+
+
+def advance(connection: Connection, reached: Mapping[int, Place]) -> None:
+    """Save how far partitions are handled, unless more was saved before."""
+    columns = ([*reached], [one.next_offset for one in reached.values()], [one.number for one in reached.values()])
+    connection.execute(_ADVANCE, columns, prepare=True)
+
+
+def cover(connection: Connection, partition: int, number: int) -> None:
+    """Count records up to this number as handled, since a refresh of all documents covers them.
+
+    Call it in the transaction that creates the refresh.
+    """
+    # Rule: the-refresh-is-committed-with-the-number.
+    connection.execute(_COVER, (partition, number))

@@ -1,0 +1,203 @@
+"""Reader: reads the changes in the outbox, as the one process that leads, and saves the cursor.
+
+The cursor is a snapshot: new are the changes that the current snapshot sees and the saved one did not (as in PgQ). So
+there is no gap, and a transaction that stays open for hours causes neither a stall nor a rescan.
+
+A long backlog is read in pages, by transaction id. After each page the cursor moves to the snapshot as of that
+transaction: everything before it was read, except what is still in progress. So a backlog of any size, and a
+transaction of any size, take the memory of a page.
+
+One process leads. It holds an advisory lock on the connection that saves the cursor, so a leader without its connection
+cannot save anything. If a leader sends Postgres nothing for too long, as if its process were stopped, Postgres ends its
+session: see `syncer.capture.leader`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from syncer.base import metrics
+from syncer.base.formatting import amount
+from syncer.base.postgres import AdvisoryLock, Connection, value
+from syncer.capture import leader, outbox, progress
+from syncer.capture.leader import LEASE_SECONDS, Leader, Lease
+from syncer.capture.outbox import Row
+
+_LEAD = f"SELECT pg_try_advisory_lock({AdvisoryLock.RELAY:d})"
+# If a crash takes back a save, the previous cursor is still true: changes are read again. So a save need not wait for
+# the disk. Neither need the trimming of rows, since the cursor that allows it precedes it.
+_LAZILY = "SET synchronous_commit = off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Changes that were read together.
+
+    Args:
+        rows: The changes.
+        cursor: What to save once they, and those read before, are done; None in the middle of a transaction.
+        is_last: Whether no more are known to wait.
+    """
+
+    rows: list[Row]
+    cursor: str | None
+    is_last: bool = True
+
+
+class OutboxReader:
+    """Reads the outbox as the leader, or stands by. Not for sharing between threads; after an error, `close` it.
+
+    Args:
+        connect: Opens a connection to Postgres.
+        trim_seconds: How often rows that are done are removed.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], *, trim_seconds: float) -> None:
+        self._connect = connect
+        self._trim_seconds = trim_seconds
+        self._connection: Connection | None = None
+        self._cursor: str | None = None
+        self._saved = ""
+        self._pages: Iterator[Page] | None = None
+        self._changes = 0
+        self._changed_at: float | None = None
+        self._lease: Lease | None = None
+        self._trimmed_at = 0.0
+        self._has_stood_by = self._has_led = False
+        self._seen: Leader | None = None
+        self._seen_since = 0.0
+        self.numbers: dict[int, int] = {}
+        """By partition, the last number that was saved."""
+        self._log = structlog.get_logger()
+
+    @property
+    def connection(self) -> Connection:
+        """The leader's connection."""
+        assert self._connection is not None  # noqa: S101 - only a leader asks
+        return self._connection
+
+    @property
+    def other_leads_seconds(self) -> float:
+        """For how long the same other process has been seen to lead."""
+        return time.monotonic() - self._seen_since if self._seen is not None else 0.0
+
+    def lead(self) -> bool:
+        """Lead, or go on leading; return False if another process leads."""
+        if self._cursor is not None:
+            return True
+        if self._connection is None:
+            self._connection = self._connect()
+        connection = self._connection
+        if not value(connection, _LEAD):
+            self._stand_by(connection)
+            return False
+        self._lease = Lease(connection, seconds=LEASE_SECONDS)
+        connection.execute(_LAZILY)
+        outbox.prepare(connection)
+        self._cursor = self._saved = self._begin(connection)
+        self._trimmed_at = time.monotonic()
+        if self._has_stood_by or not self._has_led:
+            self._log.info("relay.led", cursor=self._cursor, timeline="This daemon became the leader.")
+        self._has_stood_by, self._has_led = False, True
+        metrics.LEADS.set(1)
+        return True
+
+    def read(self, *, rows_max: int) -> Page:
+        """Return the changes that are new; at most so many, and then more follow."""
+        assert self._cursor is not None  # noqa: S101 - only a leader reads
+        if self._pages is None:
+            seen, rows = outbox.new(self.connection, self._cursor, rows_max=rows_max)
+            if rows is not None:
+                self._cursor = seen
+                return Page(rows=rows, cursor=seen)
+            self._pages = self._backlog(self._cursor, seen, rows_max)
+            self._cursor = seen
+        page = next(self._pages)
+        if page.is_last:
+            self._pages = None
+        return page
+
+    def _backlog(self, cursor: str, seen: str, rows_max: int) -> Iterator[Page]:
+        """Yield the changes between two snapshots, in pages.
+
+        Transactions that were in progress at the first come first, in any order; then the others by their ids.
+        """
+        for xid in outbox.in_progress(cursor):
+            for rows, _ in outbox.of_transaction(self.connection, xid, seen, rows_max=rows_max):
+                yield Page(rows=rows, cursor=None, is_last=False)
+        for rows, xid in outbox.since(self.connection, cursor, seen, rows_max=rows_max):
+            yield Page(rows=rows, cursor=outbox.as_of(seen, xid), is_last=False)
+        yield Page(rows=[], cursor=seen)
+
+    def save(self, page: Page, numbers: Mapping[int, int]) -> None:
+        """Save that a page, and all before it, is done.
+
+        Args:
+            page: The page.
+            numbers: By partition, the last number that Kafka has acknowledged; empty without Kafka.
+        """
+        self._changes += len(page.rows)
+        made = [row.changed_at for row in page.rows]
+        self._changed_at = min(made if self._changed_at is None else [self._changed_at, *made], default=None)
+        has_news = self._changed_at is not None or numbers != self.numbers
+        if page.cursor is None or not has_news:
+            return
+        progress.save(self.connection, page.cursor, changed_at=self._changed_at, changes=self._changes, numbers=numbers)
+        self._saved, self._changed_at, self.numbers = page.cursor, None, dict(numbers)
+
+    def forget_numbers(self) -> None:
+        """Save the cursor without numbers, since Kafka is no longer used: everything before it counts as handled."""
+        progress.save(self.connection, self._saved, changed_at=None, changes=self._changes, numbers={})
+        self.numbers = {}
+
+    def trim_if_due(self) -> None:
+        """Remove the rows that the saved cursor has seen, if that was not done for a while."""
+        if self._cursor is not None and time.monotonic() - self._trimmed_at >= self._trim_seconds:
+            self.trim()
+
+    def trim(self) -> int:
+        """Remove the rows that the saved cursor has seen; return how many segments were emptied."""
+        self._trimmed_at = time.monotonic()
+        trimmed = outbox.trim(self.connection, self._saved)
+        progress.prune(self.connection)
+        if trimmed:
+            self._log.debug("relay.outbox_trimmed", segments=trimmed)
+        return trimmed
+
+    def close(self) -> None:
+        """Give up the lead; the next `lead` begins at the saved cursor."""
+        if self._lease is not None:
+            self._lease.end()
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._lease = self._cursor = self._pages = self._changed_at = None
+        metrics.LEADS.set(0)
+
+    def _begin(self, connection: Connection) -> str:
+        """Return the saved cursor, if it is valid in this database."""
+        saved = progress.read(connection)
+        if saved is None or not saved.is_valid:
+            adopted = progress.adopt(connection)
+            if saved is not None:
+                self._log.warning(
+                    "relay.outbox_adopted",
+                    changes=adopted,
+                    timeline=f"The outbox is read again: {amount(adopted, 'change')}.",
+                )
+            saved = progress.read(connection)
+            assert saved is not None  # noqa: S101 - it was just saved
+        self._changes, self.numbers = saved.changes, saved.numbers
+        return saved.snapshot
+
+    def _stand_by(self, connection: Connection) -> None:
+        if not self._has_stood_by:
+            self._log.info("relay.stood_by")
+        self._has_stood_by = True
+        metrics.LEADS.set(0)
+        before, self._seen = self._seen, leader.find(connection)
+        if self._seen is None or before is None or before.process != self._seen.process:
+            self._seen_since = time.monotonic()

@@ -1,0 +1,247 @@
+"""Source: where a worker receives changes from, and saves which are handled. One of two, with the same rules.
+
+    OutboxSource    the outbox itself, without Kafka: of all daemons, one leads
+    TopicSource     the topic: any number of workers share its partitions
+
+Guarantees, of both: after `close`, or the death of the process, everything that was not saved is received again, by
+this worker or another. What was saved is in Postgres: see `syncer.capture.progress`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from syncer.base.errors import LossError
+from syncer.base.link import Link
+from syncer.base.model import Change, id_in
+from syncer.base.postgres import Connection
+from syncer.base.retry import retry
+from syncer.base.settings import KafkaSettings, RelaySettings
+from syncer.capture import progress
+from syncer.capture.progress import Place
+from syncer.capture.reader import OutboxReader, Page
+from syncer.kafka.consumer import ChangeConsumer, Received
+from syncer.recovery import lost_records
+
+_KEEP_ALIVE_SECONDS = 5.0
+_SAVE_SECONDS = 0.1
+"""How often the progress in the topic is saved at most."""
+_STANDBY_SECONDS = 1.0
+
+_Mark = TypeVar("_Mark")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery(Generic[_Mark]):
+    """Changes that were received together.
+
+    Args:
+        changes: The changes.
+        records: How many records they came in, those without a change included.
+        mark: What the source needs to save that they are handled.
+    """
+
+    changes: list[Change]
+    records: int
+    mark: _Mark
+
+
+class Source(Protocol[_Mark]):
+    """Where changes come from. Not for sharing between threads."""
+
+    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[_Mark] | None:
+        """Return the changes that are new; None if none have arrived within this time."""
+
+    def save(self, delivery: Delivery[_Mark]) -> None:
+        """Save that these changes are handled, and all that were received before them."""
+
+    def keep_alive(self) -> None:
+        """Call it every second or so while changes are handled: otherwise another process takes over."""
+
+    def close(self) -> None:
+        """Give up what was received and is not saved; the next `receive` starts over."""
+
+
+class OutboxSource:
+    """The outbox, for the process that leads.
+
+    Args:
+        connect: Opens a connection to Postgres.
+        settings: How often to look, and how often to trim.
+        pause: Waits; may raise `Stopping`.
+    """
+
+    def __init__(
+        self, *, connect: Callable[[], Connection], settings: RelaySettings, pause: Callable[[float], None]
+    ) -> None:
+        self._reader = OutboxReader(connect, trim_seconds=settings.trim_seconds)
+        self._poll_seconds = settings.poll_seconds
+        self._pause = pause
+        self._look_at = 0.0
+        self._is_behind = False
+
+    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[Page] | None:
+        """Return the changes that are new; None if there are none, or another process leads."""
+        left = self._look_at - time.monotonic()
+        if left > wait_seconds:
+            self._pause(wait_seconds)
+            return None
+        self._pause(max(0.0, left))
+        if not self._reader.lead():
+            self._look_at = time.monotonic() + _STANDBY_SECONDS
+            return None
+        if self._reader.numbers:
+            self._take_over_from_kafka()
+        was_behind = self._is_behind
+        page = self._reader.read(rows_max=records_max)
+        self._is_behind = not page.is_last
+        self._look_at = 0.0 if self._is_behind else time.monotonic() + self._poll_seconds
+        self._reader.trim_if_due()
+        if not page.rows and not was_behind:
+            return None
+        return Delivery(changes=[Change.parse(row.value) for row in page.rows], records=len(page.rows), mark=page)
+
+    def save(self, delivery: Delivery[Page]) -> None:
+        """Save the cursor, if it moves with these changes."""
+        self._reader.save(delivery.mark, {})
+
+    def keep_alive(self) -> None:
+        """Nothing to do: the leader's session renews itself."""
+
+    def close(self) -> None:
+        """Give up the lead."""
+        self._reader.close()
+        self._look_at, self._is_behind = 0.0, False
+
+    def _take_over_from_kafka(self) -> None:
+        """Go on where a relay was; what only the topic has is made up for."""
+        connection = self._reader.connection
+        # Rule: off-refreshes-what-is-not-handled.
+        if progress.handled(connection).id < progress.newest(connection):
+            lost_records.make_up(connection, "Kafka was turned off before everything in the topic was handled")
+        self._reader.forget_numbers()
+
+
+class TopicSource:
+    """The topic, for a member of the workers' group.
+
+    Args:
+        link: The worker's connection to Postgres.
+        settings: The topic.
+        pause: Waits before a retry; may raise `Stopping`.
+        name: The worker, for the log.
+    """
+
+    def __init__(self, *, link: Link, settings: KafkaSettings, pause: Callable[[float], None], name: str) -> None:
+        self._link = link
+        self._settings = settings
+        self._pause = pause
+        self._name = name
+        self._consumer: ChangeConsumer | None = None
+        self._unsaved: dict[int, Place] = {}
+        self._kept_at = self._saved_at = 0.0
+        self._log = structlog.get_logger().bind(worker=name)
+
+    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[Received] | None:
+        """Return the changes that have arrived.
+
+        If records are lost, or cannot be read, everything that they may have touched is due to be written again first.
+
+        Raises:
+            KafkaException: Kafka does not answer: call `close`.
+        """
+        self._save_if_due()
+        try:
+            received = self._joined().receive(records_max=records_max, wait_seconds=wait_seconds)
+        except LossError as error:
+            self._make_up(error.message, loss=error)
+            self._leave()
+            return None
+        if received is None:
+            return None
+        return Delivery(changes=self._parse(received), records=len(received.values), mark=received)
+
+    def save(self, delivery: Delivery[Received]) -> None:
+        """Save how far partitions are handled, at once or a moment later."""
+        self._unsaved |= delivery.mark.reached
+        self._save_if_due()
+
+    def keep_alive(self) -> None:
+        """Stay in the group."""
+        now = time.monotonic()
+        if self._consumer is not None and now - self._kept_at > _KEEP_ALIVE_SECONDS:
+            self._consumer.keep_alive()
+            self._kept_at = now
+
+    def close(self) -> None:
+        """Leave the group; save what is handled, if Postgres answers."""
+        self._unsaved, unsaved = {}, self._unsaved
+        self._leave()
+        if unsaved:
+            with self._link.used() as connection:
+                progress.advance(connection, unsaved)
+
+    def _leave(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+        self._consumer = None
+
+    def _joined(self) -> ChangeConsumer:
+        if self._consumer is None:
+            self._consumer = ChangeConsumer(self._settings, begin=self._places, on_change=self._partitions_changed)
+        return self._consumer
+
+    def _places(self) -> dict[int, Place]:
+        with self._link.used() as connection:
+            return progress.places(connection)
+
+    def _save_if_due(self) -> None:
+        if not self._unsaved or time.monotonic() - self._saved_at < _SAVE_SECONDS:
+            return
+
+        def save() -> None:
+            with self._link.used() as connection:
+                progress.advance(connection, self._unsaved)
+
+        retry(save, pause=self._pause, component=self._name)
+        if self._consumer is not None:
+            self._consumer.commit(self._unsaved)
+        self._saved_at = time.monotonic()
+        self._unsaved = {}
+
+    def _parse(self, received: Received) -> list[Change]:
+        """The changes among these records; one that cannot be read is made up for. Empty records have none."""
+        changes: list[Change] = []
+        unreadable = ""
+        for value, (partition, offset) in zip(received.values, received.places, strict=True):
+            if not value:
+                continue
+            try:
+                changes.append(Change.parse(value))
+            except ValueError as error:
+                unreadable = f"the record at offset {offset} of partition {partition} is {error}"
+                if id_in(value):
+                    unreadable += "; a newer version of syncer than this daemon's may have published it"
+        if unreadable:
+            self._make_up(unreadable)
+        return changes
+
+    def _make_up(self, cause: str, *, loss: LossError | None = None) -> None:
+        def make_up() -> None:
+            with self._link.used() as connection:
+                lost_records.make_up(connection, cause, loss=loss)
+
+        retry(make_up, pause=self._wait, component=self._name)
+
+    def _wait(self, seconds: float) -> None:
+        self.keep_alive()
+        self._pause(seconds)
+
+    def _partitions_changed(self, event: str, partitions: list[int]) -> None:
+        if partitions:  # a member that joins a full group is assigned none, and is notified of that
+            self._log.info(event, partitions=sorted(partitions))

@@ -211,10 +211,10 @@ class TransactionProgress:
 
     def _unpublished(self) -> WaitTimeoutError:
         waiting, lag_seconds = outbox.waiting(self._connection, outbox.saved_cursor(self._connection))
-        hint = f"The outbox has {amount(waiting, 'change')} to publish, the oldest of {duration(lag_seconds)} ago."
+        hint = f"The outbox has {amount(waiting, 'change')} to read, the oldest of {duration(lag_seconds)} ago."
         if leader.find(self._connection) is None:
-            return self._late("no relay leads, which would publish it", f"{hint} Run: syncer run", _RELAY)
-        return self._late("the relay has not published it", f"{hint} See: syncer status", _RELAY)
+            return self._late("no daemon leads, which would read it", f"{hint} Run: syncer run", _RELAY)
+        return self._late("the daemon that leads has not read it", f"{hint} See: syncer status", _RELAY)
 
     # Workers
 

@@ -106,11 +106,11 @@ def test_the_command_says_what_is_waited_for(blog: World, monkeypatch: pytest.Mo
     token = committed(blog, UPDATE, "mine")
     late = blog.syncer("wait", token, "--timeout", "0.1")
     assert late.returncode == 1
-    assert "no relay leads, which would publish it" in late.stderr
+    assert "no daemon leads, which would read it" in late.stderr
     assert "syncer run" in late.stderr
     with blog.relay() as relay:
         relay.run_once()
-    assert "no worker runs, which would handle it" in blog.syncer("wait", token, "--timeout", "0.1").stderr
+    assert "the workers have not handled it" in blog.syncer("wait", token, "--timeout", "0.1").stderr
     blog.daemon()
     done = blog.syncer("wait", token, "--searchable", "--json")
     assert done.returncode == 0, done.stderr

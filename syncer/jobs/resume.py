@@ -29,6 +29,13 @@ from syncer.elasticsearch.reader import Holdings
 from syncer.jobs import queue
 from syncer.jobs.model import JobKind
 
+_SETTLE_SECONDS = 2.0
+"""How long a document stays suspended at least: an index that is being closed looks open for a moment yet."""
+_SETTLED = f"""
+SELECT index_name FROM syncer.document
+WHERE suspended_by = '{Fault.UNAVAILABLE}' AND stale_since < clock_timestamp() - make_interval(secs => $1)
+"""  # noqa: S608 - a constant of ours
+
 
 def resume(connection: Connection, document: Document, fault: Fault) -> bool:
     """Resume a document whose fault is over, with a refresh; False if it is not suspended for that any more."""
@@ -51,8 +58,9 @@ def resume(connection: Connection, document: Document, fault: Fault) -> bool:
 
 def look(connection: Connection, holdings: Holdings) -> None:
     """Resume the documents whose index takes documents again, and of which no table is locked."""
+    settled = {name for (name,) in connection.execute(_SETTLED, (_SETTLE_SECONDS,)).fetchall()}
     for one in registry.documents(connection):
-        if one.suspended_by is Fault.UNAVAILABLE and locked_table(connection, one) is None:
+        if one.index_name in settled and locked_table(connection, one) is None:
             with suppress(elasticsearch.ApiError, elasticsearch.TransportError):  # it is gone, or Elasticsearch is down
                 if holdings.takes_documents(one.index_name):
                     resume(connection, one, Fault.UNAVAILABLE)

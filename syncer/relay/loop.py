@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import structlog
 
 from syncer.base import metrics
+from syncer.base.errors import TopicError, UnavailableError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.model import id_in
 from syncer.base.postgres import Connection
@@ -99,11 +100,9 @@ class Relay:
         """Publish new changes and save the cursor, if this relay leads.
 
         Raises:
-            psycopg.Error, KafkaException: Nothing was saved. Call it again after `close`.
+            psycopg.Error, KafkaException, UnavailableError: Nothing was saved. Call it again after `close`.
         """
-        if not self._has_answered:
-            topic.ensure_topic(self._kafka)
-            self._has_answered = True
+        self._require_topic()
         if not self._reader.lead():
             return RelayReport(is_leader=False)
         if self._producer is None:
@@ -145,6 +144,23 @@ class Relay:
         except Exception:
             self.close()
             raise
+
+    def _require_topic(self) -> None:
+        """Create the topic if it is missing; a relay that Kafka does not answer must not lead.
+
+        Raises:
+            UnavailableError: Kafka does not answer.
+            TopicError, KafkaException: It refuses.
+        """
+        if self._has_answered:
+            return
+        try:
+            topic.ensure_topic(self._kafka)
+        except TopicError as error:
+            if topic.is_down(error):
+                raise UnavailableError(error.message, hint=error.hint) from error
+            raise
+        self._has_answered = True
 
     def _saved_numbers(self) -> dict[int, int]:
         """By partition, the last number that was saved: after a time without Kafka, what workers had handled then."""

@@ -41,16 +41,20 @@ AND pg_snapshot_xmax(snapshot) <= pg_snapshot_xmax(pg_current_snapshot())
 CURSOR = "(SELECT * FROM syncer.cursor ORDER BY id DESC LIMIT 1)"
 """The row of the saved cursor, if there is one, as a table."""
 _READ = f"SELECT id, snapshot::text, numbers, changes, {IS_VALID} FROM {CURSOR} AS c"  # noqa: S608 - constants of ours
+# The identifier of the cluster is copied: to read it anew is to read a file.
 _SAVE = f"""
 INSERT INTO syncer.cursor (system_identifier, snapshot, changed_at, changes, numbers, adopted_in)
-VALUES ((SELECT system_identifier FROM pg_control_system()), $1::pg_snapshot, to_timestamp($2::float8), $3, $4,
-        coalesce((SELECT adopted_in FROM {CURSOR} AS c), '0'))
+SELECT c.system_identifier, $1::pg_snapshot, to_timestamp($2::float8), $3, $4, c.adopted_in FROM {CURSOR} AS c
 """  # noqa: S608 - a constant of ours
-_BEFORE_NOW = "SELECT format('%1$s:%1$s:', pg_snapshot_xmin(pg_current_snapshot()))"
 _RENEW = "UPDATE syncer.outbox SET xid = pg_current_xact_id()"
 _DROP_CURSORS = "DELETE FROM syncer.cursor"
 # A transaction that waits for one that has written some of these rows waits for this one: see `syncer.capture.outbox`.
-_ADOPTED = "UPDATE syncer.cursor SET adopted_in = pg_current_xact_id()"
+_SAVE_ADOPTED = """
+INSERT INTO syncer.cursor (system_identifier, snapshot, changes, numbers, adopted_in)
+SELECT system_identifier, format('%1$s:%1$s:', pg_snapshot_xmin(pg_current_snapshot()))::pg_snapshot, 0, '{}',
+       pg_current_xact_id()
+FROM pg_control_system()
+"""
 _TERM = """
 SELECT setval('syncer.term', greatest(nextval('syncer.term'), extract(epoch FROM clock_timestamp())::bigint))
 """
@@ -58,7 +62,7 @@ _DROP_HANDLED = "DELETE FROM syncer.cursor WHERE id < (SELECT id FROM syncer.han
 _MERGE = """
 WITH note AS (
     SELECT id, changed_at, lead(id) OVER w AS next, row_number() OVER w AS number, count(*) OVER () AS notes
-    FROM syncer.cursor WINDOW w AS (ORDER BY id)
+    FROM syncer.cursor WHERE id > (SELECT id FROM syncer.handled) WINDOW w AS (ORDER BY id)
 ), gone AS (
     DELETE FROM syncer.cursor AS c USING note AS n
     WHERE c.id = n.id AND n.notes > $1 AND n.number % 2 = 1 AND n.next IS NOT NULL
@@ -141,7 +145,7 @@ class Numbers:
 
     Args:
         connection: The leader's.
-        saved: By partition, the last number that was saved: see `start`.
+        saved: By partition, the last number that was saved.
     """
 
     def __init__(self, connection: Connection, saved: Mapping[int, int]) -> None:
@@ -191,12 +195,9 @@ def adopt(connection: Connection) -> int:
     Transaction ids of another cluster mean nothing here, neither in the cursor nor in the rows.
     """
     with connection.transaction():
-        cursor = str(value(connection, _BEFORE_NOW))
-        adopted = connection.execute(_RENEW).rowcount
         connection.execute(_DROP_CURSORS)
-        save(connection, cursor, changed_at=None, changes=0, numbers={})
-        connection.execute(_ADOPTED)
-    return adopted
+        connection.execute(_SAVE_ADOPTED)
+        return connection.execute(_RENEW).rowcount
 
 
 def prune(connection: Connection) -> None:

@@ -1,0 +1,33 @@
+"""What counts as handled is known, however long workers are away."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncer.capture import progress
+from tests.support.in_process import handling
+from tests.support.world import World, wait_until
+
+
+def test_merging_what_waits_keeps_what_is_handled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many cursors few are kept; how much waits, and since when, stays true."""
+    monkeypatch.setattr(progress, "NOTES_MAX", 4)
+    insert = "INSERT INTO users (id, name, email) VALUES (%s, 'somebody', '')"
+    with world.relay() as relay, world.connect() as connection:
+        world.sql(insert, 0)
+        relay.run_once()
+        with handling(world):
+            wait_until(world.is_handled, what="the first change is handled")
+        first = progress.handled(connection)
+        for number in range(1, 20):
+            world.sql(insert, number)
+            assert relay.run_once().published == 1
+        before = progress.handled(connection)
+        assert (before.id, before.waiting) == (first.id, 19)
+        progress.prune(connection)
+        ((kept,),) = world.sql("SELECT count(*) FROM syncer.cursor")
+        assert kept < 20
+        assert progress.handled(connection) == before
+        with handling(world):
+            wait_until(world.is_handled, what="all is handled")
+        assert progress.handled(connection).waiting == 0

@@ -1,4 +1,4 @@
-"""Triggers that write one outbox row per changed row, in the application's own transaction; and who reads the outbox.
+"""Triggers that write one outbox row per changed row, in the application's own transaction; and its reader.
 
 Guarantees: a trigger never makes a write fail. An UPDATE that changes no column that a document reads writes nothing.
 

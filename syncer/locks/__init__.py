@@ -10,7 +10,7 @@ holder has died, and what to do about a change it left half done.
 
 How it is safe:
 
-* **Lease.** Whoever requests locks has a document for as long as they are held, the *holder*, which a thread renews. A
+* **Lease.** Each request of locks has a document for as long as they are held, the *holder*, which a thread renews. A
   process that waits for a lock watches it. If it is unchanged for the length of its lease, by the waiting process's
   own clock, its holder is considered dead: clocks are not compared.
 * **Take-over.** Each write to a holder's document is conditional on the previous one. A process that considers the

@@ -1,4 +1,4 @@
-"""Progressing: whatever Kafka loses, and whoever dies, "handled" is said only of what is handled or refreshed.
+"""Progressing: whatever Kafka loses, and whichever process dies, only what is handled or refreshed counts as handled.
 
 One partition. Each record carries a number and the number of the record before it. The relay saves a note with its
 cursor: the last number that belongs to it. The worker saves the greatest number that it has handled. A note counts as
@@ -42,7 +42,7 @@ REFRESH_FIRST = Rule(
     name="the-refresh-is-committed-with-the-number",
     says="the number of what was lost counts as handled in the transaction that creates the refresh",
     kept_by="syncer.recovery.lost_records",
-    otherwise="a worker that dies in between leaves a loss that nobody notices any more",
+    otherwise="a worker that dies in between leaves a loss that is never noticed",
 )
 OFF_REFRESHES = Rule(
     name="off-refreshes-what-is-not-handled",
@@ -114,7 +114,9 @@ class ProgressingModel(Model[Progressing]):
     """What counts as handled is written, or refreshed."""
 
     name = "progressing"
-    about = "whatever Kafka loses, and whoever dies, what counts as handled is written, or a refresh covers it"
+    about = (
+        "whatever Kafka loses, and whichever process dies, what counts as handled is written, or a refresh covers it"
+    )
     rules = (NEVER_REUSED, CHAIN, FROM_SAVED, EMPTY_RECORD, REFRESH_FIRST, OFF_REFRESHES)
 
     def prepare(self) -> None:

@@ -74,7 +74,7 @@ def _retention(deployment: Deployment) -> Iterator[Finding]:
 
 @check("kafka.group", "Only syncer's workers are in the consumer group", 1)
 def _group(deployment: Deployment) -> Iterator[Finding]:
-    """Any other member receives part of the changes, which then nobody handles."""
+    """Any other member receives part of the changes, which no worker then handles."""
     settings = deployment.settings.kafka
     _existing_topic(deployment)
     with Observer(settings) as observer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -140,12 +140,12 @@ def new(connection: Connection, cursor: str, *, rows_max: int) -> tuple[str, lis
     return rows[0][0], found
 
 
-def of_transaction(connection: Connection, xid: int, seen: str, *, rows_max: int) -> Iterator[tuple[list[Row], int]]:
-    """Yield the changes of a transaction in pages, with its id, if a snapshot sees it."""
+def of_transaction(connection: Connection, xid: int, seen: str, *, rows_max: int) -> Iterator[list[Row]]:
+    """Yield the changes of a transaction in pages, if a snapshot sees it."""
     id_ = -1
     while found := connection.execute(_OF_TRANSACTION, (str(xid), id_, seen, rows_max)).fetchall():
         id_ = found[-1][-1]
-        yield [Row(key.encode(), change, at) for key, change, at, *_ in found], xid
+        yield _rows(found)
 
 
 def since(connection: Connection, cursor: str, seen: str, *, rows_max: int) -> Iterator[tuple[list[Row], int]]:
@@ -156,7 +156,11 @@ def since(connection: Connection, cursor: str, seen: str, *, rows_max: int) -> I
     xid, id_ = _bounds(cursor)[0], -1
     while found := connection.execute(_SINCE, (xid, id_, seen, rows_max)).fetchall():
         xid, id_ = found[-1][-2:]
-        yield [Row(key.encode(), change, at) for key, change, at, *_ in found], int(xid)
+        yield _rows(found), int(xid)
+
+
+def _rows(found: list[tuple[Any, ...]]) -> list[Row]:
+    return [Row(key.encode(), change, changed_at) for key, change, changed_at, *_ in found]
 
 
 def in_progress(cursor: str) -> list[int]:

@@ -40,7 +40,7 @@ AND pg_snapshot_xmax(snapshot) <= pg_snapshot_xmax(pg_current_snapshot())
 """
 CURSOR = "(SELECT * FROM syncer.cursor ORDER BY id DESC LIMIT 1)"
 """The row of the saved cursor, if there is one, as a table."""
-_READ = f"SELECT id, snapshot::text, numbers, changes, {IS_VALID} FROM {CURSOR} AS c"  # noqa: S608 - constants of ours
+_READ = f"SELECT snapshot::text, numbers, changes, {IS_VALID} FROM {CURSOR} AS c"  # noqa: S608 - constants of ours
 # The identifier of the cluster is copied: to read it anew is to read a file.
 _SAVE = f"""
 INSERT INTO syncer.cursor (system_identifier, snapshot, changed_at, changes, numbers, adopted_in)
@@ -96,14 +96,12 @@ class Cursor:
     """The saved cursor.
 
     Args:
-        id: Of its row; grows.
         snapshot: The outbox is read up to it.
         numbers: By partition, the last number that Kafka has acknowledged; empty without Kafka.
         changes: How many changes have been read so far, in all.
         is_valid: Whether it is of this database.
     """
 
-    id: int
     snapshot: str
     numbers: dict[int, int]
     changes: int
@@ -169,9 +167,9 @@ def read(connection: Connection) -> Cursor | None:
     row = connection.execute(_READ).fetchone()
     if row is None:
         return None
-    id_, snapshot, numbers, changes, is_valid = row
+    snapshot, numbers, changes, is_valid = row
     by_partition = {int(partition): number for partition, number in numbers.items()}
-    return Cursor(id=id_, snapshot=snapshot, numbers=by_partition, changes=changes, is_valid=is_valid)
+    return Cursor(snapshot=snapshot, numbers=by_partition, changes=changes, is_valid=is_valid)
 
 
 def save(

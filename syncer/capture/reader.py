@@ -127,7 +127,7 @@ class OutboxReader:
         Transactions that were in progress at the first come first, in any order; then the others by their ids.
         """
         for xid in outbox.in_progress(cursor):
-            for rows, _ in outbox.of_transaction(self.connection, xid, seen, rows_max=rows_max):
+            for rows in outbox.of_transaction(self.connection, xid, seen, rows_max=rows_max):
                 yield Page(rows=rows, cursor=None, is_last=False)
         for rows, xid in outbox.since(self.connection, cursor, seen, rows_max=rows_max):
             yield Page(rows=rows, cursor=outbox.as_of(seen, xid), is_last=False)

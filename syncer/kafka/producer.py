@@ -55,7 +55,7 @@ class ChangeProducer:
         self.sent: dict[int, list[int]] = {}
         """By partition, the first and last offset acknowledged since this was last emptied; for the log."""
         self._settings = settings
-        self._numbers = numbers
+        self.numbers = numbers
         self._while_waiting = while_waiting
         self._error: KafkaError | None = None
         self._bytes_max = _record_bytes_max(settings)
@@ -107,7 +107,7 @@ class ChangeProducer:
         """Queue an empty record for each partition that was quiet for a while; return whether there is one."""
         # Rule: a-quiet-partition-gets-an-empty-record.
         now = time.monotonic()
-        quiet = [one for one in self._numbers.latest if now - self._sent_at.setdefault(one, now) >= QUIET_SECONDS]
+        quiet = [one for one in self.numbers.latest if now - self._sent_at.setdefault(one, now) >= QUIET_SECONDS]
         for partition in quiet:
             self._send(partition, b"", b"")
         return bool(quiet)
@@ -129,7 +129,7 @@ class ChangeProducer:
         self._producer.close()
 
     def _send(self, partition: int, key: bytes, value: bytes) -> None:
-        number, previous = self._numbers.take(partition)
+        number, previous = self.numbers.take(partition)
         headers: list[tuple[str, str | bytes | None]] = [
             (INSTALLATION, self._settings.installation),
             (NUMBER, f"{number} {previous}"),

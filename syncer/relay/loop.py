@@ -74,7 +74,6 @@ class Relay:
         self._settings = settings or RelaySettings()
         self._kafka = kafka
         self._reader = OutboxReader(connect, trim_seconds=self._settings.trim_seconds)
-        self._numbers: Numbers | None = None
         self._producer: ChangeProducer | None = None
         self._has_answered = False
         self._stop = Stop()
@@ -106,16 +105,15 @@ class Relay:
         if not self._reader.lead():
             return RelayReport(is_leader=False)
         if self._producer is None:
-            self._numbers = Numbers(self._reader.connection, self._saved_numbers())
-            self._producer = ChangeProducer(self._kafka, self._numbers, while_waiting=self._check_stop)
-        assert self._numbers is not None  # noqa: S101 - made with the producer
+            numbers = Numbers(self._reader.connection, self._saved_numbers())
+            self._producer = ChangeProducer(self._kafka, numbers, while_waiting=self._check_stop)
         began = time.monotonic()
         page = self._reader.read(rows_max=PAGE_ROWS)
         self._producer.produce(page.rows)
         if self._producer.produce_empty() or page.rows:
             # Rule: save-after-acknowledgement.
             self._producer.flush()
-        self._reader.save(page, self._numbers.latest)
+        self._reader.save(page, self._producer.numbers.latest)
         if page.rows:
             self._log_published(page, self._producer, seconds=time.monotonic() - began)
         self._reader.trim_if_due()
@@ -130,7 +128,7 @@ class Relay:
         self._reader.close()
         if self._producer is not None:
             self._producer.close()
-        self._producer = self._numbers = None
+        self._producer = None
         self._has_answered = False
 
     def _turn(self) -> RelayReport:

@@ -17,15 +17,13 @@ from contextlib import suppress
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import ConfigResource
-from confluent_kafka.admin._resource import ResourceType
 
 from syncer.base import log
 from syncer.base.model import Change
 from syncer.base.settings import KafkaSettings
 from syncer.capture.outbox import Row
 from syncer.capture.progress import Numbers
-from syncer.kafka.topic import ANSWER_SECONDS, INSTALLATION, NUMBER, RECORD_BYTES_MAX, answer, common
+from syncer.kafka.topic import ANSWER_SECONDS, INSTALLATION, NUMBER, RECORD_BYTES_MAX, common, configuration
 
 QUIET_SECONDS = 10.0
 """After so long without a change a partition gets an empty record, which shows the loss of those before it."""
@@ -166,12 +164,11 @@ class ChangeProducer:
 
 def _record_bytes_max(settings: KafkaSettings) -> int:
     """How large a batch of records the topic accepts; the default if syncer may not ask."""
-    resource = ConfigResource(ResourceType.TOPIC, settings.topic)
     with AdminClient(common(settings), logger=log.library_logger()) as admin:
         try:
-            found = answer(admin.describe_configs([resource], request_timeout=ANSWER_SECONDS)[resource])
+            found = configuration(admin, settings.topic)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise
             return RECORD_BYTES_MAX
-    return min(RECORD_BYTES_MAX, int(found["max.message.bytes"].value))
+    return min(RECORD_BYTES_MAX, int(found["max.message.bytes"]))

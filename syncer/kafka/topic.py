@@ -13,6 +13,8 @@ from typing import Any, Self, TypeVar, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from syncer.base import log
@@ -95,6 +97,17 @@ def exists(settings: KafkaSettings) -> bool:
     """
     with _Admin(settings) as admin:
         return settings.topic in _topics(admin)
+
+
+def configuration(admin: AdminClient, name: str, *, seconds: float = ANSWER_SECONDS) -> dict[str, str]:
+    """Return a topic's settings, with the broker's where the topic has none.
+
+    Raises:
+        KafkaException: Kafka does not answer, has no such topic, or does not allow to ask.
+    """
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    found = answer(admin.describe_configs([resource], request_timeout=seconds)[resource])
+    return {entry.name: entry.value or "" for entry in found.values()}
 
 
 def is_down(error: Exception) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._metadata import TopicMetadata
-from confluent_kafka.admin._resource import ResourceType
 
 from syncer.base.formatting import amount, duration
 from syncer.kafka import topic
@@ -110,13 +108,7 @@ def _existing_topic(deployment: Deployment) -> TopicMetadata:
 def _config(deployment: Deployment) -> dict[str, str]:
     """The topic's settings, with the broker's where the topic has none."""
     _existing_topic(deployment)
-    return _described(deployment, ResourceType.TOPIC, deployment.settings.kafka.topic)
-
-
-def _described(deployment: Deployment, kind: ResourceType, name: str) -> dict[str, str]:
-    resource = ConfigResource(kind, name)
-    asked = deployment.kafka.describe_configs([resource], request_timeout=ANSWER_SECONDS)
-    return {one.name: one.value or "" for one in topic.answer(asked[resource]).values()}
+    return topic.configuration(deployment.kafka, deployment.settings.kafka.topic, seconds=ANSWER_SECONDS)
 
 
 def _set(deployment: Deployment, setting: str) -> Fix:

@@ -1,0 +1,107 @@
+"""A document is walked in ranges of its ids: each id belongs to one range, whatever is written meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from syncer.base.postgres import Connection
+from syncer.documents import analyze, ranges, registry
+from syncer.documents.definition import Definition
+from syncer.documents.queries import query_of
+from syncer.documents.ranges import IdRange
+from syncer.documents.registry import Document
+from tests.support.world import World
+
+_IN_RANGE = "SELECT d._id::text FROM ({select}) AS d WHERE {condition}"
+
+
+def things(connection: Connection) -> Document:
+    """A document of the table ``things``."""
+    asked = Definition(
+        name="things", index="things", select="SELECT t.id AS _id FROM things AS t", index_body={}, affects={},
+        folder=Path("things"),
+    )  # fmt: skip
+    [document] = registry.documents(connection)
+    return replace(document, dependencies=analyze.analyse(connection, asked))
+
+
+def ids(connection: Connection, document: Document, span: IdRange) -> list[str]:
+    """The ids of a range."""
+    query = query_of(_IN_RANGE, document, condition=ranges.condition(document, span))
+    return [row[0] for row in connection.execute(query)]
+
+
+def walk(connection: Connection, document: Document, *, rows: int) -> list[list[str]]:
+    """The ids of each range of a walk."""
+    found, span = [], ranges.next_range(connection, document, None, rows=rows)
+    found.append(ids(connection, document, span))
+    while not span.is_last:
+        span = ranges.next_range(connection, document, span.through, rows=rows)
+        found.append(ids(connection, document, span))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("type_", "values"),
+    [
+        ("bigint", ["-9223372036854775808", "-1", "0", "7", "10", "9223372036854775807"]),
+        ("numeric", ["NaN", "-Infinity", "1.5", "10", "9", "1e30"]),
+        ("text", ["", "'", "\\", "ä", "a", "B", "b", "10", "9", "x\ny", "{", "%s", "$1"]),
+        ('text COLLATE "C"', ["ä", "a", "B", "b", "Z", "_"]),
+        ("character(3)", ["a", "ab", "B", "c"]),
+        ("uuid", [f"00000000-0000-0000-0000-00000000000{one}" for one in "f0a19"]),
+        ("timestamptz", ["2024-01-01 00:00:00.000001", "infinity", "-infinity", "0044-03-15 BC", "2024-01-01"]),
+        ("mood", ["sad", "ok", "happy"]),
+        ("positive", ["1", "10", "9", "2"]),
+    ],
+)
+def test_every_id_of_every_type_is_in_one_range(world: World, type_: str, values: list[str]) -> None:
+    """Ranges of two rows: together they have what the SELECT returns, each id once."""
+    world.sql("CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy'); CREATE DOMAIN positive AS integer CHECK (VALUE > 0)")
+    world.sql(f"CREATE TABLE things (id {type_} PRIMARY KEY)")
+    for one in values:
+        world.sql(f"INSERT INTO things VALUES (%s::{type_.partition(' COLLATE')[0]})", one)
+    with world.connect() as connection:
+        document = things(connection)
+        found = walk(connection, document, rows=2)
+        assert sorted(id_ for some in found for id_ in some) == sorted(ids(connection, document, IdRange()))
+        assert max(map(len, found)) == 2
+        assert len(found) == len(values) // 2 + 1
+
+
+def test_a_walk_misses_no_row_that_was_there_all_the_time(world: World) -> None:
+    """Rows that come and go before, in and after the range at hand; also where the range was to end."""
+    world.sql("CREATE TABLE things (number serial PRIMARY KEY, id integer UNIQUE)")
+    world.sql("INSERT INTO things (id) SELECT g * 10 FROM generate_series(1, 10) AS g UNION ALL SELECT NULL")
+    with world.connect() as connection:
+        document = things(connection)
+        first = ranges.next_range(connection, document, None, rows=3)
+        assert first == IdRange(through="30")
+        world.sql("DELETE FROM things WHERE id = 30; INSERT INTO things (id) VALUES (5), (29), (31), (32)")
+        assert ids(connection, document, first) == ["10", "20", "5", "29"]
+        second = ranges.next_range(connection, document, "30", rows=3)
+        assert second == IdRange(after="30", through="40")
+        last = ranges.next_range(connection, document, "40", rows=7)
+        assert (last.is_last, len(ids(connection, document, last))) == (True, 6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE things DROP CONSTRAINT things_pkey",
+        "ALTER TABLE things DROP CONSTRAINT things_pkey; CREATE INDEX ON things (id) WHERE id > 'b'",
+        'ALTER TABLE things DROP CONSTRAINT things_pkey; CREATE INDEX ON things (id COLLATE "C")',
+        "ALTER TABLE things DROP CONSTRAINT things_pkey; CREATE INDEX ON things (id text_pattern_ops)",
+    ],
+)
+def test_without_an_index_in_the_order_of_the_ids_there_is_one_range(world: World, change: str) -> None:
+    """A walk would sort the whole table for each range, or in another order than ids are compared in."""
+    world.sql("CREATE TABLE things (id text PRIMARY KEY); INSERT INTO things VALUES ('a'), ('b'), ('c')")
+    with world.connect() as connection:
+        document = things(connection)
+        assert len(walk(connection, document, rows=1)) == 3 + 1
+        world.sql(change)
+        assert walk(connection, document, rows=1) == [["a", "b", "c"]]

@@ -1,0 +1,214 @@
+"""Parts of syncer that break one rule each. Tests hand them to constructors instead of the real ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import elasticsearch
+from elasticsearch import Elasticsearch
+
+from syncer.base.model import Composition, Operation, Place, Target
+from syncer.base.postgres import Connection
+from syncer.elasticsearch.bulk import BulkOutcome, Index
+from syncer.elasticsearch.reader import Holdings
+from syncer.worker.source import Delivery, Source
+
+BULK_BYTES_MAX = 8_000_000
+
+
+# Sources
+
+
+class Counting:
+    """A source that hands everything on, and counts what is saved."""
+
+    def __init__(self, source: Source[Any]) -> None:
+        self.source = source
+        self.saved = 0
+
+    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[Any] | None:
+        """Receive from the real source."""
+        return self.source.receive(records_max=records_max, wait_seconds=wait_seconds)
+
+    def save(self, delivery: Delivery[Any]) -> None:
+        """Save to the real source."""
+        self.source.save(delivery)
+        self.saved += 1
+
+    def keep_alive(self) -> None:
+        """Keep the real source."""
+        self.source.keep_alive()
+
+    def close(self) -> None:
+        """Close the real source."""
+        self.source.close()
+
+
+class SavesFirst(Counting):
+    """Saves the progress before the documents are written."""
+
+    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[Any] | None:
+        """Receive and save."""
+        delivery = super().receive(records_max=records_max, wait_seconds=wait_seconds)
+        if delivery is not None:
+            self.source.save(delivery)
+        return delivery
+
+
+class CursorIsAnId(Counting):
+    """Remembers the greatest id that it has seen, and takes only what is beyond it for new."""
+
+    last = 0
+
+    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[Any] | None:
+        """Receive changes with greater ids."""
+        delivery = super().receive(records_max=records_max, wait_seconds=wait_seconds)
+        if delivery is None:
+            return None
+        new = [change for change in delivery.changes if change.id > self.last]
+        self.last = max([self.last, *(change.id for change in new)])
+        return replace(delivery, changes=new)
+
+
+class NewRowsOnly(Counting):
+    """Leaves out the old image of each change, so that documents are sought by the new row alone."""
+
+    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[Any] | None:
+        """Receive changes without old images."""
+        delivery = super().receive(records_max=records_max, wait_seconds=wait_seconds)
+        if delivery is None:
+            return None
+        return replace(delivery, changes=[replace(one, images=one.images[-1:]) for one in delivery.changes])
+
+
+class SkipsTruncates(Counting):
+    """Passes over what names no row."""
+
+    def receive(self, *, records_max: int, wait_seconds: float) -> Delivery[Any] | None:
+        """Receive changes of rows."""
+        delivery = super().receive(records_max=records_max, wait_seconds=wait_seconds)
+        if delivery is None:
+            return None
+        rows = [change for change in delivery.changes if change.operation is not Operation.TRUNCATE]
+        return replace(delivery, changes=rows)
+
+
+# Elasticsearch
+
+
+class KilledError(Exception):
+    """The process dies here."""
+
+
+class Killing(Index):
+    """The process is killed before it writes; `syncer.worker` does not retry this error."""
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Write nothing."""
+        raise KilledError(target.index_name, len(compositions))
+
+
+class Slow(Index):
+    """Something happens between the first read and its write."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Let it happen, then write."""
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return super().write(target, compositions)
+
+
+class IgnoresVersions(Index):
+    """Writes whatever comes, as if the last write were the newest."""
+
+    def __init__(self, client: Elasticsearch, *, bulk_bytes_max: int) -> None:
+        super().__init__(client, bulk_bytes_max=bulk_bytes_max)
+        self.client = client
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Write without versions."""
+        for one in compositions:
+            if one.source is None:
+                self.client.options(ignore_status=404).delete(index=target.write_alias, id=one.id)
+            else:
+                self.client.index(index=target.write_alias, id=one.id, document=json.loads(one.source))
+        return BulkOutcome(indexed=len(compositions))
+
+
+class SlowIgnoringVersions(Slow, IgnoresVersions):
+    """Both."""
+
+
+class HidesCreations(Slow):
+    """Does not say which documents it created, so that nothing is checked again."""
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Write, and forget what was created."""
+        outcome = super().write(target, compositions)
+        outcome.created.clear()
+        return outcome
+
+
+class FailsOnce(Index):
+    """The first request does not arrive."""
+
+    has_failed = False
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Fail, and write the next time."""
+        if not self.has_failed:
+            self.has_failed = True
+            raise elasticsearch.ConnectionError("the line is cut")
+        return super().write(target, compositions)
+
+
+class SwallowsFailures(FailsOnce):
+    """Counts a failed request as written."""
+
+    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
+        """Write if that is possible."""
+        try:
+            return super().write(target, compositions)
+        except elasticsearch.ConnectionError:
+            return BulkOutcome(indexed=len(compositions))
+
+
+class FindsNoOrphans(Holdings):
+    """Finds nothing that a cleanup would have to delete."""
+
+    def untouched_since(self, target: Target, numbers: Mapping[int, int], *, page: int) -> Iterator[list[Place]]:
+        """Yield nothing."""
+        del target, numbers, page
+        yield from ()
+
+
+# Postgres
+
+
+def reads_first(connect: Callable[[], Connection]) -> Callable[[], Connection]:
+    """Connections whose snapshot is from now, so that a version that is assigned later belongs to an old state."""
+    connection = connect()
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    connection.execute("SELECT txid_current_snapshot()")
+    return lambda: connection
+
+
+OLD_IS_NEW = """
+CREATE FUNCTION old_is_new() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.old := NEW.new; RETURN NEW; END $$;
+CREATE TRIGGER old_is_new BEFORE INSERT ON syncer.outbox
+FOR EACH ROW WHEN (NEW.operation = 'U') EXECUTE FUNCTION old_is_new()
+"""
+"""A capture that does not know the row before the change."""
+LAST_IDS_ARE_LOST = """
+CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.ids := NEW.ids[:10]; RETURN NEW; END $$;
+CREATE TRIGGER lose BEFORE INSERT ON syncer.job_chunk FOR EACH ROW EXECUTE FUNCTION lose()
+"""
+"""A listing that keeps the first ids of each chunk only."""
+EVERY_NUMBER_IS_HANDLED = "UPDATE syncer.partition SET number = 9223372036854775807"
+"""Workers that meet no gap: no record's predecessor is greater than what they believe to have handled."""

@@ -38,8 +38,8 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What is asked of a run."""
-    parser.addoption("--soak-seconds", type=float, default=3600, help="how long the soak goes on (-m soak)")
-    parser.addoption("--soak-seed", type=int, help="what its dice begin with; printed by the soak that went before")
+    parser.addoption("--soak-seconds", type=float, default=1800, help="how long the long soak takes (-m soak)")
+    parser.addoption("--soak-seed", type=int, help="repeats the choices of a soak, which has printed it")
 
 
 @pytest.fixture(scope="session")

@@ -1,32 +1,44 @@
-"""What disturbs a soak: a table of things that are done, each by one thread of those that do such things."""
+"""What disturbs a soak: decks of disturbances, each dealt by a thread of its own until every one had its turn.
+
+A disturbance undoes what it did, if the servers let it; `heal` makes good what is left.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
-import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
+import elasticsearch
 import psycopg
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from syncer.base.errors import SandboxError
-from syncer.sandbox.server import EmbeddedServer
 from tests.soak.fleet import Fleet
-from tests.soak.journal import Journal
-from tests.support.world import World
+from tests.soak.record import Record
+from tests.support import preloaded
+from tests.support.network import Direction, Line
+from tests.support.standbys import Standbys
+from tests.support.world import World, wait_until
 
-_PARTITIONS_MAX = 12
+_PARTITIONS_MAX = 8
 _COMMAND_SECONDS = 180.0
 _STARTS_MAX = 3
+_AWAY_SECONDS = 2.0
+"""How long a deck rests if a server is away."""
 _TOO_LONG = "x" * 40_000  # for a keyword
+_BLOCK = "index.blocks.read_only_allow_delete"
+_SERVERS = ("postgres", "kafka", "elasticsearch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,26 +47,35 @@ class Soak:
 
     Args:
         world: The servers and documents.
+        standbys: The replicas and backups of Postgres.
+        lines: The daemons' lines to Postgres and Elasticsearch, by name.
         fleet: The daemons.
-        journal: Where it is said what was done.
+        record: Where each disturbance is recorded.
     """
 
     world: World
+    standbys: Standbys
+    lines: Mapping[str, Line]
     fleet: Fleet
-    journal: Journal
+    record: Record
 
 
-@dataclass(frozen=True, kw_only=True)
-class Disturbance:
-    """Something that is done now and then.
+class RefusedError(Exception):
+    """A command failed, though nobody ended it: a server is away."""
 
-    Args:
-        act: Does it, and puts right what it took away.
-        weight: How often, beside the others of its kind.
-    """
 
-    act: Callable[[Soak, random.Random], None]
-    weight: int = 1
+_AWAY = (
+    psycopg.OperationalError,
+    psycopg.errors.ReadOnlySqlTransaction,
+    elasticsearch.ApiError,
+    elasticsearch.TransportError,
+    KafkaException,
+    KeyError,  # the topic is being created
+    RefusedError,
+)
+"""What a disturbance meets if a server is away."""
+
+Disturbance = Callable[[Soak, random.Random], None]
 
 
 # Daemons
@@ -64,47 +85,48 @@ def _kill(soak: Soak, dice: random.Random) -> None:
     soak.fleet.kill(dice)
 
 
-def _kill_storm(soak: Soak, dice: random.Random) -> None:
-    for _ in range(5):
-        soak.fleet.kill(dice)
-        time.sleep(1)
+def _kill_all(soak: Soak, _: random.Random) -> None:
+    soak.fleet.kill_all()
 
 
 def _terminate(soak: Soak, dice: random.Random) -> None:
+    soak.fleet.terminate(dice)
+
+
+def _stop(soak: Soak, dice: random.Random) -> None:
     soak.fleet.stop(dice)
+    time.sleep(dice.choice((1, 4, 12)))
+    soak.fleet.resume()
 
 
-def _stall(soak: Soak, dice: random.Random) -> None:
-    soak.fleet.stall(dice)
-    time.sleep(dice.choice((2, 8, 15, 35)))
-    soak.fleet.wake()
+def _switch_kafka(soak: Soak, _: random.Random) -> None:
+    soak.fleet.switch_kafka()
+
+
+def _go_deaf(name: str, direction: Direction, soak: Soak, dice: random.Random) -> None:
+    with soak.lines[name].deaf(direction):
+        time.sleep(dice.choice((0.5, 3, 8)))
 
 
 # Servers
 
 
-def _server(soak: Soak, dice: random.Random) -> EmbeddedServer:
-    return dice.choice(soak.world.sandbox.servers)
-
-
-def _crash(soak: Soak, dice: random.Random) -> None:
-    server = _server(soak, dice)
-    soak.journal.note("server crashed", name=server.name)
+def _crash(name: str, soak: Soak, dice: random.Random) -> None:
+    server = getattr(soak.world.sandbox, name)
     server.kill()
-    time.sleep(dice.uniform(0, 8))
-    bring_back(server.start)
+    time.sleep(dice.uniform(0, 3))
+    _start(server.start)
 
 
-def _restart(soak: Soak, dice: random.Random) -> None:
-    server = _server(soak, dice)
-    soak.journal.note("server restarted", name=server.name)
-    server.stop()
-    time.sleep(dice.uniform(0, 8))
-    bring_back(server.start)
+def _pause(name: str, soak: Soak, dice: random.Random) -> None:
+    server = getattr(soak.world.sandbox, name)
+    server.pause()
+    time.sleep(dice.choice((1, 4, 12)))
+    server.resume()
 
 
-def bring_back(start: Callable[[], object]) -> None:
-    """Start what is to run; on a machine that has much to do, a server may need several attempts."""
+def _start(start: Callable[[], object]) -> None:
+    """Start a server; on a busy machine it may need several attempts."""
     for _ in range(_STARTS_MAX - 1):
         with suppress(SandboxError):
             start()
@@ -112,158 +134,262 @@ def bring_back(start: Callable[[], object]) -> None:
     start()
 
 
-def _pause(soak: Soak, dice: random.Random) -> None:
-    server = _server(soak, dice)
-    soak.journal.note("server paused", name=server.name)
-    server.pause()
-    time.sleep(dice.choice((1, 5, 12, 30)))
-    server.resume()
+def _set_back(keep: Callable[[Standbys], Callable[[], None]], soak: Soak, dice: random.Random) -> None:
+    go_back = keep(soak.standbys)
+    time.sleep(dice.uniform(1, 4))
+    go_back()
 
 
-# Commands, and what an operator does
+# Elasticsearch, by hand
 
 
-def _backfill(soak: Soak, dice: random.Random) -> None:
-    command(soak, dice, "backfill", dice.choice(soak.world.documents))
+def _block_writes(soak: Soak, dice: random.Random) -> None:
+    """What Elasticsearch does to the indices of a node whose disk is full."""
+    world = soak.world
+    name = f"{world.alias}*" if dice.random() < 0.5 else world.index_of(dice.choice(world.documents))
+    with world.elasticsearch() as client:
+        client.indices.put_settings(index=name, settings={_BLOCK: True})
+        time.sleep(dice.choice((1, 4, 12)))
+        client.indices.put_settings(index=name, settings={_BLOCK: None})
 
 
-def _rebuild(soak: Soak, dice: random.Random) -> None:
-    command(soak, dice, "index", "rebuild", dice.choice(soak.world.documents))
+def _close_index(soak: Soak, dice: random.Random) -> None:
+    name = soak.world.index_of(dice.choice(soak.world.documents))
+    with soak.world.elasticsearch() as client:
+        client.indices.close(index=name)
+        time.sleep(dice.choice((1, 4, 12)))
+        client.indices.open(index=name)
 
 
-def _verify(soak: Soak, dice: random.Random) -> None:
-    command(soak, dice, "verify", dice.choice(soak.world.documents), "--repair")
+# Kafka, by hand
 
 
-def _status(soak: Soak, dice: random.Random) -> None:
-    command(soak, dice, "status")
-    command(soak, dice, "jobs", "list")
+def _lose_topic(soak: Soak, _: random.Random) -> None:
+    with _admin(soak) as (admin, topic):
+        admin.delete_topics([topic])[topic].result(30)
 
 
-def _change_definition(soak: Soak, dice: random.Random) -> None:
-    """A column comes into the blogpost with its table, or goes."""
-    folder = soak.world.document_folder
-    select, index = folder / "select.sql", folder / "index.json"
-    text = select.read_text()
-    if "p.extra" in text:
-        select.write_text(text.replace("p.tags, p.extra,", "p.tags,"))
-    else:
-        soak.world.sql("ALTER TABLE posts ADD COLUMN IF NOT EXISTS extra text DEFAULT 'extra'")
-        mapping = index.read_text()
-        if '"extra"' not in mapping:
-            index.write_text(mapping.replace('"tags": {', '"extra": { "type": "keyword" },\n      "tags": {'))
-        select.write_text(text.replace("p.tags,", "p.tags, p.extra,"))
-    command(soak, dice, "apply", "--yes")
-
-
-def _change_mapping(soak: Soak, dice: random.Random) -> None:
-    """The blogpost needs another index."""
-    index = soak.world.document_folder / "index.json"
-    text = index.read_text()
-    one, other = '"tags": { "type": "keyword" }', '"tags": { "type": "text" }'
-    index.write_text(text.replace(one, other) if one in text else text.replace(other, one))
-    command(soak, dice, "apply", "--yes")
-
-
-def _break_table(soak: Soak, dice: random.Random) -> None:
-    """A column that a document shows changes its type, so that the document suspends until somebody applies."""
-    soak.world.sql(f"ALTER TABLE comments ALTER COLUMN stars TYPE {dice.choice(('smallint', 'integer'))}")
-    time.sleep(dice.uniform(0, 5))
-    command(soak, dice, "apply", "--yes")
-
-
-def _refuse(soak: Soak, dice: random.Random) -> None:
-    """Documents that Elasticsearch refuses come, and are fixed."""
-    soak.world.sql("UPDATE users SET name = %s WHERE id = %s", _TOO_LONG, dice.randrange(6))
-    time.sleep(dice.uniform(0, 10))
-    fix_rows(soak.world)
-
-
-def _switch_kafka(soak: Soak, _: random.Random) -> None:
-    soak.fleet.switch_kafka()
+def _lose_records(soak: Soak, _: random.Random) -> None:
+    """What retention does."""
+    with _admin(soak) as (admin, topic):
+        partitions = admin.list_topics(topic, timeout=10).topics[topic].partitions
+        for deleted in admin.delete_records([TopicPartition(topic, one, -1) for one in partitions]).values():
+            deleted.result(30)
 
 
 def _add_partition(soak: Soak, _: random.Random) -> None:
-    settings = soak.world.settings.kafka
-    if not settings.is_used:
-        return
-    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers})
-    found = len(admin.list_topics(settings.topic, timeout=10).topics[settings.topic].partitions)
-    if 0 < found < _PARTITIONS_MAX:
-        admin.create_partitions([NewPartitions(settings.topic, found + 1)])[settings.topic].result(30)
-
-
-def fix_rows(world: World) -> None:
-    """Rows that Elasticsearch takes again."""
-    world.sql("UPDATE users SET name = 'fixed ' || id WHERE length(name) > 30000")
-
-
-def command(soak: Soak, dice: random.Random, *arguments: str) -> None:
-    """Run a command; sometimes it is killed, or interrupted, in the middle. It may fail, but says why."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "syncer", *arguments],
-        env={**soak.world.environment, "COLUMNS": "160"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    ends = dice.choice((None, None, signal.SIGKILL, signal.SIGINT, signal.SIGTERM))
-    soak.journal.note("command begun", command=arguments, ends=ends)
-    try:
-        said, _ = process.communicate(timeout=_COMMAND_SECONDS if ends is None else dice.uniform(1, 8))
-    except subprocess.TimeoutExpired:
-        process.send_signal(ends or signal.SIGINT)
-        try:
-            said, _ = process.communicate(timeout=_COMMAND_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said, _ = process.communicate()
-            soak.journal.find(f"{arguments} does not end when it is interrupted\n{said[-1500:]}")
-    soak.journal.note("command ended", command=arguments, code=process.returncode, said=said[-400:])
-    if "Traceback" in said and ends is not signal.SIGINT:  # Python itself shows one while it starts
-        soak.journal.find(f"{arguments} shows a traceback\n{said[-3000:]}")
-
-
-KINDS: dict[str, tuple[tuple[float, float], Sequence[Disturbance]]] = {
-    "daemons": (
-        (1, 15),
-        (
-            Disturbance(act=_kill, weight=4),
-            Disturbance(act=_kill_storm),
-            Disturbance(act=_terminate, weight=2),
-            Disturbance(act=_stall, weight=2),
-        ),
-    ),
-    "servers": (
-        (10, 45),
-        (Disturbance(act=_crash, weight=2), Disturbance(act=_restart), Disturbance(act=_pause, weight=2)),
-    ),
-    "operator": (
-        (1, 15),
-        (
-            Disturbance(act=_backfill, weight=3),
-            Disturbance(act=_rebuild, weight=2),
-            Disturbance(act=_verify, weight=3),
-            Disturbance(act=_status),
-            Disturbance(act=_change_definition, weight=2),
-            Disturbance(act=_change_mapping),
-            Disturbance(act=_break_table),
-            Disturbance(act=_refuse, weight=2),
-            Disturbance(act=_add_partition),
-            Disturbance(act=_switch_kafka, weight=2),
-        ),
-    ),
-}
-"""By who does it: how long is rested in between, from and to, and what is done."""
+    with _admin(soak) as (admin, topic):
+        number = len(admin.list_topics(topic, timeout=10).topics[topic].partitions)
+        if 0 < number < _PARTITIONS_MAX:
+            admin.create_partitions([NewPartitions(topic, number + 1)])[topic].result(30)
 
 
 @contextmanager
-def disturbed(soak: Soak, *, seed: str) -> Iterator[None]:
-    """Until the block ends; then what is being done is finished, and all that was taken away is there again."""
+def _admin(soak: Soak) -> Iterator[tuple[AdminClient, str]]:
+    """A client for the topic; daemons may not use it just now."""
+    yield (
+        AdminClient({"bootstrap.servers": soak.world.endpoints.kafka_bootstrap_servers}),
+        soak.world.settings.kafka.topic,
+    )
+
+
+# An operator
+
+
+def _backfill(soak: Soak, dice: random.Random) -> None:
+    _run(soak, dice, "backfill", dice.choice(soak.world.documents))
+
+
+def _rebuild(soak: Soak, dice: random.Random) -> None:
+    _run(soak, dice, "index", "rebuild", dice.choice(soak.world.documents))
+
+
+def _verify(soak: Soak, dice: random.Random) -> None:
+    _run(soak, dice, "verify", dice.choice(soak.world.documents), "--repair")
+
+
+def _look(soak: Soak, dice: random.Random) -> None:
+    for command in ("status", "doctor"):
+        with suppress(RefusedError):  # they have found a problem
+            _run(soak, dice, command)
+
+
+def _cancel_job(soak: Soak, dice: random.Random) -> None:
+    """Cancel a backfill, without which no document is missed."""
+    document = dice.choice(soak.world.documents)
+    with _command(soak, "backfill", document, "--rate", "5"):
+        time.sleep(dice.uniform(1, 3))
+        listed = json.loads(_run(soak, dice, "jobs", "list", "--document", document, "--json") or "{}")
+        jobs = listed.get("jobs", []) if isinstance(listed, dict) else listed
+        for job in [one["id"] for one in jobs if one["kind"] == "backfill" and not one.get("finished_at")]:
+            _run(soak, dice, "jobs", "cancel", str(job), "--yes")
+
+
+def _apply_select(soak: Soak, dice: random.Random) -> None:
+    """Apply another revision of the blogpost: a field comes or goes."""
+    select, index = soak.world.document_folder / "select.sql", soak.world.document_folder / "index.json"
+    text, mapping = select.read_text(), index.read_text()
+    if '"extra"' not in mapping:
+        index.write_text(mapping.replace('"tags": {', '"extra": { "type": "keyword" },\n      "tags": {'))
+    is_there = "p.extra" in text
+    select.write_text(text.replace("p.tags, p.extra,", "p.tags,") if is_there else text.replace("p.tags,", _WITH_EXTRA))
+    _run(soak, dice, "apply", "--yes")
+
+
+_WITH_EXTRA = "p.tags, p.extra,"
+
+
+def _apply_mapping(soak: Soak, dice: random.Random) -> None:
+    """Apply a mapping of the blogpost that needs another index."""
+    index = soak.world.document_folder / "index.json"
+    text = index.read_text()
+    old, new = '"tags": { "type": "keyword" }', '"tags": { "type": "text" }'
+    index.write_text(text.replace(old, new) if old in text else text.replace(new, old))
+    _run(soak, dice, "apply", "--yes")
+
+
+def _alter_table(soak: Soak, dice: random.Random) -> None:
+    """Change the type of a column that a document shows: it is suspended until somebody applies."""
+    soak.world.sql(f"ALTER TABLE comments ALTER COLUMN stars TYPE {dice.choice(('smallint', 'integer'))}")
+    time.sleep(dice.uniform(0, 3))
+    _run(soak, dice, "apply", "--yes")
+
+
+def _refuse(soak: Soak, dice: random.Random) -> None:
+    """Write rows whose documents Elasticsearch refuses, and fix them."""
+    soak.world.sql("UPDATE users SET name = %s WHERE id = %s", _TOO_LONG, dice.randrange(6))
+    time.sleep(dice.uniform(0, 5))
+    fix_rows(soak.world)
+
+
+def fix_rows(world: World) -> None:
+    """Make rows acceptable to Elasticsearch."""
+    world.sql("UPDATE users SET name = 'fixed ' || id WHERE length(name) > 30000")
+
+
+@contextmanager
+def _command(soak: Soak, *arguments: str) -> Iterator[preloaded.Command]:
+    """A command that runs beside the block, and is interrupted after it."""
+    with tempfile.TemporaryFile() as output:
+        streams = [output.fileno()] * 3
+        environment = {**soak.world.environment, "COLUMNS": "160", "SYNCER_LOG_FORMAT": "console"}
+        process = preloaded.Command(arguments, environment=environment, streams=streams)
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(_COMMAND_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                soak.record.find(f"{arguments} does not end when it is interrupted")
+        output.seek(0)
+        _check(soak, arguments, process.wait(), output.read().decode(errors="replace"))
+
+
+def _run(soak: Soak, dice: random.Random, *arguments: str) -> str:
+    """Run a command and return its output; sometimes it is killed, or interrupted, in the middle.
+
+    Raises:
+        RefusedError: It failed.
+    """
+    ends = dice.choice((None, None, None, signal.SIGKILL, signal.SIGINT, signal.SIGTERM))
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as nothing:
+        environment = {**soak.world.environment, "COLUMNS": "160", "SYNCER_LOG_FORMAT": "console"}
+        streams = [nothing.fileno(), output.fileno(), output.fileno()]
+        process = preloaded.Command(arguments, environment=environment, streams=streams)
+        try:
+            process.wait(_COMMAND_SECONDS if ends is None else dice.uniform(0.5, 5))
+        except subprocess.TimeoutExpired:
+            process.send_signal(ends or signal.SIGINT)
+            try:
+                process.wait(_COMMAND_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                soak.record.find(f"{arguments} does not end when it is interrupted")
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+        _check(soak, arguments, process.wait(), text)
+        if process.returncode == 1:
+            raise RefusedError(" ".join(arguments))
+        return text
+
+
+def _check(soak: Soak, arguments: Sequence[str], code: int, text: str) -> None:
+    """A command may fail, but it explains why."""
+    soak.record.note("command ended", command=arguments, code=code, output=text[-400:])
+    if "Traceback" in text:
+        soak.record.find(f"{arguments} shows a traceback\n{text[-3000:]}")
+
+
+DECKS: dict[str, dict[str, Disturbance]] = {
+    "daemons": {
+        "kill": _kill,
+        "kill all": _kill_all,
+        "terminate": _terminate,
+        "stop and continue": _stop,
+        "switch Kafka on or off": _switch_kafka,
+        **{
+            f"{name} deaf towards the {direction}": partial(_go_deaf, name, direction)
+            for name in ("postgres", "elasticsearch")
+            for direction in Direction
+        },
+    },
+    "servers": {
+        **{
+            f"{what} {name}": partial(act, name)
+            for what, act in {"crash": _crash, "pause": _pause}.items()
+            for name in _SERVERS
+        },
+        "fail over": partial(_set_back, Standbys.keep_standby),
+        "restore a backup": partial(_set_back, Standbys.keep_backup),
+    },
+    "definitions": {
+        "rebuild": _rebuild,
+        "apply another SELECT": _apply_select,
+        "apply another mapping": _apply_mapping,
+        "alter a table": _alter_table,
+        "refused documents": _refuse,
+        "disk full": _block_writes,
+        "close an index": _close_index,
+    },
+    "jobs": {
+        "backfill": _backfill,
+        "verify and repair": _verify,
+        "status and doctor": _look,
+        "cancel a job": _cancel_job,
+        "lose the topic": _lose_topic,
+        "lose records": _lose_records,
+        "add a partition": _add_partition,
+    },
+}
+
+
+class Decks:
+    """Deals every disturbance of a deck once, in random order, before any of them again."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self._left: dict[str, list[str]] = {name: [] for name in DECKS}
+
+    def deal(self, deck: str) -> str:
+        """The name of the next disturbance."""
+        if not self._left[deck]:
+            self._left[deck] = self._dice.sample(list(DECKS[deck]), len(DECKS[deck]))
+        return self._left[deck].pop()
+
+    def put_back(self, deck: str, name: str) -> None:
+        """Deal a disturbance again that was not possible."""
+        self._left[deck].insert(0, name)
+
+
+@contextmanager
+def disturbed(soak: Soak, decks: Decks, *, seed: str) -> Iterator[None]:
+    """One disturbance after the other from each deck while the block lasts; those that have begun are finished."""
     over = threading.Event()
     threads = [
-        threading.Thread(target=_disturb, args=(soak, kind, random.Random(f"{seed} {kind}"), over), name=kind)
-        for kind in KINDS
+        threading.Thread(target=_disturb, args=(soak, decks, name, random.Random(f"{seed} {name}"), over), name=name)
+        for name in DECKS
     ]
     for thread in threads:
         thread.start()
@@ -275,15 +401,33 @@ def disturbed(soak: Soak, *, seed: str) -> Iterator[None]:
             thread.join()
 
 
-def _disturb(soak: Soak, kind: str, dice: random.Random, over: threading.Event) -> None:
-    (least, most), table = KINDS[kind]
-    while not over.wait(dice.uniform(least, most)):
-        (chosen,) = dice.choices(table, weights=[one.weight for one in table])
-        name = chosen.act.__name__.strip("_").replace("_", " ")
-        soak.journal.note(name)
+def _disturb(soak: Soak, decks: Decks, deck: str, dice: random.Random, over: threading.Event) -> None:
+    while not over.wait(dice.uniform(0, 2)):
+        name = decks.deal(deck)
+        soak.record.note(name)
         try:
-            chosen.act(soak, dice)
-        except (psycopg.OperationalError, KafkaException) as error:
-            soak.journal.note(f"{name} failed", error=str(error))  # a server is away
-        except BaseException as error:  # noqa: BLE001 - told to the test
-            soak.journal.find(f"{name} raised {error!r}")
+            DECKS[deck][name](soak, dice)
+        except _AWAY as error:
+            soak.record.note("disturbance failed", name=name, error=str(error)[:300])
+            decks.put_back(deck, name)
+            over.wait(_AWAY_SECONDS)
+        except BaseException as error:  # noqa: BLE001 - reported by the test
+            soak.record.find(f"{name} raised {error!r}")
+
+
+def heal(soak: Soak) -> None:
+    """End what a disturbance may have left: everything runs, every index takes writes, and every row is acceptable."""
+    world = soak.world
+    soak.fleet.resume()
+    _start(world.sandbox.start)
+    wait_until(lambda: _is_open(world), what="every index is open")
+    fix_rows(world)
+
+
+def _is_open(world: World) -> bool:
+    with suppress(elasticsearch.ApiError, elasticsearch.TransportError), world.elasticsearch() as client:
+        names = ",".join(client.indices.get(index=f"{world.alias}*", expand_wildcards="all").body)
+        client.indices.open(index=names)
+        client.indices.put_settings(index=names, settings={_BLOCK: None})
+        return True
+    return False

@@ -1,45 +1,46 @@
-"""The daemons of a soak, as an operator's supervisor keeps them: whoever is gone is started again."""
+"""The daemons of a soak, and the supervisor that starts another one for each that ends."""
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.benchmarks import processes
-from tests.soak.journal import Journal
+from tests.soak.record import Record
+from tests.support import preloaded
 from tests.support.world import Daemon, World
 
 SIZE = 3
 _LOOK_SECONDS = 0.5
-_EXPECTED = (0, -signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM)
-"""How one ends that was told to; the last is one that was told twice, and did not wait any more."""
+_EXPECTED_CODES = (0, -signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM)
+"""The last is that of a daemon that got two SIGTERMs, and did not wait any more."""
 
 
 class Fleet:
-    """So many daemons, whatever becomes of them.
+    """A fixed number of daemons.
 
     Args:
-        world: Whose.
-        journal: Where it is said what became of them.
+        world: Whose documents they keep.
+        record: Where their starts and ends are recorded.
     """
 
-    def __init__(self, world: World, journal: Journal) -> None:
+    def __init__(self, world: World, record: Record) -> None:
         self._world = world
-        self._journal = journal
+        self._record = record
         self._lock = threading.RLock()
-        self._living: list[Daemon] = []
-        self._number = 0
+        self._daemons: list[Daemon] = []
+        self._started = 0
         self._stopped: set[int] = set()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """From here to the end of the block."""
+        """They run while the block lasts."""
         over = threading.Event()
         thread = threading.Thread(target=self._supervise, args=(over,), name="supervisor")
         thread.start()
@@ -48,94 +49,96 @@ class Fleet:
         finally:
             over.set()
             thread.join()
-            self.wake()
-            for daemon in self._living:
+            self.resume()
+            for daemon in self._daemons:
                 self._end(daemon)
 
     def kill(self, dice: random.Random) -> None:
-        """SIGKILL to one of them, even if it stands still."""
+        """SIGKILL one of them, even if it is stopped."""
         with self._lock:
-            if self._living:
-                dice.choice(self._living).kill()
+            if self._daemons:
+                dice.choice(self._daemons).kill()
 
-    def stop(self, dice: random.Random) -> None:
-        """SIGTERM to one of them."""
+    def kill_all(self) -> None:
+        """SIGKILL all of them."""
         with self._lock:
-            going = [one for one in self._living if one.process.pid not in self._stopped]
-            if going:
+            for daemon in self._daemons:
+                daemon.kill()
+
+    def terminate(self, dice: random.Random) -> None:
+        """SIGTERM one of them."""
+        with self._lock:
+            if going := self._going():
                 dice.choice(going).process.send_signal(signal.SIGTERM)
 
-    def stall(self, dice: random.Random) -> None:
-        """SIGSTOP to one of them, until it is woken; one at least goes on."""
+    def stop(self, dice: random.Random) -> None:
+        """SIGSTOP one of them, until `resume`; at least one continues."""
         with self._lock:
-            going = [one for one in self._living if one.process.pid not in self._stopped]
+            going = self._going()
             if len(going) > 1:
-                one = dice.choice(going)
-                one.process.send_signal(signal.SIGSTOP)
-                self._stopped.add(one.process.pid)
+                daemon = dice.choice(going)
+                daemon.process.send_signal(signal.SIGSTOP)
+                self._stopped.add(daemon.process.pid)
 
-    def switch_kafka(self) -> None:
-        """Have every daemon restarted without Kafka, or with it if they run without."""
+    def resume(self) -> None:
+        """SIGCONT all that are stopped."""
         with self._lock:
-            self._world.uses_kafka = not self._world.uses_kafka
-            for daemon in self._living:
-                daemon.process.send_signal(signal.SIGTERM)
-
-    def wake(self) -> None:
-        """SIGCONT to all that stand still."""
-        with self._lock:
-            for daemon in self._living:
+            for daemon in self._daemons:
                 if daemon.process.pid in self._stopped:
                     daemon.process.send_signal(signal.SIGCONT)
             self._stopped.clear()
 
+    def switch_kafka(self) -> None:
+        """Restart every daemon without Kafka; with it, if they run without."""
+        with self._lock:
+            self._world.uses_kafka = not self._world.uses_kafka
+            for daemon in self._daemons:
+                daemon.process.send_signal(signal.SIGTERM)
+
+    def _going(self) -> list[Daemon]:
+        return [daemon for daemon in self._daemons if daemon.process.pid not in self._stopped]
+
     def _supervise(self, over: threading.Event) -> None:
         while not over.wait(_LOOK_SECONDS):
             with self._lock:
-                for daemon in list(self._living):
+                for daemon in list(self._daemons):
                     if daemon.process.poll() is not None:
-                        self._note_end(daemon)
-                        self._living.remove(daemon)
+                        self._check_end(daemon)
+                        self._daemons.remove(daemon)
                     else:
                         with suppress(OSError):
-                            self._journal.noticed(processes.peak_bytes(daemon.process.pid))
-                while len(self._living) < SIZE:
-                    self._living.append(self._start())
+                            self._record.note_memory(processes.peak_bytes(daemon.process.pid))
+                while len(self._daemons) < SIZE:
+                    self._daemons.append(self._start())
 
     def _start(self) -> Daemon:
-        self._number += 1
-        log_file = Path(self._world.folder) / f"soaked-{self._number}.log"
-        with log_file.open("wb") as log:
-            command = [sys.executable, "-m", "syncer", "run"]
-            process = subprocess.Popen(command, env=self._world.environment, stdout=log, stderr=log)
-        self._journal.note("daemon started", number=self._number, pid=process.pid)
+        self._started += 1
+        log_file = Path(self._world.folder) / f"soaked-{self._started}.log"
+        with log_file.open("wb") as log, Path(os.devnull).open("rb") as nothing:
+            streams = [nothing.fileno(), log.fileno(), log.fileno()]
+            process = preloaded.Command(["run"], environment=self._world.environment, streams=streams)
+        self._record.note("daemon started", number=self._started, pid=process.pid)
         return Daemon(process=process, log_file=log_file)
 
     def _end(self, daemon: Daemon) -> None:
+        if daemon.process.poll() is None:
+            daemon.process.send_signal(signal.SIGTERM)
         try:
-            daemon.stop(seconds=60)
+            daemon.process.wait(60)
         except subprocess.TimeoutExpired:
-            self._journal.find(f"a daemon does not end: {daemon.log_file}")
+            self._record.find(f"a daemon does not end: {daemon.log_file}")
             daemon.kill()
-        self._note_end(daemon)
+        self._check_end(daemon)
 
-    def _note_end(self, daemon: Daemon) -> None:
-        """A daemon that has begun its work ends only if it is told to; one that has not may find a server away."""
+    def _check_end(self, daemon: Daemon) -> None:
+        """A daemon that has started ends by a signal alone; before that, it may find that a server is away."""
         code = daemon.process.returncode
-        said = daemon.log_file.read_text(errors="replace")
-        self._journal.note("daemon ended", pid=daemon.process.pid, code=code, log=daemon.log_file.name)
-        if "Traceback" in said:
-            self._journal.find(f"a daemon shows a traceback: {daemon.log_file}\n{_around(said, 'Traceback')}")
-        has_begun = '"event": "daemon.started"' in said
-        if code not in _EXPECTED and has_begun and not _hung(said):
-            self._journal.find(f"a daemon has ended by itself, with {code}: {daemon.log_file}\n{said[-1500:]}")
-
-
-def _hung(said: str) -> bool:
-    """Whether it was told to end, and a server that stood still kept it: that is what it says then."""
-    return "did not end within" in said
-
-
-def _around(text: str, word: str) -> str:
-    at = text.index(word)
-    return text[max(0, at - 500) : at + 1500]
+        log = daemon.log_file.read_text(errors="replace")
+        self._record.note("daemon ended", pid=daemon.process.pid, code=code, log=daemon.log_file.name)
+        if "Traceback" in log:
+            at = log.index("Traceback")
+            self._record.find(f"a daemon shows a traceback: {daemon.log_file}\n{log[max(0, at - 500) : at + 1500]}")
+        has_started = '"event": "daemon.started"' in log
+        did_hang = "did not end within" in log  # a server hung, so a component could not end
+        if code not in _EXPECTED_CODES and has_started and not did_hang:
+            self._record.find(f"a daemon ended by itself, with {code}: {daemon.log_file}\n{log[-1500:]}")

@@ -23,13 +23,16 @@ class Standbys:
     Args:
         sandbox: Whose programs are used.
         folder: Where the servers are; their account can look into it.
+        primary: A running one; by default, one is started.
     """
 
-    def __init__(self, sandbox: Sandbox, folder: Path) -> None:
+    def __init__(self, sandbox: Sandbox, folder: Path, *, primary: PostgresServer | None = None) -> None:
         self._sandbox = sandbox
         self._folder = folder
         self._servers: list[PostgresServer] = []
-        self.primary = self._server()
+        if primary is not None:
+            self._servers.append(primary)
+        self.primary = primary or self._server()
         self.primary.start()
 
     def _server(self, **settings: str) -> PostgresServer:

@@ -1,7 +1,8 @@
-"""Who writes in a soak: applications on connections of their own, which come back when Postgres does."""
+"""The applications of a soak: two schemas of some thirty tables, and random writers that reconnect."""
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,23 +11,65 @@ from typing import Any
 
 import psycopg
 
-from tests.support import shapes
-from tests.support.world import World
-from tests.support.writers import transact
+from syncer.demo import guide
+from tests.support import random_tables, shapes
+from tests.support.world import BLOG_SCHEMA, World
+from tests.support.writers import fill, transact
 
-Turn = Callable[[threading.Event, psycopg.Connection[Any], random.Random], object]
-"""A transaction or a few, of somebody who has a connection and dice of its own; the event ends it early."""
-
+SHIPPED = ("blogpost", "discussion", "post", "user", "file")
+_MESH = {
+    "node": """
+SELECT r.id AS _id, r.v,
+       (SELECT jsonb_agg(k.d ORDER BY k.d) FROM kept AS k WHERE k.c = r.id) AS kept,
+       (SELECT jsonb_agg(b.d ORDER BY b.d) FROM both_kinds AS b WHERE b.c = r.id) AS kinds,
+       (SELECT count(*) FROM "other.one"."Or""der ü" AS o WHERE o.r_id = r.id) AS orders
+FROM r
+""",
+    "pair": """
+SELECT b.p || '-' || b.q AS _id, b.v,
+       (SELECT jsonb_agg(t.tags ORDER BY t.id) FROM t WHERE t.n = b.n) AS tags,
+       (SELECT jsonb_agg(l.v ORDER BY l.a_id) FROM l WHERE l.r_id = b.r_id) AS links
+FROM b
+""",
+}
+"""Documents of the random tables: views over views, a key of two columns, names that need quotes."""
 _RECONNECT_SECONDS = 0.2
 
+Turn = Callable[[threading.Event, psycopg.Connection[Any], random.Random], object]
+"""One transaction, and the pause after it; the event ends both early."""
 
-class Crowd:
-    """Writers at work, unless they rest.
+
+def set_up(world: World) -> None:
+    """The tables with rows, and every document applied."""
+    world.use(*SHIPPED)
+    world.documents = (*SHIPPED, *shapes.define(world.config, world.alias_of), *_MESH)
+    for name, select in _MESH.items():
+        folder = world.config / "documents" / name
+        folder.mkdir()
+        (folder / "document.yaml").write_text(f"index: {world.alias_of(name)}\n")
+        (folder / "select.sql").write_text(select)
+        (folder / "index.json").write_text(json.dumps({"mappings": {"dynamic": False}}))
+    schemas = (BLOG_SCHEMA.read_text(), guide.schema("filesystem"), guide.models()["files"].rows, shapes.SCHEMA)
+    for schema in (*schemas, random_tables.SCHEMA, random_tables.MORE_SCHEMA):
+        world.sql(schema)
+    world.sql("ALTER TABLE posts ADD COLUMN extra text DEFAULT 'extra'")
+    fill(world)
+    with world.application() as connection:
+        shapes.fill(connection, random.Random(0))
+    world.migrate()
+    world.apply()
+
+
+class Applications:
+    """Random writers, each with a connection and dice of its own.
 
     Args:
-        world: Whose database.
+        world: Their database.
         seed: Of their dice.
-        find: Told of what no application should meet.
+        find: Called with an error that no application should meet.
+
+    Attributes:
+        transactions: How many were done.
     """
 
     def __init__(self, world: World, *, seed: int, find: Callable[[str], object]) -> None:
@@ -35,22 +78,16 @@ class Crowd:
         self._is_over = threading.Event()
         self._interrupt = threading.Event()
         self._may_write = threading.Event()
-        self._at_work: list[threading.Lock] = []
-        self._turns = [0] * len(TURNS)
+        self._at_work = [threading.Lock() for _ in TURNS]
         self._threads = [
             threading.Thread(target=self._work, args=(number, turn, random.Random(f"{seed} {number}")))
             for number, turn in enumerate(TURNS)
         ]
-
-    @property
-    def transactions(self) -> int:
-        """How many turns were committed."""
-        return sum(self._turns)
+        self.transactions = 0
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """All of them, until the block ends."""
-        self._at_work = [threading.Lock() for _ in self._threads]
+    def running(self) -> Iterator[None]:
+        """They write while the block lasts."""
         for thread in self._threads:
             thread.start()
         self._may_write.set()
@@ -65,7 +102,7 @@ class Crowd:
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """Nothing is written meanwhile, and no transaction is open."""
+        """Nothing is written while the block lasts, and no transaction is open."""
         self._may_write.clear()
         self._interrupt.set()
         for lock in self._at_work:
@@ -89,9 +126,9 @@ class Crowd:
                     if connection is None or connection.closed:
                         connection = psycopg.connect(self._world.dsn, connect_timeout=5)
                     turn(self._interrupt, connection, dice)
-                    self._turns[number] += 1
-                except psycopg.OperationalError:
-                    # The server is away, or a deadlock, or a lock that did not come.
+                    self.transactions += 1
+                except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction):
+                    # The server is away, or not yet promoted; a deadlock, or a lock that was not granted in time.
                     self._is_over.wait(_RECONNECT_SECONDS)
                 except psycopg.IntegrityError:
                     continue  # a key that is taken, a row that is gone
@@ -110,6 +147,17 @@ def _shop(interrupt: threading.Event, connection: psycopg.Connection[Any], dice:
     interrupt.wait(0.02)
 
 
+def _mesh(interrupt: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:
+    """A few small tables whose rows meet often."""
+    tables = [*random_tables.COLUMNS, *random_tables.MORE_COLUMNS]
+    for statements in random_tables.transactions(dice, tables):
+        with connection.transaction(force_rollback=dice.random() < 0.2):
+            connection.execute("SET LOCAL lock_timeout = '500ms'")
+            for statement in statements:
+                connection.execute(statement.encode())
+        interrupt.wait(0.05)
+
+
 def _upheaval(interrupt: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:
     """Partitions come and go, tables are emptied."""
     with connection.transaction():
@@ -123,7 +171,7 @@ def _slow(interrupt: threading.Event, connection: psycopg.Connection[Any], dice:
     with connection.transaction(force_rollback=dice.random() < 0.3):
         for _ in range(dice.randint(1, 5)):
             shapes.write(connection, dice)
-            interrupt.wait(dice.uniform(0, 8))
+            interrupt.wait(dice.uniform(0, 5))
 
 
 def _files(interrupt: threading.Event, connection: psycopg.Connection[Any], dice: random.Random) -> None:
@@ -133,7 +181,7 @@ def _files(interrupt: threading.Event, connection: psycopg.Connection[Any], dice
     interrupt.wait(dice.uniform(0.02, 0.3))
 
 
-_DIRECTORY, _FILE = 40, 300
+_DIRECTORIES, _FILES_MAX = 40, 300
 _FILES: Sequence[Callable[[random.Random], tuple[Any, ...]]] = (
     lambda r: (
         """
@@ -141,26 +189,26 @@ _FILES: Sequence[Callable[[random.Random], tuple[Any, ...]]] = (
         SELECT %s, (SELECT max(id) FROM directories WHERE id <= %s), %s
         ON CONFLICT (id) DO UPDATE SET name = excluded.name
         """,
-        (r.randrange(10, _DIRECTORY), r.randrange(_DIRECTORY), f"d{r.random()}"),
+        (r.randrange(10, _DIRECTORIES), r.randrange(_DIRECTORIES), f"d{r.random()}"),
     ),
     lambda r: (
         "UPDATE directories SET parent_id = (SELECT max(id) FROM directories WHERE id < %s) WHERE id = %s AND id > 9",
-        (one := r.randrange(10, _DIRECTORY), one),
+        2 * (r.randrange(10, _DIRECTORIES),),
     ),
-    lambda r: ("UPDATE directories SET name = %s WHERE id = %s", (f"d{r.random()}", r.randrange(_DIRECTORY))),
+    lambda r: ("UPDATE directories SET name = %s WHERE id = %s", (f"d{r.random()}", r.randrange(_DIRECTORIES))),
     lambda r: (
         """
         INSERT INTO files (id, directory_id, name, contents)
         SELECT %s, max(id), %s, 'c' FROM directories WHERE id <= %s
         ON CONFLICT (id) DO UPDATE SET directory_id = excluded.directory_id
         """,
-        (r.randrange(10, _FILE), f"f{r.random()}", r.randrange(2, _DIRECTORY)),
+        (r.randrange(10, _FILES_MAX), f"f{r.random()}", r.randrange(2, _DIRECTORIES)),
     ),
-    lambda r: ("DELETE FROM files WHERE id = %s", (r.randrange(10, _FILE),)),
+    lambda r: ("DELETE FROM files WHERE id = %s", (r.randrange(10, _FILES_MAX),)),
     lambda r: (
         "DELETE FROM directories WHERE id = %s AND id > 9",  # and all below it
-        (r.randrange(_DIRECTORY),),
+        (r.randrange(_DIRECTORIES),),
     ),
 )
 
-TURNS: Sequence[Turn] = (transact, transact, transact, _shop, _shop, _shop, _slow, _upheaval, _files)
+TURNS: Sequence[Turn] = (transact, transact, _shop, _shop, _mesh, _slow, _upheaval, _files)

@@ -1,11 +1,11 @@
 """The protocol as small models, each explored completely: every order of steps, every crash, every stall.
 
-    explorer              visits all states of a model, breadth first, and prints the shortest path to a wrong one
-    catalogue             lists the models, and writes the generated part of docs/protocol.md
+    explorer              visits all states of a model, breadth first, and finds the shortest path to a wrong one
 
     writing               the version rule: receive, assign, read, write                worker, indexing, elasticsearch
     routing               from a changed row to the documents that show it              capture, lineage, documents
     relaying              from the outbox to the topic                                  relay, capture
+    progressing           what counts as handled, whatever Kafka loses                  capture, relay, kafka, worker
     cleaning_up           a job beside live traffic, and the orphans in Elasticsearch   jobs, indexing, worker
     fanning               fan-outs, and the changes that join them                      jobs
     reindexing            a new definition, a new index, the alias                      apply, documents, elasticsearch

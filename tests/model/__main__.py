@@ -4,72 +4,92 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
-from tests.model import catalogue
-from tests.model.explorer import Explored, Model, explore
+from tests.model.cleaning_up import CleaningUpModel
+from tests.model.cluster_identities import ClusterIdentities
+from tests.model.explorer import Model, Rule, explore
+from tests.model.fanning import FanningModel
+from tests.model.progressing import Progressing
+from tests.model.reindexing import Reindexing
+from tests.model.relaying import Relaying
+from tests.model.routing import Routing
+from tests.model.suspending import SuspendingModel
+from tests.model.writing import Writing
+
+MODELS: tuple[type[Model[Any]], ...] = (
+    Writing,
+    Routing,
+    Relaying,
+    CleaningUpModel,
+    FanningModel,
+    Reindexing,
+    SuspendingModel,
+    ClusterIdentities,
+    Progressing,
+)
+RULES = {rule.name: (model, rule) for model in MODELS for rule in model.rules}
 
 
 def main() -> int:
     """Explore all models, or print one path; return 0 if the result is as expected."""
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
-    parser.add_argument("--without", metavar="RULE", choices=_names(), help="print the shortest path to a violation")
-    parser.add_argument(
-        "--beyond",
-        metavar="EVENT",
-        choices=[name for _, name in catalogue.BEYOND],
-        help="likewise, with an event that the protocol is known not to survive",
-    )
-    parser.add_argument("--large", action="store_true", help="use larger bounds: takes minutes and gigabytes of memory")
-    parser.add_argument("--page", action="store_true", help="print the tables of docs/protocol.md")
+    parser.add_argument("--without", metavar="RULE", choices=RULES, help="print the shortest path to a violation")
+    parser.add_argument("--markdown", action="store_true", help="print the tables of docs/protocol.md")
     chosen = parser.parse_args()
-    if chosen.page:
-        _print(catalogue.page())
-        return 0
     if chosen.without:
-        model, rule = next((model, rule) for model, rule in catalogue.RULES if rule.name == chosen.without)
-        _print([f"Without: {rule.says} ({rule.kept_by}).", f"{model().bounds}."])
-        return _tell(catalogue.broken(model, rule))
-    if chosen.beyond:
-        model = next(model for model, name in catalogue.BEYOND if name == chosen.beyond)
-        _print([f"If {model.beyond[chosen.beyond]}:"])
-        return _tell(catalogue.surpassed(model, chosen.beyond))
-    return max(_explore(model, is_large=chosen.large) for model in catalogue.MODELS)
+        model, rule = RULES[chosen.without]
+        path = explore(model(without=rule.name)).path
+        _print(f"Without: {rule.says} ({rule.kept_by or 'an assumption'}).", f"{model().bounds}.")
+        _print(*(f"{number:>3}. {step}" for number, step in enumerate(path[:-1], 1)), *path[-1:])
+        return 0 if path else 1
+    if chosen.markdown:
+        _print(*markdown())
+        return 0
+    return max([_explore(model) for model in MODELS])
 
 
-def _names() -> list[str]:
-    return [rule.name for _, rule in catalogue.RULES]
-
-
-def _explore(model: type[Model[Any]], *, is_large: bool) -> int:
-    _print([f"{model.name}: {model.about}", f"  {model(is_large=is_large).bounds}"])
-    found = explore(model(is_large=is_large))
-    size = f"{found.states:,} states, {found.transitions:,} steps, {found.depth} deep, {found.ends:,} ends"
-    _print([f"  {size}, {found.seconds:.1f} s: {'a VIOLATION' if found.trace else 'no violation'}"])
-    if found.trace:
-        _print(found.trace.lines())
-    is_well = found.trace is None
+def _explore(model: type[Model[Any]]) -> int:
+    found = explore(model())
+    _print(f"{model.name}: {model.about}", f"  {model().bounds}")
+    _print(f"  {found.states:,} states, {found.steps:,} steps: {'a VIOLATION' if found.path else 'no violation'}")
+    _print(*(f"    {step}" for step in found.path))
+    is_well = not found.path
     for rule in model.rules:
-        trace = catalogue.broken(model, rule).trace
-        is_well = is_well and trace is not None
-        outcome = f"violation after {len(trace.steps)} steps" if trace else "NO VIOLATION"
-        _print([f"  without {rule.name:<40} {outcome}"])
+        number = _steps_without(model, rule)
+        is_well = is_well and number > 0
+        _print(f"  without {rule.name:<40} {f'violation after {number} steps' if number else 'NO VIOLATION'}")
     return 0 if is_well else 1
 
 
-def _tell(found: Explored) -> int:
-    if found.trace is None:
-        _print([f"No violation in {found.states:,} states."])
-        return 1
-    _print(found.trace.lines())
-    return 0
+def _steps_without(model: type[Model[Any]], rule: Rule) -> int:
+    """Return the number of steps to a violation without a rule; 0 if there is none."""
+    return max(0, len(explore(model(without=rule.name)).path) - 1)
 
 
-def _print(lines: Iterable[str]) -> None:
+def markdown() -> Iterator[str]:
+    """Yield the tables of docs/protocol.md, line by line."""
+    yield from ("| model | what it shows | bounds | states | steps |", "|---|---|---|---:|---:|")
+    for model in MODELS:
+        found = explore(model())
+        yield f"| {model.name} | {model.about} | {model().bounds} | {found.states:,} | {found.steps:,} |"
+    for model in MODELS:
+        yield from ("", f"### {model.name}: {model.about}", "")
+        yield from ("| rule | kept by | without it | shortest path |", "|---|---|---|---:|")
+        for rule in model.rules:
+            yield f"{row(rule)} {_steps_without(model, rule)} steps |"
+
+
+def row(rule: Rule) -> str:
+    """Return the beginning of a rule's row in docs/protocol.md."""
+    kept_by = f"`{rule.kept_by}`" if rule.kept_by else "*assumed*"
+    return f"| **{rule.says}** (`{rule.name}`) | {kept_by} | {rule.otherwise} |"
+
+
+def _print(*lines: str) -> None:
     for line in lines:
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
+        print(line, flush=True)  # noqa: T201 - a command
 
 
 if __name__ == "__main__":

@@ -14,143 +14,87 @@ from typing import NamedTuple
 
 from tests.model.explorer import Model, Rule, Step, placed
 
-NEW_EPOCH = Rule(
-    name="a-new-identity-has-a-greater-epoch",
-    says="a new cluster identity has a higher epoch",
-    kept_by="syncer.indexing.failover",
-    otherwise="after a failover, numbers are assigned again, and lose to writes of commits that the database has lost",
-)
-RECORDED = Rule(
-    name="the-epoch-is-kept-in-elasticsearch",
-    says="the new epoch is also higher than the one recorded in Elasticsearch",
-    kept_by="syncer.indexing.failover",
-    otherwise="a restore from before the last failover resets the epoch, and it is used twice",
-)
-RECORDED_FIRST = Rule(
-    name="the-record-comes-first",
-    says="the epoch is recorded in Elasticsearch before it is written to Postgres",
-    kept_by="syncer.indexing.failover",
-    otherwise="a writer that dies in between leaves an epoch that is in use but not recorded",
-)
-SKIPPED = Rule(
-    name="skip-unflushed-numbers",
-    says="a new connection skips every number that may have been assigned without being on disk",
-    kept_by="syncer.indexing.version",
-    otherwise="after a crash, a number is assigned again, and the write that uses it is rejected as old",
-)
-REFRESHED = Rule(
-    name="a-new-identity-refreshes-all",
-    says="a new cluster identity refreshes every document: the commit that enters it creates the jobs",
-    kept_by="syncer.indexing.failover",
-    otherwise="documents keep showing commits that the database has lost",
-)
-
 _IDLE, _ENTERING, _CONNECTED, _ASSIGNED, _READ = range(5)
 _EPOCH = 100
+_COMMITS = 1
 
 
 class Database(NamedTuple):
-    """The part of the state that a restore resets.
+    """The part of the state that a restore resets."""
 
-    Args:
-        states: The states of the document, as numbers of commits; a number is never used again.
-        identity: The cluster identity that Postgres remembers.
-        epoch: The epoch that Postgres remembers.
-        assigned: The last number assigned from the sequence.
-    """
-
-    states: tuple[int, ...]
-    identity: int
-    epoch: int
-    assigned: int
+    states: tuple[int, ...] = (0,)  # of the document, as numbers of commits; a number is never used again
+    identity: int = 1  # that Postgres remembers
+    epoch: int = 1  # that Postgres remembers
+    assigned: int = 0  # the last number of the sequence
 
 
 class Worker(NamedTuple):
-    """What a worker is doing.
-
-    Args:
-        phase: Its phase.
-        ticket: The last change that its write handles.
-        is_cut: Whether its connection is gone, after a crash, a failover or a restore.
-        version: The version that it has assigned, or the epoch that it enters.
-        state: The state of the database that it has read.
-    """
+    """What a worker is doing."""
 
     phase: int = _IDLE
-    ticket: int = 0
-    is_cut: bool = False
-    version: int = 0
-    state: int = 0
+    ticket: int = 0  # the last change that its write handles
+    is_cut: bool = False  # its connection is gone, after a crash, a failover or a restore
+    version: int = 0  # that it has assigned, or the epoch that it enters
+    state: int = 0  # of the database that it has read
 
 
-class ClusterIdentities(NamedTuple):
-    """The state of the model.
+class State(NamedTuple):
+    """The state of the model."""
 
-    Args:
-        database: The part that a restore resets.
-        flushed: The last number of the sequence that survives a crash.
-        identity: The current cluster identity.
-        recorded: The epoch recorded in Elasticsearch.
-        asked: How many changes and refreshes there have been.
-        done: The last of them that is handled.
-        commits: How many commits there have been.
-        version: The version that Elasticsearch has.
-        shown: The state that Elasticsearch shows.
-        workers: The two workers.
-        troubles: How many more times Postgres may crash, fail over or be restored.
-    """
-
-    database: Database
-    flushed: int
-    identity: int
-    recorded: int
-    asked: int
-    done: int
-    commits: int
-    version: int
-    shown: int
-    workers: tuple[Worker, ...]
-    troubles: int
+    database: Database = Database()
+    flushed: int = 0  # the last number of the sequence that survives a crash
+    identity: int = 1  # of the cluster
+    recorded: int = 1  # the epoch recorded in Elasticsearch
+    asked: int = 1  # how many changes and refreshes there have been
+    done: int = 0  # the last of them that is handled
+    commits: int = 0
+    version: int = 0  # that Elasticsearch has
+    shown: int = 0  # the state that Elasticsearch shows
+    workers: tuple[Worker, ...] = (Worker(), Worker())
+    troubles: int = 3  # how many more times Postgres may crash, fail over or be restored
 
 
-_BACKUP = Database(states=(0,), identity=1, epoch=1, assigned=0)
-
-
-class ClusterIdentitiesModel(Model[ClusterIdentities]):
+class ClusterIdentities(Model[State]):
     """Crash, fail over, restore."""
 
     name = "cluster_identities"
     about = "after a crash, failover or restore, versions keep growing and lost commits disappear"
-    rules = (NEW_EPOCH, RECORDED, RECORDED_FIRST, SKIPPED, REFRESHED)
+    bounds = f"2 workers, {1 + _COMMITS} changes, 3 crashes, failovers or restores in any order"
 
-    def prepare(self) -> None:
-        self._commits = 2 if self.is_large else 1
-        self._records, self._records_first = self.keeps(RECORDED), self.keeps(RECORDED_FIRST)
+    a_new_identity_has_a_greater_epoch = Rule(
+        "a new cluster identity has a higher epoch",
+        kept_by="syncer.indexing.failover",
+        otherwise="after a failover, numbers are assigned again, and lose to writes of commits that the database lost",
+    )
+    the_epoch_is_kept_in_elasticsearch = Rule(
+        "the new epoch is also higher than the one recorded in Elasticsearch",
+        kept_by="syncer.indexing.failover",
+        otherwise="a restore from before the last failover resets the epoch, and it is used twice",
+    )
+    the_record_comes_first = Rule(
+        "the epoch is recorded in Elasticsearch before it is written to Postgres",
+        kept_by="syncer.indexing.failover",
+        otherwise="a writer that dies in between leaves an epoch that is in use but not recorded",
+    )
+    skip_unflushed_numbers = Rule(
+        "a new connection skips every number that may have been assigned without being on disk",
+        kept_by="syncer.indexing.version",
+        otherwise="after a crash, a number is assigned again, and the write that uses it is rejected as old",
+    )
+    a_new_identity_refreshes_all = Rule(
+        "a new cluster identity refreshes every document: the commit that enters it creates the jobs",
+        kept_by="syncer.indexing.failover",
+        otherwise="documents keep showing commits that the database has lost",
+    )
 
-    @property
-    def bounds(self) -> str:
-        return f"2 workers, {1 + self._commits} changes, 3 crashes, failovers or restores in any order"
+    def initial(self) -> State:
+        return State()
 
-    def initial(self) -> ClusterIdentities:
-        return ClusterIdentities(
-            database=_BACKUP,
-            flushed=0,
-            identity=1,
-            recorded=1,
-            asked=1,
-            done=0,
-            commits=0,
-            version=0,
-            shown=0,
-            workers=(Worker(), Worker()),
-            troubles=3,
-        )
-
-    def protocol(self, state: ClusterIdentities) -> Iterator[Step[ClusterIdentities]]:
+    def protocol(self, state: State) -> Iterator[Step[State]]:
         for at, worker in enumerate(state.workers):
             yield from self._work(state, at, worker, f"worker {'AB'[at]}")
 
-    def _work(self, state: ClusterIdentities, at: int, worker: Worker, name: str) -> Iterator[Step[ClusterIdentities]]:
+    def _work(self, state: State, at: int, worker: Worker, name: str) -> Iterator[Step[State]]:
         database = state.database
         if worker.phase == _IDLE:
             yield from self._connect(state, at, name)
@@ -159,104 +103,99 @@ class ClusterIdentitiesModel(Model[ClusterIdentities]):
         elif worker.phase == _CONNECTED and state.done < state.asked:
             number = database.assigned + 1
             assigned = Worker(phase=_ASSIGNED, ticket=state.asked, version=database.epoch * _EPOCH + number)
-            said = f"{name} receives all pending changes, and assigns {_said(assigned.version)}"
-            yield said, _assigned(_with(state, at, assigned), number)
+            what = f"{name} receives all pending changes, and assigns {_named(assigned.version)}"
+            yield what, _assigned(_with(state, at, assigned), number)
         elif worker.phase == _ASSIGNED:
             read = worker._replace(phase=_READ, state=database.states[-1])
             yield f"{name} reads state {read.state}", _with(state, at, read)
         elif worker.phase == _READ:
-            said = f"{name} writes state {worker.state} as {_said(worker.version)}"
+            what = f"{name} writes state {worker.state} as {_named(worker.version)}"
             # If its connection is gone, it notices after the write and starts again.
             after = _with(state, at, Worker() if worker.is_cut else Worker(phase=_CONNECTED))
             after = after._replace(done=max(state.done, worker.ticket))
             if worker.version <= state.version:
-                yield f"{said}, which is rejected: {_said(state.version)} is there", after
+                yield f"{what}, which is rejected: {_named(state.version)} is there", after
             else:
-                yield said, after._replace(version=worker.version, shown=worker.state)
+                yield what, after._replace(version=worker.version, shown=worker.state)
 
-    def _connect(self, state: ClusterIdentities, at: int, name: str) -> Iterator[Step[ClusterIdentities]]:
+    def _connect(self, state: State, at: int, name: str) -> Iterator[Step[State]]:
         if any(one.phase == _ENTERING for one in state.workers):
             return  # another worker is entering, and has locked the row
-        # Rule a-new-identity-has-a-greater-epoch: `failover.enter_cluster_identity`.
-        if state.identity == state.database.identity or not self.keeps(NEW_EPOCH):
+        if state.identity == state.database.identity or not self.a_new_identity_has_a_greater_epoch:
             yield f"{name} connects", self._connected(state, at)
             return
-        # Rule the-epoch-is-kept-in-elasticsearch: `Index.read_epoch`.
-        epoch = max(state.database.epoch, state.recorded if self._records else 0) + 1
+        recorded = state.recorded if self.the_epoch_is_kept_in_elasticsearch else 0
+        epoch = max(state.database.epoch, recorded) + 1
         entering = _with(state, at, Worker(phase=_ENTERING, version=epoch))
-        # Rule the-record-comes-first: `Index.write_epoch`, before the transaction commits.
-        if self._records_first:
-            said = f"{name} connects, and records epoch {epoch} in Elasticsearch"
-            yield said, entering._replace(recorded=max(state.recorded, epoch))
+        if self.the_record_comes_first:
+            what = f"{name} connects, and records epoch {epoch} in Elasticsearch"
+            yield what, entering._replace(recorded=max(state.recorded, epoch))
         else:
-            said = f"{name} connects, and writes epoch {epoch} to Postgres"
-            yield said, entering._replace(database=state.database._replace(identity=state.identity, epoch=epoch))
+            what = f"{name} connects, and writes epoch {epoch} to Postgres"
+            yield what, entering._replace(database=state.database._replace(identity=state.identity, epoch=epoch))
 
-    def _enter(self, state: ClusterIdentities, at: int, epoch: int, name: str) -> Step[ClusterIdentities]:
-        # Rule a-new-identity-refreshes-all: `failover.refresh_all`. Here the refresh exists at once.
-        asked = state.asked + self.keeps(REFRESHED)
-        after = self._connected(state, at)
-        database = after.database._replace(identity=state.identity, epoch=epoch)
-        after = after._replace(database=database, recorded=max(state.recorded, epoch), asked=asked)
-        return f"{name} enters epoch {epoch}", after
+    def _enter(self, state: State, at: int, epoch: int, name: str) -> Step[State]:
+        after = self._connected(state, at)  # here the refresh exists at once
+        return f"{name} enters epoch {epoch}", after._replace(
+            database=after.database._replace(identity=state.identity, epoch=epoch),
+            recorded=max(state.recorded, epoch),
+            asked=state.asked + self.a_new_identity_refreshes_all,
+        )
 
-    def _connected(self, state: ClusterIdentities, at: int) -> ClusterIdentities:
-        # Rule skip-unflushed-numbers: `version.skip_unflushed`. In this model, at most one number is not on disk.
-        number = state.database.assigned + (2 if self.keeps(SKIPPED) else 0)
+    def _connected(self, state: State, at: int) -> State:
+        # In this model, at most one number is not on disk.
+        number = state.database.assigned + (2 if self.skip_unflushed_numbers else 0)
         return _assigned(_with(state, at, Worker(phase=_CONNECTED)), number)
 
-    def world(self, state: ClusterIdentities) -> Iterator[Step[ClusterIdentities]]:
+    def world(self, state: State) -> Iterator[Step[State]]:
         database = state.database
-        if state.commits < self._commits:
+        if state.commits < _COMMITS:
             number = state.commits + 1
             after = state._replace(commits=number, asked=state.asked + 1)
             states = database._replace(states=(*database.states, number))
             yield f"state {number} is committed", after._replace(database=states)
         if state.troubles:
             cut = _cut(state)
-            said = f"Postgres crashes, and its sequence continues after {state.flushed}"
-            yield said, cut._replace(database=database._replace(assigned=state.flushed))
+            what = f"Postgres crashes, and its sequence continues after {state.flushed}"
+            yield what, cut._replace(database=database._replace(assigned=state.flushed))
             after = cut._replace(identity=state.identity + 1)
             if len(database.states) > 1:
                 behind = database._replace(states=database.states[:-1], assigned=state.flushed)
-                said = f"a standby that has not received state {database.states[-1]} takes over"
-                yield said, _forgets(after, behind)
-            yield "the first backup is restored", _forgets(after, _BACKUP)
+                what = f"a standby that has not received state {database.states[-1]} takes over"
+                yield what, _set_back(after, behind)
+            yield "the first backup is restored", _set_back(after, Database())
 
-    def unequal(self, state: ClusterIdentities) -> str | None:
+    def unequal(self, state: State) -> str | None:
         if state.shown != state.database.states[-1]:
             return f"Elasticsearch shows state {state.shown} for good, and Postgres is at {state.database.states[-1]}"
         return None
 
-    def canonical(self, state: ClusterIdentities) -> ClusterIdentities:
+    def canonical(self, state: State) -> State:
         # The number of handled changes does not matter.
         done = state.done
-        one, two = state.workers
-        if done:
-            one, two = one._replace(ticket=max(0, one.ticket - done)), two._replace(ticket=max(0, two.ticket - done))
-            state = state._replace(asked=state.asked - done, done=0)
-        return state._replace(workers=(one, two) if one <= two else (two, one))
+        workers = tuple(sorted(one._replace(ticket=max(0, one.ticket - done)) for one in state.workers))
+        return state._replace(asked=state.asked - done, done=0, workers=workers)
 
 
-def _assigned(state: ClusterIdentities, number: int) -> ClusterIdentities:
+def _assigned(state: State, number: int) -> State:
     database = state.database._replace(assigned=number)
     return state._replace(database=database, flushed=max(state.flushed, number - 1))
 
 
-def _cut(state: ClusterIdentities) -> ClusterIdentities:
+def _cut(state: State) -> State:
     """Close all connections; a worker may still send the document that it has built."""
     workers = tuple(one._replace(ticket=0, is_cut=True) if one.phase == _READ else Worker() for one in state.workers)
     return state._replace(workers=workers, troubles=state.troubles - 1)
 
 
-def _forgets(state: ClusterIdentities, database: Database) -> ClusterIdentities:
+def _set_back(state: State, database: Database) -> State:
     """Replace the database; the pending changes are lost with the old one."""
     return state._replace(database=database, flushed=database.assigned, done=state.asked)
 
 
-def _said(version: int) -> str:
+def _named(version: int) -> str:
     return f"version {version // _EPOCH}.{version % _EPOCH}"
 
 
-def _with(state: ClusterIdentities, at: int, worker: Worker) -> ClusterIdentities:
+def _with(state: State, at: int, worker: Worker) -> State:
     return state._replace(workers=placed(state.workers, at, worker))

@@ -1,8 +1,7 @@
 """The explorer: visits every state that a model can reach, breadth first, and finds the shortest path to a wrong one.
 
-A model yields the possible steps from each state. It does not say when a step is taken. A stalled process is therefore
-covered: it is one whose steps are not taken for a while, and the explorer tries every order of steps. There are two
-kinds of steps:
+A model yields the possible steps from each state. It does not say when a step is taken: a stalled process is one whose
+steps are not taken for a while, and the explorer tries every order of steps. There are two kinds of steps:
 
 - Steps of the *protocol* are taken eventually. If a state has none left, all work is done, and what is wrong there
   stays wrong.
@@ -15,12 +14,10 @@ consistent.
 
 from __future__ import annotations
 
-import gc
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 State = TypeVar("State", bound=tuple[object, ...])
 Item = TypeVar("Item")
@@ -28,62 +25,73 @@ Step = tuple[str, State]
 """What happens, in words, and the state after it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule of the protocol, which the code must keep.
+    """A rule of the protocol; the attribute of a model that it is assigned to says whether that model keeps it.
 
     Args:
-        name: Its name, also for ``--without``.
         says: The rule, as a sentence without its full stop.
-        kept_by: The module of syncer that keeps it.
+        kept_by: The module of syncer that keeps it; empty for an assumption, which nothing can keep.
         otherwise: What happens without it.
+
+    Attributes:
+        name: Its name for ``--without``: the attribute's, with hyphens.
     """
 
-    name: str
-    says: str
-    kept_by: str
-    otherwise: str
+    def __init__(self, says: str, *, kept_by: str, otherwise: str, name: str = "") -> None:
+        self.name = name
+        self.says = says
+        self.kept_by = kept_by
+        self.otherwise = otherwise
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Take the attribute's name."""
+        self.name = name.replace("_", "-")
+
+    @overload
+    def __get__(self, model: None, owner: type) -> Rule: ...
+    @overload
+    def __get__(self, model: Model[Any], owner: type) -> bool: ...
+    def __get__(self, model: Model[Any] | None, owner: type) -> Rule | bool:
+        """The rule itself, of the class; whether it is kept, of a model."""
+        return self if model is None else model.without != self.name
 
 
 class Model(ABC, Generic[State]):
     """A part of the protocol.
 
     Args:
-        without: The names of the rules to leave out.
-        allowed: The names of the events in `beyond` that may happen.
-        is_large: Whether to use larger bounds than continuous integration has time for.
+        without: The name of a rule to leave out.
 
     Attributes:
         about: What it shows.
-        rules: The rules that it keeps; each can be left out.
-        beyond: Events that the protocol is known not to survive: name and description.
+        rules: Its rules and assumptions; each can be left out.
     """
 
     name: ClassVar[str]
     about: ClassVar[str]
     rules: ClassVar[tuple[Rule, ...]]
-    beyond: ClassVar[Mapping[str, str]] = {}
+    is_large = False
+    allowed: frozenset[str] = frozenset()
 
-    def __init__(self, *, without: Collection[str] = (), allowed: Collection[str] = (), is_large: bool = False) -> None:
-        unknown = set(without) - {rule.name for rule in self.rules}
-        if unknown:
-            raise ValueError(f"{self.name} has no rule {', '.join(sorted(unknown))}")
-        self._without = frozenset(without)
-        self.allowed = frozenset(allowed)
-        self.is_large = is_large
+    def __init__(self, *, without: str = "") -> None:
+        self.without = without
         self.prepare()
 
+    def __init_subclass__(cls) -> None:
+        """Collect the rules."""
+        cls.rules = vars(cls).get("rules") or tuple(one for one in vars(cls).values() if isinstance(one, Rule))
+
     def prepare(self) -> None:
-        """Set the bounds, and look up the rules that are checked often."""
+        """Set what is looked up often."""
 
     def keeps(self, rule: Rule) -> bool:
         """Return whether the model keeps a rule."""
-        return rule.name not in self._without
+        return self.without != rule.name
 
     @property
-    @abstractmethod
     def bounds(self) -> str:
-        """The bounds, in words."""
+        """How much happens in it."""
+        raise NotImplementedError
 
     @abstractmethod
     def initial(self) -> State:
@@ -110,114 +118,54 @@ class Model(ABC, Generic[State]):
         return state
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """A shortest path to a wrong state.
-
-    Args:
-        steps: What happens, in words.
-        wrong: What is wrong with the last state, in words.
-    """
-
-    steps: tuple[str, ...]
-    wrong: str
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines to print."""
-        width = len(str(len(self.steps)))
-        for number, step in enumerate(self.steps, 1):
-            yield f"{number:>{width}}. {step}"
-        yield f"{'':>{width}}  {self.wrong}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explored:
+class Explored(NamedTuple):
     """The result of an exploration.
 
     Args:
         states: The number of states visited.
-        transitions: The number of steps taken.
+        steps: The number of steps taken.
         ends: The number of states with no work left.
-        depth: The distance of the farthest state, in steps.
-        seconds: The processor time used.
-        trace: The path to a wrong state, if there is one; the exploration stops there.
+        path: The steps to a wrong state, in words, and what is wrong there; empty if there is none.
     """
 
     states: int
-    transitions: int
+    steps: int
     ends: int
-    depth: int
-    seconds: float
-    trace: Trace | None
+    path: tuple[str, ...] = ()
 
 
 def explore(model: Model[State]) -> Explored:
     """Visit every state, or stop at the first wrong one."""
-    began = time.process_time()
-    gc.disable()  # there is no garbage, and each search for it takes longer
-    try:
-        found = _explored(model)
-    finally:
-        gc.enable()
-    return replace(found, seconds=time.process_time() - began)
+    first = model.canonical(model.initial())
+    before: dict[State, State | None] = {first: None}
+    queue = [first]
+    steps = ends = 0
+    for state in queue:  # which grows meanwhile
+        ours = [after for _, after in model.protocol(state)]
+        ends += not ours
+        wrong = model.wrong(state) or (None if ours else model.unequal(state))
+        if wrong:
+            return Explored(len(before), steps, ends, path=(*_path(model, before, state), wrong))
+        for after in chain(ours, (after for _, after in model.world(state))):
+            steps += 1
+            known = model.canonical(after)
+            if known not in before:
+                before[known] = state
+                queue.append(known)
+    return Explored(len(before), steps, ends)
 
 
-def _explored(model: Model[State]) -> Explored:
-    first = model.initial()
-    before: dict[State, State | None] = {model.canonical(first): None}
-    transitions = ends = depth = 0
-    layer = list(before)
-    wrong, where = None, None
-    while layer and wrong is None:
-        following: list[State] = []
-        for state in layer:
-            wrong = model.wrong(state)
-            is_end = True
-            if wrong is None:
-                for is_ours, steps in ((True, model.protocol(state)), (False, model.world(state))):
-                    for _, after in steps:
-                        transitions += 1
-                        if is_ours:
-                            is_end = False
-                        known = model.canonical(after)
-                        if known not in before:
-                            before[known] = state
-                            following.append(known)
-                if is_end:
-                    ends += 1
-                    wrong = model.unequal(state)
-            if wrong is not None:
-                where = state
-                break
-        else:
-            depth += bool(following)
-            layer = following
-    trace = None if wrong is None or where is None else Trace(steps=_steps(model, before, where), wrong=wrong)
-    return Explored(
-        states=len(before),
-        transitions=transitions,
-        ends=ends,
-        depth=depth,
-        seconds=0,
-        trace=trace,
-    )
-
-
-def _steps(model: Model[State], before: dict[State, State | None], last: State) -> tuple[str, ...]:
+def _path(model: Model[State], before: dict[State, State | None], last: State) -> list[str]:
     """Return the steps that lead to a state, computed again from the first state."""
-    way = [last]
-    while (previous := before[way[-1]]) is not None:
-        way.append(previous)
-    words, now = [], model.initial()
-    for wanted in reversed(way[:-1]):
-        said, now = next(step for step in _all(model, now) if model.canonical(step[1]) == wanted)
-        words.append(said)
-    return tuple(words)
-
-
-def _all(model: Model[State], state: State) -> Iterable[Step[State]]:
-    yield from model.protocol(state)
-    yield from model.world(state)
+    states = [last]
+    while (previous := before[states[-1]]) is not None:
+        states.append(previous)
+    words, state = [], model.initial()
+    for wanted in reversed(states[:-1]):
+        steps = chain(model.protocol(state), model.world(state))
+        what, state = next(step for step in steps if model.canonical(step[1]) == wanted)
+        words.append(what)
+    return words
 
 
 def ranked(versions: Iterable[int]) -> dict[int, int]:
@@ -225,6 +173,6 @@ def ranked(versions: Iterable[int]) -> dict[int, int]:
     return {version: rank for rank, version in enumerate(sorted({0, *versions}))}
 
 
-def placed(many: tuple[Item, ...], at: int, one: Item) -> tuple[Item, ...]:
+def placed(items: tuple[Item, ...], at: int, one: Item) -> tuple[Item, ...]:
     """Return a copy with the item at one position replaced."""
-    return (*many[:at], one, *many[at + 1 :])
+    return (*items[:at], one, *items[at + 1 :])

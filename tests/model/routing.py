@@ -15,159 +15,124 @@ from typing import NamedTuple
 
 from tests.model.explorer import Model, Rule, Step, placed
 
-BOTH_IMAGES = Rule(
-    name="both-images",
-    says="a change contains the row as it was and as it is",
-    kept_by="syncer.base.model",
-    otherwise="the document that a row used to belong to keeps showing it",
-)
-ON_THE_PATH = Rule(
-    name="only-the-path-to-the-root",
-    says="the lookup of affected documents uses only the tables on the path from the changed row to the root",
-    kept_by="syncer.lineage.build",
-    otherwise="a link that is deleted together with its tag affects no document, because the tag is gone",
-)
-EVERY_TABLE = Rule(
-    name="every-table-is-captured",
-    says="every table on the path is captured",
-    kept_by="syncer.apply.captures",
-    otherwise="a row on the path changes, and no event leads to the documents that it connects or disconnects",
-)
-
 _LINK, _TAG = "link", "tag"
 _POSTS = (1, 2)
+_COMMITS = 3
 
 
 class Event(NamedTuple):
-    """A change.
-
-    Args:
-        table: The table of the changed row.
-        old: For a link, the post that it belonged to; 0 for none.
-        new: For a link, the post that it belongs to; 0 for none.
-        is_done: Whether its offset is committed.
-    """
+    """A change: the table, and of a link the post that it belonged to and the post that it belongs to; 0 for none."""
 
     table: str
-    old: int
-    new: int
+    old: int = 0
+    new: int = 0
     is_done: bool = False
 
 
-class Routing(NamedTuple):
-    """The state of the model.
+class State(NamedTuple):
+    """The state of the model."""
 
-    Args:
-        link: The post that the link belongs to; 0 if there is no link.
-        tag: The tag's name: the number of the commit that set it; 0 if there is no tag.
-        commits: How many commits there have been.
-        events: Their events.
-        shown: The name that each post shows in Elasticsearch.
-        workers: For each worker, the number of its event and the posts that it found; empty if it is idle.
-    """
-
-    link: int
-    tag: int
-    commits: int
-    events: tuple[Event, ...]
-    shown: tuple[int, ...]
-    workers: tuple[tuple[int, ...], ...]
+    link: int = 0  # the post that the link belongs to; 0 if there is no link
+    tag: int = 0  # the tag's name: the number of the commit that set it; 0 if there is no tag
+    commits: int = 0
+    events: tuple[Event, ...] = ()
+    shown: tuple[int, ...] = (0, 0)  # the name that each post shows in Elasticsearch
+    workers: tuple[tuple[int, ...], ...] = ((), ())  # the number of its event, and the posts found; empty if idle
 
 
-class RoutingModel(Model[Routing]):
+class Routing(Model[State]):
     """Find the documents that a change affects."""
 
     name = "routing"
     about = "every document that shows a changed row is found, even if rows on the path change meanwhile"
-    rules = (BOTH_IMAGES, ON_THE_PATH, EVERY_TABLE)
+    bounds = f"2 posts, a link, a tag, {_COMMITS} transactions, 2 workers"
 
-    def prepare(self) -> None:
-        self._commits = 4 if self.is_large else 3
+    both_images = Rule(
+        "a change contains the row as it was and as it is",
+        kept_by="syncer.base.model",
+        otherwise="the document that a row used to belong to keeps showing it",
+    )
+    only_the_path_to_the_root = Rule(
+        "the lookup of affected documents uses only the tables on the path from the changed row to the root",
+        kept_by="syncer.lineage.build",
+        otherwise="a link that is deleted together with its tag affects no document, because the tag is gone",
+    )
+    every_table_is_captured = Rule(
+        "every table on the path is captured",
+        kept_by="syncer.apply.captures",
+        otherwise="a row on the path changes, and no event leads to the documents that it connects or disconnects",
+    )
 
-    @property
-    def bounds(self) -> str:
-        return f"2 posts, a link, a tag, {self._commits} transactions, 2 workers"
+    def initial(self) -> State:
+        return State()
 
-    def initial(self) -> Routing:
-        return Routing(link=0, tag=0, commits=0, events=(), shown=(0, 0), workers=((), ()))
-
-    def protocol(self, state: Routing) -> Iterator[Step[Routing]]:
-        for at, hand in enumerate(state.workers):
+    def protocol(self, state: State) -> Iterator[Step[State]]:
+        for at, worker in enumerate(state.workers):
             name = f"worker {'AB'[at]}"
-            if not hand:
-                for number, event in enumerate(state.events):
-                    if not event.is_done:
-                        found = self._touched(state, event)
-                        said = " and ".join(f"post {one}" for one in found) or "no post"
-                        yield (
-                            f"{name} receives change {number + 1}, of the {event.table}, and finds {said}",
-                            state._replace(workers=placed(state.workers, at, (number, *found))),
-                        )
-            else:
-                number, found = hand[0], hand[1:]
+            if worker:
+                number, found = worker[0], worker[1:]
                 shown = tuple(
-                    _name(state, post) if post in found else state.shown[place] for place, post in enumerate(_POSTS)
+                    _name(state, post) if post in found else shown
+                    for post, shown in zip(_POSTS, state.shown, strict=True)
                 )
                 events = placed(state.events, number, state.events[number]._replace(is_done=True))
                 workers = placed(state.workers, at, ())
                 yield (
-                    f"{name} writes the posts that it found, and commits the offset of change {number + 1}",
+                    f"{name} writes the posts that it found, and saves that change {number + 1} is handled",
                     state._replace(shown=shown, events=events, workers=workers),
                 )
+                continue
+            for number, event in enumerate(state.events):
+                if not event.is_done:
+                    found = self._affected(state, event)
+                    posts = " and ".join(f"post {post}" for post in found) or "no post"
+                    yield (
+                        f"{name} receives change {number + 1}, of the {event.table}, and finds {posts}",
+                        state._replace(workers=placed(state.workers, at, (number, *found))),
+                    )
 
-    def _touched(self, state: Routing, event: Event) -> tuple[int, ...]:
+    def _affected(self, state: State, event: Event) -> tuple[int, ...]:
         if event.table == _TAG:
             return (state.link,) if state.link else ()
-        # Rule only-the-path-to-the-root: `syncer.lineage.build` drops the other joins of the SELECT.
-        if not self.keeps(ON_THE_PATH) and not state.tag:
+        if not self.only_the_path_to_the_root and not state.tag:
             return ()
-        # Rule both-images: the triggers write both images, `Change.parse` reads them.
-        images = {event.old, event.new} if self.keeps(BOTH_IMAGES) else {event.new}
+        images = {event.old, event.new} if self.both_images else {event.new}
         return tuple(sorted(images - {0}))
 
-    def world(self, state: Routing) -> Iterator[Step[Routing]]:
-        for at, hand in enumerate(state.workers):
-            if hand:
+    def world(self, state: State) -> Iterator[Step[State]]:
+        for at, worker in enumerate(state.workers):
+            if worker:
                 yield f"worker {'AB'[at]} is killed", state._replace(workers=placed(state.workers, at, ()))
-        if state.commits == self._commits:
+        if state.commits == _COMMITS:
             return
         number = state.commits + 1
         for post in (0, *_POSTS):
             if post != state.link:
-                says = f"the link is assigned to post {post}" if post else "the link is deleted"
-                yield says, self._commit(state, post, state.tag)
+                what = f"the link is assigned to post {post}" if post else "the link is deleted"
+                yield what, self._commit(state, post, state.tag)
         yield f"the tag is named {number}", self._commit(state, state.link, number)
         if state.tag:
             yield "the tag is deleted", self._commit(state, state.link, 0)
         if state.tag and state.link:
             yield "the tag and the link are deleted in one transaction", self._commit(state, 0, 0)
 
-    def _commit(self, state: Routing, link: int, tag: int) -> Routing:
+    def _commit(self, state: State, link: int, tag: int) -> State:
         events = state.events
-        # Rule every-table-is-captured: `captures.captures`.
-        if link != state.link and self.keeps(EVERY_TABLE):
+        if link != state.link and self.every_table_is_captured:
             events = (*events, Event(_LINK, state.link, link))
         if tag != state.tag:
-            events = (*events, Event(_TAG, 0, 0))
+            events = (*events, Event(_TAG))
         return state._replace(link=link, tag=tag, commits=state.commits + 1, events=events)
 
-    def unequal(self, state: Routing) -> str | None:
-        for place, post in enumerate(_POSTS):
-            if state.shown[place] != _name(state, post):
-                return (
-                    f"post {post} shows {_said(state.shown[place])} for good, and should show "
-                    f"{_said(_name(state, post))}"
-                )
+    def unequal(self, state: State) -> str | None:
+        for post, shown in zip(_POSTS, state.shown, strict=True):
+            if shown != _name(state, post):
+                return f"post {post} shows name {shown} for good, and not {_name(state, post)}; 0 is none"
         return None
 
-    def canonical(self, state: Routing) -> Routing:
-        one, two = state.workers
-        return state if one <= two else state._replace(workers=(two, one))
+    def canonical(self, state: State) -> State:
+        return state._replace(workers=tuple(sorted(state.workers)))
 
 
-def _name(state: Routing, post: int) -> int:
+def _name(state: State, post: int) -> int:
     return state.tag if state.link == post else 0
-
-
-def _said(name: int) -> str:
-    return f"name {name}" if name else "no name"

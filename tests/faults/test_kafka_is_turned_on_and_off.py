@@ -11,7 +11,7 @@ import pytest
 from syncer.capture.leader import LEASE_SECONDS
 from tests.support.in_process import following, handle, handling, publish, refreshes
 from tests.support.world import World, wait_until
-from tests.support.writers import fill, writing
+from tests.support.writers import fill
 
 CHANGE = "UPDATE posts SET title = title || '.'"
 
@@ -27,25 +27,6 @@ def plain(world: World) -> World:
     world.uses_kafka = False
     fill(world)
     return world
-
-
-def test_daemons_are_restarted_with_and_without_kafka(world: World) -> None:
-    """Beside writers, back and forth: in the end every document equals its SELECT."""
-    fill(world)
-    with writing(world):
-        for one in (world, other_way(world), world, other_way(world)):
-            daemon = one.daemon()
-            daemon.wait_for("relay.led")
-            handled = one.sql("SELECT changes FROM syncer.handled")[0][0]
-            wait_until(
-                lambda one=one, handled=handled: one.sql("SELECT changes FROM syncer.handled")[0][0] > handled,  # type: ignore[misc]
-                what="more is handled",
-                detail=daemon.log_file.read_text,
-            )
-            assert daemon.stop() == 0
-    last = other_way(world)
-    last.daemon()
-    last.wait_until_level()
 
 
 def test_turning_kafka_off_costs_nothing_if_all_is_handled(world: World) -> None:
@@ -97,18 +78,6 @@ def test_a_frozen_leader_is_replaced_and_saves_nothing(plain: World) -> None:
         frozen.process.send_signal(signal.SIGCONT)
     frozen.wait_for("relay.stood_by")
     plain.sql(CHANGE)
-    plain.wait_until_level()
-
-
-def test_a_killed_leader_loses_nothing(plain: World) -> None:
-    """Writers go on while one leader after the other is killed."""
-    with writing(plain):
-        for _ in range(3):
-            daemon = plain.daemon()
-            daemon.wait_for("relay.led")
-            daemon.wait_for("worker.batch_indexed")
-            daemon.kill()
-    plain.daemon()
     plain.wait_until_level()
 
 

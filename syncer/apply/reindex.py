@@ -25,7 +25,7 @@ from collections.abc import Callable
 from syncer.apply import activate, plan
 from syncer.apply.activate import InitialLoad
 from syncer.apply.plan import PlannedChange, Step
-from syncer.base.errors import DefinitionError, Fault, IndexingError, JobError
+from syncer.base.errors import DefinitionError, IndexingError, JobError
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.documents import registry, suspend
@@ -42,7 +42,6 @@ def begin(connection: Connection, indices: Indices, name: str, *, tell: Callable
     """Activate a new index beside the current one, or continue with the one that is being built.
 
     Raises:
-        DocumentError: The document is suspended.
         SyncerError: The new index was not activated.
     """
     active = plan.read_active(connection)
@@ -50,8 +49,7 @@ def begin(connection: Connection, indices: Indices, name: str, *, tell: Callable
     if building is not None and _can_go_on(building):
         step = Step(document=building, change=PlannedChange.BUILDING, before=current)
     else:
-        if current.suspended_by is not Fault.UNAVAILABLE:  # a new index is the way out if a shard is gone for good
-            suspend.require_going(current)
+        # The current index may be suspended: a new one is the way out if a shard is gone for good.
         document = plan.anew(building or current, active.revisions[name] + 1)
         step = Step(document=document, change=PlannedChange.REBUILD, before=current)
     decided = plan.assemble(connection, [step], active)
@@ -154,7 +152,7 @@ def building(connection: Connection, name: str) -> Document:
 
 def _require_current(document: Document) -> None:
     """Refuse to make an index current that may lack changes."""
-    suspend.require_going(document)
+    suspend.require_active(document)
     if not document.is_loaded:
         raise DefinitionError(f"{document.index_name} is not loaded", hint=way_on(document))
 

@@ -2,36 +2,26 @@
 
     RETRY        a server is unavailable: wait with backoff and repeat; nothing is skipped
     DEAD_LETTER  one row's document is at fault: it becomes a dead letter, the others continue
-    SUSPEND      a definition, its tables or its index is at fault: only that document is suspended, with a hint; see
+    SUSPEND      a definition, its tables or its index is at fault: only that document waits; see
                  `syncer.documents.suspend`
     FATAL        the set-up is at fault: the daemon ends with a hint; nothing is lost
 
-The action also depends on where the error occurs. A document's own SQL and requests to its own index run inside
-`at_work_for`:
+    Postgres, by class of SQLSTATE
+        08 25 40 53 55 57 58 72 HV, or no answer          RETRY        away, overloaded, cancelled, in conflict
+        02 20 21 22 23 2F 38 39 54 P0 XX, or made up      DEAD_LETTER  the data, or a function that met it
+        any other                                         FATAL        a column, a table, a type, a privilege
+    Elasticsearch, by status
+        no answer, 401 403 408 429 5xx, another server    RETRY        a login or privilege may be given back
+        any other                                         FATAL
+        one item of a bulk: see `decide_item`
+    Kafka       rights and settings are FATAL, anything else RETRY
+    syncer      UnavailableError, RestoringError and DeadLetteringError are RETRY, other errors FATAL
 
-    raised by              in a document's work                       elsewhere in syncer
-    Postgres               down, deadlock, cancelled: RETRY           the same: RETRY
-                           data, if the row can be isolated:          data: DEAD_LETTER
-                           DEAD_LETTER; otherwise SUSPEND
-                           column, table, type, privilege, row-level  schema syncer, privilege: FATAL
-                           security, anything else: SUSPEND
-    Elasticsearch          down, 408, 429, 5xx: RETRY                 the same: RETRY
-                           login or privilege (401, 403), answer of a proxy: RETRY
-                           400, 404 and anything else: SUSPEND        anything else: FATAL
-       one item of a bulk  400, 413: DEAD_LETTER; 408, 429, 5xx: RETRY
-                           cluster.blocks.*: RETRY
-                           closed index, other 403, 404: SUSPEND
-    UnavailableError, RestoringError, DeadLetteringError
-                           RETRY                                      RETRY
-    Kafka                                                             rights, settings: FATAL; anything else: RETRY
-    ComposeError, IndexingError
-                           SUSPEND                                    FATAL
-    other SyncerError      FATAL                                      FATAL
-    unexpected errors      FATAL                                      FATAL
+Within the work for one document (`at_work_for`), what is FATAL elsewhere is SUSPEND. A DEAD_LETTER error is SUSPEND
+too, unless the caller finds the row at fault.
 
-Why a refused login or an HTML page from Elasticsearch is retried: `syncer.elasticsearch.client.connect` checks both
-when a component starts, and a failure there ends it. Later, the cause is a change that an operator made and may revert;
-waiting loses nothing.
+A refused login is retried because `syncer.elasticsearch.client.connect` and `syncer.daemon` check it when a component
+starts. Later, the cause is a change that an operator made and may revert; waiting loses nothing.
 
 This module also turns errors into messages with hints.
 """
@@ -53,8 +43,6 @@ from syncer.base.errors import (
     ComposeError,
     DeadLetteringError,
     DocumentError,
-    DuplicateIdError,
-    Fault,
     IndexingError,
     RestoringError,
     SourceError,
@@ -73,58 +61,24 @@ class Action(Enum):
     FATAL = "fatal"
 
 
-# The first matching class decides; subclasses come before their bases.
-_POSTGRES: tuple[tuple[type[psycopg.Error], Action], ...] = (
-    (pg.SerializationFailure, Action.RETRY),
-    (pg.DeadlockDetected, Action.RETRY),
-    (pg.QueryCanceled, Action.RETRY),
-    (pg.LockNotAvailable, Action.RETRY),
-    (pg.ObjectInUse, Action.RETRY),
-    (pg.IdleInTransactionSessionTimeout, Action.RETRY),
-    (pg.TransactionTimeout, Action.RETRY),
-    (pg.ReadOnlySqlTransaction, Action.RETRY),  # a standby during its promotion
-    (pg.SnapshotTooOld, Action.RETRY),
-    # Raised by a function in the SELECT, for one row.
-    (pg.RaiseException, Action.DEAD_LETTER),
-    (pg.PlpgsqlError, Action.DEAD_LETTER),
-    (pg.NoDataFound, Action.DEAD_LETTER),
-    (pg.TooManyRows, Action.DEAD_LETTER),
-    (pg.AssertFailure, Action.DEAD_LETTER),
-    (pg.CaseNotFound, Action.DEAD_LETTER),
-    (pg.CardinalityViolation, Action.DEAD_LETTER),
-    (pg.SqlRoutineException, Action.DEAD_LETTER),
-    (pg.ExternalRoutineException, Action.DEAD_LETTER),
-    (pg.ExternalRoutineInvocationException, Action.DEAD_LETTER),
-    # A value that is too large, or nested too deeply, for an operation.
-    (pg.ProgramLimitExceeded, Action.DEAD_LETTER),
-    (pg.StatementTooComplex, Action.DEAD_LETTER),
-    (pg.TooManyColumns, Action.FATAL),
-    (pg.TooManyArguments, Action.FATAL),
-    # Errors without a class of their own: a row too large to build, or damaged on disk.
-    (pg.InternalError_, Action.DEAD_LETTER),
-    (psycopg.DataError, Action.DEAD_LETTER),
-    (psycopg.IntegrityError, Action.DEAD_LETTER),
-    (psycopg.OperationalError, Action.RETRY),
-    (psycopg.InterfaceError, Action.RETRY),
-)
+_RETRIED_CLASSES = frozenset({"08", "25", "40", "53", "55", "57", "58", "72", "HV"})
+_DATA_CLASSES = frozenset({"02", "20", "21", "22", "23", "2F", "38", "39", "54", "P0", "XX"})
 
 NO_ROOM = 429
 """The status with which Elasticsearch refuses what it has no memory or no place in a queue for."""
+_RETRIED_STATUSES = frozenset({401, 403, 408, NO_ROOM, 500, 502, 503, 504})
 _RETRIED_ITEMS = frozenset({408, NO_ROOM, 500, 502, 503, 504})
-_RETRIED_STATUSES = _RETRIED_ITEMS | {401, 403}
-_DEAD_LETTERED_STATUSES = frozenset({400, 413})
+_DATA_ITEMS = frozenset({400, 413})
 _PRODUCT = "x-elastic-product"
 CLUSTER_BLOCK = "cluster_block_exception"
+_OF_INDEX = frozenset({CLUSTER_BLOCK, "index_closed_exception", "unavailable_shards_exception"})
 _DISK_FULL = "flood-stage watermark"
 _CLUSTER_READ_ONLY = "cluster read-only"  # cluster.blocks.*, set during the request
-_CLOSED = "index_closed_exception"  # has status 400, but is not the document's fault
 
 # Errors that can be a document's own fault if they occur in its work.
 _OF_DOCUMENT = (psycopg.Error, elasticsearch.ApiError, ComposeError, IndexingError)
 
-_TOO_LARGE_FOR_KAFKA = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
-# A missing topic or missing offsets are not listed: the component that starts over detects and repairs them, see
-# `syncer.recovery.lost_records`.
+# A missing topic is not listed: the component that starts over detects and creates it.
 _FATAL_KAFKA = frozenset(
     {
         KafkaError._AUTHENTICATION,  # noqa: SLF001 - librdkafka's local codes are spelled so
@@ -133,7 +87,8 @@ _FATAL_KAFKA = frozenset(
         KafkaError.GROUP_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         KafkaError.SASL_AUTHENTICATION_FAILED,
-        *_TOO_LARGE_FOR_KAFKA,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
     }
 )
 
@@ -146,11 +101,35 @@ def decide(error: BaseException) -> Action:
         return Action.RETRY
     if isinstance(error, psycopg.Error):
         return _decide_postgres(error)
-    if isinstance(error, elasticsearch.ApiError | elasticsearch.TransportError):
-        return _decide_elasticsearch(error)
-    if isinstance(error, KafkaException):
-        return Action.FATAL if error.args[0].code() in _FATAL_KAFKA else Action.RETRY
-    return Action.FATAL
+    if isinstance(error, elasticsearch.ApiError):
+        is_retried = is_by_another(error) or error.status_code in _RETRIED_STATUSES
+    elif isinstance(error, KafkaException):
+        is_retried = error.args[0].code() not in _FATAL_KAFKA
+    else:
+        is_retried = isinstance(error, elasticsearch.TransportError)
+    return Action.RETRY if is_retried else Action.FATAL
+
+
+def _decide_postgres(error: psycopg.Error) -> Action:
+    state = error.diag.sqlstate or error.sqlstate
+    if state is None:
+        return Action.RETRY if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else Action.FATAL
+    if state[:2] in _RETRIED_CLASSES:
+        return Action.RETRY
+    is_made_up = type(error).sqlstate is None  # no SQLSTATE of Postgres': a function raised it for a row
+    return Action.DEAD_LETTER if is_made_up or state[:2] in _DATA_CLASSES else Action.FATAL
+
+
+def decide_item(status: int, kind: str, reason: str = "") -> Action:
+    """Return the action for one document that a bulk request did not write.
+
+    ``reason`` distinguishes a block of the cluster from one of the index.
+    """
+    if kind in _OF_INDEX:
+        return Action.RETRY if _CLUSTER_READ_ONLY in reason else Action.SUSPEND
+    if status in _RETRIED_ITEMS:
+        return Action.RETRY
+    return Action.DEAD_LETTER if status in _DATA_ITEMS else Action.SUSPEND
 
 
 # Messages of a server that refuses connections for now; it speaks them in its own language, if that is not English.
@@ -173,19 +152,6 @@ def is_refused(error: BaseException) -> bool:
     return isinstance(error, elasticsearch.AuthenticationException | elasticsearch.AuthorizationException)
 
 
-def _decide_postgres(error: psycopg.Error) -> Action:
-    state = error.diag.sqlstate
-    if state is not None and type(error).sqlstate is None:
-        return Action.DEAD_LETTER  # not one of Postgres' SQLSTATEs: a function raised it for a row
-    return next((action for kind, action in _POSTGRES if isinstance(error, kind)), Action.FATAL)
-
-
-def _decide_elasticsearch(error: elasticsearch.ApiError | elasticsearch.TransportError) -> Action:
-    if isinstance(error, elasticsearch.TransportError) or is_by_another(error):
-        return Action.RETRY
-    return Action.RETRY if error.status_code in _RETRIED_STATUSES else Action.FATAL
-
-
 def is_by_another(error: elasticsearch.ApiError) -> bool:
     """Whether the response came from a proxy or load balancer instead of Elasticsearch."""
     if isinstance(error, elasticsearch.UnsupportedProductError):
@@ -193,21 +159,6 @@ def is_by_another(error: elasticsearch.ApiError) -> bool:
     # Some of Elasticsearch's own error responses lack the header, but have its JSON structure.
     is_of_its_form = isinstance(error.body, dict) and isinstance(error.body.get("error"), dict)
     return not is_of_its_form and _PRODUCT not in error.meta.headers
-
-
-def decide_item(status: int, kind: str, reason: str = "") -> Action:
-    """Return the action for one document that a bulk request did not write.
-
-    ``reason`` distinguishes a block of the cluster from one of the index.
-    """
-    if status in _RETRIED_ITEMS or (kind == CLUSTER_BLOCK and _CLUSTER_READ_ONLY in reason):
-        return Action.RETRY
-    return Action.DEAD_LETTER if status in _DEAD_LETTERED_STATUSES and kind != _CLOSED else Action.SUSPEND
-
-
-def fault_of(kind: str) -> Fault | None:
-    """Return the fault of an index that Elasticsearch reports with an error of this kind, if it is one that passes."""
-    return Fault.UNAVAILABLE if kind in (CLUSTER_BLOCK, _CLOSED) else None
 
 
 @contextmanager
@@ -226,11 +177,11 @@ def at_work_for(document: str, revision: int, *, isolates: bool = False) -> Iter
         action = decide(error)
         if action is Action.RETRY or (isolates and action is Action.DEAD_LETTER):
             raise
-        said = _explain_in_work(error, document)
-        fault = Fault.IDS if isinstance(error, DuplicateIdError) else None
-        if isinstance(error, elasticsearch.ApiError):
-            fault = fault_of(error.error)
-        raise DocumentError(said.message, hint=said.hint, document=document, revision=revision, fault=fault) from error
+        explained = _explain_in_work(error, document)
+        ids = getattr(error, "ids", ())
+        raise DocumentError(
+            explained.message, hint=explained.hint, document=document, revision=revision, ids=ids
+        ) from error
 
 
 def is_of_data(error: BaseException | None) -> TypeGuard[psycopg.Error]:
@@ -268,9 +219,9 @@ def _explain_in_work(error: Exception, document: str) -> SyncerError:
         return _explain_select(error, document)
     if isinstance(error, elasticsearch.ApiError):
         return explain_refusal(document, reason(error))
-    said = explain(error)
-    assert said is not None  # noqa: S101 - `explain` knows each of _OF_DOCUMENT
-    return said
+    explained = explain(error)
+    assert explained is not None  # noqa: S101 - `explain` knows each of _OF_DOCUMENT
+    return explained
 
 
 def explain_refusal(document: str, said: str) -> IndexingError:
@@ -410,11 +361,11 @@ def reason(error: elasticsearch.ApiError) -> str:
     return " ".join((f"{said}: {cause}" if cause and cause not in said else said).split())
 
 
-_SAID_OF_KAFKA: tuple[tuple[frozenset[int], str, str], ...] = (
+_EXPLAINED_BY_CODE: tuple[tuple[frozenset[int], str, str], ...] = (
     (
         frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}),  # noqa: SLF001
         "Kafka has no such topic: {}",
-        "A daemon makes it again, if it was there before; else run: syncer apply",
+        "A daemon creates it.",
     ),
     (
         frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT}),  # noqa: SLF001
@@ -422,12 +373,7 @@ _SAID_OF_KAFKA: tuple[tuple[frozenset[int], str, str], ...] = (
         "Check SYNCER_KAFKA_BOOTSTRAP_SERVERS, and that the broker is up.",
     ),
     (
-        frozenset({KafkaError._AUTO_OFFSET_RESET}),  # noqa: SLF001
-        "Changes are gone from the topic before they were read: {}",
-        "The daemon writes every document again. Was the topic's retention too short? Then raise retention.ms.",
-    ),
-    (
-        _TOO_LARGE_FOR_KAFKA,
+        frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}),
         "Kafka takes not even a short record: {}",
         "Raise max.message.bytes of the topic, or message.max.bytes of the broker, to 10000 at least.",
     ),
@@ -438,14 +384,14 @@ _SAID_OF_KAFKA: tuple[tuple[frozenset[int], str, str], ...] = (
     ),
     (
         frozenset({KafkaError._INVALID_ARG}),  # noqa: SLF001
-        "Kafka's client says: {}",
+        "Kafka's client refuses a setting: {}",
         "Check kafka.properties: librdkafka's own names and values.",
     ),
 )
 
 
 def _explain_kafka(error: KafkaError) -> SyncerError:
-    for codes, message, hint in _SAID_OF_KAFKA:
+    for codes, message, hint in _EXPLAINED_BY_CODE:
         if error.code() in codes:
             return TopicError(message.format(error.str()), hint=hint)
     return TopicError(

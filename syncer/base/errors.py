@@ -13,6 +13,7 @@
     ├── IndexingError      Elasticsearch: unreachable, unsupported, or rejected an index or a request
     │   └── UnavailableError   a shard or a node is unavailable: retried
     ├── DocumentError      one document has to be suspended
+    │   └── SuspendedError     it is suspended
     ├── HangingError       a component did not stop in time
     ├── JobError           a job cannot be created, or does not exist
     ├── TokenError         a transaction cannot be waited for
@@ -27,7 +28,6 @@ The command line prints both and no traceback; ``--debug`` adds the traceback.
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
 
 
 class SyncerError(Exception):
@@ -93,7 +93,17 @@ class ComposeError(SyncerError):
 
 
 class DuplicateIdError(ComposeError):
-    """A SELECT returns an id more than once."""
+    """A SELECT returns an id more than once.
+
+    Args:
+        message: What happened.
+        hint: What to do about it.
+        ids: Such an id, if it is known.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", ids: Sequence[str] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.ids = tuple(ids)
 
 
 class IndexingError(SyncerError):
@@ -102,17 +112,6 @@ class IndexingError(SyncerError):
 
 class UnavailableError(IndexingError):
     """A shard or a node of Elasticsearch is unavailable."""
-
-
-class Fault(StrEnum):
-    """What suspends a document for only as long as it lasts: see `syncer.jobs.resume`."""
-
-    SCHEMA = "schema"
-    """The tables differ from what the definition was applied to, or lack triggers."""
-    UNAVAILABLE = "unavailable"
-    """The index takes no documents, or a table that the document reads stays locked."""
-    IDS = "ids"
-    """The SELECT returns an id more than once."""
 
 
 class DocumentError(SyncerError):
@@ -125,16 +124,29 @@ class DocumentError(SyncerError):
         hint: What to do about it.
         document: Which definition.
         revision: Under which revision.
-        fault: If it is resumed once this is over; None if only `syncer apply` resumes it.
+        ids: Documents to try before it is resumed, if the error is about some.
+        is_stale: Whether changes may have been missed, so that it needs a refresh when it is resumed.
     """
 
     def __init__(
-        self, message: str, *, hint: str = "", document: str, revision: int, fault: Fault | None = None
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        document: str,
+        revision: int,
+        ids: Sequence[str] = (),
+        is_stale: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
         self.document = document
         self.revision = revision
-        self.fault = fault
+        self.ids = tuple(ids)
+        self.is_stale = is_stale
+
+
+class SuspendedError(DocumentError):
+    """The document is suspended."""
 
 
 class JobError(SyncerError):

@@ -48,7 +48,7 @@ def backfill(
     out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)
     with open_parts("backfill") as parts:
         chosen = parts.document(document)
-        suspend.require_going(chosen)
+        suspend.require_active(chosen)
         job = _job(parts, chosen, where=where, ids=ids, rate=rate)
         done = LoadProgress(parts, out=out, err=err).follow(chosen, job.id)
     if as_json:

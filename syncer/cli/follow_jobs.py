@@ -181,7 +181,7 @@ def _require_done(job: Job, document: Document | None) -> None:
     if job.state is JobState.DONE:
         return
     if document is not None:
-        suspend.require_going(document)
+        suspend.require_active(document)
     what, _, hint = (job.error or "").partition("\n")
     raise JobError(
         f"Job {job.id} {'was cancelled' if job.state is JobState.CANCELLED else 'failed'}: {what}", hint=hint

@@ -62,6 +62,7 @@ _TOUCHED_BY = (
     'SELECT DISTINCT touched.id COLLATE "C" AS _id FROM ({affected}) AS touched (id) WHERE touched.id IS NOT NULL'
 )
 _CAUSE = "(SELECT j.cause -> {relation} FROM syncer.job AS j WHERE j.id = $1)"
+_NAMED = "SELECT image.value ->> {column} FROM jsonb_array_elements({cause}) AS image"
 _NOTHING = "SELECT NULL::text WHERE false"
 
 _Answer = TypeVar("_Answer")
@@ -136,9 +137,9 @@ class AffectedReader:
         self._catalogue = Catalogue()
 
     def documents(self) -> list[Document]:
-        """Return the active definitions that are not suspended; `suspend` covers what is skipped."""
-        # Rules: ask-for-indices-after-receiving, skip-what-the-snapshot-says.
-        return [one for one in self._catalogue.refresh(self._connection) if one.suspended is None]
+        """Return the active definitions."""
+        # Rules: ask-for-indices-after-receiving, ask-for-revisions-after-receiving.
+        return self._catalogue.refresh(self._connection)
 
     def read(self, document: Document, changes: Sequence[Change]) -> Generator[Affected | FanOut]:
         """Yield the documents of one definition that these changes touch: the fan-out first, then the others in pages.
@@ -252,12 +253,23 @@ class AffectedReader:
             return bool(value(self._connection, query, (Change.dump_images(changes), id_)))
 
 
+def cause(document: Document, changes: Sequence[Change]) -> dict[str, list[Image]] | None:
+    """Return the distinct images of the changed rows that a definition depends on; None if any row may have changed."""
+    used = _used(document, changes)
+    if used is None:
+        return None
+    return {relation: _images(_causes(each)) for relation, each in used.items()}
+
+
 def touched_by(document: Document, relations: Iterable[str]) -> sql.Composed:
     """Return a query for the distinct ids that a job's cause leads to, by these relations; the job's id is ``$1``."""
-    uses = [use for one in relations if (use := document.dependencies.tables[one]).affected]
-    parts: list[sql.Composable] = [
-        _affected(one, _CAUSE.format(relation=sql.Literal(one.relation).as_string())) for one in uses
-    ]
+    parts: list[sql.Composable] = []
+    for use in (document.dependencies.tables[relation] for relation in relations):
+        cause = _CAUSE.format(relation=sql.Literal(use.relation).as_string())
+        if use.affected:
+            parts.append(_affected(use, cause))
+        named = sql.SQL(_NAMED)
+        parts += [named.format(column=sql.Literal(each), cause=sql.SQL(cause)) for each in use.id_columns]
     return sql.SQL(_TOUCHED_BY).format(affected=sql.SQL(" UNION ALL ").join(parts or [sql.SQL(_NOTHING)]))
 
 

@@ -5,21 +5,16 @@ The lock is one of an ALTER TABLE, or of one that waits for a long transaction. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import psycopg
 from psycopg import sql
 
-from syncer.base.errors import DocumentError, Fault
+from syncer.base.errors import DocumentError
 from syncer.base.postgres import Connection, locking
-from syncer.base.retry import Outages
-from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.lineage import fingerprint
 
-LOCKED_SECONDS_MAX = 10.0
-"""How long to wait for a locked table before its documents are suspended."""
+ATTEMPTS_MAX = 6
+"""How many attempts in a row meet a locked table, half a second each, before its document is suspended."""
 
 # Postgres shows the process and the role of any session, also to a role without privileges.
 _BLOCKER = """
@@ -31,57 +26,24 @@ ORDER BY l.granted DESC LIMIT 1
 """
 
 
-class LockedTables:
-    """For how long tables of documents have been locked. Safe to share between the threads of a component."""
+def require_unlocked(connection: Connection, document: Document) -> None:
+    """Check that no table of a document is locked, and that no session waits to lock it.
 
-    def __init__(self) -> None:
-        self._outages = Outages()
-
-    @contextmanager
-    def watched(self, connection: Connection, index_name: str) -> Iterator[None]:
-        """Enclose what locks the tables of a document.
-
-        Raises:
-            DocumentError: One of them has been locked for too long.
-            psycopg.errors.LockNotAvailable: One of them is locked; it is worth retrying.
-        """
-        try:
-            yield
-        except psycopg.errors.LockNotAvailable:
-            self.met(connection, index_name)
-            raise
-        self._outages.over(index_name)
-
-    def met(self, connection: Connection, index_name: str) -> None:
-        """Record that a lock was not available for a document; return if it is worth retrying.
-
-        Raises:
-            DocumentError: One of its tables has been locked for too long.
-        """
-        seconds = self._outages.failed(index_name)
-        if seconds <= LOCKED_SECONDS_MAX:
-            return
-        document = next((one for one in registry.documents(connection) if one.index_name == index_name), None)
-        if document is not None and (table := locked_table(connection, document)) is not None:
-            row = connection.execute(_BLOCKER, (table,)).fetchone()
-            raise DocumentError(
-                f"its table {table} has been locked for {seconds:.0f} s",
-                hint=f"By {'another session' if row is None else row[0]}, or one that it waits for: see\n"
-                "pg_stat_activity and pg_blocking_pids(). It resumes by itself once the lock is released.",
-                document=document.name,
-                revision=document.revision,
-                fault=Fault.UNAVAILABLE,
-            )
-
-
-def locked_table(connection: Connection, document: Document) -> str | None:
-    """Return a table of a document that is locked, or that a session waits to lock; None if there is none."""
+    Raises:
+        DocumentError: One is; the error names it, and the session that holds the lock.
+    """
     for relation in fingerprint.lockable(document.dependencies.shapes):
         try:
             with connection.transaction():
                 connection.execute(locking([relation]) + sql.SQL(" NOWAIT"))
         except psycopg.errors.LockNotAvailable:
-            return relation
+            row = connection.execute(_BLOCKER, (relation,)).fetchone()
+            raise DocumentError(
+                f"The table {relation}, which {document.name} reads, is locked",
+                hint=f"By {'another session' if row is None else row[0]}, or by one that it waits for: see\n"
+                "pg_stat_activity and pg_blocking_pids(). The document resumes by itself once the lock is released.",
+                document=document.name,
+                revision=document.revision,
+            ) from None
         except psycopg.ProgrammingError:  # it is gone, say: the next write finds out and reports it
             continue
-    return None

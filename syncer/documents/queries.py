@@ -99,19 +99,23 @@ def require_unique(connection: Connection, document: Document) -> None:
         raise twice(connection, document, f"_id {row[0]}")
 
 
-def twice(connection: Connection, document: Document, which: str, *, hint: str = "") -> DuplicateIdError:
-    """Return the error for a SELECT whose ids are not unique."""
+def twice(
+    connection: Connection, document: Document, which: str, *, hint: str = "", ids: Sequence[str] = ()
+) -> DuplicateIdError:
+    """Return the error for a SELECT whose ids are not unique, such as these."""
     root, key = document.dependencies.root, document.dependencies.root_key
     if root and key and frozenset({key}) not in known_table(connection, root).keys:
         return DuplicateIdError(
             f"The SELECT of {document.name} returns {which} more than once: {root}.{key} is no longer unique",
             hint="Its primary key or unique index is gone. Remove the rows that are there twice, and add it again, as\n"
             f"in: ALTER TABLE {root} ADD PRIMARY KEY ({key}). The document then resumes by itself.",
+            ids=ids,
         )
     return DuplicateIdError(
         f"The SELECT of {document.name} returns {which} more than once",
         hint=f"{hint}Does a join multiply its rows? Then aggregate the joined table in a subquery, and run\n"
         "syncer apply. If the rows are wrong, fix them: the document then resumes by itself.",
+        ids=ids,
     )
 
 

@@ -18,16 +18,15 @@ from typing import Any, Self
 from psycopg.types.json import Jsonb
 from pydantic import TypeAdapter
 
-from syncer.base.errors import Fault
 from syncer.base.model import Role, Target
 from syncer.base.postgres import Connection, value
 from syncer.lineage.dependencies import Dependencies
 
 _STATES = """
-SELECT index_name, revision, role, loaded_at IS NOT NULL, suspended, suspended_by FROM syncer.document
+SELECT index_name, revision, role, loaded_at IS NOT NULL, suspended FROM syncer.document
 """
 _DOCUMENTS = """
-SELECT name, revision, definition, index_name, write_alias, role, loaded_at IS NOT NULL, suspended, suspended_by
+SELECT name, revision, definition, index_name, write_alias, role, loaded_at IS NOT NULL, suspended
 FROM syncer.document ORDER BY name, role <> 'current', index_name
 """
 STATE_COLUMNS = """
@@ -46,7 +45,7 @@ INSERT INTO syncer.document AS d (name, revision, definition, index_name, write_
 VALUES ($1, $2, $3, $4, $5, $6)
 ON CONFLICT (index_name) DO UPDATE
 SET revision = excluded.revision, definition = excluded.definition, role = excluded.role,
-    applied_at = now(), loaded_at = NULL, suspended = NULL, suspended_by = NULL,
+    applied_at = now(), loaded_at = NULL, suspended = NULL, suspended_ids = '{}', is_stale = false,
     stale_since = coalesce(d.stale_since, now())
 """
 _DROP_DOCUMENT = "DELETE FROM syncer.document WHERE index_name = $1"
@@ -58,22 +57,24 @@ WHERE name = $1 AND revision = $2 AND suspended IS NULL
 _MARK_INCOMPLETE = """
 UPDATE syncer.document SET loaded_at = NULL, stale_since = coalesce(stale_since, now()) WHERE index_name = ANY ($1)
 """
-# The first reason is kept. Changes are skipped from here on, so the document no longer counts as loaded.
-# Rule: suspend-a-revision.
+# The first reason is kept.
 _SUSPEND = """
-UPDATE syncer.document
-SET suspended = $3, suspended_by = $4, stale_since = coalesce(stale_since, now()), loaded_at = NULL
+UPDATE syncer.document SET suspended = $3, suspended_ids = $4, suspended_at = clock_timestamp()
 WHERE name = $1 AND revision = $2 AND suspended IS NULL
 """
-# A worker may have met the fault before it was recognised.
-_RECOGNISE = """
-UPDATE syncer.document SET suspended_by = $3
-WHERE name = $1 AND revision = $2 AND suspended IS NOT NULL AND suspended_by IS NULL
+_MARK_STALE = """
+UPDATE syncer.document SET is_stale = true, loaded_at = NULL, stale_since = coalesce(stale_since, now())
+WHERE name = $1 AND revision = $2 AND suspended IS NOT NULL AND NOT is_stale
 """
+_SUSPENDED = "SELECT index_name, suspended_ids FROM syncer.document WHERE suspended IS NOT NULL"
 _RESUME = """
-UPDATE syncer.document SET suspended = NULL, suspended_by = NULL
-WHERE index_name = $1 AND revision = $2 AND suspended_by = $3
-RETURNING extract(epoch FROM clock_timestamp() - stale_since)::float8
+WITH before AS (
+    SELECT index_name, is_stale, suspended_at FROM syncer.document
+    WHERE index_name = $1 AND revision = $2 AND suspended IS NOT NULL FOR NO KEY UPDATE
+)
+UPDATE syncer.document AS d SET suspended = NULL, suspended_ids = '{}', is_stale = false
+FROM before AS b WHERE d.index_name = b.index_name
+RETURNING b.is_stale, extract(epoch FROM clock_timestamp() - b.suspended_at)::float8
 """
 _INSTALLATION = "SELECT installation::text FROM syncer.cluster_identity"
 _DEPENDENCIES = TypeAdapter(Dependencies)
@@ -95,7 +96,6 @@ class Document:
         role: The purpose of that index.
         is_loaded: Whether every document has been written once under this revision.
         suspended: If suspended, the reason and the hint.
-        suspended_by: The fault after which it is resumed; None if only `syncer apply` resumes it.
     """
 
     name: str
@@ -109,7 +109,6 @@ class Document:
     role: Role = Role.CURRENT
     is_loaded: bool = False
     suspended: str | None = None
-    suspended_by: Fault | None = None
 
     @property
     def index_name(self) -> str:
@@ -129,7 +128,7 @@ class DocumentState:
     Args:
         revision: The active revision.
         role: The purpose of its index.
-        is_suspended: Whether to skip it until the next revision: see `syncer.documents.suspend`.
+        is_suspended: Whether it is not to be written for now: see `syncer.documents.suspend`.
         listings: How many times a job has begun to list its ids.
         has_dead_letters: Whether any of its documents is dead-lettered.
     """
@@ -163,10 +162,7 @@ class Catalogue:
 
     def refresh(self, connection: Connection) -> list[Document]:
         """Return all active definitions; they are read again only if anything but their JSON has changed."""
-        known = {
-            (name, one.revision, one.role, one.is_loaded, one.suspended, one.suspended_by)
-            for name, one in self._documents.items()
-        }
+        known = {(name, one.revision, one.role, one.is_loaded, one.suspended) for name, one in self._documents.items()}
         if set(connection.execute(_STATES).fetchall()) != known:
             self._read(connection)
         return list(self._documents.values())
@@ -196,11 +192,8 @@ def documents(connection: Connection) -> list[Document]:
             role=Role(role),
             is_loaded=is_loaded,
             suspended=suspended,
-            suspended_by=None if fault is None else Fault(fault),
         )
-        for name, revision, stored, index_name, alias, role, is_loaded, suspended, fault in (
-            connection.execute(_DOCUMENTS)
-        )
+        for name, revision, stored, index_name, alias, role, is_loaded, suspended in connection.execute(_DOCUMENTS)
     ]
 
 
@@ -223,7 +216,6 @@ def _document(
     role: Role,
     is_loaded: bool,
     suspended: str | None,
-    suspended_by: Fault | None,
 ) -> Document:
     return Document(
         name=name,
@@ -237,7 +229,6 @@ def _document(
         role=role,
         is_loaded=is_loaded,
         suspended=suspended,
-        suspended_by=suspended_by,
     )
 
 
@@ -280,23 +271,42 @@ def mark_incomplete(connection: Connection, index_names: Sequence[str]) -> None:
     connection.execute(_MARK_INCOMPLETE, (list(index_names),))
 
 
-def suspend(connection: Connection, document_name: str, revision: int, reason: str, fault: Fault | None = None) -> bool:
-    """Suspend a document; False if it is already suspended or another revision is active."""
-    return connection.execute(_SUSPEND, (document_name, revision, reason, fault)).rowcount == 1
+def suspend(
+    connection: Connection, document_name: str, revision: int, *, reason: str, ids: Sequence[str], is_stale: bool
+) -> bool:
+    """Suspend a document; False if it is suspended already, or another revision is active.
 
-
-def recognise(connection: Connection, document: Document, fault: Fault) -> None:
-    """Record which fault a document is suspended for, unless that is known."""
-    connection.execute(_RECOGNISE, (document.name, document.revision, fault))
-
-
-def resume(connection: Connection, document: Document, fault: Fault) -> float | None:
-    """End the suspension for a fault that is over; return for how many seconds the index has been stale.
-
-    None if it is not suspended for that, or another revision is active.
+    Args:
+        connection: To Postgres.
+        document_name: Its name.
+        revision: Under which revision it failed.
+        reason: What happened and what to do.
+        ids: Documents to try before it is resumed.
+        is_stale: Whether changes may have been missed; recorded even if it is suspended already.
     """
-    row = connection.execute(_RESUME, (document.index_name, document.revision, fault)).fetchone()
-    return None if row is None else float(row[0])
+    with connection.transaction():
+        is_first = connection.execute(_SUSPEND, (document_name, revision, reason, list(ids))).rowcount == 1
+        if is_stale:
+            mark_stale(connection, document_name, revision)
+    return is_first
+
+
+def mark_stale(connection: Connection, document_name: str, revision: int) -> None:
+    """Record that a suspended document needs a refresh when it is resumed."""
+    connection.execute(_MARK_STALE, (document_name, revision))
+
+
+def suspended(connection: Connection) -> dict[str, list[str]]:
+    """Return the suspended indices, with the ids of the documents to try before each is resumed."""
+    return dict(connection.execute(_SUSPENDED).fetchall())
+
+
+def resume(connection: Connection, document: Document) -> tuple[bool, float] | None:
+    """End a suspension; return whether the document is stale, and for how many seconds it was suspended.
+
+    None if it is not suspended, or another revision is active.
+    """
+    return connection.execute(_RESUME, (document.index_name, document.revision)).fetchone()
 
 
 def state(connection: Connection, index_name: str) -> DocumentState | None:

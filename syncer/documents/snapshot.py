@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from syncer.base.error_policy import at_work_for
-from syncer.base.errors import DocumentError, Fault
+from syncer.base.errors import DocumentError
 from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, holding, snapshot
 from syncer.capture import install
 from syncer.documents.registry import Document
@@ -121,7 +121,7 @@ def uncaptured(document: Document, lost: Sequence[str]) -> DocumentError:
         "Was the table replaced by another one, or restored, or does a subscription load it now? Run: syncer apply",
         document=document.name,
         revision=document.revision,
-        fault=Fault.SCHEMA,
+        is_stale=True,
     )
 
 
@@ -133,5 +133,5 @@ def changed(document: Document, said: Sequence[str]) -> DocumentError:
         "if they name what has changed, and run: syncer apply",
         document=document.name,
         revision=document.revision,
-        fault=Fault.SCHEMA,
+        is_stale=True,
     )

@@ -60,21 +60,18 @@ class Rejection:
 
 @dataclass(slots=True)
 class BulkOutcome:
-    """The outcome of one bulk write; each document counts once, whatever the number of its shards.
+    """The outcome of one bulk write.
 
     Args:
-        indexed: Written.
-        deleted: Deleted, or known to be absent.
+        done: By id, what became of a document: "indexed", "deleted" (or known to be absent), or "skipped" on at least
+            one shard, because a version at least as new was there.
         created: Documents that did not exist before, on at least one shard, as far as Elasticsearch remembers.
-        skipped: Not written on at least one shard, because a version at least as new was there.
         newer_version: The greatest version found there; 0 if Elasticsearch did not report it.
         unsure: Not written, because its own version was there, or one that syncer does not assign.
         rejections: Not written on at least one shard; one for each shard that refused.
     """
 
-    indexed: int = 0
-    deleted: int = 0
-    skipped: int = 0
+    done: dict[str, str] = field(default_factory=dict)
     newer_version: int = 0
     created: list[Composition] = field(default_factory=list)
     unsure: list[Composition] = field(default_factory=list)
@@ -284,7 +281,7 @@ def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
     if 1 <= len(composition.id.encode()) <= ID_BYTES_MAX:
         return True
     if composition.source is None:  # no document can have that id
-        outcome.deleted += 1
+        outcome.done[composition.id] = "deleted"
         return False
     said = f"an id has 1 to {ID_BYTES_MAX} bytes"
     outcome.rejections.append(Rejection(composition=composition, status=_BAD_REQUEST, kind="invalid_id", reason=said))
@@ -293,9 +290,8 @@ def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
 
 def _count_done(part: Sequence[_Task], outcome: BulkOutcome) -> None:
     """Count documents that every shard has accepted."""
-    deleted = len([task for task in part if task.composition.source is None])
-    outcome.deleted += deleted
-    outcome.indexed += len(part) - deleted
+    for composition, _, _ in part:
+        outcome.done[composition.id] = "deleted" if composition.source is None else "indexed"
 
 
 def _judge(composition: Composition, items: Sequence[Mapping[str, Any]], outcome: BulkOutcome) -> None:
@@ -311,11 +307,9 @@ def _judge(composition: Composition, items: Sequence[Mapping[str, Any]], outcome
     if any(version == composition.version or is_raised(version) for version in found):
         outcome.unsure.append(composition)
     elif found:
-        outcome.skipped += 1
-    elif composition.source is None:
-        outcome.deleted += 1
+        outcome.done[composition.id] = "skipped"
     else:
-        outcome.indexed += 1
+        outcome.done[composition.id] = "deleted" if composition.source is None else "indexed"
 
 
 def _found_version(item: Mapping[str, Any]) -> int:

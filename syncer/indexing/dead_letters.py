@@ -8,34 +8,33 @@ dead letters, each query is answered by Postgres with one page or a count.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
-from psycopg import sql
+import psycopg
 
+from syncer.base.error_policy import Action, decide, kind as kind_of
+from syncer.base.errors import DeadLetteringError
 from syncer.base.model import ID_BYTES_MAX
-from syncer.base.postgres import Connection, value
-from syncer.documents import registry, suspend
+from syncer.base.postgres import Connection
 from syncer.documents.queries import is_text
-from syncer.documents.registry import Document
-from syncer.indexing.fault import Fault
 
 _LONG_ID_CHARACTERS = 80
+_ERROR_CHARACTERS_MAX = 500
 _PAGE_IDS = 10_000
 
 # In the order of ids, as every statement that locks several.
 _DEAD_LETTER = """
-INSERT INTO syncer.dead_letter (document, index_name, id, version, kind, error, field, value_type, is_id_cut)
-SELECT d.name, d.index_name, p.id, $2, p.kind, p.error, p.field, p.value_type, p.is_id_cut
+INSERT INTO syncer.dead_letter (document, index_name, id, version, kind, error, is_id_cut)
+SELECT d.name, d.index_name, p.id, $2, p.kind, p.error, p.is_id_cut
 FROM syncer.document AS d,
-     unnest($3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::boolean[])
-         AS p (id, kind, error, field, value_type, is_id_cut)
+     unnest($3::text[], $4::text[], $5::text[], $6::boolean[]) AS p (id, kind, error, is_id_cut)
 WHERE d.index_name = $1 ORDER BY p.id FOR KEY SHARE OF d
 ON CONFLICT (index_name, id) DO UPDATE
-SET version = excluded.version, kind = excluded.kind, error = excluded.error, field = excluded.field,
-    value_type = excluded.value_type, failed_at = now(), recorded_in = excluded.recorded_in
+SET version = excluded.version, kind = excluded.kind, error = excluded.error,
+    failed_at = now(), recorded_in = excluded.recorded_in
 WHERE dead_letter.version <= excluded.version
 """
 _CLEAR = """
@@ -52,37 +51,37 @@ WHERE l.index_name = $1 AND l.kind = (
 ORDER BY l.id LIMIT 1
 """
 _ERRORS = "SELECT id, error FROM syncer.dead_letter WHERE index_name = $1 AND id = ANY ($2)"
-_COLUMNS = "l.document, l.index_name, l.id, l.version, l.kind, l.error, l.field, l.value_type, l.is_id_cut, l.failed_at"
-_ONE = f"SELECT {_COLUMNS} FROM syncer.dead_letter AS l WHERE l.index_name = $1 AND l.id = $2"  # noqa: S608 - constants
-_PAGE = f"""
-SELECT {_COLUMNS} FROM syncer.dead_letter AS l WHERE {{which}} ORDER BY l.index_name, l.id LIMIT $7 OFFSET $8
-"""  # noqa: S608 - constants
-_SINCE = f"""
-SELECT {_COLUMNS} FROM syncer.dead_letter AS l
-WHERE l.index_name = ANY ($1) AND l.recorded_in > $2::xid8 ORDER BY l.index_name, l.id LIMIT $3
-"""  # noqa: S608 - constants
-_KINDS = """
-SELECT l.document, l.index_name, l.kind, l.field, l.value_type, count(*), min(l.failed_at), max(l.failed_at),
-       min(l.id COLLATE "C"), max(l.id COLLATE "C")
-FROM syncer.dead_letter AS l WHERE {which}
-GROUP BY l.document, l.index_name, l.kind, l.field, l.value_type
-ORDER BY count(*) DESC, l.document, l.index_name, l.kind, l.field, l.value_type
+_PAGE = """
+SELECT document, index_name, id, version, kind, error, is_id_cut, failed_at FROM syncer.dead_letter
+WHERE ($1::text IS NULL OR document = $1) AND ($2::text IS NULL OR id = $2)
+ORDER BY index_name, id LIMIT $3 OFFSET $4
 """
-_COUNT = "SELECT count(*) FROM syncer.dead_letter AS l WHERE {which}"
-_WHICH = sql.SQL("""
-($1::text IS NULL OR l.document = $1) AND ($2::text IS NULL OR l.index_name = $2)
-AND ($3::text IS NULL OR l.kind = $3) AND ($4::text IS NULL OR coalesce(l.field, '') = $4)
-AND ($5::text IS NULL OR coalesce(l.value_type, '') = $5)
-AND ($6::text[] IS NULL OR l.id = ANY ($6))
-""")
-_KNOWN = "SELECT DISTINCT l.id FROM syncer.dead_letter AS l WHERE {which}"
-_DISCARD = "DELETE FROM syncer.dead_letter AS l WHERE {which}"
+_SINCE = """
+SELECT document, index_name, id, version, kind, error, is_id_cut, failed_at FROM syncer.dead_letter
+WHERE index_name = ANY ($1) AND recorded_in > $2::xid8 ORDER BY index_name, id LIMIT $3
+"""
+_KINDS = """
+SELECT document, index_name, kind, count(*), min(failed_at), min(id) FROM syncer.dead_letter
+WHERE $1::text IS NULL OR document = $1
+GROUP BY document, index_name, kind ORDER BY count(*) DESC, document, index_name, kind
+"""
 _INDICES = """
-SELECT l.index_name, count(*) FROM syncer.dead_letter AS l WHERE {which} GROUP BY l.index_name ORDER BY l.index_name
+SELECT index_name, count(*) FROM syncer.dead_letter
+WHERE ($1::text IS NULL OR document = $1) AND ($2::text IS NULL OR id = $2)
+GROUP BY index_name ORDER BY index_name
 """
 _IDS = """
-SELECT l.id FROM syncer.dead_letter AS l WHERE {which} AND NOT l.is_id_cut AND l.id > $7 ORDER BY l.id LIMIT $8
+SELECT id FROM syncer.dead_letter
+WHERE index_name = $1 AND NOT is_id_cut AND id > $2 ORDER BY id LIMIT $3
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a document could not be written: the name of the error in Elasticsearch or psycopg, and its message."""
+
+    kind: str
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +93,8 @@ class DeadLetter:
         index_name: The index it could not be written to.
         id: The id of the document.
         version: The version that it was to be written with.
-        kind: The name of the error: see `syncer.indexing.fault`.
+        kind: The name of the error in Elasticsearch or psycopg.
         error: The server's message.
-        field: The field at fault, if known.
-        value_type: The type of its value.
         is_id_cut: Whether ``id`` is the beginning of a longer id, with its digest.
         failed_at: When it was dead-lettered.
     """
@@ -108,8 +105,6 @@ class DeadLetter:
     version: int
     kind: str
     error: str
-    field: str | None
-    value_type: str | None
     is_id_cut: bool
     failed_at: datetime
 
@@ -120,89 +115,57 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterGroup:
-    """Dead letters with the same error.
+    """Dead letters of one index with the same kind of error.
 
     Args:
         document: The name of the definition.
         index_name: The index they could not be written to.
         kind: The name of the error.
-        field: The field at fault, if known.
-        value_type: The type of its value.
         letters: The number of dead letters.
         first_at: When the oldest was dead-lettered.
-        last_at: When the newest was dead-lettered.
-        examples: The first and the last of their ids.
+        example: One of their ids.
     """
 
     document: str
     index_name: str
     kind: str
-    field: str | None
-    value_type: str | None
     letters: int
     first_at: datetime
-    last_at: datetime
-    examples: tuple[str, ...]
+    example: str
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data."""
-        return {**asdict(self), "first_at": self.first_at.isoformat(), "last_at": self.last_at.isoformat()}
+        return {**asdict(self), "first_at": self.first_at.isoformat()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """A filter for dead letters: those that match all given criteria.
-
-    Args:
-        document: The name of the definition.
-        index_name: The index.
-        kind: The kind of error.
-        field: The field at fault; empty for dead letters without one.
-        value_type: The type of its value; empty for dead letters without one.
-        ids: The ids; empty for any.
-    """
-
-    document: str | None = None
-    index_name: str | None = None
-    kind: str | None = None
-    field: str | None = None
-    value_type: str | None = None
-    ids: tuple[str, ...] = ()
-
-    def of_index(self, index_name: str) -> Selection:
-        """Return the same filter, limited to one index."""
-        return replace(self, index_name=index_name)
-
-    @property
-    def parameters(self) -> tuple[object, ...]:
-        """The values of ``$1`` to ``$6`` in queries with this filter."""
-        ids = [recorded(one) for one in self.ids] or None
-        return (self.document, self.index_name, self.kind, self.field, self.value_type, ids)
-
-
-def dead_letter(connection: Connection, index_name: str, version: int, faults: Mapping[str, Fault]) -> None:
+def dead_letter(connection: Connection, index_name: str, version: int, failed: Mapping[str, Failure]) -> None:
     """Record in one statement that documents could not be written with this version; a newer record is kept.
 
     An id longer than Elasticsearch allows is recorded by its beginning and its digest.
+
+    Raises:
+        DeadLetteringError: They cannot be recorded, although Postgres is available.
+        psycopg.Error: Postgres is unavailable.
     """
-    if not faults:
-        return
     rows = [
-        (
-            recorded(id_),
-            _storable(one.kind),
-            _storable(one.error),
-            one.field and _storable(one.field),
-            one.value_type,
-            recorded(id_) != id_,
-        )
-        for id_, one in faults.items()
+        (recorded(id_), _storable(each.kind), _storable(each.error), recorded(id_) != id_)
+        for id_, each in failed.items()
     ]
-    connection.execute(_DEAD_LETTER, (index_name, version, *map(list, zip(*rows, strict=True))))
+    try:
+        connection.execute(_DEAD_LETTER, (index_name, version, *map(list, zip(*rows, strict=True))))
+    except psycopg.Error as error:
+        if decide(error) is not Action.DEAD_LETTER:
+            raise
+        raise DeadLetteringError(
+            f"Documents of {index_name} cannot be dead-lettered: {kind_of(error)}",
+            hint="Has somebody changed the table syncer.dead_letter? If not, please report it.",
+            kind=kind_of(error),
+        ) from error
 
 
 def _storable(text: str) -> str:
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+    text = " ".join(text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode().split())
+    return text if len(text) <= _ERROR_CHARACTERS_MAX else f"{text[:_ERROR_CHARACTERS_MAX]}…"
 
 
 def recorded(id_: str) -> str:
@@ -215,10 +178,7 @@ def recorded(id_: str) -> str:
 
 def clear(connection: Connection, index_name: str, ids: Sequence[str], version: int) -> None:
     """Remove the dead letters of documents that were recorded before this version was written."""
-    connection.execute(_CLEAR, (index_name, [recorded(one) for one in ids], version))
-
-
-# Reading
+    connection.execute(_CLEAR, (index_name, [recorded(each) for each in ids], version))
 
 
 def worst(connection: Connection, index_name: str) -> tuple[str, str] | None:
@@ -229,14 +189,14 @@ def worst(connection: Connection, index_name: str) -> tuple[str, str] | None:
 
 def errors(connection: Connection, index_name: str, ids: Sequence[str]) -> dict[str, str]:
     """Return the errors of those documents that are dead-lettered, by id."""
-    said: dict[str, str] = dict(connection.execute(_ERRORS, (index_name, [recorded(one) for one in ids])).fetchall())
-    return {one: said[recorded(one)] for one in ids if recorded(one) in said}
+    found: dict[str, str] = dict(connection.execute(_ERRORS, (index_name, [recorded(each) for each in ids])).fetchall())
+    return {each: found[recorded(each)] for each in ids if recorded(each) in found}
 
 
 def find(connection: Connection, index_name: str, id_: str) -> DeadLetter | None:
     """Return the dead letter of one document; None if there is none."""
-    row = connection.execute(_ONE, (index_name, recorded(id_))).fetchone()
-    return None if row is None else _letter(row)
+    found = page(connection, id_=id_, limit=_PAGE_IDS)
+    return next((each for each in found if each.index_name == index_name), None)
 
 
 def since(connection: Connection, index_names: Sequence[str], xid: int, *, limit: int) -> list[DeadLetter]:
@@ -244,42 +204,40 @@ def since(connection: Connection, index_names: Sequence[str], xid: int, *, limit
     return [_letter(row) for row in connection.execute(_SINCE, (list(index_names), str(xid), limit))]
 
 
-def kinds(connection: Connection, selection: Selection) -> list[DeadLetterGroup]:
-    """Return the groups of dead letters, the most frequent first."""
-    rows = connection.execute(_about(_KINDS), selection.parameters)
+def kinds(connection: Connection, document: str | None = None) -> list[DeadLetterGroup]:
+    """Return the groups of dead letters, of one definition or of all, the most frequent first."""
     return [
         DeadLetterGroup(
-            document=document,
-            index_name=index_name,
-            kind=kind,
-            field=field_,
-            value_type=value_type,
-            letters=letters,
-            first_at=first_at,
-            last_at=last_at,
-            examples=tuple(dict.fromkeys((least, greatest))),
+            document=name, index_name=index_name, kind=kind, letters=letters, first_at=first_at, example=example
         )
-        for document, index_name, kind, field_, value_type, letters, first_at, last_at, least, greatest in rows
+        for name, index_name, kind, letters, first_at, example in connection.execute(_KINDS, (document,))
     ]
 
 
-def page(connection: Connection, selection: Selection, *, limit: int, offset: int = 0) -> list[DeadLetter]:
+def page(
+    connection: Connection, *, document: str | None = None, id_: str | None = None, limit: int, offset: int = 0
+) -> list[DeadLetter]:
     """Return one page of dead letters, by index and id."""
-    return [_letter(row) for row in connection.execute(_about(_PAGE), (*selection.parameters, limit, offset))]
+    parameters = (document, None if id_ is None else recorded(id_), limit, offset)
+    return [_letter(row) for row in connection.execute(_PAGE, parameters)]
 
 
-def count(connection: Connection, selection: Selection) -> int:
-    """Return the number of dead letters."""
-    return int(str(value(connection, _about(_COUNT), selection.parameters)))
+def indices(connection: Connection, *, document: str | None = None, id_: str | None = None) -> dict[str, int]:
+    """Return the number of dead letters by index, of one definition or of all."""
+    parameters = (document, None if id_ is None else recorded(id_))
+    return dict(connection.execute(_INDICES, parameters).fetchall())
 
 
-def known(connection: Connection, selection: Selection) -> set[str]:
-    """Return the ids of matching dead letters, as recorded."""
-    return {row[0] for row in connection.execute(_about(_KNOWN), selection.parameters)}
+def ids(connection: Connection, index_name: str) -> Iterator[str]:
+    """Yield the ids of one index that can be written again, read page by page."""
+    last = ""
+    while found := connection.execute(_IDS, (index_name, last, _PAGE_IDS)).fetchall():
+        yield from (row[0] for row in found)
+        last = found[-1][0]
 
 
 def _letter(row: Sequence[Any]) -> DeadLetter:
-    document, index_name, id_, version, kind, error, field_, value_type, is_id_cut, failed_at = row
+    document, index_name, id_, version, kind, error, is_id_cut, failed_at = row
     return DeadLetter(
         document=document,
         index_name=index_name,
@@ -287,46 +245,6 @@ def _letter(row: Sequence[Any]) -> DeadLetter:
         version=version,
         kind=kind,
         error=error,
-        field=field_,
-        value_type=value_type,
         is_id_cut=is_id_cut,
         failed_at=failed_at,
     )
-
-
-def _about(template: str) -> sql.Composed:
-    return sql.SQL(template).format(which=_WHICH)  # a constant of ours
-
-
-# Changing
-
-
-def indices(connection: Connection, selection: Selection) -> dict[str, int]:
-    """Return the number of dead letters by index."""
-    return dict(connection.execute(_about(_INDICES), selection.parameters).fetchall())
-
-
-def ids(connection: Connection, selection: Selection) -> Iterator[str]:
-    """Yield the ids of one index that can be retried, read page by page."""
-    last = ""
-    while found := connection.execute(_about(_IDS), (*selection.parameters, last, _PAGE_IDS)).fetchall():
-        yield from (row[0] for row in found)
-        last = found[-1][0]
-
-
-def discard(connection: Connection, selection: Selection) -> int:
-    """Remove dead letters; return how many they were. Their documents stay as they are until they change."""
-    return connection.execute(_about(_DISCARD), selection.parameters).rowcount
-
-
-def to_retry(connection: Connection, selection: Selection) -> list[tuple[Document, int]]:
-    """Return the definitions with dead letters to retry, and the number of documents of each.
-
-    Raises:
-        DocumentError: A definition is suspended, so none can be retried.
-    """
-    rows = {one.index_name: one for one in registry.documents(connection)}
-    found = [(rows[name], letters) for name, letters in indices(connection, selection).items()]
-    for document, _ in found:
-        suspend.require_going(document)
-    return found

@@ -4,11 +4,11 @@ The component submits ids and gets a future. The pool cuts the ids into slices a
 Each thread takes one slice after the other, and brings it from its ids into Elasticsearch. Elasticsearch orders writes
 by their versions, not by their arrival, so slices may overtake each other.
 
-If a definition has to be suspended, the thread records it before the future is done.
+If a definition has to be suspended, the thread records it, and the future raises the error.
 
-Guarantees: a future has a result only once each of its documents is written, skipped or dead-lettered, or its
-definition is suspended. Memory use depends neither on the number of ids nor on the size of
-documents. Dropped slices are not begun, and those that have begun do no harm.
+Guarantees: a future has a result only once each of its documents is written, skipped or dead-lettered. Memory use
+depends neither on the number of ids nor on the size of documents. Dropped slices are not begun, and those that have
+begun do no harm.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class WriterPool:
         flow: FlowControl,
         threads: int,
     ) -> None:
-        self._shared = Shared(name=name, index=index, flow=flow)
+        self._shared = Shared(name=name, flow=flow)
         self._flow = flow
         self._name = name
         self._most = threads
@@ -128,15 +128,15 @@ class WriterPool:
         *,
         everywhere: bool = False,
         origin: Mapping[str, int] = _NO_ORIGIN,
+        resumes: bool = False,
         is_needed: Callable[[], bool] = lambda: True,
     ) -> Future[WriteReport]:
         """Bring documents up to date in one index: see `Writer.write`.
 
         Returns:
-            A future of the report. It raises `Stopping` or `Abandoned` if the writer stopped for that reason, or an
-            error that the policy classifies as FATAL.
+            A future of the report. It raises what `Writer.write` raises; a definition that has to be suspended is.
         """
-        options = {"everywhere": everywhere, "origin": origin}
+        options = {"everywhere": everywhere, "origin": origin, "resumes": resumes}
         with self._changed:
             dropped = self._dropped
             task = _Submission(
@@ -145,16 +145,13 @@ class WriterPool:
                 options=options,
                 is_needed=lambda: dropped == self._dropped and is_needed(),
             )
-            if ids:
-                self._tasks.append(task)
-                self._call_threads()
-            else:
-                task.done.set_result(task.report)
+            self._tasks.append(task)
+            self._call_threads()
         return task.done
 
     def tell(self) -> None:
         """Log dead letters that are not logged yet, if it is time."""
-        self._shared.failures.tell()
+        self._shared.dead_lettered.tell()
 
     def drop(self) -> None:
         """Start no more of what was submitted, and retry none of it; its futures are never done."""
@@ -177,7 +174,7 @@ class WriterPool:
             leaving.is_leaving = True
             self._changed.notify_all()
         is_through = join(leaving.threads, seconds=seconds)
-        self._shared.failures.flush()
+        self._shared.dead_lettered.flush()
         return is_through
 
     # In the pool's threads
@@ -226,9 +223,8 @@ class WriterPool:
             try:
                 report = writer.write(task.index_name, ids, is_needed=task.is_needed, **task.options)
             except DocumentError as error:
-                # The next load or refresh covers what is skipped from here on: see `syncer.documents.suspend`. No
-                # offset of a skipped change is committed before the suspension is. Rule: suspend-before-the-offset.
-                writer.give_up(error)
+                writer.suspend(error)
+                raise
         except BaseException as error:  # noqa: BLE001 - the future passes it on
             failure = error
         with self._changed:

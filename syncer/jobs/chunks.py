@@ -43,7 +43,7 @@ _COUNT_ALIVE = f"SELECT count(*) FROM ({_ALIVE}) AS alive"  # noqa: S608 - a con
 
 _IS_ANY = sql.SQL("""
 SELECT EXISTS (SELECT FROM syncer.job AS j WHERE {unfinished})
-    OR EXISTS (SELECT FROM syncer.document WHERE suspended_by = 'unavailable')
+    OR EXISTS (SELECT FROM syncer.document WHERE suspended IS NOT NULL)
 """).format(unfinished=UNFINISHED)
 
 # Each of the following statements locks the job before its chunks. A statement that has waited for the lock sees the
@@ -163,7 +163,7 @@ def job_workers_alive(connection: Connection) -> int:
 
 
 def is_any_to_write(connection: Connection) -> bool:
-    """Whether an idle job worker has anything to do: an unfinished job, or an index that may take documents again."""
+    """Whether an idle job worker has anything to do: an unfinished job, or a suspended document to try."""
     return bool(value(connection, _IS_ANY))
 
 

@@ -28,10 +28,17 @@ FINISHED_KEPT_MAX = 100
 FINISHED_KEPT_DAYS = 30
 CAUSE_IMAGES_MAX = 1000
 """A fan-out with this many changed rows as its cause takes up no more."""
+WAITING_FAN_OUTS_MAX = 10
+"""A suspended document with so many fan-outs that have not begun is refreshed instead."""
 
 # Lock order: a document before its jobs.
 _LOCK_DOCUMENT = """
 SELECT revision FROM syncer.document WHERE index_name = $1 FOR NO KEY UPDATE
+"""
+_STALE = """
+SELECT d.is_stale, d.suspended IS NOT NULL, ARRAY(
+    SELECT j.id FROM syncer.job AS j WHERE j.index_name = d.index_name AND j.kind = 'fan_out' AND j.state = 'new')
+FROM syncer.document AS d WHERE d.index_name = $1
 """
 _LOCK_DOCUMENT_OF = """
 SELECT FROM syncer.document WHERE index_name = (SELECT index_name FROM syncer.job WHERE id = $1) FOR NO KEY UPDATE
@@ -155,11 +162,15 @@ def create_fan_out(connection: Connection, document: Document, cause: Mapping[st
     Read ``document`` after the changes were received. ``cause`` has the images of the changed rows by table, each once.
 
     Returns:
-        The job, once it is committed; None if the document's revision is no longer active. The changes are then older
-        than the active revision, so its load sees them.
+        The job, once it is committed. None if the document's revision is no longer active: the changes are then older
+        than the active revision, so its load sees them. None also if the document is suspended and stale: the refresh
+        with which it is resumed sees them.
     """
+    # Rules: a-change-that-cannot-be-written-joins-a-fan-out, a-full-fan-out-becomes-a-refresh.
     with connection.transaction():
         if lock_document(connection, document.index_name) != document.revision:
+            return None
+        if _is_stale(connection, document):
             return None
         joinable = locked_joinable(connection, document.index_name, _stored(cause))
         new = _still_new([one for one in joinable if one.revision == document.revision], JobKind.FAN_OUT, None)
@@ -170,6 +181,19 @@ def create_fan_out(connection: Connection, document: Document, cause: Mapping[st
         else:
             connection.execute(_JOIN_WHOLE, (new.id,))
         return find(connection, new.id)
+
+
+def _is_stale(connection: Connection, document: Document) -> bool:
+    """Whether a locked document is suspended and stale; it becomes so if too many of its fan-outs wait."""
+    row = connection.execute(_STALE, (document.index_name,)).fetchone()
+    assert row is not None  # noqa: S101 - the document is locked
+    is_stale, is_suspended, waiting = row
+    if is_suspended and not is_stale and len(waiting) >= WAITING_FAN_OUTS_MAX:
+        registry.mark_stale(connection, document.name, document.revision)
+        for job_id in waiting:
+            _end(connection, job_id, JobState.CANCELLED, "The document is refreshed when it is resumed")
+        return True
+    return bool(is_stale)
 
 
 def date(connection: Connection, job_id: int, changed_at: float) -> None:

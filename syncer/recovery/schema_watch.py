@@ -2,7 +2,7 @@
 
 Guarantee: within one turn, even if no change ever comes of it, the documents are suspended that read a table that is
 replaced, renamed or without its triggers, one that is made unlogged or gets a partition that is unlogged or foreign, or
-a column or a view that changes. Once all is as before, they are resumed: see `syncer.jobs.resume`. A table that was
+a column or a view that changes. A table that was
 written anew, and partitions that come or go with their rows, become a change within one turn. Every daemon watches;
 suspending twice is suspending once, and a table is noted by one. However many tables a document reads, a turn sends the
 same few statements.
@@ -12,28 +12,22 @@ A turn also writes the timeline of its process, because every daemon has one wat
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-import psycopg
 import structlog
 
 from syncer.base.error_policy import at_work_for
-from syncer.base.errors import DocumentError, DuplicateIdError, Fault
+from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.link import Link
-from syncer.base.postgres import Connection, bounded
+from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
 from syncer.base.timeline import TIMELINE
 from syncer.capture import install, table_files
-from syncer.documents import queries, registry, suspend
+from syncer.documents import suspend
 from syncer.documents.registry import Catalogue, Document
 from syncer.documents.snapshot import require_shape, uncaptured
-from syncer.jobs import resume
-
-_COUNT_SECONDS = 10.0
-"""How often, and for how long, to look whether ids are unique again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +37,11 @@ class WatchReport:
     Args:
         documents: How many documents were looked after.
         suspended: Those that this turn has suspended.
-        resumed: The indices that this turn has resumed.
         noted: The tables that were written anew, or have other partitions.
     """
 
     documents: int
     suspended: tuple[str, ...]
-    resumed: tuple[str, ...]
     noted: tuple[str, ...]
 
 
@@ -69,7 +61,6 @@ class Watch:
         self._name = name
         self._catalogue = Catalogue()
         self._trouble = Trouble(name)
-        self._counted_at: dict[str, float] = {}
 
     def run(self, stop: Stop) -> None:
         """Look after the documents until told to stop."""
@@ -85,7 +76,7 @@ class Watch:
             self.close()
 
     def run_once(self) -> WatchReport:
-        """Note partitions; suspend each document whose tables have changed, and resume it once they have not."""
+        """Note partitions, and suspend each document whose tables have changed."""
         with self._link.used() as connection:
             noted = table_files.note(connection)
             if noted:
@@ -94,34 +85,13 @@ class Watch:
             tables = sorted({table for one in documents for table in one.dependencies.tables})
             if lost := install.lost(connection, tables):
                 install.arm(connection)
-            suspended, resumed = [], []
-            for one in documents:
-                error = _error(connection, one, lost)
-                if error is None:
-                    fault = one.suspended_by
-                    if fault is Fault.SCHEMA or (fault is Fault.IDS and self._is_unique(connection, one)):
-                        resumed += [one.index_name] if resume.resume(connection, one, fault) else []
-                elif one.suspended is None:
-                    suspended += [one.name] if suspend.suspend(connection, error) else []
-                elif one.suspended_by is None and error.fault is not None:
-                    registry.recognise(connection, one, error.fault)
+            suspended = []
+            for document in documents:
+                error = _error(connection, document, lost)
+                if error is not None and suspend.suspend(connection, error):
+                    suspended.append(document.name)
             TIMELINE.write(connection, prunes=True)
-        return WatchReport(
-            documents=len(documents), suspended=tuple(suspended), resumed=tuple(resumed), noted=tuple(noted)
-        )
-
-    def _is_unique(self, connection: Connection, document: Document) -> bool:
-        """Whether the SELECT of a document that is suspended for its ids returns none twice; tried now and then."""
-        now = time.monotonic()
-        if now - self._counted_at.get(document.index_name, -_COUNT_SECONDS) < _COUNT_SECONDS:
-            return False
-        self._counted_at[document.index_name] = now
-        try:
-            with bounded(connection, seconds=_COUNT_SECONDS):
-                queries.require_unique(connection, document)
-        except (DuplicateIdError, psycopg.Error):  # the worker finds any other error again
-            return False
-        return True
+        return WatchReport(documents=len(documents), suspended=tuple(suspended), noted=tuple(noted))
 
     def _connected(self) -> Connection:
         self._catalogue.forget()  # what answers now may be another state of the database

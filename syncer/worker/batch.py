@@ -10,9 +10,23 @@ from typing import Any
 import structlog
 
 from syncer.base import metrics
+from syncer.base.errors import DocumentError
 from syncer.base.model import Change
 from syncer.base.write_report import WriteReport
 from syncer.worker.source import Delivery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """Documents of one index that are being written."""
+
+    index_name: str
+    report: Future[WriteReport]
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it has ended because the definition is suspended."""
+        return self.report.done() and isinstance(self.report.exception(), DocumentError)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -23,13 +37,13 @@ class ChangeBatch:
         delivery: The changes, as they came from the source.
         begun_at: The time of receipt, by the monotonic clock.
         number: The batch's number within this worker.
-        writes: The pending outcomes of the documents that the changes touch.
+        writes: The documents that the changes touch.
     """
 
     delivery: Delivery[Any]
     begun_at: float
     number: int
-    writes: list[Future[WriteReport]] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
 
     @property
     def changes(self) -> list[Change]:
@@ -39,7 +53,12 @@ class ChangeBatch:
     @property
     def is_done(self) -> bool:
         """Whether none of its documents is being written any more."""
-        return all(one.done() for one in self.writes)
+        return all(write.report.done() for write in self.writes)
+
+    @property
+    def refused(self) -> set[str]:
+        """The indices whose documents were not written because their definition is suspended."""
+        return {write.index_name for write in self.writes if write.is_refused}
 
     @property
     def changed_at(self) -> float:
@@ -54,8 +73,8 @@ class ChangeBatch:
             Exception: An error that the policy calls FATAL.
         """
         total = WriteReport()
-        for one in self.writes:
-            total.add(one.result())
+        for write in self.writes:
+            total.add(write.report.result())
         return total
 
     def tell(self, worker: str, written: WriteReport) -> None:

@@ -25,14 +25,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+import elasticsearch
 import psycopg
 import structlog
 
 from syncer.base import metrics
+from syncer.base.errors import DocumentError, UnavailableError
 from syncer.base.lifecycle import Abandoned, Stop, Stopping
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
 from syncer.base.write_report import WriteReport
+from syncer.documents import registry
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover, version_log
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
@@ -49,6 +52,9 @@ _HANDS_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
 _IDLE_SECONDS = 0.1
 """How often to look for a job while there is nothing to do."""
+_STAYS_SUSPENDED = (DocumentError, UnavailableError, Abandoned, elasticsearch.ApiError, elasticsearch.TransportError)
+_ATTEMPT_SECONDS = 5.0
+"""How often to try to write a suspended document."""
 _NOTE_SECONDS = 10.0
 """How often to record the last version."""
 
@@ -101,7 +107,7 @@ class JobWorker:
         self._name = name
         self._stop = Stop()
         flow = FlowControl(
-            requests_max=in_flight_max, documents_max=batch_documents_max, bytes_max=batch_bytes_max, traffic=traffic
+            slices_max=in_flight_max, documents_max=batch_documents_max, bytes_max=batch_bytes_max, traffic=traffic
         )
         self._writers = WriterPool(
             connect=connect,
@@ -115,7 +121,9 @@ class JobWorker:
         self._connection: Connection | None = None
         self._job_worker = 0
         self._hands: list[_Hand] = []
-        self._kept_at = self._looked_at = self._noted_at = 0.0
+        self._attempts: dict[str, Future[WriteReport]] = {}
+        """Attempts to write a suspended document, by index."""
+        self._kept_at = self._looked_at = self._noted_at = self._attempted_at = 0.0
         self._trouble = Trouble(name)
         self._log = structlog.get_logger().bind(job_worker=name)
 
@@ -165,6 +173,7 @@ class JobWorker:
             self._connection.close()
         self._connection = None
         self._hands.clear()
+        self._attempts.clear()
 
     def _attempt(self) -> None:
         try:
@@ -260,8 +269,12 @@ class JobWorker:
         written: list[tuple[Chunk, WriteReport]] = []
         done = self._done()
         for hand in done:
-            with suppress(Abandoned):
+            try:
                 written.append((hand.chunk, hand.write.result()))
+            except Abandoned:
+                pass
+            except DocumentError:  # it is suspended: the chunk waits with its job
+                chunks.release(self._connected(), [hand.chunk])
         if written:
             chunks.finish(self._connected(), written)
             self._trouble.over()
@@ -274,6 +287,24 @@ class JobWorker:
         self._stop.pause(seconds)
 
     # Upkeep
+
+    def _try_suspended(self) -> None:
+        """Try to write each suspended document every few seconds, in the writers' threads; resume those that can be."""
+        for index_name, attempt in list(self._attempts.items()):
+            if attempt.done():
+                del self._attempts[index_name]
+                with suppress(
+                    DocumentError, UnavailableError, Abandoned, elasticsearch.ApiError, elasticsearch.TransportError
+                ):
+                    attempt.result()
+                    resume.resume(self._connected(), index_name)
+        now = time.monotonic()
+        if now - self._attempted_at < _ATTEMPT_SECONDS:
+            return
+        self._attempted_at = now
+        for index_name, ids in registry.suspended(self._connected()).items():
+            if index_name not in self._attempts:
+                self._attempts[index_name] = self._writers.submit(index_name, ids, resumes=True)
 
     def _note_version(self, *, keeps: bool = False) -> None:
         """Record the last version from time to time, also where a restore of Postgres does not undo it.
@@ -295,5 +326,5 @@ class JobWorker:
         self._looked_at = now
         self._note_version()
         chunks.reclaim(self._connected())
-        resume.look(self._connected(), self._index.holdings)
+        self._try_suspended()
         return bool(self._steps.due(self._connected()))

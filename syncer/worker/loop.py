@@ -8,20 +8,20 @@
 While batches are written, the main thread is free to receive the next ones, and to keep the source.
 
 Guarantees: a change is saved as handled only when every document that it touches is settled. Settled means written,
-skipped, dead-lettered, left to a job, or of a suspended definition. After a failure, unsaved work is done again, by
-whichever worker the source gives it to; the version rule makes that harmless. An index that takes no documents delays
-others for a minute or so at most, a table that stays locked for some ten seconds: then their documents are suspended.
+skipped, dead-lettered or left to a job. After a failure, unsaved work is done again, by whichever worker the source
+gives it to; the version rule makes that harmless. An index that takes no documents does not delay others, a table that
+stays locked delays them for a few seconds: then their documents are suspended, and their changes wait in a fan-out.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
 from functools import partial
-from itertools import count, takewhile
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -80,7 +80,7 @@ class Worker:
         self._link = Link(connect)
         self._source = source(self._link, self._pause)
         flow = FlowControl(
-            requests_max=settings.in_flight_max,
+            slices_max=settings.in_flight_max,
             documents_max=settings.batch_documents_max,
             bytes_max=settings.bulk_bytes_max,
         )
@@ -181,8 +181,12 @@ class Worker:
     def _take(self, batch: ChangeBatch) -> None:
         """Submit the documents that a batch touches, or leave them to jobs."""
         # Rules: assign-after-receiving, the-job-before-the-offset.
-        retry(partial(self._resolver.resolve, batch, self._stop), pause=self._pause_in_hand, component=self._name)
+        self._resolve(batch)
         self._batches.append(batch)
+
+    def _resolve(self, batch: ChangeBatch, *, only: Collection[str] | None = None) -> None:
+        resolve = partial(self._resolver.resolve, batch, self._stop, only=only)
+        retry(resolve, pause=self._pause_in_hand, component=self._name)
 
     def _wait(self, seconds: float) -> None:
         """Wait for documents that are being written; keep the source meanwhile.
@@ -190,23 +194,24 @@ class Worker:
         Raises:
             Stopping: The time to stop is up.
         """
-        pending = [one for batch in self._batches for one in batch.writes if not one.done()]
+        pending = [write.report for batch in self._batches for write in batch.writes if not write.report.done()]
         wait(pending, timeout=seconds, return_when=FIRST_COMPLETED)
         if self._stop.is_overdue:
             raise Stopping
         self._source.keep_alive()
 
-    def _done(self) -> list[ChangeBatch]:
-        """The batches that may be saved as handled: those that are done, up to the first one that is not."""
-        # Rule: write-before-saving-progress.
-        return list(takewhile(lambda one: one.is_done, self._batches))
-
     def _save_done(self) -> int:
-        """Save the progress of what is done; return of how many changes."""
+        """Save the progress of what is done, up to the first batch that is not; return of how many changes."""
         changes = 0
-        for batch in self._done():
+        # Rule: write-before-saving-progress.
+        while self._batches and self._batches[0].is_done:
+            batch = self._batches[0]
+            if refused := batch.refused:
+                # Rule: a-change-that-cannot-be-written-joins-a-fan-out.
+                self._resolve(batch, only=refused)
+                continue
             written = batch.report()
-            self._batches.remove(batch)
+            self._batches.popleft()
             self._source.save(batch.delivery)
             self._trouble.over()
             if self._traffic is not None:

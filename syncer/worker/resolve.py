@@ -1,11 +1,13 @@
 """Resolves changes to documents: a few are written at once, many become a job.
 
 Guarantee: once `resolve` has returned, each touched document is being written and the batch waits for it, or a
-committed job covers it, or its definition is suspended.
+committed job covers it. The changes of a suspended document become causes of a fan-out that waits until it is resumed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from contextlib import closing
 
 import psycopg
@@ -17,14 +19,14 @@ from syncer.base.lifecycle import Stop
 from syncer.base.link import Link
 from syncer.base.log_limit import Repeated
 from syncer.base.postgres import Connection
-from syncer.documents import suspend
+from syncer.documents import affected, suspend
 from syncer.documents.affected import AffectedReader, FanOut
-from syncer.documents.locked_tables import LockedTables
+from syncer.documents.locked_tables import ATTEMPTS_MAX as LOCKED_ATTEMPTS_MAX, require_unlocked
 from syncer.documents.registry import Document
 from syncer.indexing.pool import WriterPool
 from syncer.jobs import queue
 from syncer.jobs.model import Job, JobKind
-from syncer.worker.batch import ChangeBatch
+from syncer.worker.batch import ChangeBatch, Write
 
 
 class Resolver:
@@ -56,31 +58,63 @@ class Resolver:
         self._fan_out_documents_max = fan_out_documents_max
         self._affected: AffectedReader | None = None
         self._read_on: Connection | None = None
-        self._locked = LockedTables()
+        self._locked: Counter[str] = Counter()
+        """How many times in a row a table of each index was locked."""
         self._refreshes: dict[str, int] = {}
         """The refresh of each index that was logged last: a batch that joins it is not worth a line."""
         self.unresolved: Repeated[tuple[str, str], str] = Repeated(self._tell_unresolved)
         self._log = structlog.get_logger().bind(worker=name)
 
-    def resolve(self, batch: ChangeBatch, stop: Stop) -> None:
-        """Submit every document that the changes touch.
+    def resolve(self, batch: ChangeBatch, stop: Stop, *, only: Collection[str] | None = None) -> None:
+        """Submit every document that the changes touch, of these indices or of all.
 
         If a definition cannot continue, or a table of it stays locked, it is suspended; the others continue. After a
         failure you may call it again: what was submitted before is written twice, but counted once.
         """
-        batch.writes.clear()
+        batch.writes = [] if only is None else [write for write in batch.writes if write.index_name not in only]
         locked: psycopg.errors.LockNotAvailable | None = None
         with self._link.used() as connection:
             for document in self._reader().documents():
+                if only is not None and document.index_name not in only:
+                    continue
                 try:
-                    with self._locked.watched(connection, document.index_name):
+                    if document.suspended is None:
                         self._follow(document, batch, stop)
+                    else:
+                        self._wait_with(document, batch)
+                    self._locked.pop(document.index_name, None)
                 except DocumentError as error:
                     suspend.suspend(connection, error)
+                    self._wait_with(document, batch)
                 except psycopg.errors.LockNotAvailable as error:  # the others do not wait for that document's turn
-                    locked = error
+                    locked = self._meet_lock(document, batch, error) or locked
         if locked is not None:
             raise locked
+
+    def _meet_lock(
+        self, document: Document, batch: ChangeBatch, error: psycopg.errors.LockNotAvailable
+    ) -> psycopg.errors.LockNotAvailable | None:
+        """Return the error if it is worth retrying; else suspend the document whose table is locked."""
+        self._locked[document.index_name] += 1
+        if self._locked[document.index_name] < LOCKED_ATTEMPTS_MAX:
+            return error
+        try:
+            require_unlocked(self._link.connection, document)
+        except DocumentError as locked:
+            suspend.suspend(self._link.connection, locked)
+            self._wait_with(document, batch)
+            return None
+        return error
+
+    def _wait_with(self, document: Document, batch: ChangeBatch) -> None:
+        """Leave the changes to a fan-out of a suspended document, which waits until it is resumed."""
+        cause = affected.cause(document, batch.changes)
+        if cause is None:
+            job = queue.create(self._link.connection, document, JobKind.REFRESH)
+        else:
+            job = queue.create_fan_out(self._link.connection, document, cause) if cause else None
+        if job is not None:
+            self._left_to(job, batch)
 
     def _reader(self) -> AffectedReader:
         connection = self._link.connection
@@ -99,16 +133,16 @@ class Resolver:
         """
         origin = {"batch": batch.number}
         with closing(self._reader().read(document, batch.changes)) as pages:
-            for affected in stop.patiently(pages, "which documents changes touch"):
-                if isinstance(affected, FanOut):
-                    job = queue.create_fan_out(self._link.connection, document, affected.cause)
-                elif affected.ids is None:
-                    if affected.failed is not None:
-                        self.unresolved.note((document.name, affected.failed), document.index_name)
+            for found in stop.patiently(pages, "which documents changes touch"):
+                if isinstance(found, FanOut):
+                    job = queue.create_fan_out(self._link.connection, document, found.cause)
+                elif found.ids is None:
+                    if found.failed is not None:
+                        self.unresolved.note((document.name, found.failed), document.index_name)
                     job = queue.create(self._link.connection, document, JobKind.REFRESH)
                 else:
-                    write = self._writers.submit(document.index_name, affected.ids, origin=origin)
-                    batch.writes.append(write)
+                    report = self._writers.submit(document.index_name, found.ids, origin=origin)
+                    batch.writes.append(Write(index_name=document.index_name, report=report))
                     continue
                 if job is not None:
                     self._left_to(job, batch)

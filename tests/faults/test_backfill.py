@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 import elasticsearch
 import psycopg
@@ -16,12 +15,10 @@ import pytest
 from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from elasticsearch import Elasticsearch
 
-from syncer.apply import reindex
-from syncer.base.model import Composition, Role, Target
+from syncer.base.model import Composition, Target
 from syncer.base.postgres import Connection
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
-from syncer.indexing import bulk_errors
 from syncer.jobs import queue
 from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
 from syncer.worker.job_loop import JobWorker
@@ -352,48 +349,3 @@ def test_what_a_busy_elasticsearch_refuses_is_tried_again(world: World, connecti
     require_counted(after)
     assert (after.indexed + after.skipped, after.dead_lettered) == (2000, 0)
     assert world.differences() == []
-
-
-@contextmanager
-def building(world: World, connection: Connection) -> Iterator[str]:
-    """An index of the blog that is being built; its name."""
-    with world.elasticsearch() as client:
-        parts = world.parts(connection, client)
-        reindex.begin(connection, parts.indices, "blogpost", tell=lambda _: None)
-    yield next(one.index_name for one in registry.documents(connection) if one.role is Role.BUILDING)
-
-
-def test_an_index_that_no_search_needs_is_not_waited_for_for_ever(
-    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It answers 429 and nothing else: it suspends after a while, the one that serves is loaded and live."""
-    monkeypatch.setattr(bulk_errors, "PATIENCE_SECONDS", 1.0)
-    world.sql(POSTS.format(300))
-    with building(world, connection) as unavailable, world.elasticsearch() as client:
-
-        def is_suspended() -> bool:
-            return any(one.suspended for one in registry.documents(connection) if one.index_name == unavailable)
-
-        for one in registry.documents(connection):
-            queue.create(connection, one, JobKind.BACKFILL)
-        index = BusyIndex(client, refuse=lambda target: target.index_name == unavailable, dice=NEVER)
-        began = time.monotonic()
-        with running(JobWorker(connect=world.connect, index=index)):
-            wait_until(is_suspended, what="the index that is being built is suspended")
-            assert time.monotonic() - began > 1
-            served = registry.current(connection)["blogpost"].index_name
-            wait_until(lambda: not unfinished(connection, served), what="what serves is loaded")
-        assert registry.current(connection)["blogpost"].suspended is None
-        assert index.refused > 1
-    assert world.differences() == []
-
-
-class _Never(random.Random):
-    """Dice that always fall so that whole requests are refused."""
-
-    def random(self) -> float:
-        """No luck."""
-        return 0.0
-
-
-NEVER = _Never()

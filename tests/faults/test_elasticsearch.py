@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 from elasticsearch import ApiError, Elasticsearch, TransportError
 
+from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.write_report import WriteReport
 from syncer.daemon import STOP_SECONDS
 from syncer.elasticsearch.bulk import Index
-from syncer.indexing import bulk_errors, writer
+from syncer.indexing import writer
+from syncer.indexing.writer import Slice
 from syncer.sandbox import Endpoints, Reporter, Sandbox
 from syncer.sandbox.elasticsearch import ElasticsearchServer
 from tests.support.breakpoints import Plan
@@ -264,10 +266,10 @@ def is_told(daemon: Daemon, words: str) -> bool:
     return bool(told(daemon, words))
 
 
-def test_a_shard_that_is_away_is_waited_for(
+def test_a_shard_that_is_away_suspends_its_document(
     narrow: World, server: ElasticsearchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The documents of other shards are written meanwhile, and its own as soon as it is back."""
+    """The documents of other shards are written meanwhile, and its own once it is back."""
     monkeypatch.setattr("syncer.elasticsearch.bulk._WAIT_FOR_SHARD", "1s")
     reshard(narrow)
     with narrow.elasticsearch() as client, narrow.index() as index:
@@ -277,14 +279,12 @@ def test_a_shard_that_is_away_is_waited_for(
             one.write(name, ids)
             with red(narrow, client, server):
                 narrow.sql("UPDATE posts SET title = 'while a shard is away'")
-                attempt = one.compose(name, ids)
-                one.send(attempt)
-                again = one.settle(attempt)
-                assert 0 < len(again) < len(ids)
-                writing_on = threading.Thread(target=one.write, args=(name, again))
-                writing_on.start()
-            writing_on.join(DEADLINE_SECONDS)
-        assert not writing_on.is_alive()
+                one.build(current := Slice(index_name=name, ids=ids))
+                one.send(current)
+                assert 0 < len(current.outcome.done) < len(ids)
+                with pytest.raises(DocumentError, match="unavailable_shards"):
+                    one.settle(current)
+            one.write(name, ids)
         assert narrow.differences() == []
 
 
@@ -355,11 +355,8 @@ def test_what_is_too_large_is_split_or_dead_lettered(narrow: World, proxy: Proxy
 # Defects of Elasticsearch
 
 
-def test_a_document_at_which_elasticsearch_fails_is_no_plug(
-    narrow: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its siblings are written at once, and after a while it is dead-lettered, so that those behind it go on."""
-    monkeypatch.setattr(bulk_errors, "PATIENCE_SECONDS", 1.0)
+def test_a_document_at_which_elasticsearch_fails_is_no_plug(narrow: World, proxy: Proxy) -> None:
+    """Its siblings are written at once, and after some attempts it is dead-lettered, so that those behind it go on."""
 
     def failing(forward: Forward) -> Answer:
         answer = forward()

@@ -15,6 +15,7 @@ import pytest
 
 from syncer.base.errors import JobError
 from syncer.base.postgres import Connection
+from syncer.indexing.writer import Slice
 from syncer.jobs import chunks, listing, queue
 from syncer.jobs.model import Job, JobKind, JobState, find, recent, unfinished
 from tests.scenarios.test_fan_outs import (
@@ -65,13 +66,13 @@ def test_a_chunk_that_is_given_back_is_composed_once_more(world: World, connecti
     with world.index() as index, world.connect() as own, world.writer(index) as writer:
         job_worker = ChunkWorker(own)
         [chunk] = job_worker.take()
-        attempt = writer.compose(chunk.index_name, chunk.ids)
+        writer.build(attempt := Slice(index_name=chunk.index_name, ids=chunk.ids))
         chunks.reclaim(connection, stalled_seconds=0)
         rename(world, 1, "second")
         list_(connection, fan_out(connection))
         finish(world)
         writer.send(attempt)
-        assert attempt.report.skipped == len(chunk.ids)
+        assert list(attempt.outcome.done.values()) == ["skipped"] * len(chunk.ids)
         assert job_worker.finish([chunk]) == 0
     assert world.differences() == []
 

@@ -355,7 +355,7 @@ def test_a_small_job_does_not_wait_for_a_great_one(world: World, connection: Con
 def test_a_suspended_document_keeps_others_going(world: World, connection: Connection) -> None:
     """Chunks of a document that is suspended are left alone; its job says so."""
     job = listed(world, connection, chunks=5)
-    registry.suspend(connection, "blogpost", job.revision, "a test says so")
+    registry.suspend(connection, "blogpost", job.revision, reason="a test says so", ids=(), is_stale=False)
     with job_workers(world, 1) as [job_worker]:
         assert not job_worker.turn()
     assert find(connection, job.id).is_suspended

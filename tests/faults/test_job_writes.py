@@ -86,7 +86,8 @@ def narrow(world: World) -> None:
 def suspend_and_fix(world: World) -> None:
     """The document is deleted while its definition is suspended: that change names it to nobody."""
     with world.connect() as connection:
-        registry.suspend(connection, "blogpost", the_document(connection).revision, "a test says so")
+        revision = the_document(connection).revision
+        registry.suspend(connection, "blogpost", revision, reason="a test says so", ids=(), is_stale=False)
     world.sql("DELETE FROM posts WHERE id = 2")
     world.apply()
 

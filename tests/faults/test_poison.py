@@ -17,8 +17,7 @@ from syncer.base.postgres import Connection
 from syncer.documents import registry
 from syncer.elasticsearch.bulk import BulkOutcome
 from syncer.indexing import dead_letters
-from syncer.indexing.dead_letters import Selection
-from syncer.indexing.writer import Writer
+from syncer.indexing.writer import Slice, Writer
 from syncer.jobs import queue
 from syncer.jobs.model import JobKind, JobState, find, unfinished
 from syncer.kafka.topic import INSTALLATION
@@ -29,13 +28,12 @@ USER = "INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith
 POSTS = "INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 'title', 'body' FROM generate_series(1, {}) AS g"
 
 
-def letters(world: World) -> dict[str, tuple[Any, ...]]:
-    """Which documents are dead-lettered, of the index that serves: kind, field and type."""
+def letters(world: World) -> dict[str, str]:
+    """Which documents are dead-lettered, of the index that serves, and the kind of error."""
     rows = world.sql(
-        "SELECT id, kind, field, value_type FROM syncer.dead_letter JOIN syncer.document USING (index_name) "
-        "WHERE role = 'current'"
+        "SELECT id, kind FROM syncer.dead_letter JOIN syncer.document USING (index_name) WHERE role = 'current'"
     )
-    return {id_: tuple(rest) for id_, *rest in rows}
+    return dict(rows)
 
 
 @pytest.fixture
@@ -63,54 +61,23 @@ def connection(world: World) -> Iterator[Connection]:
 # Many
 
 
-def test_rows_that_make_the_select_raise_are_dead_lettered_together(
-    dividing: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each is dead-lettered with its error, in a statement for each batch.
-
-    Those between them are written, and later they.
-    """
+def test_rows_that_make_the_select_raise_are_dead_lettered(dividing: World) -> None:
+    """Each is dead-lettered with its error; those between them are written, and later they."""
     world = dividing
-    world.sql(POSTS.format(3000))
+    world.sql(POSTS.format(300))
     world.sql("UPDATE posts SET views = 13 WHERE id % 3 > 0")
-    dead_lettered: list[int] = []
-    dead_letter = dead_letters.dead_letter
-
-    def counted(*arguments: Any) -> None:
-        dead_lettered.append(len(arguments[3]))
-        dead_letter(*arguments)
-
-    monkeypatch.setattr(dead_letters, "dead_letter", counted)
     world.backfill()
-    assert len(letters(world)) == 2000
-    assert set(letters(world).values()) == {("DivisionByZero", None, None)}
-    assert world.held().keys() == {str(one) for one in range(3, 3001, 3)}
-    assert len([one for one in dead_lettered if one]) < 100, dead_lettered
+    assert len(letters(world)) == 200
+    assert set(letters(world).values()) == {"DivisionByZero"}
+    assert world.held().keys() == {str(one) for one in range(3, 301, 3)}
     world.sql("UPDATE posts SET views = 0")
     world.backfill()
     assert world.differences() == []
     assert letters(world) == {}
 
 
-def test_a_slow_select_that_raises_is_looked_into_bit_by_bit(dividing: World) -> None:
-    """Time that is up leaves the rest for the next look, and each look finds out something."""
-    world = dividing
-    world.sql(POSTS.format(40))
-    world.sql("UPDATE posts SET views = 13")
-    ids = [str(one) for one in range(1, 41)]
-    looks = 0
-    with world.index() as index, world.writer(index) as writer:
-        while ids:
-            found = writer._session.composer.faults(world.index_of(), ids, seconds=0)
-            assert len(found.faults) + len(found.untried) == len(ids)
-            assert found.faults
-            ids = list(found.untried)
-            looks += 1
-    assert looks == 40
-
-
 def test_what_a_mapping_refuses_is_written_once_it_is_fixed(world: World) -> None:
-    """Every one is dead-lettered with its field and type.
+    """Every one is dead-lettered with its kind of error.
 
     `syncer apply` writes them all, and no dead letter is left.
     """
@@ -122,7 +89,7 @@ def test_what_a_mapping_refuses_is_written_once_it_is_fixed(world: World) -> Non
         world.backfill()
         most = 3 + (time.monotonic() - began) / log_limit.QUIET_SECONDS
     assert len(letters(world)) == 2000
-    assert set(letters(world).values()) == {("document_parsing_exception", "created", "string")}
+    assert set(letters(world).values()) == {"document_parsing_exception"}
     assert len(world.held()) == 100
     told = [one for one in said if one["event"] == "document.dead_lettered"]
     assert sum(one["documents"] for one in told) == 2000
@@ -148,7 +115,7 @@ def test_a_mapping_that_is_changed_in_place_initial_loads_what_was_dead_lettered
     world.backfill()
     with world.elasticsearch() as client:
         assert len(letters(world)) == 3
-        assert set(letters(world).values()) == {("strict_dynamic_mapping_exception", "body", "string")}
+        assert set(letters(world).values()) == {"strict_dynamic_mapping_exception"}
         before = world.index_of()
         index_json.write_text(whole)
         world.apply()
@@ -162,19 +129,20 @@ def test_a_mapping_that_is_changed_in_place_initial_loads_what_was_dead_lettered
 
 
 @pytest.mark.parametrize("fix", ["UPDATE posts SET created = now()", "DELETE FROM posts"])
-def test_a_refusal_that_comes_late_dead_letters_nothing(world: World, connection: Connection, fix: str) -> None:
+@pytest.mark.usefixtures("connection")
+def test_a_refusal_that_comes_late_dead_letters_nothing(world: World, fix: str) -> None:
     """A slow writer sends what a quick one has overtaken: Elasticsearch refuses it, and nothing is wrong."""
     name = world.index_of()
     with world.index() as index, world.writer(index) as slow, world.writer(index) as quick:
-        attempt = slow.compose(name, ["1"])
+        slow.build(attempt := Slice(index_name=name, ids=["1"]))
         world.sql(fix)
         quick.write(name, ["1"])
         slow.send(attempt)
-        assert attempt.rejections
+        assert attempt.outcome.rejections
         again = slow.settle(attempt)
         assert again == ["1"]
         slow.write(name, again)
-    assert dead_letters.count(connection, Selection()) == 0
+    assert letters(world) == {}
     assert world.differences() == []
 
 
@@ -217,25 +185,6 @@ def test_a_failure_that_is_late_dead_letters_nothing(dividing: World, monkeypatc
         slow.write(name, ["1", "2"])
     assert letters(world) == {}
     assert world.differences() == []
-
-
-def test_a_fix_clears_a_letter_that_was_dead_lettered_after_it_was_composed(dividing: World) -> None:
-    """The failure was assigned before: whoever writes the fixed row clears it, though he read before it was there."""
-    world = dividing
-    world.sql(POSTS.format(1))
-    world.sql("UPDATE posts SET views = 13")
-    name = world.index_of()
-    with world.index() as index, world.writer(index) as slow, world.writer(index) as quick:
-        for one in (slow, quick):
-            assert one._session.composer  # which lets the sequence jump
-        found = slow._session.composer.faults(name, ["1"], seconds=1)
-        world.sql("UPDATE posts SET views = 0")
-        attempt = quick.compose(name, ["1"])
-        with world.connect() as connection:
-            dead_letters.dead_letter(connection, name, found.version, found.faults)
-        quick.send(attempt)
-        assert quick.settle(attempt) == []
-    assert letters(world) == {}
 
 
 # Changes of which nobody knows whom they touch
@@ -370,7 +319,8 @@ def test_unreadable_records_are_made_up_for(world: World) -> None:
 # What is said
 
 
-def test_a_stream_of_poison_is_said_once_and_then_counted(world: World, connection: Connection) -> None:
+@pytest.mark.usefixtures("connection")
+def test_a_stream_of_poison_is_said_once_and_then_counted(world: World) -> None:
     """The log has a line for the first, and one for all others: no number is lost."""
     name = world.index_of()
     began = time.monotonic()
@@ -381,7 +331,7 @@ def test_a_stream_of_poison_is_said_once_and_then_counted(world: World, connecti
     told = [one for one in said if one["event"] == "document.dead_lettered"]
     assert sum(one["documents"] for one in told) == 20
     assert len(told) <= most, told
-    assert dead_letters.count(connection, Selection()) == 1
+    assert len(letters(world)) == 1
 
 
 # What cannot even be dead-lettered

@@ -14,6 +14,7 @@ from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from elasticsearch import ApiError, Elasticsearch
 
 from syncer.base import lifecycle
+from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop
 from syncer.base.model import Composition, Target
 from syncer.base.settings import WorkerSettings
@@ -22,7 +23,6 @@ from syncer.documents import registry
 from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
 from syncer.indexing import compose as indexing_compose, flow_control
 from syncer.indexing.compose import Composer
-from syncer.indexing.connections import Session
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
 from syncer.jobs import queue
@@ -146,7 +146,7 @@ def pool(
     traffic: LiveTraffic | None = None,
 ) -> Iterator[WriterPool]:
     """Writers by themselves."""
-    flow = FlowControl(requests_max=threads, documents_max=documents_max, bytes_max=bytes_max, traffic=traffic)
+    flow = FlowControl(slices_max=threads, documents_max=documents_max, bytes_max=bytes_max, traffic=traffic)
     made = WriterPool(
         connect=lambda: world.connect(name="building"),
         index=index,
@@ -175,16 +175,17 @@ def result(of: Future[WriteReport]) -> WriteReport:
 
 
 def test_a_definition_is_suspended_before_its_documents_are_done(world: World) -> None:
-    """Whoever commits the offsets of their changes finds it suspended, though Postgres was away just then."""
+    """Who gets the error finds the definition suspended."""
     world.sql(POSTS.format(3))
     name = world.index_of()
     with world.index() as index, world.elasticsearch() as client, pool(world, index) as made:
         client.indices.delete(index=name)
-        assert result(made.submit(name, numbers(3))) == WriteReport()
+        with pytest.raises(DocumentError):
+            result(made.submit(name, numbers(3)))
         assert world.sql("SELECT count(*) FROM syncer.document WHERE suspended IS NOT NULL") == [(1,)]
 
 
-# An Elasticsearch that refuses costs no Postgres
+# An Elasticsearch that refuses
 
 
 class RefusingIndex(Index):
@@ -202,28 +203,12 @@ class RefusingIndex(Index):
         return super().write(target, compositions)
 
 
-def test_what_elasticsearch_refuses_is_built_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same request is sent again, on the same connection; other slices go on; each document counts once."""
+def test_what_elasticsearch_refuses_is_written_in_smaller_slices(world: World) -> None:
+    """A request that is refused is halved, and each document counts once."""
     world.sql(POSTS.format(20))
-    built: list[int] = []
-    closed: list[Session] = []
-    compose, close = Composer.compose, Session.close
-
-    def counted(self: Composer, index_name: str, ids: Sequence[str], **options: object) -> indexing_compose.Batch:
-        built.append(len(ids))
-        return compose(self, index_name, ids, **options)  # type: ignore[arg-type]
-
-    def noted(self: Session) -> None:
-        closed.append(self)
-        close(self)
-
-    monkeypatch.setattr(Composer, "compose", counted)
     with world.elasticsearch() as client, pool(world, RefusingIndex(client, times=3), documents_max=10) as made:
-        monkeypatch.setattr(Session, "close", noted)
         report = result(made.submit(world.index_of(), numbers(20)))
-        assert not closed
     assert (report.documents, report.indexed) == (20, 20)
-    assert built == [10, 10]
     assert world.differences() == []
 
 
@@ -244,7 +229,7 @@ class SwallowingIndex(Index):
 
 
 def test_what_was_written_unheard_counts_as_written(world: World) -> None:
-    """Its own version is there when it is sent again: that is no newer one."""
+    """It is built and written once more, and counts once."""
     world.sql(POSTS.format(3))
     with world.elasticsearch() as client, pool(world, SwallowingIndex(client)) as made:
         report = result(made.submit(world.index_of(), numbers(3)))
@@ -396,7 +381,6 @@ def test_requests_of_a_job_are_small_and_few_while_live_changes_flow(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A single edit waits in Elasticsearch behind two small requests, not behind four large ones."""
-    monkeypatch.setattr(flow_control, "BESIDE_TRAFFIC_SECONDS", 0.0)  # as small as they get
     world.sql(POSTS.format(2000))
     traffic = LiveTraffic()
     with world.index() as index, pool(world, index, documents_max=500, traffic=traffic) as made:
@@ -408,7 +392,7 @@ def test_requests_of_a_job_are_small_and_few_while_live_changes_flow(
                 seen = Requests(index, patch, wait_for=3)
                 result(made.submit(world.index_of(), numbers(2000)))
             assert sum(seen.sizes) == 2000
-            assert (max(seen.sizes[1:]) <= 250) is flows
+            assert (max(seen.sizes[1:]) <= flow_control.BESIDE_TRAFFIC_DOCUMENTS) is flows
             assert (seen.most_at_once <= 2) is flows
 
 

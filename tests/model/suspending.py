@@ -122,7 +122,9 @@ class SuspendingModel(Model[Suspending]):
     """Suspend a document, resume it, and apply a new revision."""
 
     name = "suspending"
-    about = "a fan-out, a refresh or a load writes what changed while a document was suspended or its definition changed"
+    about = (
+        "a fan-out, a refresh or a load writes what changed while a document was suspended or its definition changed"
+    )
     rules = (JOIN, STALE, READ_AFTER, REVISION_READ, INITIAL_LOAD_AFTER, REFRESHED, CAPTURE_FIRST)
 
     def prepare(self) -> None:

@@ -65,12 +65,12 @@ def test_a_version_that_another_client_may_have_raised_says_nothing(version: int
 
 def test_a_newer_version_is_a_success() -> None:
     """A later write is there."""
-    assert judged([conflict(512), ABSENT]) == BulkOutcome(skipped=1, newer_version=512)
+    assert judged([conflict(512), ABSENT]) == BulkOutcome(done={"1": "skipped"}, newer_version=512)
 
 
 def test_a_delete_everywhere_is_one_delete() -> None:
     """Absent here and deleted there, it is a deleted document."""
-    assert judged([ABSENT, DONE, ABSENT], source=None) == BulkOutcome(deleted=1)
+    assert judged([ABSENT, DONE, ABSENT], source=None) == BulkOutcome(done={"1": "deleted"})
 
 
 @pytest.mark.parametrize(("items", "statuses"), REJECTED.values(), ids=REJECTED.keys())
@@ -79,7 +79,7 @@ def test_a_shard_that_refuses_rejects_the_document(items: list[dict[str, Any]], 
     outcome = judged(items)
     assert [one.status for one in outcome.rejections] == statuses
     assert {one.composition.id for one in outcome.rejections} == {"1"}
-    assert (outcome.indexed, outcome.deleted, outcome.skipped) == (0, 0, 0)
+    assert outcome.done == {}
 
 
 IDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)

@@ -15,7 +15,7 @@ from syncer.base.model import Change
 from syncer.base.settings import WorkerSettings
 from syncer.base.write_report import WriteReport
 from syncer.elasticsearch.bulk import Index
-from syncer.worker.batch import ChangeBatch
+from syncer.worker.batch import ChangeBatch, Write
 from syncer.worker.loop import Worker
 from syncer.worker.source import Delivery
 
@@ -59,9 +59,10 @@ class Resolver:
         self.unresolved: Repeated[object, object] = Repeated(unreachable)
         self.writes: list[list[Future[WriteReport]]] = [[Future() for _ in range(one)] for one in slices]
 
-    def resolve(self, batch: ChangeBatch, _: object) -> None:
+    def resolve(self, batch: ChangeBatch, _: object, *, only: object) -> None:
         """Have the worker wait for the slices of this batch."""
-        batch.writes.extend(self.writes[batch.number - 1])
+        assert only is None
+        batch.writes += [Write(index_name="blog-000001", report=report) for report in self.writes[batch.number - 1]]
 
 
 def worker_of(slices: list[int]) -> tuple[Worker, Changes, list[list[Future[WriteReport]]]]:

@@ -67,5 +67,4 @@ def routes(facts: Facts, actions: Actions, waits: Waits) -> list[WebRoute]:
         WebRoute(path=f"{_JOB}/resume", method="POST", need=Need.ACTIONS, answer=actions.resume),
         WebRoute(path=f"{_JOB}/cancel", method="POST", need=Need.ACTIONS, answer=actions.cancel),
         WebRoute(path="/api/dead-letters/retry", method="POST", need=Need.ACTIONS, answer=actions.retry),
-        WebRoute(path="/api/dead-letters/discard", method="POST", need=Need.ACTIONS, answer=actions.discard),
     ]

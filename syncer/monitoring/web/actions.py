@@ -8,14 +8,15 @@ from typing import Any
 import structlog
 
 from syncer.apply import reindex
-from syncer.base.errors import ConfigError
+from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection
+from syncer.documents import registry, suspend
 from syncer.indexing import dead_letters
 from syncer.jobs import listing, queue
 from syncer.jobs.model import Job
 from syncer.monitoring.web import words
 from syncer.monitoring.web.app import Asked
-from syncer.monitoring.web.facts import Daemon, selected
+from syncer.monitoring.web.facts import Daemon
 
 JOB_ID_MAX = 2**63 - 1
 
@@ -49,50 +50,28 @@ class Actions:
         return {**_said(done), "note": note}
 
     def retry(self, asked: Asked) -> dict[str, Any]:
-        """Write dead-lettered documents again, as jobs.
+        """Write the dead-lettered documents of a definition again, as jobs.
 
         Raises:
-            SyncerError: The request does not say which; or the definition is suspended, and nothing is tried.
+            SyncerError: The request names no active definition; or it is suspended, and nothing is tried.
         """
-        _require_some(asked)
+        name = words.required(asked.words, "document")
         page = self._daemon.settings.worker.batch_documents_max
         made: list[Job] = []
         with self._daemon.connection() as connection:
-            selection = selected(connection, asked)
-            lacking = dead_letters.to_retry(connection, selection)
-            try:
-                for one, _ in lacking:
-                    ids = dead_letters.ids(connection, selection.of_index(one.index_name))
-                    job = listing.create_listed(connection, one, ids, chunk=page)
-                    made += [] if job is None else [job]
-            finally:  # also after an error: jobs created so far remain
-                done = {"jobs": [one.id for one in made], "letters": sum(one.documents_total or 0 for one in made)}
-                _tell(asked, "retry", document=selection.document, **done)
+            found = registry.by_role(connection, name)
+            if not found:
+                raise DefinitionError(f"No document {name[:100]} is active", hint="To see which are: /api/status")
+            for document in found.values():
+                suspend.require_active(document)
+            for index_name in dead_letters.indices(connection, document=name):
+                document = next(each for each in found.values() if each.index_name == index_name)
+                ids = dead_letters.ids(connection, index_name)
+                job = listing.create_listed(connection, document, ids, chunk=page)
+                made += [] if job is None else [job]
+        done = {"jobs": [each.id for each in made], "letters": sum(each.documents_total or 0 for each in made)}
+        _tell(asked, "retry", document=name, **done)
         return done
-
-    def discard(self, asked: Asked) -> dict[str, Any]:
-        """Delete dead letters; their documents stay as they are until they change.
-
-        Raises:
-            SyncerError: The request does not say which.
-        """
-        _require_some(asked)
-        with self._daemon.connection() as connection:
-            selection = selected(connection, asked)
-            letters = dead_letters.discard(connection, selection)
-        _tell(asked, "discard", document=selection.document, letters=letters)
-        return {"letters": letters}
-
-
-def _require_some(asked: Asked) -> None:
-    """Refuse a request that would concern all dead letters only because it lacks a filter.
-
-    Raises:
-        ConfigError: It does.
-    """
-    words.required(asked.words, "document")
-    if not words.whether(asked.words, "all") and not any(asked.words.get(one) for one in ("ids", "kind", "field")):
-        raise ConfigError("Missing parameter: ids, kind, field or all", hint='Add one of them, such as "all": true.')
 
 
 def _changed(asked: Asked, connection: Connection, job_id: int, change: Callable[[Connection, int], Job]) -> Job:

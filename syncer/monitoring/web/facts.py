@@ -27,7 +27,6 @@ from syncer.documents import registry
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import dead_letters
-from syncer.indexing.dead_letters import Selection
 from syncer.jobs import model
 from syncer.jobs.model import Job
 from syncer.monitoring import health, problems
@@ -162,9 +161,9 @@ class Facts:
         limit = words.number(asked.words, "limit", default=0, most=_LETTERS_SHOWN_MAX)
         offset = words.number(asked.words, "offset", default=0, most=10**9)
         with self._daemon.connection() as connection:
-            selection = selected(connection, asked)
-            kinds = dead_letters.kinds(connection, selection)
-            letters = dead_letters.page(connection, selection, limit=limit, offset=offset) if limit else []
+            document = words.text(asked.words, "document")
+            kinds = dead_letters.kinds(connection, document)
+            letters = dead_letters.page(connection, document=document, limit=limit, offset=offset) if limit else []
         return {
             "letters": sum(one.letters for one in kinds),
             "kinds": [one.as_json() for one in kinds[:_KINDS_SHOWN_MAX]],
@@ -211,26 +210,6 @@ class Facts:
             return _health(seen)
         checks = (each if each.is_well else replace(each, reason=_HIDDEN) for each in seen.checks)
         return _health(health.Health(checks=tuple(checks)))
-
-
-def selected(connection: Connection, asked: Asked) -> Selection:
-    """The dead letters that a request selects.
-
-    Raises:
-        ConfigError: A parameter is invalid.
-        DefinitionError: There is no such document.
-    """
-    name = words.text(asked.words, "document")
-    if name is not None and name not in registry.current(connection):
-        raise DefinitionError(f"No document {name[:100]} is active", hint="To see which are: /api/status")
-    return Selection(
-        document=name,
-        index_name=words.text(asked.words, "index_name"),
-        kind=words.text(asked.words, "kind"),
-        field=words.text(asked.words, "field"),
-        value_type=words.text(asked.words, "value_type"),
-        ids=words.ids(asked.words),
-    )
 
 
 def _job(one: Job, asked: Asked) -> dict[str, Any]:

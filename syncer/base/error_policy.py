@@ -112,7 +112,9 @@ def decide(error: BaseException) -> Action:
 
 def _decide_postgres(error: psycopg.Error) -> Action:
     state = error.diag.sqlstate or error.sqlstate
-    if state is None:
+    if state is None:  # raised by the client
+        if isinstance(error, psycopg.DataError):
+            return Action.DEAD_LETTER
         return Action.RETRY if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) else Action.FATAL
     if state[:2] in _RETRIED_CLASSES:
         return Action.RETRY

@@ -43,7 +43,7 @@ def list_(
     ] = 0,
     as_json: parameters.AsJson = False,
 ) -> None:
-    """List dead letters, by kind of error and one by one."""
+    """List dead letters by kind and one by one."""
     with open_parts("dead-letters") as parts:
         if document is not None:
             parts.document(document)

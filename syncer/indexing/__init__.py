@@ -13,8 +13,5 @@ a newer snapshot, and a version conflict means that something at least as new is
     version_log       when versions were assigned
     connections       the connections of one writer
     flow_control      how many documents a request has, and how many requests are in flight
-    bulk_errors       sorts refused items as `syncer.base.error_policy` decides: again, dead letter, suspend
-    failed_documents  makes dead letters of refused documents, and of those that the SELECT fails on
-    dead_letters      their table, and which of them a retry covers
-    fault             names the field that a document is refused for
+    dead_letters      documents that could not be written
 """

@@ -57,8 +57,8 @@ from syncer.documents.locked_tables import ATTEMPTS_MAX as LOCKED_ATTEMPTS_MAX, 
 from syncer.documents.queries import existing_here
 from syncer.documents.registry import Document, DocumentState
 from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
-from syncer.indexing import dead_letters, failover
-from syncer.indexing.compose import DOCUMENT_BYTES_MAX, Batch
+from syncer.indexing import compose, dead_letters, failover
+from syncer.indexing.compose import Batch
 from syncer.indexing.connections import Session
 from syncer.indexing.dead_letters import Failure
 from syncer.indexing.flow_control import BUILD_SECONDS_MAX, FlowControl
@@ -254,7 +254,7 @@ class Writer:
         began = time.monotonic()
         number = len(current.ids)
         # Documents that are larger than others share the memory with them are not fetched beside them.
-        bytes_max = DOCUMENT_BYTES_MAX if number <= 1 else 2 * self._flow.bytes_max // number
+        bytes_max = compose.DOCUMENT_BYTES_MAX if number <= 1 else 2 * self._flow.bytes_max // number
         current.batch = self._session.composer.compose(
             current.index_name,
             current.ids,
@@ -345,9 +345,11 @@ class Writer:
         """
         refused: dict[str, Rejection] = {}
         failed = {
-            id_: Failure(kind="document_too_large", error=f"{size} bytes, of {DOCUMENT_BYTES_MAX} that it may have")
+            id_: Failure(
+                kind="document_too_large", error=f"{size} bytes, of {compose.DOCUMENT_BYTES_MAX} that it may have"
+            )
             for id_, size in current.batch.too_large.items()
-            if size > DOCUMENT_BYTES_MAX
+            if size > compose.DOCUMENT_BYTES_MAX
         }
         for each in current.outcome.rejections:
             action = decide_item(each.status, each.kind, each.reason)

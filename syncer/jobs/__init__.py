@@ -8,5 +8,4 @@ documents was built in a snapshot that is newer than the job, and written or dea
     listing  which ids a job writes, as chunks
     chunks   taken by job workers, no faster than the job's rate; finished, given back, taken from the dead
     steps    moves a job from one state to the next; finds the orphans at the end of a whole job
-    resume   ends a suspension whose fault is over, with a refresh
 """

@@ -115,7 +115,7 @@ class JobKind(StrEnum):
     """The whole document, because it was activated."""
     REFRESH = "refresh"
     """The whole document, because something changed that names no documents: a table was truncated, changes may be lost
-    (`syncer.recovery.lost_records`), or the document was suspended for a while (`syncer.jobs.resume`)."""
+    (`syncer.recovery.lost_records`), or the document was suspended for a while (`syncer.recovery.resume`)."""
     FAN_OUT = "fan_out"
     """The documents that a change touches, when they are many."""
     PARTIAL = "partial"

@@ -87,7 +87,7 @@ class Watch:
                 install.arm(connection)
             suspended = []
             for document in documents:
-                error = _error(connection, document, lost)
+                error = fault(connection, document, lost)
                 if error is not None and suspend.suspend(connection, error):
                     suspended.append(document.name)
             TIMELINE.write(connection, prunes=True)
@@ -102,12 +102,20 @@ class Watch:
         self._link.close()
 
 
-def _error(connection: Connection, document: Document, lost: Collection[str]) -> DocumentError | None:
-    """Return the error for which a document has to be suspended; None if all is as it was applied."""
+def fault(connection: Connection, document: Document, lost: Collection[str] | None = None) -> DocumentError | None:
+    """Return the error for which a document has to be suspended; None if all is as it was applied.
+
+    Args:
+        connection: To Postgres.
+        document: The document.
+        lost: The tables whose changes are not captured; None to look for them among those of the document.
+    """
+    tables = sorted(document.dependencies.tables)
     try:
         with at_work_for(document.name, document.revision):
             require_shape(connection, document)
-            if found := [one for one in document.dependencies.tables if one in lost]:
+            lost = install.lost(connection, tables) if lost is None else lost
+            if found := [each for each in tables if each in lost]:
                 raise uncaptured(document, found)
     except DocumentError as error:
         return error

@@ -40,9 +40,10 @@ from syncer.elasticsearch.bulk import Index
 from syncer.indexing import failover, version_log
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
-from syncer.jobs import chunks, resume
+from syncer.jobs import chunks
 from syncer.jobs.chunks import Chunk
 from syncer.jobs.steps import JobSteps
+from syncer.recovery import resume
 
 _KEEP_SECONDS = chunks.STALLED_SECONDS / 4
 _WAIT_SECONDS = 1.0

@@ -195,15 +195,6 @@ def _reset(client: Elasticsearch) -> bool:
 
 
 @contextmanager
-def blocked(world: World, client: Elasticsearch) -> Iterator[None]:
-    """What Elasticsearch does when a disk is full."""
-    name, setting = world.index_of(), "index.blocks.read_only_allow_delete"
-    client.indices.put_settings(index=name, settings={setting: True})
-    yield
-    client.indices.put_settings(index=name, settings={setting: None})
-
-
-@contextmanager
 def read_only(_: World, client: Elasticsearch) -> Iterator[None]:
     """What somebody does by hand to a whole cluster."""
     client.cluster.put_settings(persistent={"cluster.blocks.read_only": True})
@@ -244,7 +235,6 @@ def test_what_is_refused_for_now_is_waited_out(narrow: World) -> None:
     with narrow.elasticsearch() as client:
         for trouble, says in (
             (broken, "inflight_requests"),
-            (blocked, "flood-stage"),
             (read_only, "cluster read-only"),
         ):
             with writing(narrow, writers=2), trouble(narrow, client):

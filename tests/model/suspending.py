@@ -278,9 +278,8 @@ class SuspendingModel(Model[Suspending]):
             yield "a table is altered: revision 1 no longer works", state._replace(table=_ALTERED)
         elif state.table == _LOCKED:
             yield "the lock is released", state._replace(table=_ALTERED_BACK)
-        elif state.table == _ALTERED:
-            if state.is_stale:  # the watch finds out afterwards that a table was altered and altered back
-                yield "the table is altered back", state._replace(table=_ALTERED_BACK)
+        elif state.table == _ALTERED and state.is_stale:  # which the watch sees, also if it looks afterwards
+            yield "the table is altered back", state._replace(table=_ALTERED_BACK)
 
     def unequal(self, state: Suspending) -> str | None:
         if state.is_suspended:

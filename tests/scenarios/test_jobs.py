@@ -353,7 +353,7 @@ def test_a_suspended_document_is_not_loaded_by_a_job(world: World, connection: C
     drain(world)
     queue.advance(connection, job.id)
     assert listing.cleanup(connection, job, [], chunk=10)
-    registry.suspend(connection, "blogpost", 1, reason="a test says so", ids=(), is_stale=False)
+    registry.suspend(connection, "blogpost", 1, reason="a test says so", ids=(), is_stale=True)
     assert due(connection) == []
     queue.advance(connection, job.id)
     assert not the_document(connection).is_loaded

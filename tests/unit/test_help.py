@@ -97,8 +97,6 @@ USAGE = {
     "status --watch": "--watch needs a terminal",
     "status --watch --json": "cannot be combined",
     "migrate --json": "--json requires --status",
-    "dead-letters retry": "name a document",
-    "dead-letters discard x": "add ids, --kind, --field or --all",
     "demo join --posts 200": "--posts applies only",
 }
 
@@ -137,7 +135,7 @@ def test_documents_are_completed_from_the_config_folder(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("line", "offered"),
-    [("syncer ver", "verify"), ("syncer dead-letters show bl", "blogpost"), ("syncer run --only w", "workers")],
+    [("syncer ver", "verify"), ("syncer dead-letters list bl", "blogpost"), ("syncer run --only w", "workers")],
 )
 def test_a_shell_is_offered_what_fits(line: str, offered: str) -> None:
     """As bash asks: the command itself answers, without any server."""

@@ -9,14 +9,18 @@ from syncer.base.postgres import Connection
 from syncer.documents import registry
 from syncer.jobs import queue
 from syncer.jobs.model import JobKind
+from syncer.recovery import schema_watch
 
 
 def resume(connection: Connection, index_name: str) -> bool:
-    """Resume a document that could be written just now, with a refresh if it is stale; False if it is not suspended."""
+    """Resume a document that could be written just now, with a refresh if it is stale.
+
+    False if it is not suspended, or if its tables are not as they were applied and captured.
+    """
     # Rule: refresh-with-the-resumption.
     with connection.transaction():
         document = next((each for each in registry.documents(connection) if each.index_name == index_name), None)
-        if document is None:
+        if document is None or schema_watch.fault(connection, document) is not None:
             return False
         resumed = registry.resume(connection, document)
         if resumed is None:

@@ -138,7 +138,7 @@ class IgnoresVersions(Index):
                 self.client.options(ignore_status=404).delete(index=target.write_alias, id=one.id)
             else:
                 self.client.index(index=target.write_alias, id=one.id, document=json.loads(one.source))
-        return BulkOutcome(indexed=len(compositions))
+        return BulkOutcome(done={each.id: "indexed" for each in compositions})
 
 
 class SlowIgnoringVersions(Slow, IgnoresVersions):
@@ -176,7 +176,7 @@ class SwallowsFailures(FailsOnce):
         try:
             return super().write(target, compositions)
         except elasticsearch.ConnectionError:
-            return BulkOutcome(indexed=len(compositions))
+            return BulkOutcome(done={each.id: "indexed" for each in compositions})
 
 
 class FindsNoOrphans(Holdings):

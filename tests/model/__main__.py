@@ -15,7 +15,7 @@ from tests.model.progressing import Progressing
 from tests.model.reindexing import Reindexing
 from tests.model.relaying import Relaying
 from tests.model.routing import Routing
-from tests.model.suspending import SuspendingModel
+from tests.model.suspending import Suspending
 from tests.model.writing import Writing
 
 MODELS: tuple[type[Model[Any]], ...] = (
@@ -25,7 +25,7 @@ MODELS: tuple[type[Model[Any]], ...] = (
     CleaningUpModel,
     FanningModel,
     Reindexing,
-    SuspendingModel,
+    Suspending,
     ClusterIdentities,
     Progressing,
 )

@@ -38,19 +38,15 @@ class _Submission:
 
     Args:
         index_name: The index to write to.
-        ids: The ids that no thread has taken.
         options: The options of `Writer.write`.
-        is_needed: Whether the result is still wanted.
-        open: The number of slices that threads are writing.
+        left: How many of its slices are not done.
         report: The result of the finished slices.
         done: The future of the whole submission.
     """
 
     index_name: str
-    ids: deque[str]
     options: dict[str, Any]
-    is_needed: Callable[[], bool]
-    open: int = 0
+    left: int
     report: WriteReport = field(default_factory=WriteReport)
     done: Future[WriteReport] = field(default_factory=Future)
 
@@ -105,21 +101,16 @@ class WriterPool:
             shared=self._shared,
         )
         self._changed = threading.Condition()
-        self._tasks: deque[_Submission] = deque()
+        self._slices: deque[tuple[_Submission, Sequence[str]]] = deque()
+        """Those that no thread has taken."""
         self._crew = _Crew()
-        self._open = self._dropped = 0
+        self._dropped = 0
 
     @property
     def has_room(self) -> bool:
         """Whether to submit more: nothing waits for a thread, or a thread is idle or can be started."""
         with self._changed:
-            return not self._tasks or self._crew.idle > 0 or len(self._crew.threads) < self._most
-
-    @property
-    def documents(self) -> int:
-        """The number of documents that are being written or are waiting."""
-        with self._changed:
-            return self._open + sum(len(one.ids) for one in self._tasks)
+            return not self._slices or self._crew.idle > 0 or len(self._crew.threads) < self._most
 
     def submit(
         self,
@@ -136,18 +127,20 @@ class WriterPool:
         Returns:
             A future of the report. It raises what `Writer.write` raises; a definition that has to be suspended is.
         """
-        options = {"everywhere": everywhere, "origin": origin, "resumes": resumes}
+        size = self._flow.documents(index_name)
+        slices = [ids[begin : begin + size] for begin in range(0, max(1, len(ids)), size)]
         with self._changed:
             dropped = self._dropped
-            task = _Submission(
-                index_name=index_name,
-                ids=deque(ids),
-                options=options,
-                is_needed=lambda: dropped == self._dropped and is_needed(),
-            )
-            self._tasks.append(task)
+            options = {
+                "everywhere": everywhere,
+                "origin": origin,
+                "resumes": resumes,
+                "is_needed": lambda: dropped == self._dropped and is_needed(),
+            }
+            submission = _Submission(index_name=index_name, options=options, left=len(slices))
+            self._slices.extend((submission, part) for part in slices)
             self._call_threads()
-        return task.done
+        return submission.done
 
     def tell(self) -> None:
         """Log dead letters that are not logged yet, if it is time."""
@@ -156,7 +149,7 @@ class WriterPool:
     def drop(self) -> None:
         """Start no more of what was submitted, and retry none of it; its futures are never done."""
         with self._changed:
-            self._tasks.clear()
+            self._slices.clear()
             self._dropped += 1
 
     def close(self, *, seconds: float | None = None) -> bool:
@@ -182,7 +175,7 @@ class WriterPool:
     def _call_threads(self) -> None:
         """Wake an idle thread, or start another one."""
         crew = self._crew
-        if crew.idle < len(self._tasks) and len(crew.threads) < self._most:
+        if crew.idle < len(self._slices) and len(crew.threads) < self._most:
             name = f"{self._name}-writer-{len(crew.threads) + 1}"
             crew.threads.append(threading.Thread(target=self._run, args=(crew,), name=name, daemon=True))
             crew.threads[-1].start()
@@ -196,46 +189,39 @@ class WriterPool:
         finally:
             writer.close()
 
-    def _next(self, crew: _Crew) -> tuple[_Submission, list[str]] | None:
+    def _next(self, crew: _Crew) -> tuple[_Submission, Sequence[str]] | None:
         """Return the next slice, once there is one; None if the thread has to end."""
         with self._changed:
             crew.idle += 1
-            while not self._tasks and not crew.is_leaving:
+            while not self._slices and not crew.is_leaving:
                 self._changed.wait()
             crew.idle -= 1
             if crew.is_leaving:
                 return None
-            task = self._tasks[0]
-            size = min(len(task.ids), self._flow.documents(task.index_name))
-            ids = [task.ids.popleft() for _ in range(size)]
-            if not task.ids:
-                self._tasks.popleft()
-            task.open += 1
-            self._open += len(ids)
-            if self._tasks:
+            taken = self._slices.popleft()
+            if self._slices:
                 self._call_threads()
-            return task, ids
+            return taken
 
-    def _write(self, writer: Writer, task: _Submission, ids: list[str]) -> None:
-        """Write one slice, and complete its submission once all of it is done."""
+    def _write(self, writer: Writer, submission: _Submission, ids: Sequence[str]) -> None:
+        """Write one slice, and complete its submission once all of it is done, or with the first error."""
         report, failure = WriteReport(), None
         try:
             try:
-                report = writer.write(task.index_name, ids, is_needed=task.is_needed, **task.options)
+                report = writer.write(submission.index_name, ids, **submission.options)
             except DocumentError as error:
                 writer.suspend(error)
                 raise
         except BaseException as error:  # noqa: BLE001 - the future passes it on
             failure = error
         with self._changed:
-            self._open -= len(ids)
-            task.open -= 1
-            task.report.add(report)
-            if failure is not None and task in self._tasks:
-                self._tasks.remove(task)
-                task.ids.clear()
-            is_done = not task.open and not task.ids
-        if failure is not None and not task.done.done():
-            task.done.set_exception(failure)
-        elif is_done and not task.done.done():
-            task.done.set_result(task.report)
+            submission.left -= 1
+            submission.report.add(report)
+            if failure is not None:
+                self._slices = deque(each for each in self._slices if each[0] is not submission)
+            if submission.done.done():
+                pass
+            elif failure is not None:
+                submission.done.set_exception(failure)
+            elif not submission.left:
+                submission.done.set_result(submission.report)

@@ -48,7 +48,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from syncer.verify.progress import Waited
+    from syncer.verify.wait import Waited
 
 __all__ = ["wait"]
 

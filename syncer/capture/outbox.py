@@ -64,7 +64,6 @@ _SINCE = f"""
 {_CHANGES} WHERE (o.xid, o.id) > ($1::xid8, $2) AND pg_visible_in_snapshot(o.xid, $3::pg_snapshot)
 ORDER BY o.xid, o.id LIMIT $4
 """
-_CURRENT_SNAPSHOT = "SELECT pg_current_snapshot()::text"
 _WAITING = """
 SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(o.changed_at)), 0)::float8
 FROM syncer.outbox AS o
@@ -72,21 +71,6 @@ WHERE {unseen} AND ($1::text[] IS NULL OR o.relation = ANY ($1))
 """
 _SAVED_CURSOR = f"SELECT snapshot::text, {IS_VALID} FROM {CURSOR} AS c"  # noqa: S608 - constants of ours
 _NOTHING_SEEN = "1:1:"
-# Adopted rows have another transaction id since. If the cursor does not see a transaction, and the outbox has no row of
-# it, it wrote none.
-_PUBLICATION = f"""
-SELECT coalesce(c.is_valid AND pg_visible_in_snapshot(t.xid, c.snapshot), false),
-       EXISTS (SELECT FROM syncer.outbox AS o WHERE o.xid = t.xid)
-FROM (VALUES (true)) AS one (row)
-LEFT JOIN (SELECT snapshot, adopted_in, {IS_VALID} AS is_valid FROM {CURSOR} AS saved) AS c ON true
-CROSS JOIN LATERAL (SELECT greatest($1::xid8, CASE WHEN c.is_valid THEN c.adopted_in END) AS xid) AS t
-"""  # noqa: S608 - constants of ours
-# Adopted rows have another id since, which belongs to no writer: they count as committed before.
-_UNPUBLISHED = f"""
-SELECT count(*) FROM syncer.outbox AS o
-WHERE {{unseen}} AND o.relation = ANY ($2)
-  AND (pg_visible_in_snapshot(o.xid, $1::pg_snapshot) OR o.xid = (SELECT c.adopted_in FROM {CURSOR} AS c))
-"""  # noqa: S608 - a constant of ours
 _WRITTEN_BY = f"SELECT {_CHANGE} FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2"  # noqa: S608 - a constant of ours
 _RELATIONS = """
 SELECT array_agg(DISTINCT w.relation), count(*)
@@ -108,19 +92,6 @@ _USE_SEGMENT = "SELECT setval('syncer.outbox_segment', $1)"
 _LOCK_SEGMENT = "LOCK TABLE {segment} IN ACCESS EXCLUSIVE MODE NOWAIT"
 _IS_SEEN = "SELECT NOT EXISTS (SELECT FROM {segment} AS o WHERE {unseen})"
 _TRUNCATE = "TRUNCATE {segment}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
-    """What became of a transaction's changes.
-
-    Args:
-        is_published: Whether the saved cursor sees it: Kafka has acknowledged all of them.
-        is_captured: Whether it has any. A transaction whose rows were trimmed counts as having some.
-    """
-
-    is_published: bool
-    is_captured: bool
 
 
 def prepare(connection: Connection) -> None:
@@ -178,23 +149,6 @@ def saved_cursor(connection: Connection) -> str:
     """The cursor that the relay would start from: what it has not seen is not known to be published."""
     saved, is_valid = connection.execute(_SAVED_CURSOR).fetchone() or (_NOTHING_SEEN, True)
     return saved if is_valid else _NOTHING_SEEN
-
-
-def publication(connection: Connection, xid: int) -> Publication:
-    """What became of the changes of a committed transaction."""
-    is_published, is_there = connection.execute(_PUBLICATION, (str(xid),)).fetchone() or (False, False)
-    return Publication(is_published=is_published, is_captured=is_published or is_there)
-
-
-def moment(connection: Connection) -> str:
-    """A snapshot of what is committed now, for `unpublished`."""
-    return str(value(connection, _CURRENT_SNAPSHOT))
-
-
-def unpublished(connection: Connection, moment: str, relations: Collection[str]) -> int:
-    """How many changes of these tables were committed before a moment, and are not known to be published."""
-    query = sql.SQL(_UNPUBLISHED).format(unseen=_unseen(saved_cursor(connection)))
-    return int(str(value(connection, query, (moment, list(relations)))))
 
 
 def relations_of(connection: Connection, xid: int) -> frozenset[str] | None:

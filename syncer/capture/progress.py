@@ -76,6 +76,32 @@ SELECT id, changes, coalesce((SELECT changes FROM {CURSOR} AS c), 0) - changes,
 FROM syncer.handled
 """  # noqa: S608 - a constant of ours
 _NEWEST = f"SELECT coalesce(max(id), 0) FROM {CURSOR} AS c"  # noqa: S608 - a constant of ours
+_MOMENT = "SELECT pg_current_snapshot()::text"
+# Adopted rows of the outbox have another transaction's id since, which belongs to no writer: they count as older than
+# any moment, and are handled once that transaction is.
+_LATEST = f"""
+syncer.handled AS h
+LEFT JOIN (SELECT id, snapshot, adopted_in, {IS_VALID} AS is_valid FROM {CURSOR} AS saved) AS c ON true
+"""  # noqa: S608 - constants of ours
+# If nothing is written for a while, no cursor is saved either: then the outbox says that there is nothing to handle.
+_IS_HANDLED = f"""
+SELECT coalesce(c.is_valid AND pg_visible_in_snapshot(c.adopted_in, h.snapshot)
+                AND pg_snapshot_xmax(h.snapshot) >= pg_snapshot_xmax(m.moment)
+                AND NOT EXISTS (SELECT FROM pg_snapshot_xip(h.snapshot) AS x (id)
+                                WHERE pg_visible_in_snapshot(x.id, m.moment)), false)
+    OR h.id = coalesce(c.id, 0) AND NOT EXISTS (
+        SELECT FROM syncer.outbox AS o
+        WHERE (NOT coalesce(c.is_valid, false) OR o.xid >= pg_snapshot_xmax(c.snapshot)
+               OR o.xid IN (SELECT pg_snapshot_xip(c.snapshot)))
+          AND (pg_visible_in_snapshot(o.xid, m.moment) OR o.xid = c.adopted_in))
+FROM (VALUES ($1::pg_snapshot)) AS m (moment) CROSS JOIN {_LATEST}
+"""  # noqa: S608 - constants of ours
+_TRANSACTION = f"""
+SELECT coalesce(c.is_valid AND pg_visible_in_snapshot(t.xid, c.snapshot), false),
+       coalesce(c.is_valid AND pg_visible_in_snapshot(t.xid, h.snapshot), false),
+       EXISTS (SELECT FROM syncer.outbox AS o WHERE o.xid = t.xid)
+FROM {_LATEST} CROSS JOIN LATERAL (SELECT greatest($1::xid8, CASE WHEN c.is_valid THEN c.adopted_in END) AS xid) AS t
+"""  # noqa: S608 - constants of ours
 _PLACES = "SELECT partition, next_offset, number FROM syncer.partition"
 # Forwards only, by number: a worker that was replaced meanwhile may be late.
 _ADVANCE = """
@@ -123,6 +149,21 @@ class Handled:
     changes: int
     waiting: int
     waiting_since: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """How far the changes of a committed transaction are.
+
+    Args:
+        is_read: Whether the saved cursor sees it.
+        is_handled: Whether what is handled includes it.
+        is_captured: Whether it has any changes. One whose rows were trimmed counts as having some.
+    """
+
+    is_read: bool
+    is_handled: bool
+    is_captured: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +255,24 @@ def handled(connection: Connection) -> Handled:
     row = connection.execute(_HANDLED).fetchone()
     assert row is not None  # noqa: S101 - the view has a row
     return Handled(id=row[0], changes=row[1], waiting=row[2], waiting_since=row[3])
+
+
+def moment(connection: Connection) -> str:
+    """A snapshot of what is committed now, for `is_handled`."""
+    return str(value(connection, _MOMENT))
+
+
+def is_handled(connection: Connection, moment: str) -> bool:
+    """Whether every change committed before a moment is handled."""
+    return bool(value(connection, _IS_HANDLED, (moment,)))
+
+
+def transaction(connection: Connection, xid: int) -> Transaction:
+    """How far the changes of a committed transaction are."""
+    row = connection.execute(_TRANSACTION, (str(xid),)).fetchone()
+    assert row is not None  # noqa: S101 - the view has a row
+    is_read, is_handled, is_there = row
+    return Transaction(is_read=is_read, is_handled=is_handled, is_captured=is_read or is_there)
 
 
 def places(connection: Connection) -> dict[int, Place]:

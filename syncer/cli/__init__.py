@@ -10,6 +10,6 @@ calls a package below.
     follow_jobs  follows jobs on the screen, and takes a new index from loaded to current, step by step
     comparing    runs `verify`, and records its result
 
-The other modules are named after their commands: `apply`, `backfill`, `rebuild` (``syncer index …``), `jobs`, `verify`
-(and ``explain``), `dead_letters`, `status`, `events`, `wait`, `init`, `locks`, `sandbox`.
+The other modules are named after their commands: `apply`, `backfill`, `rebuild` (``syncer index …``), `jobs`, `verify`,
+`explain`, `dead_letters`, `status`, `events`, `wait`, `init`, `locks`, `sandbox`.
 """

@@ -30,6 +30,7 @@ from syncer.cli import (
     backfill,
     dead_letters,
     events,
+    explain as explain_command,
     init,
     jobs,
     locks,
@@ -281,8 +282,8 @@ _PANELS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
         (wait.wait, "`syncer wait TOKEN --timeout 10`"),
     ),
     "Repair": (
-        (verify.verify, "`syncer verify`, `syncer verify blogpost --sample 1000`, `syncer verify --repair`"),
-        (verify.explain, "`syncer explain blogpost 7 --values`"),
+        (verify.verify, "`syncer verify`, `syncer verify blogpost --values`, `syncer verify --repair`"),
+        (explain_command.explain, "`syncer explain blogpost 7 --values`"),
         (backfill.backfill, '`syncer backfill blogpost`, `syncer backfill blogpost --where "user_id = 7" --rate 500`'),
     ),
     "Try": ((demo, "`syncer demo --keep`, `syncer demo --no-kafka`, `syncer demo --list`"),),

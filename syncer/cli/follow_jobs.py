@@ -13,8 +13,8 @@ from syncer.base.errors import IndexingError, JobError, SyncerError
 from syncer.base.formatting import amount, brief, shortened
 from syncer.base.lifecycle import Stop
 from syncer.base.model import Role
-from syncer.cli import job_output, render, verify_output
-from syncer.cli.comparing import active, compared
+from syncer.cli import job_output, render
+from syncer.cli.comparing import active, compared, show_verify
 from syncer.cli.context import Parts
 from syncer.cli.render import say
 from syncer.documents import registry, suspend
@@ -131,8 +131,8 @@ class LoadProgress:
             reindex.settle(parts.connection, parts.indices, building, seconds_max=reindex.SETTLE_SECONDS_MAX)
         self._wait_for_pending(building)  # so that their documents are compared, too
         report = compared(parts, active(parts, building) or building, err=self._err, repair=True)
-        verify_output.show_verify(self._out, report)
-        if not report.holds:
+        show_verify(self._out, report, building)
+        if report.has_drifted or not report.is_complete:
             self._require_acceptable(building, report)
         self._wait_for_pending(building)
         before = registry.current(parts.connection)[building.name]
@@ -154,7 +154,7 @@ class LoadProgress:
 
     def _require_acceptable(self, building: Document, report: VerifyReport) -> None:
         """Refuse an index that differs, except in documents that the current one lacks too, or that were accepted."""
-        ids = [drift.id for drift in (*report.drifts, *report.coming)]
+        ids = [drift.id for drift in report.drifts]
         connection = self._parts.connection
         dead_lettered = set(dead_letters.errors(connection, building.index_name, ids))
         served = registry.current(connection)[building.name]

@@ -12,8 +12,7 @@ from syncer.base import log, settings
 from syncer.base.formatting import amount
 from syncer.cli import parameters, render
 from syncer.cli.render import say
-from syncer.verify.progress import Waited
-from syncer.verify.wait import TIMEOUT_SECONDS, Waiter
+from syncer.verify.wait import TIMEOUT_SECONDS, Waited, Waiter
 
 
 def wait(
@@ -49,7 +48,7 @@ def _show(out: Console, waited: Waited) -> None:
     if not waited.is_captured:
         say(out, f"Transaction {waited.xid} changed nothing that a document reads.")
         return
-    after = f"after {sum(waited.seconds.values()):.3f} s"
+    after = f"after {waited.seconds:.3f} s"
     if waited.is_complete:
         say(out, f"Transaction {waited.xid} is {what}, {after}.")
     else:

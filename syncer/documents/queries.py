@@ -18,6 +18,7 @@ from psycopg import sql
 from syncer.base.errors import DuplicateIdError
 from syncer.base.model import Place
 from syncer.base.postgres import Connection, copied, value
+from syncer.documents.ranges import IdRange, condition
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import reading
 from syncer.lineage.routes import known_table
@@ -34,12 +35,11 @@ SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL GROUP BY d._id H
 """
 _ROUTING = sql.SQL("coalesce(d._routing::text, '')")
 _NO_ROUTING = sql.SQL("NULL::text")
-_EVERYTHING = _DOCUMENTS + "WHERE d._id IS NOT NULL"
+_IN_RANGE = _DOCUMENTS + "WHERE {condition}"
 
 _SOME_IDS = """
 SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY hashtext(d._id::text), 1 LIMIT $1
 """
-_RANDOM_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL ORDER BY random() LIMIT $1"
 _FIRST_IDS = "SELECT d._id::text FROM ({select}) AS d WHERE d._id IS NOT NULL LIMIT $1"
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
@@ -150,39 +150,46 @@ def _cast(connection: Connection, casts: sql.Composed, ids: list[str]) -> list[s
     return ids
 
 
-def everything(connection: Connection, document: Document, *, page: int, bytes_max: int) -> Generator[dict[str, Row]]:
-    """Yield every document that the SELECT returns in the caller's snapshot, by id, in chunks, in no order.
+def in_range(
+    connection: Connection, document: Document, span: IdRange, *, page: int, bytes_max: int
+) -> Generator[dict[str, Row]]:
+    """Yield the documents of a range of ids in the caller's snapshot, by id, in chunks, in no order.
 
     The result is never whole in memory.
 
     Args:
         connection: In use until the iterator is exhausted or closed.
         document: The definition.
+        span: The range.
         page: The maximum number of documents in a chunk.
         bytes_max: A chunk also ends when it reaches this size.
 
     Raises:
-        DuplicateIdError: The SELECT returns an id more than once; raised before anything is yielded.
+        DuplicateIdError: The SELECT returns an id more than once.
     """
-    require_unique(connection, document)
+    if span == IdRange():
+        require_unique(connection, document)
+    ids: set[str] = set()
+    duplicate: str | None = None
     rows: dict[str, Row] = {}
     size = 0
-    for id_, source, routing in copied(connection, query_of(_EVERYTHING, document)):
+    for id_, source, routing in copied(connection, query_of(_IN_RANGE, document, condition=condition(document, span))):
         assert id_ is not None  # noqa: S101 - the query excludes it
         assert source is not None  # noqa: S101 - no part of it is null
-        rows[id_.decode()] = Row(source=one_line(source), routing=None if routing is None else routing.decode())
+        name = id_.decode()
+        if name in ids:
+            duplicate = name
+        if span != IdRange():
+            ids.add(name)
+        rows[name] = Row(source=one_line(source), routing=None if routing is None else routing.decode())
         size += len(source)
         if len(rows) >= page or size >= bytes_max:
             yield rows
             rows, size = {}, 0
+    if duplicate is not None:
+        raise twice(connection, document, f"_id {duplicate}")
     if rows:
         yield rows
-
-
-def random_ids(connection: Connection, document: Document, number: int) -> list[str]:
-    """Return ids sampled from the whole SELECT, different ones each time. Reads all of it."""
-    with reading(connection, document):
-        return [row[0] for row in connection.execute(query_of(_RANDOM_IDS, document), (number,))]
 
 
 def some_ids(connection: Connection, document: Document, limit: int) -> list[str]:

@@ -1,8 +1,7 @@
-"""Reads what Elasticsearch holds: copies of documents by id, on any shard, and a fixed view of a whole index.
+"""Reads what Elasticsearch holds: copies of documents by id, on any shard, and the ids of a whole index.
 
-Guarantees: a read by id is realtime and needs no refresh. A `View` does not change while it is open, and contains every
-copy written before it was opened. Results are complete: an unavailable shard is an error, never fewer copies. Errors
-are those of the client; `syncer.base.error_policy` says what they mean.
+Guarantees: a read by id is realtime and needs no refresh. Results are complete: an unavailable shard is an error, never
+fewer copies. Errors are those of the client; `syncer.base.error_policy` says what they mean.
 
 A document's ``_source`` is returned as the bytes that were written, so that documents can be compared without parsing.
 Only the JSON around it is decoded.
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from copy import copy
 from typing import Any, TypeVar
 
@@ -26,14 +24,14 @@ from syncer.base.errors import IndexingError, UnavailableError
 from syncer.base.model import ID_BYTES_MAX, Place, Target
 from syncer.elasticsearch.routing import Shards
 
-_KEEP_ALIVE = "20m"
 _DISK_BLOCK = "index.blocks.read_only_allow_delete"
 _BLOCKS = ("index.blocks.write", "index.blocks.read_only", _DISK_BLOCK)
 _PLACES_MAX = 1000
-_LOST = "search_context_missing_exception"
 _AGAIN = "Wait until the health of the index is green or yellow, and do the same again."
 _NO_SHARD = ("no_shard_available_action_exception", "illegal_index_shard_state_exception")
-_IN_ORDER = [{"_shard_doc": "asc"}]
+_IN_ORDER = [{"_seq_no": "asc"}]
+_HITS_MAX = 1000
+"""More than a document has copies: one for each shard at most."""
 
 _SHARDS_FIELDS = ",".join(
     f"metadata.indices.*.{name}"
@@ -98,9 +96,11 @@ class _Hits(msgspec.Struct, frozen=True):
     total: _Total = _Total(0)
 
 
+_NO_HITS = _Hits(hits=[])
+
+
 class _Answer(msgspec.Struct, frozen=True):
     hits: _Hits
-    pit_id: str
     timed_out: bool = False
 
 
@@ -202,24 +202,23 @@ class Holdings:
         if refreshed["_shards"]["failed"]:
             raise UnavailableError(f"Not every shard of {target.index_name} could be refreshed", hint=_AGAIN)
 
-    @contextmanager
-    def view(self, target: Target) -> Iterator[View]:
-        """Open a view of everything that the target holds now."""
-        self.refresh(target)
-        with self._view(target) as view:
-            yield view
+    def find(self, target: Target, ids: Sequence[str]) -> list[Copy]:
+        """Return all copies of these documents as searches find them, on any shard and under any routing.
 
-    @contextmanager
-    def _view(self, target: Target, *, shard: int | None = None) -> Iterator[View]:
-        """Open a view of a target, or of one of its shards, as of its last refresh."""
-        preference = None if shard is None else f"_shards:{shard}"
-        opened = self._client.open_point_in_time(index=target.index_name, keep_alive=_KEEP_ALIVE, preference=preference)
-        point: str = opened.body["id"]
-        try:
-            yield View(self, point)
-        finally:
-            with suppress(elasticsearch.ApiError, elasticsearch.TransportError):  # it expires by itself
-                self._client.close_point_in_time(id=point)
+        Faster than `read` for many ids. What was written since the last refresh is missing.
+
+        Raises:
+            UnavailableError: A shard is unavailable.
+        """
+        valid = _valid(ids)
+        request = {"query": {"ids": {"values": valid}}, "size": _HITS_MAX, "version": True, "track_total_hits": True}
+        found = self._search(target, request) if valid else _NO_HITS
+        if found.total.value <= len(found.hits):
+            return list(found.hits)
+        if len(valid) == 1:
+            raise IndexingError(f"{target.index_name} has more than {_HITS_MAX:,} copies of {valid[0]}")
+        middle = len(valid) // 2
+        return self.find(target, valid[:middle]) + self.find(target, valid[middle:])
 
     def sequence_numbers(self, target: Target) -> dict[int, int]:
         """Return the last sequence number of each shard; every later write gets a greater one.
@@ -249,11 +248,21 @@ class Holdings:
 
         Every copy that existed then and is unchanged is included. A copy written since is excluded, unless its shard
         lost its primary in between: the new primary may reuse the numbers of writes that were never acknowledged.
+
+        Each chunk is a search of its own, so that nothing is kept open however long the caller takes.
         """
         self.refresh(target)
         for shard, number in numbers.items():
-            with self._view(target, shard=shard) as view:
-                yield from view.walk(page=page, until=number)
+            last = -1
+            while last < number:
+                rest = {"range": {"_seq_no": {"gt": last, "lte": number}}}
+                request: dict[str, Any] = {"query": rest, "sort": _IN_ORDER}
+                request |= {"size": page, "_source": False, "track_total_hits": False}
+                hits = self._search(target, request, shard=shard).hits
+                if not hits:
+                    break
+                yield [hit.place for hit in hits]
+                last = hits[-1].sort[0]
 
     def is_well(self, alias: str) -> bool:
         """Whether every shard behind an alias has its primary."""
@@ -300,20 +309,10 @@ class Holdings:
         totals = stats.get("_all", {}).get("primaries", {}).get("indexing", {})
         return int(totals.get("index_total", 0)) + int(totals.get("delete_total", 0))
 
-    def search(self, point: str, request: Mapping[str, Any]) -> _Hits:
-        """Run one search in an open view.
-
-        Raises:
-            UnavailableError: It timed out, or the view is lost.
-        """
+    def _search(self, target: Target, request: Mapping[str, Any], *, shard: int | None = None) -> _Hits:
         # Partial results would make the copies of an unavailable shard look missing.
-        path = "/_search?allow_partial_search_results=false"
-        try:
-            answer = self._ask(_ANSWER, path, {**request, "pit": {"id": point, "keep_alive": _KEEP_ALIVE}})
-        except elasticsearch.NotFoundError as error:
-            if _LOST not in str(error.body):
-                raise
-            raise UnavailableError("A view of an index was lost", hint="Was a node restarted? Do it again.") from error
+        path = f"/{target.index_name}/_search?allow_partial_search_results=false"
+        answer = self._ask(_ANSWER, path if shard is None else f"{path}&preference=_shards:{shard}", request)
         if answer.timed_out:
             raise UnavailableError("Elasticsearch cut a search short", hint="Is search.default_search_timeout set?")
         return answer.hits
@@ -383,50 +382,3 @@ def searched(client: Elasticsearch, aliases: Sequence[str]) -> dict[str, list[st
 def _valid(ids: Iterable[str]) -> list[str]:
     """Return the ids that Elasticsearch accepts. It has no copies with other ids, and refuses requests for them."""
     return [one for one in ids if 1 <= len(one.encode()) <= ID_BYTES_MAX]
-
-
-class View:
-    """The contents of a target at one moment. Safe to share between threads."""
-
-    def __init__(self, holdings: Holdings, point: str) -> None:
-        self._holdings = holdings
-        self._point = point
-
-    def count(self) -> int:
-        """Return the number of copies."""
-        return self._holdings.search(self._point, {"size": 0, "track_total_hits": True}).total.value
-
-    def find(self, ids: Sequence[str]) -> list[Copy]:
-        """Return all copies of these documents, on any shard and under any routing."""
-        valid = _valid(ids)
-        request: dict[str, Any] = {"query": {"ids": {"values": valid}}, "sort": _IN_ORDER, "size": len(valid)}
-        request |= {"version": True, "track_total_hits": True}
-        found: list[Copy] = []
-        while valid:
-            answer = self._holdings.search(self._point, request)
-            found += answer.hits
-            if len(found) >= answer.total.value or not answer.hits:
-                break
-            request["search_after"] = answer.hits[-1].sort  # a document has several copies
-        return found
-
-    def walk(self, *, page: int, until: int | None = None) -> Iterator[list[Place]]:
-        """Yield the places of all copies in chunks, in no order; of those up to sequence number ``until``, if given."""
-        query = {} if until is None else {"query": {"range": {"_seq_no": {"lte": until}}}}
-        yield from self._pages({**query, "sort": _IN_ORDER}, page)
-
-    def some(self, number: int, *, seed: int, page: int) -> Iterator[list[Place]]:
-        """Yield the places of ``number`` copies chosen at random."""
-        chance = {"function_score": {"random_score": {"seed": seed, "field": "_seq_no"}, "boost_mode": "replace"}}
-        request = {"query": chance, "sort": [{"_score": "desc"}, *_IN_ORDER]}
-        for places in self._pages(request, min(number, page)):
-            yield places[:number]
-            number -= len(places)
-            if number <= 0:
-                return
-
-    def _pages(self, request: dict[str, Any], page: int) -> Iterator[list[Place]]:
-        request = {**request, "size": page, "_source": False, "track_total_hits": False}
-        while hits := self._holdings.search(self._point, request).hits:
-            yield [hit.place for hit in hits]
-            request["search_after"] = hits[-1].sort

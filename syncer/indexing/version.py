@@ -62,10 +62,9 @@ def split(version: int) -> tuple[int, int]:
     return version >> EPOCH_SHIFT, (version & ((1 << EPOCH_SHIFT) - 1)) >> NUMBER_SHIFT
 
 
-def is_surpassed(connection: Connection, version: int) -> bool:
-    """Return whether a writer that starts now assigns a greater version than this one."""
-    least_assigned: int = row(connection, _NEXT_WRITER)[0]
-    return version < least_assigned
+def least_next(connection: Connection) -> int:
+    """Return the least version that a writer which starts now may assign."""
+    return int(row(connection, _NEXT_WRITER)[0])
 
 
 def row(connection: Connection, query: str, parameters: Sequence[object] = ()) -> tuple[Any, ...]:

@@ -92,6 +92,7 @@ def create_listed(
     *,
     chunk: int,
     rate: float | None = None,
+    everywhere: bool = False,
 ) -> Job | None:
     """Create a PARTIAL job of these ids, in one transaction or in the caller's; it has all of them at once.
 
@@ -101,13 +102,14 @@ def create_listed(
         ids: Read as they come, never whole in memory. They may come from the same connection.
         chunk: How many ids a chunk has at most; with a rate, no more than are written in a second.
         rate: The limit in documents per second.
+        everywhere: Whether copies on other shards are deleted, too.
 
     Returns:
         The job; None if the document's index is no longer active.
     """
     with connection.transaction():
         job_id = queue.insert(connection, document, JobKind.PARTIAL, document.revision, rate=rate)
-        chunks, documents = _put_chunks(connection, job_id, ids, size=_size(chunk, rate))
+        chunks, documents = _put_chunks(connection, job_id, ids, size=_size(chunk, rate), everywhere=everywhere)
         # Locked only now, so that nothing waits while the ids come. The job is given the revision active by now: one
         # that came meanwhile could not see the job to cancel it.
         revision = queue.lock_document(connection, document.index_name)

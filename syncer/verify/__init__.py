@@ -1,13 +1,12 @@
 """Compares documents with their SELECT, repairs them, explains one document, and waits for one transaction.
 
-Guarantee: a difference is called drift only after every change committed before it was seen has been handled.
+Guarantee: a difference is called drift only after every change committed before it was seen is handled, and no open job
+holds the document.
 
-    compare       all documents, in both directions; repairs
-    recheck       reads what differs again, until its state is known
-    diff          when two documents are equal, and how one differs
-    pending_jobs  differences that a job will remove
-    watermark     whether all changes committed before a moment have been handled
-    wait          waits for one transaction; `progress` says how far its changes are
-    last_result   the last result of each index
-    explain       the difference, version, dead letter and jobs of one document
+    compare      all documents, in both directions, in short snapshots; repairs
+    settle       which of the documents that differ have drifted, and which are busy
+    diff         how a document differs, and what to do about it
+    explain      the difference, versions, dead letter and jobs of one document
+    wait         waits for one transaction
+    last_result  the last result of each index
 """

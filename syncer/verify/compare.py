@@ -1,64 +1,52 @@
 """Verify: compares every document with its SELECT, in both directions and by content, beside live traffic; and repairs.
 
-*One pass over two fixed views.* A view of the index is opened, then a snapshot of Postgres. The SELECT is streamed
-once. For each page, all copies of its ids are read from the view, whatever their shard and routing, and compared byte
-for byte. Elasticsearch keeps the bytes that were written, so only what differs is parsed. This finds documents that are
-missing, different or misplaced.
+*Two walks, in short snapshots.* The documents of the SELECT are read in ranges of the key, each range in a snapshot of
+its own. All copies of their ids are read from the index, whatever their shard and routing, and compared byte for byte.
+Elasticsearch keeps the bytes that were written, so only what differs is parsed. That finds documents that are missing,
+different or misplaced. Then the ids of the index are walked in pages, and Postgres is asked which of them the SELECT
+returns: that finds what only Elasticsearch has. Where ``_id`` has no index to walk, one statement reads the SELECT, in
+one snapshot: see `syncer.documents.ranges`.
 
-*Extra* documents are found by counting. No id comes twice in the stream, which is checked first in the same snapshot,
-so no copy is found twice. The copies in the view beyond those found are therefore exactly those whose id the snapshot
-lacks. A missing document does not cancel out an extra one, since found copies are counted, not requested ids. Only if
-there are extras are the ids of the view walked, until all of them are named. The result does not depend on the
-duration: neither view moves.
+*In flight is not drift.* What differs is only suspect, since the two sides were read at different moments.
+`syncer.verify.settle` finds out what of it has drifted. A limited number of suspects is kept; if there are more, they
+are settled before the walk goes on.
 
-*In flight is not drift.* The two views are of different moments, so documents being written then are suspect too. Each
-suspect is checked again until its state is known: see `syncer.verify.recheck`. It is drift only if every change
-committed before the difference was seen is handled, and no job will write it. Workers that lag are waited for as long
-as they make progress. If nothing moves, the report says that the cause is unknown, and does not call it drift.
-
-*Pending is not drift* either. What a job has yet to write is counted and left to the job, neither reported nor
-repaired. It takes no room from other suspects, however much it is.
-
-*Repair* writes again what drifted and what is unknown, then compares it again. It follows the version rule, so it is
-safe beside live traffic and can be repeated after a crash. A round holds a bounded number of suspects. If there are
-more, another round follows, as long as most suspects were in flight or repaired. No lock is held during writes and
-re-checks, so a migration never waits for them.
+*Repair* has the documents written again that drifted or are busy, by a job, and compares them again. That follows the
+version rule, so it is safe beside live traffic, and can be repeated after a crash.
 """
 
 from __future__ import annotations
 
-import random
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from syncer.base.lifecycle import Stop
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.base.retry import retry
-from syncer.documents import queries
+from syncer.documents import queries, ranges
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import reading
 from syncer.elasticsearch.bulk import Index
-from syncer.elasticsearch.reader import View
-from syncer.indexing.writer import Writer
 from syncer.verify import diff
-from syncer.verify.diff import Drift, DriftKind
-from syncer.verify.pending_jobs import PendingDocuments
-from syncer.verify.recheck import Recheck, Seen, parts
-from syncer.verify.watermark import Watermark
+from syncer.verify.diff import Drift
+from syncer.verify.settle import SETTLE_SECONDS, Settler
 
-SUSPECTS_MAX = 10_000
-ROUNDS_MAX = 5
-SETTLE_SECONDS = 10.0
+FOUND_MAX = 10_000
+"""A comparison ends after this many documents that have drifted or are busy. As many suspects are kept at a time."""
+_PAGE = 1000
+_FIRST_ROWS = 100
 _PAGE_BYTES_MAX = 4_000_000
 _SEARCHES_MAX = 3
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)
@@ -66,17 +54,15 @@ class VerifyReport:
     """What a verification found.
 
     Args:
-        drifts: Documents that stayed different and were not repaired.
-        repaired: Documents that stayed different and are equal since they were written again.
-        coming: Documents that stayed different for an unknown reason: a change may be in flight, but nothing moves.
-        awaited: If any are coming: what is in flight and does not move.
-        moving: Ids that were being written all the while, and were never equal when checked.
-        pending: How many documents differ that a job has yet to write; they are not drift.
-        is_complete: False if so many differed that counting stopped.
-        sampled: The size of the sample from either side; None if all documents were compared.
+        drifts: Documents that have drifted and were not repaired.
+        repaired: Documents that differed and are equal since they were written again.
+        busy: Documents that differed, and may be about to be written: drift is undecided.
+        jobs: The open jobs that may yet write some of these.
+        are_changes_handled: False if changes in flight made no progress.
+        is_complete: False if so many differed that the comparison ended early.
         searched: The indices that searches find, if it is not this one alone.
         suspended: If the document is suspended, or has to be: the reason, and what to do. Nothing was compared.
-        comparing_seconds: The part of ``seconds`` that was spent on comparing, without re-checks.
+        comparing_seconds: The part of ``seconds`` that was spent on comparing, not on waiting for changes in flight.
     """
 
     document: str
@@ -84,13 +70,10 @@ class VerifyReport:
     documents: int = 0
     drifts: list[Drift] = field(default_factory=list)
     repaired: list[Drift] = field(default_factory=list)
-    coming: list[Drift] = field(default_factory=list)
-    awaited: str = ""
-    moving: list[str] = field(default_factory=list)
-    pending: int = 0
-    pending_by: list[int] = field(default_factory=list)
+    busy: list[Drift] = field(default_factory=list)
+    jobs: list[int] = field(default_factory=list)
+    are_changes_handled: bool = True
     is_complete: bool = True
-    sampled: int | None = None
     searched: list[str] | None = None
     suspended: str | None = None
     seconds: float = 0
@@ -98,27 +81,22 @@ class VerifyReport:
 
     @property
     def holds(self) -> bool:
-        """Whether every compared document equals its SELECT, or will once pending work is done, and is found once."""
-        return not (self.has_drifted or self.coming)
+        """Whether every document is known to equal its SELECT, and is found once."""
+        return not (self.has_drifted or self.busy) and self.is_complete
 
     @property
     def has_drifted(self) -> bool:
         """Whether any document differs or was not compared, or searches find another index."""
-        return self.differs or self.searched is not None or self.suspended is not None
-
-    @property
-    def differs(self) -> bool:
-        """Whether documents are known to differ."""
-        return bool(self.drifts) or not self.is_complete
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as plain data."""
-        return {**asdict(self), "documents_per_second": round(self.documents_per_second), "holds": self.holds}
+        return bool(self.drifts) or self.searched is not None or self.suspended is not None
 
     @property
     def documents_per_second(self) -> float:
         """Documents compared per second."""
         return self.documents / self.comparing_seconds if self.comparing_seconds else 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return {**asdict(self), "documents_per_second": round(self.documents_per_second), "holds": self.holds}
 
 
 def verify(
@@ -126,11 +104,9 @@ def verify(
     document: Document,
     *,
     index: Index,
-    page: int = 1000,
     settle_seconds: float = SETTLE_SECONDS,
-    sample: int | None = None,
     values: bool = False,
-    repair: Writer | None = None,
+    repair: Callable[[Sequence[str]], object] | None = None,
     progress: Callable[[int], None] = lambda _: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> VerifyReport:
@@ -140,181 +116,168 @@ def verify(
         connect: Opens a connection to Postgres.
         document: The definition to compare, and so the index.
         index: Elasticsearch.
-        page: How many documents are compared at once.
-        settle_seconds: How long a document may differ before changes in flight are checked, and how long these may
-            stand still before its state counts as unknown.
-        sample: Compare only this many random documents from either side.
+        settle_seconds: How long changes in flight, and jobs, may make no progress before their documents are busy.
         values: Whether the report shows differing values, which may be secrets.
-        repair: If given, writes documents that drifted again.
-        progress: Called with the number of documents compared so far; each round starts at 0.
+        repair: If given, writes documents again, and returns when that is done.
+        progress: Called with the number of documents compared so far.
         pause: Called to wait; may raise `Stopping`.
 
     Raises:
         DocumentError: The document has to be suspended.
     """
-    report = VerifyReport(document=document.name, index_name=document.index_name, sampled=sample)
+    report = VerifyReport(document=document.name, index_name=document.index_name)
     if document.role is Role.CURRENT:
-        report.searched = _searched_instead(index, document)
+        found = index.holdings.searched([document.index])[document.index]
+        report.searched = None if found == [document.index_name] else found
     began = time.monotonic()
-    with connect() as streaming, connect() as connection:
-        recheck = Recheck(
+    with connect() as connection:
+        settler = Settler(
             document=document,
             index=index,
             connection=connection,
-            pending=PendingDocuments(document=document, connection=connection),
-            watermark=Watermark(connection, document.dependencies.tables),
             settle_seconds=settle_seconds,
             values=values,
+            retries=True,
             pause=pause,
         )
-        comparison = _Pass(
-            document=document,
-            index=index,
-            streaming=streaming,
-            page=page,
-            progress=progress,
-            pending=recheck.pending,
-        )
-        _verify(comparison, recheck, repair, report)
+        _Verification(settler=settler, report=report, repair=repair, progress=progress).run()
     report.seconds = time.monotonic() - began
+    report.drifts.sort(key=lambda one: one.id)
     return report
 
 
-def _verify(comparison: _Pass, recheck: Recheck, repair: Writer | None, report: VerifyReport) -> None:
-    """Compare in rounds until all suspects fitted into one, or most of a round's suspects stay different."""
-    for _ in range(ROUNDS_MAX):
-        recheck.pending.forget()
-        _note(recheck.settled(_suspects(comparison, report)), report)
-        if repair is not None and (report.drifts or report.coming):
-            _fix(repair, recheck, report)
-        report.pending, report.pending_by = recheck.pending.documents, sorted(recheck.pending.jobs)
-        if report.is_complete or len(report.drifts) + len(report.coming) > SUSPECTS_MAX // 2:
-            break
-
-
-def _note(seen: Seen, report: VerifyReport) -> None:
-    report.drifts, report.coming, report.moving, report.awaited = seen.drifts, seen.coming, seen.moving, seen.awaited
-
-
-def _suspects(comparison: _Pass, report: VerifyReport) -> set[str]:
-    """Compare all documents, or a sample, once; return the ids to re-check."""
-    began = time.monotonic()
-    if report.sampled is None:
-        suspects = comparison.run()
-        report.documents, report.is_complete = comparison.documents, len(suspects) < SUSPECTS_MAX
-    else:
-        suspects = comparison.sample(report.sampled)
-        report.documents = len(suspects)
-    report.comparing_seconds = time.monotonic() - began
-    return suspects
-
-
-def _fix(writer: Writer, recheck: Recheck, report: VerifyReport) -> None:
-    """Write differing documents again, and find out which of them are equal now."""
-    differing = {one.id: one for one in (*report.drifts, *report.coming)}
-    for everywhere in (False, True):  # copies of extra and misplaced documents may lie on any shard
-        ids = [
-            one.id for one in differing.values() if (one.kind in (DriftKind.EXTRA, DriftKind.MISPLACED)) is everywhere
-        ]
-        for part in parts(ids):
-            writer.write(report.index_name, part, everywhere=everywhere)
-    moving = report.moving
-    seen = recheck.settled(differing)
-    _note(seen, report)
-    report.moving = [*moving, *seen.moving]
-    # A document that drifted again since an earlier round is reported once, as repaired only if it is equal now.
-    repaired = {one.id: one for one in report.repaired} | differing
-    report.repaired = [one for id_, one in repaired.items() if id_ not in seen.ids]
-
-
-def _searched_instead(index: Index, document: Document) -> list[str] | None:
-    """Return the indices that searches find; None if it is the document's index alone."""
-    found = index.holdings.searched([document.index])[document.index]
-    return None if found == [document.index_name] else found
-
-
 @dataclass(slots=True, kw_only=True)
-class _Pass:
-    """One comparison of all documents, over two fixed views.
+class _Verification:
+    """One comparison of all documents, which fills its report."""
 
-    Args:
-        streaming: The connection for the SELECT; in use for the whole pass.
-        progress: Called with the number of documents compared so far.
-        pending: Asked once there is no room for more suspects.
-    """
-
-    document: Document
-    index: Index
-    streaming: Connection
-    page: int
+    settler: Settler
+    report: VerifyReport
+    repair: Callable[[Sequence[str]], object] | None
     progress: Callable[[int], None]
-    pending: PendingDocuments
-    documents: int = 0
+    suspects: set[str] = field(default_factory=set)
 
-    def run(self) -> set[str]:
-        """Return the ids of documents that differ, limited to the first if there are too many."""
-        # The index first: rows added since then count as missing, which is cheap. Extras would need a walk of the view.
-        with self.index.holdings.view(self.document.target) as view, reading(self.streaming, self.document):
-            suspects: set[str] = set()
-            self.documents = found = 0
-            with closing(self._pages(view)) as pages:
-                for wrong, copies, documents in pages:
-                    suspects |= wrong
-                    found += copies
-                    self.documents += documents
-                    self.progress(self.documents)
-                    if len(suspects) >= SUSPECTS_MAX:
-                        suspects -= self.pending.among(suspects)
-                    if len(suspects) >= SUSPECTS_MAX:
-                        return suspects
-            return suspects | self._extras(view, view.count() - found, room=SUSPECTS_MAX - len(suspects))
+    def run(self) -> None:
+        """Walk both sides."""
+        document, holdings = self.settler.document, self.settler.index.holdings
+        began = time.monotonic()
+        numbers = holdings.sequence_numbers(document.target)
+        holdings.refresh(document.target)
+        with _overlapped(_SEARCHES_MAX) as searches:
+            self._compare_documents(searches)
+        if self.report.is_complete:
+            with _overlapped(1) as questions:
+                self._compare_ids(questions, numbers)
+        self._settle()
+        self.report.comparing_seconds += time.monotonic() - began
 
-    def sample(self, number: int) -> set[str]:
-        """Return ``number`` random ids from Postgres, and as many from Elasticsearch."""
-        ids = set(queries.random_ids(self.streaming, self.document, number))
-        seed = random.randrange(1 << 31)  # noqa: S311 - a sample, not a secret
-        with self.index.holdings.view(self.document.target) as view:
-            for places in view.some(number, seed=seed, page=self.page):
-                ids.update(one.id for one in places)
-        return ids
+    def _compare_documents(self, searches: _Overlapped[set[str]]) -> None:
+        """Walk the SELECT, and search each of its documents in the index."""
+        connection, document = self.settler.connection, self.settler.document
+        rows_max, after, is_last = _FIRST_ROWS, None, False
+        while not is_last and self.report.is_complete:
+            chunk: dict[str, Row] = {}
+            is_large = False
+            with reading(connection, document):
+                span = ranges.next_range(connection, document, after, rows=rows_max)
+                after, is_last = span.through, span.is_last
+                found = queries.in_range(connection, document, span, page=_PAGE, bytes_max=_PAGE_BYTES_MAX)
+                with closing(found):
+                    for rows in found:
+                        if is_large := bool(chunk):
+                            self._submit(searches, chunk)
+                        chunk = rows
+            # Outside of the snapshot, which must not wait for Elasticsearch.
+            self._submit(searches, chunk)
+            # Documents may be large: a range then has fewer of them.
+            rows_max = max(1, rows_max // 2) if is_large else min(_PAGE, 2 * rows_max)
+            self._settle_if_many()
+        for suspects in searches.rest():
+            self.suspects |= suspects
 
-    def _pages(self, view: View) -> Generator[tuple[set[str], int, int]]:
-        """Yield for each page: the ids that differ, the number of copies, and the number of documents.
+    def _submit(self, searches: _Overlapped[set[str]], rows: dict[str, Row]) -> None:
+        if not rows:
+            return
+        for suspects in searches.submit(partial(self._search, rows, searches.stop)):
+            self.suspects |= suspects
+        self.report.documents += len(rows)
+        self.progress(self.report.documents)
 
-        Postgres reads further pages while a few are looked up in Elasticsearch.
-        """
-        stop = Stop()
-        waiting: deque[Future[tuple[set[str], int, int]]] = deque()
-        rows = queries.everything(self.streaming, self.document, page=self.page, bytes_max=_PAGE_BYTES_MAX)
-        with closing(rows), ThreadPoolExecutor(_SEARCHES_MAX, thread_name_prefix="verify") as searching:
-            try:
-                for expected in rows:
-                    waiting.append(searching.submit(_page, view, expected, stop))
-                    if len(waiting) > _SEARCHES_MAX:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                stop.request()  # do not wait for a search that waits for Elasticsearch to recover
+    def _search(self, rows: dict[str, Row], stop: Stop) -> set[str]:
+        """Return the documents that the index has not exactly so."""
+        document = self.settler.document
+        find = partial(self.settler.index.holdings.find, document.target, list(rows))
+        copies = retry(find, pause=stop.pause, component="verify")
+        return {one.id for one in diff.compare(document.name, document.index_name, rows, copies)}
 
-    def _extras(self, view: View, number: int, *, room: int) -> set[str]:
-        """Return the ids of up to ``number`` copies that the snapshot of Postgres lacks."""
-        extras: set[str] = set()
-        if number <= 0:
-            return extras
-        for places in view.walk(page=self.page):
-            ids = [one.id for one in places]
-            present = {one.id for one in queries.existing_here(self.streaming, self.document, ids)}
-            orphans = [one for one in ids if one not in present]
-            extras.update(orphans)
-            number -= len(orphans)
-            if len(extras) >= room:
-                extras -= self.pending.among(extras, are_orphans=True)
-            if number <= 0 or len(extras) >= room:
-                break
-        return extras
+    def _compare_ids(self, questions: _Overlapped[set[str]], numbers: dict[int, int]) -> None:
+        """Walk the index, and ask Postgres which of its ids the SELECT returns."""
+        holdings, document = self.settler.index.holdings, self.settler.document
+        for places in holdings.untouched_since(document.target, numbers, page=_PAGE):
+            for extras in questions.submit(partial(self._extras, [one.id for one in places])):
+                self.suspects |= extras
+            if len(self.suspects) >= FOUND_MAX:
+                for extras in questions.rest():
+                    self.suspects |= extras
+                self._settle_if_many()
+            if not self.report.is_complete:
+                return
+        for extras in questions.rest():
+            self.suspects |= extras
+
+    def _extras(self, ids: Sequence[str]) -> set[str]:
+        present = queries.existing(self.settler.connection, self.settler.document, ids)
+        return set(ids) - {one.id for one in present}
+
+    def _settle_if_many(self) -> None:
+        """Settle the suspects if there is no room for more; end the comparison if too many have drifted."""
+        if len(self.suspects) >= FOUND_MAX:
+            self._settle()
+            found = len(self.report.drifts) + len(self.report.busy) + len(self.report.repaired)
+            self.report.is_complete = found < FOUND_MAX
+
+    def _settle(self) -> None:
+        """Find out what the suspects are, and repair them."""
+        began = time.monotonic()
+        suspects, self.suspects = self.suspects, set()
+        settled = self.settler.settle(suspects)
+        if self.repair is not None and (differing := {one.id: one for one in (*settled.drifts, *settled.busy)}):
+            self.repair(list(differing))
+            settled = self.settler.settle(differing)
+            left = {one.id for one in (*settled.drifts, *settled.busy)}
+            self.report.repaired += [one for id_, one in differing.items() if id_ not in left]
+        self.report.drifts += settled.drifts
+        self.report.busy += settled.busy
+        self.report.jobs = sorted({*self.report.jobs, *settled.jobs})
+        self.report.are_changes_handled &= settled.are_changes_handled
+        self.report.comparing_seconds -= time.monotonic() - began
 
 
-def _page(view: View, expected: dict[str, Row], stop: Stop) -> tuple[set[str], int, int]:
-    copies = retry(partial(view.find, list(expected)), pause=stop.pause, component="verify")
-    return diff.suspects(expected, copies), len(copies), len(expected)
+class _Overlapped(Generic[_Result]):
+    """Runs work in threads, in order, while its caller reads on. What is in hand is bounded."""
+
+    def __init__(self, pool: ThreadPoolExecutor, *, most: int) -> None:
+        self._pool, self._most = pool, most
+        self._in_hand: deque[Future[_Result]] = deque()
+        self.stop = Stop()
+        """Requested once nobody waits for the results."""
+
+    def submit(self, work: Callable[[], _Result]) -> Iterator[_Result]:
+        """Add work; yield the results that have to be taken for that."""
+        self._in_hand.append(self._pool.submit(work))
+        while len(self._in_hand) > self._most:
+            yield self._in_hand.popleft().result()
+
+    def rest(self) -> Iterator[_Result]:
+        """Yield all other results."""
+        while self._in_hand:
+            yield self._in_hand.popleft().result()
+
+
+@contextmanager
+def _overlapped(threads: int) -> Iterator[_Overlapped[Any]]:
+    with ThreadPoolExecutor(threads, thread_name_prefix="verify") as pool:
+        overlapped: _Overlapped[Any] = _Overlapped(pool, most=threads)
+        try:
+            yield overlapped
+        finally:
+            overlapped.stop.request()  # do not wait for a search that waits for Elasticsearch to recover

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
@@ -19,12 +19,15 @@ from typing import Any
 
 from syncer.base.model import Place
 from syncer.documents.queries import Row
+from syncer.documents.registry import Document
 from syncer.elasticsearch.reader import Copy
 
 TOO_DEEP = "…"
 _DIFFERENCES_MAX = 20
 _VALUE_CHARACTERS_MAX = 80
 _NOTHING = object()
+_UNPARSED = (RecursionError, ValueError)
+"""Nested too deep, or not JSON to Python, though Elasticsearch has accepted it."""
 # What string_agg usually puts between elements.
 _BETWEEN_WORDS = re.compile(r"[,;|/\s]+")
 
@@ -56,7 +59,7 @@ class Cause(StrEnum):
     INCOMPLETE = "incomplete"
     """The document's definition has not been loaded yet."""
     REORDERED = "reordered"
-    """Both have the same elements or words in another order, as from an aggregate without ORDER BY."""
+    """Both have the same elements in another order, in fields that come from an aggregate without ORDER BY."""
 
 
 class FieldChange(StrEnum):
@@ -109,23 +112,14 @@ class Drift:
     error: str | None = None
 
 
-def suspects(expected: dict[str, Row], copies: Iterable[Copy]) -> set[str]:
-    """Return the ids that are not held exactly once, in their place, with the same contents.
-
-    ``copies`` must be all copies of the expected documents.
-    """
-    missing = set(expected)
-    wrong: set[str] = set()
-    for copy in copies:
-        row = expected[copy.id]
-        missing.discard(copy.id)
-        if (copy.routing or copy.id) != (row.routing or copy.id) or not _is_same(row.source, copy.source):
-            wrong.add(copy.id)
-    return missing | wrong
-
-
 def compare(
-    document: str, index_name: str, expected: dict[str, Row], copies: Iterable[Copy], *, values: bool = False
+    document: str,
+    index_name: str,
+    expected: Mapping[str, Row],
+    copies: Iterable[Copy],
+    *,
+    values: bool = False,
+    unordered: Callable[[], Collection[str]] = tuple,
 ) -> Iterator[Drift]:
     """Yield the differences between documents in Postgres and all their copies in Elasticsearch.
 
@@ -135,6 +129,7 @@ def compare(
         expected: Documents as in Postgres.
         copies: All copies of these documents, and of documents that Postgres lacks.
         values: Whether to show differing values, which may be secrets.
+        unordered: Returns the fields whose elements may come in any order; called only if that matters.
     """
     drift = partial(Drift, document=document, index_name=index_name)
     found: dict[str, list[Copy]] = {}
@@ -149,14 +144,14 @@ def compare(
         elif not held:
             yield drift(id=id_, kind=DriftKind.MISSING)
         elif not _is_same(row.source, held[0].source):
-            fields, differences = _differing(row.source, held[0].source, values=values)
+            fields, differences, cause = _differing(row.source, held[0].source, unordered)
             yield drift(
                 id=id_,
                 kind=DriftKind.DIFFERENT,
                 fields=fields,
-                differences=differences,
+                differences=differences if values else tuple(map(_hidden, differences)),
                 version=held[0].version,
-                cause=Cause.REORDERED if _is_reordered(row.source, held[0].source) else None,
+                cause=cause,
             )
 
 
@@ -166,34 +161,40 @@ def _is_same(expected: bytes, held: bytes) -> bool:
         return True
     try:
         return next(_differences("", _parsed(expected), _parsed(held)), None) is None
-    except RecursionError:
+    except _UNPARSED:
         return False
 
 
-def _differing(expected: bytes, held: bytes, *, values: bool) -> tuple[tuple[str, ...], tuple[Difference, ...]]:
+def _differing(
+    expected: bytes, held: bytes, unordered: Callable[[], Collection[str]]
+) -> tuple[tuple[str, ...], tuple[Difference, ...], Cause | None]:
+    """Return the fields that differ, the first differences within them, and the cause if it is their order."""
     try:
         left, right = _parsed(expected), _parsed(held)
-    except RecursionError:
-        return (), (Difference(path=TOO_DEEP, how=FieldChange.CHANGED),)
-    found = _differences("", left, right)
-    named = tuple(islice((one if values else _hidden(one) for one in found), _DIFFERENCES_MAX))
-    return _names(left, right), named
+        names = _names(left, right)
+        differences = tuple(islice(_differences("", left, right), _DIFFERENCES_MAX))
+    except _UNPARSED:
+        return (), (Difference(path=TOO_DEEP, how=FieldChange.CHANGED),), None
+    is_order = set(names) <= set(unordered()) and _are_reordered(names, left, right)
+    return names, differences, Cause.REORDERED if is_order else None
 
 
-def _is_reordered(expected: bytes, held: bytes) -> bool:
-    """Whether both have the same elements of arrays, and the same words of texts, in another order."""
+def _are_reordered(names: Iterable[str], left: dict[str, Any], right: dict[str, Any]) -> bool:
+    """Whether both sides have these fields, with the same elements."""
     try:
-        return _sorted(_parsed(expected)) == _sorted(_parsed(held))
+        return all(
+            name in left and name in right and _in_any_order(left[name]) == _in_any_order(right[name]) for name in names
+        )
     except RecursionError:
         return False
 
 
-def _sorted(value: Any) -> str:
-    """Return a text that is the same for values that differ only in the order of elements and words."""
+def _in_any_order(value: Any) -> str:
+    """Return a text that is the same for values whose arrays, or texts of several words, have the same parts."""
     if isinstance(value, dict):
-        return f"{{{','.join(f'{json.dumps(name)}:{_sorted(value[name])}' for name in sorted(value))}}}"
+        return f"{{{','.join(f'{json.dumps(name)}:{_in_any_order(value[name])}' for name in sorted(value))}}}"
     if isinstance(value, list):
-        return f"[{','.join(sorted(map(_sorted, value)))}]"
+        return f"[{','.join(sorted(map(_in_any_order, value)))}]"
     return json.dumps(sorted(_BETWEEN_WORDS.split(value))) if isinstance(value, str) else _shown(value)
 
 
@@ -254,3 +255,29 @@ def _shown(value: Any) -> str:
         return TOO_DEEP
     text = text.encode(errors="replace").decode()  # half of a surrogate pair cannot be shown
     return text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 1] + "…"
+
+
+def advice(cause: Cause | None, document: Document) -> str:
+    """What to do about a document that differs for this cause."""
+    name = document.name
+    match cause:
+        case Cause.DEAD_LETTERED:
+            return "Fix the data, and it is written. Or fix select.sql or index.json, and run: syncer apply"
+        case Cause.INCOMPLETE:
+            return f"{name} has not been loaded yet. Run: syncer apply"
+        case Cause.FOREIGN:
+            return (
+                f"Another program writes to {document.index_name}: let only syncer write there. To write it again: "
+                f"syncer verify {name} --repair"
+            )
+        case Cause.FOREIGN_AHEAD:
+            return (
+                f"Another program writes to {document.index_name}, with a version that syncer has not assigned yet and "
+                f"cannot overwrite. Stop that program, then run: syncer index rebuild {name}"
+            )
+        case Cause.REORDERED:
+            return (
+                "An aggregate without ORDER BY returns its elements in any order. Add ORDER BY to it in select.sql, "
+                "then run: syncer apply"
+            )
+    return f"To write again what differs: syncer verify {name} --repair; or all documents: syncer backfill {name}"

@@ -1,6 +1,6 @@
 """The result of the last ``syncer verify`` of each index, for the status page and metrics.
 
-Guarantees: one row per active index, of a comparison of all its documents; a sample is not recorded.
+Guarantees: one row per active index, of a comparison of all its documents.
 """
 
 from __future__ import annotations

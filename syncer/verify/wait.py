@@ -1,48 +1,104 @@
 """Wait: returns once everything that one transaction has committed is indexed, or searchable.
 
 Available as ``syncer.wait``, ``syncer wait TOKEN`` and over HTTP. `syncer.capture.transaction_token` names the
-transaction; `syncer.verify.progress` says what is waited for and why that is enough.
+transaction. Postgres alone is asked: whether the transaction is visible in the snapshot up to which all is handled, and
+then whether a job that it may have caused is open.
 
-It polls Postgres, first after 5 ms, then at growing intervals up to 0.25 s; the relay, workers and clients
-are not involved. After a transient error everything starts over, except for the epoch of the database in which the wait
-began. So a wait for a bare transaction id never reports another transaction that got the same id after a failover.
+Guarantee: once the wait is over, reads by id show the transaction, and what it deleted is gone. If it was to be
+searchable, searches show it too. Why this holds for a transaction T:
+
+*Changes.* If no saved cursor sees T and the outbox has no row of T, T has no changes: rows are deleted only after a
+saved cursor has seen them. A cursor counts as handled only once each document that its changes touch is in one of these
+states. It is written; it was skipped for a newer version, which shows T by the version rule; it is dead-lettered; it is
+left to an existing job; or its definition is suspended. If Kafka loses records, a job makes up for that, and exists
+before they count as handled.
+
+*Jobs.* So T's jobs exist when they are now looked up. A job records before which transaction id its causes were
+committed; it can be T's only if T's id is lower. If a job of T is cancelled or fails, another one may have replaced it,
+so T's jobs are looked up again.
+
+*Refresh.* What is written before a refresh is requested is searchable when it is answered.
+
+Reported, but not waited for: documents dead-lettered since, suspended documents, and documents with a job that was
+given up and may have been T's. Neither waited for nor reported: indices being loaded; changes that no trigger sees, as
+when a table is rewritten; and the refresh interval of an index that replaces another.
+
+After a transient error everything starts over, except for the identity of the database in which the wait began. So a
+wait for a bare transaction id never reports another transaction that got the same id after a failover.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Self
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NoReturn, Self
 
+import psycopg
 from elasticsearch import Elasticsearch
 
 from syncer.base import error_policy, migrations, postgres
 from syncer.base.error_policy import Action
-from syncer.base.errors import WaitTimeoutError
+from syncer.base.errors import DocumentError, WaitTimeoutError
+from syncer.base.formatting import amount
+from syncer.base.model import Change, Role
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
-from syncer.capture import outbox, transaction_token
+from syncer.capture import leader, outbox, progress, transaction_token
 from syncer.capture.transaction_token import Token
+from syncer.documents.affected import AffectedReader
 from syncer.documents.registry import Catalogue, Document
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.reader import Holdings
-from syncer.verify.progress import Clock, TransactionProgress, Waited
+from syncer.indexing import dead_letters
+from syncer.indexing.dead_letters import DeadLetter
+from syncer.jobs import model
+from syncer.jobs.model import Job, JobState
 
 TIMEOUT_SECONDS = 30.0
 """The default timeout."""
+DEAD_LETTERED_MAX = 100
+"""At most this many dead letters are named."""
 _PATIENCE_SECONDS = 2.0
 """How much longer than the timeout Elasticsearch may take to answer."""
+_FIRST_PAUSE, _LONGEST_PAUSE, _SLOWER = 0.005, 0.25, 1.3
+_GIVEN_UP = (JobState.CANCELLED, JobState.FAILED)
 
 
-@dataclass(frozen=True, slots=True)
-class _Session:
-    """A connection, and the definitions read over it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waited:
+    """The outcome of waiting for a transaction.
 
-    connection: Connection
-    catalogue: Catalogue
+    Args:
+        is_searchable: Whether searches show it, and not only reads by id.
+        is_captured: Whether it changed anything that a document reads, as far as that can still be told.
+        seconds: How long it took.
+        jobs: The ids of the jobs that its changes may have caused; they are finished.
+        dead_lettered: Its documents that could not be written, at most 100. Documents dead-lettered later may be among
+            them if the transaction was very large, was waited for late, or very many documents are dead-lettered.
+        suspended: The definitions concerned that are suspended.
+        incomplete: The definitions concerned that may lack it, since a job was given up and no other makes up for it.
+    """
+
+    xid: int
+    is_searchable: bool
+    is_captured: bool = True
+    seconds: float = 0
+    jobs: tuple[int, ...] = ()
+    dead_lettered: tuple[DeadLetter, ...] = ()
+    suspended: tuple[str, ...] = ()
+    incomplete: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all its documents were written."""
+        return not (self.dead_lettered or self.suspended or self.incomplete)
+
+    def as_json(self) -> dict[str, Any]:
+        """The outcome as plain data."""
+        dead_lettered = [one.as_json() for one in self.dead_lettered]
+        return {**asdict(self), "dead_lettered": dead_lettered, "is_complete": self.is_complete}
 
 
 class Waiter:
@@ -55,7 +111,7 @@ class Waiter:
     def __init__(self, settings: Settings, *, pause: Callable[[float], None] = time.sleep) -> None:
         self._settings = settings
         self._pause = pause
-        self._idle: list[_Session] = []
+        self._idle: list[tuple[Connection, Catalogue]] = []
         self._client: Elasticsearch | None = None
 
     def __enter__(self) -> Self:
@@ -69,7 +125,7 @@ class Waiter:
     def close(self) -> None:
         """Close all connections."""
         while self._idle:
-            self._idle.pop().connection.close()
+            self._idle.pop()[0].close()
         if self._client is not None:
             self._client.close()
         self._client = None
@@ -88,26 +144,52 @@ class Waiter:
             WaitTimeoutError: The transaction is not indexed in time.
             SyncerError, psycopg.Error, elasticsearch.ApiError: The configuration is wrong.
         """
-        named = Token.parse(token)
-        clock = Clock(seconds=timeout_seconds, pause=self._pause)
+        clock = _Clock(Token.parse(token), seconds=timeout_seconds, pause=self._pause)
         while True:
             try:
-                with self._session() as session:
-                    named = transaction_token.require_committed(session.connection, named)
-                    progress = TransactionProgress(
-                        connection=session.connection,
-                        catalogue=session.catalogue,
-                        token=named,
-                        clock=clock,
-                    )
-                    return progress.follow(partial(self._refresh, clock) if searchable else None)
+                with self._session() as (connection, catalogue):
+                    clock.token = transaction_token.require_committed(connection, clock.token)
+                    waited = self._waited(connection, catalogue, clock, searchable=searchable)
+                return replace(waited, seconds=round(time.monotonic() - clock.began, 6))
             except Exception as error:
                 # Start over: another server may answer the next query, so earlier results do not count.
-                if not _may_pass(error):
+                if error_policy.decide(error) is not Action.RETRY:
                     raise
-                clock.rest(partial(_unanswered, named, clock, error))
+                said = error_policy.explain(error)
+                if not clock.rest():
+                    clock.give_up(said.message if said else repr(error), said.hint if said else "", "servers")
 
-    def _refresh(self, clock: Clock, documents: Sequence[Document]) -> None:
+    def _waited(self, connection: Connection, catalogue: Catalogue, clock: _Clock, *, searchable: bool) -> Waited:
+        """Wait for the changes, then for the jobs, then for a refresh."""
+        xid = clock.token.xid
+        relations = outbox.relations_of(connection, xid)
+
+        def concerned() -> list[Document]:
+            return [
+                one
+                for one in catalogue.refresh(connection)
+                if one.role is Role.CURRENT and (relations is None or relations & one.dependencies.tables.keys())
+            ]
+
+        if not _wait_for_changes(connection, clock):
+            return Waited(xid=xid, is_searchable=searchable, is_captured=False)
+        jobs = _wait_for_jobs(connection, [one.name for one in concerned()], clock)
+        refreshed: list[str] | None = None
+        while searchable and refreshed != (names := [one.index_name for one in concerned() if not one.suspended]):
+            self._refresh([one for one in concerned() if one.index_name in names], clock)
+            refreshed = names  # until none has replaced another meanwhile
+        documents = concerned()
+        stale = model.incomplete(connection) if documents else set()
+        return Waited(
+            xid=xid,
+            is_searchable=searchable,
+            jobs=tuple(sorted(jobs)),
+            dead_lettered=tuple(_dead_lettered(connection, documents, xid)),
+            suspended=tuple(one.name for one in documents if one.suspended is not None),
+            incomplete=tuple(one.name for one in documents if one.suspended is None and one.index_name in stale),
+        )
+
+    def _refresh(self, documents: list[Document], clock: _Clock) -> None:
         settings = self._settings.elasticsearch
         patience = min(max(0.0, clock.left) + _PATIENCE_SECONDS, settings.request_timeout_seconds)
         if self._client is None:
@@ -117,40 +199,119 @@ class Waiter:
             holdings.refresh(one.target)
 
     @contextmanager
-    def _session(self) -> Iterator[_Session]:
-        """Lend an idle session, or a new one; after an error it is closed."""
+    def _session(self) -> Iterator[tuple[Connection, Catalogue]]:
+        """Lend an idle connection with its definitions, or a new one; after an error it is closed."""
         try:
             session = self._idle.pop()
         except IndexError:  # no check before the pop: another thread might take the session in between
-            session = self._opened()
+            session = (postgres.connect(self._settings.postgres, name="wait"), Catalogue())
+            try:
+                migrations.require_current(session[0])
+                outbox.prepare(session[0])
+            except BaseException:
+                session[0].close()
+                raise
         try:
             yield session
         except BaseException:
-            session.connection.close()
+            session[0].close()
             raise
         self._idle.append(session)
 
-    def _opened(self) -> _Session:
-        connection = postgres.connect(self._settings.postgres, name="wait")
+
+class _Clock:
+    """A deadline, and growing pauses between polls.
+
+    Args:
+        token: The transaction that is waited for.
+    """
+
+    def __init__(self, token: Token, *, seconds: float, pause: Callable[[float], None]) -> None:
+        self.token = token
+        self.began = time.monotonic()
+        self._seconds = seconds
+        self._pause = pause
+        self._next = _FIRST_PAUSE
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left; negative after the deadline."""
+        return self.began + self._seconds - time.monotonic()
+
+    def quicken(self) -> None:
+        """Poll often again."""
+        self._next = _FIRST_PAUSE
+
+    def rest(self) -> bool:
+        """Pause, each time a little longer; False if the deadline has passed."""
+        left = self.left
+        if left <= 0:
+            return False
+        self._pause(min(self._next, left))
+        self._next = min(self._next * _SLOWER, _LONGEST_PAUSE)
+        return True
+
+    def give_up(self, what: str, hint: str, component: str, jobs: tuple[int, ...] = ()) -> NoReturn:
+        """Raise the error of a wait that takes too long."""
+        message = f"Transaction {self.token.xid} is not known to be indexed after {self._seconds:g} s: {what}"
+        raise WaitTimeoutError(message, hint=hint, component=component, jobs=jobs)
+
+
+def _wait_for_changes(connection: Connection, clock: _Clock) -> bool:
+    """Return once the changes of the transaction are handled; False if it has none."""
+    while True:
+        seen = progress.transaction(connection, clock.token.xid)
+        if seen.is_handled or not seen.is_captured:
+            return seen.is_captured
+        if clock.rest():
+            continue
+        if seen.is_read:
+            clock.give_up("the workers have not handled it", "See: syncer status. If none runs: syncer run", "workers")
+        if leader.find(connection) is None:
+            clock.give_up("no daemon leads, which would read it", "Run: syncer run", "relay")
+        clock.give_up("the daemon that leads has not read it", "See: syncer status", "relay")
+
+
+def _wait_for_jobs(connection: Connection, documents: list[str], clock: _Clock) -> set[int]:
+    """Return the jobs that the transaction may have caused, once they are finished."""
+    clock.quicken()
+    found: set[int] = set()
+    while new := {one.id for one in model.caused_by(connection, clock.token.xid, documents)} - found:
+        found |= new
+        while jobs := model.some(connection, sorted(new)):
+            left = [one for one in jobs if not (one.state.is_finished or one.is_suspended)]
+            if not left:
+                break
+            if not clock.rest():
+                clock.give_up(*_words(left), "jobs", tuple(one.id for one in left))
+        if len(jobs) == len(new) and not any(one.state in _GIVEN_UP for one in jobs):
+            break  # otherwise another job may have replaced one that was given up, or is gone
+    return found
+
+
+def _dead_lettered(connection: Connection, documents: list[Document], xid: int) -> list[DeadLetter]:
+    """Return the dead letters of documents that a transaction touches; all later ones if that is unknown."""
+    by_index = {one.index_name: one for one in documents}
+    letters = dead_letters.since(connection, list(by_index), xid, limit=DEAD_LETTERED_MAX)
+    are_all = 0 < len(letters) < DEAD_LETTERED_MAX
+    rows = outbox.written_by(connection, xid) if are_all else None
+    if rows is None:
+        return letters
+    reader, changes = AffectedReader(connection, page=1), [Change.parse(row) for row in rows]
+
+    def is_touched(letter: DeadLetter) -> bool:
         try:
-            migrations.require_current(connection)
-            outbox.prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return _Session(connection, Catalogue())
+            return letter.is_id_cut or reader.touches(by_index[letter.index_name], changes, letter.id)
+        except (DocumentError, psycopg.DataError):
+            return True
+
+    return list(filter(is_touched, letters))
 
 
-def _may_pass(error: Exception) -> bool:
-    """Whether the error is transient."""
-    return error_policy.decide(error) is Action.RETRY
-
-
-def _unanswered(token: Token, clock: Clock, error: Exception) -> WaitTimeoutError:
-    explanation = error_policy.explain(error)
-    return WaitTimeoutError(
-        f"Transaction {token.xid} is not known to be indexed after {clock.seconds:g} s: "
-        f"{explanation.message if explanation else repr(error)}",
-        hint=explanation.hint if explanation else "",
-        component="servers",
-    )
+def _words(jobs: list[Job]) -> tuple[str, str]:
+    """What a wait for these jobs waits for, and what to do."""
+    first, others = jobs[0], len(jobs) - 1
+    more = f", and {amount(others, 'other')}" if others else ""
+    if first.is_paused:
+        return f"job {first.id} ({first.reason}) is paused{more}", f"Run: syncer jobs resume {first.id}"
+    return f"job {first.id} ({first.reason}) is {first.state}{more}", f"See: syncer jobs show {first.id}"

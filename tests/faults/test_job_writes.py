@@ -18,7 +18,7 @@ from syncer.base.postgres import Connection
 from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import BulkOutcome, Index
-from syncer.elasticsearch.reader import Holdings, View
+from syncer.elasticsearch.reader import Holdings
 from syncer.jobs import listing, queue, steps
 from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
 from syncer.worker.job_loop import JobWorker
@@ -236,29 +236,6 @@ def test_an_index_without_its_primary_keeps_its_job_waiting_and_no_other(world: 
             assert find(connection, waiting.id).state is JobState.LISTING
             assert not find(connection, waiting.id).is_suspended
         wait_until(lambda: find(connection, waiting.id).state is JobState.DONE, what="the job is done")
-    assert world.differences() == []
-
-
-def test_a_view_that_is_lost_while_orphans_are_looked_for_is_opened_again(
-    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a node forgets when it restarts suspends nothing: the cleanup begins anew."""
-    with world.elasticsearch() as client, world.index() as index:
-        client.index(index=world.alias, id="7", document={"title": "an orphan"})
-        walk = View.walk
-        lost: list[str] = []
-
-        def lose_first(self: View, *, page: int, until: int | None = None) -> Iterator[object]:
-            if not lost:
-                lost.append(self._point)
-                client.close_point_in_time(id=self._point)
-            return walk(self, page=page, until=until)
-
-        monkeypatch.setattr(View, "walk", lose_first)
-        job = create(connection, JobKind.BACKFILL)
-        with running(JobWorker(connect=world.connect, index=index)):
-            wait_until(lambda: find(connection, job.id).state is JobState.DONE, what="the job is done")
-    assert lost
     assert world.differences() == []
 
 

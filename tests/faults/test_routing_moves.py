@@ -145,6 +145,6 @@ def test_documents_move_under_random_writers(empty_world: World) -> None:
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             seen = empty_world.syncer("verify", "--settle", "30")  # who is held up for less has not drifted
-            assert seen.returncode == 0, seen.stdout
+            assert seen.returncode in (0, 3), seen.stdout  # 3: some were busy
     empty_world.wait_until_level()
     wait_until(lambda: verified(empty_world, settle_seconds=1).holds, what="verify agrees")

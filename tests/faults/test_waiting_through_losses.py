@@ -15,8 +15,7 @@ import pytest
 from syncer.base.errors import TokenError
 from syncer.base.lifecycle import Stop
 from syncer.sandbox import Endpoints, Sandbox
-from syncer.verify.progress import Waited
-from syncer.verify.wait import Waiter
+from syncer.verify.wait import Waited, Waiter
 from tests.faults.test_kafka_loses_records import let_expire, make_anew
 from tests.faults.test_waiting import component, names, renamed
 from tests.scenarios.test_fan_outs import BLOG, follow

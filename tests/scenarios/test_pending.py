@@ -1,4 +1,4 @@
-"""Documents that a job has yet to write are not drift, and a new index is not searched without them."""
+"""Documents that a job has yet to write are busy, and a new index is not searched without them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ from syncer.cli import follow_jobs
 from syncer.cli.comparing import compared
 from syncer.documents import registry
 from syncer.documents.registry import Document
-from syncer.jobs import listing, queue
+from syncer.jobs import holding, listing, queue
 from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
-from syncer.verify import compare as verifying, pending_jobs
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.diff import Cause
 from tests.faults.test_rebuild import begin, require_done
 from tests.scenarios.test_fan_outs import BLOG, OTHER, fan_out, follow, list_, the_document
-from tests.support.job_worker import ChunkWorker
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 FAR_AHEAD = 1 << 62
@@ -61,95 +59,64 @@ def rename(world: World, connection: Connection, index_name: str) -> Job:
     return job
 
 
-def run(world: World, *, repair: bool = False, sample: int | None = None) -> VerifyReport:
-    """Verify in small chunks, and without patience."""
+def run(world: World, *, repair: bool = False) -> VerifyReport:
+    """Verify without patience."""
     with ExitStack() as stack:
         index = stack.enter_context(world.index())
-        writer = stack.enter_context(world.writer(index)) if repair else None
-        document = stack.enter_context(world.connect())
+        writer = stack.enter_context(world.writer(index))
+        connection = stack.enter_context(world.connect())
+        document = the_document(connection)
         return verify(
             world.connect,
-            the_document(document),
+            document,
             index=index,
-            page=7,
             settle_seconds=0,
-            repair=writer,
-            sample=sample,
+            repair=(lambda ids: writer.write(document.index_name, ids, everywhere=True)) if repair else None,
         )
 
 
-def summary(report: VerifyReport) -> tuple[list[str], list[str], int, list[int]]:
-    """What drifted, what was repaired, how much is pending, and by which jobs."""
-    return [one.id for one in report.drifts], [one.id for one in report.repaired], report.pending, report.pending_by
+def summary(report: VerifyReport) -> tuple[list[str], int, list[int]]:
+    """What has drifted, how much is busy, and by which jobs."""
+    return [one.id for one in report.drifts], len(report.busy), report.jobs
 
 
 # Verify
 
 
-@pytest.mark.parametrize("is_listed", [False, True])
-def test_what_a_fan_out_has_yet_to_write_is_no_drift(
-    world: World, connection: Connection, late: Job, *, is_listed: bool
-) -> None:
-    """However far it is; what drifted beside it is found and repaired, and what is pending is left to the job."""
-    if is_listed:
-        list_(connection, late)
+def test_what_a_fan_out_has_yet_to_write_is_no_drift(world: World, connection: Connection, late: Job) -> None:
+    """Before it is listed it holds every document; then its own, and what drifted beside them is found."""
     with world.elasticsearch() as client:
         client.delete(index=world.alias, id="300")
-        assert summary(run(world)) == (["300"], [], 120, [late.id])
-        report = run(world, repair=True)
-    assert report.holds
-    assert summary(report) == ([], ["300"], 120, [late.id])
-    assert len(world.differences()) == 120
-
-
-def test_nothing_is_pending_once_it_is_written(world: World, late: Job) -> None:
-    """What is wrong then has drifted."""
+    assert summary(run(world)) == ([], 121, [late.id])
+    list_(connection, late)
+    assert summary(run(world)) == (["300"], 120, [late.id])
+    report = run(world, repair=True)
+    assert (report.holds, len(report.repaired)) == (True, 121)
     with world.index() as index:
         world.refresh(index)
-    assert summary(run(world)) == ([], [], 0, [])
-    with world.elasticsearch() as client:
-        client.delete(index=world.alias, id="1")
-    assert [one.id for one in run(world).drifts] == ["1"]
-    assert late.id
+    assert summary(run(world)) == ([], 0, [])
+    assert world.differences() == []
 
 
-@pytest.mark.usefixtures("late")
-def test_a_job_that_ends_while_verify_looks_leaves_no_drift(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job is through just when it would be asked for: what was seen before that is looked at again."""
-    ended: list[bool] = []
+def test_a_job_that_ends_while_verify_looks_leaves_no_drift(
+    world: World, connection: Connection, late: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job ends just when it would be asked for: its documents are compared after that."""
+    list_(connection, late)
+    held = holding.held
 
-    def once_it_is_through(connection: Connection, index_name: str | None = None) -> list[Job]:
+    def once_it_is_done(*arguments: Any) -> dict[str, list[int]]:
         with world.index() as index:
             world.refresh(index)
-        ended.append(True)
-        return unfinished(connection, index_name)
+        return held(*arguments)
 
-    monkeypatch.setattr(pending_jobs, "unfinished", once_it_is_through)
-    assert summary(run(world)) == ([], [], 0, [])
-    assert ended
-
-
-@pytest.mark.usefixtures("late")
-def test_more_than_fits_may_be_pending(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room is for suspects: one that drifted is found behind many that are pending.
-
-    So it is with those to be cleaned up.
-    """
-    monkeypatch.setattr(verifying, "SUSPECTS_MAX", 10)
-    with world.elasticsearch() as client:
-        client.delete(index=world.alias, id="300")
-    report = run(world)
-    assert report.is_complete
-    assert [one.id for one in report.drifts] == ["300"]
-    assert report.pending == 120
+    monkeypatch.setattr(holding, "held", once_it_is_done)
+    assert summary(run(world)) == ([], 0, [])
 
 
 @pytest.mark.parametrize("state", [JobState.NEW, JobState.WRITTEN, JobState.CLEANED_UP])
-def test_what_a_refresh_has_yet_to_cleanup_is_no_drift(
-    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch, state: JobState
-) -> None:
+def test_what_a_refresh_has_yet_to_cleanup_is_no_drift(world: World, connection: Connection, state: JobState) -> None:
     """After a TRUNCATE all documents are too many, until they are cleaned up."""
-    monkeypatch.setattr(verifying, "SUSPECTS_MAX", 10)
     world.sql("TRUNCATE posts CASCADE")
     with world.index() as index, world.job_worker(index) as job_worker:
         follow(world, index)
@@ -164,60 +131,38 @@ def test_what_a_refresh_has_yet_to_cleanup_is_no_drift(
             orphans = job_worker._steps._orphans(document, numbers)
             assert listing.cleanup(connection, find(connection, job.id), orphans, chunk=10)
         assert find(connection, job.id).state is state
-        report = run(world)
-        assert report.holds, report
-        assert (report.pending, report.pending_by) == (360, [job.id])
+        assert summary(run(world)) == ([], 360, [job.id])
         world.refresh(index)
-    assert summary(run(world)) == ([], [], 0, [])
+    assert summary(run(world)) == ([], 0, [])
 
 
-def test_only_what_is_pending_is_left_to_a_job(world: World, connection: Connection) -> None:
-    """What somebody may cancel without harm excuses nothing; nor does a fan-out that leads elsewhere."""
-    queue.create(connection, the_document(connection), JobKind.BACKFILL)
-    fan_out(connection, OTHER)
+def test_a_fan_out_that_leads_elsewhere_holds_nothing_else(world: World, connection: Connection) -> None:
+    """Once it is listed, what it does not write has drifted."""
+    job = fan_out(connection, OTHER)
+    list_(connection, job)
     with world.elasticsearch() as client:
         client.delete(index=world.alias, id="1")
-    assert summary(run(world)) == (["1"], [], 0, [])
+    assert summary(run(world)) == (["1"], 0, [])
 
 
-def test_what_a_refresh_is_through_with_is_left_to_nobody(world: World, connection: Connection) -> None:
-    """Before it cleans up it excuses what only Elasticsearch has, and no more what should be there."""
-    job = queue.create(connection, the_document(connection), JobKind.REFRESH)
-    assert job is not None
-    with world.index() as index, world.connect() as job_worker:
-        numbers = index.holdings.sequence_numbers(the_document(connection).target)
-        document = the_document(connection)
-        assert listing.list_chunks(connection, job, document, chunk=100, sequence_numbers=lambda: numbers)
-        ChunkWorker(job_worker).drain()
-    assert queue.advance(connection, job.id).state is JobState.WRITTEN
-    world.sql("DELETE FROM posts WHERE id = 2")
-    with world.elasticsearch() as client:
-        client.delete(index=world.alias, id="1")
-    world.sql("TRUNCATE syncer.outbox")  # nothing else is on its way
-    assert summary(run(world)) == (["1"], [], 1, [job.id])
-
-
-@pytest.mark.usefixtures("late")
-def test_what_no_job_can_replace_is_drift(world: World) -> None:
-    """A version of somebody else's that none of ours surpasses stays, whoever will write."""
+def test_what_no_job_can_replace_is_drift(world: World, late: Job) -> None:
+    """A version of another client that none of syncer's surpasses stays, whatever will be written."""
     with world.elasticsearch() as client:
         client.index(index=world.alias, id="7", document={}, version=FAR_AHEAD, version_type="external")
     report = run(world)
     assert [(one.id, one.cause) for one in report.drifts] == [("7", Cause.FOREIGN_AHEAD)]
-    assert report.pending == 119
+    assert (len(report.busy), report.jobs) == (119, [late.id])
 
 
-def test_the_command_says_what_is_on_its_way(world: World, connection: Connection, late: Job) -> None:
-    """And by which job, and how that goes on if it is paused; it ends well, and claims not that all are equal."""
+def test_the_command_names_the_job(world: World, connection: Connection, late: Job) -> None:
+    """What is busy is undecided: an exit code of its own, and the job that may write it."""
     queue.pause(connection, late.id)
     ended = world.syncer("verify", "--settle", "0")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "nothing has drifted" in ended.stdout
-    assert f"120 documents are on the way: job {late.id} will write what differs" in ended.stdout
-    assert f"Job {late.id} (fan_out: public.users, 1 row" in ended.stdout
-    assert f"syncer jobs resume {late.id}" in ended.stdout
-    (said,) = json.loads(world.syncer("verify", "--settle", "0", "--json").stdout)
-    assert (said["pending"], said["pending_by"], said["drifts"]) == (120, [late.id], [])
+    assert ended.returncode == 3, ended.stdout + ended.stderr
+    assert "120 documents are busy" in ended.stdout
+    assert f"An open job may write what is busy: {late.id}" in ended.stdout
+    (report,) = json.loads(world.syncer("verify", "--settle", "0", "--json").stdout)
+    assert (len(report["busy"]), report["jobs"], report["drifts"]) == (120, [late.id], [])
 
 
 # A new index
@@ -277,7 +222,7 @@ def test_what_comes_while_a_new_index_is_compared_is_waited_for(
 
     def compared_late(*some: Any, **more: Any) -> VerifyReport:
         report = compared(*some, **more)
-        pending.append(report.pending)
+        pending.append(len(report.busy))
         world.sql("UPDATE users SET name = 'renamed again' WHERE id = 2")
         with world.index() as index:
             follow(world, index)
@@ -296,7 +241,7 @@ def test_what_differs_in_a_new_index_is_not_said_to_be_incomplete(world: World, 
         client.delete(index=building.index_name, id="7")
     begun = dataclasses.replace(building, is_loaded=False)  # as it was put active
     said = fill_on(world, begun)
-    assert "1 document differed and is equal now" in said
+    assert "1 document is repaired" in said
     assert "not loaded" not in said
     assert world.held() == world.expected()
 

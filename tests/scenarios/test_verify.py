@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from rich.console import Console
 
 from syncer.base.errors import DocumentError
 from syncer.base.model import NUMBER_SHIFT
+from syncer.base.postgres import Connection
+from syncer.capture import progress
+from syncer.capture.progress import moment
 from syncer.cli.comparing import compared
 from syncer.documents.registry import Catalogue
-from syncer.indexing.writer import Writer
 from syncer.monitoring.status import ask_postgres
-from syncer.verify import compare as verifying, recheck, watermark
+from syncer.verify import compare
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.diff import Cause, DriftKind
 from tests.support.routing import document, put, put_shards
@@ -70,17 +73,17 @@ def run(
     """Verify in small pages."""
     with ExitStack() as stack:
         index = stack.enter_context(world.index())
-        writer = stack.enter_context(world.writer(index)) if repair else None
+        writer = stack.enter_context(world.writer(index))
         options |= {"pause": pause} if pause else {}
-        return verify(
-            world.connect,
-            document(world),
-            index=index,
-            page=7,
-            settle_seconds=settle,
-            repair=writer,
-            **options,
-        )
+        options |= {"repair": lambda ids: writer.write(world.index_of(), ids, everywhere=True)} if repair else {}
+        return verify(world.connect, document(world), index=index, settle_seconds=settle, **options)
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many ranges and pages for few documents."""
+    monkeypatch.setattr(compare, "_PAGE", 7)
+    monkeypatch.setattr(compare, "_FIRST_ROWS", 7)
 
 
 @pytest.fixture
@@ -233,7 +236,7 @@ def test_no_extra_hides_in_whatever_order(blog: World, client: Elasticsearch) ->
 
 
 def test_an_id_that_comes_twice_is_refused(blog: World) -> None:
-    """Counting rests on ids that are unique; a SELECT whose join multiplies its rows is not called equal."""
+    """A SELECT whose join multiplies its rows is not called equal."""
     blog.sql("DELETE FROM comments WHERE id >= 60")
     select = blog.document_folder / "select.sql"
     select.write_text("SELECT p.id AS _id, c.name AS title FROM posts AS p JOIN comments AS c ON c.post_id = p.id")
@@ -281,7 +284,7 @@ def test_what_a_restore_has_lost_is_not_foreign(blog: World, client: Elasticsear
 
 
 def test_what_changes_meanwhile_is_not_drift(blog: World, client: Elasticsearch) -> None:
-    """Documents written, added and deleted on both sides while the pages go by: the views do not move."""
+    """Documents are written, added and deleted on both sides while the ranges go by."""
     seen: list[int] = []
 
     def change(done: int) -> None:
@@ -293,122 +296,75 @@ def test_what_changes_meanwhile_is_not_drift(blog: World, client: Elasticsearch)
         seen.append(done)
 
     report = run(blog, progress=change)
-    assert seen == [7, 14, 21, 28, 35, 42, 49, 56, 60]
-    assert (report.drifts, report.documents) == ([], 60)
+    assert seen == [7, 14, 21, 28, 35, 42, 49, 53]
+    assert report.holds
 
 
 def test_what_is_in_flight_is_not_drift(blog: World) -> None:
-    """A document that lags is looked at again, until it has come."""
+    """A document that lags is compared again once its change is handled; what has drifted beside it is found."""
     blog.sql("UPDATE posts SET title = 'new' WHERE id < 30; DELETE FROM posts WHERE id > 50")
-    looks: list[float] = []
+    with blog.elasticsearch() as client:
+        client.delete(index=blog.alias, id="40")
+    pauses: list[float] = []
 
     def pause(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 3:
-            fill(blog)
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            with blog.index() as index, blog.relay() as relay, blog.worker(index) as worker:
+                relay.run_once()
+                blog.handle(worker)
 
     report = run(blog, settle=30, pause=pause)
-    assert report.holds
-    assert len(looks) == 3
+    assert ([one.id for one in report.drifts], report.busy) == (["40"], [])
+    assert len(pauses) == 3
 
 
 class _Busy:
-    """A document that is changed at each look, and written as it was before: never equal, and never at rest."""
+    """A document that is changed before each comparison, and written as it was before: never equal, never at rest."""
 
-    def __init__(self, world: World, client: Elasticsearch, number: Callable[[int], int]) -> None:
-        self._world, self._client, self._number = world, client, number
-        self.looks = 0
+    def __init__(self, world: World, client: Elasticsearch) -> None:
+        self._world, self._client = world, client
+        self.comparisons = 0
 
-    def __call__(self, _: float) -> None:
-        self.looks += 1
+    def __call__(self, connection: Connection) -> str:
+        """What `progress.moment` does, after another change."""
+        self.comparisons += 1
         before = source(self._client, self._world)
-        self._world.sql("UPDATE posts SET title = %s WHERE id = 7", f"title {self.looks}")
-        number = self._number(version(self._client, self._world))
-        late = before | {"title": f"title {self.looks - 1}"}
+        self._world.sql("UPDATE posts SET title = %s WHERE id = 7", f"title {self.comparisons}")
+        handled(self._world)
+        number = version(self._client, self._world) + (1 << NUMBER_SHIFT)
+        late = before | {"title": f"title {self.comparisons - 1}"}
         self._client.index(index=self._world.alias, id="7", document=late, version=number, version_type="external")
+        return moment(connection)
 
 
-def test_a_document_that_is_written_all_the_while_is_moving(blog: World, client: Elasticsearch) -> None:
-    """It is told from drift, though it was different at every look."""
+def test_a_document_that_is_written_all_the_while_is_busy(
+    blog: World, client: Elasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told from drift, though it differed in each of four comparisons."""
     blog.sql("SELECT count(nextval('syncer.version')) FROM generate_series(1, 1000)")
     blog.sql("UPDATE posts SET title = 'title 0' WHERE id = 7")
-    busy = _Busy(blog, client, lambda held: held + (1 << NUMBER_SHIFT))
-    report = run(blog, settle=0.5, pause=busy)
-    assert busy.looks > 2
-    assert (report.drifts, report.moving, report.holds) == ([], ["7"], True)
+    handled(blog)
+    busy = _Busy(blog, client)
+    monkeypatch.setattr(progress, "moment", busy)
+    report = run(blog)
+    assert busy.comparisons == 4
+    assert (report.drifts, [one.id for one in report.busy], report.holds) == ([], ["7"], False)
 
 
-def test_somebody_else_who_writes_all_the_while_is_drift(blog: World, client: Elasticsearch) -> None:
-    """Whoever is at work there is not us, by the version."""
-    blog.sql("UPDATE posts SET title = 'title 0' WHERE id = 7")
-    busy = _Busy(blog, client, lambda held: max(held + 1, FAR_AHEAD))
-    (found,) = run(blog, settle=0.2, pause=busy).drifts
-    assert (found.id, found.cause) == ("7", Cause.FOREIGN_AHEAD)
-
-
-class _Slowly:
-    """A clock that each look is four seconds by, beside which a relay and a worker turn at certain looks.
-
-    Args:
-        world: Whose they are.
-        relayed: At which look the relay does.
-        handled: At which the worker does.
-    """
-
-    def __init__(self, world: World, *, relayed: int = 0, handled: int = 0) -> None:
-        self._world, self._relayed, self._handled = world, relayed, handled
-        self.looks = 0
-
-    def monotonic(self) -> float:
-        """The time of this clock."""
-        return 4.0 * self.looks
-
-    def __call__(self, _: float) -> None:
-        self.looks += 1
-        with self._world.index() as index, self._world.relay() as relay, self._world.worker(index) as worker:
-            if self.looks == self._relayed:
-                relay.run_once()
-            if self.looks == self._handled:
-                self._world.handle(worker)
-
-
-@pytest.fixture
-def slowly(blog: World, monkeypatch: pytest.MonkeyPatch) -> Callable[..., VerifyReport]:
-    """Verify by such a clock, ten seconds being allowed."""
-
-    def verified(*, repair: bool = False, **when: int) -> VerifyReport:
-        clock = _Slowly(blog, **when)
-        for module in (recheck, watermark):
-            monkeypatch.setattr(module, "time", clock)
-        return run(blog, settle=10, pause=clock, repair=repair)
-
-    return verified
-
-
-def test_what_lags_for_long_is_waited_for(
-    blog: World, client: Elasticsearch, slowly: Callable[..., VerifyReport]
-) -> None:
-    """As long as it moves on, it is no drift; what has drifted beside it is told from it then."""
-    blog.sql("UPDATE posts SET title = 'new' WHERE id < 30; DELETE FROM posts WHERE id > 50")
-    client.delete(index=blog.alias, id="40")
-    report = slowly(relayed=5, handled=7)
-    assert ([one.id for one in report.drifts], report.coming, report.moving) == (["40"], [], [])
-
-
-def test_what_does_not_move_is_not_judged(
-    blog: World, client: Elasticsearch, slowly: Callable[..., VerifyReport]
-) -> None:
-    """Whether it has drifted is not known, and it is said what is waited for; a repair writes it."""
+def test_what_does_not_move_is_not_judged(blog: World, client: Elasticsearch) -> None:
+    """Whether it has drifted is undecided, unless no write replaces it; a repair writes it."""
     blog.sql("UPDATE posts SET title = 'new' WHERE id = 7")
     client.delete(index=blog.alias, id="8")
     _overwrite(client, blog, source(client, blog, "9") | {"title": "other"}, FAR_AHEAD, id_="9")
-    report = slowly()
-    assert [(one.id, one.cause) for one in report.drifts] == [("9", Cause.FOREIGN_AHEAD)]
-    assert ([one.id for one in report.coming], report.awaited) == (["7", "8"], "1 change in the outbox")
-    report = slowly(relayed=1)
-    assert ([one.id for one in report.coming], report.awaited) == (["7", "8"], "1 change in the topic")
-    report = slowly(repair=True)
-    assert ([one.id for one in report.repaired], [one.id for one in report.coming]) == (["7", "8"], [])
+    for _ in range(2):
+        report = run(blog)
+        assert [(one.id, one.cause) for one in report.drifts] == [("9", Cause.FOREIGN_AHEAD)]
+        assert ([one.id for one in report.busy], report.are_changes_handled) == (["7", "8"], False)
+        with blog.relay() as relay:
+            relay.run_once()
+    report = run(blog, repair=True)
+    assert ({one.id for one in report.repaired}, report.busy) == ({"7", "8"}, [])
 
 
 def test_the_command_says_what_it_cannot_judge(blog: World, client: Elasticsearch) -> None:
@@ -416,15 +372,19 @@ def test_the_command_says_what_it_cannot_judge(blog: World, client: Elasticsearc
     blog.sql("UPDATE posts SET title = 'new' WHERE id = 7")
     ended = blog.syncer("verify", "--settle", "0")
     assert ended.returncode == 3, ended.stdout + ended.stderr
-    assert "nothing is known to have drifted" in ended.stdout
-    assert "1 document differs, and whether that is drift is not known: " in ended.stdout
-    assert "nothing moves (1 change in the outbox)" in ended.stdout
+    assert "1 document is busy" in ended.stdout
+    assert "Changes in flight make no progress" in ended.stdout
     assert blog.sql("SELECT count(*) FROM syncer.verification") == [(0,)]
     client.delete(index=blog.alias, id="8")
     handled(blog)
     ended = blog.syncer("verify", "--settle", "0")
     assert ended.returncode == 1
     assert "2 documents differ" in ended.stdout
+    ended = blog.syncer("verify", "--repair")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "2 documents are repaired" in ended.stdout
+    assert blog.sql("SELECT kind, state FROM syncer.job ORDER BY id DESC LIMIT 1") == [("partial", "done")]
+    assert blog.differences() == []
 
 
 # Many
@@ -433,84 +393,65 @@ def test_the_command_says_what_it_cannot_judge(blog: World, client: Elasticsearc
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than ten suspects at once."""
-    monkeypatch.setattr(verifying, "SUSPECTS_MAX", 10)
+    monkeypatch.setattr(compare, "FOUND_MAX", 10)
 
 
 @pytest.mark.usefixtures("few")
-def test_too_many_to_list(blog: World, client: Elasticsearch) -> None:
-    """It stops counting and says so, whichever side they are on."""
+def test_a_comparison_ends_where_too_many_differ(blog: World, client: Elasticsearch) -> None:
+    """It says so, whichever side they are on; each repair takes back so many."""
     client.delete_by_query(index=blog.alias, query={"match_all": {}}, refresh=True)
     report = run(blog)
-    assert not report.is_complete
-    assert not report.holds
-    assert 10 <= len(report.drifts) < 20
+    assert (report.is_complete, report.holds) == (False, False)
+    assert 10 <= len(report.drifts) < 60
     fill(blog)
     for number in range(1000, 1030):
         client.index(index=blog.alias, id=str(number), document={})
     report = run(blog)
     assert not report.is_complete
     assert {one.kind for one in report.drifts} == {DriftKind.EXTRA}
-
-
-@pytest.mark.usefixtures("few")
-def test_repair_goes_on_in_rounds(blog: World, client: Elasticsearch) -> None:
-    """More than fit into one round are all fixed."""
-    for number in range(30):
-        client.delete(index=blog.alias, id=str(number))
-        client.index(index=blog.alias, id=str(number + 1000), document={})
-    report = run(blog, repair=True)
-    assert report.holds
-    assert len(report.repaired) == 60
+    rounds = 1
+    while not (report := run(blog, repair=True)).is_complete:
+        assert (10 <= len(report.repaired) < 20, report.drifts) == (True, [])
+        rounds += 1
+    assert rounds == 3
     assert blog.differences() == []
 
 
 @pytest.mark.usefixtures("few")
-def test_what_drifts_in_two_rounds_is_told_of_once(
-    blog: World, client: Elasticsearch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was repaired, somebody has deleted it again, and it was repaired again: that is one repaired document."""
-    for number in range(30):
-        client.delete(index=blog.alias, id=str(number))
-        client.index(index=blog.alias, id=str(number + 1000), document={})
-    fix, lost = verifying._fix, list[str]()
+def test_more_suspects_than_fit_are_settled_on_the_way(blog: World, client: Elasticsearch) -> None:
+    """All documents change while they are compared, and the last one has drifted."""
+    client.indices.put_settings(index=blog.alias, settings={"index.refresh_interval": -1})
+    client.delete(index=blog.alias, id="59")
+    done: list[int] = []
 
-    def fix_and_lose(writer: Writer, looks: Any, report: VerifyReport) -> None:
-        fix(writer, looks, report)
-        if not lost:
-            lost.append(next(one.id for one in report.repaired if one.kind is DriftKind.MISSING))
-            client.delete(index=blog.alias, id=lost[0])
+    def change(documents: int) -> None:
+        if not done:
+            blog.sql("UPDATE posts SET title = 'new ' || id WHERE id < 59")
+            with blog.index() as index, blog.writer(index) as writer:
+                writer.write(blog.index_of(), [str(one) for one in range(59)])
+            handled(blog)
+        done.append(documents)
 
-    monkeypatch.setattr(verifying, "_fix", fix_and_lose)
-    report = run(blog, repair=True)
-    assert report.holds
-    assert len({one.id for one in report.repaired}) == len(report.repaired) == 60
-    assert blog.differences() == []
+    report = run(blog, progress=change)
+    assert ([one.id for one in report.drifts], report.is_complete) == (["59"], True)
 
 
-@pytest.mark.usefixtures("few")
-def test_rounds_end_where_nothing_is_fixed(blog: World, client: Elasticsearch) -> None:
-    """Documents that a repair cannot fix do not keep it busy."""
-    for number in range(30):
-        foreign: dict[str, Any] = {"version": FAR_AHEAD, "version_type": "external"}
-        client.index(index=blog.alias, id=str(number + 1000), document={}, **foreign)
-    report = run(blog, repair=True)
-    assert not report.is_complete
-    assert {one.cause for one in report.drifts} == {Cause.FOREIGN_AHEAD}
+def test_no_snapshot_lasts_longer_than_a_range(blog: World) -> None:
+    """Between two ranges, verify has no transaction open: a table of any size keeps vacuum from nothing."""
+    blog.sql("INSERT INTO posts (id, user_id, title, body) SELECT g, 1, 't', '' FROM generate_series(100, 299) AS g")
+    fill(blog)
+    open_: list[set[str]] = []
 
+    def look(_: int) -> None:
+        rows = blog.sql(
+            "SELECT xact_start::text FROM pg_stat_activity WHERE datname = %s AND application_name = 'syncer test'",
+            blog.name,
+        )
+        open_.append({began for (began,) in rows if began is not None})
 
-# A sample
-
-
-def test_a_sample_looks_at_both_sides(blog: World, client: Elasticsearch) -> None:
-    """As many as there are, it finds what all would find; a smaller one compares no more than was asked for."""
-    client.delete(index=blog.alias, id="7")
-    client.index(index=blog.alias, id="99", document={})
-    client.index(index=blog.alias, id="8", document=source(client, blog, "8") | {"title": "other"})
-    report = run(blog, sample=60)
-    assert {one.id for one in report.drifts} == {"7", "99", "8"}
-    assert report.sampled == 60
-    small = [run(blog, sample=3) for _ in range(5)]
-    assert all(3 <= one.documents <= 6 for one in small)
+    assert run(blog, progress=look).holds
+    assert len(open_) > 10
+    assert not any(one & other for one, other in pairwise(open_))
 
 
 # What is applied meanwhile

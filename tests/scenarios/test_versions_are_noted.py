@@ -80,10 +80,10 @@ def test_who_made_a_version(database: World, connection: Connection, index: Inde
     assert origin(own) is Origin.ASSIGNED
     assert origin(own + 1) is Origin.FOREIGN  # another client has raised it
     assert origin(own + 256) is Origin.FOREIGN
-    assert version.is_surpassed(connection, own + 256)
+    assert own + 256 < version.least_next(connection)
     assert origin(1) is Origin.FOREIGN
     assert origin(2 << EPOCH_SHIFT | 5) is Origin.FOREIGN
-    assert not version.is_surpassed(connection, 2 << EPOCH_SHIFT | 5)
+    assert version.least_next(connection) <= 2 << EPOCH_SHIFT | 5
     assert origin(1 << 62) is Origin.FOREIGN
     database.sql(OTHER_TIMELINE)
     failover.enter_cluster_identity(connection, index)

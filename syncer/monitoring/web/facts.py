@@ -225,8 +225,8 @@ def _health(seen: health.Health) -> Response:
 def _without_values(told: dict[str, Any]) -> dict[str, Any]:
     """An explanation without the values that errors quote."""
     for index in told["indices"]:
-        if index["state"] == State.DEAD_LETTERED:
-            index["says"], index["hint"] = "It could not be written.", _HIDDEN
+        if index["dead_letter"] is not None or index["state"] == State.UNKNOWN:
+            index["says"], index["hint"] = "It could not be written or read.", _HIDDEN
         if index["dead_letter"] is not None:
             index["dead_letter"]["error"] = None
     return told

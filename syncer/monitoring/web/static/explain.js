@@ -39,7 +39,6 @@ function* facts(seen, one) {
   yield* fact("Elasticsearch", one.elasticsearch.map(copy).join("\n") || "nothing under this id");
   if (one.differences.length) yield* fact("Differs in", one.differences.map((part) => part.path).join(", "));
   if (one.jobs.length) yield* fact("Jobs", `${one.jobs.join(", ")} may write it`);
-  if (seen.in_flight) yield* fact("In flight", seen.in_flight);
   if (one.dead_letter) {
     yield* fact("Dead letter", `${one.dead_letter.error ? `${one.dead_letter.error}\n` : ""}dead-lettered ${moment(one.dead_letter.failed_at)}`);
   }

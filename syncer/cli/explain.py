@@ -1,0 +1,102 @@
+"""The command ``syncer explain``: what is known of one document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC
+
+import typer
+from rich.console import Console
+
+from syncer.base.formatting import amount, shortened
+from syncer.cli import parameters, render
+from syncer.cli.context import open_parts
+from syncer.cli.render import Part, Rows, say, show_facts
+from syncer.documents import registry
+from syncer.indexing import version
+from syncer.verify import explain as explaining
+from syncer.verify.explain import Explanation, State, contents
+
+_STYLES = {State.EQUAL: "bold green", State.BUSY: "bold yellow"}
+
+
+def explain(
+    document: parameters.Document,
+    id_: parameters.DocumentId,
+    *,
+    values: parameters.Values = False,
+    timeout: parameters.Timeout = 5,
+    as_json: parameters.AsJson = False,
+) -> None:
+    """Explain the state of one document.
+
+    Shows whether the document equals its SELECT, and in which fields it differs; the version
+    in Elasticsearch; its dead letter; the jobs that may write it; and the tables it reads. If
+    it differs, waits for changes in flight. Exit code 0 only if it equals its SELECT.
+    """
+    with render.asking(), open_parts("explain") as parts:
+        parts.document(document)
+        chosen = [one for one in registry.documents(parts.connection) if one.name == document]
+        seen = explaining.explain(parts.connection, parts.index, chosen, id_, seconds=timeout)
+    if as_json:
+        render.print_json(explaining.as_json(seen, id_, values=values))
+    else:
+        _show(render.console(sys.stdout), seen, id_, values=values)
+    if not explaining.is_equal(seen):
+        raise typer.Exit(1)
+
+
+def _show(console: Console, explanations: Sequence[Explanation], id_: str, *, values: bool) -> None:
+    """Print the state in each index, and what it rests on."""
+    for seen in explanations:
+        document = seen.document
+        where = f"{document.index_name} ({document.role}): " if len(explanations) > 1 else ""
+        say(console, where, (seen.says, _STYLES.get(seen.state, "bold red")))
+        if seen.hint:
+            say(console, seen.hint, style="dim")
+        loaded = "" if document.is_loaded else ", not loaded yet"
+        about = f" in {document.index_name}, {document.role}, revision {document.revision}{loaded}"
+        say(console, (f"\n{document.name} {id_}", "bold"), about)
+        show_facts(console, _facts(seen))
+        if values:
+            _show_values(console, seen)
+
+
+def _facts(seen: Explanation) -> Iterator[tuple[Part, Part]]:
+    if seen.state is State.UNKNOWN:
+        yield "Postgres", "unknown"
+    elif seen.row is None:
+        yield "Postgres", "its SELECT returns no such id"
+    else:
+        routing = f", _routing {seen.row.routing}" if seen.row.routing else ""
+        yield "Postgres", f"its SELECT returns it: {amount(len(seen.row.source), 'byte')}{routing}"
+    copies = [
+        f"{_version(one.version)}{f', under routing {one.routing}' if one.place.routing != one.id else ''}"
+        for one in seen.copies
+    ]
+    yield "Elasticsearch", "\n".join(copies) or "nothing under this id"
+    if seen.drift is not None:
+        yield "differs in", ", ".join(part.path for part in seen.drift.differences)
+    if (letter := seen.dead_letter) is not None:
+        at = f"{letter.failed_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        yield "dead letter", f"{letter.error}\nat {at}, with {_version(letter.version)}"
+    yield "jobs", ", ".join(map(str, seen.jobs))
+    yield "reads", ", ".join(sorted(seen.document.dependencies.tables))
+
+
+def _version(number: int) -> str:
+    epoch, sequence = version.split(number)
+    return f"version {number}: epoch {epoch}, number {sequence:,}"
+
+
+def _show_values(console: Console, seen: Explanation) -> None:
+    if seen.drift is not None and seen.drift.differences:
+        rows = [(f"  {part.path}", part.expected or "", part.held or "") for part in seen.drift.differences]
+        console.print(Rows(("  field", "Postgres", "Elasticsearch"), rows))
+        return
+    source = seen.row.source if seen.row else seen.copies[0].source if seen.copies else b"{}"
+    found = contents(source)
+    for name, value in (found if isinstance(found, dict) else {"…": found}).items():
+        say(console, f"    {name}: {json.dumps(shortened(value), ensure_ascii=False)}")

@@ -62,7 +62,6 @@ class VerifyReport:
         is_complete: False if so many differed that the comparison ended early.
         searched: The indices that searches find, if it is not this one alone.
         suspended: If the document is suspended, or has to be: the reason, and what to do. Nothing was compared.
-        comparing_seconds: The part of ``seconds`` that was spent on comparing, not on waiting for changes in flight.
     """
 
     document: str
@@ -77,7 +76,6 @@ class VerifyReport:
     searched: list[str] | None = None
     suspended: str | None = None
     seconds: float = 0
-    comparing_seconds: float = 0
 
     @property
     def holds(self) -> bool:
@@ -92,7 +90,7 @@ class VerifyReport:
     @property
     def documents_per_second(self) -> float:
         """Documents compared per second."""
-        return self.documents / self.comparing_seconds if self.comparing_seconds else 0
+        return self.documents / self.seconds if self.seconds else 0
 
     def as_json(self) -> dict[str, Any]:
         """The report as plain data."""
@@ -159,7 +157,6 @@ class _Verification:
     def run(self) -> None:
         """Walk both sides."""
         document, holdings = self.settler.document, self.settler.index.holdings
-        began = time.monotonic()
         numbers = holdings.sequence_numbers(document.target)
         holdings.refresh(document.target)
         with _overlapped(_SEARCHES_MAX) as searches:
@@ -168,7 +165,6 @@ class _Verification:
             with _overlapped(1) as questions:
                 self._compare_ids(questions, numbers)
         self._settle()
-        self.report.comparing_seconds += time.monotonic() - began
 
     def _compare_documents(self, searches: _Overlapped[set[str]]) -> None:
         """Walk the SELECT, and search each of its documents in the index."""
@@ -237,7 +233,6 @@ class _Verification:
 
     def _settle(self) -> None:
         """Find out what the suspects are, and repair them."""
-        began = time.monotonic()
         suspects, self.suspects = self.suspects, set()
         settled = self.settler.settle(suspects)
         if self.repair is not None and (differing := {one.id: one for one in (*settled.drifts, *settled.busy)}):
@@ -249,7 +244,6 @@ class _Verification:
         self.report.busy += settled.busy
         self.report.jobs = sorted({*self.report.jobs, *settled.jobs})
         self.report.are_changes_handled &= settled.are_changes_handled
-        self.report.comparing_seconds -= time.monotonic() - began
 
 
 class _Overlapped(Generic[_Result]):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elasticsearch import ApiError, Elasticsearch, TransportError
+from elasticsearch import ApiError, Elasticsearch
 
 from syncer.base.errors import DocumentError
 from syncer.base.lifecycle import Stop, Stopping
@@ -283,23 +283,6 @@ def reshard(world: World) -> None:
     file = world.document_folder / "index.json"
     file.write_text(file.read_text().replace('"number_of_shards": 1', '"number_of_shards": 2'))
     assert world.syncer("apply", "--yes").returncode == 0
-
-
-def burst(client: Elasticsearch, name: str) -> None:
-    """Others who load the queue."""
-    lines: list[Any] = [one for id_ in range(100) for one in ({"index": {"_id": str(id_)}}, {"text": "x" * 1000})]
-
-    def fill_up() -> None:
-        for _ in range(5):
-            with suppress(ApiError, TransportError):
-                client.bulk(index=name, operations=lines)
-
-    threads = [threading.Thread(target=fill_up) for _ in range(8)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    client.indices.delete(index=name, ignore_unavailable=True)
 
 
 # What is too large

@@ -23,7 +23,7 @@ from syncer.base import postgres
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
 from tests.support.world import DEADLINE_SECONDS, Daemon, World, made, postgres_server, wait_until
-from tests.support.writers import SEED, Work, at_work, fill, writing
+from tests.support.writers import Work, at_work, fill
 
 ROLE = "syncer_worker"
 PASSWORD = "one"  # noqa: S105 - of a server that ends with the test
@@ -108,21 +108,6 @@ def of_role(world: World) -> dict[str, str]:
 def told(daemon: Daemon, said: str) -> int:
     """How often the daemon has said so."""
     return len([one for one in daemon.events() if one["event"] == "component.retried" and said in one["error"]])
-
-
-def test_connections_end_at_random(world: World) -> None:
-    """Each component opens another one, and does again what was not done."""
-    daemon = world.daemon()
-    dice = random.Random(SEED)
-    with writing(world):
-        deadline = time.monotonic() + 2
-        while time.monotonic() < deadline:
-            ours = world.sql(OURS, world.name)
-            if ours:
-                end = dice.choice(("pg_terminate_backend", "pg_cancel_backend"))
-                world.sql(f"SELECT {end}(%s)", *dice.choice(ours))
-    world.wait_until_level()
-    assert daemon.stop() == 0
 
 
 def test_a_database_that_refuses_is_waited_for(world: World) -> None:

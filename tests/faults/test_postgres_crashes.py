@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import replace as changed
 from pathlib import Path
 
@@ -18,14 +15,11 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from syncer.base.model import Composition, Target
-from syncer.documents import registry
 from syncer.elasticsearch.bulk import BulkOutcome, Index
-from syncer.jobs import queue
-from syncer.jobs.model import JobKind
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.postgres import PostgresServer
 from tests.support.world import DEADLINE_SECONDS, World, made, postgres_server, running, wait_until
-from tests.support.writers import fill, writing
+from tests.support.writers import fill
 
 SETTINGS = {"max_prepared_transactions": "10", "autovacuum": "off"}
 """Transactions can be prepared, and nobody commits beside us."""
@@ -78,39 +72,6 @@ def backends(world: World) -> list[int]:
     """The processes of Postgres that serve the daemon."""
     query = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'syncer %%' AND datname = %s"
     return [pid for (pid,) in world.sql(query, world.name)]
-
-
-def kill_one(world: World) -> bool:
-    """Kill one of those processes; whether there was one."""
-    with suppress(IndexError, ProcessLookupError):
-        os.kill(random.choice(backends(world)), signal.SIGKILL)
-        return True
-    return False
-
-
-def test_a_daemon_outlives_every_end_of_its_database(world: World, server: PostgresServer) -> None:
-    """Writers connect again, so does the daemon; it says so once each time, and all is level by itself."""
-    fill(world)
-    daemon = world.daemon()
-    ends: tuple[Callable[[], None], ...] = (
-        lambda: server.stop("fast"),
-        server.kill,
-        lambda: wait_until(lambda: kill_one(world), what="one of its processes is killed"),
-    )
-    with world.connect() as connection:
-        queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL, rate=20)
-    with writing(world, outlive=True):
-        for end in ends:
-            wait_until(lambda: len(backends(world)) > 3, what="the daemon is connected")
-            end()
-            server.start()
-            time.sleep(0.5)
-    world.wait_until_level()
-    daemon.wait_for("job.finished")
-    events = daemon.events()
-    assert len([one for one in events if one["event"] == "component.retried"]) < 100
-    assert {one["component"] for one in events if one["event"] == "component.recovered"} > {"relay", "job_worker"}
-    assert daemon.stop() == 0
 
 
 def test_a_commit_that_a_crash_takes_back_is_not_shown_for_long(world: World, server: PostgresServer) -> None:

@@ -61,33 +61,6 @@ def write_what_is_lost(world: World) -> None:
     world.wait_until_level()
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=[name.replace(" ", "_") for name in WAYS])
-def test_documents_follow_the_database_back(
-    world: World, servers: Standbys, way: Callable[[Standbys], Callable[[], None]]
-) -> None:
-    """Documents that show lost commits are fixed by themselves, though nobody writes, and no version goes back."""
-    fill(world)
-    daemon = world.daemon()
-    with writing(world):
-        time.sleep(0.5)
-        go_back = way(servers)
-    write_what_is_lost(world)
-    before, epoch_before = versions(world), epoch(world)
-    go_back()
-    world.wait_until_level()
-    assert epoch(world) > epoch_before
-    with writing(world):
-        time.sleep(0.5)
-    world.wait_until_level()
-    daemon.wait_for("job.finished")  # until then some may have the version that they had
-    after = versions(world)
-    assert all(after[id_] > before[id_] for id_ in before.keys() & after.keys())
-    assert "1000" in before
-    assert len([one for one in daemon.events() if one["event"] == "failover.detected"]) == 1
-    assert len([one for one in daemon.events() if one["event"] == "component.retried"]) < 30
-    assert daemon.stop() == 0
-
-
 def test_files_that_are_put_back_do_not_freeze_documents(world: World, servers: Standbys) -> None:
     """The server knows of nothing; the first write that meets a version of the lost life fixes all documents."""
     fill(world)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,7 +18,7 @@ from syncer.base.model import Role
 from syncer.documents import definition
 from tests.support.breakpoints import Plan
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
-from tests.support.writers import SEED, fill, writing
+from tests.support.writers import fill
 
 KEPT = 300
 """So many posts exist throughout; random writers leave these ids alone, but for their authors' names."""
@@ -103,28 +101,6 @@ def begin(world: World, *arguments: str) -> subprocess.Popen[bytes]:
 def require_done(world: World, process: subprocess.Popen[bytes]) -> None:
     """It ends, and well."""
     assert process.wait(2 * DEADLINE_SECONDS) == 0, (world.folder / "rebuild.log").read_text()
-
-
-def test_a_rebuild_under_writers_and_kills_ends_equal_and_was_searchable_throughout(blog: World) -> None:
-    """Daemons are killed and started, the command is killed and run again; searches find all that stays, once."""
-    dice = random.Random(SEED)
-    for _ in range(2):
-        blog.daemon()
-    wait_until(lambda: is_searchable(blog), what="all that stays is found")
-    before = blog.index_of()
-    with searching(blog), writing(blog):
-        process = begin(blog, "--rate", "150")
-        time.sleep(dice.uniform(0.8, 3))
-        process.kill()
-        process.wait()
-        victim = dice.choice([one for one in blog.daemons if one.process.poll() is None])
-        victim.kill()
-        blog.daemon()
-        require_done(blog, begin(blog))
-    (now,) = roles(blog).values()
-    assert now != before
-    assert physical(blog) == {now}
-    blog.wait_until_level(seconds=2 * DEADLINE_SECONDS)
 
 
 # A command that dies at a step

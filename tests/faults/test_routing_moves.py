@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -15,7 +14,6 @@ from syncer.indexing.writer import Writer
 from tests.faults.test_version_rule import HeldIndex, stalled_writer
 from tests.support.routing import put_routing, put_shards, shards, users_on_two_shards, verified
 from tests.support.world import World, wait_until
-from tests.support.writers import SECONDS, fill, writing
 
 ALLOCATION = "index.routing.allocation"
 MOVE = "UPDATE posts SET user_id = {there} WHERE id = 2"
@@ -131,20 +129,3 @@ def test_a_shard_that_cannot_delete_makes_the_document_be_written_again(routed: 
     assert len(paused) == 1
     assert report.dead_lettered == 0
     assert routed.differences() == []
-
-
-def test_documents_move_under_random_writers(empty_world: World) -> None:
-    """Two daemons, concurrent writers and a verify beside them: in the end one copy of each, in its place."""
-    put_shards(empty_world, 3)
-    put_routing(empty_world, "p.user_id")
-    empty_world.set_up()
-    fill(empty_world)
-    for _ in range(2):
-        empty_world.daemon()
-    with writing(empty_world):
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            seen = empty_world.syncer("verify", "--settle", "30")  # who is held up for less has not drifted
-            assert seen.returncode in (0, 3), seen.stdout  # 3: some were busy
-    empty_world.wait_until_level()
-    wait_until(lambda: verified(empty_world, settle_seconds=1).holds, what="verify agrees")

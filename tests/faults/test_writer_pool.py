@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Producer
 from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from elasticsearch import ApiError, Elasticsearch
 
@@ -27,7 +27,7 @@ from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
 from syncer.jobs import queue
 from syncer.jobs.model import JobKind
-from syncer.kafka import consumer as consuming, topic
+from syncer.kafka import topic
 from syncer.kafka.consumer import ChangeConsumer
 from syncer.worker import loop as live
 from syncer.worker.loop import Worker
@@ -212,30 +212,6 @@ def test_what_elasticsearch_refuses_is_written_in_smaller_slices(world: World) -
     assert world.differences() == []
 
 
-class SwallowingIndex(Index):
-    """Writes each request, and loses its first answer."""
-
-    def __init__(self, client: Elasticsearch) -> None:
-        super().__init__(client, bulk_bytes_max=1_000_000)
-        self.is_lost = False
-
-    def write(self, target: Target, compositions: Sequence[Composition]) -> BulkOutcome:
-        """Write."""
-        outcome = super().write(target, compositions)
-        if not self.is_lost:
-            self.is_lost = True
-            raise _too_many_requests()
-        return outcome
-
-
-def test_what_was_written_unheard_counts_as_written(world: World) -> None:
-    """It is built and written once more, and counts once."""
-    world.sql(POSTS.format(3))
-    with world.elasticsearch() as client, pool(world, SwallowingIndex(client)) as made:
-        report = result(made.submit(world.index_of(), numbers(3)))
-    assert (report.documents, report.indexed, report.skipped) == (3, 3, 0)
-
-
 # Documents of any size
 
 
@@ -341,17 +317,6 @@ def test_a_stop_in_a_long_batch_waits_for_no_hung_request(world: World, monkeypa
         finally:
             index.go_on.set()
             wait_until(lambda: "worker-writer" not in str(threading.enumerate()), what="it is through")
-
-
-def test_no_thread_is_left_by_who_has_closed(world: World) -> None:
-    """A component begins afresh after every trouble, for months."""
-    world.sql(POSTS.format(30))
-    with world.index() as index, world.relay() as relay, world.worker(index, name="leaving") as worker:
-        relay.run_once()
-        handle(worker, 31)
-        assert any(one.name.startswith("leaving-writer") for one in threading.enumerate())
-        worker.close()
-        assert not any(one.name.startswith("leaving-writer") for one in threading.enumerate())
 
 
 class HeldIndex(Index):
@@ -498,25 +463,5 @@ def test_staying_in_the_group_skips_nothing_that_was_fetched(world: World) -> No
 
         wait_until(receive, what="all records have come")
         assert len(values) == len(set(values)) == sum(offsets.values()) == 1000
-    finally:
-        consumer.close()
-
-
-class UnwillingConsumer(Consumer):
-    """Cannot pause."""
-
-    def pause(self, *_: object) -> None:
-        """Fail."""
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-
-
-def test_a_consumer_that_could_not_stay_receives_nothing_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Composing goes on; but what may have been skipped is not passed over: only who joins anew gets it for sure."""
-    monkeypatch.setattr(consuming, "Consumer", UnwillingConsumer)
-    consumer = ChangeConsumer(world.settings.kafka, begin=dict, on_change=lambda *_: None)
-    try:
-        consumer.keep_alive()
-        with pytest.raises(KafkaException):
-            consumer.receive(records_max=1, wait_seconds=0)
     finally:
         consumer.close()

@@ -100,7 +100,7 @@ def test_versions_that_are_made_up_cost_one_refresh(world: World) -> None:
         wait_until(lambda: world.held().get("2", {}).get("title") == "ahead", what="what came ahead is written")
         wait_until(lambda: is_noted(world), what="what was assigned is noted")
         with world.elasticsearch() as client:
-            made_up = max(versions(world).values()) + 1_000_000
+            made_up = max(versions(world).values()) + 100_000_000
             client.index(index=world.alias, id="1", document={}, version=made_up, version_type="external", refresh=True)
         world.sql("UPDATE posts SET title = %s WHERE id = 1", f"title {number}")
         world.sql("UPDATE posts SET title = 'behind' WHERE id = 2")

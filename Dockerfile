@@ -8,7 +8,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY syncer syncer
 COPY migrations migrations
 COPY config config
-COPY docs/runbook.md docs/runbook.md
+COPY docs/operating.md docs/operating.md
 RUN python -m venv /opt/syncer && /opt/syncer/bin/pip install --no-cache-dir .
 
 FROM python:3.13-slim

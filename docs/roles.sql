@@ -38,12 +38,13 @@ GRANT SELECT ON ALL SEQUENCES IN SCHEMA syncer TO syncer_relay, syncer_worker, s
 
 -- Every daemon
 GRANT SELECT ON
-    syncer.capture, syncer.dead_letter, syncer.document, syncer.event, syncer.cluster_identity, syncer.job, syncer.migration,
+    syncer.capture, syncer.daemon, syncer.dead_letter, syncer.document, syncer.event, syncer.cluster_identity, syncer.job, syncer.migration,
     syncer.outbox, syncer.cursor, syncer.partition, syncer.handled, syncer.verification, syncer.version_time
     TO syncer_relay;
 GRANT UPDATE (files, triggers) ON syncer.capture TO syncer_relay, syncer_worker, syncer_operator;
 GRANT INSERT ON syncer.outbox TO syncer_relay, syncer_worker, syncer_operator;
 GRANT INSERT, DELETE ON syncer.event TO syncer_relay, syncer_worker;
+GRANT INSERT, UPDATE, DELETE ON syncer.daemon TO syncer_relay, syncer_worker;
 GRANT UPDATE (loaded_at, suspended, suspended_by, stale_since) ON syncer.document TO syncer_relay, syncer_worker;
 GRANT INSERT (kind, document, index_name, revision, rate, completes_load, cause), DELETE ON syncer.job TO syncer_relay, syncer_worker;
 GRANT UPDATE (

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
+import psycopg
 import structlog
 
-from syncer.base import log as log_lines, metrics, migrations, postgres
+from syncer.base import log as log_lines, migrations, postgres
 from syncer.base.error_policy import explain, is_refused
 from syncer.base.errors import HangingError, SourceError, SyncerError, UnavailableError
-from syncer.base.lifecycle import Component, Stop
+from syncer.base.lifecycle import Component, Stop, Stopping
 from syncer.base.link import Link
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
@@ -23,10 +25,7 @@ from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.client import connect
 from syncer.indexing.flow_control import LiveTraffic
 from syncer.kafka import topic
-from syncer.kafka.topic import Observer
-from syncer.monitoring.poll import PATIENCE_SECONDS, Poller
-from syncer.monitoring.status import Server, session_name
-from syncer.monitoring.web import Waiting
+from syncer.monitoring.daemons import Reporter
 from syncer.recovery import lost_records
 from syncer.recovery.schema_watch import Watch
 from syncer.relay.loop import Relay
@@ -39,40 +38,6 @@ IDLE_SECONDS = 120.0
 STOP_SECONDS = 25.0
 """How long components may take to end, for the case that a server hangs. Other daemons redo what was in hand."""
 _WATCH_SECONDS = 0.5
-
-
-def prepared(
-    settings: Settings, stop: Stop, waiting: Waiting, *, relay: bool = True, workers: bool = True
-) -> tuple[Settings, dict[str, Component]]:
-    """Wait until the servers answer, check them, and return the settings and the components of a daemon.
-
-    Args:
-        settings: As configured.
-        stop: Ends the waiting.
-        waiting: Told what is waited for.
-        relay: Whether to run a relay.
-        workers: Whether to run workers.
-
-    Raises:
-        Stopping: It was told to stop.
-        SyncerError, psycopg.Error, elasticsearch.ApiError, KafkaException: A server refuses syncer, or is not one to
-            start with.
-    """
-
-    def attempt() -> tuple[Settings, dict[str, Component]]:
-        try:
-            loaded = checked(settings, workers=workers)
-            return loaded, components(loaded, relay=relay, workers=workers)
-        except Exception as error:
-            said = explain(error)
-            waiting.reason = said.message if said else repr(error)
-            if topic.is_down(error) and said is not None:
-                raise UnavailableError(said.message, hint=said.hint) from error
-            if is_refused(error):
-                raise said or error from error
-            raise
-
-    return retry(attempt, pause=stop.pause, component="daemon", trouble=Trouble("daemon", brief_seconds=0))
 
 
 def checked(settings: Settings, *, workers: bool = True) -> Settings:
@@ -105,7 +70,6 @@ def components(settings: Settings, *, relay: bool = True, workers: bool = True) 
     made: dict[str, Component] = {
         "watch": Watch(connect=lambda: _connect(settings, "watch"), seconds=settings.watch.seconds)
     }
-    watching = poller(settings)
     if relay and settings.kafka.is_used:
         made["relay"] = Relay(
             connect=lambda: _connect(settings, "relay"), kafka=settings.kafka, settings=settings.relay
@@ -121,25 +85,7 @@ def components(settings: Settings, *, relay: bool = True, workers: bool = True) 
             name = f"worker-{number}"
             made[name] = worker(settings, index, name=name, traffic=traffic)
         made["job_worker"] = job_worker(settings, index, name="job_worker", traffic=traffic)
-    made["poll"] = watching
-    watching.components = tuple(made)
-    watching.needs = frozenset(Server) - frozenset(
-        ({Server.ELASTICSEARCH} if not workers else set()) | ({Server.KAFKA} if not settings.kafka.is_used else set())
-    )
     return made
-
-
-def poller(settings: Settings, *, patience_seconds: float = PATIENCE_SECONDS) -> Poller:
-    """A poller with these settings, which waits so long for an answer."""
-    patience = min(patience_seconds, settings.elasticsearch.request_timeout_seconds)
-    hurried = settings.elasticsearch.model_copy(update={"request_timeout_seconds": patience})
-    return Poller(
-        settings,
-        connect=lambda: _connect(settings, "poll"),
-        observe=lambda: Observer(settings.kafka),
-        search=lambda: connect(hurried),
-        patience_seconds=patience_seconds,
-    )
 
 
 def worker(
@@ -186,7 +132,7 @@ def _connect(settings: Settings, name: str) -> Connection:
         SourceError: The database is not the one that the daemon started with, so the topic is not its own.
         RestoringError, psycopg.OperationalError: As `migrations.connected`.
     """
-    connection = migrations.connected(settings.postgres, name=session_name(name), idle_seconds_max=IDLE_SECONDS)
+    connection = migrations.connected(settings.postgres, name=name, idle_seconds_max=IDLE_SECONDS)
     expected = settings.kafka.installation
     if expected and registry.installation(connection) != expected:
         connection.close()
@@ -197,62 +143,137 @@ def _connect(settings: Settings, name: str) -> Connection:
     return connection
 
 
-def run(made: Mapping[str, Component], stop: Stop) -> None:
-    """Run all components until ``stop`` is requested or one of them fails; return when all have ended.
+def run(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = True) -> None:
+    """Run a daemon until ``stop`` is requested or a component fails; return when all have ended.
+
+    It reports and serves the status page from the start, while it waits until its servers answer.
 
     Raises:
         BaseException: The error of the first component to fail; the others have finished what they had in hand.
         HangingError: A component did not end in time; its thread is still there.
     """
-    log = structlog.get_logger()
-    failures: list[BaseException] = []
+    from syncer.monitoring import web  # noqa: PLC0415 - only the daemon serves HTTP
 
-    def guard(name: str, component: Component) -> None:
+    reporter = Reporter(connect=lambda: _reporting(settings), stop=stop)
+    page = web.page(settings, stop=stop, reporter=reporter)
+    threads = _Threads(stop)
+    threads.start({"report": reporter, **({} if page is None else {"web": page})})
+    try:
+        loaded = _waited(settings, stop, workers=workers)
+        made = components(loaded, relay=relay, workers=workers)
+        structlog.get_logger().info("daemon.started", components=list(made), process=os.getpid())
+        threads.start(made)
+        reporter.components = threads.names
+        threads.watch()
+    except Stopping:
+        pass
+    except BaseException as error:  # noqa: BLE001 - it is raised once all have ended
+        threads.failures.insert(0, error)
+        stop.request()
+    threads.end(reporter)
+
+
+def _reporting(settings: Settings) -> Connection:
+    """A connection for the reporter, to a schema that has its table."""
+    connection = migrations.connected(settings.postgres, name="report")
+    migrations.require_current(connection)
+    return connection
+
+
+def _waited(settings: Settings, stop: Stop, *, workers: bool) -> Settings:
+    """Wait until the servers answer, and check them.
+
+    Raises:
+        Stopping: It was told to stop.
+        SyncerError, psycopg.Error, elasticsearch.ApiError, KafkaException: A server refuses syncer, or is not one to
+            start with.
+    """
+
+    def attempt() -> Settings:
         try:
-            component.run(stop)
-        except BaseException as error:
+            return checked(settings, workers=workers)
+        except Exception as error:
+            explained = explain(error)
+            if topic.is_down(error) and explained is not None:
+                raise UnavailableError(explained.message, hint=explained.hint) from error
+            if is_refused(error):
+                raise explained or error from error
+            raise
+
+    return retry(attempt, pause=stop.pause, component="daemon", trouble=Trouble("daemon", brief_seconds=0))
+
+
+class _Threads:
+    """The components of one daemon, each in a named thread.
+
+    Args:
+        stop: Requested when one of them fails.
+    """
+
+    def __init__(self, stop: Stop) -> None:
+        self.failures: list[BaseException] = []
+        self._stop = stop
+        self._threads: list[threading.Thread] = []
+        self._log = structlog.get_logger()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the components that were started."""
+        return [thread.name for thread in self._threads]
+
+    def start(self, made: Mapping[str, Component]) -> None:
+        """Start these components."""
+        for name, component in made.items():
+            thread = threading.Thread(target=self._guard, args=(name, component), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def watch(self) -> None:
+        """Return once a stop is requested, or a component has ended."""
+        while not self._stop.wait(_WATCH_SECONDS):
+            log_lines.summarise()
+            ended = [thread.name for thread in self._threads if not thread.is_alive()]
+            if ended and not self._stop.is_requested:
+                error = SyncerError(f"The component {ended[0]} stopped without an error", hint="Please report it.")
+                self.failures.append(error)
+                self._stop.request()
+
+    def end(self, reporter: Reporter) -> None:
+        """Wait until all have ended; then the daemon is no longer listed.
+
+        Raises:
+            BaseException: As `run`.
+        """
+        deadline = time.monotonic() + STOP_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        hanging = [thread.name for thread in self._threads if thread.is_alive()]
+        if "report" not in hanging:
+            with suppress(psycopg.Error, SyncerError):
+                reporter.leave()
+        log_lines.summarise(at_once=True)
+        self._log.info("daemon.stopped", failed=bool(self.failures), hanging=hanging)
+        if hanging:
+            raise HangingError(
+                f"{' and '.join(hanging)} did not end within {STOP_SECONDS:.0f} s",
+                hint="Does a server hang? Nothing is lost: what was in hand is done again by the next daemon.",
+            ) from (self.failures[0] if self.failures else None)
+        if self.failures:
+            raise self.failures[0]
+
+    def _guard(self, name: str, component: Component) -> None:
+        try:
+            component.run(self._stop)
+        except BaseException as error:  # noqa: BLE001 - it is raised once all have ended
             explained = explain(error)
             message = explained.message if explained else repr(error)
             # A traceback helps with unexpected errors only; expected ones explain themselves.
-            log.error(  # noqa: TRY400
+            self._log.error(
                 "component.failed",
                 component=name,
                 error=message,
                 exc_info=None if explained else error,
                 timeline=f"{name} failed, and its daemon stopped: {message}",
             )
-            failures.append(error)
-            stop.request()
-
-    threads = [
-        threading.Thread(target=guard, args=(name, component), name=name, daemon=True)
-        for name, component in made.items()
-    ]
-    metrics.started()
-    log.info("daemon.started", components=list(made), process=os.getpid())
-    for thread in threads:
-        thread.start()
-    while not stop.wait(_WATCH_SECONDS):
-        log_lines.summarise()
-        ended = [thread.name for thread in threads if not thread.is_alive()]
-        if ended and not stop.is_requested:
-            failures.append(SyncerError(f"The component {ended[0]} stopped without an error", hint="Please report it."))
-            stop.request()
-    hanging = _join(threads)
-    log_lines.summarise(at_once=True)
-    log.info("daemon.stopped", failed=bool(failures), hanging=hanging)
-    if hanging:
-        raise HangingError(
-            f"{' and '.join(hanging)} did not end within {STOP_SECONDS:.0f} s",
-            hint="Does a server hang? Nothing is lost: what was in hand is done again by the next daemon.",
-        ) from (failures[0] if failures else None)
-    if failures:
-        raise failures[0]
-
-
-def _join(threads: Sequence[threading.Thread]) -> list[str]:
-    """Wait until the threads have ended; return the names of those that have not ended in time."""
-    deadline = time.monotonic() + STOP_SECONDS
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return [thread.name for thread in threads if thread.is_alive()]
+            self.failures.append(error)
+            self._stop.request()

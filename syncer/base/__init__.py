@@ -3,7 +3,7 @@
 Knows nothing of documents, changes or jobs beyond the records in `model`.
 
     settings, secret_files              configuration
-    shipped                             what comes with the package: migrations, config, the runbook
+    shipped                             what comes with the package: migrations, config, docs/operating.md
     errors                              every error that a user may see
     error_policy                        an error, or the status of a refused item → retry, dead-letter, suspend, stop
     retry                               repeat with backoff; log what lasts

@@ -18,6 +18,12 @@ GRACE_SECONDS = 10.0
 
 _Item = TypeVar("_Item")
 _NO_MORE = object()
+_thread = threading.local()
+
+
+def beaten_at() -> float:
+    """Return the time of this thread's last heartbeat, by the monotonic clock; before the first, minus infinity."""
+    return getattr(_thread, "beaten_at", -math.inf)
 
 
 def clock() -> float:
@@ -114,7 +120,7 @@ class Stop:
 
     def beat(self) -> None:
         """Record a heartbeat of this thread."""
-        self._beats[threading.current_thread().name] = time.monotonic()
+        _thread.beaten_at = self._beats[threading.current_thread().name] = time.monotonic()
 
     @contextmanager
     def patient(self, what: str) -> Iterator[None]:

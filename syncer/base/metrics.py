@@ -1,82 +1,101 @@
-"""Metrics, grouped by the operator's question.
+"""Metrics, grouped by the operator's question. `CATALOGUE` has the name and meaning of each, for docs/metrics.md.
 
-    keeping up   how long a change takes, what waits, how fast it goes
-    stuck        the leader, each component's last progress, what is held back
-    wrong        failed writes and reads, retries, drift found by verify
+A component of this process counts its work. What the servers say is the same in every daemon; `render` is given it.
+What a server did not answer is left out, so that stale figures never look current; only the lag goes on growing.
 
-Owns the name and meaning of every metric: `CATALOGUE`, from which docs/metrics.md is generated. A component of this
-process counts its work as it logs it. `POLLED` shows the last poll of the servers, always as a whole; values that a
-server did not report are left out, so that stale figures never look current; only the lag goes on growing.
-
-Guarantees: no label contains a value of a row. The number of series depends only on the documents, partitions,
-components and unfinished jobs. A batch of changes costs some tens of microseconds here.
+Guarantees: no label contains a value of a row. The number of series depends only on the documents, daemons, components
+and unfinished jobs. A batch of changes costs some tens of microseconds here.
 """
 
 from __future__ import annotations
 
-import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from importlib.metadata import version
 from typing import Final
 
-from prometheus_client import Counter, ProcessCollector, exposition
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    exposition,
+)
+from prometheus_client.core import GaugeMetricFamily
 
-from syncer.base import collectors
-from syncer.base.collectors import REGISTRY, PollCollector, Question, counter, gauge, histogram
 from syncer.base.write_report import WriteReport
 
 CONTENT_TYPE: Final = exposition.CONTENT_TYPE_LATEST
-CATALOGUE: Final = collectors.CATALOGUE
-"""Every metric, by its name."""
+_REGISTRY: Final = CollectorRegistry()
+_STEPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_DELAYS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
-ProcessCollector(registry=REGISTRY)
-POLLED: Final = PollCollector()
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series
+ProcessCollector(registry=_REGISTRY)
+
+
+class Question(StrEnum):
+    """The operator's question that a metric answers."""
+
+    KEEPING_UP = "Is it keeping up?"
+    STUCK = "Is anything stuck?"
+    WRONG = "Is anything wrong?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric, as it is scraped; ``meaning`` is its help text, ``kind`` is counter, gauge or histogram.
+
+    If ``is_polled``, its value comes from the servers, and so is the same in every daemon.
+    """
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    question: Question
+    meaning: str
+    is_polled: bool
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The series names that a query may use."""
+        if self.kind == "histogram":
+            return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
+        return (self.name,)
+
+
+CATALOGUE: Final[dict[str, Metric]] = {}
+"""Every metric, by its name."""
+Values = Mapping[Metric, Mapping[tuple[str, ...], float]]
+"""The value of each metric that is polled, by the values of its labels."""
+
+
+def _known(
+    name: str, question: Question, meaning: str, *labels: str, kind: str = "gauge", is_polled: bool = True
+) -> Metric:
+    CATALOGUE[name] = Metric(
+        name=name, kind=kind, labels=labels, question=question, meaning=meaning, is_polled=is_polled
+    )
+    return CATALOGUE[name]
+
+
+def _counter(name: str, question: Question, meaning: str, *labels: str) -> Counter:
+    _known(name, question, meaning, *labels, kind="counter", is_polled=False)
+    return Counter(name.removesuffix("_total"), meaning, labels, registry=_REGISTRY)
+
+
+def _histogram(name: str, meaning: str, *labels: str, buckets: Sequence[float]) -> Histogram:
+    _known(name, Question.KEEPING_UP, meaning, *labels, kind="histogram", is_polled=False)
+    return Histogram(name, meaning, labels, buckets=buckets, registry=_REGISTRY)
+
 
 # Is it keeping up?
 
-_COMMIT_TO_INDEXED = histogram(
-    "syncer_worker_commit_to_indexed_seconds",
-    "From a change until every affected document is written or left to a job. Begins when the statement ran, so it "
-    "includes the rest of the transaction: Postgres does not report when a transaction was committed.",
-    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
-)
-_PUBLISHED = counter("syncer_relay_published_changes_total", Question.KEEPING_UP, "Changes acknowledged by Kafka.")
-_RELAY_BATCH = histogram("syncer_relay_batch_seconds", "From the query of a batch until its cursor is saved.")
-_HANDLED = counter("syncer_worker_handled_changes_total", Question.KEEPING_UP, "Changes handled.")
-_WORKER_BATCH = histogram("syncer_worker_batch_seconds", "From the receipt of a batch until all of it is written.")
-_WORKER_COMPOSE = histogram("syncer_worker_compose_seconds", "Time per batch that Postgres took to read documents.")
-_WORKER_INDEX = histogram(
-    "syncer_worker_index_seconds",
-    "Time per batch that Elasticsearch took, summed over concurrent requests: may exceed the duration of the batch.",
-)
-_WORKER_DOCUMENTS = counter(
-    "syncer_worker_written_documents_total",
-    Question.KEEPING_UP,
-    "Documents affected by live changes, by outcome: indexed, deleted, skipped (a version at least as new is there), "
-    "dead_lettered.",
-    "outcome",
-)
-_JOB_WORKER_DOCUMENTS = counter(
-    "syncer_job_worker_written_documents_total", Question.KEEPING_UP, "Documents of jobs, by outcome.", "outcome"
-)
-OUTBOX_WAITING: Final = POLLED.metric(
-    "syncer_outbox_waiting_changes", Question.KEEPING_UP, "Committed changes that are not published yet."
-)
-OUTBOX_LAG: Final = POLLED.metric(
-    "syncer_outbox_lag_seconds", Question.KEEPING_UP, "Age of the oldest unpublished change; 0 if there is none."
-)
-TOPIC_WAITING: Final = POLLED.metric(
-    "syncer_topic_waiting_changes",
-    Question.KEEPING_UP,
-    "Changes that the leader has read and no worker has handled yet.",
-)
-TOPIC_LAG: Final = POLLED.metric(
-    "syncer_topic_lag_seconds",
-    Question.KEEPING_UP,
-    "Age of the oldest of them; 0 if there is none.",
-)
-LAG: Final = POLLED.metric(
+LAG: Final = _known(
     "syncer_lag_seconds",
     Question.KEEPING_UP,
     "Age of the oldest committed change that the document's index does not show yet; 0 if there is none. It waits in "
@@ -84,208 +103,182 @@ LAG: Final = POLLED.metric(
     "is silent, what it last said to wait is taken to wait still.",
     "document",
 )
-WORKERS: Final = POLLED.metric("syncer_worker_members", Question.KEEPING_UP, "Connected workers, of all daemons.")
-INDEX_DOCUMENTS: Final = POLLED.metric(
-    "syncer_index_documents",
+WAITING: Final = _known(
+    "syncer_waiting_changes",
     Question.KEEPING_UP,
-    "Documents that a search of an index finds.",
-    *("document", "index", "role"),
+    "Committed changes that wait: in the outbox, unread; or published, which workers have not handled.",
+    "place",
+)
+_DELAY = _histogram(
+    "syncer_commit_to_indexed_seconds",
+    "From a change until every affected document is written or left to a job; its count is the number of changes that "
+    "were handled. Begins when the statement ran, so it "
+    "includes the rest of the transaction: Postgres does not report when a transaction was committed.",
+    buckets=_DELAYS,
+)
+_BATCH = _histogram(
+    "syncer_batch_seconds",
+    "Duration of each step of a batch: publish (query to saved cursor, with Kafka), handle (receipt until all is "
+    "written), and within it build (in Postgres) and index (in Elasticsearch), summed over concurrent requests.",
+    "step",
+    buckets=_STEPS,
+)
+_WRITTEN = _counter(
+    "syncer_written_documents_total",
+    Question.KEEPING_UP,
+    "Documents of live changes and of jobs, by outcome: indexed, deleted, skipped (a version at least as new is "
+    "there), dead_lettered.",
+    *("source", "outcome"),
 )
 _JOB = ("job_id", "kind", "document")  # not "job": Prometheus has a label of that name, which hides ours
-JOB_TOTAL: Final = POLLED.metric(
+JOB_TOTAL: Final = _known(
     "syncer_job_documents", Question.KEEPING_UP, "Documents of an unfinished job that are listed so far.", *_JOB
 )
-JOB_DONE: Final = POLLED.metric(
+JOB_DONE: Final = _known(
     "syncer_job_done_documents", Question.KEEPING_UP, "Documents of an unfinished job that are done.", *_JOB
-)
-JOB_RATE: Final = POLLED.metric(
-    "syncer_job_documents_per_second",
-    Question.KEEPING_UP,
-    "Speed of an unfinished job; left out if nothing is written.",
-    *_JOB,
-)
-JOB_ETA: Final = POLLED.metric(
-    "syncer_job_eta_seconds",
-    Question.KEEPING_UP,
-    "Time left for the listed documents of an unfinished job.",
-    *_JOB,
 )
 
 # Is anything stuck?
 
-LEADS: Final = gauge("syncer_relay_leads", Question.STUCK, "1 if the relay of this daemon leads, 0 if it stands by.")
-LEADERS: Final = POLLED.metric(
-    "syncer_relay_leaders", Question.STUCK, "1 if the relay of some daemon leads; 0 if none does."
-)
-_PROGRESS = gauge(
-    "syncer_component_progress_timestamp_seconds",
+SERVER: Final = _known(
+    "syncer_server_is_answering",
     Question.STUCK,
-    "When a component last made progress: published, wrote, finished a chunk; in Unix time.",
-    "component",
-)
-BEAT: Final = POLLED.metric(
-    "syncer_component_beat_timestamp_seconds",
-    Question.STUCK,
-    "Last heartbeat of a component, even if it only waits or retries; in Unix time.",
-    "component",
-)
-_TROUBLED = gauge("syncer_component_is_troubled", Question.STUCK, "1 while a component keeps retrying.", "component")
-ANSWERED: Final = POLLED.metric(
-    "syncer_poll_is_answered",
-    Question.STUCK,
-    "1 if a server answered the poll: postgres, kafka, elasticsearch. If 0, the values of that server are left out.",
+    "1 if a server answers: postgres, elasticsearch, and kafka if it is used. If 0, what it would say is left out.",
     "server",
 )
-ANSWER_SECONDS: Final = POLLED.metric(
-    "syncer_poll_answer_seconds", Question.STUCK, "How long a server took to answer the poll.", "server"
+COMPONENTS: Final = _known(
+    "syncer_components",
+    Question.STUCK,
+    "Components of all daemons that report: leader (one at most), worker, job_worker.",
+    "kind",
 )
-POLLED_AT: Final = POLLED.metric(
-    "syncer_poll_timestamp_seconds", Question.STUCK, "When the servers were last polled; in Unix time."
+TROUBLE: Final = _known(
+    "syncer_trouble_seconds",
+    Question.STUCK,
+    "For how long a component of a daemon has been retrying, or has shown no heartbeat; 0 if it works. The component "
+    "daemon stands for the process: it has not reported for so long.",
+    *("host", "component"),
 )
-TRANSACTION: Final = POLLED.metric(
-    "syncer_postgres_oldest_transaction_seconds",
+STATE: Final = _known(
+    "syncer_document_state",
+    Question.STUCK,
+    "1 if a document is suspended, incomplete (not every document was written once), or alias_wrong (searches find "
+    "other documents than those of its current index).",
+    *("document", "state"),
+)
+JOB_PAUSED: Final = _known(
+    "syncer_job_is_paused", Question.STUCK, "1 if an unfinished job is paused, or its document is suspended.", *_JOB
+)
+TRANSACTION: Final = _known(
+    "syncer_oldest_transaction_seconds",
     Question.STUCK,
     "Age of the oldest transaction in the database: kind open, or prepared. Until it commits, no document shows its "
     "changes, its outbox segment is not emptied, and dead rows are not vacuumed. Transactions of other roles are "
     "visible only with pg_read_all_stats.",
     "kind",
 )
-OUTBOX_BYTES: Final = POLLED.metric(
-    "syncer_outbox_bytes",
-    Question.STUCK,
-    "Size of the outbox on disk, including published rows that cannot be removed yet.",
+OUTBOX_BYTES: Final = _known(
+    "syncer_outbox_bytes", Question.STUCK, "Size of the outbox on disk, including rows that cannot be removed yet."
 )
-OUTBOX_SEGMENTS: Final = POLLED.metric(
+OUTBOX_SEGMENTS: Final = _known(
     "syncer_outbox_used_segments",
     Question.STUCK,
     "How many of the outbox's 8 segments have rows. More than 2: an old transaction holds them.",
 )
-SUSPENDED: Final = POLLED.metric(
-    "syncer_document_is_suspended", Question.STUCK, "1 if a document is suspended in an index.", *("document", "index")
-)
-INCOMPLETE: Final = POLLED.metric(
-    "syncer_document_is_incomplete", Question.STUCK, "1 until every document has been written once.", "document"
-)
-SEARCHED_ALONE: Final = POLLED.metric(
-    "syncer_document_alias_is_right",
-    Question.STUCK,
-    "1 if the alias of a document leads to its current index alone; 0 if searches find other documents, or none.",
-    "document",
-)
-PROBLEMS: Final = POLLED.metric(
-    "syncer_status_problems", Question.STUCK, "Problems that `syncer status` names and that do not pass by themselves."
-)
-JOB_PAUSED: Final = POLLED.metric(
-    "syncer_job_is_paused",
-    Question.STUCK,
-    "1 if an unfinished job is paused, or its document is suspended.",
-    *_JOB,
-)
 
 # Is anything wrong?
 
-_BUILD = gauge(
-    "syncer_build_info",
-    Question.WRONG,
-    "1; its labels are the versions of syncer and of Python that this daemon runs.",
-    *("version", "python"),
+PROBLEMS: Final = _known(
+    "syncer_problems", Question.WRONG, "Problems that `syncer status` names and that do not pass by themselves."
 )
-_RETRIES = counter("syncer_component_retries_total", Question.WRONG, "Failed attempts that were retried.", "component")
-DEAD_LETTERED: Final = counter(
-    "syncer_writer_dead_lettered_documents_total",
-    Question.WRONG,
-    "Documents that could not be written and became dead letters.",
-    "document",
-)
-DEAD_LETTERS: Final = POLLED.metric(
-    "syncer_document_dead_letters", Question.WRONG, "Documents that are dead letters now.", "document"
-)
-UNRESOLVED: Final = counter(
-    "syncer_worker_unresolved_batches_total",
-    Question.WRONG,
-    "Batches on which an affects query failed, so that every document of the definition is written again.",
-    "document",
-)
-LOSSES: Final = counter(
-    "syncer_topic_losses_total", Question.WRONG, "How often records were gone before they were handled, or unreadable."
-)
-EPOCH: Final = POLLED.metric(
-    "syncer_cluster_identity_epoch", Question.WRONG, "The epoch of versions; it grows with each failover and restore."
-)
-JOB_FAILURES: Final = counter("syncer_job_failures_total", Question.WRONG, "Jobs that failed with an unexpected error.")
-DRIFTED: Final = POLLED.metric(
-    "syncer_verify_drifted_documents",
+DEAD_LETTERS: Final = _known("syncer_dead_letters", Question.WRONG, "Documents that could not be written.", "document")
+DRIFTED: Final = _known(
+    "syncer_drifted_documents",
     Question.WRONG,
     "Documents that still differed from their SELECT after the last `syncer verify`.",
     "document",
 )
-VERIFIED_AT: Final = POLLED.metric(
-    "syncer_verify_timestamp_seconds", Question.WRONG, "When `syncer verify` last ran; in Unix time.", "document"
+VERIFIED_AT: Final = _known(
+    "syncer_verified_timestamp_seconds", Question.WRONG, "When `syncer verify` last ran; in Unix time.", "document"
 )
+EPOCH: Final = _known("syncer_epoch", Question.WRONG, "The epoch of versions; it grows with each failover and restore.")
+_INCIDENTS = _counter(
+    "syncer_incidents_total",
+    Question.WRONG,
+    "records_lost: Kafka has lost records, or some are unreadable. job_failed: a job failed with an unexpected error. "
+    "affects_failed: an affects query failed on a batch, so that all documents are written again.",
+    "kind",
+)
+_BUILD = _known(
+    "syncer_build_info",
+    Question.WRONG,
+    "1; its label is the version that this daemon runs.",
+    "version",
+    is_polled=False,
+)
+Gauge(_BUILD.name, _BUILD.meaning, _BUILD.labels, registry=_REGISTRY).labels(version("syncer-cdc")).set(1)
+
+LOSSES: Final = _INCIDENTS.labels("records_lost")
+JOB_FAILURES: Final = _INCIDENTS.labels("job_failed")
+UNRESOLVED: Final = _INCIDENTS.labels("affects_failed")
 
 
 # Called by components
 
 
-def started() -> None:
-    """Record which versions this process runs."""
-    _BUILD.labels(version("syncer-cdc"), platform.python_version()).set(1)
-
-
 def published(changes: int, *, seconds: float) -> None:
     """Record a batch that the relay published."""
-    _PUBLISHED.inc(changes)
-    _RELAY_BATCH.observe(seconds)
-    progressed("relay")
+    if changes:
+        _BATCH.labels("publish").observe(seconds)
 
 
-def handled(component: str, changed_at: Sequence[float], written: WriteReport, *, seconds: float) -> None:
+def handled(changed_at: Sequence[float], written: WriteReport, *, seconds: float) -> None:
     """Record a finished batch of a worker: when its changes were made (Unix time), and what became of its documents."""
     now = time.time()
-    _HANDLED.inc(len(changed_at))
-    for one in changed_at:
-        _COMMIT_TO_INDEXED.observe(max(0.0, now - one))  # the clocks of two machines may differ
-    _count(_WORKER_DOCUMENTS, written)
-    _WORKER_BATCH.observe(seconds)
-    _WORKER_COMPOSE.observe(written.compose_seconds)
-    _WORKER_INDEX.observe(written.index_seconds)
-    progressed(component)
+    for made_at in changed_at:
+        _DELAY.observe(max(0.0, now - made_at))  # the clocks of two machines may differ
+    _BATCH.labels("handle").observe(seconds)
+    _BATCH.labels("build").observe(written.compose_seconds)
+    _BATCH.labels("index").observe(written.index_seconds)
+    _count("live", written)
 
 
-def chunks_written(component: str, written: WriteReport) -> None:
+def chunks_written(written: WriteReport) -> None:
     """Record chunks that a job worker wrote."""
-    _count(_JOB_WORKER_DOCUMENTS, written)
-    progressed(component)
+    _count("job", written)
 
 
-def _count(by_outcome: Counter, written: WriteReport) -> None:
+def _count(source: str, written: WriteReport) -> None:
     for outcome, number in written.outcomes.items():
         if number:
-            by_outcome.labels(outcome).inc(number)
+            _WRITTEN.labels(source, outcome).inc(number)
 
 
-def progressed(component: str) -> None:
-    """Record progress of a component."""
-    _PROGRESS.labels(component).set(time.time())
+def documents_written() -> float:
+    """Return how many documents this process has written or deleted."""
+    return sum(
+        sample.value
+        for family in _WRITTEN.collect()
+        for sample in family.samples
+        if sample.labels["outcome"] in ("indexed", "deleted")
+    )
 
 
-def retried(component: str) -> None:
-    """Record a failed attempt that will be retried."""
-    _RETRIES.labels(component).inc()
-    _TROUBLED.labels(component).set(1)
+class _Polled:
+    """What the servers say, as prometheus_client's writer takes it."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for metric, by_labels in self._values.items():
+            family = GaugeMetricFamily(metric.name, metric.meaning, labels=metric.labels)
+            for labels, value in by_labels.items():
+                family.add_metric(labels, value)
+            yield family
 
 
-def recovered(component: str) -> None:
-    """Record an attempt that succeeded."""
-    _TROUBLED.labels(component).set(0)
-
-
-def know(document: str) -> None:
-    """Create a document's counters at 0, so that the first count shows as an increase."""
-    for by_document in (DEAD_LETTERED, UNRESOLVED):
-        by_document.labels(document)
-
-
-def render() -> bytes:
-    """Return all metrics in Prometheus' text format."""
-    return exposition.generate_latest(REGISTRY)
+def render(polled: Values) -> bytes:
+    """Return all metrics in Prometheus' text format, with these values of what is polled."""
+    servers = exposition.generate_latest(_Polled(polled))  # it only calls `collect`
+    return exposition.generate_latest(_REGISTRY) + servers

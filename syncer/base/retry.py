@@ -1,7 +1,11 @@
-"""Retry: repeats an action with backoff until it succeeds, fails for good, or is told to stop. Logs what lasts."""
+"""Retry: repeats an action with backoff until it succeeds, fails for good, or is told to stop. Logs what lasts.
+
+`troubles` returns what this process is retrying now: the daemon reports it, see `syncer.monitoring.daemons`.
+"""
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -9,11 +13,15 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import elasticsearch
+import psycopg
 import structlog
+from confluent_kafka import KafkaException
 
-from syncer.base import metrics
 from syncer.base.error_policy import Action, decide, explain, kind
+from syncer.base.errors import IndexingError, SourceError, TopicError
 from syncer.base.formatting import elapsed
+from syncer.base.lifecycle import beaten_at
 from syncer.base.log_limit import Repeated
 
 TELL_SECONDS = 60.0
@@ -28,6 +36,45 @@ It is longer than a failure takes, also one of a proxy that gives up after a min
 """
 
 _Result = TypeVar("_Result")
+_OF_SERVER: dict[str, tuple[type[Exception], ...]] = {
+    "postgres": (psycopg.Error, SourceError),
+    "kafka": (KafkaException, TopicError),
+    "elasticsearch": (elasticsearch.ApiError, elasticsearch.TransportError, IndexingError),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrentTrouble:
+    """What a component is retrying now.
+
+    Args:
+        component: Its name.
+        server: The server that the error came from; empty if it is none.
+        kind: The kind of the last error.
+        began: When the first failed attempt began, by the monotonic clock.
+        error: The last error, as a sentence without a full stop.
+        hint: What to do about it.
+    """
+
+    component: str
+    server: str
+    kind: str
+    began: float
+    error: str
+    hint: str
+
+
+_current: dict[tuple[int, int], CurrentTrouble] = {}
+"""By thread and `Trouble`."""
+_recovered_at: dict[tuple[str, str], float] = {}
+"""When an outage of this server and kind was last over."""
+_turn = threading.Lock()
+
+
+def troubles() -> list[CurrentTrouble]:
+    """Return what the components of this process are retrying now, the longest first."""
+    with _turn:
+        return sorted(_current.values(), key=lambda trouble: trouble.began)
 
 
 def retry(
@@ -46,17 +93,22 @@ def retry(
     """
     trouble = trouble or Trouble(component)
     backoff = Backoff()
-    while True:
-        try:
-            result = action()
-        except Exception as error:
-            if decide(error) is not Action.RETRY:
-                raise
-            trouble.met(error)
-            pause(backoff.next_seconds())
-        else:
-            trouble.over()
-            return result
+    try:
+        while True:
+            began = time.monotonic()
+            try:
+                result = action()
+            except Exception as error:
+                if decide(error) is not Action.RETRY:
+                    raise
+                # An action may work for hours before it fails; since its last heartbeat it has waited for a server.
+                trouble.met(error, seconds=time.monotonic() - max(began, beaten_at()))
+                pause(backoff.next_seconds())
+            else:
+                trouble.over()
+                return result
+    finally:
+        trouble.leave()
 
 
 @dataclass(slots=True)
@@ -130,24 +182,24 @@ class Trouble:
         """Whether the last attempt failed."""
         return self._began is not None
 
-    def met(self, error: Exception) -> None:
-        """Record an attempt that failed and will be retried."""
-        metrics.retried(self._component)
+    def met(self, error: Exception, *, seconds: float = 0) -> None:
+        """Record an attempt that failed after so many seconds, and will be retried."""
+        self._enter(error, seconds)
         with self._turn:
             if self._began is None:
-                self._began = self._clock()
+                self._began = self._clock() - seconds
             self._attempts += 1
             what = kind(error)
             self._kinds.note(what, error, is_urgent=self._is_news(what, since=self._began))
 
     def over(self) -> None:
         """Record an attempt that succeeded."""
+        lasted = self._recover()
         if self._began is None:
             return
         with self._turn:
             if self._began is None:
                 return
-            metrics.recovered(self._component)
             if self._told:
                 outage = round(self._clock() - self._began, 3)
                 log = structlog.get_logger()
@@ -157,12 +209,49 @@ class Trouble:
                     attempts=self._attempts,
                     outage_seconds=outage,
                     error=self._error,
-                    timeline=f"{self._component} was held up for {elapsed(outage)}: {self._error}"
-                    if outage >= _OUTAGE_SECONDS
+                    timeline=f"{self._component} was held up for {elapsed(lasted)}: {self._error}"
+                    if lasted >= _OUTAGE_SECONDS
                     else None,
                 )
             self._began, self._attempts = None, 0
             self._told.clear()
+
+    def leave(self) -> None:
+        """Record that this thread no longer retries, whether it has succeeded or not."""
+        with _turn:
+            _current.pop(self._key, None)
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        return threading.get_ident(), id(self)
+
+    def _enter(self, error: Exception, seconds: float) -> None:
+        explained = explain(error)
+        with _turn:
+            before = _current.get(self._key)
+            _current[self._key] = CurrentTrouble(
+                component=self._component,
+                server=next((name for name, kinds in _OF_SERVER.items() if isinstance(error, kinds)), ""),
+                kind=kind(error),
+                began=time.monotonic() - seconds if before is None else before.began,
+                error=explained.message if explained else repr(error),
+                hint=explained.hint if explained else "",
+            )
+
+    def _recover(self) -> float:
+        """Return for how many seconds anything of this process has failed as this thread has; 0 if that was noted.
+
+        An outage lasts from the first failed attempt to the first success, whichever components these are of.
+        """
+        with _turn:
+            trouble = _current.pop(self._key, None)
+            if trouble is None:
+                return 0.0
+            what = trouble.server, trouble.kind
+            alike = [other.began for other in _current.values() if (other.server, other.kind) == what]
+            is_noted = trouble.began < _recovered_at.get(what, -math.inf)
+            _recovered_at[what] = time.monotonic()
+            return 0.0 if is_noted else time.monotonic() - min([trouble.began, *alike])
 
     def _is_news(self, what: str, *, since: float) -> bool:
         """Whether to log at once: it has lasted, and nothing of its kind was logged since it began."""

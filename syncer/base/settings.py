@@ -275,15 +275,6 @@ class WebSettings(_Section):
         return None if self.token is None else self.token.get_secret_value()
 
 
-class MetricsSettings(_Section):
-    """Polling for /metrics, the status page and the log."""
-
-    seconds: Annotated[float, Field(gt=0, le=60)] = 5
-    """Interval between polls of the servers; at most a minute."""
-    lag_seconds_max: PositiveFloat = 60
-    """Lag above which ``lag.exceeded`` is logged."""
-
-
 Level = Literal["debug", "info", "warning", "error"]
 
 
@@ -348,7 +339,6 @@ class Settings(_FromFileAndEnvironment):
     jobs: JobSettings = JobSettings()
     watch: WatchSettings = WatchSettings()
     web: WebSettings = WebSettings()
-    metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 
     def of(self, installation: str) -> Settings:

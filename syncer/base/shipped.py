@@ -1,4 +1,4 @@
-"""The location of the folders that ship with the package: ``migrations``, ``config``, and of ``docs`` the runbook.
+"""The location of the folders that ship with the package: ``migrations``, ``config``, and of ``docs`` operating.md.
 
 In a wheel they are inside the package; in a checkout, beside it.
 """

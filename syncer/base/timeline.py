@@ -1,7 +1,7 @@
 """The timeline: what happened to the deployment in the last days, for ``syncer events`` and the status page.
 
 Owns ``syncer.event``. Log lines that have a sentence for the timeline are noted in memory, whatever the log's level.
-The daemon's schema watch writes them every few seconds, a command at its end.
+A daemon's reporter writes them every two seconds, a command at its end.
 
 Guarantees: noting an event sends no statement, waits for nothing and raises nothing. Writing is best effort: it waits
 for no lock, and what fails is tried again later. Memory and table are bounded; the oldest events go first. Times are by
@@ -31,8 +31,6 @@ KEPT_MAX: Final = 10_000
 _WAITING_MAX: Final = 1000
 _PRUNE_SECONDS: Final = 3600.0
 _CHARACTERS_MAX: Final = 2000
-_OUTAGE_APART_SECONDS: Final = 30.0
-"""Outages that end within this time are one: every component of a daemon meets it."""
 
 _WRITE = """
 INSERT INTO syncer.event (at, event, level, message, host, process)
@@ -89,18 +87,11 @@ class Timeline:
         self._notes: deque[_Note] = deque(maxlen=_WAITING_MAX)
         self._turn = threading.Lock()
         self._pruned_at: float | None = None
-        self._outage_at: float | None = None
         self._has_failed = False
 
     def note(self, event: str, level: str, message: str) -> None:
         """Note what a log line says, in one sentence."""
-        now = time.monotonic()
-        if event != "component.recovered" or self._is_another_outage(now):
-            self._notes.append((now, {"event": event, "level": level, "message": _storable(message)}))
-
-    def _is_another_outage(self, now: float) -> bool:
-        before, self._outage_at = self._outage_at, now
-        return before is None or now - before >= _OUTAGE_APART_SECONDS
+        self._notes.append((time.monotonic(), {"event": event, "level": level, "message": _storable(message)}))
 
     def write(self, connection: Connection, *, prunes: bool = False) -> None:
         """Write what was noted, outside of any transaction; with `prunes`, also remove old events now and then."""

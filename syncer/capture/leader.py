@@ -17,6 +17,8 @@ from syncer.base.postgres import AdvisoryLock, Connection
 
 LEASE_SECONDS = 15.0
 """How long a leader may send nothing to Postgres. Then another process leads."""
+LEADS = threading.Event()
+"""Whether this process leads; the daemon reports it."""
 LEADER = f"""
 SELECT a.pid AS process, a.application_name AS name, host(a.client_addr) AS address,
        extract(epoch FROM now() - a.backend_start)::float8 AS seconds

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from syncer.base import metrics
 from syncer.base.formatting import amount
 from syncer.base.postgres import AdvisoryLock, Connection, value
 from syncer.capture import leader, outbox, progress
-from syncer.capture.leader import LEASE_SECONDS, Leader, Lease
+from syncer.capture.leader import LEADS, LEASE_SECONDS, Leader, Lease
 from syncer.capture.outbox import Row
 
 _LEAD = f"SELECT pg_try_advisory_lock({AdvisoryLock.RELAY:d})"
@@ -103,7 +102,7 @@ class OutboxReader:
         if self._has_stood_by or not self._has_led:
             self._log.info("relay.led", cursor=self._cursor, timeline="This daemon became the leader.")
         self._has_stood_by, self._has_led = False, True
-        metrics.LEADS.set(1)
+        LEADS.set()
         return True
 
     def read(self, *, rows_max: int) -> Page:
@@ -175,7 +174,7 @@ class OutboxReader:
         if self._connection is not None:
             self._connection.close()
         self._connection = self._lease = self._cursor = self._pages = self._changed_at = None
-        metrics.LEADS.set(0)
+        LEADS.clear()
 
     def _begin(self, connection: Connection) -> str:
         """Return the saved cursor, if it is valid in this database."""
@@ -197,7 +196,7 @@ class OutboxReader:
         if not self._has_stood_by:
             self._log.info("relay.stood_by")
         self._has_stood_by = True
-        metrics.LEADS.set(0)
+        LEADS.clear()
         before, self._seen = self._seen, leader.find(connection)
         if self._seen is None or before is None or before.process != self._seen.process:
             self._seen_since = time.monotonic()

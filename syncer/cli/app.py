@@ -168,23 +168,12 @@ def run(*, only: parameters.Only = None) -> None:
     Nothing is lost: the next daemon repeats unacknowledged work.
     """
     log.configure(settings.load_log())
-    from syncer.monitoring import web  # noqa: PLC0415 - only the daemon serves HTTP
-
     configured = settings.load()
     if only is Part.RELAY and not configured.kafka.is_used:
         raise UsageError("Without Kafka there is no relay: remove --only relay, or set kafka.bootstrap_servers.")
-    listening = web.listen(configured.web)
     stop = Stop()
     _stop_on_signals(stop)
-    try:
-        with web.answering(listening) as waiting:
-            loaded, components = daemon.prepared(
-                configured, stop, waiting, relay=only is not Part.WORKERS, workers=only is not Part.RELAY
-            )
-    except Stopping:
-        return
-    web.serve(loaded, components, stop, listening)
-    daemon.run(components, stop)
+    daemon.run(configured, stop, relay=only is not Part.WORKERS, workers=only is not Part.RELAY)
 
 
 def _stop_on_signals(stop: Stop) -> None:

@@ -18,8 +18,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from syncer.base import settings
-from syncer.base.collectors import Question
-from syncer.base.metrics import CATALOGUE
+from syncer.base.metrics import CATALOGUE, Question
 
 _KINDS = {
     str: "text",

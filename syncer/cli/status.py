@@ -2,164 +2,225 @@
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import signal
 import sys
-import termios
 import time
-import tty
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Annotated
 
-import psycopg
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from syncer import daemon
-from syncer.base import log, migrations, postgres, settings
-from syncer.cli import job_output, parameters, render, status_output
+from syncer.base import log, settings
+from syncer.base.formatting import amount, elapsed
+from syncer.cli import job_output, parameters, render
 from syncer.cli.parameters import UsageError, finite
-from syncer.documents import registry
+from syncer.cli.render import Part, Rows, counted
+from syncer.jobs.model import Job
 from syncer.monitoring import problems
-from syncer.monitoring.history import Sample
-from syncer.monitoring.poll import Polled, Poller
+from syncer.monitoring.daemons import Daemon
+from syncer.monitoring.problems import Urgency
+from syncer.monitoring.status import POSTGRES, DocumentStatus, Flow, Reader, Status, Stored, rates
 
-_PATIENCE_SECONDS = 5
-_LABEL_COLUMNS = 30
-_LEAVE = ("q", "Q", "\x04")
+_STYLES = {Urgency.WELL: "green", Urgency.BUSY: "yellow", Urgency.BAD: "red"}
+_SOON_SECONDS = 0.1
 
 
 def status(
     *,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it live until you press q.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it live until you press Ctrl-C.")] = False,
     interval: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=0.1, max=60, callback=finite, help="Time between two measurements."),
-    ] = 0.5,
+        typer.Option(metavar="SECONDS", min=1, max=60, callback=finite, help="Time between two measurements."),
+    ] = 1,
     as_json: parameters.AsJson = False,
 ) -> None:
-    """Show health, lag, throughput, documents and jobs.
+    """Show health, lag, throughput, documents, jobs and daemons.
 
-    Asks the servers directly; no daemon has to run. If a server is down, shows the figures
-    of the others. Rates are measured over the interval. Exit code 0 only if everything is
-    healthy.
+    Asks the servers directly; no daemon has to run. If a server does not answer within two
+    seconds, shows the figures of the others. Rates are measured over the interval. Exit code
+    0 only if everything is healthy.
 
-    --watch updates the status after each interval, also while a server is unavailable, and
-    plots lag and rate. To quit, press q or Ctrl-C.
-
-    --json has is_well, headline, status (well, busy or bad), problems (message, action, runbook,
-    detail, about, is_passing), at, servers (server, error, hint, detail, seconds,
-    age_seconds), leader, running, outbox_waiting, outbox_lag_seconds, workers, topic_waiting,
-    topic_lag_seconds, lag_seconds, totals and rates (captured, published, handled,
-    written), epoch, documents and jobs.
+    --json has is_well, headline, status (well, busy or bad), problems (message, action,
+    runbook, detail, about, is_passing), at, servers (server, error, hint, detail,
+    age_seconds), daemons, leader, workers, outbox_waiting, outbox_lag_seconds,
+    topic_waiting, topic_lag_seconds, lag_seconds, totals and rates (captured, published,
+    handled), written_per_second, epoch, documents, jobs and verifications.
     What a silent server would tell is null.
     """
+    if watch and as_json:
+        raise UsageError("--watch and --json cannot be combined.")
     console = render.console(sys.stdout)
+    if watch and not console.is_terminal:
+        raise UsageError("--watch needs a terminal. Omit it to show the status once.")
+    loaded = settings.load()
+    log.configure(loaded.log, is_command=True)
+    reader = Reader(loaded)
     if watch:
-        _watch(console, interval, as_json=as_json)
+        _watch(reader, console, interval)
         return
-    with render.asking(), _polling("status") as poll:
-        polled = poll.run_once()
-        if not polled.overview.silent:
-            time.sleep(interval)
-            polled = poll.run_once()
-    seen, rates = polled.overview, polled.rates
+    with render.asking():
+        read, rate = _measured(reader, interval)
+    reader.close()
     if as_json:
-        typer.echo(json.dumps(problems.as_json(seen, rates), indent=2))
+        render.print_json({**problems.as_json(read), "rates": rate and asdict(rate)})
     else:
-        console.print(status_output.status(seen, rates), soft_wrap=not sys.stdout.isatty())
-    if problems.problems(seen):
+        console.print(_shown(read, rate), soft_wrap=not sys.stdout.isatty())
+    if problems.problems(read):
         raise typer.Exit(1)
 
 
-def _watch(console: Console, interval: float, *, as_json: bool) -> None:
-    if as_json:
-        raise UsageError("--watch and --json cannot be combined.")
-    if not (sys.stdin.isatty() and console.is_terminal):
-        raise UsageError("--watch needs a terminal. Omit it to show the status once.")
-    with (
-        _interrupted() as is_interrupted,
-        _polling("status") as poll,
-        _keys() as pressed,
-        Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
-    ):
+def _measured(reader: Reader, interval: float) -> tuple[Status, Flow | None]:
+    """A reading, and the rates since one before; if a server is silent, that is told at once."""
+    before = reader.read()
+    if before.silent:
+        return before, None
+    time.sleep(interval)
+    after = reader.read()
+    return after, rates(before, after)
+
+
+def _watch(reader: Reader, console: Console, interval: float) -> None:
+    with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+        before = reader.read()
         while True:
-            polled = poll.run_once()
-            live.update(_live(polled, poll.history.last(), columns=console.width), refresh=True)
-            if is_interrupted() or pressed(interval) in _LEAVE:
-                return
+            read = reader.read()
+            live.update(_shown(read, rates(before, read)), refresh=True)
+            before = read
+            time.sleep(interval)
 
 
-@contextmanager
-def _polling(name: str) -> Iterator[Poller]:
-    """A poller that waits only briefly for a server.
-
-    Raises:
-        SyncerError: A setting is wrong, or the syncer schema is not current.
-    """
-    loaded = settings.load()
-    log.configure(loaded.log, is_command=True)
-    brief = min(_PATIENCE_SECONDS, loaded.postgres.connect_timeout_seconds)
-    loaded = loaded.model_copy(
-        update={"postgres": loaded.postgres.model_copy(update={"connect_timeout_seconds": brief})}
-    )
-    try:
-        with postgres.connect(loaded.postgres, name=name) as connection:
-            migrations.require_current(connection)
-            loaded = loaded.of(registry.installation(connection))
-    except psycopg.OperationalError:
-        loaded = loaded.of("")  # the poll says why; the name of the topic may be unknown
-    poll = daemon.poller(loaded, patience_seconds=_PATIENCE_SECONDS)
-    try:
-        yield poll
-    finally:
-        poll.close()
+def _shown(read: Status, rate: Flow | None) -> Group:
+    """The status, section by section; empty sections are left out, and those of servers that never answered."""
+    parts = [_headline(read), _flow(read, rate), _documents(read)]
+    if read.stored is not None:
+        parts += [_jobs(read.stored.jobs), _daemons(read.stored.daemons)]
+    shown: list[RenderableType] = []
+    for part in parts:
+        if part is not None:
+            shown += [Text(""), part] if shown else [part]
+    return Group(*shown)
 
 
-def _live(polled: Polled, samples: Sequence[Sample], *, columns: int) -> RenderableType:
-    """The status, and how lag and rate have been since the command was started."""
-    parts: list[RenderableType] = [status_output.status(polled.overview, polled.rates)]
-    if len(samples) > 1:
-        width = max(10, columns - _LABEL_COLUMNS)
-        written = samples[-1].written_per_second
-        lag = f"{polled.overview.lag_seconds:,.1f} s"
-        rate = "" if written is None else f"{job_output.rate(written)} documents/s"
-        parts += [
-            Text(""),
-            status_output.sparks("lag", [one.lag_seconds for one in samples], lag, width=width),
-            status_output.sparks("written", [one.written_per_second for one in samples], rate, width=width),
+def _headline(read: Status) -> RenderableType:
+    found = problems.problems(read)
+    lines = [Text(problems.headline(read), style=f"bold {_STYLES[problems.urgency(read)]}")]
+    if len(found) == 1:
+        lines += _explained(found[0])
+    elif found:
+        for problem in found:
+            lines.append(Text(problem.message, style="yellow" if problem.is_passing else "red"))
+            lines += _explained(problem, indent="  ")
+    return Group(*lines)
+
+
+def _explained(problem: problems.Problem, *, indent: str = "") -> Iterator[Text]:
+    where = problem.detail.splitlines() if problem.runbook == "SyncerComponentTroubled" else []
+    for line in [*problem.action.splitlines(), *where]:
+        yield Text(f"{indent}{line}", style="dim")
+
+
+def _flow(read: Status, rate: Flow | None) -> RenderableType | None:
+    stored = read.stored
+    if stored is None:
+        return None
+    workers: Part = (f"{stored.workers} at work", "green") if stored.workers else ("none", "red")
+    outbox = amount(stored.outbox_waiting, "change") + " in the outbox" + _oldest(read.outbox_lag_seconds)
+    in_hand = amount(stored.topic_waiting, "change") + " read, not handled" + _oldest(read.topic_lag_seconds)
+    rows: list[list[Part]] = [["leader", _led(stored), outbox], ["workers", workers, in_hand]]
+    headings = ["component", "state", "waiting"]
+    if (postgres := next(server for server in read.servers if server.server == POSTGRES)).error is not None:
+        headings.append("as of")
+        for row in rows:
+            row.append((f"{elapsed(postgres.age_seconds or 0)} ago", "yellow"))
+    if rate is not None:
+        headings.append("per second")
+        rows[0].append(f"{job_output.rate(rate.captured)} captured, {job_output.rate(rate.published)} read")
+        handled, written = job_output.rate(rate.handled), job_output.rate(stored.written_per_second)
+        rows[1].append(f"{handled} handled, {written} documents written")
+    return Rows(headings, rows)
+
+
+def _led(stored: Stored) -> Part:
+    leader = stored.leader
+    return ("none", "red") if leader is None else (f"{leader.host}, process {leader.process}", "green")
+
+
+def _oldest(seconds: float) -> str:
+    return f", the oldest for {seconds:,.1f} s" if seconds >= _SOON_SECONDS else ""
+
+
+def _documents(read: Status) -> RenderableType | None:
+    if read.stored is None:
+        return None
+    if not read.documents:
+        return Text("No document is active. Run: syncer apply")
+    rows: list[list[Part]] = [
+        [
+            document.name,
+            str(document.revision),
+            _loaded(document),
+            f"{document.lag_seconds:,.1f} s",
+            (f"{document.dead_letters:,}", "red" if document.dead_letters else ""),
+            "\n".join(document.targets),
+            "\n".join(document.roles[name] for name in document.targets),
+            Text("\n").join(
+                Text(f"{count:,}") if count is not None else Text(document.faults.get(name, "unknown"), "red")
+                for name, count in document.targets.items()
+            ),
         ]
-    return Group(*parts)
+        for document in read.documents
+    ]
+    return Rows(("document", "revision", "loaded", "lag", "dead_lettered", "index", "role", "documents"), rows)
 
 
-@contextmanager
-def _interrupted() -> Iterator[Callable[[], bool]]:
-    """What tells whether Ctrl-C was pressed; as an exception, it may get lost in a callback of a library."""
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _loaded(document: DocumentStatus) -> Part:
+    if document.suspended is not None:
+        return "suspended", "red"
+    return ("yes", "green") if document.is_loaded else ("no", "red")
 
 
-@contextmanager
-def _keys() -> Iterator[Callable[[float], str]]:
-    """Keys as they are pressed, none of them shown: what to call to wait so long for one; empty if none came."""
-    stdin = sys.stdin.fileno()
-    before = termios.tcgetattr(stdin)
+def _jobs(jobs: Sequence[Job]) -> RenderableType | None:
+    if not jobs:
+        return None
+    rows = [
+        (
+            f"{job.id} {job.reason}",
+            job.index_name,
+            f"{job.documents_done:,} of {counted(job.documents_total)}",
+            job_output.pace(job),
+        )
+        for job in jobs
+    ]
+    return Rows(("job", "of", "done", "pace"), rows)
 
-    def pressed(seconds: float) -> str:
-        readable, _, _ = select.select([stdin], [], [], seconds)
-        return os.read(stdin, 1).decode("ascii", "replace") or "q" if readable else ""
 
-    tty.setcbreak(stdin)
-    try:
-        yield pressed
-    finally:
-        termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+def _daemons(daemons: Sequence[Daemon]) -> RenderableType | None:
+    if not daemons:
+        return None
+    rows: list[tuple[Part, ...]] = [
+        (
+            f"{daemon.host}, {daemon.process}",
+            daemon.version,
+            _components(daemon),
+            f"{daemon.started_at:%Y-%m-%d %H:%M:%S}",
+            (f"has not reported for {elapsed(daemon.silent_seconds)}", "red") if daemon.is_silent else "",
+        )
+        for daemon in daemons
+    ]
+    return Rows(("daemon", "version", "components", "started (UTC)", ""), rows)
+
+
+def _components(daemon: Daemon) -> str:
+    """The components of a daemon, except those that every daemon has."""
+    if not daemon.components:
+        return "starting"
+    parts = (
+        "leads" if daemon.leads else "stands by" if "relay" in daemon.components else "",
+        amount(daemon.workers, "worker") if daemon.workers else "",
+        "job worker" if "job_worker" in daemon.components else "",
+    )
+    return ", ".join(filter(None, parts))

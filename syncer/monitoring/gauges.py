@@ -1,73 +1,77 @@
-"""Gauges: the poller's results as metrics."""
+"""Gauges: the status as metrics."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 
 from syncer.base import metrics
-from syncer.base.collectors import Metric
-from syncer.base.model import Role
+from syncer.base.metrics import Metric
 from syncer.monitoring.problems import problems
-from syncer.monitoring.status import DocumentOverview, Held, Overview, Stored
+from syncer.monitoring.status import ELASTICSEARCH, POSTGRES, Status, Stored
 
 Values = dict[Metric, Mapping[tuple[str, ...], float]]
 
 
-def of_poll(seen: Overview) -> Values:
-    """The metrics that are exported whichever servers answer."""
-    return {
-        metrics.POLLED_AT: {(): time.time()},
-        metrics.ANSWERED: {(one.server,): float(one.error is None) for one in seen.servers},
-        metrics.ANSWER_SECONDS: {(one.server,): one.seconds for one in seen.servers},
-        metrics.LAG: {(one.name,): one.lag_seconds for one in seen.documents},
-        metrics.PROBLEMS: {(): len([one for one in problems(seen) if not one.is_passing])},
+def values(status: Status) -> Values:
+    """The metrics of a status, without those of a server that does not answer; only the lag goes on growing."""
+    found: Values = {
+        metrics.SERVER: {(server.server,): float(server.error is None) for server in status.servers},
+        metrics.LAG: {(document.name,): document.lag_seconds for document in status.documents},
+        metrics.PROBLEMS: {(): len([problem for problem in problems(status) if not problem.is_passing])},
     }
+    if status.stored is None or POSTGRES in status.silent:
+        return found
+    return found | _of_postgres(status.stored) | _of_documents(status) | _of_jobs(status.stored)
 
 
-def of_postgres(stored: Stored, *, topic_lag_seconds: float) -> Values:
-    """The metrics that Postgres's answer yields, except those of jobs."""
-    current = [one for one in stored.active if one.role is Role.CURRENT]
+def _of_postgres(stored: Stored) -> Values:
+    at_work = stored.at_work
+    troubles: dict[tuple[str, ...], float] = defaultdict(float)
+    for daemon in stored.daemons:
+        troubles[daemon.host, "daemon"] = max(
+            troubles[daemon.host, "daemon"], daemon.silent_seconds if daemon.is_silent else 0.0
+        )
+    for daemon in at_work:
+        for name in daemon.components:
+            troubles[daemon.host, name] = max(troubles[daemon.host, name], 0.0)
+        for trouble in daemon.troubles:
+            key = daemon.host, trouble.component
+            troubles[key] = max(troubles[key], trouble.seconds)
     return {
-        metrics.OUTBOX_WAITING: {(): stored.outbox_waiting},
-        metrics.OUTBOX_LAG: {(): stored.outbox_lag_seconds},
-        metrics.TOPIC_WAITING: {(): stored.topic_waiting},
-        metrics.TOPIC_LAG: {(): topic_lag_seconds},
-        metrics.WORKERS: {(): stored.workers},
-        metrics.OUTBOX_BYTES: {(): stored.room.bytes},
-        metrics.OUTBOX_SEGMENTS: {(): stored.room.segments},
-        metrics.LEADERS: {(): float(stored.leader is not None)},
+        metrics.WAITING: {("outbox",): stored.outbox_waiting, ("published",): stored.topic_waiting},
+        metrics.COMPONENTS: {
+            ("leader",): float(stored.leader is not None),
+            ("worker",): stored.workers,
+            ("job_worker",): sum("job_worker" in daemon.components for daemon in at_work),
+        },
+        metrics.TROUBLE: troubles,
         metrics.TRANSACTION: {("open",): stored.open_seconds, ("prepared",): stored.prepared_seconds},
+        metrics.OUTBOX_BYTES: {(): stored.outbox_bytes},
+        metrics.OUTBOX_SEGMENTS: {(): stored.outbox_segments},
         metrics.EPOCH: {(): stored.epoch},
-        metrics.SUSPENDED: {(one.name, one.index_name): float(one.suspended is not None) for one in stored.active},
-        metrics.INCOMPLETE: {(one.name,): float(not one.is_loaded) for one in current},
-        metrics.DEAD_LETTERS: {(one.name,): stored.dead_letters_of(one.name) for one in current},
-        metrics.DRIFTED: {(one.document,): one.drifted for one in stored.verifications},
         metrics.VERIFIED_AT: {(one.document,): one.finished_at.timestamp() for one in stored.verifications},
+        metrics.DRIFTED: {(one.document,): one.drifted for one in stored.verifications},
     }
 
 
-def of_jobs(stored: Stored) -> Values:
-    """The metrics of unfinished jobs, from Postgres's answer."""
-    jobs = {(str(one.id), str(one.kind), one.document): one for one in stored.jobs}
+def _of_documents(status: Status) -> Values:
+    states: dict[tuple[str, ...], float] = {}
+    for document in status.documents:
+        states[document.name, "suspended"] = float(document.suspended is not None or bool(document.troubles))
+        states[document.name, "incomplete"] = float(not document.is_loaded)
+        if document.searched is not None and ELASTICSEARCH not in status.silent:
+            states[document.name, "alias_wrong"] = float(not document.is_searched_alone)
     return {
-        metrics.JOB_TOTAL: {key: one.documents_total for key, one in jobs.items() if one.documents_total is not None},
-        metrics.JOB_DONE: {key: one.documents_done for key, one in jobs.items()},
-        metrics.JOB_RATE: {
-            key: one.documents_per_second for key, one in jobs.items() if one.documents_per_second is not None
-        },
-        metrics.JOB_ETA: {key: eta for key, one in jobs.items() if (eta := one.eta_seconds) is not None},
-        metrics.JOB_PAUSED: {key: float(one.is_paused or one.is_suspended) for key, one in jobs.items()},
+        metrics.STATE: states,
+        metrics.DEAD_LETTERS: {(document.name,): document.dead_letters for document in status.documents},
     }
 
 
-def of_elasticsearch(stored: Stored, held: Held, documents: Sequence[DocumentOverview]) -> Values:
-    """The metrics that Elasticsearch's answer yields, for the definitions in Postgres."""
+def _of_jobs(stored: Stored) -> Values:
+    jobs = {(str(job.id), str(job.kind), job.document): job for job in stored.jobs}
     return {
-        metrics.SEARCHED_ALONE: {(one.name,): float(one.is_searched_alone) for one in documents},
-        metrics.INDEX_DOCUMENTS: {
-            (one.name, one.index_name, one.role): number
-            for one in stored.active
-            if (number := held.counts.get(one.index_name)) is not None
-        },
+        metrics.JOB_TOTAL: {key: job.documents_total for key, job in jobs.items() if job.documents_total is not None},
+        metrics.JOB_DONE: {key: job.documents_done for key, job in jobs.items()},
+        metrics.JOB_PAUSED: {key: float(job.is_paused or job.is_suspended) for key, job in jobs.items()},
     }

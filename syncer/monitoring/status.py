@@ -1,7 +1,8 @@
-"""Status: everything that `syncer status`, the status page and the metrics show.
+"""Status: how syncer is doing. `Reader.read` asks the servers; a terminal, the page, JSON, metrics and health show it.
 
-An `Overview` puts together the last answer of each server. One that is silent is named in `Overview.servers`; what it
-last said stays, and the others' answers are current. Totals only grow; two overviews give the rates: see `rates`.
+It takes two statements of Postgres and two requests of Elasticsearch, and at most two seconds. Kafka is not asked:
+progress is in Postgres, and what ails Kafka is what daemons report to be retrying. If a server does not answer, its
+last answer stays, with its age, and the others' are current.
 
 The lag of a document is the age of the oldest committed change that its index does not show yet:
 
@@ -10,101 +11,97 @@ The lag of a document is the age of the oldest committed change that its index d
     held back   the oldest change of an unfinished fan-out or refresh of the current index; a document that was
                 activated or suspended and is not loaded since, from that time on
 
-Dead letters are reported by themselves. While a server is silent, what it last said to wait is
-taken to wait still.
+While Postgres is silent, what it last said to wait is taken to wait still. Dead letters are reported by themselves.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import socket
+import threading
+import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from enum import StrEnum
-from importlib.metadata import version
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import elasticsearch
+import psycopg
+from elastic_transport import TransportError
+from elasticsearch import Elasticsearch
 
-from syncer.base import error_policy, migrations
-from syncer.base.errors import UnavailableError
-from syncer.base.model import Role, Target
+from syncer.base import migrations, postgres
+from syncer.base.error_policy import explain
+from syncer.base.model import Role
 from syncer.base.postgres import Connection
-from syncer.capture import leader, outbox
-from syncer.capture.leader import Leader
-from syncer.capture.outbox import Room
-from syncer.capture.progress import CURSOR
-from syncer.documents.registry import Catalogue, Document
-from syncer.elasticsearch.reader import Holdings
+from syncer.base.settings import Settings
+from syncer.capture.progress import CURSOR, IS_VALID
+from syncer.elasticsearch import client as elastic, reader
 from syncer.indexing import dead_letters
 from syncer.jobs.model import Job, unfinished
+from syncer.monitoring.daemons import DAEMONS, Daemon
 from syncer.verify import last_result
 from syncer.verify.last_result import Verification
 
-# Rolled-back transactions consume numbers too, so rates are then a little high.
-_SCALARS = """
+POSTGRES, KAFKA, ELASTICSEARCH = "postgres", "kafka", "elasticsearch"
+POSTGRES_SECONDS, ALL_SECONDS = 1.2, 1.9
+"""How long to wait for Postgres, and for all servers."""
+_FRESH_SECONDS = 1.0
+"""An answer that was read so recently is not asked for again."""
+
+# Rolled-back transactions consume numbers too, so the rate of captured changes is then a little high.
+_SCALARS = f"""
 SELECT extract(epoch FROM clock_timestamp())::float8 AS at,
        CASE WHEN o.is_called THEN o.last_value ELSE 0 END AS captured,
-       i.epoch,
+       (SELECT epoch FROM syncer.cluster_identity) AS epoch,
+       coalesce((SELECT changes FROM {CURSOR} AS c), 0) AS published, h.changes AS handled,
+       extract(epoch FROM h.waiting_since)::float8 AS topic_since,
+       w.outbox_waiting, w.outbox_since, r.outbox_bytes, r.outbox_segments,
        (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(xact_start)), 0)::float8 FROM pg_stat_activity
         WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend')
        AS open_seconds,
        (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(prepared)), 0)::float8 FROM pg_prepared_xacts
         WHERE database = current_database()) AS prepared_seconds
-FROM syncer.outbox_id_seq AS o, syncer.cluster_identity AS i
-"""
-_PROGRESS = f"""
-SELECT h.changes AS handled, coalesce((SELECT changes FROM {CURSOR} AS c), 0) AS published,
-       extract(epoch FROM h.waiting_since)::float8 AS waiting_since
-FROM syncer.handled AS h
-"""  # noqa: S608 - a constant of ours
-# By the names of `session_name`. Of other roles' sessions, addresses and times are visible only to pg_read_all_stats.
-_RUNNING = """
-SELECT name[4] AS host, name[3]::bigint AS process, max(name[2]) AS version, host(min(a.client_addr)) AS address,
-       bool_or(name[1] = 'relay') AS has_relay,
-       count(DISTINCT name[1]) FILTER (WHERE name[1] LIKE 'worker-%') AS worker_threads,
-       bool_or(name[1] = 'job_worker') AS has_job_worker, min(a.backend_start) AS since, array_agg(a.pid) AS sessions
-FROM pg_stat_activity AS a, regexp_match(
-    a.application_name, '^syncer (watch|relay|job_worker|worker-[0-9]+)(?: ([^ @]+))? ([0-9]{1,18})@(.+)$'
-) AS name
-WHERE a.datname = current_database() AND name IS NOT NULL
-GROUP BY 1, 2 ORDER BY 1, 2
-"""
-_HOST_CHARACTERS_MAX = 29
-_VERSION_CHARACTERS_MAX = 12
-"""Postgres cuts the name of a session to 63 characters."""
+FROM syncer.outbox_id_seq AS o, syncer.handled AS h, (
+    SELECT count(*) AS outbox_waiting, extract(epoch FROM min(u.changed_at))::float8 AS outbox_since
+    FROM syncer.outbox AS u, (
+        SELECT coalesce(max(snapshot::text), '1:1:')::pg_snapshot AS seen FROM {CURSOR} AS c WHERE {IS_VALID}
+    ) AS c
+    WHERE u.xid >= pg_snapshot_xmax(c.seen) OR u.xid = ANY (ARRAY(SELECT pg_snapshot_xip(c.seen)))
+) AS w, (
+    SELECT coalesce(sum(pg_total_relation_size(inhrelid)), 0) AS outbox_bytes,
+           count(*) FILTER (WHERE pg_relation_size(inhrelid) > 0) AS outbox_segments
+    FROM pg_inherits WHERE inhparent = 'syncer.outbox'::regclass
+) AS r
+"""  # noqa: S608 - constants of ours
 # `least` ignores what is null. The kinds that are left out make no document newer than it has to be.
-_HELD_BACK = """
-SELECT d.name, extract(epoch FROM least(d.stale_since, (
-    SELECT min(j.changed_at) FROM syncer.job AS j
-    WHERE j.index_name = d.index_name AND j.state NOT IN ('done', 'failed', 'cancelled')
-      AND j.kind NOT IN ('backfill', 'partial')
-)))::float8 AS since
-FROM syncer.document AS d WHERE d.role = 'current'
+_TARGETS = """
+SELECT d.name, d.definition ->> 'index' AS index, d.index_name, d.revision, d.role, d.suspended,
+       d.loaded_at IS NOT NULL AS is_loaded, extract(epoch FROM least(d.stale_since, (
+           SELECT min(j.changed_at) FROM syncer.job AS j
+           WHERE j.index_name = d.index_name AND j.state NOT IN ('done', 'failed', 'cancelled')
+             AND j.kind NOT IN ('backfill', 'partial')
+       )))::float8 AS held_back_since
+FROM syncer.document AS d ORDER BY d.name, d.role <> 'current', d.index_name
 """
-# Every daemon polls every few seconds, so this is one statement, whose rows are JSON.
 _FACTS = f"""
 SELECT 'migrations', to_jsonb(fact) FROM ({migrations.APPLIED}) AS fact
 UNION ALL SELECT 'scalars', to_jsonb(fact) FROM ({_SCALARS}) AS fact
-UNION ALL SELECT 'leader', to_jsonb(fact) FROM ({leader.LEADER}) AS fact
-UNION ALL SELECT 'running', to_jsonb(fact) FROM ({_RUNNING}) AS fact
-UNION ALL SELECT 'progress', to_jsonb(fact) FROM ({_PROGRESS}) AS fact
-UNION ALL SELECT 'held_back', to_jsonb(fact) FROM ({_HELD_BACK}) AS fact
+UNION ALL SELECT 'daemons', to_jsonb(fact) FROM ({DAEMONS}) AS fact
+UNION ALL SELECT 'targets', to_jsonb(fact) FROM ({_TARGETS}) AS fact
 UNION ALL SELECT 'dead_letters', to_jsonb(fact) FROM ({dead_letters.COUNTS}) AS fact
 UNION ALL SELECT 'verifications', to_jsonb(fact) FROM ({last_result.LAST}) AS fact
 """  # noqa: S608 - constants of ours
-_UNAVAILABLE = 503
+# A segment that was never analysed looks smaller than it is: only the index tells what waits in it.
+_SESSION = "SET enable_seqscan = off; SET statement_timeout = '30s'"
+_GONE, _CLOSED, _UNAVAILABLE = 404, 400, 503
+_ADDRESSES = (
+    re.compile(r'server at "(?P<host>[^"]+)"(?: \([^)]*\))?, port (?P<port>\d+) failed: Connection refused'),
+    re.compile(r"host='(?P<host>[^']+)', port=(?P<port>\d+).*Connection refused", re.DOTALL),
+)
+_HINT = "Start it, or check the network and the settings. Nothing is lost: syncer continues by itself."
 
-
-class Server(StrEnum):
-    """The servers that are polled."""
-
-    POSTGRES = "postgres"
-    KAFKA = "kafka"
-    ELASTICSEARCH = "elasticsearch"
+_Answer = TypeVar("_Answer")
 
 
 class IndexFault(StrEnum):
@@ -116,55 +113,22 @@ class IndexFault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerAnswer:
-    """The outcome of polling one server.
+class Server:
+    """Whether a server answers.
 
     Args:
-        server: The server.
-        error: Why it has not answered, as a sentence without a full stop; None if it has.
-        hint: What to do about that.
+        server: Its name.
+        error: Why it does not, as a sentence without a full stop; None if it does.
+        hint: What to do about it.
         detail: The error as the client library words it.
-        seconds: How long it took.
         age_seconds: The age of its last answer; None if it never answered.
     """
 
-    server: Server
+    server: str
     error: str | None
     hint: str = ""
     detail: str = ""
-    seconds: float
     age_seconds: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """One daemon, by its connections to Postgres.
-
-    Args:
-        host: Its machine; of a long name, the end.
-        process: Its process there.
-        version: Its version; None while it reconnects.
-        address: The address that it connects from, as Postgres sees it; None on a local socket, or if `since` is None.
-        has_relay: Whether it runs a relay.
-        worker_threads: How many of its workers are connected.
-        has_job_worker: Whether it runs a job worker.
-        since: When its oldest connection was opened; None if the role may not see it.
-        leads: Whether its relay is the leader.
-    """
-
-    host: str
-    process: int
-    version: str | None
-    address: str | None
-    has_relay: bool
-    worker_threads: int
-    has_job_worker: bool
-    since: datetime | None
-    leads: bool
-
-    def as_json(self) -> dict[str, Any]:
-        """The daemon as plain data."""
-        return {**asdict(self), "since": self.since and self.since.isoformat()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,13 +139,36 @@ class Flow:
         captured: Changes that triggers have written to the outbox.
         published: Changes that the leader has read, and published if there is a topic.
         handled: Changes that workers have done.
-        written: Documents that Elasticsearch has written or deleted, by live changes and by jobs.
     """
 
     captured: float
     published: float
     handled: float
-    written: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """An active definition, and an index that it is written to: a row of ``syncer.document``.
+
+    Args:
+        name: The document.
+        index: The alias that searches use.
+        index_name: The physical index.
+        revision: The active revision.
+        role: The purpose of the index.
+        is_loaded: Whether every document has been written once under this revision.
+        suspended: If it is suspended: what happened, and what to do.
+        held_back_since: When the oldest change was made that is held back, in Unix time; None if none is.
+    """
+
+    name: str
+    index: str
+    index_name: str
+    revision: int
+    role: Role
+    is_loaded: bool
+    suspended: str | None
+    held_back_since: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,44 +176,40 @@ class Stored:
     """Postgres's answer.
 
     Args:
-        at: The time of the reading, by the database's clock, in Unix time.
-        leader: The leading relay; None if none leads.
-        running: The visible daemons.
-        captured: As in `Flow`, in total.
-        outbox_waiting: Committed changes that the leader has not read.
-        outbox_lag_seconds: The age of the oldest of them.
-        published: As in `Flow`, in total.
-        handled: As in `Flow`, in total.
-        waiting_since: When the oldest change was made that was read and is not handled, in Unix time; None if all is.
+        at: The time by the database's clock, in Unix time.
+        captured: As in `Flow`, in total; likewise ``published`` and ``handled``.
         epoch: The epoch of versions.
-        active: Every active definition, of each index.
-        held_back: Since when a document is held back, in Unix time; without documents that are not.
-        dead_letters: How many documents are dead-lettered, by index.
-        jobs: The unfinished jobs, oldest first.
-        room: The outbox's disk usage.
+        topic_since: When the oldest change was made that was read and is not handled, in Unix time; None if all is.
+        outbox_waiting: Committed changes that the leader has not read.
+        outbox_since: When the oldest of them was made, in Unix time.
+        outbox_bytes: The outbox's size on disk.
+        outbox_segments: How many of its segments have rows.
         open_seconds: The age of the oldest open transaction; 0 if there is none.
         prepared_seconds: The age of the oldest prepared one; 0 if there is none.
+        daemons: Those that have reported lately.
+        targets: Every active definition, of each index.
+        dead_letters: How many documents are dead-lettered, by index.
         verifications: The result of the last `syncer verify` of each document.
+        jobs: The unfinished jobs, oldest first.
     """
 
     at: float
-    leader: Leader | None
-    running: tuple[Running, ...]
     captured: int
-    outbox_waiting: int
-    outbox_lag_seconds: float
     published: int
     handled: int
-    waiting_since: float | None
     epoch: int
-    active: tuple[Document, ...]
-    held_back: Mapping[str, float]
-    dead_letters: Mapping[str, int]
-    jobs: tuple[Job, ...]
-    room: Room
+    topic_since: float | None
+    outbox_waiting: int
+    outbox_since: float | None
+    outbox_bytes: int
+    outbox_segments: int
     open_seconds: float
     prepared_seconds: float
+    daemons: tuple[Daemon, ...]
+    targets: tuple[Target, ...]
+    dead_letters: Mapping[str, int]
     verifications: tuple[Verification, ...]
+    jobs: tuple[Job, ...]
 
     @property
     def topic_waiting(self) -> int:
@@ -234,13 +217,24 @@ class Stored:
         return max(0, self.published - self.handled)
 
     @property
-    def workers(self) -> int:
-        """How many workers are connected."""
-        return sum(one.worker_threads for one in self.running)
+    def at_work(self) -> tuple[Daemon, ...]:
+        """The daemons that report."""
+        return tuple(daemon for daemon in self.daemons if not daemon.is_silent)
 
-    def dead_letters_of(self, name: str) -> int:
-        """How many documents of a definition are dead-lettered."""
-        return sum(self.dead_letters.get(one.index_name, 0) for one in self.active if one.name == name)
+    @property
+    def leader(self) -> Daemon | None:
+        """The daemon that reads the outbox."""
+        return next((daemon for daemon in self.at_work if daemon.leads), None)
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return sum(daemon.workers for daemon in self.at_work)
+
+    @property
+    def written_per_second(self) -> float:
+        """How many documents all daemons write or delete."""
+        return sum(daemon.written_per_second for daemon in self.at_work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,20 +242,18 @@ class Held:
     """Elasticsearch's answer.
 
     Args:
-        counts: How many documents each index holds, as of its last refresh; None if it is at fault.
+        counts: How many documents each index holds, as of its last refresh; without those at fault.
         faults: What is wrong with an index.
         searched: The physical indices that a search through each alias finds.
-        written: As in `Flow`, in total.
     """
 
-    counts: Mapping[str, int | None]
+    counts: Mapping[str, int]
     faults: Mapping[str, IndexFault]
     searched: Mapping[str, Sequence[str]]
-    written: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentOverview:
+class DocumentStatus:
     """The status of one definition.
 
     Args:
@@ -306,82 +298,55 @@ class DocumentOverview:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
-    """The last answer of each server, put together.
+class Status:
+    """How syncer is doing.
 
     Args:
-        at: The time of the reading, in Unix time; by the database's clock, if that is known.
-        servers: The outcome of the last poll of each server.
+        at: The time by the database's clock, as far as it is known, in Unix time.
+        servers: Whether each server answers: those that were asked, and Kafka, if it is used, as daemons report it.
         stored: Postgres's last answer; None if there was none yet.
         documents: Every active definition.
-        written: As in `Flow`, in total; None if unknown.
     """
 
     at: float
-    servers: tuple[ServerAnswer, ...]
+    servers: tuple[Server, ...]
     stored: Stored | None
-    documents: tuple[DocumentOverview, ...]
-    written: int | None
+    documents: tuple[DocumentStatus, ...]
 
     @property
-    def silent(self) -> frozenset[Server]:
-        """The servers that have not answered; their figures are old, or unknown."""
-        return frozenset(one.server for one in self.servers if one.error is not None)
+    def silent(self) -> frozenset[str]:
+        """The servers that do not answer; their figures are old, or unknown."""
+        return frozenset(server.server for server in self.servers if server.error is not None)
 
     @property
     def outbox_lag_seconds(self) -> float:
-        """The age of the oldest committed change that is not published; 0 if there is none, or it is unknown."""
-        if self.stored is None or not self.stored.outbox_waiting:
-            return 0.0
-        return self.stored.outbox_lag_seconds + self.at - self.stored.at
+        """The age of the oldest committed change that the leader has not read; 0 if there is none."""
+        return self._age(None if self.stored is None else self.stored.outbox_since)
 
     @property
     def topic_lag_seconds(self) -> float:
-        """The age of the oldest change that was read and is not handled; 0 if there is none, or it is unknown."""
-        if self.stored is None or self.stored.waiting_since is None:
-            return 0.0
-        return max(0.0, self.at - self.stored.waiting_since)
+        """The age of the oldest change that was read and is not handled; 0 if there is none."""
+        return self._age(None if self.stored is None else self.stored.topic_since)
 
     @property
     def lag_seconds(self) -> float:
         """The greatest lag of a document, or of a change in flight."""
-        return max(self.outbox_lag_seconds, self.topic_lag_seconds, *(one.lag_seconds for one in self.documents))
+        documents = (document.lag_seconds for document in self.documents)
+        return max(self.outbox_lag_seconds, self.topic_lag_seconds, *documents)
 
     @property
     def totals(self) -> Flow | None:
-        """The totals at each place; None if a server has not answered."""
-        if self.stored is None or self.written is None or self.silent - {Server.KAFKA}:
+        """The totals at each place; None while Postgres does not answer."""
+        if self.stored is None or POSTGRES in self.silent:
             return None
-        return Flow(
-            captured=self.stored.captured,
-            published=self.stored.published,
-            handled=self.stored.handled,
-            written=self.written,
-        )
+        return Flow(captured=self.stored.captured, published=self.stored.published, handled=self.stored.handled)
 
-    def as_json(self) -> dict[str, Any]:
-        """The status as plain data; None where a server has never answered."""
-        stored, totals = self.stored, self.totals
-        return {
-            "at": self.at,
-            "servers": [asdict(one) for one in self.servers],
-            "lag_seconds": self.lag_seconds,
-            "leader": stored and stored.leader and asdict(stored.leader),
-            "running": [one.as_json() for one in stored.running] if stored else None,
-            "outbox_waiting": stored and stored.outbox_waiting,
-            "outbox_lag_seconds": self.outbox_lag_seconds if stored else None,
-            "epoch": stored and stored.epoch,
-            "jobs": [one.as_json() for one in stored.jobs] if stored else None,
-            "workers": stored and stored.workers,
-            "topic_waiting": stored and stored.topic_waiting,
-            "topic_lag_seconds": self.topic_lag_seconds if stored else None,
-            "totals": totals and asdict(totals),
-            "documents": [asdict(one) for one in self.documents] if stored else None,
-        }
+    def _age(self, since: float | None) -> float:
+        return 0.0 if since is None else max(0.0, self.at - since)
 
 
-def rates(before: Overview, after: Overview) -> Flow | None:
-    """The throughput per second between two readings; None if no time has passed, or a server has not answered."""
+def rates(before: Status, after: Status) -> Flow | None:
+    """The throughput per second between two readings; None if no time has passed, or Postgres has not answered."""
     seconds = after.at - before.at
     if seconds <= 0 or before.totals is None or after.totals is None:
         return None
@@ -389,121 +354,225 @@ def rates(before: Overview, after: Overview) -> Flow | None:
     return Flow(**{name: max(0, now[name] - then[name]) / seconds for name in now})
 
 
-def ask_postgres(connection: Connection, catalogue: Catalogue) -> Stored:
-    """Query Postgres.
+class Reader:
+    """Reads the status, again and again. Safe to share between threads.
 
     Args:
-        connection: Postgres.
-        catalogue: The definitions as they were last read.
+        settings: Where the servers are.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._turn = threading.Lock()
+        self._postgres = _Questions[Stored](POSTGRES)
+        self._elasticsearch = _Questions[Held](ELASTICSEARCH)
+        self._connection: Connection | None = None
+        self._client: Elasticsearch | None = None
+        self._clock_offset: float | None = None
+        self._last: tuple[float, Status] | None = None
+
+    def read(self) -> Status:
+        """Ask the servers; a reading of the last second is returned again."""
+        with self._turn:
+            if self._last is None or time.monotonic() - self._last[0] >= _FRESH_SECONDS:
+                status = self._read()
+                self._last = time.monotonic(), status
+            return self._last[1]
+
+    def close(self) -> None:
+        """Close the connections that no question is using."""
+        if not self._postgres.is_pending and self._connection is not None:
+            self._connection.close()
+        if not self._elasticsearch.is_pending and self._client is not None:
+            self._client.close()
+
+    def _read(self) -> Status:
+        began = time.monotonic()
+        servers = [self._postgres.ask(self._ask_postgres, POSTGRES_SECONDS)]
+        stored = self._postgres.answer
+        if stored is not None and servers[0].error is None:
+            self._clock_offset = stored.at - time.monotonic()
+        targets = stored.targets if stored else ()
+        left = ALL_SECONDS - (time.monotonic() - began)
+        servers.append(self._elasticsearch.ask(lambda: self._ask_elasticsearch(targets), left))
+        if self._settings.kafka.is_used:
+            servers.insert(1, _kafka(stored if servers[0].error is None else None))
+        now = time.time() if self._clock_offset is None else time.monotonic() + self._clock_offset
+        return _put_together(servers, stored, self._elasticsearch.answer, at=now)
+
+    # In a thread of the question
+
+    def _ask_postgres(self) -> Stored:
+        try:
+            if self._connection is None:
+                self._connection = postgres.connect(self._settings.postgres, name="status")
+                self._connection.execute(_SESSION)
+                migrations.require_current(self._connection)
+            return ask_postgres(self._connection)
+        except BaseException:
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
+            raise
+
+    def _ask_elasticsearch(self, targets: Sequence[Target]) -> Held:
+        if self._client is None:
+            # A request that hangs ends soon after it is given up, so that the next one can be sent.
+            hurried = self._settings.elasticsearch.model_copy(update={"request_timeout_seconds": ALL_SECONDS})
+            self._client = elastic.connect(hurried)
+        return ask_elasticsearch(self._client, targets)
+
+
+class _Questions(Generic[_Answer]):
+    """Asks one server, in threads of their own, one at a time: one that hangs is not waited for any longer.
+
+    Args:
+        server: Its name.
+    """
+
+    def __init__(self, server: str) -> None:
+        self.answer: _Answer | None = None
+        """The last one."""
+        self._server = server
+        self._answered_at: float | None = None
+        self._pending: Future[_Answer] | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a question has no answer yet."""
+        return self._pending is not None and not self._pending.done()
+
+    def ask(self, question: Callable[[], _Answer], seconds: float) -> Server:
+        """Ask, and wait so long for the answer; one that comes later is dropped, and asked for again."""
+        if not self.is_pending:
+            self._pending = Future()
+            # Not a thread of an executor: the process would wait for it when it ends.
+            threading.Thread(target=_run, args=(question, self._pending), name="status", daemon=True).start()
+        assert self._pending is not None  # noqa: S101 - see above
+        try:
+            self.answer = self._pending.result(seconds)
+            self._answered_at = time.monotonic()
+        except Exception as error:  # noqa: BLE001 - one server's failure must not hide what the other says
+            message, hint = describe(self._server, error)
+            detail = "" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+            return self._state(error=message, hint=hint, detail=detail[:2000])
+        return self._state(error=None)
+
+    def _state(self, *, error: str | None, hint: str = "", detail: str = "") -> Server:
+        age = None if self._answered_at is None else time.monotonic() - self._answered_at
+        return Server(server=self._server, error=error, hint=hint, detail=detail, age_seconds=age)
+
+
+def _run(question: Callable[[], _Answer], pending: Future[_Answer]) -> None:
+    try:
+        pending.set_result(question())
+    except BaseException as error:  # noqa: BLE001 - it is raised where the answer is waited for
+        pending.set_exception(error)
+
+
+def describe(server: str, error: Exception) -> tuple[str, str]:
+    """Say why a server does not answer, as a sentence without a full stop, and what to do."""
+    name = server.title()
+    if isinstance(error, TimeoutError):
+        return f"{name} does not answer: it hangs, or is too busy", _HINT
+    if isinstance(error, psycopg.OperationalError | TransportError):
+        for address in _ADDRESSES:
+            if found := address.search(f"{error} {getattr(error, 'message', '')}"):
+                return f"{name} is down: connection refused at {found['host']}:{found['port']}", _HINT
+    explained = explain(error)
+    message = " ".join((explained.message if explained else repr(error)).split())
+    return f"{name} is not usable: {message}", (explained and explained.hint) or _HINT
+
+
+def ask_postgres(connection: Connection) -> Stored:
+    """Query Postgres.
 
     Raises:
         SourceError: Another version of syncer has migrated the database.
     """
     facts: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for name, fact in connection.execute(_FACTS).fetchall():
+    for name, fact in connection.execute(_FACTS, prepare=True).fetchall():
         facts[name].append(fact)
-    migrations.require_ours({one["name"]: one["checksum"] for one in facts["migrations"]})
-    leading = next((Leader(**one) for one in facts["leader"]), None)
-    waiting, lag_seconds = outbox.waiting(connection, outbox.saved_cursor(connection))
+    migrations.require_ours({fact["name"]: fact["checksum"] for fact in facts["migrations"]})
     return Stored(
-        leader=leading,
-        running=tuple(_running(one, leading) for one in facts["running"]),
-        outbox_waiting=waiting,
-        outbox_lag_seconds=lag_seconds,
-        active=tuple(catalogue.refresh(connection)),
-        held_back={one["name"]: one["since"] for one in facts["held_back"] if one["since"] is not None},
-        dead_letters={one["index_name"]: one["count"] for one in facts["dead_letters"]},
-        jobs=tuple(unfinished(connection)),
-        room=outbox.room(connection),
-        verifications=tuple(Verification.of(one) for one in facts["verifications"]),
         **facts["scalars"][0],
-        **facts["progress"][0],
+        daemons=tuple(Daemon.of(fact) for fact in facts["daemons"]),
+        targets=tuple(Target(**{**fact, "role": Role(fact["role"])}) for fact in facts["targets"]),
+        dead_letters={fact["index_name"]: fact["count"] for fact in facts["dead_letters"]},
+        verifications=tuple(Verification.of(fact) for fact in facts["verifications"]),
+        jobs=tuple(unfinished(connection)),
     )
 
 
-def ask_elasticsearch(holdings: Holdings, active: Sequence[Document]) -> Held:
-    """Query Elasticsearch."""
-    counts: dict[str, int | None] = {}
+def ask_elasticsearch(client: Elasticsearch, targets: Sequence[Target]) -> Held:
+    """Query Elasticsearch about these indices."""
+    if not targets:
+        client.info()  # it answers, though the indices are unknown
+        return Held(counts={}, faults={}, searched={})
+    searches: list[dict[str, Any]] = []
+    for target in targets:
+        searches += [{"index": target.index_name}, {"size": 0, "track_total_hits": True}]
+    counts: dict[str, int] = {}
     faults: dict[str, IndexFault] = {}
-    for one in active:
-        held = _count(holdings, one.target)
-        counts[one.index_name] = None if isinstance(held, IndexFault) else held
-        if isinstance(held, IndexFault):
-            faults[one.index_name] = held
-    there = [one.target for one in active if one.index_name not in faults]
-    searched = holdings.searched(sorted({one.index for one in active}))
-    return Held(counts=counts, faults=faults, searched=searched, written=holdings.writes(there))
+    for target, answer in zip(targets, client.msearch(searches=searches).body["responses"], strict=True):
+        status = answer.get("status")
+        if status == _GONE:
+            faults[target.index_name] = IndexFault.GONE
+        elif status == _CLOSED:
+            faults[target.index_name] = IndexFault.CLOSED
+        elif status == _UNAVAILABLE or answer.get("_shards", {}).get("failed"):
+            faults[target.index_name] = IndexFault.SHARDS_AWAY
+        elif "hits" in answer:
+            counts[target.index_name] = answer["hits"]["total"]["value"]
+    searched = reader.searched(client, sorted({target.index for target in targets}))
+    return Held(counts=counts, faults=faults, searched=searched)
 
 
-def put_together(servers: Sequence[ServerAnswer], stored: Stored | None, held: Held | None, *, at: float) -> Overview:
+def _kafka(stored: Stored | None) -> Server:
+    """Kafka, as daemons report it."""
+    troubles = [one for daemon in (stored.at_work if stored else ()) for one in daemon.troubles if one.server == KAFKA]
+    longest = max(troubles, key=lambda trouble: trouble.seconds, default=None)
+    if longest is None:
+        return Server(server=KAFKA, error=None, age_seconds=0.0)
+    return Server(server=KAFKA, error=longest.error, hint=longest.hint, age_seconds=longest.seconds)
+
+
+def _put_together(servers: Sequence[Server], stored: Stored | None, held: Held | None, *, at: float) -> Status:
     """Combine the last answers of the servers, as of now."""
-    seen = Overview(
-        at=at,
-        servers=tuple(servers),
-        stored=stored,
-        documents=(),
-        written=None if held is None else held.written,
-    )
+    status = Status(at=at, servers=tuple(servers), stored=stored, documents=())
     if stored is None:
-        return seen
-    in_flight = seen.lag_seconds
-    return replace(
-        seen,
-        documents=tuple(
-            _document(one, stored, held, lag_seconds=max(in_flight, at - stored.held_back.get(one.name, at)))
-            for one in stored.active
-            if one.role is Role.CURRENT
-        ),
-    )
+        return status
+    in_flight = status.lag_seconds
+    by_name: dict[str, list[Target]] = defaultdict(list)
+    for target in stored.targets:
+        by_name[target.name].append(target)
+    documents = [_document(targets, stored, held, at=at, in_flight=in_flight) for targets in by_name.values()]
+    return replace(status, documents=tuple(documents))
 
 
-def _document(served: Document, stored: Stored, held: Held | None, *, lag_seconds: float) -> DocumentOverview:
-    rows = [one for one in stored.active if one.name == served.name]
-    counts, faults, searched = (held.counts, held.faults, held.searched) if held else ({}, {}, {})
-    names = [one.index_name for one in rows]
-    return DocumentOverview(
+def _document(
+    targets: Sequence[Target], stored: Stored, held: Held | None, *, at: float, in_flight: float
+) -> DocumentStatus:
+    served = next((target for target in targets if target.role is Role.CURRENT), targets[0])
+    held = held or Held(counts={}, faults={}, searched={})
+    names = [target.index_name for target in targets]
+    held_back = 0.0 if served.held_back_since is None else at - served.held_back_since
+    return DocumentStatus(
         name=served.name,
         index=served.index,
         revision=served.revision,
         is_loaded=served.is_loaded,
         suspended=served.suspended,
-        lag_seconds=lag_seconds,
-        targets={name: counts.get(name) for name in names},
-        roles={one.index_name: one.role for one in rows},
-        faults={name: faults[name] for name in names if name in faults},
-        dead_letters=stored.dead_letters_of(served.name),
+        lag_seconds=max(in_flight, held_back),
+        targets={name: held.counts.get(name) for name in names},
+        roles={target.index_name: target.role for target in targets},
+        faults={name: held.faults[name] for name in names if name in held.faults},
+        dead_letters=sum(stored.dead_letters.get(name, 0) for name in names),
         drifted=sum(one.drifted for one in stored.verifications if one.document == served.name),
-        troubles={one.index_name: one.suspended for one in rows if one is not served and one.suspended is not None},
-        searched=tuple(searched[served.index]) if served.index in searched else None,
+        troubles={
+            target.index_name: target.suspended
+            for target in targets
+            if target is not served and target.suspended is not None
+        },
+        searched=tuple(held.searched[served.index]) if served.index in held.searched else None,
     )
-
-
-def _count(holdings: Holdings, target: Target) -> int | IndexFault:
-    """How many documents a target holds, or what is wrong with it."""
-    try:
-        return holdings.count(target)
-    except elasticsearch.NotFoundError:
-        return IndexFault.GONE
-    except elasticsearch.BadRequestError:
-        return IndexFault.CLOSED
-    except UnavailableError:
-        return IndexFault.SHARDS_AWAY
-    except elasticsearch.ApiError as error:
-        if error.status_code != _UNAVAILABLE or error_policy.is_by_another(error):
-            raise
-        return IndexFault.SHARDS_AWAY
-
-
-def _running(fact: dict[str, Any], leading: Leader | None) -> Running:
-    since = fact["since"] and datetime.fromisoformat(fact["since"])
-    leads = leading is not None and leading.process in fact["sessions"]
-    del fact["sessions"]
-    return Running(**{**fact, "since": since}, leads=leads)
-
-
-def session_name(component: str) -> str:
-    """The name of a component's connection to Postgres, from which `Running` is read."""
-    host = re.sub(r"[^\w.-]", "?", socket.gethostname(), flags=re.ASCII)[-_HOST_CHARACTERS_MAX:]
-    # Each daemon has one watch.
-    release = f" {version('syncer-cdc')[:_VERSION_CHARACTERS_MAX]}" if component == "watch" else ""
-    return f"{component}{release} {os.getpid()}@{host}"

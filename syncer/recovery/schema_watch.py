@@ -6,8 +6,6 @@ a column or a view that changes. A table that was
 written anew, and partitions that come or go with their rows, become a change within one turn. Every daemon watches;
 suspending twice is suspending once, and a table is noted by one. However many tables a document reads, a turn sends the
 same few statements.
-
-A turn also writes the timeline of its process, because every daemon has one watch: see `syncer.base.timeline`.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.link import Link
 from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
-from syncer.base.timeline import TIMELINE
 from syncer.capture import install, table_files
 from syncer.documents import suspend
 from syncer.documents.registry import Catalogue, Document
@@ -68,8 +65,6 @@ class Watch:
             while not stop.is_requested:
                 retry(self.run_once, pause=stop.pause, component=self._name, trouble=self._trouble)
                 stop.wait(self._seconds)
-            with self._link.used() as connection:
-                TIMELINE.write(connection)
         except Stopping:
             pass
         finally:
@@ -90,7 +85,6 @@ class Watch:
                 error = fault(connection, document, lost)
                 if error is not None and suspend.suspend(connection, error):
                     suspended.append(document.name)
-            TIMELINE.write(connection, prunes=True)
         return WatchReport(documents=len(documents), suspended=tuple(suspended), noted=tuple(noted))
 
     def _connected(self) -> Connection:

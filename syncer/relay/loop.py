@@ -138,6 +138,7 @@ class Relay:
                 report = self.run_once()
                 if report.is_leader or not self._trouble.lasts or self._reader.other_leads_seconds > _PROVEN_SECONDS:
                     return report
+                self._trouble.leave()
                 self._stop.pause(STANDBY_SECONDS)
         except Exception:
             self.close()

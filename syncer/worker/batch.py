@@ -95,4 +95,4 @@ class ChangeBatch:
             index_seconds=round(written.index_seconds, 4),
             lag_seconds=round(time.time() - min(made), 4) if made else None,
         )
-        metrics.handled(worker, made, written, seconds=seconds)
+        metrics.handled(made, written, seconds=seconds)

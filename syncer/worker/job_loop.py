@@ -281,7 +281,7 @@ class JobWorker:
             self._trouble.over()
         self._hands = [hand for hand in self._hands if hand not in done]
         for _, report in written:
-            metrics.chunks_written(self._name, report)
+            metrics.chunks_written(report)
         return len(written)
 
     def _pause(self, seconds: float) -> None:

@@ -157,5 +157,5 @@ class Resolver:
 
     def _tell_unresolved(self, what: tuple[str, str], number: int, index_name: str) -> None:
         document, kind = what
-        metrics.UNRESOLVED.labels(document).inc(number)
+        metrics.UNRESOLVED.inc(number)
         self._log.error("worker.changes_unresolved", document=document, kind=kind, index=index_name, batches=number)

@@ -20,7 +20,6 @@ import psutil
 import psycopg
 from elasticsearch import Elasticsearch
 
-from syncer.documents.registry import Catalogue
 from syncer.elasticsearch.indices import GC_DELETES_SECONDS
 from syncer.jobs import model
 from syncer.monitoring import status
@@ -202,7 +201,7 @@ class Blog(World):
     def is_settled(self) -> bool:
         """Whether every change is done: nothing waits in the outbox, in the topic, or in a job."""
         with self.connect() as connection:
-            stored = status.ask_postgres(connection, Catalogue())
+            stored = status.ask_postgres(connection)
         return not (stored.outbox_waiting or stored.topic_waiting or stored.jobs)
 
     def wait_settled(self) -> None:

@@ -41,6 +41,7 @@ def test_what_happened_is_told_in_order(world: World) -> None:
     world.sql(BLOG)
     # The timeline does not depend on what is logged.
     daemon = world.daemon(environment={"SYNCER_LOG_LEVELS": '{"relay": "error"}'})
+    wait_for(world, "daemon.joined", "A daemon started")
     led = wait_for(world, "relay.led")
     assert led["process"] == daemon.process.pid
     assert led["level"] == "info"
@@ -79,6 +80,13 @@ def test_the_timeline_delays_nothing(world: World) -> None:
         assert [one["event"] for one in daemon.events() if one["event"].startswith("component.")] == []
     wait_for(world, "document.suspended", "blogpost was suspended")
     assert daemon.stop() == 0
+    wait_for(world, "daemon.left", "A daemon stopped")
+    world.sql(
+        "INSERT INTO syncer.daemon SELECT gen_random_uuid(), 'gone', 7, '1', now(), now() - interval '2 min', '{}', true, "
+        "0, '[]'"
+    )
+    assert world.daemon().stop() == 0
+    wait_for(world, "daemon.disappeared", "The daemon gone, process 7, disappeared")
 
 
 def test_a_role_without_the_privilege_verifies_all_the_same(world: World) -> None:

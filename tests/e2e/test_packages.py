@@ -42,7 +42,7 @@ def test_the_wheel_of_the_sdist_runs_from_an_empty_folder(empty_world: World, tm
         held = set(unpacked.namelist())
     assert held >= {
         "syncer/_shipped/config/syncer.yaml",
-        "syncer/_shipped/docs/runbook.md",
+        "syncer/_shipped/docs/operating.md",
         "syncer/demo/blog.sql",
         "syncer/demo/guide.yaml",
         "syncer/sandbox/artifacts.json",

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from elasticsearch import Elasticsearch
 
-from syncer import daemon
 from syncer.documents import registry
 from syncer.monitoring import problems
+from syncer.monitoring.status import Reader
 from tests.support.capture import define
 from tests.support.world import World
 from tests.support.writers import fill, writing
@@ -67,11 +67,11 @@ def test_an_alias_that_leads_to_two_indices_is_told_and_fixed(blog: World) -> No
     """Every hit comes twice, though all documents equal their SELECT: status and verify say so, and apply fixes it."""
 
     def troubles() -> list[str]:
-        poll = daemon.poller(blog.settings)
+        reader = Reader(blog.settings)
         try:
-            return [one.action for one in problems.problems(poll.run_once().overview)]
+            return [problem.action for problem in problems.problems(reader.read())]
         finally:
-            poll.close()
+            reader.close()
 
     with blog.connect() as connection, blog.indices() as indices:
         installation = registry.installation(connection)

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from urllib.request import urlopen
 
 import structlog
-from prometheus_client.parser import text_string_to_metric_families
 
 from syncer.capture.leader import LEASE_SECONDS
-from tests.support.world import DEADLINE_SECONDS, Daemon, World, wait_until
+from tests.support.world import Daemon, World, wait_until
 from tests.support.writers import fill
 
 LOG = structlog.get_logger()
 CHANGE = "UPDATE posts SET title = title || '.' WHERE id = (SELECT min(id) FROM posts)"
-
-
-def retries(daemon: Daemon) -> tuple[float, bool]:
-    """How often its relay has tried in vain, and whether it is in trouble now."""
-    address = str(daemon.wait_for("web.listening")["address"]).rstrip("/")
-    with urlopen(f"{address}/metrics", timeout=DEADLINE_SECONDS) as answer:  # noqa: S310 - our own
-        families = text_string_to_metric_families(answer.read().decode())
-    values = {
-        sample.name: sample.value
-        for family in families
-        for sample in family.samples
-        if sample.labels.get("component") == "relay"
-    }
-    tried = values.get("syncer_component_retries_total", 0)
-    return tried, values.get("syncer_component_is_troubled") == 1
 
 
 def said(daemon: Daemon, *names: str) -> list[dict[str, Any]]:
@@ -69,13 +50,3 @@ def wait_for_last(daemon: Daemon, event: str, number: int) -> dict[str, Any]:
     """That event, once it was logged so many times."""
     wait_until(lambda: len(said(daemon, event)) == number, what=f"{event}, {number} times")
     return said(daemon, event)[-1]
-
-
-@contextmanager
-def down(world: World) -> Iterator[None]:
-    """Kafka refuses connections."""
-    world.sandbox.kafka.stop()
-    try:
-        yield
-    finally:
-        world.sandbox.kafka.start()

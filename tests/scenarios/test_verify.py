@@ -18,7 +18,6 @@ from syncer.base.postgres import Connection
 from syncer.capture import progress
 from syncer.capture.progress import moment
 from syncer.cli.comparing import compared
-from syncer.documents.registry import Catalogue
 from syncer.monitoring.status import ask_postgres
 from syncer.verify import compare
 from syncer.verify.compare import VerifyReport, verify
@@ -467,7 +466,7 @@ def test_what_is_applied_meanwhile_is_no_drift(blog: World, client: Elasticsearc
         parts = blog.parts(connection, client)
         report = compared(parts, before, err=Console(quiet=True), settle_seconds=0)
         assert (report.holds, report.documents) == (True, 60)
-        assert [one.drifted for one in ask_postgres(connection, Catalogue()).verifications] == [0]
+        assert [one.drifted for one in ask_postgres(connection).verifications] == [0]
 
 
 # What fails

@@ -110,7 +110,6 @@ WRONG = {
     "SYNCER_WORKER_THREAD": ("1", ("worker.thread", "unknown setting")),
     "SYNCER_WORKER_BATCH_CHANGES_MAX": ("0", ("worker.batch_changes_max", "greater than 0")),
     "SYNCER_RELAY_POLL_SECONDS": ("0", ("relay.poll_seconds", "greater than 0")),
-    "SYNCER_METRICS_SECONDS": ("300", ("metrics.seconds", "less than or equal to 60")),
     "SYNCER_LOG_FORMAT": ("xml", ("log.format", "json")),
     "SYNCER_LOG_LEVEL": ("loud", ("log.level", "warning")),
     "SYNCER_KAFKA_PROPERTIES": ("acks=all", ("SYNCER_KAFKA_PROPERTIES",)),

@@ -25,19 +25,6 @@ def messages(timeline: Timeline) -> list[str]:
     return [note["message"] for _, note in timeline._notes]
 
 
-def test_an_outage_is_noted_once_though_each_component_meets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that end at about the same time are one."""
-    timeline = Timeline()
-    now = 1000.0
-    monkeypatch.setattr("syncer.base.timeline.time.monotonic", lambda: now)
-    for component in ("relay", "worker-1", "job_worker"):
-        timeline.note("component.recovered", "info", component)
-    assert messages(timeline) == ["relay"]
-    now += 60
-    timeline.note("component.recovered", "info", "relay")
-    assert len(messages(timeline)) == 2
-
-
 def test_what_no_text_of_postgres_can_hold_is_replaced_and_what_is_long_is_cut() -> None:
     """An error may quote anything."""
     timeline = Timeline()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import elasticsearch
@@ -11,8 +13,8 @@ from structlog.testing import capture_logs
 
 from syncer.base import lifecycle
 from syncer.base.errors import UnavailableError
-from syncer.base.lifecycle import Stop
-from syncer.base.retry import TELL_SECONDS, Trouble
+from syncer.base.lifecycle import Stop, Stopping
+from syncer.base.retry import TELL_SECONDS, CurrentTrouble, Trouble, retry, troubles
 from syncer.elasticsearch.bulk import _never_fits
 
 
@@ -97,6 +99,65 @@ def test_trouble_that_comes_back_to_stay_is_told_soon() -> None:
             clock.now += 1
             trouble.met(UnavailableError("full", kind="429"))
     assert told(logs) == [("component.retried", 1), ("component.recovered", 1), ("component.retried", 6)]
+
+
+def current(component: str) -> list[CurrentTrouble]:
+    """What a component of this process is retrying."""
+    return [trouble for trouble in troubles() if trouble.component == component]
+
+
+def test_what_is_retried_now_is_known_and_nothing_else() -> None:
+    """By component, server and error, from the start of the first attempt; not once it succeeds or is given up."""
+    failing = True
+
+    def action() -> None:
+        if failing:
+            time.sleep(0.02)
+            raise UnavailableError("full", hint="make room")
+
+    def pause(_: float) -> None:
+        nonlocal failing
+        (trouble,) = current("action")
+        assert trouble.server == "elasticsearch"
+        assert (trouble.error, trouble.hint) == ("full", "make room")
+        assert time.monotonic() - trouble.began >= 0.02
+        failing = False
+
+    retry(action, pause=pause, component="action")
+    assert current("action") == []
+
+    def stop(_: float) -> None:
+        raise Stopping
+
+    failing = True
+    with pytest.raises(Stopping):
+        retry(action, pause=stop, component="action")
+    assert current("action") == []
+
+
+def test_an_outage_lasts_from_the_first_failure_to_the_first_success() -> None:
+    """Whichever components they are of: one that began later tells how long it was, and the others tell nothing."""
+    clock = Clock()
+    first_failed, recovered = threading.Event(), threading.Event()
+    long, brief = Trouble("relay", clock=clock), Trouble("worker-1", clock=clock)
+
+    def long_trouble() -> None:
+        long.met(UnavailableError("full", kind="outage"), seconds=60)
+        first_failed.set()
+        recovered.wait(10)
+        long.over()
+
+    with capture_logs() as logs:
+        thread = threading.Thread(target=long_trouble)
+        thread.start()
+        assert first_failed.wait(10)
+        brief.met(UnavailableError("full", kind="outage"))
+        brief.over()
+        recovered.set()
+        thread.join()
+    noted = [line["timeline"] for line in logs if line.get("timeline")]
+    assert noted == ["worker-1 was held up for 1 min 0 s: full"]
+    assert current("relay") == current("worker-1") == []
 
 
 def test_what_is_in_hand_has_its_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,13 +24,11 @@ from werkzeug.test import Client, TestResponse
 from syncer.base.errors import ConfigError
 from syncer.base.lifecycle import Stop
 from syncer.base.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings, WebSettings
-from syncer.monitoring.poll import Poller
-from syncer.monitoring.status import Server
-from syncer.monitoring.web import facts, routes, server
+from syncer.monitoring.daemons import Reporter
+from syncer.monitoring.web import server as web_server
 from syncer.monitoring.web.access import Access, Need
-from syncer.monitoring.web.actions import Actions
+from syncer.monitoring.web.api import Api
 from syncer.monitoring.web.app import App, Asked, WebRoute
-from syncer.monitoring.web.waits import Waits
 
 TOKEN = "a token that is long enough"  # noqa: S105 - nobody else's
 LOCAL, OPEN = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there
@@ -53,10 +51,10 @@ def fails(_: Asked) -> None:
 
 
 ROUTES = [
-    WebRoute(path="/metrics", method="GET", need=Need.NOTHING, answer=said),
-    WebRoute(path="/facts", method="GET", need=Need.FACTS, answer=said),
-    WebRoute(path="/rows", method="GET", need=Need.ROWS, answer=said),
-    WebRoute(path="/fails", method="GET", need=Need.NOTHING, answer=fails),
+    WebRoute(path="/metrics", need=Need.NOTHING, answer=said),
+    WebRoute(path="/facts", need=Need.FACTS, answer=said),
+    WebRoute(path="/rows", need=Need.ROWS, answer=said),
+    WebRoute(path="/fails", need=Need.NOTHING, answer=fails),
     WebRoute(path="/act/<int(max=100):job_id>", method="POST", need=Need.ACTIONS, answer=said),
 ]
 
@@ -191,7 +189,7 @@ def test_every_answer_forbids_what_the_page_does_not_need() -> None:
 
 def test_the_page_names_no_other_host() -> None:
     """Nothing in its files leads elsewhere, and no script or style stands in the page itself."""
-    folder = Path(server.__file__).parent / "static"
+    folder = Path(web_server.__file__).parent / "static"
     for file in folder.iterdir():
         text = file.read_text().replace("http://www.w3.org/2000/svg", "")
         assert "//" not in "".join(line for line in text.splitlines() if "http" in line), file
@@ -219,35 +217,41 @@ def test_nothing_that_is_sent_breaks_it(
     assert answer.status_code in (200, 304, 400, 401, 403, 404, 405)
 
 
+def api(settings: Settings, access: Access) -> Api:
+    """The API of a daemon that has started nothing yet."""
+    return Api(settings, access, stop=Stop(), reporter=Reporter(connect=never, stop=Stop()))
+
+
 def never() -> Any:
-    """What this poll would ask, which never does."""
+    """Nothing connects here."""
     raise AssertionError
 
 
 @pytest.mark.parametrize(
     ("listens", "sent", "reason"),
-    [(LOCAL, False, "not asked"), (OPEN, False, "Shown only with the token"), (OPEN, True, "not asked")],
+    [
+        (LOCAL, False, "connection refused"),
+        (OPEN, False, "Shown only with the token"),
+        (OPEN, True, "connection refused"),
+    ],
 )
 def test_what_a_server_has_said_is_not_for_everybody(*, listens: str, sent: bool, reason: str) -> None:
     """It may name hosts and roles: from elsewhere one learns only that a daemon is not ready."""
-    poll = Poller(SETTINGS, connect=never, observe=never, search=never)
-    poll.needs = frozenset({Server.KAFKA})
-    daemon = facts.Daemon(settings=SETTINGS, poll=poll, stop=Stop())
-    answers = facts.Facts(daemon, Access(host=listens, token=TOKEN))
+    answers = api(SETTINGS, Access(host=listens, token=TOKEN))
     checks = answers.ready(Asked(words={}, has_token=sent, address="")).get_json()["checks"]
-    assert reason in next(one["reason"] for one in checks if one["name"] == "kafka")
+    assert reason in next(check["reason"] for check in checks if check["name"] == "postgres")
 
 
 # The port
 
 
 @contextmanager
-def current(app: App) -> Iterator[server.WebServer]:
+def current(app: App) -> Iterator[web_server.WebServer]:
     """A server that answers so."""
-    listening = server.listen(WebSettings(port=0))
+    listening = web_server.listen(WebSettings(port=0))
     assert listening is not None
     stop = Stop()
-    web = server.WebServer(listening, app, has_token=True)
+    web = web_server.WebServer(listening, app, has_token=True)
     thread = threading.Thread(target=web.run, args=(stop,))
     thread.start()
     try:
@@ -271,16 +275,12 @@ def test_a_postgres_that_hangs_holds_up_no_health() -> None:
     with closing(socket.create_server((LOCAL, 0))) as silent, ThreadPoolExecutor(20) as many:
         dsn = SecretStr(f"host={LOCAL} port={silent.getsockname()[1]}")
         postgres = PostgresSettings(dsn=dsn, connect_timeout_seconds=8)
-        daemon = facts.Daemon(
-            settings=Settings.model_construct(postgres=postgres),
-            poll=Poller(SETTINGS, connect=never, observe=never, search=never),
-            stop=Stop(),
-        )
         access = Access(host=LOCAL, token=None)
-        answers = routes(facts.Facts(daemon, access), Actions(daemon), Waits(daemon))
+        answers = api(SETTINGS.model_copy(update={"postgres": postgres}), access).routes()
         with current(App(access, answers)) as web:
             asking = [many.submit(status, f"{web.address}/api/jobs") for _ in range(10)]
             assert status(f"{web.address}/healthz") == 200
+            assert status(f"{web.address}/readyz") == 503
             assert not all(one.done() for one in asking)  # it has not waited for them
             assert {one.result() for one in asking} == {503}
 
@@ -336,9 +336,7 @@ def test_a_request_under_way_is_not_cut_to_make_room() -> None:
         going.set()
         return {"went_on": go_on.wait(20)}
 
-    app = App(
-        Access(host=LOCAL, token=None), [WebRoute(path="/slow", method="GET", need=Need.NOTHING, answer=slow), *ROUTES]
-    )
+    app = App(Access(host=LOCAL, token=None), [WebRoute(path="/slow", need=Need.NOTHING, answer=slow), *ROUTES])
     with current(app) as web, ExitStack() as opened, ThreadPoolExecutor(1) as one_more:
         asked = one_more.submit(status, f"{web.address}/slow")
         assert going.wait(20)
@@ -356,7 +354,7 @@ def test_the_newest_connection_has_time_to_send_its_request() -> None:
     def slow(_: Asked) -> dict[str, Any]:
         return {"went_on": go_on.wait(20)}
 
-    app = App(Access(host=LOCAL, token=None), [WebRoute(path="/slow", method="GET", need=Need.NOTHING, answer=slow)])
+    app = App(Access(host=LOCAL, token=None), [WebRoute(path="/slow", need=Need.NOTHING, answer=slow)])
     asks = b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with current(app) as web, ExitStack() as opened:
         address = (LOCAL, urlsplit(web.address).port)
@@ -364,7 +362,7 @@ def test_the_newest_connection_has_time_to_send_its_request() -> None:
         def connected() -> socket.socket:
             return opened.enter_context(socket.create_connection(address, timeout=20))
 
-        for _ in range(server.CONNECTIONS_MAX - 3):  # the server has two more sockets itself
+        for _ in range(web_server.CONNECTIONS_MAX - 3):  # the server has two more sockets itself
             connected().sendall(asks)
         newest = connected()
         newest.settimeout(0.5)
@@ -388,23 +386,23 @@ def taken() -> Iterator[int]:
 def test_a_port_that_was_asked_for_and_is_taken_is_an_error() -> None:
     """It names the setting; one that nobody asked for is left to who has it, and the next one taken."""
     with taken() as port, pytest.raises(ConfigError, match=f"port {port}") as refused:
-        server.listen(WebSettings(port=port))
+        web_server.listen(WebSettings(port=port))
     assert "SYNCER_WEB_PORT" in refused.value.hint
-    assert server.listen(WebSettings(port=None)) is None
+    assert web_server.listen(WebSettings(port=None)) is None
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
-        server.listen(WebSettings(host="192.0.2.1", port=0))
+        web_server.listen(WebSettings(host="192.0.2.1", port=0))
 
 
 def test_several_daemons_have_a_page_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default port is taken: the next one is used; all of them are: there is no page, and the daemon goes on."""
     with taken() as port:
         default = WebSettings.model_construct(host=LOCAL, port=port, _fields_set=set())
-        found = server.listen(default)
+        found = web_server.listen(default)
         assert found is not None
         with closing(found):
-            assert port < found.getsockname()[1] < port + server.PORTS_TRIED
-        monkeypatch.setattr(server, "PORTS_TRIED", 1)
-        assert server.listen(default) is None
+            assert port < found.getsockname()[1] < port + web_server.PORTS_TRIED
+        monkeypatch.setattr(web_server, "PORTS_TRIED", 1)
+        assert web_server.listen(default) is None
 
 
 def test_a_token_is_long() -> None:
@@ -421,7 +419,7 @@ def test_a_token_is_long() -> None:
 
 def test_what_a_script_looks_up_is_in_the_page() -> None:
     """Each element by its id: a browser would stop at the first that is missing."""
-    static = Path(server.__file__).parent / "static"
+    static = Path(web_server.__file__).parent / "static"
     has = set(re.findall(r'id="([^"]+)"', (static / "index.html").read_text("utf-8")))
     wanted = {one for file in static.glob("*.js") for one in re.findall(r'\bby\("([^"]+)"\)', file.read_text("utf-8"))}
     assert len(wanted) > 20

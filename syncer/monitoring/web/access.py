@@ -67,20 +67,26 @@ class Access:
         """Whether only this machine can reach the server."""
         return _is_loopback(self.host)
 
+    def rights(self, *, has_token: bool) -> dict[str, bool]:
+        """What a request may do, for the page."""
+        return {
+            "can_act": has_token,
+            "takes_token": self.token is not None,
+            "sees_rows": has_token or (self.token is None and self.is_own),
+            "sees_values": has_token,
+        }
+
     def require_ours(self, headers: Headers, *, is_page: bool = False) -> None:
         """Refuse cross-site requests of browsers. A link from another site may lead to the page, which has no data yet.
-
-        Args:
-            headers: The request's headers.
-            is_page: Whether it is for the page itself.
 
         Raises:
             ForbiddenError: The request is cross-site.
         """
-        host = _name(headers.get("Host", ""))
-        if self.is_own and not _is_loopback(host):
+        host = headers.get("Host", "")
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if self.is_own and not _is_loopback(name):
             raise ForbiddenError(
-                f"This is not {host[:100]!r}",
+                f"This is not {name[:100]!r}",
                 hint="It answers to localhost and 127.0.0.1 only, to prevent DNS rebinding. "
                 "If a proxy forwards the requests, let it send localhost as the Host header.",
                 kind="host",
@@ -95,10 +101,10 @@ class Access:
         Raises:
             UnauthorizedError: It has a wrong one.
         """
-        said = headers.get("Authorization", "")
-        if not said or self.token is None:
+        header = headers.get("Authorization", "")
+        if not header or self.token is None:
             return False
-        given = said[len(_SCHEME) :].strip() if said.lower().startswith(_SCHEME) else ""
+        given = header[len(_SCHEME) :].strip() if header.lower().startswith(_SCHEME) else ""
         if not hmac.compare_digest(given.encode(), self.token.encode()):
             raise UnauthorizedError("Wrong token", hint="It is the value of web.token.")
         return True
@@ -109,19 +115,8 @@ class Access:
         Raises:
             ForbiddenError, UnauthorizedError: It does.
         """
-        if need is Need.NOTHING or (need is Need.FACTS and self.is_own):
-            return
-        if need is Need.ROWS and self.is_own and self.token is None:
-            return
-        self.require_token(has_token=has_token)
-
-    def require_token(self, *, has_token: bool) -> None:
-        """Refuse a request without the token.
-
-        Raises:
-            ForbiddenError, UnauthorizedError: It has none.
-        """
-        if has_token:
+        is_free = need is Need.NOTHING or (need is Need.FACTS and self.is_own)
+        if has_token or is_free or (need is Need.ROWS and self.is_own and self.token is None):
             return
         if self.token is None:
             raise ForbiddenError(
@@ -129,13 +124,6 @@ class Access:
                 hint="Set web.token (SYNCER_WEB_TOKEN) and restart the daemon.",
             )
         raise UnauthorizedError("This requires the token", hint="Send it as: Authorization: Bearer TOKEN")
-
-
-def _name(host: str) -> str:
-    """The name or address in a Host header, without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if host.count(":") == 1 else host
 
 
 def _is_loopback(name: str) -> bool:

@@ -1,28 +1,33 @@
 """App: answers HTTP requests: the page, the API, metrics and health.
 
 Guarantees: every response of the API is JSON. An error is ``{"message": …, "hint": …}``, as a command would print it,
-never a traceback. Only POST changes documents, jobs or dead letters, though a wait for searchability refreshes an
-index. Permissions are checked here, before anything is read for a request.
+never a traceback. Only POST changes jobs or dead letters, though a wait for searchability refreshes an index.
+Permissions are checked here, before anything is read for a request. The page refers to no other host.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 import structlog
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+from werkzeug.http import generate_etag
 from werkzeug.routing import Map, Rule
 from werkzeug.wrappers import Request, Response
 
+from syncer.base import shipped
 from syncer.base.error_policy import explain
 from syncer.base.errors import ConfigError, DefinitionError, JobError, SyncerError, TokenError, WaitTimeoutError
 from syncer.base.log_limit import Repeated
 from syncer.monitoring.web.access import Access, ForbiddenError, Need, UnauthorizedError
-from syncer.monitoring.web.files import PAGE, Files
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -34,7 +39,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-_BUSY = 503
 _STATUS: dict[type[SyncerError], int] = {
     UnauthorizedError: 401,
     ForbiddenError: 403,
@@ -44,6 +48,15 @@ _STATUS: dict[type[SyncerError], int] = {
     TokenError: 400,
     WaitTimeoutError: 504,
 }
+_BUSY = 503
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_TEXT_MAX = 1000
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +73,51 @@ class Asked:
     has_token: bool
     address: str
 
+    def text(self, name: str) -> str | None:
+        """A text parameter; None if it is missing.
 
-Answer = Callable[..., Any]
-"""Called with an `Asked`, and the path's parameters as keywords; returns JSON data, or a whole response."""
+        Raises:
+            ConfigError: It is not text, or Postgres cannot store it.
+        """
+        value = self.words.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, str) or len(value) > _TEXT_MAX or _UNSTORABLE.search(value):
+            raise ConfigError(f"{name} must be text of at most {_TEXT_MAX:,} characters")
+        return value
+
+    def required(self, name: str) -> str:
+        """A text parameter that must be there.
+
+        Raises:
+            ConfigError: It is missing.
+        """
+        value = self.text(name)
+        if not value:
+            raise ConfigError(f"Missing parameter: {name}", hint=f"Add {name}=…")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """A boolean parameter; false if it is missing.
+
+        Raises:
+            ConfigError: It is not a boolean.
+        """
+        value = str(self.words.get(name, "false")).lower()
+        if value not in ("true", "false", "1", "0"):
+            raise ConfigError(f"{name} must be true or false")
+        return value in ("true", "1")
+
+    def number(self, name: str, *, default: int, most: int) -> int:
+        """A whole number from 0 to ``most``.
+
+        Raises:
+            ConfigError: It is not one.
+        """
+        value = str(self.words.get(name, default))
+        if not (value.isascii() and value.isdigit()) or len(value) > len(str(most)) or int(value) > most:
+            raise ConfigError(f"{name} must be a number from 0 to {most:,}")
+        return int(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +126,15 @@ class WebRoute:
 
     Args:
         path: A pattern of werkzeug's.
-        method: GET or POST.
         need: The permission that it requires.
-        answer: The handler.
+        answer: Called with an `Asked`, and the path's parameters as keywords; returns JSON data, or a whole response.
+        method: GET or POST.
     """
 
     path: str
-    method: str
     need: Need
-    answer: Answer
+    answer: Callable[..., Any]
+    method: str = "GET"
 
 
 class App:
@@ -87,89 +142,97 @@ class App:
 
     Args:
         access: Checks what requests may do.
-        routes: All routes except the page itself.
+        routes: All routes except the page and its files.
     """
 
     def __init__(self, access: Access, routes: Iterable[WebRoute]) -> None:
         self._access = access
-        self._files = Files()
-        rules = [Rule(one.path, endpoint=one, methods=[one.method]) for one in routes]
-        rules.append(Rule("/", endpoint=PAGE, methods=["GET"]))
-        rules.append(Rule("/static/<name>", endpoint="", methods=["GET"]))
+        static = files(__package__) / "static"
+        self._files = {file.name: file.read_bytes() for file in static.iterdir() if file.is_file()}
+        self._files["operating.html"] = _manual(self._files["manual.html"].decode()).encode()
+        rules = [Rule(route.path, endpoint=route, methods=[route.method]) for route in routes]
+        for path, name in (("/", "index.html"), ("/operating", "operating.html"), ("/static/<name>", "")):
+            rules.append(Rule(path, endpoint=name, methods=["GET"]))
         # Paths must match exactly: no redirects to similar ones.
         self._paths = Map(rules, strict_slashes=False, merge_slashes=False, redirect_defaults=False)
-        self._refused = Repeated[str, tuple[str, str]](_tell_refused)
-        self._lock = threading.Lock()
+        self._refused = Repeated[str, tuple[str, str]](_log_refused)
+        self._turn = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         """Handle one request: the WSGI protocol."""
         request = Request(environ)
-        response = self._respond(request)
-        for name, value in _HEADERS.items():
-            response.headers[name] = value
+        try:
+            response = self._answer(request)
+        except HTTPException as error:
+            response = _of_http(request, error)
+        except Exception as error:  # noqa: BLE001 - reported to the client or in the log
+            response = self._of_error(request, error)
+        response.headers.extend(_HEADERS)
         response.headers.setdefault("Cache-Control", "no-store")
         return response(environ, start)
 
-    def _respond(self, request: Request) -> Response:
-        try:
-            return self._answer(request)
-        except HTTPException as error:
-            return _of_http(request, error)
-        except Exception as error:  # noqa: BLE001 - reported below, to the client or in the log
-            return self._of_error(request, error)
-
     def _answer(self, request: Request) -> Response:
         self._access.require_ours(request.headers, is_page=request.path == "/" and request.method == "GET")
-        endpoint, values = self._paths.bind_to_environ(request.environ).match()
-        if not isinstance(endpoint, WebRoute):
-            return self._files.get(request, endpoint or values["name"])
+        route, values = self._paths.bind_to_environ(request.environ).match()
+        if not isinstance(route, WebRoute):
+            return self._file(request, route or values["name"])
         has_token = self._access.has_token(request.headers)
-        self._access.require(endpoint.need, has_token=has_token)
+        self._access.require(route.need, has_token=has_token)
         asked = Asked(words=_words(request), has_token=has_token, address=request.remote_addr or "")
-        said = endpoint.answer(asked, **values)
-        return said if isinstance(said, Response) else as_json(said)
+        answer = route.answer(asked, **values)
+        return answer if isinstance(answer, Response) else as_json(answer)
+
+    def _file(self, request: Request, name: str) -> Response:
+        """A file of the page; without its content if the browser has it already.
+
+        Raises:
+            NotFound: There is no file of that name.
+        """
+        if name not in self._files:
+            raise NotFound
+        response = Response(self._files[name], content_type=_TYPES[name.rpartition(".")[2]])
+        response.set_etag(generate_etag(self._files[name]))
+        response.headers["Cache-Control"] = "no-cache"  # revalidated each time, and sent only if it has changed
+        return response.make_conditional(request)
 
     def _of_error(self, request: Request, error: Exception) -> Response:
-        said = explain(error)
-        if said is None:
+        explained = explain(error)
+        if explained is None:
             structlog.get_logger().error("web.request_failed", path=request.path[:200], exc_info=error)
-            return problem(500, "Unexpected error", "The daemon's log has it: web.request_failed")
-        if isinstance(said, ForbiddenError | UnauthorizedError) and (error is said):
-            self._note_refused(request, said)
-        status = next((code for kind, code in _STATUS.items() if isinstance(said, kind)), _BUSY)
-        response = problem(status, said.message, said.hint)
-        if isinstance(said, UnauthorizedError):
+            return _problem(500, "Unexpected error", "The daemon's log has it: web.request_failed")
+        is_refusal = isinstance(explained, ForbiddenError | UnauthorizedError)
+        # The page without a token causes none of these: they may be an attack.
+        if is_refusal and ("Authorization" in request.headers or isinstance(explained, ForbiddenError)):
+            with self._turn:
+                # One key for all errors of a kind: made-up host names are logged no more often than a repeated one.
+                key = explained.kind or explained.message
+                self._refused.note(key, (explained.message[:60], request.remote_addr or ""))
+        status = next((code for kind, code in _STATUS.items() if isinstance(explained, kind)), _BUSY)
+        response = _problem(status, explained.message, explained.hint)
+        if isinstance(explained, UnauthorizedError):
             response.headers["WWW-Authenticate"] = 'Bearer realm="syncer"'
         return response
 
-    def _note_refused(self, request: Request, error: SyncerError) -> None:
-        """Log a request that may be an attack; the page without a token causes none of these."""
-        if "Authorization" in request.headers or isinstance(error, ForbiddenError):
-            with self._lock:
-                # One key for all errors of a kind: made-up host names are logged no more often than a repeated one.
-                self._refused.note(error.kind or error.message, (error.message[:60], request.remote_addr or ""))
 
-
-def as_json(said: Any, status: int = 200) -> Response:
+def as_json(body: Any, status: int = 200) -> Response:
     """A JSON response of the API."""
-    return Response(json.dumps(said, default=str, ensure_ascii=False), status, content_type="application/json")
+    return Response(json.dumps(body, default=str, ensure_ascii=False), status, content_type="application/json")
 
 
-def problem(status: int, message: str, hint: str = "") -> Response:
-    """An error response of the API."""
+def _problem(status: int, message: str, hint: str = "") -> Response:
     return as_json({"message": message, "hint": hint}, status)
 
 
 def _of_http(request: Request, error: HTTPException) -> Response:
     match error:
         case NotFound():
-            return problem(404, f"Not found: {request.path[:200]}", "The paths are in docs/status-page.md.")
+            return _problem(404, f"Not found: {request.path[:200]}", "The paths are in docs/http.md.")
         case MethodNotAllowed():
             allowed = ", ".join(error.valid_methods or ())
-            response = problem(405, f"{request.method[:20]} is not allowed here", f"Allowed: {allowed}.")
+            response = _problem(405, f"{request.method[:20]} is not allowed here", f"Allowed: {allowed}.")
             response.headers["Allow"] = allowed
             return response
-    return problem(error.code or 400, error.description or error.name)
+    return _problem(error.code or 400, error.description or error.name)
 
 
 def _words(request: Request) -> dict[str, Any]:
@@ -178,19 +241,40 @@ def _words(request: Request) -> dict[str, Any]:
     Raises:
         ConfigError: The body is something else.
     """
-    words: dict[str, Any] = request.args.to_dict()
     body = request.get_data(cache=False) if request.method == "POST" else b""
-    if not body:
-        return words
     try:
-        said = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError("The body is not JSON", hint='As in: {"document": "blogpost"}') from error
-    if not isinstance(said, dict):
+        parsed = json.loads(body or b"{}")
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise ConfigError("The body is not a JSON object", hint='As in: {"document": "blogpost"}')
-    return words | said
+    return {**request.args.to_dict(), **parsed}
 
 
-def _tell_refused(_: str, requests: int, last: tuple[str, str]) -> None:
+def _log_refused(_: str, requests: int, last: tuple[str, str]) -> None:
     reason, address = last
     structlog.get_logger().warning("web.refused", reason=reason, requests=requests, address=address)
+
+
+def _manual(page: str) -> str:
+    """Render docs/operating.md, so that a problem's link works without internet access."""
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = markdown.parse((shipped.folder("docs") / "operating.md").read_text("utf-8"))
+    for place, token in enumerate(tokens):
+        if token.type == "heading_open":
+            token.attrSet("id", tokens[place + 1].content.lower().replace(" ", "-"))
+        elif token.children:
+            token.children = _without_other_pages(token.children)
+    return page.replace("{content}", markdown.renderer.render(tokens, markdown.options, {}))
+
+
+def _without_other_pages(tokens: list[Token]) -> list[Token]:
+    """The same without links to other pages, which do not ship; their text stays."""
+    kept: list[Token] = []
+    is_within = True
+    for token in tokens:
+        if token.type == "link_open":
+            is_within = str(token.attrGet("href")).startswith("#")
+        if is_within or token.type not in ("link_open", "link_close"):
+            kept.append(token)
+    return kept

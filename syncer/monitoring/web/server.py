@@ -49,16 +49,12 @@ class WebServer:
         listening: The bound socket: see `listen`.
         application: The WSGI application.
         has_token: Whether a token is set; for the log.
-        is_logged: Whether to log the address.
     """
 
-    def __init__(
-        self, listening: socket.socket, application: Application, *, has_token: bool, is_logged: bool = True
-    ) -> None:
+    def __init__(self, listening: socket.socket, application: Application, *, has_token: bool) -> None:
         self._listening = listening
         self._application = application
         self._has_token = has_token
-        self._is_logged = is_logged
         self.address = _address(listening)
 
     def run(self, stop: Stop) -> None:
@@ -78,8 +74,7 @@ class WebServer:
             max_request_body_size=_BODY_BYTES_MAX,
         )
         assert isinstance(server, TcpWSGIServer)  # noqa: S101 - one socket makes one server
-        if self._is_logged:
-            structlog.get_logger().info("web.listening", address=self.address, has_token=self._has_token)
+        structlog.get_logger().info("web.listening", address=self.address, has_token=self._has_token)
         try:
             while not stop.is_requested:
                 wasyncore.loop(timeout=_LOOP_SECONDS, use_poll=True, map=sockets, count=1)
@@ -100,7 +95,7 @@ def _make_room(server: TcpWSGIServer, sockets: dict[int, Any]) -> None:
         return
     channels: dict[int, HTTPChannel] = server.active_channels  # type: ignore[assignment]  # typeshed has the class
     oldest_first = sorted(channels.values(), key=lambda channel: channel.creation_time)
-    idle = [one for one in oldest_first[:-1] if not one.requests and not one.total_outbufs_len]
+    idle = [channel for channel in oldest_first[:-1] if not channel.requests and not channel.total_outbufs_len]
     if idle:
         idle[0].handle_close()
 

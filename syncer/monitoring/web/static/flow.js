@@ -1,7 +1,7 @@
 // The banner with its problems, the flow with its numbers, and the daemons.
 
-import { by, el, keep, raw, say, show } from "./dom.js";
-import { about, brief, count, moment, rate, timeOf } from "./words.js";
+import { by, el, fill, keep, raw, say, show } from "./dom.js";
+import { about, amount, brief, moment, rate, timeOf } from "./words.js";
 
 export function showBanner(status) {
   say(by("headline"), status.headline);
@@ -27,7 +27,7 @@ export function showProblems(problems) {
 }
 
 const makeProblem = (one) => el("li", {}, el("b"), el("p", { class: "does" }), el("div", { class: "links" },
-  el("a", { href: `/runbook#${String(one.runbook).toLowerCase()}`, target: "_blank" }, `Runbook: ${one.runbook}`), raw()));
+  el("a", { href: `/operating#${String(one.runbook).toLowerCase()}`, target: "_blank" }, `What it means: ${one.runbook}`), raw()));
 
 /** What is read aloud when it changes: not how much waits, which changes all the time. */
 function told(status) {
@@ -38,16 +38,20 @@ function told(status) {
 
 /** The servers that do not answer, each with the time of its last answer: their figures are of then. */
 export const silentOf = (status) => new Map(status.servers.filter((one) => one.error !== null).map((one) =>
-  [one.server, one.age_seconds === null ? null : Date.now() / 1000 - one.age_seconds - status.age_seconds]));
+  [one.server, one.age_seconds === null ? null : Date.now() / 1000 - one.age_seconds]));
 
-export function showFlow(status) {
-  const { rates, leader } = status;
+/** The rates are those since the status before. Without Kafka there is no topic. */
+export function showFlow(status, rates) {
+  const { leader } = status;
   const silent = silentOf(status);
+  const usesKafka = status.servers.some((one) => one.server === "kafka");
+  show(by("to-topic"), usesKafka);
+  show(by("at-topic"), usesKafka);
   station("at-outbox", known(status.outbox_waiting), waits(status.outbox_waiting, status.outbox_lag_seconds));
-  const connected = leader && leader.seconds !== null ? `connected ${about(leader.seconds)}` : "";
-  station("at-relay", leader ? "leads" : "none", leader ? connected : "no leader", !leader);
+  station("at-relay", leader ? "leads" : "none", leader ? leader.host : "no leader", !leader);
   station("at-topic", known(status.topic_waiting), waits(status.topic_waiting, status.topic_lag_seconds));
-  station("at-workers", known(status.workers), "connected", status.workers === 0);
+  const inHand = !usesKafka && status.topic_waiting ? `${brief(status.topic_waiting)} changes in hand` : "at work";
+  station("at-workers", known(status.workers), inHand, status.workers === 0);
   const served = (status.documents ?? []).map((one) => Object.entries(one.targets)
     .filter(([name]) => one.roles[name] === "current").map(([, number]) => number)).flat();
   const held = served.reduce((sum, number) => sum + (number ?? 0), 0);
@@ -57,11 +61,11 @@ export function showFlow(status) {
   pipe("to-relay", rates?.captured, "changes written to the outbox each second");
   pipe("to-topic", rates?.published, "changes published each second");
   pipe("to-workers", rates?.handled, "changes handled each second");
-  pipe("to-index", rates?.written, "documents written each second, by live changes and by jobs");
+  pipe("to-index", status.written_per_second, "documents written each second, by live changes and by jobs");
 }
 
 const STATIONS = [
-  ["at-outbox", "postgres"], ["at-relay", "postgres"], ["at-topic", "kafka"], ["at-workers", "kafka"],
+  ["at-outbox", "postgres"], ["at-relay", "postgres"], ["at-topic", "postgres"], ["at-workers", "postgres"],
   ["at-index", "elasticsearch"],
 ];
 
@@ -103,24 +107,38 @@ function pipe(id, number, title) {
   if (moves) place.style.setProperty("--pace", `${Math.max(0.15, 1.2 / 2 ** Math.log10(Math.max(1, number))).toFixed(2)}s`);
 }
 
-export function showRunning(status) {
-  const running = status.running ?? [];
-  show(by("running-none"), status.running !== null && !running.length);
-  show(by("running"), running.length > 0);
-  asOf("running-old", silentOf(status), "postgres");
-  keep(by("running").tBodies[0], running, (one) => `${one.process}@${one.host}`,
-    () => el("tr", {}, el("th", { scope: "row" }), cell("Process", "number"), cell("Version"), cell("Components"),
-      cell("Worker threads", "number"), cell("Connects from"), cell("Connected since")),
-    (row, one) => [
-      one.host, String(one.process), one.version ?? "unknown", components(one), count(one.worker_threads),
-      one.address ?? (one.since ? "local socket" : "unknown"), one.since ? moment(one.since) : "unknown",
-    ].forEach((text, place) => say(row.cells[place], text)));
+export function showDaemons(status) {
+  const daemons = status.daemons ?? [];
+  show(by("daemons-none"), status.daemons !== null && !daemons.length);
+  show(by("daemons"), daemons.length > 0);
+  asOf("daemons-old", silentOf(status), "postgres");
+  keep(by("daemons").tBodies[0], daemons, (one) => `${one.process}@${one.host} ${one.started_at}`,
+    () => el("tr", {}, el("th", { scope: "row" }), cell("Process", "number"), cell("State"), cell("Components"),
+      cell("Version"), cell("Started")),
+    (row, one) => {
+      const [text, kind] = state(one);
+      [one.host, String(one.process), null, components(one), one.version, moment(one.started_at)]
+        .forEach((each, place) => { if (each !== null) say(row.cells[place], each); });
+      fill(row.cells[2], [kind, text], () => [el("span", { class: `state ${kind}` }, text)]);
+    });
 }
 
 const cell = (label, kind = null) => el("td", { class: kind, "data-label": label });
 
-const components = (one) => [
-  one.has_relay ? (one.leads ? "leading relay" : "standby relay") : null,
-  one.worker_threads ? "workers" : null,
-  one.has_job_worker ? "job worker" : null,
-].filter(Boolean).join(", ");
+/** What a daemon does, and how it is shown: one that is silent hangs, or is gone. */
+function state(one) {
+  if (one.is_silent) return [`silent for ${about(one.silent_seconds)}`, "bad"];
+  if (!one.components.length) return ["starts", "busy"];
+  if (!one.troubles.length) return ["works", ""];
+  const longest = one.troubles.reduce((a, b) => (b.seconds > a.seconds ? b : a));
+  return [`${longest.component} retries for ${about(longest.seconds)}`, "bad"];
+}
+
+function components(one) {
+  const workers = one.components.filter((name) => name.startsWith("worker-")).length;
+  return [
+    one.leads ? "leads" : one.components.includes("relay") ? "stands by" : null,
+    workers ? amount(workers, "worker") : null,
+    one.components.includes("job_worker") ? "job worker" : null,
+  ].filter(Boolean).join(", ");
+}

@@ -1,4 +1,4 @@
-// Dead letters by index and error, and a button to retry them.
+// Dead letters by error, to retry.
 
 import { act, get } from "./ask.js";
 import { by, el, fill, keep, raw, say, show } from "./dom.js";
@@ -26,30 +26,31 @@ function change(row, one, access, refresh, explain) {
   say(index.firstElementChild, one.index_name);
   say(kind, one.kind);
   say(since, moment(one.first_at));
-  fill(example.firstElementChild, [one.example], () => [
+  fill(example.firstElementChild, one.example, () => [
     el("a", { href: "#look", onclick: (event) => { event.preventDefault(); explain(one.document, one.example); } }, one.example),
   ]);
   const text = example.lastElementChild;
   show(text, access.sees_values);
   text.ontoggle = () => { if (text.open) showText(text.querySelector("pre"), one); };
-  fill(doing.firstElementChild, [canAct], () => (canAct ? choices(one, refresh) : []));
+  fill(doing.firstElementChild, [canAct], () => (canAct ? [retry(one, refresh)] : []));
 }
 
 /** The error of one of them; it quotes values, so it is asked for only when it is folded out. */
 async function showText(place, one) {
   try {
-    const { dead_letter: letter } = await get(`/api/documents/${encodeURIComponent(one.document)}/explain`, { id: one.example });
-    say(place, letter ? `${one.example}: ${letter.error}` : "It is gone.");
+    const { shown } = await get("/api/dead-letters", { document: one.document, limit: 1000 });
+    const found = shown.find((each) => each.id === one.example) ?? shown[0];
+    say(place, found ? `${found.id}: ${found.error}` : "It is gone.");
   } catch (error) {
     say(place, `${error.message}.`);
   }
 }
 
-function choices(one, refresh) {
+function retry(one, refresh) {
   const go = async () => {
     await act(by("letters-said"), "Retrying …", "/api/dead-letters/retry", { document: one.document },
       (done) => done.jobs.length ? `Job ${done.jobs.join(", ")} retries ${amount(done.letters, "document")}.` : "There is nothing to retry.");
     refresh();
   };
-  return [el("button", { type: "button", onclick: go }, "Retry")];
+  return el("button", { type: "button", onclick: go }, `Retry all of ${one.document}`);
 }

@@ -5,7 +5,7 @@ import { showDocuments } from "./documents.js";
 import { by, el, fill, say, show } from "./dom.js";
 import { showEvents } from "./events.js";
 import { lookUp } from "./explain.js";
-import { asOf, showBanner, showFlow, showProblems, showRunning, silentOf } from "./flow.js";
+import { asOf, showBanner, showDaemons, showFlow, showProblems, silentOf } from "./flow.js";
 import { showJobs } from "./jobs.js";
 import { showLetters } from "./letters.js";
 import { Plot, roundedUpTime } from "./plot.js";
@@ -13,16 +13,15 @@ import { about, brief, duration, rate, timeOf } from "./words.js";
 
 const EVERY_MS = 2000;
 const RETRY_MS = [1000, 2000, 4000, 8000];
-const RECENT_SECONDS = 600;
 const EVENTS_EVERY_MS = 10_000;
-const MINUTES_EVERY_MS = 20_000;
-const OLD_SECONDS = 20;
+const KEPT_SECONDS = 3600;
+const OLD_SECONDS = 5;
 const UNAVAILABLE = 503;
 
 const state = {
   status: null, answeredAt: null, failures: 0, timer: null, isAsking: false, isAgain: false,
   letters: { letters: 0, kinds: [] }, jobs: { jobs: [], has_more: false }, events: [], eventsAt: 0,
-  range: RECENT_SECONDS, samples: [], samplesOf: null, samplesAt: 0,
+  range: 120, samples: [],
 };
 
 const plots = [
@@ -63,12 +62,14 @@ async function ask() {
   const status = await get("/api/status");
   const access = status.access;
   const silent = silentOf(status);
-  await Promise.all([askHistory(), silent.has("postgres") ? null : askPostgres(status)]);
+  if (!silent.has("postgres")) await askPostgres(status);
+  const rates = ratesBetween(state.status, status);
+  note(status, rates, silent);
   Object.assign(state, { status, answeredAt: Date.now() });
   document.body.classList.remove("waits", "lost");
   showBanner(status);
-  showFlow(status);
-  showRunning(status);
+  showFlow(status, rates);
+  showDaemons(status);
   const documents = status.documents ?? [];
   showDocuments(documents, status.verifications ?? [], silent);
   showJobs(state.jobs.jobs, { hasMore: state.jobs.has_more, access, refresh: turn });
@@ -101,16 +102,23 @@ const unlessAway = (answer) => answer.catch((error) => {
   return null;
 });
 
-/** Of the last ten minutes only what is new is asked for; of longer ranges all of it, less often. */
-async function askHistory() {
-  const { range } = state;
-  const isSame = state.samplesOf === range;
-  if (range !== RECENT_SECONDS && isSame && Date.now() - state.samplesAt < MINUTES_EVERY_MS) return;
-  const known = isSame && range === RECENT_SECONDS ? state.samples : [];
-  const { samples } = await get("/api/history", { seconds: range, since: known.at(-1)?.at ?? 0 });
-  const all = [...known, ...samples];
-  const kept = all.filter((one) => one.at > all.at(-1).at - range * 1.1);
-  Object.assign(state, { samples: kept, samplesOf: range, samplesAt: Date.now() });
+/** What changed each second between two answers; null if Postgres was silent at either. */
+function ratesBetween(before, after) {
+  if (!before?.totals || !after.totals || after.at <= before.at) return null;
+  return Object.fromEntries(Object.entries(after.totals).map(([name, total]) =>
+    [name, Math.max(0, total - before.totals[name]) / (after.at - before.at)]));
+}
+
+/** Keep what the charts show; while Postgres is silent the lag is unknown, since changes may have been committed. */
+function note(status, rates, silent) {
+  const isKnown = !silent.has("postgres");
+  state.samples.push({
+    at: Date.now() / 1000,
+    lag_seconds: isKnown ? status.lag_seconds : null,
+    captured_per_second: rates?.captured ?? null,
+    written_per_second: isKnown ? status.written_per_second : null,
+  });
+  while (state.samples[0].at < Date.now() / 1000 - KEPT_SECONDS) state.samples.shift();
 }
 
 by("range").addEventListener("change", () => {
@@ -135,7 +143,7 @@ function showTrouble(error, wait) {
 
 function showFreshness() {
   if (!state.status || document.body.matches(".lost, .waits")) return;
-  const age = state.status.age_seconds + (Date.now() - state.answeredAt) / 1000;
+  const age = (Date.now() - state.answeredAt) / 1000;
   say(by("freshness"), age < OLD_SECONDS ? "live" : `as of ${duration(age)} ago`);
 }
 

@@ -5,10 +5,9 @@ import { timeOf } from "./words.js";
 
 // By range in seconds: its name, and the ticks in a unit of so many seconds; the last list is for a narrow plot.
 const RANGES = {
+  120: ["two minutes", 1, "s", [120, 90, 60, 30, 0], [120, 60, 0]],
   600: ["ten minutes", 60, "min", [10, 8, 6, 4, 2, 0], [10, 5, 0]],
   3600: ["an hour", 60, "min", [60, 45, 30, 15, 0], [60, 30, 0]],
-  21600: ["six hours", 3600, "h", [6, 5, 4, 3, 2, 1, 0], [6, 3, 0]],
-  86400: ["a day", 3600, "h", [24, 18, 12, 6, 0], [24, 12, 0]],
 };
 const GAP_SECONDS = 30;
 const HEIGHT = 168;
@@ -47,7 +46,7 @@ export class Plot {
    * tick: (number) => text; round: the least end of the axis for this number.
    */
   constructor(figure, { title, least, lines, tick, round = roundedUp }) {
-    Object.assign(this, { title, least, lines, tick, round, samples: [], range: 600, gap: GAP_SECONDS, chosen: null });
+    Object.assign(this, { title, least, lines, tick, round, samples: [], range: 120, gap: GAP_SECONDS, chosen: null });
     this.drawing = svg("svg", { role: "img", tabindex: "0", preserveAspectRatio: "none" });
     this.reading = el("figcaption");
     this.rows = el("tbody");

@@ -1,0 +1,228 @@
+"""Daemons: each makes itself known by one row in Postgres, which a thread of its own writes every two seconds.
+
+Owns ``syncer.daemon``. A row says what the daemon runs, whether it leads, and what its components are retrying. So
+every process knows what every daemon does and why it does not, and a daemon that hangs or is gone shows by its silence.
+
+The same thread writes the timeline of its process, and notes there that daemons start, stop and disappear.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib.metadata import version
+from typing import Any, Self
+
+import structlog
+from psycopg.types.json import Jsonb
+
+from syncer.base import metrics, retry
+from syncer.base.formatting import elapsed
+from syncer.base.lifecycle import Stop, Stopping
+from syncer.base.link import Link
+from syncer.base.postgres import LOCK_SECONDS_MAX, Connection, lock_timeout
+from syncer.base.retry import CurrentTrouble, Trouble
+from syncer.base.timeline import TIMELINE
+from syncer.capture.leader import LEADS
+
+REPORT_SECONDS = 2.0
+"""How often a daemon reports."""
+_STARTING_SECONDS = 0.2
+SILENT_SECONDS = 7.0
+"""A daemon that has not reported for so long hangs, or is gone."""
+DROP_SECONDS = 60.0
+"""How long a silent daemon is listed."""
+HANG_SECONDS = 180.0
+"""How long a component may show no heartbeat: longer than any wait in it, except for queries that may take any time."""
+
+DAEMONS = f"""
+SELECT host, process, version, started_at, components, leads, written_per_second, troubles,
+       greatest(0, extract(epoch FROM clock_timestamp() - reported_at))::float8 AS silent_seconds
+FROM syncer.daemon
+WHERE reported_at > clock_timestamp() - interval '{DROP_SECONDS} s'
+ORDER BY host, started_at, id
+"""  # noqa: S608 - a constant of ours
+"""The query that returns the fields of each `Daemon`."""
+_REPORT = """
+INSERT INTO syncer.daemon (id, host, process, version, components, leads, written_per_second, troubles)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+ON CONFLICT (id) DO UPDATE
+SET reported_at = clock_timestamp(), components = excluded.components, leads = excluded.leads,
+    written_per_second = excluded.written_per_second, troubles = excluded.troubles
+"""
+_LEAVE = "DELETE FROM syncer.daemon WHERE id = $1"
+_DROP = f"""
+DELETE FROM syncer.daemon WHERE reported_at <= clock_timestamp() - interval '{DROP_SECONDS} s'
+RETURNING host, process, extract(epoch FROM clock_timestamp() - reported_at)::float8
+"""  # noqa: S608 - a constant of ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedTrouble:
+    """What a component of a daemon was retrying when the daemon last reported.
+
+    Args:
+        component: Its name.
+        server: The server that the error came from; empty if it is none.
+        seconds: How long it had lasted.
+        error: The last error, as a sentence without a full stop.
+        hint: What to do about it.
+    """
+
+    component: str
+    server: str
+    seconds: float
+    error: str
+    hint: str
+
+    @classmethod
+    def of(cls, trouble: CurrentTrouble) -> Self:
+        """What this process is retrying."""
+        return cls(
+            component=trouble.component,
+            server=trouble.server,
+            seconds=time.monotonic() - trouble.began,
+            error=trouble.error,
+            hint=trouble.hint,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Daemon:
+    """A daemon, as it last reported.
+
+    Args:
+        host: Its machine.
+        process: Its process there.
+        version: Its version.
+        started_at: When it started.
+        components: The names of its components; empty while it waits for its servers.
+        leads: Whether it reads the outbox.
+        written_per_second: Documents that it has written or deleted.
+        troubles: What its components are retrying.
+        silent_seconds: How long ago it reported.
+    """
+
+    host: str
+    process: int
+    version: str
+    started_at: datetime
+    components: tuple[str, ...]
+    leads: bool
+    written_per_second: float
+    troubles: tuple[ReportedTrouble, ...]
+    silent_seconds: float
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Self:
+        """A row of `DAEMONS` as JSON."""
+        fields = {
+            "started_at": datetime.fromisoformat(row["started_at"]),
+            "components": tuple(row["components"]),
+            "troubles": tuple(ReportedTrouble(**trouble) for trouble in row["troubles"]),
+        }
+        return cls(**{**row, **fields})
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it hangs, or is gone."""
+        return self.silent_seconds >= SILENT_SECONDS
+
+    @property
+    def workers(self) -> int:
+        """How many workers it runs."""
+        return sum(name.startswith("worker-") for name in self.components)
+
+    def as_json(self) -> dict[str, Any]:
+        """The daemon as plain data."""
+        return {**asdict(self), "started_at": self.started_at.isoformat(), "is_silent": self.is_silent}
+
+
+class Reporter:
+    """The component that reports.
+
+    Args:
+        connect: Opens a connection to Postgres.
+        stop: The `Stop` that the daemon's components call.
+    """
+
+    def __init__(self, *, connect: Callable[[], Connection], stop: Stop) -> None:
+        self.components: Collection[str] = ()
+        """The names of the daemon's components; empty until they are started."""
+        self._link = Link(connect)
+        self._stop = stop
+        self._id = uuid.uuid4()
+        self._trouble = Trouble("report")
+        self._written = (time.monotonic(), metrics.documents_written())
+        self._log = structlog.get_logger()
+
+    def run(self, stop: Stop) -> None:
+        """Report until told to stop; then remove the row."""
+        self._log.info("daemon.joined", timeline=f"A daemon started, version {version('syncer-cdc')}.")
+        try:
+            while not stop.is_requested:
+                retry.retry(self.run_once, pause=stop.pause, component="report", trouble=self._trouble)
+                stop.wait(REPORT_SECONDS if self.components else _STARTING_SECONDS)
+        except Stopping:
+            pass
+        finally:
+            self._link.close()
+
+    def run_once(self) -> None:
+        """Report once, and write what the process has noted for the timeline."""
+        with self._link.used() as connection:
+            connection.execute(lock_timeout(LOCK_SECONDS_MAX))
+            connection.execute(_REPORT, self._row())
+            for host, process, seconds in connection.execute(_DROP).fetchall():
+                self._log.warning(
+                    "daemon.disappeared",
+                    host=host,
+                    process=process,
+                    timeline=f"The daemon {host}, process {process}, disappeared: no report for {elapsed(seconds)}.",
+                )
+            TIMELINE.write(connection, prunes=True)
+
+    def leave(self) -> None:
+        """Remove the row, and note that the daemon stopped. Call it once the components have ended."""
+        self._log.info("daemon.left", timeline="A daemon stopped.")
+        with self._link.used() as connection:
+            connection.execute(_LEAVE, (self._id,))
+            TIMELINE.write(connection)
+        self._link.close()
+
+    def _row(self) -> tuple[object, ...]:
+        now, written = time.monotonic(), metrics.documents_written()
+        before, written_before = self._written
+        self._written = now, written
+        rate = (written - written_before) / max(now - before, 0.001)
+        troubles = [asdict(ReportedTrouble.of(trouble)) for trouble in retry.troubles()]
+        troubles += [asdict(trouble) for trouble in self._hanging()]
+        who = (self._id, socket.gethostname(), os.getpid(), version("syncer-cdc"))
+        return (*who, list(self.components), LEADS.is_set(), rate, Jsonb(troubles))
+
+    def _hanging(self) -> list[ReportedTrouble]:
+        """The components that show no heartbeat."""
+        return [
+            ReportedTrouble(
+                component=name,
+                server="",
+                seconds=seconds,
+                error=f"{name} has not gone on for {elapsed(seconds)}",
+                hint="Restart the daemon, and report its log.",
+            )
+            for name in self.components
+            if (seconds := silence(self._stop, name)) > HANG_SECONDS
+        ]
+
+
+def silence(stop: Stop, component: str) -> float:
+    """Return for how many seconds a component has shown no heartbeat; 0 if it waits for a query that may take long."""
+    if stop.waits_for(component) is not None:
+        return 0.0
+    beaten_at = stop.beat_at(component)
+    return time.monotonic() - (stop.made_at if beaten_at is None else beaten_at)

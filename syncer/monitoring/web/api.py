@@ -1,0 +1,288 @@
+"""API: the responses of the HTTP interface, the same as the commands' JSON, and the changes that a token allows.
+
+The status is read at most once a second, however many ask. Other requests query the servers on connections of their
+own, a few at a time: a server that hangs delays neither the status nor metrics and health.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+import structlog
+from werkzeug.wrappers import Response
+
+from syncer.apply import reindex
+from syncer.base import metrics, migrations, retry, timeline
+from syncer.base.errors import DefinitionError, UnavailableError
+from syncer.base.lifecycle import Stop, Stopping
+from syncer.base.postgres import Connection
+from syncer.base.settings import Settings
+from syncer.documents import registry
+from syncer.elasticsearch import client as elastic
+from syncer.elasticsearch.bulk import Index
+from syncer.indexing import dead_letters
+from syncer.indexing.dead_letters import Selection
+from syncer.jobs import listing, model, queue
+from syncer.jobs.model import Job
+from syncer.monitoring import gauges, health, problems
+from syncer.monitoring.daemons import Reporter
+from syncer.monitoring.status import Reader
+from syncer.monitoring.web.access import Access, Need
+from syncer.monitoring.web.app import Asked, WebRoute, as_json
+from syncer.verify import explain
+from syncer.verify.wait import Waiter
+
+JOB_ID_MAX = 2**63 - 1
+_FINISHED_SHOWN_MAX = 3
+_UNFINISHED_SHOWN_MAX = 200
+_LETTERS_SHOWN_MAX = 1000
+_EVENTS_SHOWN_MAX = 200
+_DAY_SECONDS = 86_400
+_CONNECTIONS_MAX = 3
+_WAITS_MAX = 2
+_WAIT_SECONDS_MAX = 25
+"""The longest wait: proxies may cut a connection that is silent for longer."""
+_PLACE_SECONDS = 1.0
+_EXPLAIN_SECONDS = 3
+_HIDDEN = "Shown only with the token."
+
+
+class Api:
+    """Handles the requests to one daemon.
+
+    Args:
+        settings: All settings.
+        access: Checks what requests may do.
+        stop: The `Stop` that the daemon's components call.
+        reporter: Knows their names.
+    """
+
+    def __init__(self, settings: Settings, access: Access, *, stop: Stop, reporter: Reporter) -> None:
+        self._settings = settings
+        self._access = access
+        self._stop = stop
+        self._reporter = reporter
+        self._reader = Reader(settings)
+        self._waiter = Waiter(settings, pause=stop.pause)
+        self._connections = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        self._waits = threading.BoundedSemaphore(_WAITS_MAX)
+
+    def routes(self) -> list[WebRoute]:
+        """All routes."""
+        job = f"/api/jobs/<int(max={JOB_ID_MAX}):job_id>"
+        return [
+            WebRoute(path="/metrics", need=Need.NOTHING, answer=self.metrics),
+            WebRoute(path="/healthz", need=Need.NOTHING, answer=self.alive),
+            WebRoute(path="/readyz", need=Need.NOTHING, answer=self.ready),
+            WebRoute(path="/api/status", need=Need.FACTS, answer=self.status),
+            WebRoute(path="/api/events", need=Need.FACTS, answer=self.events),
+            WebRoute(path="/api/jobs", need=Need.FACTS, answer=self.jobs),
+            WebRoute(path="/api/wait", need=Need.FACTS, answer=self.wait),
+            WebRoute(path="/api/dead-letters", need=Need.ROWS, answer=self.letters),
+            WebRoute(path="/api/explain/<document>", need=Need.ROWS, answer=self.explain),
+            WebRoute(path=f"{job}/pause", method="POST", need=Need.ACTIONS, answer=self.pause),
+            WebRoute(path=f"{job}/resume", method="POST", need=Need.ACTIONS, answer=self.resume),
+            WebRoute(path=f"{job}/cancel", method="POST", need=Need.ACTIONS, answer=self.cancel),
+            WebRoute(path="/api/dead-letters/retry", method="POST", need=Need.ACTIONS, answer=self.retry),
+        ]
+
+    # For monitoring
+
+    def metrics(self, _: Asked) -> Response:
+        """The metrics in Prometheus's format."""
+        return Response(metrics.render(gauges.values(self._reader.read())), content_type=metrics.CONTENT_TYPE)
+
+    def alive(self, _: Asked) -> Response:
+        """Whether this process is alive."""
+        return _health(health.alive(self._stop, self._reporter.components))
+
+    def ready(self, asked: Asked) -> Response:
+        """Whether this process is ready; the reasons may name hosts, so remote clients need the token to see them."""
+        found = health.ready(self._stop, self._reporter.components, retry.troubles(), self._reader.read())
+        if not (asked.has_token or self._access.is_own):
+            found = replace(
+                found,
+                checks=tuple(check if check.is_well else replace(check, reason=_HIDDEN) for check in found.checks),
+            )
+        return _health(found)
+
+    # To read
+
+    def status(self, asked: Asked) -> dict[str, Any]:
+        """The status; the conditions and errors of jobs are shown only with the token."""
+        status = self._reader.read()
+        stored = status.stored
+        return {
+            **problems.as_json(status),
+            "jobs": [_job(job, asked) for job in stored.jobs] if stored else None,
+            "daemon": {"host": socket.gethostname(), "process": os.getpid(), "version": version("syncer-cdc")},
+            "access": self._access.rights(has_token=asked.has_token),
+        }
+
+    def events(self, asked: Asked) -> dict[str, Any]:
+        """What happened in the last ``seconds``, oldest first, at most the latest 200."""
+        seconds = asked.number("seconds", default=_DAY_SECONDS, most=timeline.DAYS_KEPT * _DAY_SECONDS)
+        with self._connection() as connection:
+            found = timeline.read(connection, seconds=seconds, limit=_EVENTS_SHOWN_MAX)
+        return {"events": [event.as_json() for event in found]}
+
+    def jobs(self, asked: Asked) -> dict[str, Any]:
+        """The unfinished jobs and the last finished ones; conditions and errors are shown as in `status`.
+
+        Reads one job of each kind more than it shows, to tell whether there are more.
+        """
+        with self._connection() as connection:
+            found = model.recent(
+                connection, unfinished_max=_UNFINISHED_SHOWN_MAX + 1, finished_max=_FINISHED_SHOWN_MAX + 1
+            )
+        unfinished = [job for job in found if not job.state.is_finished]
+        finished = [job for job in found if job.state.is_finished]
+        shown = unfinished[:_UNFINISHED_SHOWN_MAX] + finished[:_FINISHED_SHOWN_MAX]
+        return {"jobs": [_job(job, asked) for job in shown], "has_more": len(shown) < len(found)}
+
+    def letters(self, asked: Asked) -> dict[str, Any]:
+        """Dead letters by kind, and with ``limit`` one by one; their errors are shown only with the token."""
+        document = asked.text("document")
+        limit = asked.number("limit", default=0, most=_LETTERS_SHOWN_MAX)
+        offset = asked.number("offset", default=0, most=10**9)
+        with self._connection() as connection:
+            selection = Selection(document=document)
+            kinds = dead_letters.kinds(connection, selection)
+            letters = dead_letters.page(connection, selection, limit=limit, offset=offset) if limit else []
+        return {
+            "letters": sum(kind.letters for kind in kinds),
+            "kinds": [{**kind.as_json(), "example": kind.examples[0]} for kind in kinds],
+            "shown": [
+                letter.as_json() if asked.has_token else replace(letter, error=_HIDDEN).as_json() for letter in letters
+            ],
+        }
+
+    def explain(self, asked: Asked, document: str) -> dict[str, Any]:
+        """Explain the state of a document; the values of fields are shown only with the token.
+
+        Raises:
+            ForbiddenError, UnauthorizedError: Values are requested without it.
+        """
+        id_, values = asked.required("id"), asked.flag("values")
+        if values:
+            self._access.require(Need.ACTIONS, has_token=asked.has_token)
+        with self._connection() as connection:
+            chosen = [row for row in registry.documents(connection) if row.name == document]
+            if not chosen:
+                known = ", ".join(registry.current(connection)) or "none; run: syncer apply"
+                raise DefinitionError(f"No document {document[:100]} is active", hint=f"Active documents: {known}")
+            with elastic.connect(self._settings.elasticsearch) as client:
+                index = Index(client, bulk_bytes_max=self._settings.worker.bulk_bytes_max)
+                found = explain.explain(connection, index, chosen, id_, seconds=_EXPLAIN_SECONDS)
+        answer = explain.as_json(found, id_, values=values)
+        if not asked.has_token:
+            for row in answer["indices"]:  # errors quote values
+                if row["dead_letter"] is not None:
+                    row["dead_letter"]["error"] = None
+                    row["says"], row["hint"] = "It could not be written.", _HIDDEN
+        return answer
+
+    def wait(self, asked: Asked) -> dict[str, Any]:
+        """Wait for ``token``; optional are ``timeout`` in seconds and ``searchable``.
+
+        Raises:
+            TokenError, WaitTimeoutError: As `syncer.verify.wait.Waiter.wait`.
+            UnavailableError: Too many clients are waiting already, or the daemon ends.
+        """
+        token, searchable = asked.required("token"), asked.flag("searchable")
+        seconds = asked.number("timeout", default=_WAIT_SECONDS_MAX, most=_WAIT_SECONDS_MAX)
+        if not self._waits.acquire(blocking=False):
+            raise UnavailableError("Too many requests are waiting here", hint="Try again, or use another daemon.")
+        try:
+            waited = self._waiter.wait(token, timeout_seconds=seconds, searchable=searchable)
+        except Stopping:
+            raise UnavailableError("This daemon is stopping", hint="Try again, or use another daemon.") from None
+        finally:
+            self._waits.release()
+        answer = waited.as_json()
+        return answer if asked.has_token else {**answer, "dead_lettered": len(waited.dead_lettered)}
+
+    # To change
+
+    def pause(self, asked: Asked, job_id: int) -> dict[str, Any]:
+        """Stop writing chunks of a job until it is resumed."""
+        with self._connection() as connection:
+            return _job(_changed(asked, connection, job_id, queue.pause), asked)
+
+    def resume(self, asked: Asked, job_id: int) -> dict[str, Any]:
+        """Resume a paused job."""
+        with self._connection() as connection:
+            return _job(_changed(asked, connection, job_id, queue.resume), asked)
+
+    def cancel(self, asked: Asked, job_id: int) -> dict[str, Any]:
+        """Cancel a job; ``note`` says so if documents that it did not write may be stale."""
+        with self._connection() as connection:
+            cancelled = _changed(asked, connection, job_id, queue.cancel)
+            incomplete = reindex.incomplete_by(connection, cancelled)
+        note = "" if incomplete is None else f"What it left out may be stale. {reindex.way_on(incomplete)}"
+        return {**_job(cancelled, asked), "note": note}
+
+    def retry(self, asked: Asked) -> dict[str, Any]:
+        """Write the dead-lettered documents of a definition again, as jobs.
+
+        Raises:
+            SyncerError: The request does not say which definition, or it is suspended.
+        """
+        document = asked.required("document")
+        with self._connection() as connection:
+            selection = Selection(document=document)
+            jobs = [
+                listing.create_listed(
+                    connection,
+                    row,
+                    dead_letters.ids(connection, selection.of_index(row.index_name)),
+                    chunk=self._settings.worker.batch_documents_max,
+                )
+                for row, _ in dead_letters.to_retry(connection, selection)
+            ]
+        made = [job for job in jobs if job is not None]
+        done = {"jobs": [job.id for job in made], "letters": sum(job.documents_total or 0 for job in made)}
+        _log(asked, "retry", document=document, **done)
+        return done
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """A connection for one response, of a limited number: a hung server leaves threads for other requests.
+
+        Raises:
+            UnavailableError: All of them are in use.
+        """
+        if not self._connections.acquire(timeout=_PLACE_SECONDS):
+            raise UnavailableError("Too many requests are waiting for Postgres", hint="Try again in a few seconds.")
+        try:
+            with migrations.connected(self._settings.postgres, name="web") as connection:
+                yield connection
+        finally:
+            self._connections.release()
+
+
+def _job(job: Job, asked: Asked) -> dict[str, Any]:
+    """A job as data; its condition and its error contain values of rows."""
+    plain = {**job.as_json(), "reason": job.reason}
+    return plain if asked.has_token else plain | {name: plain[name] and _HIDDEN for name in ("where", "error")}
+
+
+def _changed(asked: Asked, connection: Connection, job_id: int, change: Callable[[Connection, int], Job]) -> Job:
+    changed = change(connection, job_id)
+    _log(asked, change.__name__, job=job_id)
+    return changed
+
+
+def _log(asked: Asked, action: str, **about: Any) -> None:
+    structlog.get_logger().info("web.acted", action=action, address=asked.address, **about)
+
+
+def _health(found: health.Health) -> Response:
+    return as_json(found.as_json(), 200 if found.is_well else 503)

@@ -1,0 +1,192 @@
+"""What the status, the metrics and the health say of components at work on real servers."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
+from rich.console import Console
+
+from syncer.base import metrics
+from syncer.base.lifecycle import Stop
+from syncer.base.settings import PostgresSettings
+from syncer.cli.comparing import compared
+from syncer.documents.registry import current
+from syncer.monitoring import daemons, gauges, status
+from syncer.monitoring.daemons import Reporter
+from syncer.monitoring.status import ALL_SECONDS, IndexFault, Reader, Status
+from tests.support.world import World, wait_until
+
+BLOG = """
+INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
+INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'Relationships', 'long');
+"""
+
+
+def scraped(read: Status) -> dict[str, dict[tuple[str, ...], float]]:
+    """What Prometheus reads: of each series its values, by those of its labels."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(metrics.render(gauges.values(read)).decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+def read(world: World, **settings: Any) -> Status:
+    """The status now."""
+    reader = Reader(world.settings.model_copy(update=settings))
+    try:
+        return reader.read()
+    finally:
+        reader.close()
+
+
+def test_what_waits_is_seen_where_it_waits(world: World) -> None:
+    """In the outbox, then published, with its age, then nowhere."""
+    world.sql(BLOG)
+    with world.index() as index, world.relay() as relay, world.worker(index) as worker:
+        first = read(world)
+        assert first.stored is not None
+        assert first.stored.outbox_waiting == 2
+        found = scraped(first)
+        assert found["syncer_waiting_changes"] == {("outbox",): 2, ("published",): 0}
+        assert 0 < first.outbox_lag_seconds <= found["syncer_lag_seconds"]["blogpost",] < 60
+        assert found["syncer_document_state"]["blogpost", "suspended"] == 0
+        assert found["syncer_outbox_used_segments"] == {(): 1}
+        relay.run_once()
+        assert scraped(read(world))["syncer_waiting_changes"] == {("outbox",): 0, ("published",): 2}
+        wait_until(lambda: read(world).topic_lag_seconds > 0.1, what="what is published grows older")
+        world.drain(relay, worker)
+        world.handle(worker)
+        wait_until(lambda: read(world).lag_seconds == 0, what="nothing waits")
+
+
+@contextmanager
+def deaf() -> Iterator[str]:
+    """An address at which a server accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_a_server_that_hangs_does_not_hang_the_status(world: World) -> None:
+    """It comes within two seconds, with what the other says; once the server answers, its answer is there at once."""
+    world.sql(BLOG)
+    with deaf() as address:
+        postgres = PostgresSettings(dsn=SecretStr(f"postgresql://x@{address}/x"))
+        elasticsearch = world.settings.elasticsearch.model_copy(update={"url": f"http://{address}"})
+        for silent, server in (("postgres", postgres), ("elasticsearch", elasticsearch)):
+            began = time.monotonic()
+            found = read(world, **{silent: server})
+            assert time.monotonic() - began < ALL_SECONDS + 0.5
+            assert found.silent == {silent}
+            (error,) = [server.error for server in found.servers if server.error]
+            assert error.endswith("does not answer: it hangs, or is too busy")
+        assert found.stored is not None
+        assert found.stored.outbox_waiting == 2
+    reader = Reader(world.settings)
+    fresh = reader.read()
+    assert not fresh.silent
+    with world.connect() as other, other.transaction():
+        other.execute("LOCK TABLE syncer.document IN ACCESS EXCLUSIVE MODE")
+        wait_until(lambda: reader.read().silent == {"postgres"}, what="it hangs")
+        old = reader.read()
+        assert (old.stored, old.lag_seconds > fresh.lag_seconds) == (fresh.stored, True)
+        (postgres_age,) = [server.age_seconds for server in old.servers if server.server == "postgres"]
+        assert postgres_age
+        assert postgres_age > 1
+    began = time.monotonic()
+    wait_until(lambda: not reader.read().silent, what="it answers")
+    assert time.monotonic() - began < 2
+    reader.close()
+
+
+def test_a_daemon_is_known_by_what_it_reports(world: World) -> None:
+    """Its components, its silence and its end; one that is gone is dropped after a while."""
+    stop = Stop()
+    reporter = Reporter(connect=world.connect, stop=stop)
+    reporter.components = ("relay", "worker-1")
+    reporter.run_once()
+    found = read(world).stored
+    assert found is not None
+    (daemon,) = found.daemons
+    assert (daemon.components, daemon.workers, daemon.is_silent) == (("relay", "worker-1"), 1, False)
+    world.sql("UPDATE syncer.daemon SET reported_at = now() - interval '10 s'")
+    silent = read(world)
+    assert scraped(silent)["syncer_trouble_seconds"]["daemon", daemon.host] >= 10
+    reporter.run_once()
+    reporter.leave()
+    assert world.sql("SELECT count(*) FROM syncer.daemon") == [(0,)]
+    world.sql(
+        "INSERT INTO syncer.daemon SELECT gen_random_uuid(), 'gone', 7, '1', now(), now() - make_interval(secs => %s), "
+        "'{}', false, 0, '[]'",
+        daemons.DROP_SECONDS,
+    )
+    reporter.run_once()
+    reporter.leave()
+    assert world.sql("SELECT count(*) FROM syncer.daemon") == [(0,)]
+
+
+def test_an_index_of_which_a_shard_is_away_is_not_counted_in_part(world: World) -> None:
+    """The others would be counted without a word: fewer documents, and all is well."""
+    name = world.index_of()
+    lonely = {"number_of_shards": 2, "number_of_replicas": 0, "index.routing.allocation.total_shards_per_node": 1}
+    with world.elasticsearch() as client:
+        (made,) = client.indices.get(index=name, expand_wildcards="all").body.values()
+        client.indices.delete(index=name)
+        assert read(world).documents[0].faults == {name: IndexFault.GONE}
+        both = {"mappings": made["mappings"], "aliases": made["aliases"]}
+        client.indices.create(index=name, settings=lonely, wait_for_active_shards=0, **both)
+        health = partial(client.cluster.health, index=name)
+        wait_until(lambda: health().body["active_primary_shards"] == 1, what="one of two shards is there")
+        (document,) = read(world).documents
+        assert (document.targets, document.faults) == ({name: None}, {name: IndexFault.SHARDS_AWAY})
+        client.indices.close(index=name, wait_for_active_shards=0)
+        assert read(world).documents[0].faults == {name: IndexFault.CLOSED}
+
+
+def test_what_holds_the_outbox_back_is_seen(world: World) -> None:
+    """A transaction that stays open is as old as it is; one that has ended is not seen."""
+    with world.application() as open_:
+        open_.execute("INSERT INTO users (name, email) VALUES ('Jane', 'j@example.com')")
+        assert scraped(read(world))["syncer_oldest_transaction_seconds"][("open",)] > 0
+    assert scraped(read(world))["syncer_oldest_transaction_seconds"][("open",)] == 0
+
+
+def test_the_last_verification_is_seen_by_who_did_not_run_it(world: World) -> None:
+    """How many documents were left different, and when; a sample says nothing of all, and goes away with its index."""
+    world.sql(BLOG)
+    world.backfill()
+    with world.elasticsearch() as client:
+        client.index(index=world.alias, id="77", document={"title": "nobody wrote this"}, refresh=True)
+    verify(world, sample=5)
+    assert "syncer_drifted_documents" not in scraped(read(world))
+    world.sql("TRUNCATE syncer.outbox")  # nothing is on its way
+    verify(world)
+    assert scraped(read(world))["syncer_drifted_documents"] == {("blogpost",): 1}
+    verify(world, repair=True)
+    found = read(world)
+    assert scraped(found)["syncer_drifted_documents"] == {("blogpost",): 0}
+    assert found.stored is not None
+    assert [(one.repaired, one.is_complete) for one in found.stored.verifications] == [(1, True)]
+
+
+def verify(world: World, **options: Any) -> None:
+    """What ``syncer verify`` does."""
+    with world.connect() as connection, world.elasticsearch() as client:
+        parts = world.parts(connection, client)
+        compared(parts, current(connection)["blogpost"], err=Console(quiet=True), settle_seconds=0, **options)
+
+
+def test_two_statements_of_postgres_and_two_requests_of_elasticsearch(world: World) -> None:
+    """However many documents there are."""
+    with world.connect() as connection, world.elasticsearch() as client:
+        stored = status.ask_postgres(connection)
+        held = status.ask_elasticsearch(client, stored.targets)
+    assert held.searched == {world.alias: [world.index_of()]}
+    assert held.counts == {world.index_of(): 0}

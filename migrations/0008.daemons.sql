@@ -18,4 +18,4 @@ COMMENT ON TABLE syncer.daemon IS
 COMMENT ON COLUMN syncer.daemon.leads IS 'Whether it is the one that reads the outbox.';
 COMMENT ON COLUMN syncer.daemon.written_per_second IS 'Documents that it has written or deleted since its last report.';
 COMMENT ON COLUMN syncer.daemon.troubles IS
-    'What its components are retrying: component, server, seconds since the first failed attempt began, error, hint.';
+    'What its components are retrying: component, server, kind, seconds since the first failed attempt began, error, hint.';

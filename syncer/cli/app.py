@@ -29,6 +29,7 @@ from syncer.cli import (
     apply,
     backfill,
     dead_letters,
+    doctor,
     events,
     explain as explain_command,
     init,
@@ -43,7 +44,7 @@ from syncer.cli import (
     verify,
     wait,
 )
-from syncer.cli.parameters import Checked, Part, UsageError
+from syncer.cli.parameters import Part, UsageError
 
 EXIT_CODES = {
     0: "success: done, equal, healthy",
@@ -194,39 +195,6 @@ def _stop_on_signals(stop: Stop) -> None:
         signal.signal(each, heed)
 
 
-def doctor(
-    *,
-    verbose: parameters.Verbose = False,
-    strict: parameters.Strict = False,
-    only: parameters.OnlyChecked = None,
-    as_json: parameters.AsJson = False,
-) -> None:
-    """Check the deployment and suggest fixes.
-
-    Checks every setting, privilege and condition that a guarantee depends on. Changes
-    nothing and takes a few seconds. To run it as a read-only role, use --only reader. If a
-    server is unavailable or a privilege is missing, reports the checks that could not run;
-    with --strict, they count as warnings. --verbose also shows passed checks. Exit code 0
-    only if nothing is wrong.
-    """
-    from syncer.cli import doctor_output  # noqa: PLC0415 - as below
-    from syncer.monitoring.doctor import deployment, examination  # noqa: PLC0415 - it needs what few commands need
-
-    duty = deployment.Duty
-    duties = {Checked.RELAY: duty.RELAY, Checked.WORKERS: duty.WORKER, Checked.READER: duty.READER}
-    of_role = frozenset({duties[only]}) if only else deployment.DAEMON
-    loaded = settings.load()
-    log.configure(loaded.log, is_command=True)
-    with render.asking():
-        seen = examination.examine(loaded, settings.config_folder(), duties=of_role)
-    if as_json:
-        render.print_json(seen.as_json())
-    else:
-        doctor_output.show(out, seen, all_checks=verbose)
-    if not seen.is_well(strict=strict):
-        raise typer.Exit(1)
-
-
 def demo(
     models: Annotated[
         list[str] | None,
@@ -267,7 +235,7 @@ _PANELS: dict[str, tuple[tuple[Callable[..., None], str], ...]] = {
         (run, "`syncer run`, `syncer run --only relay`"),
         (status.status, "`syncer status --json`, `syncer status --watch`"),
         (events.events, "`syncer events`, `syncer events --since 7d --json`"),
-        (doctor, "`syncer doctor --only reader`, `syncer doctor --strict --json`"),
+        (doctor.doctor, "`syncer doctor`, `syncer doctor --strict --json`"),
         (wait.wait, "`syncer wait TOKEN --timeout 10`"),
     ),
     "Repair": (

@@ -23,14 +23,6 @@ class Part(StrEnum):
     WORKERS = "workers"
 
 
-class Checked(StrEnum):
-    """Whose privileges the doctor checks."""
-
-    RELAY = "relay"
-    WORKERS = "workers"
-    READER = "reader"
-
-
 class UsageError(typer.BadParameter):
     """The command line contradicts itself, or lacks something. Exit code 2, as for an unknown option."""
 
@@ -67,7 +59,6 @@ OfDocument = Annotated[
 _ONLY = "Only this part."
 NoKafka = Annotated[bool, typer.Option("--no-kafka", help="Do without Kafka: one daemon at a time handles changes.")]
 Only = Annotated[Part | None, typer.Option("--only", metavar="|".join(Part), help=_ONLY)]
-OnlyChecked = Annotated[Checked | None, typer.Option("--only", metavar="|".join(Checked), help=_ONLY)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; docs/json.md has its fields.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all details.")]

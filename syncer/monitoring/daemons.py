@@ -69,6 +69,7 @@ class ReportedTrouble:
     Args:
         component: Its name.
         server: The server that the error came from; empty if it is none.
+        kind: The kind of the last error.
         seconds: How long it had lasted.
         error: The last error, as a sentence without a full stop.
         hint: What to do about it.
@@ -76,6 +77,7 @@ class ReportedTrouble:
 
     component: str
     server: str
+    kind: str
     seconds: float
     error: str
     hint: str
@@ -86,6 +88,7 @@ class ReportedTrouble:
         return cls(
             component=trouble.component,
             server=trouble.server,
+            kind=trouble.kind,
             seconds=time.monotonic() - trouble.began,
             error=trouble.error,
             hint=trouble.hint,
@@ -200,7 +203,8 @@ class Reporter:
         before, written_before = self._written
         self._written = now, written
         rate = (written - written_before) / max(now - before, 0.001)
-        troubles = [asdict(ReportedTrouble.of(trouble)) for trouble in retry.troubles()]
+        longest = {(each.component, each.server, each.kind): each for each in reversed(retry.troubles())}
+        troubles = [asdict(ReportedTrouble.of(trouble)) for trouble in longest.values()]
         troubles += [asdict(trouble) for trouble in self._hanging()]
         who = (self._id, socket.gethostname(), os.getpid(), version("syncer-cdc"))
         return (*who, list(self.components), LEADS.is_set(), rate, Jsonb(troubles))
@@ -211,6 +215,7 @@ class Reporter:
             ReportedTrouble(
                 component=name,
                 server="",
+                kind="hangs",
                 seconds=seconds,
                 error=f"{name} has not gone on for {elapsed(seconds)}",
                 hint="Restart the daemon, and report its log.",

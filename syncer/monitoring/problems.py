@@ -198,16 +198,16 @@ def _of_duties(stored: Stored) -> Iterator[Problem]:
 
 
 def _of_troubles(stored: Stored, silent: Collection[str]) -> Iterator[Problem]:
-    """What components are retrying, each error once; not what follows from a server that does not answer."""
-    by_error: dict[str, list[tuple[Daemon, ReportedTrouble]]] = {}
+    """What components are retrying, each kind of error once; not what follows from a server that does not answer."""
+    by_kind: dict[tuple[str, str], list[tuple[Daemon, ReportedTrouble]]] = {}
     for daemon in stored.at_work:
         for trouble in daemon.troubles:
             if trouble.server not in silent:
-                by_error.setdefault(trouble.error, []).append((daemon, trouble))
-    for error, found in by_error.items():
+                by_kind.setdefault((trouble.server, trouble.kind), []).append((daemon, trouble))
+    for found in by_kind.values():
         _, longest = max(found, key=lambda pair: pair[1].seconds)
         yield Problem(
-            message=f"{error}, for {elapsed(longest.seconds)}.",
+            message=f"{longest.error}, for {elapsed(longest.seconds)}.",
             action=longest.hint or "It is tried again until it succeeds.",
             runbook="SyncerComponentTroubled",
             detail="\n".join(f"{trouble.component} of {_name(daemon)}" for daemon, trouble in found),

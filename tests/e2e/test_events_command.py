@@ -82,7 +82,8 @@ def test_the_timeline_delays_nothing(world: World) -> None:
     assert daemon.stop() == 0
     wait_for(world, "daemon.left", "A daemon stopped")
     world.sql(
-        "INSERT INTO syncer.daemon SELECT gen_random_uuid(), 'gone', 7, '1', now(), now() - interval '2 min', '{}', true, "
+        "INSERT INTO syncer.daemon "
+        "SELECT gen_random_uuid(), 'gone', 7, '1', now(), now() - interval '2 min', '{}', true, "
         "0, '[]'"
     )
     assert world.daemon().stop() == 0

@@ -10,9 +10,8 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from syncer.elasticsearch.indices import seconds
-from syncer.monitoring.doctor.check import Severity
-from syncer.monitoring.doctor.deployment import Deployment
-from syncer.monitoring.doctor.examination import CHECKS
+from syncer.monitoring.deployment import Deployment
+from syncer.monitoring.doctor import CHECKS, Severity
 from syncer.sandbox import Endpoints, Sandbox
 from tests.support.doctor import fix, is_well, look
 from tests.support.world import World, made
@@ -88,8 +87,8 @@ def override_guard(client: Elasticsearch, world: World) -> None:
 
 
 CASES = [
-    Case(id="elasticsearch.gc_deletes", breaks=put("index.gc_deletes", "59m"), says="after 59m"),
-    Case(id="elasticsearch.gc_deletes", breaks=put("index.gc_deletes", None), says="after 60s"),
+    Case(id="elasticsearch.gc_deletes", breaks=put("index.gc_deletes", "59m"), says="is 59m"),
+    Case(id="elasticsearch.gc_deletes", breaks=put("index.gc_deletes", None), says="is 60s"),
     Case(id="elasticsearch.durability", breaks=put("index.translog.durability", "async"), says="async"),
     Case(id="elasticsearch.refresh", breaks=put("index.refresh_interval", "-1"), says="-1"),
     Case(id="elasticsearch.pipelines", breaks=pipeline, says="doctor-stamp"),
@@ -142,12 +141,11 @@ def test_a_lifecycle_policy_is_judged_by_the_setting_that_names_it(world: World)
     """The sandbox's Elasticsearch has no lifecycle policies: their setting is added to its answer."""
     (check,) = [one for one in CHECKS if one.id == "elasticsearch.lifecycle"]
     with Deployment(world.settings, world.config) as deployment:
-        assert list(check.look(deployment)) == []
-        deployment.indices[world.index_of()]["settings"]["index.lifecycle.name"] = "30-days"
-        (found,) = check.look(deployment)
-    assert found.severity is WRONG
-    assert found.fix is not None
-    assert found.fix.text.endswith(f'/{world.index_of()}/_ilm/remove"')
+        assert list(check.ask(deployment)) == []
+        ((_, settings),) = deployment.indices
+        settings["index.lifecycle.name"] = "30-days"
+        (found,) = check.ask(deployment)
+    assert found.fix.endswith(f'/{world.index_of()}/_ilm/remove"')
 
 
 def test_durations_are_read_as_elasticsearch_states_them() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Consumer
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from syncer.kafka import topic
-from syncer.monitoring.doctor.check import Severity
+from syncer.monitoring.doctor import Severity
 from syncer.sandbox import Endpoints, Sandbox
 from tests.support.doctor import fix, is_well, look
 from tests.support.in_process import admin
@@ -66,28 +64,3 @@ def test_a_missing_topic_is_seen(world: World) -> None:
     (found,) = look(world, "kafka.reach", settings=settings)
     assert found.severity is WRONG
     assert [one.severity for one in look(world, "kafka.cleanup_policy", settings=settings)] == [Severity.UNSEEN]
-
-
-def test_a_foreign_member_of_the_group_is_seen(world: World) -> None:
-    """A consumer of another application receives part of the changes; syncer's own workers are not reported."""
-    settings = world.settings.kafka
-    with world.index() as index, world.worker(index) as worker:
-        worker.run_once()
-        wait_until(lambda: len(topic.Observer(settings).group().members) == 1, what="our worker has joined")
-        assert is_well(look(world, "kafka.group"))
-    stranger = Consumer(
-        {
-            "bootstrap.servers": world.endpoints.kafka_bootstrap_servers,
-            "group.id": settings.group,
-            "client.id": "reports",
-            "partition.assignment.strategy": "cooperative-sticky",
-        }
-    )
-    stranger.subscribe([settings.topic])
-    wait_until(lambda: stranger.poll(0.1) is None and bool(stranger.assignment()), what="the stranger has joined")
-    (found,) = look(world, "kafka.group")
-    assert found.severity is WRONG
-    assert "reports" in found.found
-    stranger.close()
-    wait_until(lambda: len(topic.Observer(settings).group().members) == 0, what="the stranger has left")
-    assert is_well(look(world, "kafka.group"))

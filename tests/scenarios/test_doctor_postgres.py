@@ -12,8 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from syncer.base.settings import PostgresSettings, Settings
-from syncer.monitoring.doctor.check import Severity
-from syncer.monitoring.doctor.examination import CHECKS, examine
+from syncer.monitoring.doctor import CHECKS, Severity, examine
 from syncer.sandbox import Endpoints, Sandbox
 from tests.scenarios.test_duties_and_their_grants import grant
 from tests.support.doctor import fix, is_well, look
@@ -84,19 +83,30 @@ CASES = [
         severity=CONSIDER,
     ),
     *(
-        Case(id="postgres.privileges", breaks=breaks, says=says, role="daemon", restore=restore, by_restoring=True)
-        for breaks, says, restore in (
+        Case(
+            id="postgres.privileges",
+            breaks=breaks,
+            says=says,
+            severity=severity,
+            role="daemon",
+            restore=restore,
+            by_restoring=True,
+        )
+        for severity, breaks, says, restore in (
             (
+                WRONG,
                 "REVOKE USAGE ON SCHEMA syncer FROM {database}_relay, {database}_worker",
                 "use the schema syncer",
                 "GRANT USAGE ON SCHEMA syncer TO {database}_relay, {database}_worker",
             ),
             (
+                CONSIDER,
                 "REVOKE TRUNCATE ON syncer.outbox_0 FROM {database}_relay",
                 "TRUNCATE on syncer.outbox_0",
                 "GRANT TRUNCATE ON syncer.outbox_0 TO {database}_relay",
             ),
             (
+                CONSIDER,
                 "REVOKE USAGE ON SEQUENCE syncer.version FROM {database}_worker",
                 "USAGE on syncer.version",
                 "GRANT USAGE ON SEQUENCE syncer.version TO {database}_worker",
@@ -115,14 +125,14 @@ CASES = [
         "AS 'BEGIN RETURN NULL; END'",
         says="not the one",
     ),
-    Case(id="postgres.triggers", breaks=f"ALTER FUNCTION {FUNCTION} SECURITY INVOKER", says="privileges of the role"),
+    Case(id="postgres.functions", breaks=f"ALTER FUNCTION {FUNCTION} SECURITY INVOKER", says="privileges of the role"),
     Case(
-        id="postgres.triggers",
+        id="postgres.functions",
         breaks=f"CREATE ROLE clerk; GRANT CREATE ON SCHEMA syncer TO clerk; ALTER FUNCTION {FUNCTION} OWNER TO clerk",
         says="clerk",
     ),
     *(
-        Case(id="postgres.privileges", breaks=breaks, says=says, role="daemon", restore=restore)
+        Case(id="postgres.reads", breaks=breaks, says=says, role="daemon", restore=restore)
         for breaks, says, restore in (
             ("REVOKE SELECT ON comments FROM {database}_documents", "public.comments", "SELECT"),
             (
@@ -132,13 +142,8 @@ CASES = [
             ),
             (
                 "ALTER TABLE comments ENABLE ROW LEVEL SECURITY",
-                "row-level security of public.comments",
+                "Row-level security of public.comments",
                 "ALTER ROLE daemon NOBYPASSRLS; ALTER TABLE comments DISABLE ROW LEVEL SECURITY",
-            ),
-            (
-                "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM public",
-                "call pg_control_system()",
-                "GRANT EXECUTE ON FUNCTION pg_control_system() TO public",
             ),
         )
     ),

@@ -11,8 +11,7 @@ from pathlib import Path
 import psycopg
 
 from syncer.base.settings import Settings
-from syncer.monitoring.doctor.check import Finding, Severity
-from syncer.monitoring.doctor.examination import CHECKS, examine
+from syncer.monitoring.doctor import CHECKS, Finding, How, Severity, examine
 from tests.support.world import DEADLINE_SECONDS, World
 
 # The sandbox has Kafka's classes and no shell scripts.
@@ -38,24 +37,23 @@ def is_well(findings: tuple[Finding, ...]) -> bool:
 
 def fix(world: World, finding: Finding, environment: Mapping[str, str] | None = None) -> None:
     """Do what a finding says, to the letter: in psql as the superuser, or in a shell with this world's settings."""
-    assert finding.fix is not None
-    assert finding.fix.how != "advice", finding
-    if finding.fix.how == "sql":
+    assert finding.how in (How.SQL, How.SHELL), finding
+    if finding.how is How.SQL:
         with psycopg.connect(world.dsn, autocommit=True) as connection:
-            for line in finding.fix.text.splitlines():
+            for line in finding.fix.splitlines():
                 assert line.endswith(";"), line
                 connection.execute(line)
         return
     path = f"{_tools(world)}:/usr/local/bin:/usr/bin:/bin"
     done = subprocess.run(
-        ["/bin/bash", "-euc", finding.fix.text],
+        ["/bin/bash", "-euc", finding.fix],
         env={**world.environment, **(environment or {}), "PATH": path},
         capture_output=True,
         text=True,
         timeout=3 * DEADLINE_SECONDS,
         check=False,
     )
-    assert done.returncode == 0, (finding.fix.text, done.stdout, done.stderr)
+    assert done.returncode == 0, (finding.fix, done.stdout, done.stderr)
 
 
 def _tools(world: World) -> Path:

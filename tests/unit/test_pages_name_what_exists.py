@@ -10,7 +10,7 @@ import typer
 
 from syncer.base.settings import Settings
 from syncer.cli.app import app
-from syncer.monitoring.doctor import examination
+from syncer.monitoring import doctor
 
 REPOSITORY = Path(__file__).parent.parent.parent
 DOCS = sorted((REPOSITORY / "docs").rglob("*.md"))
@@ -18,7 +18,7 @@ PAGES = [*(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "SECUR
 NAVIGATION = (REPOSITORY / "mkdocs.yml").read_text("utf-8")
 SECTIONS = {name: field.annotation for name, field in Settings.model_fields.items()}
 COMMANDS = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-CHECKS = {one.id for one in examination.CHECKS}
+CHECKS = {check.id for check in doctor.CHECKS}
 SOURCE = "".join(file.read_text("utf-8") for file in (REPOSITORY / "syncer").rglob("*.py"))
 EVENTS = set(re.findall(r'"([a-z]+\.[a-z_]+)"', SOURCE))
 

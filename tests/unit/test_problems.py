@@ -68,7 +68,12 @@ POSTGRES, KAFKA, ELASTICSEARCH = (
 )
 WELL = Status(at=100, servers=(POSTGRES, KAFKA, ELASTICSEARCH), stored=STORED, documents=(DOCUMENT,))
 TROUBLE = ReportedTrouble(
-    component="worker-1", server="elasticsearch", seconds=12, error="Elasticsearch's disk is full", hint="Make room"
+    component="worker-1",
+    server="elasticsearch",
+    kind="429",
+    seconds=12,
+    error="Elasticsearch's disk is full",
+    hint="Make room",
 )
 
 

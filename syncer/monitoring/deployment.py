@@ -1,4 +1,4 @@
-"""Deployment: the servers that the settings name, and what several checks ask of them.
+"""Deployment: the servers that the settings name, and what several checks of the doctor ask of them.
 
 Guarantees that nothing is changed: every transaction in Postgres is read-only and every statement bounded in time, and
 Kafka and Elasticsearch are only read. All servers are connected to at once, and one that is down is tried once.
@@ -6,10 +6,9 @@ Kafka and Elasticsearch are only read. All servers are connected to at once, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -18,38 +17,26 @@ from typing import Any, Self
 import psycopg
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._metadata import TopicMetadata
 from elastic_transport import TransportError
 from elasticsearch import ApiError, Elasticsearch
 
 from syncer.base import postgres
 from syncer.base.error_policy import explain
 from syncer.base.errors import SyncerError, TopicError
+from syncer.base.formatting import amount
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.documents import registry
 from syncer.documents.registry import Document
 from syncer.elasticsearch import client as elastic
-from syncer.elasticsearch.bulk import Index
 from syncer.kafka import topic
 
 ANSWER_SECONDS = 5
 """How long a server may take to be reached, and to answer."""
-
-
-class Duty(StrEnum):
-    """What a database role does; ``docs/roles.sql`` has the privileges of each."""
-
-    RELAY = "relay"
-    WORKER = "worker"
-    READER = "reader"
-
-
-DAEMON = frozenset({Duty.RELAY, Duty.WORKER})
-"""What a daemon does that runs all components."""
-
-_ERRORS = (psycopg.Error, KafkaException, ApiError, TransportError, SyncerError)
+ERRORS = (psycopg.Error, KafkaException, ApiError, TransportError, SyncerError)
+"""What keeps a check from being made."""
 _READ_ONLY = f"SET default_transaction_read_only = on; SET statement_timeout = '{ANSWER_SECONDS}s'"
-_HAS_SCHEMA = "SELECT to_regclass('syncer.document') IS NOT NULL"
 
 
 class UnseenError(Exception):
@@ -62,32 +49,30 @@ class Deployment:
     Args:
         settings: Where the servers are.
         config_folder: The definitions.
-        duties: What the role of the settings is for.
     """
 
-    def __init__(self, settings: Settings, config_folder: Path, duties: frozenset[Duty] = DAEMON) -> None:
+    def __init__(self, settings: Settings, config_folder: Path) -> None:
         self.settings = settings
         self.config_folder = config_folder
-        self.duties = duties
-        self._servers: dict[str, Any] = {}
+        self.servers: dict[str, Any] = {}
+        """A client of each server that is used, or the `SyncerError` that kept it from being opened."""
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         """Connect to all servers at once, so that three that are down take no longer than one."""
-        connects: dict[str, Callable[[], Any]] = {"postgres": self._connect, "elasticsearch": self._client}
+        connects: dict[str, Callable[[], Any]] = {"postgres": self._connect}
         if self.settings.kafka.is_used:
             connects["kafka"] = self._administer
+        connects["elasticsearch"] = self._client
         with ThreadPoolExecutor(thread_name_prefix="doctor") as threads:
             opened = {name: threads.submit(connect) for name, connect in connects.items()}
-        for name, one in opened.items():
+        for name, future in opened.items():
             try:
-                self._servers[name] = one.result()
-            except _ERRORS as error:
-                self._servers[name] = explain(error) or SyncerError(str(error))
-        if self.failure("postgres") is None:
-            with suppress(psycopg.errors.InsufficientPrivilege):  # postgres.privileges names it
-                if self._has_schema:
-                    self.settings = self.settings.of(registry.installation(self.postgres))
+                self.servers[name] = future.result()
+            except ERRORS as error:
+                self.servers[name] = explain(error) or SyncerError(str(error))
+        with suppress(UnseenError, psycopg.errors.InsufficientPrivilege):  # postgres.privileges names it
+            self.settings = self.settings.of(registry.installation(self.schema))
         return self
 
     def __exit__(
@@ -121,15 +106,26 @@ class Deployment:
 
     def failure(self, server: str) -> SyncerError | None:
         """Why a server could not be reached; None if it was."""
-        found = self._servers[server]
+        found = self.servers[server]
         return found if isinstance(found, SyncerError) else None
+
+    def versions(self) -> dict[str, str]:
+        """Each server that answers, with its version."""
+        found = {}
+        if self.failure("postgres") is None:
+            number = self.postgres.info.server_version
+            found["postgres"] = f"Postgres {number // 10000}.{number % 10000}"
+        if "kafka" in self.servers and self.failure("kafka") is None:
+            brokers = self.kafka.list_topics(timeout=ANSWER_SECONDS).brokers
+            found["kafka"] = f"Kafka, {amount(len(brokers), 'broker')}"
+        if self.failure("elasticsearch") is None:
+            found["elasticsearch"] = f"Elasticsearch {self.elasticsearch.info().body['version']['number']}"
+        return found
 
     def _server(self, name: str) -> Any:
         if self.failure(name) is not None:
             raise UnseenError(f"{name.title()} cannot be reached")
-        return self._servers[name]
-
-    # Postgres
+        return self.servers[name]
 
     @property
     def postgres(self) -> Connection:
@@ -141,18 +137,10 @@ class Deployment:
         """The rows that a query of Postgres returns."""
         return self.postgres.execute(query, parameters).fetchall()
 
-    def value(self, query: str, *parameters: object) -> Any:
-        """The first column of the first row."""
-        return postgres.value(self.postgres, query, parameters)
-
-    @cached_property
-    def _has_schema(self) -> bool:
-        return bool(self.value(_HAS_SCHEMA))
-
     @property
     def schema(self) -> Connection:
         """`postgres`, if it has the syncer schema."""
-        if not self._has_schema:
+        if self.rows("SELECT to_regclass('syncer.document') IS NOT NULL") != [(True,)]:
             raise UnseenError("the database has no syncer schema")
         return self.postgres
 
@@ -161,20 +149,26 @@ class Deployment:
         """The active definitions, with one entry for each index that they write to."""
         return registry.documents(self.schema)
 
-    @cached_property
-    def relations(self) -> list[str]:
-        """The tables that documents read."""
-        return sorted({relation for one in self.documents for relation in one.dependencies.tables})
-
-    # Kafka
-
     @property
     def kafka(self) -> AdminClient:
         """A client that only asks."""
         found: AdminClient = self._server("kafka")
         return found
 
-    # Elasticsearch
+    @property
+    def topic(self) -> TopicMetadata | None:
+        """The topic of changes, if Kafka has it."""
+        found: TopicMetadata | None = self.kafka.list_topics(timeout=ANSWER_SECONDS).topics.get(
+            self.settings.kafka.topic
+        )
+        return found
+
+    @property
+    def topic_settings(self) -> dict[str, str]:
+        """The topic's settings, with the broker's where the topic has none."""
+        if self.topic is None:
+            raise UnseenError(f"Kafka has no topic {self.settings.kafka.topic}".rstrip())
+        return topic.configuration(self.kafka, self.settings.kafka.topic, seconds=ANSWER_SECONDS)
 
     @property
     def elasticsearch(self) -> Elasticsearch:
@@ -182,29 +176,19 @@ class Deployment:
         found: Elasticsearch = self._server("elasticsearch")
         return found
 
-    @property
-    def index(self) -> Index:
-        """The record of the epoch."""
-        return Index(self.elasticsearch, bulk_bytes_max=self.settings.worker.bulk_bytes_max)
-
     @cached_property
-    def indices(self) -> dict[str, dict[str, Any]]:
-        """Settings, mappings and aliases of each active index that exists, by name."""
-        names = [one.index_name for one in self.documents]
-        if not names:
-            return {}
-        found = self.elasticsearch.indices.get(
-            index=names, flat_settings=True, ignore_unavailable=True, expand_wildcards="all"
+    def indices(self) -> list[tuple[Document, dict[str, Any]]]:
+        """Each active definition whose index exists, with that index's settings."""
+        names = [document.index_name for document in self.documents]
+        found = (
+            self.elasticsearch.indices.get_settings(
+                index=names, flat_settings=True, ignore_unavailable=True, expand_wildcards="all"
+            ).body
+            if names
+            else {}
         )
-        return dict(found.body)
-
-    def each_index(self) -> Iterator[tuple[Document, dict[str, Any]]]:
-        """Each active definition whose index exists, with that index's settings, mappings and aliases."""
-        return ((one, self.indices[one.index_name]) for one in self.documents if one.index_name in self.indices)
-
-
-def reason(error: Exception) -> str | None:
-    """Why a check could not be made; None for an error that is not expected."""
-    if isinstance(error, UnseenError):
-        return str(error)
-    return (explain(error) or SyncerError(str(error))).message if isinstance(error, _ERRORS) else None
+        return [
+            (document, found[document.index_name]["settings"])
+            for document in self.documents
+            if document.index_name in found
+        ]

@@ -1,0 +1,584 @@
+"""Doctor: `CHECKS` is one table of what the guarantees rest on: what is expected, how it is asked, and what a fix is.
+
+Asking yields a finding, with its fix, for each problem. Mostly it is a query whose rows are these, or a setting of an
+index or of the topic. A check that a missing server, schema or privilege prevents is unseen; the others are still made.
+docs/operating.md says why each matters. What `syncer status` and `plan` report is not checked again here.
+
+The checks ``reach`` ask what guards the start of a daemon: see `syncer.daemon.checked`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from syncer.base import migrations
+from syncer.base.error_policy import explain
+from syncer.base.errors import SourceError, SyncerError
+from syncer.base.model import Role, Target
+from syncer.base.postgres import LOCK_SECONDS_MAX
+from syncer.base.settings import Settings
+from syncer.capture import install
+from syncer.documents import definition, registry
+from syncer.elasticsearch.bulk import Index
+from syncer.elasticsearch.indices import GC_DELETES_SECONDS, PIPELINES, seconds
+from syncer.indexing import failover
+from syncer.monitoring.deployment import ERRORS, Deployment, UnseenError
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    WRONG = "wrong"
+    """A guarantee does not hold, or will not."""
+    CONSIDER = "consider"
+    """The guarantees hold, but an operator should decide whether this is intended."""
+    UNSEEN = "unseen"
+    """The check could not be made."""
+    WELL = "well"
+
+
+class How(StrEnum):
+    """What a fix is."""
+
+    SQL = "sql"
+    """Statements for psql, one a line."""
+    SHELL = "shell"
+    """A command."""
+    ADVICE = "advice"
+    """For a person to decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found.
+
+    Args:
+        found: The problem, as a sentence without a full stop; the reason if the check could not be made; else empty.
+        fix: What to paste, or the advice.
+        how: What the fix is; None if the check says so. Likewise the severity and the note.
+        note: What to know before.
+        severity: How bad it is.
+    """
+
+    found: str = ""
+    fix: str = ""
+    how: How | None = None
+    note: str | None = None
+    severity: Severity | None = None
+
+
+Ask = Callable[[Deployment], Iterable[Finding]]
+
+
+class Check(NamedTuple):
+    """A row of the table.
+
+    Args:
+        id: A stable name: ``server.thing``.
+        expected: What holds if all is well.
+        how: What its fixes are.
+        ask: Yields the problems; raises an error if it cannot ask.
+        severity: How bad they are.
+        note: What to know before a fix.
+    """
+
+    id: str
+    expected: str
+    how: How
+    ask: Ask
+    severity: Severity = Severity.WRONG
+    note: str = ""
+
+    @property
+    def server(self) -> str:
+        """The server that is asked."""
+        return self.id.partition(".")[0]
+
+
+# Postgres: a query returns a row for each problem, with its fix
+
+# What a new session of the role gets: our own sessions pin some settings.
+_OFF = """
+SELECT name || ' is off', format(E'ALTER SYSTEM SET %s = on;\\nSELECT pg_reload_conf();', name)
+FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND reset_val = 'off'
+"""
+_COMMITS_OFF = """
+WITH off AS (
+    SELECT CASE WHEN r.rolname IS NOT NULL THEN quote_ident(r.rolname) WHEN s.setdatabase = 0 THEN 'ALL' END AS role,
+           quote_ident(d.datname) AS database
+    FROM pg_db_role_setting AS s CROSS JOIN unnest(s.setconfig) AS setting
+    LEFT JOIN pg_roles AS r ON r.oid = s.setrole LEFT JOIN pg_database AS d ON d.oid = s.setdatabase
+    WHERE setting = 'synchronous_commit=off' AND (s.setdatabase = 0 OR d.datname = current_database())
+)
+SELECT 'synchronous_commit is off for ' || coalesce(role, database),
+       format('ALTER %s RESET synchronous_commit;', concat_ws(' IN ', 'ROLE ' || role, 'DATABASE ' || database))
+FROM off
+UNION ALL
+SELECT 'synchronous_commit is off', E'ALTER SYSTEM SET synchronous_commit = on;\\nSELECT pg_reload_conf();'
+FROM pg_settings WHERE name = 'synchronous_commit' AND reset_val = 'off' AND NOT EXISTS (SELECT FROM off)
+ORDER BY 1
+"""
+_DEADLOCK_TIMEOUT = f"""
+SELECT format('deadlock_timeout is %s ms', reset_val),
+       E'ALTER SYSTEM SET deadlock_timeout = ''1s'';\\nSELECT pg_reload_conf();'
+FROM pg_settings WHERE name = 'deadlock_timeout' AND reset_val::integer <= {LOCK_SECONDS_MAX * 1000:.0f}
+"""  # noqa: S608 - a constant of ours
+_UNLOGGED = """
+SELECT format('syncer.%I is unlogged', c.relname),
+       format('ALTER %s syncer.%I SET LOGGED;', CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.relname)
+FROM pg_class AS c
+WHERE c.relnamespace = 'syncer'::regnamespace AND c.relkind IN ('r', 'S') AND c.relpersistence <> 'p'
+ORDER BY c.relkind, c.relname
+"""
+_SEQUENCE = f"""
+SELECT format('syncer.version is %s INCREMENT %s MINVALUE %s MAXVALUE %s CACHE %s %s', seqtypid::regtype, seqincrement,
+              seqmin, seqmax, seqcache, CASE WHEN seqcycle THEN 'CYCLE' ELSE 'NO CYCLE' END),
+       'ALTER SEQUENCE syncer.version AS bigint INCREMENT 1 MINVALUE 1 MAXVALUE {(1 << 43) - 1} CACHE 1 NO CYCLE;'
+FROM pg_sequence
+WHERE seqrelid = 'syncer.version'::regclass AND (seqincrement, seqmin, seqmax, seqcache, seqcycle, seqtypid::regtype)
+      <> (1, 1, {(1 << 43) - 1}, 1, false, 'bigint'::regtype)
+"""  # noqa: S608 - constants of ours
+_FUNCTIONS = """
+WITH f AS (
+    SELECT p.oid::regprocedure AS name, p.prosecdef, quote_ident(r.rolname) AS owner,
+           has_schema_privilege(p.proowner, 'syncer', 'USAGE')
+             AND has_table_privilege(p.proowner, 'syncer.outbox', 'INSERT')
+             AND (has_sequence_privilege(p.proowner, 'syncer.outbox_segment', 'USAGE')
+                  OR has_sequence_privilege(p.proowner, 'syncer.outbox_segment', 'SELECT'))
+             AND has_function_privilege(p.proowner, 'syncer.text_of(anyelement,integer)', 'EXECUTE') AS may_write
+    FROM pg_proc AS p JOIN pg_roles AS r ON r.oid = p.proowner
+    WHERE p.pronamespace = 'syncer'::regnamespace AND p.prorettype = 'trigger'::regtype AND p.proname LIKE 'capture%'
+)
+SELECT format('The function %s runs with the privileges of the role that writes', name),
+       format('ALTER FUNCTION %s SECURITY DEFINER;', name) FROM f WHERE NOT prosecdef
+UNION ALL
+SELECT format('%s, which owns the function %s, may not write the outbox', owner, name),
+       format(E'GRANT USAGE ON SCHEMA syncer TO %1$s;\nGRANT INSERT ON syncer.outbox TO %1$s;\n'
+              'GRANT USAGE ON SEQUENCE syncer.outbox_segment TO %1$s;'
+              '\nGRANT EXECUTE ON FUNCTION syncer.text_of(anyelement,integer) TO %1$s;', owner)
+FROM f WHERE NOT may_write
+"""
+_MAY_NOT_USE = "SELECT FROM pg_namespace WHERE nspname = 'syncer' AND NOT has_schema_privilege(oid, 'USAGE')"
+# One privilege for each group role in docs/roles.sql that a daemon's role has.
+_LACKING = """
+SELECT format('%I has no %s on syncer.%s', current_user, privilege, c.relname)
+FROM (VALUES ('outbox_0', 'TRUNCATE'), ('cursor', 'INSERT'), ('daemon', 'INSERT'), ('job_chunk', 'INSERT'),
+             ('version', 'USAGE')) AS needed (name, privilege)
+JOIN pg_class AS c ON c.relnamespace = 'syncer'::regnamespace AND c.relname = needed.name
+WHERE NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, privilege)
+               ELSE has_table_privilege(c.oid, privilege) END
+"""
+_UNREADABLE = """
+SELECT format('%I may not use the schema %I', current_user, n.nspname),
+       format('GRANT USAGE ON SCHEMA %I TO %I;', n.nspname, current_user)
+FROM pg_namespace AS n WHERE n.nspname = ANY ($1) AND NOT has_schema_privilege(n.oid, 'USAGE')
+UNION ALL
+SELECT format('%I may not read %s', current_user, $2), format('GRANT SELECT ON %s TO %I;', $2, current_user)
+FROM to_regclass($2) AS c WHERE NOT (has_table_privilege(c, 'SELECT') OR (
+    SELECT bool_and(has_column_privilege(c, a.attnum, 'SELECT')) FROM pg_attribute AS a
+    WHERE a.attrelid = c AND a.attname = ANY ($3) AND NOT a.attisdropped))
+UNION ALL
+SELECT format('Row-level security of %s hides rows from %I', $2, current_user),
+       format('ALTER ROLE %I BYPASSRLS;', current_user)
+FROM to_regclass($2) AS c WHERE row_security_active(c)
+"""
+
+
+def _query(query: str) -> Ask:
+    """A query that returns problems and their fixes."""
+    return lambda deployment: [
+        Finding(found, fix)
+        for found, fix in (deployment.schema if "syncer" in query else deployment.postgres).execute(query)
+    ]
+
+
+def _reach(server: str) -> Ask:
+    """Whether a server was reached."""
+
+    def ask(deployment: Deployment) -> Iterator[Finding]:
+        if (failure := deployment.failure(server)) is not None:
+            yield Finding(failure.message, failure.hint)
+
+    return ask
+
+
+def _reach_postgres(deployment: Deployment) -> Iterator[Finding]:
+    yield from (failed := list(_reach("postgres")(deployment)))
+    if failed:
+        return
+    if deployment.rows("SELECT pg_is_in_recovery()") == [(True,)]:
+        yield Finding(
+            "The server at postgres.dsn is a standby",
+            "Set SYNCER_POSTGRES_DSN to the primary. To choose it from several hosts, add "
+            "target_session_attrs=read-write.",
+        )
+        return
+    try:
+        migrations.require_current(deployment.postgres)
+    except SourceError as error:
+        command = error.hint.removeprefix("Run: ")
+        yield Finding(error.message, command, How.ADVICE if command == error.hint else How.SHELL)
+
+
+def _triggers(deployment: Deployment) -> Iterator[Finding]:
+    captures = install.captured(deployment.schema)
+    for relation in sorted({each for document in deployment.documents for each in document.dependencies.tables}):
+        capture = captures.get(relation)
+        if capture is None or not install.is_installed(deployment.postgres, relation):
+            yield Finding(f"{relation} lacks its triggers, or they are disabled", "syncer apply")
+        elif not install.is_current(deployment.postgres, capture):
+            yield Finding(f"The trigger function of {relation} is not the one that this version makes", "syncer apply")
+
+
+def _may_use(deployment: Deployment) -> Iterator[Finding]:
+    if deployment.rows(_MAY_NOT_USE):
+        yield Finding("The role may not use the schema syncer", _ROLES)
+    else:
+        lacking = [found for (found,) in deployment.schema.execute(_LACKING)]
+        yield from (Finding(found, _ROLES, severity=Severity.CONSIDER) for found in lacking)
+
+
+def _may_read(deployment: Deployment) -> Iterator[Finding]:
+    columns: dict[str, set[str]] = {}
+    for document in deployment.documents:
+        for relation, use in document.dependencies.tables.items():
+            columns.setdefault(relation, set()).update(use.watched | use.routing)
+        for view in document.dependencies.views:
+            columns.setdefault(str(view), set())
+    for relation, read in sorted(columns.items()):
+        for found, fix in deployment.rows(_UNREADABLE, [relation.partition(".")[0].strip('"')], relation, sorted(read)):
+            yield Finding(found, fix)
+
+
+# Kafka: settings of the topic
+
+
+def _topic_setting(name: str, is_wrong: Callable[[str], bool], right: str) -> Ask:
+    """A setting of the topic that must not have such a value."""
+
+    def ask(deployment: Deployment) -> Iterator[Finding]:
+        value, settings = deployment.topic_settings[name], deployment.settings.kafka
+        if is_wrong(value):
+            credentials = " --command-config client.properties" if settings.properties else ""
+            command = (
+                f"kafka-configs.sh --bootstrap-server {settings.bootstrap_servers}{credentials} "
+                f"--alter --entity-type topics --entity-name {settings.topic} --add-config {name}={right}"
+            )
+            note = "client.properties holds the credentials, as Java clients read them." if credentials else ""
+            yield Finding(f"{name} is {value}", command, note=note)
+
+    return ask
+
+
+def _reach_kafka(deployment: Deployment) -> Iterator[Finding]:
+    yield from (failed := list(_reach("kafka")(deployment)))
+    if not failed and deployment.settings.kafka.topic and deployment.topic is None:
+        yield Finding(f"Kafka has no topic {deployment.settings.kafka.topic}", "syncer apply", How.SHELL)
+
+
+def _replicas(deployment: Deployment) -> Iterator[Finding]:
+    least = deployment.topic_settings["min.insync.replicas"]
+    assert deployment.topic is not None  # noqa: S101 - it has settings
+    replicas = min(len(partition.replicas) for partition in deployment.topic.partitions.values())
+    if replicas == 1:
+        yield Finding(
+            "The topic has one replica: if its broker is lost, so are its changes",
+            "Use three brokers. kafka.replication_factor applies to a topic that syncer creates; "
+            "kafka-reassign-partitions.sh adds replicas to an existing one.",
+            How.ADVICE,
+        )
+    elif int(least) == 1:
+        yield from _topic_setting("min.insync.replicas", bool, "2")(deployment)
+
+
+_DAY_MILLISECONDS = 86_400_000
+
+
+def _retention(deployment: Deployment) -> Iterator[Finding]:
+    yield from _topic_setting("retention.ms", lambda value: 0 <= int(value) < _DAY_MILLISECONDS, "604800000")(
+        deployment
+    )
+    yield from _topic_setting("retention.bytes", lambda value: int(value) >= 0, "-1")(deployment)
+
+
+# Elasticsearch: settings of the indices
+
+
+def _request(deployment: Deployment, method: str, path: str, body: Mapping[str, Any] | None = None) -> str:
+    """A request to Elasticsearch as a command, with credentials named rather than shown."""
+    settings = deployment.settings.elasticsearch
+    words = ["curl -sS --fail-with-body -X", method]
+    if settings.api_key:
+        words.append('-H "Authorization: ApiKey $SYNCER_ELASTICSEARCH_API_KEY"')
+    elif settings.username:
+        words.append('-u "$SYNCER_ELASTICSEARCH_USERNAME:$SYNCER_ELASTICSEARCH_PASSWORD"')
+    if settings.ca_certs:
+        words.append(f"--cacert {settings.ca_certs}")
+    node = "${SYNCER_ELASTICSEARCH_URL%%,*}" if len(settings.urls) > 1 else "$SYNCER_ELASTICSEARCH_URL"
+    words.append(f'"{node}{path}"')
+    if body is not None:
+        words.append(f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'")
+    return " ".join(words)
+
+
+def _index_setting(
+    names: Sequence[str], default: str, is_wrong: Callable[[str], bool], right: str | None, *, is_current: bool = False
+) -> Ask:
+    """Settings of each index, or of each current one, that must not have such a value."""
+
+    def ask(deployment: Deployment) -> Iterator[Finding]:
+        for document, settings in deployment.indices:
+            for name in names:
+                value = str(settings.get(name, default)).lower()
+                if (document.role is Role.CURRENT or not is_current) and is_wrong(value):
+                    fix = _request(deployment, "PUT", f"/{document.index_name}/_settings", {name: right})
+                    yield Finding(f"{name} of {document.index_name} is {value}", fix)
+
+    return ask
+
+
+def _lifecycle(deployment: Deployment) -> Iterator[Finding]:
+    for document, settings in deployment.indices:
+        if policy := settings.get("index.lifecycle.name"):
+            fix = _request(deployment, "POST", f"/{document.index_name}/_ilm/remove")
+            yield Finding(f"The policy {policy} manages {document.index_name}", fix)
+
+
+def _guard(deployment: Deployment) -> Iterator[Finding]:
+    for document in deployment.documents[:1]:
+        alias = document.target.write_alias
+        fitting = [
+            template
+            for template in deployment.elasticsearch.indices.get_index_template().body["index_templates"]
+            if any(_fits(pattern, alias) for pattern in template["index_template"]["index_patterns"])
+        ]
+        first = max(fitting, key=_priority, default=None)
+        if first is None or first["index_template"].get("allow_auto_create") is not False:
+            priority = 500 if first is None else max(500, _priority(first) + 1)
+            body = {"index_patterns": ["*-syncer-write"], "allow_auto_create": False, "priority": priority}
+            yield Finding(
+                "syncer's index template, which forbids to create an index named like a write alias, is "
+                + ("missing" if first is None else f"overridden by {first['name']}"),
+                _request(deployment, "PUT", "/_index_template/syncer", body),
+            )
+
+
+def _priority(template: Mapping[str, Any]) -> int:
+    return int(template["index_template"].get("priority", 0))
+
+
+def _fits(pattern: str, name: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
+
+
+def _orphans(deployment: Deployment) -> Iterator[Finding]:
+    installation = registry.installation(deployment.schema)
+    known = {document.index_name for document in deployment.documents}
+    active = {document.index for document in deployment.documents}
+    names = [Target.of_index("*").write_alias, *sorted(f"{index}-*" for index in active)]
+    made = deployment.elasticsearch.indices.get(
+        index=names, expand_wildcards="all", filter_path="*.aliases,*.mappings._meta.syncer"
+    ).body
+    for name, index in sorted(made.items()):
+        mark = index.get("mappings", {}).get("_meta", {}).get("syncer", {})
+        if mark.get("installation") != installation or name in known:
+            continue
+        aliases = index.get("aliases", {}).keys() - {Target.of_index(name).write_alias}
+        delete = _request(deployment, "DELETE", f"/{name}")
+        made_for = f"{name}, made for {mark.get('document')},"
+        if not aliases:
+            yield Finding(f"{made_for} is not active any more", delete, severity=Severity.CONSIDER)
+        elif searched := sorted(aliases - active):  # status reports an alias that leads to two indices
+            is_defined = not _defined(deployment).isdisjoint(searched)
+            note = "It takes the index over, or makes another, and writes every document." if is_defined else ""
+            found = f"Searches of {' and '.join(searched)} find {made_for} which Postgres does not know"
+            yield Finding(found, "syncer apply" if is_defined else delete, note=note)
+
+
+def _defined(deployment: Deployment) -> set[str]:
+    """The indices of the definitions in the config folder."""
+    try:
+        return {each.index for each in definition.load_all(deployment.config_folder)}
+    except SyncerError:
+        return set()
+
+
+def _epoch(deployment: Deployment) -> Iterator[Finding]:
+    index = Index(deployment.elasticsearch, bulk_bytes_max=deployment.settings.worker.bulk_bytes_max)
+    for installation, epoch in deployment.schema.execute("SELECT installation, epoch FROM syncer.cluster_identity"):
+        recorded = index.read_epoch(installation)
+        if recorded < epoch:
+            path = f"/syncer-state/_doc/epoch-{installation}?version={epoch}&version_type=external_gte"
+            yield Finding(
+                f"Postgres is in epoch {epoch}, and Elasticsearch has recorded {recorded or 'none'}: syncer-state was "
+                "deleted, or this database is a copy",
+                _request(deployment, "PUT", path, {"epoch": epoch}),
+                How.SHELL,
+                "Not if this database is a copy: then set kafka.topic and kafka.group. "
+                "For a minute after the record was deleted, Elasticsearch may answer 409.",
+            )
+        elif recorded > epoch and failover.is_entered(deployment.postgres):
+            # The next writer finds another cluster identity than the recorded one, and enters a new epoch.
+            yield Finding(
+                f"Elasticsearch has recorded epoch {recorded}, and Postgres is in {epoch}: its disk was restored",
+                "UPDATE syncer.cluster_identity SET sequence = 0;",
+                How.SQL,
+                "Then restart the daemons, which enter a new epoch, and run for each document: "
+                "syncer verify DOCUMENT --repair",
+            )
+
+
+_ROLES = "If this is a daemon's role: run docs/roles.sql, and make the role a member of the group roles of its duties."
+_CATCHES_UP = "It installs them, and writes the documents again that may have missed changes."
+_RELOADED = "If nothing changes, the setting is on the server's command line."
+_SQL, _SHELL, _ADVICE, _CONSIDER = How.SQL, How.SHELL, How.ADVICE, Severity.CONSIDER
+_KEPT = f"{GC_DELETES_SECONDS}s"
+CHECKS: tuple[Check, ...] = (
+    Check("postgres.reach", "Postgres answers, takes writes and has this schema", _ADVICE, _reach_postgres),
+    Check("postgres.durability", "fsync and full_page_writes are on", _SQL, _query(_OFF), note=_RELOADED),
+    Check(
+        "postgres.synchronous_commit",
+        "No application commits with synchronous_commit off",
+        _SQL,
+        _query(_COMMITS_OFF),
+        _CONSIDER,
+        _RELOADED,
+    ),
+    Check(
+        "postgres.deadlock_timeout",
+        f"deadlock_timeout is longer than {LOCK_SECONDS_MAX:g} s",
+        _SQL,
+        _query(_DEADLOCK_TIMEOUT),
+        _CONSIDER,
+        _RELOADED,
+    ),
+    Check("postgres.logged", "Every table and sequence of the syncer schema is logged", _SQL, _query(_UNLOGGED)),
+    Check("postgres.sequence", "Versions count by one, without a cache or a cycle", _SQL, _query(_SEQUENCE)),
+    Check("postgres.triggers", "Every table that documents read has its triggers", _SHELL, _triggers, note=_CATCHES_UP),
+    Check("postgres.functions", "Triggers write the outbox with their owner's privileges", _SQL, _query(_FUNCTIONS)),
+    Check("postgres.privileges", "The role may do what a daemon does", _ADVICE, _may_use),
+    Check("postgres.reads", "The role may read every row that documents show", _SQL, _may_read),
+    Check("kafka.reach", "Kafka answers, and has the topic of changes", _ADVICE, _reach_kafka),
+    Check("kafka.replication", "Every record is on at least two brokers", _SHELL, _replicas, _CONSIDER),
+    Check(
+        "kafka.cleanup_policy",
+        "The topic is not compacted",
+        _SHELL,
+        _topic_setting("cleanup.policy", lambda value: "compact" in value, "delete"),
+    ),
+    Check(
+        "kafka.unclean_election",
+        "No broker that lacks records can lead",
+        _SHELL,
+        _topic_setting("unclean.leader.election.enable", lambda value: value == "true", "false"),
+    ),
+    Check("kafka.retention", "The topic keeps changes for longer than an outage", _SHELL, _retention, _CONSIDER),
+    Check("elasticsearch.reach", "Elasticsearch answers", _ADVICE, _reach("elasticsearch")),
+    Check(
+        "elasticsearch.gc_deletes",
+        f"Every index remembers deletes for {_KEPT}",
+        _SHELL,
+        _index_setting(["index.gc_deletes"], "60s", lambda value: seconds(value) < GC_DELETES_SECONDS, _KEPT),
+    ),
+    Check(
+        "elasticsearch.durability",
+        "No current index has an asynchronous translog",
+        _SHELL,
+        _index_setting(
+            ["index.translog.durability"], "request", lambda value: value == "async", "request", is_current=True
+        ),
+    ),
+    Check(
+        "elasticsearch.refresh",
+        "Every current index is refreshed",
+        _SHELL,
+        _index_setting(["index.refresh_interval"], "1s", lambda value: value.startswith("-1"), None, is_current=True),
+    ),
+    Check(
+        "elasticsearch.pipelines",
+        "No ingest pipeline changes documents",
+        _SHELL,
+        _index_setting(PIPELINES, "_none", lambda value: value != "_none", None),
+        note="Then write the documents again: syncer backfill DOCUMENT",
+    ),
+    Check("elasticsearch.lifecycle", "No lifecycle policy manages an index", _SHELL, _lifecycle),
+    Check("elasticsearch.guard", "No late delete can create an index named like a write alias", _SHELL, _guard),
+    Check("elasticsearch.orphans", "Every index that this installation made is known to Postgres", _SHELL, _orphans),
+    Check("elasticsearch.epoch", "Elasticsearch has recorded the epoch", _SHELL, _epoch),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The result of an examination.
+
+    Args:
+        findings: By check, in order; each has at least one, whose severity, how and note are filled in.
+        servers: Each server that answers, with its version.
+        seconds: How long it took.
+    """
+
+    findings: dict[Check, tuple[Finding, ...]]
+    servers: dict[str, str]
+    seconds: float
+
+    @property
+    def numbers(self) -> dict[Severity, int]:
+        """How many findings there are of each severity."""
+        found = Counter(finding.severity for findings in self.findings.values() for finding in findings)
+        return {severity: found[severity] for severity in Severity}
+
+    def is_well(self, *, strict: bool) -> bool:
+        """Whether nothing is wrong; if strict, whether everything is well."""
+        bad = set(Severity) - {Severity.WELL} if strict else {Severity.WRONG}
+        return not any(self.numbers[severity] for severity in bad)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "is_well": self.is_well(strict=False),
+            **{str(severity): number for severity, number in self.numbers.items()},
+            "servers": self.servers,
+            "seconds": round(self.seconds, 3),
+            "findings": [
+                {"id": check.id, "expected": check.expected, **asdict(finding)}
+                for check, findings in self.findings.items()
+                for finding in findings
+            ],
+        }
+
+
+def examine(settings: Settings, config_folder: Path, *, checks: Sequence[Check] = CHECKS) -> Report:
+    """Make these checks, or all, of the servers that are used."""
+    began = time.monotonic()
+    with Deployment(settings, config_folder) as deployment:
+        findings = {check: _made(check, deployment) for check in checks if check.server in deployment.servers}
+        servers = deployment.versions()
+    return Report(findings=findings, servers=servers, seconds=time.monotonic() - began)
+
+
+def _made(check: Check, deployment: Deployment) -> tuple[Finding, ...]:
+    """Return what a check found, with what the table says of it."""
+    try:
+        found = tuple(check.ask(deployment))
+    except UnseenError as error:
+        return (Finding(str(error), severity=Severity.UNSEEN),)
+    except ERRORS as error:
+        return (Finding((explain(error) or SyncerError(str(error))).message, severity=Severity.UNSEEN),)
+    return tuple(
+        replace(
+            finding,
+            severity=finding.severity or check.severity,
+            how=finding.how or check.how,
+            note=check.note if finding.note is None else finding.note,
+        )
+        for finding in found
+    ) or (Finding(severity=Severity.WELL),)

@@ -64,16 +64,7 @@ RETURNING host, process, extract(epoch FROM clock_timestamp() - reported_at)::fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedTrouble:
-    """What a component of a daemon was retrying when the daemon last reported.
-
-    Args:
-        component: Its name.
-        server: The server that the error came from; empty if it is none.
-        kind: The kind of the last error.
-        seconds: How long it had lasted.
-        error: The last error, as a sentence without a full stop.
-        hint: What to do about it.
-    """
+    """What a component of a daemon was retrying when the daemon last reported."""
 
     component: str
     server: str
@@ -97,18 +88,9 @@ class ReportedTrouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Daemon:
-    """A daemon, as it last reported.
+    """A daemon, as it last reported: what its row in ``syncer.daemon`` says.
 
-    Args:
-        host: Its machine.
-        process: Its process there.
-        version: Its version.
-        started_at: When it started.
-        components: The names of its components; empty while it waits for its servers.
-        leads: Whether it reads the outbox.
-        written_per_second: Documents that it has written or deleted.
-        troubles: What its components are retrying.
-        silent_seconds: How long ago it reported.
+    It has no components while it waits for its servers.
     """
 
     host: str
@@ -147,12 +129,7 @@ class Daemon:
 
 
 class Reporter:
-    """The component that reports.
-
-    Args:
-        connect: Opens a connection to Postgres.
-        stop: The `Stop` that the daemon's components call.
-    """
+    """The component that reports what the components of this process do, which call ``stop``."""
 
     def __init__(self, *, connect: Callable[[], Connection], stop: Stop) -> None:
         self.components: Collection[str] = ()

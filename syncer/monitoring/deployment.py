@@ -44,12 +44,7 @@ class UnseenError(Exception):
 
 
 class Deployment:
-    """The servers, connected while in a ``with`` statement.
-
-    Args:
-        settings: Where the servers are.
-        config_folder: The definitions.
-    """
+    """The servers, and the folder of definitions; connected while in a ``with`` statement."""
 
     def __init__(self, settings: Settings, config_folder: Path) -> None:
         self.settings = settings

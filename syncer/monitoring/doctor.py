@@ -58,14 +58,9 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found.
+    """What a check found: the problem, or why it could not be made, as a sentence without a full stop; else empty.
 
-    Args:
-        found: The problem, as a sentence without a full stop; the reason if the check could not be made; else empty.
-        fix: What to paste, or the advice.
-        how: What the fix is; None if the check says so. Likewise the severity and the note.
-        note: What to know before.
-        severity: How bad it is.
+    What is None is as the check says.
     """
 
     found: str = ""
@@ -79,16 +74,7 @@ Ask = Callable[[Deployment], Iterable[Finding]]
 
 
 class Check(NamedTuple):
-    """A row of the table.
-
-    Args:
-        id: A stable name: ``server.thing``.
-        expected: What holds if all is well.
-        how: What its fixes are.
-        ask: Yields the problems; raises an error if it cannot ask.
-        severity: How bad they are.
-        note: What to know before a fix.
-    """
+    """A row of the table: what holds if all is well, how it is asked, what its fixes are, and how bad a problem is."""
 
     id: str
     expected: str
@@ -518,13 +504,7 @@ CHECKS: tuple[Check, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The result of an examination.
-
-    Args:
-        findings: By check, in order; each has at least one, whose severity, how and note are filled in.
-        servers: Each server that answers, with its version.
-        seconds: How long it took.
-    """
+    """The result of an examination: findings by check, complete and at least one each, and the servers' versions."""
 
     findings: dict[Check, tuple[Finding, ...]]
     servers: dict[str, str]

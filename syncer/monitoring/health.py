@@ -23,13 +23,7 @@ from syncer.monitoring.status import Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheck:
-    """The result of one check.
-
-    Args:
-        name: The component or server.
-        is_well: Whether it passed.
-        reason: What was found.
-    """
+    """The result of one check of a component or server."""
 
     name: str
     is_well: bool
@@ -66,14 +60,7 @@ def alive(stop: Stop, components: Collection[str]) -> Health:
 
 
 def ready(stop: Stop, components: Collection[str], troubles: Collection[CurrentTrouble], status: Status) -> Health:
-    """Check that this process can do its work.
-
-    Args:
-        stop: The `Stop` that its components call.
-        components: Their names; empty if they are not started yet.
-        troubles: What they are retrying.
-        status: What the servers answer.
-    """
+    """Check that this process can do its work: its components, what they are retrying, and the servers."""
     waiting = [name for name in components if stop.beat_at(name) is None]
     reason = "all have started" if components and not waiting else f"not started: {', '.join(waiting) or 'any'}"
     checks = [HealthCheck(name="components", is_well=bool(components) and not waiting, reason=reason)]

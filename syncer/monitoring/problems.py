@@ -36,15 +36,10 @@ class Urgency(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One problem.
+    """One problem, in one sentence, and what to do about it, in several lines perhaps.
 
-    Args:
-        message: The problem in one sentence.
-        action: What to do about it; may have several lines.
-        runbook: The alert that it belongs to: see docs/operating.md.
-        detail: The error as the server or its client library words it, and where it was met; may be empty.
-        about: The document that it concerns; None if it concerns all.
-        is_passing: Whether it goes away by itself.
+    ``runbook`` is its alert: see docs/operating.md. ``detail`` is the error as the client library words it, or where it
+    was met. ``about`` is the document that it concerns, if not all.
     """
 
     message: str

@@ -114,15 +114,7 @@ class IndexFault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Whether a server answers.
-
-    Args:
-        server: Its name.
-        error: Why it does not, as a sentence without a full stop; None if it does.
-        hint: What to do about it.
-        detail: The error as the client library words it.
-        age_seconds: The age of its last answer; None if it never answered.
-    """
+    """Whether a server answers; if not, why, as a sentence without a full stop, and the age of its last answer."""
 
     server: str
     error: str | None
@@ -133,13 +125,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Totals at each place, or rates per second. Totals only grow, unless a server is recreated.
-
-    Args:
-        captured: Changes that triggers have written to the outbox.
-        published: Changes that the leader has read, and published if there is a topic.
-        handled: Changes that workers have done.
-    """
+    """Changes at each place, in total or per second: written to the outbox, read by the leader, done by workers."""
 
     captured: float
     published: float
@@ -148,18 +134,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """An active definition, and an index that it is written to: a row of ``syncer.document``.
-
-    Args:
-        name: The document.
-        index: The alias that searches use.
-        index_name: The physical index.
-        revision: The active revision.
-        role: The purpose of the index.
-        is_loaded: Whether every document has been written once under this revision.
-        suspended: If it is suspended: what happened, and what to do.
-        held_back_since: When the oldest change was made that is held back, in Unix time; None if none is.
-    """
+    """A row of ``syncer.document``: an active definition, and an index that it is written to. Times are Unix times."""
 
     name: str
     index: str
@@ -173,24 +148,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Postgres's answer.
+    """Postgres's answer. Times are Unix times by the database's clock.
 
-    Args:
-        at: The time by the database's clock, in Unix time.
-        captured: As in `Flow`, in total; likewise ``published`` and ``handled``.
-        epoch: The epoch of versions.
-        topic_since: When the oldest change was made that was read and is not handled, in Unix time; None if all is.
-        outbox_waiting: Committed changes that the leader has not read.
-        outbox_since: When the oldest of them was made, in Unix time.
-        outbox_bytes: The outbox's size on disk.
-        outbox_segments: How many of its segments have rows.
-        open_seconds: The age of the oldest open transaction; 0 if there is none.
-        prepared_seconds: The age of the oldest prepared one; 0 if there is none.
-        daemons: Those that have reported lately.
-        targets: Every active definition, of each index.
-        dead_letters: How many documents are dead-lettered, by index.
-        verifications: The result of the last `syncer verify` of each document.
-        jobs: The unfinished jobs, oldest first.
+    ``topic_since`` is when the oldest change was made that was read and is not handled, ``outbox_since`` likewise for
+    those that the leader has not read; None if there is none. ``dead_letters`` are numbers by index.
     """
 
     at: float
@@ -239,13 +200,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Elasticsearch's answer.
-
-    Args:
-        counts: How many documents each index holds, as of its last refresh; without those at fault.
-        faults: What is wrong with an index.
-        searched: The physical indices that a search through each alias finds.
-    """
+    """Elasticsearch's answer: documents by index, as of its last refresh; faults by index; what each alias leads to."""
 
     counts: Mapping[str, int]
     faults: Mapping[str, IndexFault]
@@ -254,22 +209,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentStatus:
-    """The status of one definition.
+    """The status of one definition, and by physical index its numbers, roles and faults.
 
-    Args:
-        name: Its name.
-        index: The alias that searches use.
-        revision: The active revision.
-        is_loaded: Whether every document has been written once under it.
-        suspended: If it is suspended: what happened, and what to do.
-        lag_seconds: The age of the oldest committed change that its index does not show yet; 0 if there is none.
-        targets: How many documents each physical index holds, as of its last refresh; None if unknown.
-        roles: The role of each physical index.
-        faults: What is wrong with a physical index.
-        dead_letters: How many documents are dead-lettered.
-        drifted: How many documents differed from their SELECT after the last `syncer verify`.
-        troubles: Why an index that is being built is suspended.
-        searched: The physical indices that a search through the alias finds; None if unknown.
+    ``suspended`` and ``troubles`` say what happened, and what to do: of the current index, and of one being built.
+    ``targets`` and ``searched`` are None where Elasticsearch's answer is unknown.
     """
 
     name: str
@@ -301,11 +244,8 @@ class DocumentStatus:
 class Status:
     """How syncer is doing.
 
-    Args:
-        at: The time by the database's clock, as far as it is known, in Unix time.
-        servers: Whether each server answers: those that were asked, and Kafka, if it is used, as daemons report it.
-        stored: Postgres's last answer; None if there was none yet.
-        documents: Every active definition.
+    ``servers`` are those that were asked, and Kafka, if it is used, as daemons report it. ``stored`` is None if
+    Postgres has never answered.
     """
 
     at: float
@@ -355,11 +295,7 @@ def rates(before: Status, after: Status) -> Flow | None:
 
 
 class Reader:
-    """Reads the status, again and again. Safe to share between threads.
-
-    Args:
-        settings: Where the servers are.
-    """
+    """Reads the status, again and again. Safe to share between threads."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -424,11 +360,7 @@ class Reader:
 
 
 class _Questions(Generic[_Answer]):
-    """Asks one server, in threads of their own, one at a time: one that hangs is not waited for any longer.
-
-    Args:
-        server: Its name.
-    """
+    """Asks one server, in threads of their own, one at a time: one that hangs is not waited for any longer."""
 
     def __init__(self, server: str) -> None:
         self.answer: _Answer | None = None

@@ -52,12 +52,7 @@ class UnauthorizedError(SyncerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Checks what requests may do.
-
-    Args:
-        host: The address that the server listens on.
-        token: The token; None if none is set.
-    """
+    """Checks what requests may do, by the address that the server listens on, and the token, if one is set."""
 
     host: str
     token: str | None

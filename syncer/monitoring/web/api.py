@@ -55,14 +55,7 @@ _HIDDEN = "Shown only with the token."
 
 
 class Api:
-    """Handles the requests to one daemon.
-
-    Args:
-        settings: All settings.
-        access: Checks what requests may do.
-        stop: The `Stop` that the daemon's components call.
-        reporter: Knows their names.
-    """
+    """Handles the requests to one daemon."""
 
     def __init__(self, settings: Settings, access: Access, *, stop: Stop, reporter: Reporter) -> None:
         self._settings = settings

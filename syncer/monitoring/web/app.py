@@ -61,13 +61,7 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A permitted request.
-
-    Args:
-        words: The parameters in the query and in the body.
-        has_token: Whether it has the token.
-        address: The client's address.
-    """
+    """A permitted request: the parameters in its query and body, whether it has the token, and the client's address."""
 
     words: Mapping[str, Any]
     has_token: bool
@@ -122,13 +116,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebRoute:
-    """A path and its handler.
+    """A path, the permission that it requires, and its handler.
 
-    Args:
-        path: A pattern of werkzeug's.
-        need: The permission that it requires.
-        answer: Called with an `Asked`, and the path's parameters as keywords; returns JSON data, or a whole response.
-        method: GET or POST.
+    The handler is called with an `Asked`, and the path's parameters; it returns JSON data, or a whole response.
     """
 
     path: str
@@ -138,12 +128,7 @@ class WebRoute:
 
 
 class App:
-    """Answers requests; threads may call it concurrently.
-
-    Args:
-        access: Checks what requests may do.
-        routes: All routes except the page and its files.
-    """
+    """Answers requests; threads may call it concurrently."""
 
     def __init__(self, access: Access, routes: Iterable[WebRoute]) -> None:
         self._access = access

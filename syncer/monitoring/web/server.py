@@ -43,13 +43,7 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class WebServer:
-    """The HTTP server.
-
-    Args:
-        listening: The bound socket: see `listen`.
-        application: The WSGI application.
-        has_token: Whether a token is set; for the log.
-    """
+    """The HTTP server of a WSGI application, on a bound socket: see `listen`."""
 
     def __init__(self, listening: socket.socket, application: Application, *, has_token: bool) -> None:
         self._listening = listening

@@ -234,7 +234,7 @@ class Trouble:
                 server=next((name for name, kinds in _OF_SERVER.items() if isinstance(error, kinds)), ""),
                 kind=kind(error),
                 began=time.monotonic() - seconds if before is None else before.began,
-                error=explained.message if explained else repr(error),
+                error=(explained.message if explained else repr(error)).rstrip("; ."),
                 hint=explained.hint if explained else "",
             )
 

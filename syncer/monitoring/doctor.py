@@ -163,19 +163,22 @@ WHERE NOT CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, privilege
                ELSE has_table_privilege(c.oid, privilege) END
 """
 _UNREADABLE = """
-SELECT format('%I may not use the schema %I', current_user, n.nspname),
-       format('GRANT USAGE ON SCHEMA %I TO %I;', n.nspname, current_user)
-FROM pg_namespace AS n WHERE n.nspname = ANY ($1) AND NOT has_schema_privilege(n.oid, 'USAGE')
-UNION ALL
-SELECT format('%I may not read %s', current_user, $2), format('GRANT SELECT ON %s TO %I;', $2, current_user)
-FROM to_regclass($2) AS c WHERE NOT (has_table_privilege(c, 'SELECT') OR (
-    SELECT bool_and(has_column_privilege(c, a.attnum, 'SELECT')) FROM pg_attribute AS a
-    WHERE a.attrelid = c AND a.attname = ANY ($3) AND NOT a.attisdropped))
-UNION ALL
-SELECT format('Row-level security of %s hides rows from %I', $2, current_user),
-       format('ALTER ROLE %I BYPASSRLS;', current_user)
-FROM to_regclass($2) AS c WHERE row_security_active(c)
+WITH r AS (
+    SELECT quote_ident(n.nspname) AS schema, quote_ident(current_user) AS role,
+           has_schema_privilege(n.oid, 'USAGE') AS may_enter, row_security_active(c.oid) AS is_filtered,
+           has_table_privilege(c.oid, 'SELECT') OR (
+               SELECT bool_and(has_column_privilege(c.oid, a.attnum, 'SELECT')) FROM pg_attribute AS a
+               WHERE a.attrelid = c.oid AND a.attname = ANY ($2) AND NOT a.attisdropped) AS may_read
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE format('%I.%I', n.nspname, c.relname) = $1
+)
+SELECT role || ' may not use the schema ' || schema, format('GRANT USAGE ON SCHEMA %s TO %s;', schema, role)
+FROM r WHERE NOT may_enter
+UNION ALL SELECT role || ' may not read ' || $1, format('GRANT SELECT ON %s TO %s;', $1, role) FROM r WHERE NOT may_read
+UNION ALL SELECT format('Row-level security of %s hides rows from %s', $1, role), format('ALTER ROLE %s BYPASSRLS;', role)
+FROM r WHERE is_filtered
 """
+_IS_WORKER = "SELECT has_sequence_privilege('syncer.version', 'USAGE')"
 
 
 def _query(query: str) -> Ask:
@@ -239,9 +242,14 @@ def _may_read(deployment: Deployment) -> Iterator[Finding]:
             columns.setdefault(relation, set()).update(use.watched | use.routing)
         for view in document.dependencies.views:
             columns.setdefault(str(view), set())
-    for relation, read in sorted(columns.items()):
-        for found, fix in deployment.rows(_UNREADABLE, [relation.partition(".")[0].strip('"')], relation, sorted(read)):
-            yield Finding(found, fix)
+    problems = {
+        found: fix
+        for relation, read in sorted(columns.items())
+        for found, fix in deployment.rows(_UNREADABLE, relation, sorted(read))
+    }
+    # A relay reads no table of an application.
+    severity = None if deployment.rows(_IS_WORKER) == [(True,)] else Severity.CONSIDER
+    yield from (Finding(found, fix, severity=severity) for found, fix in problems.items())
 
 
 # Kafka: settings of the topic

@@ -43,7 +43,7 @@ import elasticsearch
 import psycopg
 import structlog
 
-from syncer.base import log as base_log, metrics
+from syncer.base import log as base_log
 from syncer.base.error_policy import NO_ROOM, Action, at_work_for, decide, decide_item, explain_refusal
 from syncer.base.errors import DocumentError, SuspendedError, UnavailableError
 from syncer.base.lifecycle import Abandoned
@@ -399,7 +399,6 @@ class Writer:
 
     def _record(self, document: Document, version: int, failed: Mapping[str, Failure]) -> None:
         dead_letters.dead_letter(self._session.connection, document.index_name, version, failed)
-        metrics.DEAD_LETTERED.labels(document.name).inc(len(failed))
         for id_, failure in failed.items():
             self._shared.dead_lettered.note((document.index_name, failure.kind), id_)
 

@@ -175,7 +175,8 @@ WITH r AS (
 SELECT role || ' may not use the schema ' || schema, format('GRANT USAGE ON SCHEMA %s TO %s;', schema, role)
 FROM r WHERE NOT may_enter
 UNION ALL SELECT role || ' may not read ' || $1, format('GRANT SELECT ON %s TO %s;', $1, role) FROM r WHERE NOT may_read
-UNION ALL SELECT format('Row-level security of %s hides rows from %s', $1, role), format('ALTER ROLE %s BYPASSRLS;', role)
+UNION ALL
+SELECT format('Row-level security of %s hides rows from %s', $1, role), format('ALTER ROLE %s BYPASSRLS;', role)
 FROM r WHERE is_filtered
 """
 _IS_WORKER = "SELECT has_sequence_privilege('syncer.version', 'USAGE')"

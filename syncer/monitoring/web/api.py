@@ -24,11 +24,11 @@ from syncer.base.errors import DefinitionError, UnavailableError
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
-from syncer.documents import registry
+from syncer.documents import registry, suspend
+from syncer.documents.registry import Document
 from syncer.elasticsearch import client as elastic
 from syncer.elasticsearch.bulk import Index
 from syncer.indexing import dead_letters
-from syncer.indexing.dead_letters import Selection
 from syncer.jobs import listing, model, queue
 from syncer.jobs.model import Job
 from syncer.monitoring import gauges, health, problems
@@ -146,12 +146,11 @@ class Api:
         limit = asked.number("limit", default=0, most=_LETTERS_SHOWN_MAX)
         offset = asked.number("offset", default=0, most=10**9)
         with self._connection() as connection:
-            selection = Selection(document=document)
-            kinds = dead_letters.kinds(connection, selection)
-            letters = dead_letters.page(connection, selection, limit=limit, offset=offset) if limit else []
+            kinds = dead_letters.kinds(connection, document)
+            letters = dead_letters.page(connection, document=document, limit=limit, offset=offset) if limit else []
         return {
             "letters": sum(kind.letters for kind in kinds),
-            "kinds": [{**kind.as_json(), "example": kind.examples[0]} for kind in kinds],
+            "kinds": [kind.as_json() for kind in kinds],
             "shown": [
                 letter.as_json() if asked.has_token else replace(letter, error=_HIDDEN).as_json() for letter in letters
             ],
@@ -167,10 +166,7 @@ class Api:
         if values:
             self._access.require(Need.ACTIONS, has_token=asked.has_token)
         with self._connection() as connection:
-            chosen = [row for row in registry.documents(connection) if row.name == document]
-            if not chosen:
-                known = ", ".join(registry.current(connection)) or "none; run: syncer apply"
-                raise DefinitionError(f"No document {document[:100]} is active", hint=f"Active documents: {known}")
+            chosen = _active(connection, document)
             with elastic.connect(self._settings.elasticsearch) as client:
                 index = Index(client, bulk_bytes_max=self._settings.worker.bulk_bytes_max)
                 found = explain.explain(connection, index, chosen, id_, seconds=_EXPLAIN_SECONDS)
@@ -226,19 +222,19 @@ class Api:
         """Write the dead-lettered documents of a definition again, as jobs.
 
         Raises:
-            SyncerError: The request does not say which definition, or it is suspended.
+            SyncerError: The request names no active definition, or it is suspended.
         """
         document = asked.required("document")
+        chunk = self._settings.worker.batch_documents_max
         with self._connection() as connection:
-            selection = Selection(document=document)
+            rows = _active(connection, document)
+            for row in rows:
+                suspend.require_active(row)
+            found = dead_letters.indices(connection, document=document)
             jobs = [
-                listing.create_listed(
-                    connection,
-                    row,
-                    dead_letters.ids(connection, selection.of_index(row.index_name)),
-                    chunk=self._settings.worker.batch_documents_max,
-                )
-                for row, _ in dead_letters.to_retry(connection, selection)
+                listing.create_listed(connection, row, dead_letters.ids(connection, row.index_name), chunk=chunk)
+                for row in rows
+                if row.index_name in found
             ]
         made = [job for job in jobs if job is not None]
         done = {"jobs": [job.id for job in made], "letters": sum(job.documents_total or 0 for job in made)}
@@ -259,6 +255,19 @@ class Api:
                 yield connection
         finally:
             self._connections.release()
+
+
+def _active(connection: Connection, name: str) -> list[Document]:
+    """The definitions of a document, one for each of its indices.
+
+    Raises:
+        DefinitionError: There is none.
+    """
+    found = [row for row in registry.documents(connection) if row.name == name]
+    if not found:
+        known = ", ".join(registry.current(connection)) or "none; run: syncer apply"
+        raise DefinitionError(f"No document {name[:100]} is active", hint=f"Active documents: {known}")
+    return found
 
 
 def _job(job: Job, asked: Asked) -> dict[str, Any]:

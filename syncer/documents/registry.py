@@ -63,7 +63,9 @@ UPDATE syncer.document SET suspended = $3, suspended_ids = $4, suspended_at = cl
 WHERE name = $1 AND revision = $2 AND suspended IS NULL
 """
 _MARK_STALE = """
-UPDATE syncer.document SET is_stale = true, loaded_at = NULL, stale_since = coalesce(stale_since, now())
+UPDATE syncer.document AS d SET is_stale = true, loaded_at = NULL, stale_since = coalesce(stale_since, least(now(), (
+    SELECT min(j.changed_at) FROM syncer.job AS j
+    WHERE j.index_name = d.index_name AND j.kind = 'fan_out' AND j.state = 'new')))
 WHERE name = $1 AND revision = $2 AND suspended IS NOT NULL AND NOT is_stale
 """
 _SUSPENDED = "SELECT index_name, suspended_ids FROM syncer.document WHERE suspended IS NOT NULL"

@@ -38,7 +38,6 @@ _SHARDS_FIELDS = ",".join(
     for name in ("routing_num_shards", "settings.index.number_of_shards", "settings.index.version.created")
 )
 _SEQUENCE_FIELDS = "indices.*.shards.*.seq_no.max_seq_no,indices.*.shards.*.routing.primary"
-_WRITES_FIELDS = "_all.primaries.indexing.index_total,_all.primaries.indexing.delete_total"
 _NOT_FOUND = 404
 _JSON = {"accept": "application/json", "content-type": "application/json"}
 
@@ -299,15 +298,6 @@ class Holdings:
     def searched(self, aliases: Sequence[str]) -> dict[str, list[str]]:
         """Return the physical indices that searches through each of these aliases find."""
         return searched(self._client, aliases)
-
-    def writes(self, targets: Sequence[Target]) -> int:
-        """Return how many writes and deletes these targets have received. A relocated shard starts at 0."""
-        if not targets:
-            return 0
-        names = [one.index_name for one in targets]
-        stats = self._client.indices.stats(index=names, metric="indexing", filter_path=_WRITES_FIELDS).body
-        totals = stats.get("_all", {}).get("primaries", {}).get("indexing", {})
-        return int(totals.get("index_total", 0)) + int(totals.get("delete_total", 0))
 
     def _search(self, target: Target, request: Mapping[str, Any], *, shard: int | None = None) -> _Hits:
         # Partial results would make the copies of an unavailable shard look missing.

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar, cast
+from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
@@ -31,18 +30,6 @@ UNKNOWN = "unknown"
 """Stands for the database of a record without that header: another client than syncer published it."""
 RECORD_BYTES_MAX = 1_000_000
 """The largest batch of records, if the topic does not say."""
-_NEVER_SECONDS = 3600
-"""A request timeout that is never reached."""
-_COORDINATOR_SECONDS = 0.2
-_NO_COORDINATOR = frozenset(
-    {
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-    }
-)
-
-_Result = TypeVar("_Result")
 
 
 def common(settings: KafkaSettings) -> dict[str, Any]:
@@ -184,50 +171,6 @@ def _topics(admin: _Admin) -> dict[str, Any]:
         ) from error
 
 
-class Observer:
-    """Asks Kafka about the topic and the workers' group. Not for sharing between threads; close it.
-
-    Its methods raise `KafkaException` if Kafka does not answer or refuses, `TopicError` if it does not let syncer in.
-    """
-
-    def __init__(self, settings: KafkaSettings) -> None:
-        self._settings = settings
-        self._admin = _Admin(settings)
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close it."""
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._admin.__exit__(None, None, None)
-
-    def has_topic(self) -> bool:
-        """Whether the topic exists."""
-        return self._settings.topic in _topics(self._admin)
-
-    def group(self) -> Any:
-        """Return the consumer group as `confluent_kafka` describes it: members and authorized operations.
-
-        The request itself never times out: if an answer comes after a timeout or a resend, an AdminClient aborts the
-        process with a failed assertion (librdkafka issue 4605, seen with 2.16).
-        """
-        name = self._settings.group
-
-        def ask() -> Any:
-            asked = self._admin.describe_consumer_groups(
-                [name], include_authorized_operations=True, request_timeout=_NEVER_SECONDS
-            )
-            return answer(asked[name], seconds=ANSWER_SECONDS)
-
-        with self._admin.asking():
-            return _of_group(ask)
-
-
 def answer(asked: Future[Any], *, seconds: float = 2 * ANSWER_SECONDS) -> Any:
     """Return the result of an AdminClient request; waits no longer than ``seconds``, whatever the client does.
 
@@ -238,15 +181,3 @@ def answer(asked: Future[Any], *, seconds: float = 2 * ANSWER_SECONDS) -> Any:
         return asked.result(timeout=seconds)
     except TimeoutError:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None  # noqa: SLF001 - librdkafka's local code
-
-
-def _of_group(ask: Callable[[], _Result]) -> _Result:
-    """Repeat a request about the group until it has a coordinator: the broker elects one on first use."""
-    deadline = time.monotonic() + ANSWER_SECONDS
-    while True:
-        try:
-            return ask()
-        except KafkaException as error:
-            if error.args[0].code() not in _NO_COORDINATOR or time.monotonic() >= deadline:
-                raise
-        time.sleep(_COORDINATOR_SECONDS)

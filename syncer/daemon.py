@@ -159,8 +159,7 @@ def run(settings: Settings, stop: Stop, *, relay: bool = True, workers: bool = T
     threads = _Threads(stop)
     threads.start({"report": reporter, **({} if page is None else {"web": page})})
     try:
-        loaded = _waited(settings, stop, workers=workers)
-        made = components(loaded, relay=relay, workers=workers)
+        made = _prepared(settings, stop, relay=relay, workers=workers)
         structlog.get_logger().info("daemon.started", components=list(made), process=os.getpid())
         threads.start(made)
         reporter.components = threads.names
@@ -180,8 +179,8 @@ def _reporting(settings: Settings) -> Connection:
     return connection
 
 
-def _waited(settings: Settings, stop: Stop, *, workers: bool) -> Settings:
-    """Wait until the servers answer, and check them.
+def _prepared(settings: Settings, stop: Stop, *, relay: bool, workers: bool) -> dict[str, Component]:
+    """Wait until the servers answer, check them, and return the components.
 
     Raises:
         Stopping: It was told to stop.
@@ -189,9 +188,9 @@ def _waited(settings: Settings, stop: Stop, *, workers: bool) -> Settings:
             start with.
     """
 
-    def attempt() -> Settings:
+    def attempt() -> dict[str, Component]:
         try:
-            return checked(settings, workers=workers)
+            return components(checked(settings, workers=workers), relay=relay, workers=workers)
         except Exception as error:
             explained = explain(error)
             if topic.is_down(error) and explained is not None:

@@ -12,5 +12,5 @@ Knows nothing of documents, changes or jobs beyond the records in `model`.
     model, write_report                 records that packages exchange
     log, log_limit, formatting          what is logged, and how
     timeline                            the events that are kept in Postgres, for seven days
-    metrics, collectors                 what is measured
+    metrics                             what is measured
 """

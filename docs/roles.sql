@@ -45,7 +45,8 @@ GRANT UPDATE (files, triggers) ON syncer.capture TO syncer_relay, syncer_worker,
 GRANT INSERT ON syncer.outbox TO syncer_relay, syncer_worker, syncer_operator;
 GRANT INSERT, DELETE ON syncer.event TO syncer_relay, syncer_worker;
 GRANT INSERT, UPDATE, DELETE ON syncer.daemon TO syncer_relay, syncer_worker;
-GRANT UPDATE (loaded_at, suspended, suspended_by, stale_since) ON syncer.document TO syncer_relay, syncer_worker;
+GRANT UPDATE (loaded_at, suspended, suspended_ids, suspended_at, is_stale, stale_since) ON syncer.document
+    TO syncer_relay, syncer_worker;
 GRANT INSERT (kind, document, index_name, revision, rate, completes_load, cause), DELETE ON syncer.job TO syncer_relay, syncer_worker;
 GRANT UPDATE (
     revision, state, is_paused, rate, completes_load, error, cause, caused_before, changed_at, sequence_numbers, started_at,

@@ -50,8 +50,8 @@ GRANT UPDATE (loaded_at, suspended, suspended_ids, suspended_at, is_stale, stale
 GRANT INSERT (kind, document, index_name, revision, rate, completes_load, cause), DELETE ON syncer.job TO syncer_relay, syncer_worker;
 GRANT UPDATE (
     revision, state, is_paused, rate, completes_load, error, cause, caused_before, changed_at, sequence_numbers, started_at,
-    finished_at, served_at, next_at, chunks_next, chunks_end, chunks_left, documents_total, documents_done, indexed, deleted,
-    skipped, dead_lettered, compose_seconds, index_seconds, measured_at, measured_done, measured_rate
+    finished_at, served_at, next_at, is_listed, listed_to, chunks_next, chunks_end, chunks_left, documents_expected,
+    documents_listed, documents_done, indexed, deleted, skipped, dead_lettered
 ) ON syncer.job TO syncer_relay, syncer_worker;
 
 -- The relay, or without Kafka the daemon that leads: reads no table of an application, and assigns no version
@@ -69,7 +69,7 @@ GRANT INSERT, UPDATE, DELETE ON syncer.dead_letter, syncer.job_chunk, syncer.ver
 GRANT UPDATE (listings) ON syncer.document TO syncer_worker;
 GRANT INSERT, UPDATE ON syncer.partition TO syncer_worker;
 GRANT UPDATE ON syncer.cluster_identity, syncer.version_lock TO syncer_worker, syncer_operator;
-GRANT USAGE ON SEQUENCE syncer.version, syncer.job_worker TO syncer_worker, syncer_operator;
+GRANT USAGE ON SEQUENCE syncer.version TO syncer_worker, syncer_operator;
 
 -- Operators: activate definitions, and add conditions that a worker executes. Trust them as you trust the owner of the schema.
 GRANT INSERT, UPDATE, DELETE ON syncer.document, syncer.revision, syncer.job, syncer.orphan_index TO syncer_operator;

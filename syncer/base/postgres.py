@@ -72,15 +72,16 @@ _POOLER_ATTEMPTS = 5
 class AdvisoryLock(IntEnum):
     """Keys of the advisory locks that syncer takes; the first half spells "sync".
 
-    The keys of job workers and jobs spell "synl" and "synj"; their second half is the worker's or the job's number.
+    Those of jobs and chunks spell "synj" and "synk"; their second half is the job's or the chunk's id.
     """
 
     SCHEMA = 0x73796E63_00000001
     RELAY = 0x73796E63_00000002
     APPLY = 0x73796E63_00000003
     PLAN = 0x73796E63_00000007
-    JOB_WORKERS = 0x73796E6C_00000000
+    JOB_WORKERS = 0x73796E63_00000008
     JOBS = 0x73796E6A_00000000
+    CHUNKS = 0x73796E6B_00000000
 
 
 Connection = psycopg.Connection[tuple[Any, ...]]

@@ -85,8 +85,6 @@ class LoadProgress:
         """
         parts = self._parts
         job = find(parts.connection, job_id)
-        if job.documents_done:
-            job_output.show_resumed(self._err, job)
         follower = JobFollower(connect=parts.connect, refresh=parts.job_worker, stop=Stop())
         try:
             with job_output.progress(self._err, f"writing {document.index_name}") as show:
@@ -99,6 +97,13 @@ class LoadProgress:
                 job = follower.follow(job_id, seen)
         except KeyboardInterrupt:
             job_output.show_left(self._err, job)
+            raise
+        except JobError as error:
+            if active(parts, document) is None:
+                raise JobError(
+                    f"Job {job_id} ended with its index: another command has dropped {document.index_name}",
+                    hint="To see what is active: syncer status",
+                ) from error
             raise
         finally:
             follower.close()

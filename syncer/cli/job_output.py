@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from rich.console import Console
 
 from syncer.base.formatting import elapsed
 from syncer.cli import render
-from syncer.cli.render import Part, Rows, counted, say
+from syncer.cli.render import Part, Rows, say
 from syncer.jobs.model import Job, JobKind, JobState
 
 _FINISHED_SHOWN_MAX = 10
@@ -18,6 +21,8 @@ _FAN_OUTS_SHOWN_MAX = 3
 _ALWAYS_SHOWN = ("id", "kind", "document", "state", "done")
 _STYLES = {JobState.DONE: "green", JobState.FAILED: "red", JobState.CANCELLED: "dim"}
 _SLOW = 10  # documents per second; slower rates are shown with a decimal
+_RATE_SECONDS = 10.0
+"""The window over which the rate of a job that is followed is measured."""
 
 
 # Following one job
@@ -25,21 +30,29 @@ _SLOW = 10  # documents per second; slower rates are shown with a decimal
 
 @contextmanager
 def progress(console: Console, label: str) -> Iterator[Callable[[Job], None]]:
-    """Show the progress of a job."""
+    """Show the progress of a job, with its rate in the last seconds."""
+    seen: deque[tuple[float, int]] = deque()
     with render.progress(console, label) as tell:
-        yield lambda job: tell(job.documents_done, job.documents_total, pace(job))
+
+        def show(job: Job) -> None:
+            seen.append((time.monotonic(), job.documents_done))
+            while len(seen) > 1 and seen[-1][0] - seen[1][0] >= _RATE_SECONDS:
+                seen.popleft()
+            (began, before), (now, done) = seen[0], seen[-1]
+            measured = (done - before) / (now - began) if now - began >= 1 else None
+            tell(job.documents_done, job.documents_total, pace(replace(job, documents_per_second=measured)))
+
+        yield show
 
 
 def pace(job: Job) -> str:
     """The speed of a job and the time left; or what it waits for."""
     if hindered := hindrance(job):
         return hindered
-    if job.state in (JobState.NEW, JobState.LISTING):
-        return "finding ids"
-    if job.state is JobState.WRITTEN:
-        return "looking for what only Elasticsearch has"
+    if job.state is JobState.NEW:
+        return "has not begun"
     if job.documents_left == 0:
-        return "finishing"
+        return "finding documents that only Elasticsearch has" if job.state is JobState.CLEANING_UP else "finishing"
     if job.documents_per_second is None:
         return ""
     left = "" if job.eta_seconds is None else f", {elapsed(job.eta_seconds)} left"
@@ -49,7 +62,7 @@ def pace(job: Job) -> str:
 def hindrance(job: Job) -> str:
     """Why no worker may continue a job; empty if one may."""
     if job.is_paused:
-        return f"paused; to go on: syncer jobs resume {job.id}"
+        return f"paused; to resume: syncer jobs resume {job.id}"
     return "waits: the document is suspended" if job.is_suspended else ""
 
 
@@ -69,24 +82,13 @@ def _result(job: Job) -> str:
     return f"{written}, {job.dead_lettered:,} dead-lettered"
 
 
-def show_resumed(console: Console, job: Job) -> None:
-    """Print the progress of a job that continues."""
-    since = job.started_at or job.created_at
-    say(
-        console,
-        f"Following job {job.id}, which started at {since:%Y-%m-%d %H:%M:%S} UTC: "
-        f"{job.documents_done:,} of {counted(job.documents_total)} done",
-    )
-
-
 def show_left(console: Console, job: Job) -> None:
     """Print how to find a job again after Ctrl-C; the command that created a job of given ids would create another."""
     is_of_ids = job.kind is JobKind.PARTIAL and job.where is None
-    again = f"How far it is: syncer jobs show {job.id}" if is_of_ids else "To take it up again: the same command"
+    again = f"To see its progress: syncer jobs show {job.id}" if is_of_ids else "To follow it again: the same command"
     say(
         console,
-        f"\nJob {job.id} is left as it is, and goes on wherever `syncer run` runs.\n"
-        f"{again}; to end it: syncer jobs cancel {job.id}",
+        f"\nJob {job.id} continues wherever `syncer run` runs.\n{again}; to end it: syncer jobs cancel {job.id}",
     )
 
 
@@ -108,7 +110,7 @@ def show_list(console: Console, seen: Sequence[Job], *, job_workers: int) -> Non
     if len(finished) > len(shown):
         say(console, f"… and {len(finished) - len(shown):,} more, finished; --json lists them all")
     if unfinished and not job_workers:
-        say(console, "No worker continues them: is `syncer run` running?", style="yellow")
+        say(console, "No job worker is alive to continue them. Run: syncer run", style="yellow")
 
 
 def _cells(one: Job, *, is_worked_on: bool) -> dict[str, Part]:
@@ -162,8 +164,6 @@ def show_one(console: Console, one: Job) -> None:
         "of these": _result(one),
         "rate": _rate(one),
         "left": "" if one.eta_seconds is None else elapsed(one.eta_seconds),
-        "spent": f"{elapsed(one.compose_seconds)} in Postgres, "
-        f"{elapsed(one.index_seconds)} in Elasticsearch, added up over all that ran at once",
         **{name: "" if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC" for name, at in moments.items()},
         "error": one.error or "",
     }

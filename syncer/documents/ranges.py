@@ -27,10 +27,11 @@ SELECT EXISTS (
       AND i.indcollation[0] = a.attcollation)
 """
 _LAST = """
-SELECT last.key::text FROM (
-    SELECT r.{key} AS key FROM {root} AS r WHERE {after} ORDER BY r.{key} LIMIT 1 OFFSET {rows}
+SELECT last._id::text FROM (
+    SELECT d._id FROM ({among}) AS d WHERE {after} ORDER BY d._id LIMIT 1 OFFSET {rows}
 ) AS last
 """
+_ROWS = "SELECT r.{key} AS _id FROM {root} AS r"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,9 @@ def has_index(connection: Connection, document: Document) -> bool:
     return found.root is not None and bool(value(connection, _HAS_INDEX, (found.root, found.root_key)))
 
 
-def next_range(connection: Connection, document: Document, after: str | None, *, rows: int) -> IdRange:
+def next_range(
+    connection: Connection, document: Document, after: str | None, *, rows: int, among: sql.Composable | None = None
+) -> IdRange:
     """Return the range of the next so many rows after an id; None stands for the beginning.
 
     Args:
@@ -60,35 +63,26 @@ def next_range(connection: Connection, document: Document, after: str | None, *,
         document: The definition.
         after: The last id of the range before.
         rows: How many rows of the root table the range has at most.
+        among: A query for ``_id`` over the root table, if not all of its rows count.
     """
     if after is None and not has_index(connection, document):
         return IdRange()
     found = document.dependencies
-    key = sql.Identifier(found.root_key or "")
-    query = sql.SQL(_LAST).format(
-        key=key,
-        root=sql.SQL(found.root or ""),  # quoted by Postgres
-        after=_condition(document, sql.SQL("r.") + key, IdRange(after=after)),
-        rows=sql.Literal(rows - 1),
-    )
+    root = sql.SQL(_ROWS).format(key=sql.Identifier(found.root_key or ""), root=sql.SQL(found.root or ""))
+    after_it = condition(document, IdRange(after=after))
+    query = sql.SQL(_LAST).format(among=among or root, after=after_it, rows=sql.Literal(rows - 1))
     row = connection.execute(query).fetchone()
     return IdRange(after=after, through=None if row is None else row[0])
 
 
 def condition(document: Document, span: IdRange) -> sql.Composable:
-    """Return the condition on the document's SELECT, as ``d``, that a row is in a range."""
-    return _condition(document, sql.SQL("d._id"), span)
+    """Return the condition on the document's SELECT, as ``d``, that a row is in a range.
 
-
-def _condition(document: Document, id_: sql.Composable, span: IdRange) -> sql.Composable:
-    """Compare with literals: Postgres plans for these very values."""
-    bounds = [
-        sql.SQL("{} {} {}::{}").format(id_, sql.SQL(operator), sql.Literal(bound), _type(document))
+    It has literals, so that Postgres plans for these very values.
+    """
+    bounds: list[sql.Composable] = [
+        sql.SQL("d._id {} {}::{}").format(sql.SQL(operator), sql.Literal(bound), sql.SQL(document.dependencies.id_type))
         for operator, bound in ((">", span.after), ("<=", span.through))
         if bound is not None
     ]
-    return sql.SQL(" AND ").join([*bounds, id_ + sql.SQL(" IS NOT NULL")])
-
-
-def _type(document: Document) -> sql.SQL:
-    return sql.SQL(document.dependencies.id_type)  # named by Postgres
+    return sql.SQL(" AND ").join([*bounds, sql.SQL("d._id IS NOT NULL")])

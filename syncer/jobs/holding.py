@@ -36,11 +36,11 @@ def held(
     writable = [one for one in ids if is_text(one)]  # no job can write the others
     rows = connection.execute(_IN_CHUNKS, ([one.id for one in jobs], writable)).fetchall()
     for job in jobs:
-        if job.state in (JobState.NEW, JobState.LISTING):  # its ids are not known yet
+        if not job.is_listed and job.state is not JobState.CLEANING_UP:  # not all of its ids are known yet
             holds = set(writable)
         else:
             holds = {id_ for number, id_ in rows if number == job.id}
-            if job.kind.is_whole and job.state is not JobState.CLEANED_UP:
+            if job.kind.is_whole and not (job.is_listed and job.state is JobState.CLEANING_UP):
                 holds |= set(orphans)
         for id_ in holds:
             found.setdefault(id_, []).append(job.id)

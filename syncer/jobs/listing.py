@@ -1,14 +1,17 @@
 """Listing: determines which documents a job writes, and stores their ids as chunks in Postgres.
 
-Guarantees: a job's chunks exist all or none. One lister and one cleanup at a time work on a job. The ids come from a
-statement that began after the job's state said ``listing``. Meanwhile the document's relations are locked against ALTER
-TABLE, captured, and of the shape that the definition was applied to.
+A job is listed range by range, each in a short transaction, while its chunks are written. It stays some chunks ahead.
+One statement lists all ids of a fan-out, and of a document without an index on its ids.
 
-A fan-out lists every id that its cause touches, even if another job has yet to write it. Writing it twice is harmless.
+Guarantees: the chunks of a range exist all or none. One lister at a time works on a job; if it dies, the next one goes
+on with the range that it had in hand. Every range is read after the job's state said ``writing``. A row that is created
+after its range was read is written because of its change. While a range is read, the document's relations are locked
+against ALTER TABLE, captured, and of the shape that the definition was applied to.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -20,69 +23,79 @@ from psycopg.types.json import Jsonb
 from syncer.base.error_policy import Action, decide, is_of_data
 from syncer.base.errors import DocumentError, JobError
 from syncer.base.postgres import AdvisoryLock, Connection, value
-from syncer.documents import affected, predicate
+from syncer.documents import affected, predicate, ranges
+from syncer.documents.ranges import IdRange
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, noting
 from syncer.jobs import queue
-from syncer.jobs.model import Job, JobKind, find
+from syncer.jobs.model import CHUNKS_AHEAD, Job, JobKind, JobState, find
+
+_RANGE_CHUNKS = 20
+"""How many chunks a range fills."""
+_STEP_SECONDS = 1.0
+"""How long a step lists range after range; chunks are written in between."""
 
 _TRY_LOCK = "SELECT pg_try_advisory_lock($1::bigint | ($2::bigint & 4294967295))"
 _UNLOCK = "SELECT pg_advisory_unlock($1::bigint | ($2::bigint & 4294967295))"
 
-# Committed before the listing's snapshot, so that a process that finds the job still new knows that the snapshot is
-# later.
+# Committed before the first range is read: a process that finds the job still new knows that all are read later.
 # Rule: begin-before-listing.
 _BEGIN = """
-UPDATE syncer.job SET state = 'listing', started_at = coalesce(started_at, clock_timestamp())
-WHERE id = $1 AND state IN ('new', 'listing')
+UPDATE syncer.job SET state = 'writing', started_at = clock_timestamp() WHERE id = $1 AND state = 'new'
 """
 # A writer that read before this and writes after it finds that out and reads again. Otherwise its document might not be
 # taken for an orphan: see `syncer.indexing.writer`. A job without a cleanup does not disturb the writers. A load takes
 # up what was committed before its revision, which its creator may not have seen.
+# Rule: tell-before-counting.
 _BEGIN_WHOLE = """
 WITH document AS (
     UPDATE syncer.document SET listings = listings + 1
-    WHERE index_name = (SELECT index_name FROM syncer.job WHERE id = $1 AND state IN ('new', 'listing'))
+    WHERE index_name = (SELECT index_name FROM syncer.job WHERE id = $1 AND state = 'new')
     RETURNING index_name
 )
 UPDATE syncer.job AS j
-SET state = 'listing', started_at = coalesce(j.started_at, clock_timestamp()),
+SET state = 'writing', started_at = clock_timestamp(),
+    documents_expected = (SELECT nullif(greatest(c.reltuples, 0), 0) FROM pg_class AS c WHERE c.oid = to_regclass($2)),
     caused_before = CASE
         WHEN j.kind = 'initial_load' THEN pg_snapshot_xmax(pg_current_snapshot()) ELSE j.caused_before END
-FROM document WHERE j.id = $1 AND j.state IN ('new', 'listing') AND j.index_name = document.index_name
+FROM document WHERE j.id = $1 AND j.state = 'new' AND j.index_name = document.index_name
 """
+_NUMBERS = "UPDATE syncer.job SET sequence_numbers = $2 WHERE id = $1"
+_LISTED_TO = "SELECT listed_to FROM syncer.job WHERE id = $1"
+# Rule: a-range-is-saved-with-its-chunks.
 _LIST = """
 WITH chunk AS (
     INSERT INTO syncer.job_chunk (job, number, ids)
-    SELECT $1, number, array_agg(id)
+    SELECT j.id, j.chunks_end + listed.number, array_agg(listed.id)
     FROM (SELECT d._id::text AS id, (row_number() OVER () - 1) / $2::integer AS number
-          FROM ({ids}) AS d WHERE d._id IS NOT NULL) AS listed
-    GROUP BY number
+          FROM ({ids}) AS d WHERE {in_range}) AS listed, syncer.job AS j
+    WHERE j.id = $1
+    GROUP BY j.id, listed.number
     RETURNING cardinality(ids) AS documents
+), stored AS (
+    SELECT count(*) AS chunks, coalesce(sum(documents), 0)::bigint AS documents FROM chunk
 )
-SELECT count(*), coalesce(sum(documents), 0)::bigint FROM chunk
+UPDATE syncer.job AS j
+SET chunks_end = j.chunks_end + s.chunks, chunks_left = j.chunks_left + s.chunks,
+    documents_listed = j.documents_listed + s.documents, listed_to = $3, is_listed = $4
+FROM stored AS s WHERE j.id = $1 AND j.state = 'writing'
+RETURNING j.chunks_left
 """
-_PUT_CHUNK = "INSERT INTO syncer.job_chunk (job, number, ids, everywhere) VALUES ($1, $2, $3, $4)"
-_LISTED = """
-UPDATE syncer.job
-SET state = 'listed', chunks_left = $2, chunks_end = $2, documents_total = $3, sequence_numbers = $4
-WHERE id = $1 AND state = 'listing'
+_PUT_CHUNK = """
+WITH job AS (
+    UPDATE syncer.job SET chunks_end = chunks_end + 1, chunks_left = chunks_left + 1,
+                          documents_listed = documents_listed + cardinality($2::text[])
+    WHERE id = $1 AND state = $4 AND NOT is_listed
+    RETURNING id, chunks_end - 1 AS number, chunks_left
+), chunk AS (
+    INSERT INTO syncer.job_chunk (job, number, ids, everywhere) SELECT id, number, $2, $3 FROM job
+)
+SELECT chunks_left FROM job
 """
-_GIVEN = """
-UPDATE syncer.job SET state = 'listed', chunks_left = $2, chunks_end = $2, documents_total = $3, revision = $4
-WHERE id = $1
-"""
+_GIVEN = "UPDATE syncer.job SET revision = $2, is_listed = true WHERE id = $1"
+_CLEANED_UP = "UPDATE syncer.job SET is_listed = true WHERE id = $1 AND state = 'cleaning_up' AND NOT is_listed"
 # A job worker's connection is set to index scans and generic plans for its chunks; a user's SELECT is planned normally.
 _PLAN_FREELY = "SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL plan_cache_mode TO DEFAULT"
-# However long the search for orphans finds none: the transaction locks only what belongs to this job.
-_TAKES_LONG = "SET LOCAL idle_in_transaction_session_timeout = 0"
-_WRITTEN = "SELECT chunks_end FROM syncer.job WHERE id = $1 AND state = 'written'"
-_CLEANED_UP = """
-UPDATE syncer.job
-SET state = 'cleaned_up', chunks_left = $2, chunks_end = chunks_end + $2, documents_total = documents_total + $3,
-    measured_at = clock_timestamp(), measured_done = documents_done, measured_rate = NULL
-WHERE id = $1 AND state = 'written'
-"""
 
 
 def create_listed(
@@ -109,28 +122,28 @@ def create_listed(
     """
     with connection.transaction():
         job_id = queue.insert(connection, document, JobKind.PARTIAL, document.revision, rate=rate)
-        chunks, documents = _put_chunks(connection, job_id, ids, size=_size(chunk, rate), everywhere=everywhere)
+        connection.execute(_BEGIN, (job_id,))
+        for some in _parts(ids, _size(chunk, rate)):
+            _put_chunk(connection, job_id, some, JobState.WRITING, everywhere=everywhere)
         # Locked only now, so that nothing waits while the ids come. The job is given the revision active by now: one
         # that came meanwhile could not see the job to cancel it.
         revision = queue.lock_document(connection, document.index_name)
         if revision is None:
             raise psycopg.Rollback
-        connection.execute(_GIVEN, (job_id, chunks, documents, revision))
+        connection.execute(_GIVEN, (job_id, revision))
         return find(connection, job_id)
     return None
 
 
-def list_chunks(
+def list_ids(
     connection: Connection,
     job: Job,
     document: Document,
     *,
     chunk: int,
-    sequence_numbers: Callable[[], Mapping[int, int]] | None = None,
+    sequence_numbers: Callable[[], Mapping[int, int]] = dict,
 ) -> bool:
-    """List the ids of a NEW or LISTING job, on the server, in one statement.
-
-    If the lister is killed, another one starts over as soon as Postgres has noticed.
+    """Begin a NEW job, or list more ids of a WRITING one, until it is some chunks ahead.
 
     Args:
         connection: To Postgres, in no transaction.
@@ -140,7 +153,7 @@ def list_chunks(
         sequence_numbers: Asks for the greatest ``_seq_no`` of each shard of the index; stored for the cleanup.
 
     Returns:
-        Whether the job is listed. False if another process is listing it, or it is no longer to be listed. False also
+        Whether anything was done. False if another process lists the job, or it is no longer to be listed. False also
         after a failure on the data. If its condition failed, the job has failed. If an affects query of a fan-out
         failed, a refresh of the whole document has replaced it.
 
@@ -151,73 +164,71 @@ def list_chunks(
     with _alone(connection, job) as is_alone:
         if not is_alone or document.revision != job.revision:
             return False
-        if connection.execute(_BEGIN_WHOLE if job.kind.is_whole else _BEGIN, (job.id,)).rowcount == 0:
-            return False
-        job = _with_its_whole_cause(connection, job)
+        if job.kind.is_whole:
+            connection.execute(_BEGIN_WHOLE, (job.id, document.dependencies.root))
+        else:
+            connection.execute(_BEGIN, (job.id,))
+        job = find(connection, job.id)  # until now, its cause may have grown
+        if job.kind.is_whole and job.sequence_numbers is None:
+            numbers = {str(shard): number for shard, number in sequence_numbers().items()}
+            connection.execute(_NUMBERS, (job.id, Jsonb(numbers)))
         try:
-            # After the job is known to be listing, and before the first chunk: see `cleanup`.
-            # Rule: tell-before-counting.
-            numbers = None if sequence_numbers is None else sequence_numbers()
-            return _list(connection, job, document, _size(chunk, job.rate), numbers)
+            return _list_ranges(connection, job, document, _size(chunk, job.rate))
         except JobError as error:
             queue.fail(connection, job.id, f"{error.message}\n{error.hint}")
-            return False
         except DocumentError as error:
-            if not _can_be_widened(job, error):
+            if job.kind is not JobKind.FAN_OUT or not is_of_data(error.__cause__):
                 raise
             queue.widen(connection, document, job.id, error.message)
-            return False
+        return False
 
 
-def _with_its_whole_cause(connection: Connection, job: Job) -> Job:
-    """Read a job again that is now being listed: until then its cause may have grown."""
-    return find(connection, job.id)
+def _list_ranges(connection: Connection, job: Job, document: Document, size: int) -> bool:
+    """List range after range for a while; return whether anything was listed."""
+    until = time.monotonic() + _STEP_SECONDS
+    is_listed, chunks_left = job.is_listed or job.state is not JobState.WRITING, 0
+    is_any = not is_listed
+    while not is_listed and chunks_left < 2 * CHUNKS_AHEAD and time.monotonic() < until:
+        with noting(connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
+            connection.execute(_PLAN_FREELY, prepare=False)
+            found = _list_range(connection, job, document, size)
+            if found is None:  # cancelled meanwhile
+                raise psycopg.Rollback
+            chunks_left, is_listed = found
+    return is_any
 
 
-def _can_be_widened(job: Job, error: DocumentError) -> bool:
-    """Whether a refresh of the whole document can replace a job that cannot be listed."""
-    return job.kind is JobKind.FAN_OUT and is_of_data(error.__cause__)
+def _list_range(connection: Connection, job: Job, document: Document, size: int) -> tuple[int, bool] | None:
+    """Store the chunks of the next range.
 
-
-def _list(
-    connection: Connection, job: Job, document: Document, size: int, sequence_numbers: Mapping[int, int] | None
-) -> bool:
-    numbers = None if sequence_numbers is None else Jsonb({str(shard): one for shard, one in sequence_numbers.items()})
-    is_listed = False
-    with noting(connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
-        connection.execute(_PLAN_FREELY, prepare=False)
-        row = _put_all(connection, job, document, size)
-        is_listed = connection.execute(_LISTED, (job.id, *row, numbers)).rowcount == 1
-        if not is_listed:  # cancelled meanwhile
-            raise psycopg.Rollback
-    return is_listed
-
-
-def _put_all(connection: Connection, job: Job, document: Document, size: int) -> tuple[int, int]:
-    """Store the chunks of all ids of a job; return the numbers of chunks and of ids."""
+    Returns:
+        How many chunks the job has left, and whether this was its last range; None if it is no longer to be listed.
+    """
     try:
-        row = connection.execute(_listing(job, document), (job.id, size)).fetchone()
+        span, ids = IdRange(), _ids(job, document)
+        if job.kind is not JobKind.FAN_OUT:
+            [after] = connection.execute(_LISTED_TO, (job.id,)).fetchone() or [None]
+            among = None if job.where is None else ids
+            span = ranges.next_range(connection, document, after, rows=_RANGE_CHUNKS * size, among=among)
+        query = sql.SQL(_LIST).format(ids=ids, in_range=ranges.condition(document, span))
+        row = connection.execute(query, (job.id, size, span.through, span.is_last)).fetchone()
     except psycopg.Error as error:
         if job.where is None or decide(error) is Action.RETRY:
             raise
         raise predicate.refused(document, predicate.words(error)) from error
-    assert row is not None  # noqa: S101 - an aggregate returns a row
-    return row[0], row[1]
+    return None if row is None else (row[0], span.is_last)
 
 
-def _listing(job: Job, document: Document) -> sql.Composed:
-    ids: sql.Composable
+def _ids(job: Job, document: Document) -> sql.Composable:
     if job.kind is JobKind.FAN_OUT:
-        ids = affected.touched_by(document, job.cause or ())
-    elif job.where is not None:
-        ids = predicate.matching(document, job.where)
-    else:
-        ids = sql.SQL(document.dependencies.canonical_select)  # deparsed by Postgres
-    return sql.SQL(_LIST).format(ids=ids)
+        return affected.touched_by(document, job.cause or ())
+    if job.where is not None:
+        return predicate.matching(document, job.where)
+    return sql.SQL(document.dependencies.canonical_select)  # deparsed by Postgres
 
 
-def cleanup(connection: Connection, job: Job, orphans: Iterable[str], *, chunk: int) -> bool:
-    """Make chunks of ids that only Elasticsearch has, for a WRITTEN job, which is then CLEANED_UP.
+def clean_up(connection: Connection, job: Job, orphans: Iterable[str], *, chunk: int) -> bool:
+    """Make chunks of ids that only Elasticsearch has, for a CLEANING_UP job without chunks.
 
     Why only documents unchanged since the sequence numbers were read can be orphans: the numbers were read after the
     job was known to be listing. A copy with a greater number was written after that. Either its writer also read after
@@ -225,31 +236,28 @@ def cleanup(connection: Connection, job: Job, orphans: Iterable[str], *, chunk: 
     written, and reads again: see `syncer.indexing.writer`.
 
     Args:
-        connection: To Postgres, in no transaction. It is in one while the orphans come.
+        connection: To Postgres, in no transaction.
         job: The job to clean up.
-        orphans: Ids, read as they come, and only if no other process cleans up this job.
+        orphans: Ids, read as they come, and only if no other process cleans up this job. Read again later if they are
+            very many; those that are written by then are not among them.
         chunk: How many ids a chunk has at most.
 
     Returns:
-        Whether the job is cleaned up. False if another process is at it, or if it is not to be cleaned up any more.
+        Whether anything was done. False if another process is at it, or it is no longer to be cleaned up.
     """
-    is_cleaned_up = False
-    with _alone(connection, job) as is_alone, connection.transaction():
-        connection.execute(_TAKES_LONG)
-        written = connection.execute(_WRITTEN, (job.id,)).fetchone() if is_alone else None
-        if written is None:
+    with _alone(connection, job) as is_alone:
+        if not is_alone:
             return False
-        size = _size(chunk, job.rate)
-        put = _put_chunks(connection, job.id, orphans, size=size, first=written[0], everywhere=True)
-        is_cleaned_up = connection.execute(_CLEANED_UP, (job.id, *put)).rowcount == 1
-        if not is_cleaned_up:  # cancelled meanwhile
-            raise psycopg.Rollback
-    return is_cleaned_up
+        for some in _parts(orphans, _size(chunk, job.rate)):
+            left = _put_chunk(connection, job.id, some, JobState.CLEANING_UP, everywhere=True)
+            if left is None or left >= 2 * CHUNKS_AHEAD:
+                return left is not None
+        return connection.execute(_CLEANED_UP, (job.id,)).rowcount == 1
 
 
 @contextmanager
 def _alone(connection: Connection, job: Job) -> Iterator[bool]:
-    """Lock a job's listing and cleanup; yield False if another process holds the lock."""
+    """Lock a job's listing and cleanup for this session; yield False if another process holds the lock."""
     which = (int(AdvisoryLock.JOBS), job.id)
     if not value(connection, _TRY_LOCK, which):
         yield False
@@ -260,17 +268,18 @@ def _alone(connection: Connection, job: Job) -> Iterator[bool]:
         connection.execute(_UNLOCK, which)
 
 
-def _put_chunks(
-    connection: Connection, job_id: int, ids: Iterable[str], *, size: int, first: int = 0, everywhere: bool = False
-) -> tuple[int, int]:
-    """Store chunks; return how many, and how many ids they have."""
+def _put_chunk(
+    connection: Connection, job_id: int, ids: list[str], state: JobState, *, everywhere: bool = False
+) -> int | None:
+    """Store a chunk; return how many the job has left, None if it is no longer in this state."""
+    row = connection.execute(_PUT_CHUNK, (job_id, ids, everywhere, state), prepare=True).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _parts(ids: Iterable[str], size: int) -> Iterator[list[str]]:
     remaining = iter(ids)
-    chunks = documents = 0
-    while chunk := list(dict.fromkeys(islice(remaining, size))):
-        connection.execute(_PUT_CHUNK, (job_id, first + chunks, chunk, everywhere), prepare=True)
-        chunks += 1
-        documents += len(chunk)
-    return chunks, documents
+    while part := list(islice(remaining, size)):
+        yield list(dict.fromkeys(part))
 
 
 def _size(chunk: int, rate: float | None) -> int:

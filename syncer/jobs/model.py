@@ -2,14 +2,14 @@
 
 A job goes through these states:
 
-    new ──▶ listing ──▶ listed ──▶ written ──▶ cleaned up ──▶ done
-                           └── partial job ────────────────▲         and, from any: failed, cancelled
+    new ──▶ writing ──▶ cleaning_up ──▶ done
+               └── some documents ───────▲         and, from any: failed, cancelled
 
-    new         listing has not begun; a new fan-out still takes up further causes. A job of given ids starts as listed
-    listing     its ids are being listed; if the lister dies, the next one starts over
-    listed      its chunks exist and are being written
-    written     all chunks are written; the cleanup looks for documents that only Elasticsearch has
-    cleaned up  the chunks of those orphans exist and are being written
+    new          listing has not begun; a new fan-out still takes up further causes
+    writing      its ids are listed range by range, and the chunks that exist are written
+    cleaning_up  the documents that only Elasticsearch has are looked for, and written, which deletes them
+
+A job of given ids has all its chunks from the beginning, and starts as ``writing``.
 """
 
 from __future__ import annotations
@@ -21,30 +21,29 @@ from enum import StrEnum
 from typing import Any
 
 from psycopg import sql
-from psycopg.types.json import Jsonb
 
 from syncer.base.errors import JobError
 from syncer.base.formatting import amount
 from syncer.base.postgres import Connection
 
-MEASURED_SECONDS = 5
-"""The window over which a job's rate is measured."""
+FAN_OUTS_MAX = 8
+"""How many fan-outs of an index are written at a time. Causes that come meanwhile join the next one."""
+CHUNKS_AHEAD = 500
+"""A job is listed further while it has fewer chunks left than this."""
 _ENOUGH_DONE = 0.05
 """The share of its documents from which on a job's rate tells how long the rest will take."""
 
 UNFINISHED = sql.SQL("j.state NOT IN ('done', 'failed', 'cancelled')")
 """A condition on ``syncer.job AS j``."""
 _JOBS = """
-SELECT j.id, j.kind, j.document, j.index_name, j.revision, j.state, j.is_paused, d.suspended IS NOT NULL,
+SELECT j.id, j.kind, j.document, j.index_name, j.revision, j.state, j.is_listed, j.is_paused, d.suspended IS NOT NULL,
        j.condition, (SELECT jsonb_object_agg(c.key, jsonb_array_length(c.value)) FROM jsonb_each(j.cause) AS c),
-       j.rate, j.completes_load, j.sequence_numbers, j.documents_total, j.documents_done,
-       j.indexed, j.deleted, j.skipped, j.dead_lettered, j.compose_seconds, j.index_seconds,
-       CASE WHEN j.state NOT IN ('listed', 'cleaned_up') OR j.is_paused OR d.suspended IS NOT NULL THEN NULL
-            WHEN j.measured_rate IS NULL OR clock_timestamp() - j.measured_at > {measured}
-            THEN (j.documents_done - j.measured_done)
-                 / nullif(extract(epoch FROM clock_timestamp() - j.measured_at)::float8, 0)
-            ELSE j.measured_rate END,
-       j.documents_done / nullif(extract(epoch FROM clock_timestamp() - j.started_at)::float8, 0),
+       j.rate, j.completes_load, j.sequence_numbers,
+       CASE WHEN j.is_listed OR j.state = 'cleaning_up' THEN j.documents_listed
+            WHEN j.documents_expected IS NOT NULL THEN greatest(j.documents_expected, j.documents_listed) END,
+       j.documents_done, j.indexed, j.deleted, j.skipped, j.dead_lettered,
+       CASE WHEN j.state IN ('writing', 'cleaning_up') AND NOT j.is_paused AND d.suspended IS NULL
+            THEN j.documents_done / nullif(extract(epoch FROM clock_timestamp() - j.started_at)::float8, 0) END,
        j.created_at, j.started_at, j.finished_at, j.error
 FROM syncer.job AS j JOIN syncer.document AS d USING (index_name)
 WHERE {which}
@@ -54,7 +53,7 @@ _OF_INDEX = UNFINISHED + sql.SQL(" AND (j.index_name = $1 OR $1 IS NULL) ORDER B
 _FIRST_UNFINISHED = UNFINISHED + sql.SQL(" ORDER BY j.id LIMIT $1")
 _LOCKED_OF_INDEX = UNFINISHED + sql.SQL(" AND j.index_name = $1 ORDER BY j.id FOR NO KEY UPDATE OF j")
 _OF_IDS = sql.SQL("j.id = ANY ($1) ORDER BY j.id")
-# A load may have taken up any change until it is listed. A load of an index that is not searched delays no wait.
+# A load may have taken up any change until its listing begins. A load of an index that is not searched delays no wait.
 _CAUSED_BY = UNFINISHED + sql.SQL("""
  AND j.kind = ANY ($1) AND d.name = ANY ($2) AND d.suspended IS NULL
  AND (j.caused_before > $3::xid8 OR j.kind = 'initial_load' AND j.state = 'new')
@@ -66,44 +65,18 @@ WHERE d.loaded_at IS NULL AND NOT EXISTS (
     SELECT FROM syncer.job AS j WHERE j.index_name = d.index_name AND j.completes_load AND {unfinished})
 """).format(unfinished=UNFINISHED)
 _FINISHED = sql.SQL("NOT (") + UNFINISHED + sql.SQL(") ORDER BY j.finished_at DESC, j.id DESC LIMIT $1")
-# A job waits while an older one does the same: a refresh for a refresh, a fan-out for one with a cause in common. Later
-# causes of the same rows join it meanwhile. So however often a table is truncated or an author renamed, two such jobs
-# exist at a time.
-_SHARES = """
-EXISTS (SELECT c.key, i.value FROM jsonb_each({one}) AS c, jsonb_array_elements(c.value) AS i
-        INTERSECT
-        SELECT c.key, i.value FROM jsonb_each({other}) AS c, jsonb_array_elements(c.value) AS i)
-"""
-_WAITS = """
-(j.kind IN ('refresh', 'fan_out') AND EXISTS (
-    SELECT FROM syncer.job AS o
-    WHERE o.index_name = j.index_name AND o.kind = j.kind AND o.id < j.id AND NOT o.is_paused AND o.rate IS NULL
-      AND o.state NOT IN ('done', 'failed', 'cancelled') AND (j.kind = 'refresh' OR {shares})))
-"""
-
-
-def _waits(*causes: str) -> sql.Composed:
-    """Return the condition that a new job waits for an older one if it has these causes."""
-    shares = [sql.SQL(_SHARES).format(one=sql.SQL("o.cause"), other=sql.SQL(one)) for one in causes]
-    return sql.SQL(_WAITS).format(shares=sql.SQL(" OR ").join(shares))
-
-
-# A fan-out joins no job that then waits for rows other than its own.
-_JOINABLE = sql.SQL("""
-j.state = 'new' AND j.index_name = $1 AND (NOT {would_wait} OR {waits} AND {shares})
-ORDER BY j.id FOR NO KEY UPDATE OF j
-""").format(
-    would_wait=_waits("j.cause", "$2::jsonb"),
-    waits=_waits("j.cause"),
-    shares=sql.SQL(_SHARES).format(one=sql.SQL("j.cause"), other=sql.SQL("$2::jsonb")),
-)
-# Fan-outs are quickest to list and come first.
+# However often a table is truncated, two refreshes exist at a time. Fan-outs come first: they are listed at once.
 _DUE = UNFINISHED + sql.SQL("""
- AND NOT (j.state = 'new' AND {waits})
  AND NOT j.is_paused AND d.suspended IS NULL AND d.revision = j.revision
- AND (j.state IN ('new', 'listing', 'written') OR j.chunks_left = 0)
+ AND CASE WHEN j.state = 'new' THEN (
+              SELECT count(*) FROM syncer.job AS o
+              WHERE o.index_name = j.index_name AND o.kind = j.kind AND o.id < j.id AND NOT o.is_paused
+                AND o.rate IS NULL AND o.state NOT IN ('done', 'failed', 'cancelled')
+          ) < CASE j.kind WHEN 'refresh' THEN 1 WHEN 'fan_out' THEN {fan_outs} ELSE 2147483647 END
+          WHEN j.state = 'writing' AND NOT j.is_listed THEN j.chunks_left < {ahead}
+          ELSE j.chunks_left = 0 END
 ORDER BY j.kind <> 'fan_out', j.id
-""").format(waits=_waits("j.cause"))
+""").format(fan_outs=sql.Literal(FAN_OUTS_MAX), ahead=sql.Literal(CHUNKS_AHEAD))
 
 
 class JobKind(StrEnum):
@@ -132,10 +105,8 @@ class JobKind(StrEnum):
         return self in PENDING
 
     def covers(self, other: JobKind) -> bool:
-        """Whether a new job of this kind does all that the other would, and is pending if the other is."""
-        if other is JobKind.FAN_OUT:
-            return self is other or (self.is_whole and self.is_pending)
-        return self.is_whole and other.is_whole and _WHOLE.index(self) >= _WHOLE.index(other)
+        """Whether a new job of this whole kind does all that one of the other would, and is pending if that is."""
+        return self.is_whole and _WHOLE.index(self) >= _WHOLE.index(other)
 
 
 _WHOLE = (JobKind.BACKFILL, JobKind.REFRESH, JobKind.INITIAL_LOAD)
@@ -148,10 +119,8 @@ class JobState(StrEnum):
     """A job's progress: see the module."""
 
     NEW = "new"
-    LISTING = "listing"
-    LISTED = "listed"
-    WRITTEN = "written"
-    CLEANED_UP = "cleaned_up"
+    WRITING = "writing"
+    CLEANING_UP = "cleaning_up"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -168,6 +137,7 @@ class Job:
 
     Args:
         revision: The revision that it writes; activating another revision cancels it.
+        is_listed: Whether all chunks of its state exist.
         is_paused: If set, its chunks are not taken.
         is_suspended: Whether it waits because its document is suspended.
         where: For a partial backfill by condition: the condition on the root's columns.
@@ -175,14 +145,12 @@ class Job:
         rate: The limit in documents per second, over all job workers; None for no limit.
         completes_load: Whether the document counts as loaded once the job is done.
         sequence_numbers: The greatest ``_seq_no`` of each shard before the first document was written.
-        documents_total: How many documents it has to write; None until they are listed. The cleanup adds to it.
+        documents_total: How many documents it has to write. Until they are listed, an estimate, or None. The cleanup
+            adds to it.
         deleted: Documents deleted, or known to be absent.
         skipped: Documents not written because the index has the same or a newer version.
-        compose_seconds: Time spent in Postgres, summed over all job workers.
-        index_seconds: Time spent in Elasticsearch, likewise.
-        documents_per_second: Over the last few seconds; None if unknown, or if nothing is being written.
-        average_per_second: Since its first chunk was taken; None before.
-        started_at: When its first chunk was taken.
+        documents_per_second: On average since it started; None if nothing is being written.
+        started_at: When its listing began.
         finished_at: When it was done, failed or cancelled.
         error: Why it failed or was cancelled; further lines say what to do.
     """
@@ -193,6 +161,7 @@ class Job:
     index_name: str
     revision: int
     state: JobState
+    is_listed: bool
     is_paused: bool
     is_suspended: bool
     where: str | None
@@ -206,10 +175,7 @@ class Job:
     deleted: int
     skipped: int
     dead_lettered: int
-    compose_seconds: float
-    index_seconds: float
     documents_per_second: float | None
-    average_per_second: float | None
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -223,22 +189,17 @@ class Job:
 
     @property
     def documents_left(self) -> int | None:
-        """How many listed documents are not done; None until they are listed."""
+        """How many documents are not done; None if that is unknown."""
         return None if self.documents_total is None else max(0, self.documents_total - self.documents_done)
 
     @property
     def eta_seconds(self) -> float | None:
-        """How long the listed rest will take; None if unknown.
-
-        A pause of Elasticsearch must not make hours of seconds: the average counts if it is the higher rate, and
-        nothing is said before some documents are done.
-        """
-        if self.documents_per_second is None or not self.documents_total:
+        """How long the rest will take; None if unknown. Nothing is said before some documents are done."""
+        if not self.documents_per_second or not self.documents_total:
             return None
         if self.documents_done < _ENOUGH_DONE * self.documents_total:
             return None
-        rate = max(self.documents_per_second, self.average_per_second or 0)
-        return (self.documents_left or 0) / rate if rate else None
+        return (self.documents_left or 0) / self.documents_per_second
 
     def as_json(self) -> dict[str, Any]:
         """The job as plain data."""
@@ -294,27 +255,16 @@ def locked_unfinished(connection: Connection, index_name: str) -> list[Job]:
     return _read(connection, _LOCKED_OF_INDEX, index_name)
 
 
-def locked_joinable(connection: Connection, index_name: str, cause: Jsonb) -> list[Job]:
-    """Return the new jobs of one index that a fan-out of this cause may join, oldest first.
-
-    Listing cannot begin until the caller's transaction ends. A job that waits for an older one is joined only if it has
-    a cause in common, and none begins to wait because it is joined. So a cause waits for no other rows than its own.
-    """
-    return _read(connection, _JOINABLE, index_name, cause)
-
-
 def due(connection: Connection) -> list[Job]:
     """Return the jobs that need a step other than writing a chunk: fan-outs first, then the oldest.
 
-    `listing.list_chunks` takes NEW and LISTING, `listing.cleanup` takes WRITTEN, `queue.advance` LISTED and CLEANED_UP.
-    Jobs that are paused or suspended are not included, nor those that wait for an older one like them.
+    A step lists ids or orphans, or moves the job to its next state: see `syncer.jobs.steps`.
     """
     return _read(connection, _DUE)
 
 
 def _read(connection: Connection, which: sql.Composable, *parameters: object) -> list[Job]:
-    query = sql.SQL(_JOBS).format(which=which, measured=sql.Literal(f"{MEASURED_SECONDS} s"))
-    return [_job(row) for row in connection.execute(query, parameters)]
+    return [_job(row) for row in connection.execute(sql.SQL(_JOBS).format(which=which), parameters)]
 
 
 def _job(row: Sequence[Any]) -> Job:

@@ -1,10 +1,8 @@
 """The job queue: creates, joins, changes and ends jobs, in Postgres. All job workers of all daemons share it.
 
-`syncer.jobs.model` says what a job is. `syncer.jobs.listing` creates its chunks of ids; `syncer.jobs.chunks` takes and
-finishes them.
-
 Guarantees: a job continues where it was, whichever process dies. A job does not outlive its revision or its index.
-Locks are taken in one order: the document's row, then jobs, then chunks.
+Locks are taken in one order: the document's row, then jobs, then chunks. To change a job that is finished, or that does
+not exist, raises JobError.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from syncer.base.model import dump_images
 from syncer.base.postgres import Connection
 from syncer.documents import predicate, registry
 from syncer.documents.registry import Document
-from syncer.jobs.model import UNFINISHED, Job, JobKind, JobState, find, locked_joinable, locked_unfinished
+from syncer.jobs.model import UNFINISHED, Job, JobKind, JobState, find, locked_unfinished
 
 FINISHED_KEPT_MAX = 100
 """How many finished jobs of each kind are remembered."""
@@ -51,23 +49,30 @@ RETURNING id
 _DATE = "UPDATE syncer.job SET changed_at = least(changed_at, to_timestamp($2)) WHERE id = $1"
 # A separate statement, since a daemon's role may create jobs but may not write what is executed.
 _SET_CONDITION = "UPDATE syncer.job SET condition = $2 WHERE id = $1"
+# Listing cannot begin until the caller's transaction ends.
+# Rule: join-only-a-new-fan-out.
 _JOIN = """
 UPDATE syncer.job SET cause = (
     SELECT jsonb_object_agg(relation, images) FROM (
         SELECT relation, jsonb_agg(DISTINCT image) AS images
-        FROM (SELECT * FROM jsonb_each(cause) UNION ALL SELECT * FROM jsonb_each($2)) AS part (relation, images)
+        FROM (SELECT * FROM jsonb_each(cause) UNION ALL SELECT * FROM jsonb_each($3)) AS part (relation, images)
              CROSS JOIN jsonb_array_elements(part.images) AS image
         GROUP BY relation
     ) AS merged
-), caused_before = pg_snapshot_xmax(pg_current_snapshot()) WHERE id = $1
+), caused_before = pg_snapshot_xmax(pg_current_snapshot())
+WHERE id = (
+    SELECT j.id FROM syncer.job AS j
+    WHERE j.state = 'new' AND j.kind = 'fan_out' AND j.index_name = $1 AND j.revision = $2
+      AND NOT j.is_paused AND j.rate IS NULL
+      AND (SELECT sum(jsonb_array_length(c.value)) FROM jsonb_each(j.cause) AS c) < $4
+    ORDER BY j.id DESC LIMIT 1 FOR NO KEY UPDATE
+)
+RETURNING id
 """
 # The cause was committed before this statement's snapshot.
 _JOIN_WHOLE = "UPDATE syncer.job SET caused_before = pg_snapshot_xmax(pg_current_snapshot()) WHERE id = $1"
-_IS_THROUGH = """
-SELECT j.state IN ('listed', 'cleaned_up') AND j.chunks_left = 0
-FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE
-"""
-_WRITTEN = "UPDATE syncer.job SET state = 'written' WHERE id = $1"
+_IS_THROUGH = "SELECT j.is_listed AND j.chunks_left = 0 FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE"
+_WRITTEN = "UPDATE syncer.job SET state = 'cleaning_up', is_listed = false WHERE id = $1"
 _END = """
 UPDATE syncer.job AS j SET state = $2, error = $3, is_paused = false, finished_at = clock_timestamp()
 WHERE j.id = $1 AND {unfinished}
@@ -84,11 +89,7 @@ DELETE FROM syncer.job WHERE id IN (
                   WHERE o.place <= $1))
     FOR UPDATE SKIP LOCKED)
 """
-_PAUSE = "is_paused = true"
-# The time that it was paused neither lowers the measured rate nor accumulates an allowance.
-_RESUME = "is_paused = false, measured_at = clock_timestamp(), measured_done = documents_done, measured_rate = NULL"
-_SET_RATE = "rate = $2, next_at = '-infinity'"
-_CHANGE = "UPDATE syncer.job AS j SET {change} WHERE j.id = $1 AND {unfinished} RETURNING j.id"
+_CHANGE = "UPDATE syncer.job AS j SET {change} WHERE j.id = $1 AND {unfinished}"
 _COMPLETE_NO_LOAD = "UPDATE syncer.job AS j SET completes_load = false WHERE j.index_name = ANY ($1) AND {unfinished}"
 
 
@@ -131,33 +132,27 @@ def create(
             return None
         others = locked_unfinished(connection, document.index_name)
         current = [one for one in others if one.revision == revision]
-        if resumes and (same := _same(current, kind, where)):
-            resumed = resume(connection, same.id)
-            return resumed if rate is None else set_rate(connection, same.id, rate)
+        same = [one for one in current if (one.kind, one.where, one.completes_load) == (kind, where, kind.is_whole)]
+        if resumes and same:
+            resumed = resume(connection, same[0].id)
+            return resumed if rate is None else set_rate(connection, resumed.id, rate)
         if kind.is_whole and (new := _still_new(current, kind, rate)):
             connection.execute(_JOIN_WHOLE, (new.id,))
             return new
         if kind is JobKind.INITIAL_LOAD:
             mark_incomplete(connection, [document.index_name])
         made = insert(connection, document, kind, revision, where=where, rate=rate)
-        _take_place(connection, find(connection, made), others)
+        for other in others:
+            if other.revision != revision or (kind is JobKind.INITIAL_LOAD and other.kind.is_whole):
+                _end(connection, other.id, JobState.CANCELLED, f"Job {made} takes its place")
         return find(connection, made)
-
-
-def _take_place(connection: Connection, made: Job, others: Sequence[Job]) -> None:
-    """Cancel the jobs that a new one makes redundant."""
-    is_load = made.kind is JobKind.INITIAL_LOAD
-    for one in others:
-        if one.revision != made.revision or (is_load and one.kind.is_whole):
-            _end(connection, one.id, JobState.CANCELLED, f"Job {made.id} takes its place")
 
 
 def create_fan_out(connection: Connection, document: Document, cause: Mapping[str, Sequence[Any]]) -> Job | None:
     """Create a job for the documents that changed rows touch, in a time that does not depend on how many they are.
 
-    If a new job exists that can take up the cause, or that writes all documents anyway (a load, a refresh), it is
-    joined, unless it waits for a job with which the cause has nothing in common. A job that is joined is listed and
-    written later, so it sees the changes.
+    The cause joins the newest fan-out of the document whose listing has not begun, if there is one: it is listed later,
+    so it finds the documents.
 
     Read ``document`` after the changes were received. ``cause`` has the images of the changed rows by table, each once.
 
@@ -172,15 +167,12 @@ def create_fan_out(connection: Connection, document: Document, cause: Mapping[st
             return None
         if _is_stale(connection, document):
             return None
-        joinable = locked_joinable(connection, document.index_name, _stored(cause))
-        new = _still_new([one for one in joinable if one.revision == document.revision], JobKind.FAN_OUT, None)
-        if new is None:
-            return find(connection, insert(connection, document, JobKind.FAN_OUT, document.revision, cause=cause))
-        if new.kind is JobKind.FAN_OUT:
-            connection.execute(_JOIN, (new.id, _stored(cause)))
-        else:
-            connection.execute(_JOIN_WHOLE, (new.id,))
-        return find(connection, new.id)
+        newest = (document.index_name, document.revision, _stored(cause), CAUSE_IMAGES_MAX)
+        joined = connection.execute(_JOIN, newest).fetchone()
+        if joined is not None:
+            return find(connection, joined[0])
+        return find(connection, insert(connection, document, JobKind.FAN_OUT, document.revision, cause=cause))
+    return None
 
 
 def _is_stale(connection: Connection, document: Document) -> bool:
@@ -214,25 +206,17 @@ def widen(connection: Connection, document: Document, job_id: int, error: str) -
         return made
 
 
-def _same(jobs: Sequence[Job], kind: JobKind, where: str | None) -> Job | None:
-    """Find an equal job, which is being requested again."""
-    return next(
-        (one for one in jobs if (one.kind, one.where, one.completes_load) == (kind, where, kind.is_whole)), None
-    )
-
-
 def _still_new(jobs: Sequence[Job], kind: JobKind, rate: float | None) -> Job | None:
     """Find a job to join: its listing has not begun, so it will see the changes that made this one necessary."""
     return next(
         (
             one
             for one in jobs
-            # Rules: join-only-a-new-refresh, join-only-a-new-fan-out.
+            # Rule: join-only-a-new-refresh.
             if one.state is JobState.NEW
             and one.kind.covers(kind)
-            and one.completes_load is one.kind.is_whole
+            and one.completes_load
             and not one.is_paused
-            and sum((one.cause or {}).values()) < CAUSE_IMAGES_MAX
             and one.rate in (None, rate)
         ),
         None,
@@ -255,10 +239,7 @@ def insert(
     rate: float | None = None,
     cause: Mapping[str, Sequence[Any]] | None = None,
 ) -> int:
-    """Insert the row of a job in the caller's transaction, for `create` and `syncer.jobs.listing`; return its id.
-
-    Idle job workers are notified when the transaction commits.
-    """
+    """Insert the row of a job in the caller's transaction, for `create` and `syncer.jobs.listing`; return its id."""
     reasons = (rate, kind.is_whole, None if cause is None else _stored(cause))
     values = (kind, document.name, document.index_name, revision, *reasons)
     row = connection.execute(_CREATE, values).fetchone()
@@ -287,7 +268,7 @@ def advance(connection: Connection, job_id: int) -> Job:
         is_through = connection.execute(_IS_THROUGH, (job_id,)).fetchone() == (True,)
         job = find(connection, job_id)
         # Rule: cleanup-at-the-end.
-        if is_through and _has_yet_to_cleanup(job):
+        if is_through and job.kind.is_whole and job.state is JobState.WRITING:
             connection.execute(_WRITTEN, (job_id,))
         elif is_through:
             _end(connection, job_id, JobState.DONE, None)
@@ -296,76 +277,50 @@ def advance(connection: Connection, job_id: int) -> Job:
     return find(connection, job_id)
 
 
-def fail(connection: Connection, job_id: int, error: str) -> None:
-    """End a job that cannot be done, with the same effect as `cancel`; do nothing if it is finished or gone."""
-    with suppress(JobError), connection.transaction():
-        connection.execute(_LOCK_DOCUMENT_OF, (job_id,))
-        _give_up(connection, find(connection, job_id), JobState.FAILED, error)
-
-
 def pause(connection: Connection, job_id: int) -> Job:
-    """Stop taking chunks of a job; chunks in hand are finished.
-
-    Raises:
-        JobError: There is no such job, or it is finished.
-    """
-    return _change(connection, _PAUSE, job_id)
+    """Stop taking chunks of a job; chunks in hand are finished."""
+    return _change(connection, "is_paused = true", job_id)
 
 
 def resume(connection: Connection, job_id: int) -> Job:
-    """Resume a paused job.
-
-    Raises:
-        JobError: There is no such job, or it is finished.
-    """
-    return _change(connection, _RESUME, job_id)
+    """Resume a paused job."""
+    return _change(connection, "is_paused = false", job_id)
 
 
 def set_rate(connection: Connection, job_id: int, rate: float | None) -> Job:
-    """Limit the documents per second that a job may write, from now on.
-
-    Raises:
-        JobError: There is no such job, or it is finished.
-    """
-    return _change(connection, _SET_RATE, job_id, rate)
+    """Limit the documents per second that a job may write, from now on."""
+    return _change(connection, "rate = $2, next_at = '-infinity'", job_id, rate)
 
 
 def _change(connection: Connection, change: str, job_id: int, *values: object) -> Job:
     query = sql.SQL(_CHANGE).format(change=sql.SQL(change), unfinished=UNFINISHED)
-    is_changed = connection.execute(query, (job_id, *values)).fetchone() is not None
-    job = find(connection, job_id)
-    if not is_changed:
-        raise _finished(job)
-    return job
+    if connection.execute(query, (job_id, *values)).rowcount == 0:
+        raise _finished(find(connection, job_id))
+    return find(connection, job_id)
 
 
-def cancel(connection: Connection, job_id: int, reason: str = "by hand") -> Job:
+def cancel(
+    connection: Connection, job_id: int, reason: str = "by hand", *, state: JobState = JobState.CANCELLED
+) -> Job:
     """End a job: unwritten chunks are dropped, written documents stay.
 
     If the job is pending, documents may be stale without it. The document then counts as not loaded until `syncer
     apply` or `syncer backfill` has written all of it.
-
-    Raises:
-        JobError: There is no such job, or it is finished.
     """
     with connection.transaction():
         connection.execute(_LOCK_DOCUMENT_OF, (job_id,))
         job = find(connection, job_id)
-        if not _give_up(connection, job, JobState.CANCELLED, reason):
+        if not _end(connection, job_id, state, reason):
             raise _finished(job)
+        if job.kind.is_pending:
+            mark_incomplete(connection, [job.index_name])
     return find(connection, job_id)
 
 
-def _has_yet_to_cleanup(job: Job) -> bool:
-    return job.kind.is_whole and job.state is JobState.LISTED
-
-
-def _give_up(connection: Connection, job: Job, state: JobState, reason: str) -> bool:
-    """End a job unsuccessfully; return False if it was finished already."""
-    is_ended = _end(connection, job.id, state, reason)
-    if is_ended and job.kind.is_pending:
-        mark_incomplete(connection, [job.index_name])
-    return is_ended
+def fail(connection: Connection, job_id: int, error: str) -> None:
+    """Cancel a job that cannot be done; do nothing if it is finished or gone."""
+    with suppress(JobError):
+        cancel(connection, job_id, error, state=JobState.FAILED)
 
 
 def _end(connection: Connection, job_id: int, state: JobState, error: str | None) -> bool:

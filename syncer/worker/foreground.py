@@ -1,6 +1,6 @@
 """Follows a job to its end for a command, and works on it if no daemon does.
 
-The job workers of all daemons write a job together. If there is none, or none makes progress, this process writes it.
+The job workers of all daemons write a job together. If there is none, this process writes it.
 Guarantee: the command may be killed at any point. A daemon continues the job; without one, the next command that
 follows it does.
 """
@@ -42,8 +42,7 @@ class JobFollower:
         self._stop_working = Stop()
         self._work: Future[None] | None = None
         """Done once the job worker that was started here has ended."""
-        self._seen: tuple[object, ...] = ()
-        self._moved_at = self._asked_at = -math.inf
+        self._asked_at = -math.inf
 
     def follow(self, job_id: int, progress: Callable[[Job], None] = lambda _: None) -> Job:
         """Return once the job is finished, or its definition is suspended.
@@ -76,8 +75,8 @@ class JobFollower:
     def _look(self, job_id: int) -> Job:
         with self._link.used() as connection:
             job = find(connection, job_id)
-            is_left_alone = self._work is None and self._is_left_alone(connection, job)
-        if is_left_alone:
+            is_left = self._work is None and self._is_left(connection)
+        if is_left:
             self._work = self._started(self._refresh())
         return job
 
@@ -96,14 +95,9 @@ class JobFollower:
         threading.Thread(target=run, name="job_worker", daemon=True).start()
         return work
 
-    def _is_left_alone(self, connection: Connection, job: Job) -> bool:
-        """Whether no job worker makes progress on the job: none is alive, or it has not moved for a long time."""
+    def _is_left(self, connection: Connection) -> bool:
+        """Whether no job worker is alive."""
         now = time.monotonic()
-        seen = (job.id, job.state, job.is_paused, job.documents_done)
-        if seen != self._seen:
-            self._seen, self._moved_at = seen, now
-        if now - self._moved_at > chunks.STALLED_SECONDS:
-            return True
         if now - self._asked_at < _ALIVE_SECONDS:
             return False
         self._asked_at = now

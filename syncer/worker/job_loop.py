@@ -1,14 +1,12 @@
-"""The job worker: takes chunks of jobs, has them written, and records progress.
+"""The job worker: takes chunks of jobs, has them written, and deletes them.
 
 Live changes have workers of their own, so a job of any size never delays them in a queue. The job worker also gives way
-to them: see `syncer.indexing.flow_control`. Its main thread takes chunks, hands them to writers, and finishes them.
-Meanwhile it renews its claim on them. For the other steps of a job, see `syncer.jobs.steps`.
+to them: see `syncer.indexing.flow_control`. Between chunks it takes the other steps of jobs: see `syncer.jobs.steps`.
 
 Guarantees:
 
-- A chunk is finished only when each of its documents is.
-- If a job worker dies, another one gets its chunks. If it is told to stop, it gives them back at once.
-- A chunk stays in hand however long a server takes for it.
+- A chunk is deleted only once each of its documents is written.
+- If a job worker ends in any way, the end of its session frees its chunks for the others.
 - A write that is retried is given up once its chunk is no longer needed.
 - No job waits long for an unavailable index.
 
@@ -23,7 +21,6 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 
 import elasticsearch
 import psycopg
@@ -41,16 +38,14 @@ from syncer.indexing import failover, version_log
 from syncer.indexing.flow_control import FlowControl, LiveTraffic
 from syncer.indexing.pool import WriterPool
 from syncer.jobs import chunks
-from syncer.jobs.chunks import Chunk
+from syncer.jobs.chunks import Chunk, Chunks
 from syncer.jobs.steps import JobSteps
 from syncer.recovery import resume
 
-_KEEP_SECONDS = chunks.STALLED_SECONDS / 4
 _WAIT_SECONDS = 1.0
-"""How long to wait for a chunk before serving the others."""
-_HANDS_SECONDS = 5.0
-"""How long a step that is due waits for the chunks in hand; it may take so long that another job worker gets them."""
+"""How long to wait for a chunk to be written before looking after other things."""
 _LOOK_SECONDS = 1.0
+"""How often to look for steps that are due, and for chunks that were dropped."""
 _IDLE_SECONDS = 0.1
 """How often to look for a job while there is nothing to do."""
 _STAYS_SUSPENDED = (DocumentError, UnavailableError, Abandoned, elasticsearch.ApiError, elasticsearch.TransportError)
@@ -61,22 +56,21 @@ _NOTE_SECONDS = 10.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Hand:
-    """A chunk in hand.
+class _Write:
+    """A chunk that is being written.
 
     Args:
-        chunk: The chunk.
-        lost: Set once it is no longer ours: its job was cancelled, or another job worker got it.
-        write: The pending outcome of its documents.
+        is_dropped: Set once the chunk is gone with its job.
+        report: What became of its documents.
     """
 
     chunk: Chunk
-    lost: threading.Event = field(default_factory=threading.Event)
-    write: Future[WriteReport] = field(default_factory=Future)
+    is_dropped: threading.Event = field(default_factory=threading.Event)
+    report: Future[WriteReport] = field(default_factory=Future)
 
-
-def _is_ours(hand: _Hand) -> bool:
-    return not hand.lost.is_set()
+    def is_needed(self) -> bool:
+        """Whether to go on with it."""
+        return not self.is_dropped.is_set()
 
 
 class JobWorker:
@@ -118,13 +112,13 @@ class JobWorker:
             flow=flow,
             threads=in_flight_max,
         )
-        self._steps = JobSteps(connect=connect, index=index, chunk_documents=batch_documents_max, name=name)
+        self._steps = JobSteps(index=index, chunk_documents=batch_documents_max, name=name)
         self._connection: Connection | None = None
-        self._job_worker = 0
-        self._hands: list[_Hand] = []
+        self._chunks: Chunks | None = None
+        self._writes: list[_Write] = []
         self._attempts: dict[str, Future[WriteReport]] = {}
         """Attempts to write a suspended document, by index."""
-        self._kept_at = self._looked_at = self._noted_at = self._attempted_at = 0.0
+        self._looked_at = self._noted_at = self._attempted_at = 0.0
         self._trouble = Trouble(name)
         self._log = structlog.get_logger().bind(job_worker=name)
 
@@ -139,43 +133,6 @@ class JobWorker:
         finally:
             self.close()
 
-    def run_once(self) -> float:
-        """Write chunks until none is left or a job needs another step; then take the steps that are due.
-
-        The steps do not wait long for chunks in hand, which may be held up by a server or a locked table.
-
-        Returns:
-            How many seconds to rest before the next turn; 0 if this one has done anything.
-
-        Raises:
-            Stopping: It was told to stop while a server was down, or in the middle of a step.
-            Exception: An error that the policy calls RETRY or FATAL. After `close` you may call it again.
-        """
-        self._writers.tell()
-        has_jobs = chunks.is_any_to_write(self._connected()) or bool(self._hands)
-        done = self._write_chunks() if has_jobs else 0
-        if has_jobs and not self._stop.is_requested:
-            done += self._steps.take(self._connected(), self._stop)
-        self._note_version(keeps=not self._hands)
-        return 0 if done else _IDLE_SECONDS
-
-    def close(self) -> None:
-        """Finish what is being written, release the other chunks, and close the connections."""
-        if not self._writers.close(seconds=self._stop.seconds_left):
-            self._log.warning("component.gave_up", component=self._name)
-        with suppress(psycopg.Error, Stopping):
-            self._finish()
-        self._give_back()
-
-    def _give_back(self) -> None:
-        if self._connection is not None:
-            with suppress(psycopg.Error):  # if this fails, the end of our session releases them
-                chunks.release(self._connection, [hand.chunk for hand in self._hands])
-            self._connection.close()
-        self._connection = None
-        self._hands.clear()
-        self._attempts.clear()
-
     def _attempt(self) -> None:
         try:
             if seconds := self.run_once():
@@ -185,147 +142,145 @@ class JobWorker:
             raise
         except Exception:
             self._writers.drop()
-            self._give_back()
+            self._disconnect()
             raise
+
+    def run_once(self) -> float:
+        """Take chunks while there is room, record those that are written, and take the steps that are due.
+
+        Returns:
+            How many seconds to rest before the next turn; 0 if this one has done anything.
+
+        Raises:
+            Stopping: It was told to stop while a server was down, or in the middle of a step.
+            Exception: An error that the policy calls RETRY or FATAL. After `close` you may call it again.
+        """
+        self._writers.tell()
+        connection, done = self._connected(), 0
+        if self._writes or chunks.is_any_to_write(connection):
+            while self._writers.has_room and self._take():
+                done += 1
+            if self._writes:
+                self._wait()
+                done += self._finish()
+            done += self._look(connection)
+        self._note_version(connection, keeps=done > 0 or not self._writes)
+        return 0 if done or self._writes else _IDLE_SECONDS
+
+    def close(self) -> None:
+        """Finish what is being written, and close the connections, which frees the other chunks."""
+        if not self._writers.close(seconds=self._stop.seconds_left):
+            self._log.warning("component.gave_up", component=self._name)
+        with suppress(psycopg.Error):
+            self._finish()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._chunks = None
+        self._writes.clear()
+        self._attempts.clear()
 
     def _connected(self) -> Connection:
         if self._connection is None:
             self._connection = self._connect()
             # Also without work: after a failover, the changes that it lost must be made good.
             failover.enter(self._connection, self._index)
-            self._job_worker = chunks.enter(self._connection)
+            self._chunks = Chunks(self._connection)
         return self._connection
-
-    # Chunks
-
-    def _write_chunks(self) -> int:
-        """Write chunks until none is left or a step is due; then finish those in hand, as far as that is soon done.
-
-        Returns:
-            How many chunks are finished.
-        """
-        finished = 0
-        while not self._stop.is_requested and not self._is_step_due():
-            if not (self._writers.has_room and self._take()):
-                if not self._hands:
-                    return finished
-                self._wait()
-            finished += self._finish()
-        deadline = time.monotonic() + _HANDS_SECONDS
-        while self._hands and not self._stop.is_requested and time.monotonic() < deadline:
-            self._wait()
-            finished += self._finish()
-        return finished
 
     def _take(self) -> bool:
         """Take a chunk and have it written; return whether there was one."""
-        chunk = chunks.take(self._connected(), self._job_worker)
+        if self._stop.is_requested or self._chunks is None:
+            return False
+        chunk = self._chunks.take()
         if chunk is None:
             return False
-        hand = _Hand(chunk=chunk)
-        self._hands.append(hand)
-        hand.write = self._writers.submit(
+        write = _Write(chunk=chunk)
+        self._writes.append(write)
+        write.report = self._writers.submit(
             chunk.index_name,
             chunk.ids,
             everywhere=chunk.everywhere,
             origin={"job": chunk.job},
-            is_needed=partial(_is_ours, hand),
+            is_needed=write.is_needed,
         )
         return True
 
     def _wait(self) -> None:
-        """Wait for a chunk to be written, and keep the claim on all of them meanwhile.
+        """Wait for a chunk to be written.
 
         Raises:
             Stopping: The time to stop is up.
         """
-        wait([hand.write for hand in self._hands], timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
+        wait([write.report for write in self._writes], timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
         if self._stop.is_overdue:
             raise Stopping
-        now = time.monotonic()
-        if self._hands and now - self._kept_at >= _KEEP_SECONDS:
-            self._kept_at = now
-            with suppress(psycopg.Error):  # if Postgres is down, another job worker may get them
-                self._keep()
-
-    def _keep(self) -> None:
-        """Renew the claim on the chunks in hand; give up those that are lost."""
-        lost = chunks.keep(self._connected(), [hand.chunk for hand in self._hands])
-        for hand in self._hands:
-            if hand.chunk in lost:
-                hand.lost.set()
-
-    def _done(self) -> list[_Hand]:
-        """The chunks that have no document being written any more."""
-        # Rule: a-chunk-is-done-when-written.
-        return [hand for hand in self._hands if hand.write.done()]
 
     def _finish(self) -> int:
-        """Record the chunks that are written; return how many.
+        """Delete the chunks that are written; return how many.
 
         Raises:
-            Stopping: It was told to stop before all of them were written.
             Exception: An error that the policy calls FATAL.
         """
+        # Rule: a-chunk-is-done-when-written.
+        ended = [write for write in self._writes if write.report.done()]
         written: list[tuple[Chunk, WriteReport]] = []
-        done = self._done()
-        for hand in done:
-            try:
-                written.append((hand.chunk, hand.write.result()))
-            except Abandoned:
-                pass
-            except DocumentError:  # it is suspended: the chunk waits with its job
-                chunks.release(self._connected(), [hand.chunk])
-        if written:
-            chunks.finish(self._connected(), written)
-            self._trouble.over()
-        self._hands = [hand for hand in self._hands if hand not in done]
+        for write in ended:
+            # If its document is suspended, the chunk waits with its job.
+            with suppress(Abandoned, DocumentError, Stopping):
+                written.append((write.chunk, write.report.result()))
+        if self._chunks is not None and ended:
+            self._chunks.finish(written)
+            self._chunks.release([write.chunk for write in ended])
+        self._writes = [write for write in self._writes if write not in ended]
         for _, report in written:
+            self._trouble.over()
             metrics.chunks_written(report)
         return len(written)
 
-    def _pause(self, seconds: float) -> None:
-        self._stop.pause(seconds)
+    def _look(self, connection: Connection) -> int:
+        """At intervals, and whenever no chunk is being written, take steps of jobs; return how many."""
+        now = time.monotonic()
+        if self._stop.is_requested or (self._writes and now - self._looked_at < _LOOK_SECONDS):
+            return 0
+        if now - self._looked_at >= _LOOK_SECONDS:
+            self._looked_at = now
+            self._try_suspended(connection)
+            dropped = {chunk.id for chunk in self._chunks.dropped()} if self._chunks is not None else set()
+            for write in self._writes:
+                if write.chunk.id in dropped:
+                    write.is_dropped.set()
+        return self._steps.take(connection, self._stop)
 
-    # Upkeep
-
-    def _try_suspended(self) -> None:
+    def _try_suspended(self, connection: Connection) -> None:
         """Try to write each suspended document every few seconds, in the writers' threads; resume those that can be."""
         for index_name, attempt in list(self._attempts.items()):
             if attempt.done():
                 del self._attempts[index_name]
-                with suppress(
-                    DocumentError, UnavailableError, Abandoned, elasticsearch.ApiError, elasticsearch.TransportError
-                ):
+                with suppress(*_STAYS_SUSPENDED):
                     attempt.result()
-                    resume.resume(self._connected(), index_name)
+                    resume.resume(connection, index_name)
         now = time.monotonic()
         if now - self._attempted_at < _ATTEMPT_SECONDS:
             return
         self._attempted_at = now
-        for index_name, ids in registry.suspended(self._connected()).items():
+        for index_name, ids in registry.suspended(connection).items():
             if index_name not in self._attempts:
                 self._attempts[index_name] = self._writers.submit(index_name, ids, resumes=True)
 
-    def _note_version(self, *, keeps: bool = False) -> None:
+    def _note_version(self, connection: Connection, *, keeps: bool) -> None:
         """Record the last version from time to time, also where a restore of Postgres does not undo it.
 
-        That is Elasticsearch. It may hang, so it is not called while chunks are in hand.
+        That is Elasticsearch. It may hang, so it is not called while it does not answer.
         """
         now = time.monotonic()
         if now - self._noted_at >= _NOTE_SECONDS:
-            noted = version_log.note(self._connected())
+            noted = version_log.note(connection)
             if keeps:
                 self._index.write_assigned(*noted)
             self._noted_at = now
 
-    def _is_step_due(self) -> bool:
-        """Whether a job needs a step before more chunks are taken. Checked at intervals, along with other upkeep."""
-        now = time.monotonic()
-        if now - self._looked_at < _LOOK_SECONDS:
-            return False
-        self._looked_at = now
-        self._note_version()
-        chunks.reclaim(self._connected())
-        self._try_suspended()
-        return bool(self._steps.due(self._connected()))
+    def _pause(self, seconds: float) -> None:
+        self._stop.pause(seconds)

@@ -16,7 +16,7 @@ import pytest
 from syncer.base.errors import JobError
 from syncer.base.postgres import Connection
 from syncer.indexing.writer import Slice
-from syncer.jobs import chunks, listing, queue
+from syncer.jobs import listing, queue
 from syncer.jobs.model import Job, JobKind, JobState, find, recent, unfinished
 from tests.scenarios.test_fan_outs import (
     BLOG,
@@ -67,7 +67,7 @@ def test_a_chunk_that_is_given_back_is_composed_once_more(world: World, connecti
         job_worker = ChunkWorker(own)
         [chunk] = job_worker.take()
         writer.build(attempt := Slice(index_name=chunk.index_name, ids=chunk.ids))
-        chunks.reclaim(connection, stalled_seconds=0)
+        job_worker.chunks.release([chunk])
         rename(world, 1, "second")
         list_(connection, fan_out(connection))
         finish(world)
@@ -86,16 +86,16 @@ def test_a_rename_during_the_listing_is_a_job_of_its_own(world: World, connectio
     first = fan_out(connection)
     held = threading.Event()
     release = threading.Event()
-    put_all = listing._put_all
+    list_range = listing._list_range
 
-    def hold(*arguments: Any) -> tuple[int, int]:
-        counts = put_all(*arguments)
+    def hold(*arguments: Any) -> tuple[int, bool] | None:
+        found = list_range(*arguments)
         held.set()
         assert release.wait(DEADLINE_SECONDS)
-        return counts
+        return found
 
     with pytest.MonkeyPatch.context() as patch, world.connect() as own:
-        patch.setattr(listing, "_put_all", hold)
+        patch.setattr(listing, "_list_range", hold)
         lister = threading.Thread(target=list_, args=(own, first))
         lister.start()
         assert held.wait(DEADLINE_SECONDS)
@@ -130,7 +130,7 @@ def test_a_lister_that_is_killed_leaves_the_fan_out_to_the_next(world: World, co
     job = fan_out(connection)
     with altering(world):
         lister = ChunkWorkerProcess(world, "--listing")
-        wait_until(lambda: find(connection, job.id).state is JobState.LISTING, what="the listing has begun")
+        wait_until(lambda: find(connection, job.id).state is JobState.WRITING, what="the listing has begun")
         lister.kill()
     assert listed(world, job) == []
     wait_until(lambda: bool(list_when_alone(connection, job)), what="Postgres lets go of the dead")
@@ -140,7 +140,7 @@ def test_a_lister_that_is_killed_leaves_the_fan_out_to_the_next(world: World, co
 
 def list_when_alone(connection: Connection, job: Job) -> bool:
     """Whether the job could be listed."""
-    return listing.list_chunks(connection, job, the_document(connection), chunk=10)
+    return listing.list_ids(connection, job, the_document(connection), chunk=10)
 
 
 def test_the_lag_grows_once_a_fan_out_is_cancelled(world: World, connection: Connection) -> None:
@@ -283,6 +283,6 @@ def pausing(stop: threading.Event, connection: psycopg.Connection[Any], dice: ra
     """
 
     def change() -> tuple[str, tuple[Any, ...]]:
-        return query, (["new", "listing", "listed"],) * 2
+        return query, (["new", "writing"],) * 2
 
     again(stop, connection, dice, change)

@@ -17,6 +17,7 @@ import pytest
 from syncer.base.postgres import Connection
 from syncer.documents import registry
 from syncer.jobs import chunks, listing, queue
+from syncer.jobs.chunks import Chunk, Chunks
 from syncer.jobs.model import Job, JobKind, JobState, find
 from tests.support.job_worker import ChunkWorker, ChunkWorkerProcess, wait_until_gone, written
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
@@ -50,15 +51,16 @@ def backfill(connection: Connection, *, rate: float | None = None) -> Job:
     [document] = registry.documents(connection)
     job = queue.create(connection, document, JobKind.BACKFILL, rate=rate)
     assert job is not None
-    assert listing.list_chunks(connection, job, document, chunk=10)
+    while not find(connection, job.id).is_listed:
+        assert listing.list_ids(connection, job, document, chunk=10)
     return find(connection, job.id)
 
 
 def rows(world: World, job: Job) -> tuple[int, int, int]:
     """What the job says of its chunks left and documents left, and the chunks that are there."""
     [(chunks, documents, there)] = world.sql(
-        "SELECT chunks_left, documents_total - documents_done, (SELECT count(*) FROM syncer.job_chunk WHERE job = id) "
-        "FROM syncer.job WHERE id = %s",
+        "SELECT j.chunks_left, j.documents_listed - j.documents_done, count(c) "
+        "FROM syncer.job AS j LEFT JOIN syncer.job_chunk AS c ON c.job = j.id WHERE j.id = %s GROUP BY j.id",
         job.id,
     )
     return chunks, documents, there
@@ -135,8 +137,6 @@ def test_chunks_of_killed_job_workers_are_done_by_others(world: World, connectio
         for one in processes:
             one.kill()
     wait_until_gone(connection, 0)
-    assert chunks.reclaim(connection) >= 2
-    assert chunks.reclaim(connection) == 0
     with job_workers(world, 2) as crowd:
         together([one.drain for one in crowd])
     after = find(connection, job.id)
@@ -145,104 +145,65 @@ def test_chunks_of_killed_job_workers_are_done_by_others(world: World, connectio
 
 
 def test_chunks_of_job_workers_that_live_are_left_to_them(world: World, connection: Connection) -> None:
-    """Who reclaims takes nothing from a job worker that is alive and has not had its chunk for long."""
-    listed(world, connection, chunks=3)
-    with job_workers(world, 2) as (first, second):
-        held = first.take()
-        assert chunks.reclaim(connection) == 0
-        second.drain()
-        assert chunks.job_workers_alive(connection) == 2
-        assert [chunk.number for chunk in held + second.taken] == [0, 1, 2]
-        assert first.finish(held) == 1
+    """However long it has them; what it gives up is taken again, by one of the others."""
+    job = listed(world, connection, chunks=60)
+    with job_workers(world) as crowd:
+        leaving, *others = crowd
+        kept, given_up = leaving.take(20), leaving.take(20)
+        together([one.drain for one in others])
+        assert rows(world, job)[0] == 40
+        leaving.chunks.release(given_up)
+
+        def drain(job_worker: ChunkWorker) -> Callable[[], None]:
+            return lambda: wait_until(lambda: not job_worker.turn() and rows(world, job)[0] == 20, what="20 are left")
+
+        together([drain(one) for one in others])
+        assert chunks.job_workers_alive(connection) == JOB_WORKERS
+        assert leaving.finish(kept) == 20
+        taken = Counter(chunk.number for one in others for chunk in one.taken)
+    assert taken == Counter(range(20, 60))
+    assert find(connection, job.id).indexed == 600
 
 
-def test_a_chunk_of_a_stalled_job_worker_is_given_to_another(world: World, connection: Connection) -> None:
-    """SIGSTOP with a chunk in hand: after a while another job worker does it; whoever wakes up late counts nothing."""
+def test_a_chunk_of_a_stopped_job_worker_is_free_after_a_while(
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP with a chunk in hand: Postgres ends the silent session, and another job worker takes the chunk."""
+    monkeypatch.setattr(chunks, "SILENT_SECONDS", 1)
     job = listed(world, connection, chunks=2)
-    stalled = ChunkWorkerProcess(world, "--holding")
+    stopped = ChunkWorkerProcess(world, "--holding", "--silent=1")
     try:
-        assert stalled.line() == "entered"
-        stalled.tell()
-        assert stalled.line() == "0"
-        stalled.process.send_signal(signal.SIGSTOP)
-        assert chunks.reclaim(connection) == 0
-        assert chunks.reclaim(connection, stalled_seconds=0) == 1
+        assert stopped.line() == "entered"
+        stopped.tell()
+        assert stopped.line() == "0"
+        stopped.process.send_signal(signal.SIGSTOP)
+        wait_until_gone(connection, 0)
         with job_workers(world, 1) as [job_worker]:
             job_worker.drain()
             assert {id_ for chunk in job_worker.taken for id_ in chunk.ids} == {str(one) for one in range(1, 21)}
-        stalled.process.send_signal(signal.SIGCONT)
-        stalled.tell()
-        assert stalled.line() == "0"
     finally:
-        stalled.kill()
+        stopped.kill()
     assert find(connection, job.id).indexed == 20
     assert rows(world, job) == (0, 0, 0)
 
 
-def test_a_chunk_that_is_kept_is_not_given_away(world: World, connection: Connection) -> None:
-    """A job worker that says that it is still at work, however long, keeps its chunk; one that does not, loses it."""
+def test_a_chunk_that_was_deleted_while_it_was_locked_is_not_taken(world: World, connection: Connection) -> None:
+    """A job worker sees it in its snapshot, and locks it once its holder has deleted it."""
     listed(world, connection, chunks=2)
-    with job_workers(world, 1) as [job_worker]:
-        kept, lost = job_worker.take(2)
-        world.sql("UPDATE syncer.job_chunk SET taken_at = taken_at - interval '5 min'")
-        seen = chunks._lost(connection, 60)
-        assert len(seen) == 2
-        chunks.keep(job_worker.connection, [kept])
-        for one in seen:  # as if it had been kept in the middle of reclaiming
-            connection.execute(chunks._GIVE_BACK, one)
-        assert chunks.reclaim(connection) == 0
-        assert job_worker.finish([kept, lost]) == 1
-
-
-def test_reclaiming_from_many_sides_gives_each_chunk_back_once(world: World, connection: Connection) -> None:
-    """All job workers reclaim and take at once: what a dead job worker had is taken once more, by one of them."""
-    job = listed(world, connection, chunks=60)
-    with world.connect() as dying:
-        assert len(ChunkWorker(dying).take(40)) == 40
-    wait_until_gone(connection, 0)
-    with job_workers(world) as crowd:
-
-        def work(job_worker: ChunkWorker) -> Callable[[], None]:
-            def turn() -> bool:
-                chunks.reclaim(job_worker.connection)
-                job_worker.turn()
-                return rows(world, job)[0] == 0
-
-            return lambda: wait_until(turn, what="all chunks are done")
-
-        together([work(one) for one in crowd])
-        ids = Counter(id_ for job_worker in crowd for chunk in job_worker.taken for id_ in chunk.ids)
-    assert ids == Counter(str(one) for one in range(1, 601))
-    assert find(connection, job.id).indexed == 600
-
-
-def test_two_chunks_that_are_given_back_at_once_get_two_numbers(world: World, connection: Connection) -> None:
-    """The second one waits until the first is committed, and goes behind it."""
-    listed(world, connection, chunks=2)
-    waits = "application_name = 'syncer job_worker-1' AND wait_event_type = 'Lock' AND datname = current_database()"
-    query = f"SELECT 1 FROM pg_stat_activity WHERE {waits}"
     with job_workers(world, 2) as (first, second):
-        one, other = first.take() + second.take()
-        with ThreadPoolExecutor(1) as threads, first.connection.transaction():
-            chunks.release(first.connection, [one])
-            releasing = threads.submit(chunks.release, second.connection, [other])
-            wait_until(lambda: bool(world.sql(query)), what="the second one waits")
-        releasing.result()
-        first.drain()
-        assert [chunk.number for chunk in first.taken] == [0, 2, 3]
+        held = first.take(2)
+        with pytest.MonkeyPatch.context() as patch:
+            read = Chunks._read
 
+            def finish_first(self: Chunks, query: str, *parameters: object) -> Chunk | None:
+                if query is chunks._READ:
+                    first.finish(held)
+                return read(self, query, *parameters)
 
-def test_a_chunk_that_is_released_is_taken_again(world: World, connection: Connection) -> None:
-    """A job worker that leaves gives its chunk back, and can then no longer finish it."""
-    job = listed(world, connection, chunks=2)
-    with job_workers(world, 2) as (leaving, staying):
-        [chunk] = leaving.take()
-        chunks.release(leaving.connection, [chunk])
-        chunks.release(leaving.connection, [chunk])
-        assert leaving.finish([chunk]) == 0
-        staying.drain()
-        assert {id_ for one in staying.taken for id_ in one.ids} == {str(one) for one in range(1, 21)}
-    assert find(connection, job.id).indexed == 20
+            patch.setattr(Chunks, "_read", finish_first)
+            first.chunks.release(held[:1])
+            assert second.take() == []
+        assert second.chunks._in_hand == {}
 
 
 def test_a_pause_stops_all_job_workers_at_once(world: World, connection: Connection) -> None:
@@ -413,7 +374,7 @@ def test_what_a_job_worker_commits_is_consistent_whatever_is_lost(world: World, 
     with job_workers(world, 1) as [job_worker]:
         [chunk] = job_worker.take()
         with job_worker.connection.transaction(force_rollback=True):
-            assert chunks.finish(job_worker.connection, [written(chunk)]) == 1
+            assert job_worker.chunks.finish([written(chunk)]) == 1
         assert rows(world, job) == (5, 50, 5)
         assert job_worker.finish([chunk]) == 1
         assert rows(world, job) == (4, 40, 4)

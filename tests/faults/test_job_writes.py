@@ -138,15 +138,15 @@ def test_a_writer_who_writes_between_the_listing_and_the_cleanup_does_not_either
         with world.writer(index) as writer:  # or the late copies were creations, which are looked for in any case
             writer.write(world.index_of(), ["1", "2", "3"])
         held = HeldIndex(client)
-        cleanup = listing.cleanup
+        clean_up = listing.clean_up
         with late_writer(world, held) as writing:
 
             def release_first(*arguments: Any, **options: Any) -> bool:
                 held.release.set()
                 writing.join(DEADLINE_SECONDS)
-                return cleanup(*arguments, **options)
+                return clean_up(*arguments, **options)
 
-            monkeypatch.setattr(listing, "cleanup", release_first)
+            monkeypatch.setattr(listing, "clean_up", release_first)
             truncate(world)
             world.refresh(index)
         assert world.differences() == []
@@ -199,7 +199,7 @@ def test_a_small_job_does_not_wait_until_a_great_one_is_through(world: World, co
             wait_until(lambda: find(connection, great.id).documents_done > 0, what="the great one is at work")
             small = create(connection, JobKind.REFRESH, "user")
             wait_until(lambda: find(connection, small.id).state is JobState.DONE, what="the small one is done")
-            assert find(connection, great.id).state is JobState.LISTED
+            assert find(connection, great.id).state is JobState.WRITING
 
 
 @contextmanager
@@ -233,7 +233,7 @@ def test_an_index_without_its_primary_keeps_its_job_waiting_and_no_other(world: 
             waiting = create(connection, JobKind.BACKFILL)
             other = create(connection, JobKind.BACKFILL, "user")
             wait_until(lambda: find(connection, other.id).state is JobState.DONE, what="the other one is done")
-            assert find(connection, waiting.id).state is JobState.LISTING
+            assert not find(connection, waiting.id).is_listed
             assert not find(connection, waiting.id).is_suspended
         wait_until(lambda: find(connection, waiting.id).state is JobState.DONE, what="the job is done")
     assert world.differences() == []
@@ -246,7 +246,7 @@ def test_a_job_that_goes_away_before_its_step_ends_no_job_worker(
     advance = queue.advance
 
     def drop_first(asking: Connection, job_id: int) -> Job:
-        if find(asking, job_id).state is JobState.CLEANED_UP:
+        if find(asking, job_id).state is JobState.CLEANING_UP:
             registry.drop_document(connection, the_document(connection))
         return advance(asking, job_id)
 
@@ -287,7 +287,7 @@ def test_a_chunk_is_given_back_at_once_when_a_job_worker_is_told_to_stop(world: 
             assert held.is_held.wait(DEADLINE_SECONDS)
             stop.request()
             held.release.set()
-        assert world.sql("SELECT count(*), count(taken_by) FROM syncer.job_chunk") == [(1, 0)]
+        assert world.sql("SELECT count(*) FROM syncer.job_chunk") == [(1,)]
         assert 0 < len(world.held()) < 400
     with world.index() as index:
         world.refresh(index)
@@ -323,7 +323,7 @@ def test_an_error_of_the_data_in_a_step_fails_the_job_and_no_job_worker(
 ) -> None:
     """The reason names the kind of error and quotes no value."""
     written_by_another(world)
-    monkeypatch.setattr(steps, "_fits_a_chunk", lambda _: True)
+    monkeypatch.setattr(steps, "_is_storable", lambda _: True)
     with world.connect() as connection:
         job = create(connection, JobKind.BACKFILL)
         with world.index() as index:
@@ -344,7 +344,7 @@ def test_an_error_that_nobody_foresaw_in_a_step_fails_the_job_and_no_job_worker(
     with world.connect() as connection, world.index() as index, world.job_worker(index) as job_worker:
         first = create(connection, JobKind.BACKFILL)
         with monkeypatch.context() as patch:
-            patch.setattr(listing, "list_chunks", fail)
+            patch.setattr(listing, "list_ids", fail)
             job_worker.run_once()
         failed = find(connection, first.id)
         assert failed.state is JobState.FAILED

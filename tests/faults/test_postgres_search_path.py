@@ -120,7 +120,7 @@ def test_a_condition_goes_on_to_mean_what_it_did_when_it_was_given(
         job = queue.create(connection, document, JobKind.PARTIAL, where="concat(title, title) = 'tt'")
         assert job is not None
         mallory(JOINS_WORDS)
-        assert listing.list_chunks(connection, job, document, chunk=10)
+        assert listing.list_ids(connection, job, document, chunk=10)
     assert world.sql("SELECT ids FROM syncer.job_chunk") == [(["1", "2"],)]
     assert caught(world) == []
 

@@ -116,9 +116,9 @@ def die_together(world: World, points: tuple[Point, ...], *, environment: Mappin
 # A job worker, and what jobs are
 
 JOB_WORKER = (
-    Point(at="syncer.jobs.listing:_put_all", when="after"),
+    Point(at="syncer.jobs.listing:_list_range", when="after"),
     Point(at="syncer.elasticsearch.bulk:Index.write", seconds=1),
-    Point(at="syncer.jobs.chunks:finish"),
+    Point(at="syncer.jobs.chunks:Chunks.finish"),
 )
 
 
@@ -263,8 +263,7 @@ def test_a_process_that_does_not_exit_is_ended(blog: World) -> None:
 
 LEASES = {
     "syncer.capture.reader:LEASE_SECONDS": 2,
-    "syncer.jobs.chunks:STALLED_SECONDS": 2,
-    "syncer.jobs.chunks:reclaim.__kwdefaults__": {"stalled_seconds": 2},
+    "syncer.jobs.chunks:SILENT_SECONDS": 2,
     "syncer.daemon:IDLE_SECONDS": 2,
 }
 
@@ -311,8 +310,8 @@ def test_a_daemon_stands_still_for_longer_than_every_lease(blog: World) -> None:
 
 
 def test_a_job_is_done_beside_a_job_worker_that_stands_still(blog: World) -> None:
-    """A process that is stopped looks alive to Postgres: its pages are taken by who follows the job."""
-    stops = Plan(points=(Point(at="syncer.jobs.chunks:take", when="after", send="SIGSTOP"),))
+    """Postgres ends the session of a process that is stopped: a command that follows the job takes its chunks."""
+    stops = Plan(points=(Point(at="syncer.jobs.chunks:Chunks.take", when="after", send="SIGSTOP"),), constants=LEASES)
     sleeping = blog.daemon(program=stops.program, environment={"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "1000"})
     with blog.connect() as connection:
         job = queue.create(connection, registry.current(connection)["blogpost"], JobKind.BACKFILL)

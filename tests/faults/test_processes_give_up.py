@@ -40,6 +40,6 @@ def test_a_cancelled_page_is_given_up(world: World) -> None:
         assert job is not None
         with running(job_worker):
             wait_until(lambda: index.asked > 1, what="it is tried again")
-            assert job_worker._hands
+            assert job_worker._writes
             queue.cancel(connection, job.id)
-            wait_until(lambda: not job_worker._hands, what="the page is given up")
+            wait_until(lambda: not job_worker._writes, what="the page is given up")

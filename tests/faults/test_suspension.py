@@ -155,7 +155,7 @@ def test_a_locked_table_keeps_no_other_job_waiting(world: World) -> None:
             wait_until(lambda: the_document(connection).suspended is not None, what="it is no longer waited for")
             other = create(connection, JobKind.REFRESH, "user")
             wait_until(lambda: find(connection, other.id).state is JobState.DONE, what="the other one is done")
-            assert find(connection, job.id).state is JobState.LISTED
+            assert find(connection, job.id).state is JobState.WRITING
         with running(JobWorker(connect=world.connect, index=index)):
             wait_until(lambda: find(connection, job.id).state is JobState.DONE, what="it is done after that")
         assert the_document(connection).suspended is None
@@ -172,7 +172,7 @@ def test_a_job_is_listed_while_a_chunk_of_another_one_is_held_up(world: World) -
             try:
                 wait_until(index.is_held.is_set, what="a chunk is in hand")
                 other = create(connection, JobKind.BACKFILL, "user")
-                wait_until(lambda: find(connection, other.id).state is JobState.LISTED, what="the other one is listed")
+                wait_until(lambda: find(connection, other.id).state is JobState.WRITING, what="the other one is listed")
                 assert find(connection, job.id).documents_done == 0
             finally:
                 index.release.set()

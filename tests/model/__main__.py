@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tests.model.cleaning_up import CleaningUpModel
+from tests.model.cleaning_up import CleaningUp
 from tests.model.cluster_identities import ClusterIdentities
 from tests.model.explorer import Model, Rule, explore
-from tests.model.fanning import FanningModel
+from tests.model.fanning import Fanning
 from tests.model.progressing import Progressing
 from tests.model.reindexing import Reindexing
 from tests.model.relaying import Relaying
@@ -22,8 +22,8 @@ MODELS: tuple[type[Model[Any]], ...] = (
     Writing,
     Routing,
     Relaying,
-    CleaningUpModel,
-    FanningModel,
+    CleaningUp,
+    Fanning,
     Reindexing,
     Suspending,
     ClusterIdentities,

@@ -19,10 +19,10 @@ from syncer.documents.affected import Affected, AffectedReader, FanOut
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.jobs import listing, queue
-from syncer.jobs.model import Job, JobKind, JobState, due, find, unfinished
+from syncer.jobs.model import FAN_OUTS_MAX, Job, JobKind, JobState, due, find, unfinished
 from syncer.worker.job_loop import JobWorker
 from syncer.worker.loop import Worker
-from tests.scenarios.test_jobs import drain, new_revision
+from tests.scenarios.test_jobs import new_revision
 from tests.support.world import World, wait_until
 
 # User 1 has posts 1 to 120, user 2 has 201 to 320, and users 3 to 42 have three each.
@@ -60,7 +60,7 @@ def fan_out(connection: Connection, cause: dict[str, list[Image]] = CAUSE) -> Jo
 
 def list_(connection: Connection, job: Job) -> Job:
     """The job, listed in chunks of ten."""
-    assert listing.list_chunks(connection, job, the_document(connection), chunk=10)
+    assert listing.list_ids(connection, job, the_document(connection), chunk=10)
     return find(connection, job.id)
 
 
@@ -251,55 +251,34 @@ def test_a_fan_out_of_an_older_revision_is_left_to_its_initial_load(connection: 
 # Listing
 
 
-def test_renames_of_one_user_are_two_jobs_however_many(world: World, connection: Connection) -> None:
-    """While one is being written the next one waits, and takes up all that follow; another user's does not wait."""
-    first = list_(connection, fan_out(connection))
-    other = list_(connection, fan_out(connection, OTHER))
+def test_fan_outs_do_not_wait_for_one_another_and_do_not_pile_up(connection: Connection) -> None:
+    """Each is listed at once; while many are being written, causes of any row join the next one."""
+    refresh = queue.create(connection, the_document(connection), JobKind.REFRESH)
+    made = []
+    for _ in range(FAN_OUTS_MAX):
+        made.append(fan_out(connection))
+        assert made[-1].id in {one.id for one in due(connection)}
+        list_(connection, made[-1])
+    assert refresh is not None
+    assert len({refresh.id, *(one.id for one in made)}) == FAN_OUTS_MAX + 1
     waiting = fan_out(connection)
-    assert {fan_out(connection).id for _ in range(3)} == {waiting.id}
-    assert due(connection) == []
-    for change in (queue.pause, lambda own, id_: queue.set_rate(own, id_, 5)):
-        change(connection, first.id)
-        assert [one.id for one in due(connection)] == [waiting.id]
-        queue.resume(connection, first.id)
-    queue.set_rate(connection, first.id, None)
-    drain(world)
-    for one in (first, other):
-        assert queue.advance(connection, one.id).state is JobState.DONE
-    assert [one.id for one in due(connection)] == [waiting.id]
+    assert {fan_out(connection, one).id for one in (OTHER, CAUSE)} == {waiting.id}
+    assert [one.id for one in due(connection)] == [refresh.id]
+    queue.pause(connection, made[0].id)
+    assert waiting.id in {one.id for one in due(connection)}
 
 
-def test_a_fan_out_does_not_wait_for_another_row(connection: Connection) -> None:
-    """It is a job of its own, which is due at once; what has a row in common joins the one that waits."""
-    list_(connection, fan_out(connection))
-    waiting = fan_out(connection)
-    other = fan_out(connection, OTHER)
-    assert other.id != waiting.id
-    assert [one.id for one in due(connection)] == [other.id]
-    assert fan_out(connection, OTHER).id == other.id
-    assert fan_out(connection, {"public.users": [*CAUSE["public.users"], {"id": "3"}]}).id == waiting.id
-    assert [one.id for one in due(connection)] == [other.id]
-
-
-def test_a_fan_out_makes_no_other_row_wait(connection: Connection) -> None:
-    """What has to wait for an older fan-out does not join one that is due."""
-    list_(connection, fan_out(connection))
-    other = fan_out(connection, OTHER)
-    assert fan_out(connection).id != other.id
-    assert [one.id for one in due(connection)] == [other.id]
-
-
-def test_a_fan_out_does_not_wait_for_two_refreshes(connection: Connection) -> None:
-    """It joins a refresh that is listed next, but none that waits itself."""
-    first = queue.create(connection, the_document(connection), JobKind.REFRESH)
-    assert first is not None
-    assert fan_out(connection).id == first.id
-    list_(connection, first)
-    waiting = queue.create(connection, the_document(connection), JobKind.REFRESH)
-    assert waiting is not None
-    made = fan_out(connection)
-    assert made.id != waiting.id
-    assert [one.id for one in due(connection)] == [made.id]
+def test_a_cause_joins_only_a_fan_out_that_goes_on(connection: Connection) -> None:
+    """None that is paused, slowed or full, and none whose listing has begun."""
+    for hindrance in ("is_paused = true", "rate = 5", "state = 'writing'"):
+        job = fan_out(connection)
+        assert fan_out(connection, OTHER).id == job.id
+        connection.execute(f"UPDATE syncer.job SET {hindrance}")
+        assert fan_out(connection, OTHER).id != job.id
+        connection.execute("DELETE FROM syncer.job")
+    images: list[Image] = [{"id": str(number)} for number in range(queue.CAUSE_IMAGES_MAX)]
+    full = fan_out(connection, {"public.users": images})
+    assert fan_out(connection).id != full.id
 
 
 def test_a_fan_out_is_listed_before_what_takes_longer(connection: Connection) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import psycopg
 import pytest
@@ -18,7 +19,8 @@ from syncer.base.model import Image
 from syncer.base.postgres import Connection
 from syncer.documents import predicate, registry
 from syncer.documents.registry import Document
-from syncer.jobs import chunks, listing, queue, steps
+from syncer.jobs import listing, queue, steps
+from syncer.jobs.chunks import Chunks
 from syncer.jobs.model import Job, JobKind, JobState, due, find, recent, unfinished
 from tests.support.job_worker import ChunkWorker
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
@@ -55,7 +57,7 @@ def create(connection: Connection, kind: JobKind, **options: object) -> Job:
 
 def list_(connection: Connection, job: Job) -> Job:
     """The job, listed in chunks of ten."""
-    assert listing.list_chunks(connection, job, the_document(connection), chunk=10)
+    assert listing.list_ids(connection, job, the_document(connection), chunk=10)
     return find(connection, job.id)
 
 
@@ -74,11 +76,11 @@ def drain(world: World) -> list[str]:
 
 def finish(world: World, connection: Connection, job: Job) -> Job:
     """Do all of a whole job, without orphans."""
-    if find(connection, job.id).state in (JobState.NEW, JobState.LISTING):
+    if not find(connection, job.id).is_listed:
         list_(connection, job)
     drain(world)
-    assert queue.advance(connection, job.id).state is JobState.WRITTEN
-    assert listing.cleanup(connection, job, [], chunk=10)
+    assert queue.advance(connection, job.id).state is JobState.CLEANING_UP
+    assert listing.clean_up(connection, job, [], chunk=10)
     return queue.advance(connection, job.id)
 
 
@@ -110,18 +112,16 @@ def test_a_whole_job_goes_through_all_its_states(world: World, connection: Conne
     job = create(connection, JobKind.BACKFILL)
     assert (job.state, job.documents_total, job.eta_seconds) == (JobState.NEW, None, None)
     assert [one.id for one in due(connection)] == [job.id]
-    assert listing.list_chunks(
-        connection, job, the_document(connection), chunk=10, sequence_numbers=lambda: {0: 41, 1: 7}
-    )
+    assert listing.list_ids(connection, job, the_document(connection), chunk=10, sequence_numbers=lambda: {0: 41, 1: 7})
     listed = find(connection, job.id)
-    assert (listed.state, listed.documents_total) == (JobState.LISTED, 25)
+    assert (listed.state, listed.is_listed, listed.documents_total) == (JobState.WRITING, True, 25)
     assert listed.sequence_numbers == {0: 41, 1: 7}
     assert due(connection) == []
-    assert queue.advance(connection, job.id).state is JobState.LISTED
+    assert queue.advance(connection, job.id).state is JobState.WRITING
     assert sorted(drain(world), key=int) == EVERY_ID
     assert [one.id for one in due(connection)] == [job.id]
-    assert queue.advance(connection, job.id).state is JobState.WRITTEN
-    assert listing.cleanup(connection, job, (f"orphan-{one}" for one in range(15)), chunk=10)
+    assert queue.advance(connection, job.id).state is JobState.CLEANING_UP
+    assert listing.clean_up(connection, job, (f"orphan-{one}" for one in range(15)), chunk=10)
     assert find(connection, job.id).documents_total == 40
     assert due(connection) == []
     with world.connect() as own:
@@ -185,39 +185,6 @@ def test_a_rate_makes_small_chunks(world: World, connection: Connection) -> None
     assert (job.documents_total, largest) == (25, 3)
 
 
-def test_the_rate_and_what_is_left_are_told(world: World, connection: Connection) -> None:
-    """While chunks are written the job says how fast, and how long the rest takes; afterwards it does not."""
-    job = list_(connection, create(connection, JobKind.BACKFILL))
-    with world.connect() as own:
-        job_worker = ChunkWorker(own)
-        job_worker.turn()
-        seen = find(connection, job.id)
-        assert seen.documents_per_second is not None
-        assert seen.eta_seconds is not None
-        assert seen.documents_left == 15
-        world.sql("UPDATE syncer.job SET measured_at = measured_at - interval '100 s'")
-        job_worker.turn()
-        assert 0.1 < float(world.sql("SELECT measured_rate FROM syncer.job")[0][0]) <= 0.2
-    queue.cancel(connection, job.id)
-    assert find(connection, job.id).eta_seconds is None
-
-
-def test_a_pause_of_a_server_makes_no_hours_of_seconds(world: World, connection: Connection) -> None:
-    """Ten documents took ten seconds, then nothing was written for 50: the other 15 take a minute or so, not hours."""
-    job = list_(connection, create(connection, JobKind.BACKFILL))
-    with world.connect() as own:
-        ChunkWorker(own).turn()
-        world.sql(
-            "UPDATE syncer.job SET started_at = started_at - interval '60 s', measured_done = 10,"
-            " measured_rate = 0.001, measured_at = clock_timestamp()"
-        )
-        seen = find(connection, job.id)
-        assert seen.documents_per_second == pytest.approx(0.001)
-        assert seen.eta_seconds == pytest.approx(15 / (10 / 60), rel=0.2)
-        world.sql("UPDATE syncer.job SET documents_total = 10000")
-        assert find(connection, job.id).eta_seconds is None  # hardly any is done
-
-
 # One job for several reasons
 
 
@@ -243,10 +210,10 @@ def test_a_refresh_does_not_join_a_listing_that_has_begun(world: World, connecti
     with world.connect() as own, ThreadPoolExecutor(1) as threads:
         with altering(world):
             lister = threads.submit(list_, own, first)
-            wait_until(lambda: find(connection, first.id).state is JobState.LISTING, what="the listing has begun")
+            wait_until(lambda: find(connection, first.id).state is JobState.WRITING, what="the listing has begun")
             assert create(connection, JobKind.REFRESH).id != first.id
         lister.result()
-    assert find(connection, first.id).state is JobState.LISTED
+    assert find(connection, first.id).is_listed
 
 
 def test_a_initial_load_takes_the_place_of_all_other_whole_jobs(connection: Connection) -> None:
@@ -352,7 +319,7 @@ def test_a_suspended_document_is_not_loaded_by_a_job(world: World, connection: C
     job = list_(connection, create(connection, JobKind.BACKFILL))
     drain(world)
     queue.advance(connection, job.id)
-    assert listing.cleanup(connection, job, [], chunk=10)
+    assert listing.clean_up(connection, job, [], chunk=10)
     registry.suspend(connection, "blogpost", 1, reason="a test says so", ids=(), is_stale=True)
     assert due(connection) == []
     queue.advance(connection, job.id)
@@ -401,7 +368,7 @@ def test_one_lister_at_a_time(world: World, connection: Connection) -> None:
 
     def list_once() -> None:
         with world.connect() as own:
-            listed.append(listing.list_chunks(own, job, document, chunk=10))
+            listed.append(listing.list_ids(own, job, document, chunk=10))
 
     with ThreadPoolExecutor(4) as threads:
         with altering(world):
@@ -411,8 +378,55 @@ def test_one_lister_at_a_time(world: World, connection: Connection) -> None:
         for one in listers:
             one.result()
     assert sorted(listed) == [False, False, False, True]
-    assert not listing.list_chunks(connection, job, document, chunk=10)
+    assert not listing.list_ids(connection, job, document, chunk=10)
     assert sorted(drain(world), key=int) == EVERY_ID
+
+
+def test_a_great_job_is_listed_in_ranges_and_some_chunks_ahead(
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step lists more than it has to; a lister that dies loses one range; all ids are there once in the end."""
+    monkeypatch.setattr(listing, "CHUNKS_AHEAD", 2)
+    monkeypatch.setattr(listing, "_RANGE_CHUNKS", 2)
+    job = create(connection, JobKind.BACKFILL)
+    document = the_document(connection)
+    ids: list[str] = []
+
+    def list_some() -> Job:
+        assert listing.list_ids(connection, job, document, chunk=3)
+        return find(connection, job.id)
+
+    listed = list_some()
+    assert (listed.is_listed, world.sql("SELECT count(*) FROM syncer.job_chunk")) == (False, [(4,)])
+    ids += drain(world)
+    list_range = listing._list_range
+
+    def die(*arguments: Any) -> None:
+        list_range(*arguments)
+        raise EOFError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(listing, "_list_range", die)
+        with pytest.raises(EOFError):
+            list_some()
+    assert drain(world) == []
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (13, 1, 't', 'b') ON CONFLICT DO NOTHING")
+    while not find(connection, job.id).is_listed:
+        list_some()
+        ids += drain(world)
+    assert sorted(ids, key=int) == EVERY_ID
+    assert find(connection, job.id).documents_total == 25
+
+
+def test_a_condition_is_walked_in_ranges_of_the_rows_that_meet_it(
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that do not meet it are not walked through range by range."""
+    monkeypatch.setattr(listing, "_RANGE_CHUNKS", 1)
+    job = create(connection, JobKind.PARTIAL, where="id % 5 = 0")
+    assert listing.list_ids(connection, job, the_document(connection), chunk=2)
+    assert world.sql("SELECT cardinality(ids) FROM syncer.job_chunk ORDER BY number") == [(2,), (2,), (1,)]
+    assert sorted(drain(world), key=int) == ["5", "10", "15", "20", "25"]
 
 
 def test_trouble_of_a_job_that_lasts_is_told_of_again(
@@ -445,15 +459,14 @@ def test_a_job_that_is_cancelled_while_it_is_listed_has_no_chunks(world: World, 
     with world.connect() as own:
 
         def list_once() -> None:
-            listed.append(listing.list_chunks(own, job, document, chunk=10))
+            listed.append(listing.list_ids(own, job, document, chunk=10))
 
         with altering(world):
             lister = threading.Thread(target=list_once)
             lister.start()
-            wait_until(lambda: find(connection, job.id).state is JobState.LISTING, what="the listing has begun")
+            wait_until(lambda: find(connection, job.id).state is JobState.WRITING, what="the listing has begun")
             queue.cancel(connection, job.id)
         lister.join()
-    assert listed == [False]
     assert find(connection, job.id).state is JobState.CANCELLED
     assert world.sql("SELECT count(*) FROM syncer.job_chunk") == [(0,)]
 
@@ -469,7 +482,7 @@ def test_a_job_that_is_paused_while_it_is_listed_is_listed(world: World, connect
             queue.pause(connection, job.id)
         lister.result()
     seen = find(connection, job.id)
-    assert (seen.state, seen.is_paused, seen.documents_total) == (JobState.LISTED, True, 25)
+    assert (seen.is_listed, seen.is_paused, seen.documents_total) == (True, True, 25)
 
 
 def test_a_table_that_has_changed_is_not_listed(world: World, connection: Connection) -> None:
@@ -477,33 +490,24 @@ def test_a_table_that_has_changed_is_not_listed(world: World, connection: Connec
     job = create(connection, JobKind.BACKFILL)
     world.sql("ALTER TABLE posts RENAME COLUMN title TO headline")
     with pytest.raises(DocumentError, match=r"posts\.title is gone"):
-        listing.list_chunks(connection, job, the_document(connection), chunk=10)
-    assert find(connection, job.id).state is JobState.LISTING
+        listing.list_ids(connection, job, the_document(connection), chunk=10)
+    assert not find(connection, job.id).is_listed
 
 
-def test_a_cleanup_that_fails_leaves_nothing_behind(world: World, connection: Connection) -> None:
-    """Elasticsearch goes away in the middle: no orphan is there, and the next sweeper begins again."""
+def test_very_many_orphans_are_looked_for_in_turns(
+    world: World, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cleanup stays some chunks ahead, looks again once those are written, and ends when it has found the last."""
+    monkeypatch.setattr(listing, "CHUNKS_AHEAD", 1)
     job = list_(connection, create(connection, JobKind.BACKFILL))
     drain(world)
-    queue.advance(connection, job.id)
-
-    def failing() -> Iterator[str]:
-        yield from EVERY_ID
-        raise EOFError
-
-    with pytest.raises(EOFError):
-        listing.cleanup(connection, job, failing(), chunk=10)
-    assert drain(world) == []
-    assert find(connection, job.id).state is JobState.WRITTEN
-
-    def meeting() -> Iterator[str]:
-        with world.connect() as other:
-            assert not listing.cleanup(other, job, iter(()), chunk=10)
-        yield "orphan"
-
-    assert listing.cleanup(connection, job, meeting(), chunk=10)
-    assert not listing.cleanup(connection, job, ["again"], chunk=10)
-    assert drain(world) == ["orphan"]
+    assert queue.advance(connection, job.id).state is JobState.CLEANING_UP
+    orphans = {str(one) for one in range(1000, 1005)}
+    while not find(connection, job.id).is_listed:
+        assert listing.clean_up(connection, job, sorted(orphans), chunk=2)
+        orphans -= set(drain(world))
+    assert orphans == set()
+    assert queue.advance(connection, job.id).documents_done == 30
 
 
 # Conditions
@@ -542,7 +546,7 @@ def test_a_condition_that_postgres_does_not_take_is_refused(world: World, connec
 def test_a_condition_that_fails_on_the_data_fails_the_job(world: World, connection: Connection) -> None:
     """Not the document: the job ends with Postgres's words, and nothing of it is left."""
     job = create(connection, JobKind.PARTIAL, where="100 / (id - 20) > 0")
-    assert not listing.list_chunks(connection, job, the_document(connection), chunk=10)
+    assert not listing.list_ids(connection, job, the_document(connection), chunk=10)
     failed = find(connection, job.id)
     assert failed.state is JobState.FAILED
     assert "division by zero" in (failed.error or "")
@@ -575,13 +579,13 @@ def test_the_commands_show_and_change_jobs(world: World, connection: Connection)
     with world.connect() as own:
         ChunkWorker(own).turn()
     said = world.syncer("jobs", "list").stdout
-    for part in ("refresh", "10 of 25 (40%)", "started (UTC)", "at most 1,000/s", "is `syncer run` running"):
+    for part in ("refresh", "10 of 25 (40%)", "started (UTC)", "at most 1,000/s", "Run: syncer run"):
         assert part in said
     shown = world.syncer("jobs", "show", str(caused.id)).stdout
     assert "fan_out of blogpost" in shown
     listed = world.syncer("jobs", "list", "--json").stdout
     found = {one["id"]: one for one in json.loads(listed)}
-    assert (found[job.id]["state"], found[job.id]["documents_left"], found[job.id]["indexed"]) == ("listed", 15, 10)
+    assert (found[job.id]["state"], found[job.id]["documents_left"], found[job.id]["indexed"]) == ("writing", 15, 10)
     assert found[caused.id]["cause"] == {"public.users": 2}
     assert all("public.users, 2 rows" in one for one in (said, shown))
     assert not any("4711000815" in one for one in (said, shown, listed))
@@ -625,7 +629,7 @@ def test_a_listing_is_planned_for_the_tables_that_it_reads(world: World, connect
     job = create(connection, JobKind.BACKFILL)
     before = seq_scans(world)
     with world.connect() as job_worker:
-        chunks.enter(job_worker)
+        Chunks(job_worker)
         list_(job_worker, job)
         assert job_worker.execute("SHOW enable_seqscan").fetchone() == ("off",)
     wait_until(lambda: seq_scans(world) > before, what="the posts were read from end to end", seconds=10)

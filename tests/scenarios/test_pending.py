@@ -114,8 +114,8 @@ def test_a_job_that_ends_while_verify_looks_leaves_no_drift(
     assert summary(run(world)) == ([], 0, [])
 
 
-@pytest.mark.parametrize("state", [JobState.NEW, JobState.WRITTEN, JobState.CLEANED_UP])
-def test_what_a_refresh_has_yet_to_cleanup_is_no_drift(world: World, connection: Connection, state: JobState) -> None:
+@pytest.mark.parametrize("state", ["new", "to be cleaned up", "cleaned up"])
+def test_what_a_refresh_has_yet_to_cleanup_is_no_drift(world: World, connection: Connection, state: str) -> None:
     """After a TRUNCATE all documents are too many, until they are cleaned up."""
     world.sql("TRUNCATE posts CASCADE")
     with world.index() as index, world.job_worker(index) as job_worker:
@@ -124,13 +124,12 @@ def test_what_a_refresh_has_yet_to_cleanup_is_no_drift(world: World, connection:
         assert job.kind is JobKind.REFRESH
         document = the_document(connection)
         numbers = index.holdings.sequence_numbers(document.target)
-        if state is not JobState.NEW:
-            assert listing.list_chunks(connection, job, document, chunk=10, sequence_numbers=lambda: numbers)
-            assert queue.advance(connection, job.id).state is JobState.WRITTEN
-        if state is JobState.CLEANED_UP:
-            orphans = job_worker._steps._orphans(document, numbers)
-            assert listing.cleanup(connection, find(connection, job.id), orphans, chunk=10)
-        assert find(connection, job.id).state is state
+        if state != "new":
+            assert listing.list_ids(connection, job, document, chunk=10, sequence_numbers=lambda: numbers)
+            assert queue.advance(connection, job.id).state is JobState.CLEANING_UP
+        if state == "cleaned up":
+            orphans = job_worker._steps._orphans(connection, document, numbers)
+            assert listing.clean_up(connection, find(connection, job.id), orphans, chunk=10)
         assert summary(run(world)) == ([], 360, [job.id])
         world.refresh(index)
     assert summary(run(world)) == ([], 0, [])

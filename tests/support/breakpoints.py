@@ -50,7 +50,7 @@ class Plan:
 
     Args:
         points: Where it ends or stands still.
-        constants: Constants of modules, such as leases: ``syncer.jobs.chunks:STALLED_SECONDS`` and its value.
+        constants: Constants of modules, such as leases: ``syncer.jobs.chunks:SILENT_SECONDS`` and its value.
         clock_hours: By how much its wall clock is off.
     """
 

@@ -4,7 +4,8 @@ Also as a process.
 
 As a process it says that it has entered, and begins once it is told to, by a line on standard input. It prints a line
 each time it takes, empty if there was nothing; with ``--holding`` it finishes what it has taken only once it is told
-to, likewise. With ``--listing`` it lists the only job, and leaves.
+to, likewise. With ``--listing`` it lists the only job, and leaves. With ``--silent=SECONDS`` Postgres waits only that
+long for it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from syncer.base.postgres import Connection, connect
 from syncer.base.write_report import WriteReport
 from syncer.documents import registry
 from syncer.jobs import chunks, listing
-from syncer.jobs.chunks import Chunk
+from syncer.jobs.chunks import Chunk, Chunks
 from syncer.jobs.model import due
 from tests.support.world import World, wait_until
 
@@ -39,17 +40,17 @@ class ChunkWorker:
 
     def __post_init__(self) -> None:
         """Become a job worker."""
-        self.number = chunks.enter(self.connection)
+        self.chunks = Chunks(self.connection)
 
     def take(self, number: int = 1) -> list[Chunk]:
         """The next chunks, so many at most."""
-        taken = [one for _ in range(number) if (one := chunks.take(self.connection, self.number))]
+        taken = [one for _ in range(number) if (one := self.chunks.take())]
         self.taken += taken
         return taken
 
     def finish(self, done: Sequence[Chunk]) -> int:
         """How many of them counted."""
-        counted = chunks.finish(self.connection, [written(one) for one in done])
+        counted = self.chunks.finish([written(one) for one in done])
         self.counted += counted
         return counted
 
@@ -108,20 +109,23 @@ def main() -> None:
     connection = connect(settings.load().postgres, name="job_worker")
     if "--listing" in sys.argv:
         [document], [job] = registry.documents(connection), due(connection)
-        listing.list_chunks(connection, job, document, chunk=10)
+        listing.list_ids(connection, job, document, chunk=10, sequence_numbers=dict)
         return
+    for one in sys.argv:
+        if one.startswith("--silent="):
+            chunks.SILENT_SECONDS = float(one.partition("=")[2])
     job_worker = ChunkWorker(connection)
     is_holding = "--holding" in sys.argv
     print("entered", flush=True)  # noqa: T201 - the test reads it
     sys.stdin.readline()
     while True:
-        chunks = job_worker.take()
-        print(",".join(str(chunk.number) for chunk in chunks), flush=True)  # noqa: T201
-        if is_holding and chunks:
+        taken = job_worker.take()
+        print(",".join(str(chunk.number) for chunk in taken), flush=True)  # noqa: T201
+        if is_holding and taken:
             sys.stdin.readline()
-            print(job_worker.finish(chunks), flush=True)  # noqa: T201
+            print(job_worker.finish(taken), flush=True)  # noqa: T201
             return
-        job_worker.finish(chunks)
+        job_worker.finish(taken)
 
 
 if __name__ == "__main__":

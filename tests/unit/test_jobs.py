@@ -8,43 +8,30 @@ from typing import Any
 import pytest
 
 from syncer.jobs import queue
-from syncer.jobs.model import Job, JobKind, JobState
+from syncer.jobs.model import JobKind, JobState
 from tests.unit.test_render import JOB
 
 NEW = dataclasses.replace(JOB, kind=JobKind.REFRESH, state=JobState.NEW)
-NEW_FAN_OUT = dataclasses.replace(NEW, kind=JobKind.FAN_OUT, completes_load=False, cause={"public.users": 1})
 COVERED_BY = {
     JobKind.BACKFILL: {JobKind.BACKFILL, JobKind.REFRESH, JobKind.INITIAL_LOAD},
     JobKind.REFRESH: {JobKind.REFRESH, JobKind.INITIAL_LOAD},
     JobKind.INITIAL_LOAD: {JobKind.INITIAL_LOAD},
-    JobKind.FAN_OUT: {JobKind.FAN_OUT, JobKind.REFRESH, JobKind.INITIAL_LOAD},
 }
 
 
 @pytest.mark.parametrize("wanted", COVERED_BY)
 def test_a_job_joins_one_that_writes_as_much_and_is_pending_if_it_is(wanted: JobKind) -> None:
-    """A load does all that a refresh does, and a refresh all that a fan-out does; a backfill may be cancelled."""
+    """A load does all that a refresh does; a backfill may be cancelled."""
     for kind in JobKind:
         new = dataclasses.replace(NEW, kind=kind, completes_load=kind.is_whole)
         assert (queue._still_new([new], wanted, None) is new) is (kind in COVERED_BY[wanted])
 
 
-@pytest.mark.parametrize("job", [NEW, NEW_FAN_OUT], ids=lambda one: one.kind)
-@pytest.mark.parametrize(
-    "hindrance",
-    [
-        {"state": JobState.LISTING},
-        {"state": JobState.LISTED},
-        {"is_paused": True},
-        {"rate": 5.0},
-        {"cause": {"public.users": queue.CAUSE_IMAGES_MAX}},
-    ],
-    ids=str,
-)
-def test_a_job_does_not_join_every_other(job: Job, hindrance: dict[str, Any]) -> None:
-    """None whose listing has begun, or that is paused, slower or full."""
-    assert queue._still_new([job], job.kind, None) is job
-    assert queue._still_new([dataclasses.replace(job, **hindrance)], job.kind, None) is None
+@pytest.mark.parametrize("hindrance", [{"state": JobState.WRITING}, {"is_paused": True}, {"rate": 5.0}], ids=str)
+def test_a_job_does_not_join_every_other(hindrance: dict[str, Any]) -> None:
+    """None whose listing has begun, or that is paused or slower."""
+    assert queue._still_new([NEW], NEW.kind, None) is NEW
+    assert queue._still_new([dataclasses.replace(NEW, **hindrance)], NEW.kind, None) is None
 
 
 def test_a_job_joins_one_of_its_own_rate() -> None:

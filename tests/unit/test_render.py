@@ -20,7 +20,8 @@ JOB = Job(
     document="blogpost",
     index_name="blogpost-000001",
     revision=1,
-    state=JobState.LISTED,
+    state=JobState.WRITING,
+    is_listed=True,
     is_paused=False,
     is_suspended=False,
     where=None,
@@ -34,10 +35,7 @@ JOB = Job(
     deleted=0,
     skipped=0,
     dead_lettered=0,
-    compose_seconds=0,
-    index_seconds=0,
     documents_per_second=12_345,
-    average_per_second=10_000,
     created_at=NOW,
     started_at=NOW,
     finished_at=None,
@@ -60,27 +58,11 @@ def test_an_interrupted_job_can_be_found_again(changed: dict[str, Any], said: st
     assert f"{said}; to end it: syncer jobs cancel 7" in out.getvalue()
 
 
-def test_on_a_narrow_terminal_the_numbers_are_whole() -> None:
-    """What is cut is the label."""
-    out = io.StringIO()
-    console = Console(file=out, width=80, force_terminal=True)
-    with job_output.progress(console, f"writing {'long-' * 8}blogpost-000001") as show:
-        show(JOB)
-    assert "104,000/200,000" in out.getvalue()
-    assert "12,345 documents/s" in out.getvalue()
-
-
-@pytest.mark.parametrize(("changed", "said"), [({"documents_per_second": 0.5}, "0.5"), ({}, "12,345")])
-def test_a_slow_rate_is_not_none(changed: dict[str, Any], said: str) -> None:
-    """Half a document per second is neither 0 nor 1."""
-    assert job_output.pace(dataclasses.replace(JOB, **changed)).startswith(f"{said} documents/s")
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"is_suspended": True}, "waits: the document is suspended"),
-        ({"is_paused": True, "is_suspended": True}, "paused; to go on: syncer jobs resume 7"),
+        ({"is_paused": True, "is_suspended": True}, "paused; to resume: syncer jobs resume 7"),
     ],
 )
 def test_what_a_job_waits_for_is_said(changed: dict[str, Any], said: str) -> None:

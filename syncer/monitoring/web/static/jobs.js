@@ -59,8 +59,7 @@ function pace(one, share) {
   const done = `${count(one.documents_done)}${total}`;
   if (one.is_paused) return `${done}, paused`;
   if (one.is_suspended) return `${done}, waiting: its document is suspended`;
-  if (one.state === "new" || one.state === "listing") return "listing ids …";
-  if (one.state === "written") return `${done}, looking for documents that only Elasticsearch has …`;
+  if (one.state === "new") return "waiting to begin";
   if (one.documents_left === 0) return `${done}, finishing …`;
   const speed = one.documents_per_second === null ? "" : ` · ${rate(one.documents_per_second)} / s`;
   const left = one.eta_seconds === null ? "" : ` · ${duration(one.eta_seconds)} left`;

@@ -6,6 +6,7 @@ documents was built in a snapshot that is newer than the job, and written or dea
     model    what a job is, and its states
     queue    creates jobs, or lets a new cause join one that has not begun; changes and ends them
     listing  which ids a job writes, as chunks
-    chunks   taken by job workers, no faster than the job's rate; finished, given back, taken from the dead
-    steps    moves a job from one state to the next; finds the orphans at the end of a whole job
+    chunks   locked by job workers, no faster than the job's rate, and deleted once they are written
+    steps    lists ids, finds the orphans at the end of a whole job, and moves a job to its next state
+    holding  which jobs may yet write which documents
 """

@@ -39,6 +39,7 @@ def pytest_configure() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What is asked of a run."""
     parser.addoption("--soak-seconds", type=float, default=1800, help="how long the long soak takes (-m soak)")
+    parser.addoption("--soak-sabotage", metavar="NAME", help="which of tests.sabotages the soak is to find")
     parser.addoption("--soak-seed", type=int, help="repeats the choices of a soak, which has printed it")
 
 

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,11 +29,13 @@ class Fleet:
     Args:
         world: Whose documents they keep.
         record: Where their starts and ends are recorded.
+        sabotage: Which of `tests.sabotages` they run with, if any.
     """
 
-    def __init__(self, world: World, record: Record) -> None:
+    def __init__(self, world: World, record: Record, *, sabotage: str | None = None) -> None:
         self._world = world
         self._record = record
+        self._sabotage = sabotage
         self._lock = threading.RLock()
         self._daemons: list[Daemon] = []
         self._started = 0
@@ -115,8 +118,14 @@ class Fleet:
         self._started += 1
         log_file = Path(self._world.folder) / f"soaked-{self._started}.log"
         with log_file.open("wb") as log, Path(os.devnull).open("rb") as nothing:
-            streams = [nothing.fileno(), log.fileno(), log.fileno()]
-            process = preloaded.Command(["run"], environment=self._world.environment, streams=streams)
+            environment = self._world.environment
+            process: subprocess.Popen[bytes] | preloaded.Command
+            if self._sabotage:
+                command = [sys.executable, "-m", "tests.sabotages", self._sabotage, "run"]
+                process = subprocess.Popen(command, env=environment, stdin=nothing, stdout=log, stderr=log)
+            else:
+                streams = [nothing.fileno(), log.fileno(), log.fileno()]
+                process = preloaded.Command(["run"], environment=environment, streams=streams)
         self._record.note("daemon started", number=self._started, pid=process.pid)
         return Daemon(process=process, log_file=log_file)
 

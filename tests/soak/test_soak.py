@@ -70,7 +70,8 @@ def soak(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Soak]:
         }
         preloaded.run("--version", environment=world.environment, seconds=60)  # before several threads use it
         record = Record(tmp_path / "soak.jsonl", seed=seed)
-        yield Soak(world=world, standbys=standbys, lines=lines, fleet=Fleet(world, record), record=record)
+        fleet = Fleet(world, record, sabotage=request.config.getoption("--soak-sabotage"))
+        yield Soak(world=world, standbys=standbys, lines=lines, fleet=fleet, record=record)
 
 
 def _keep_logs(sandbox: Sandbox, folder: Path) -> None:

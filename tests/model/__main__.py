@@ -41,7 +41,7 @@ def main() -> int:
     if chosen.without:
         model, rule = RULES[chosen.without]
         path = explore(model(without=rule.name)).path
-        _print(f"Without: {rule.says} ({rule.kept_by or 'an assumption'}).", f"{model().bounds}.")
+        _print(f"Without: {rule.says} ({rule.kept_by or 'an assumption'}).", f"{model.bounds}.")
         _print(*(f"{number:>3}. {step}" for number, step in enumerate(path[:-1], 1)), *path[-1:])
         return 0 if path else 1
     if chosen.markdown:
@@ -52,7 +52,7 @@ def main() -> int:
 
 def _explore(model: type[Model[Any]]) -> int:
     found = explore(model())
-    _print(f"{model.name}: {model.about}", f"  {model().bounds}")
+    _print(f"{model.name}: {model.about}", f"  {model.bounds}")
     _print(f"  {found.states:,} states, {found.steps:,} steps: {'a VIOLATION' if found.path else 'no violation'}")
     _print(*(f"    {step}" for step in found.path))
     is_well = not found.path
@@ -73,7 +73,7 @@ def markdown() -> Iterator[str]:
     yield from ("| model | what it shows | bounds | states | steps |", "|---|---|---|---:|---:|")
     for model in MODELS:
         found = explore(model())
-        yield f"| {model.name} | {model.about} | {model().bounds} | {found.states:,} | {found.steps:,} |"
+        yield f"| {model.name} | {model.about} | {model.bounds} | {found.states:,} | {found.steps:,} |"
     for model in MODELS:
         yield from ("", f"### {model.name}: {model.about}", "")
         yield from ("| rule | kept by | without it | shortest path |", "|---|---|---|---:|")

@@ -37,8 +37,8 @@ class Rule:
         name: Its name for ``--without``: the attribute's, with hyphens.
     """
 
-    def __init__(self, says: str, *, kept_by: str, otherwise: str, name: str = "") -> None:
-        self.name = name
+    def __init__(self, says: str, *, kept_by: str, otherwise: str) -> None:
+        self.name = ""
         self.says = says
         self.kept_by = kept_by
         self.otherwise = otherwise
@@ -64,34 +64,21 @@ class Model(ABC, Generic[State]):
 
     Attributes:
         about: What it shows.
+        bounds: How much happens in it.
         rules: Its rules and assumptions; each can be left out.
     """
 
     name: ClassVar[str]
     about: ClassVar[str]
+    bounds: ClassVar[str]
     rules: ClassVar[tuple[Rule, ...]]
-    is_large = False
-    allowed: frozenset[str] = frozenset()
 
     def __init__(self, *, without: str = "") -> None:
         self.without = without
-        self.prepare()
 
     def __init_subclass__(cls) -> None:
         """Collect the rules."""
-        cls.rules = vars(cls).get("rules") or tuple(one for one in vars(cls).values() if isinstance(one, Rule))
-
-    def prepare(self) -> None:
-        """Set what is looked up often."""
-
-    def keeps(self, rule: Rule) -> bool:
-        """Return whether the model keeps a rule."""
-        return self.without != rule.name
-
-    @property
-    def bounds(self) -> str:
-        """How much happens in it."""
-        raise NotImplementedError
+        cls.rules = tuple(value for value in vars(cls).values() if isinstance(value, Rule))
 
     @abstractmethod
     def initial(self) -> State:
@@ -173,6 +160,6 @@ def ranked(versions: Iterable[int]) -> dict[int, int]:
     return {version: rank for rank, version in enumerate(sorted({0, *versions}))}
 
 
-def placed(items: tuple[Item, ...], at: int, one: Item) -> tuple[Item, ...]:
+def placed(items: tuple[Item, ...], at: int, item: Item) -> tuple[Item, ...]:
     """Return a copy with the item at one position replaced."""
-    return (*items[:at], one, *items[at + 1 :])
+    return (*items[:at], item, *items[at + 1 :])

@@ -99,7 +99,7 @@ class Reindexing(Model[State]):
             active = (False, True) if self.out_of_force_before_dropping else state.active
             yield "a commit makes B the current index, and deactivates A", state._replace(phase=_CURRENT, active=active)
         elif state.phase == _CURRENT:
-            dropped = state._replace(exists=placed(state.exists, _A, one=False), holds=placed(state.holds, _A, Held()))
+            dropped = state._replace(exists=placed(state.exists, _A, item=False), holds=placed(state.holds, _A, Held()))
             yield "A is dropped", dropped._replace(phase=_DROPPED)
         elif state.phase == _ACTIVE and not state.is_loading:
             yield "the load is done", state._replace(phase=_LOADED)
@@ -121,7 +121,7 @@ class Reindexing(Model[State]):
             if worker.task == _LOAD:
                 yield f"{name} finishes the load's chunk", after._replace(is_loading=False)
             else:
-                events = placed(state.events, worker.task, one=True)
+                events = placed(state.events, worker.task, item=True)
                 yield f"{name} saves that event {worker.task + 1} is handled", after._replace(events=events)
         elif worker.phase == _HOLDS:
             version = 1 + max(_versions(state))
@@ -148,7 +148,7 @@ class Reindexing(Model[State]):
         if state.exists[index] and worker.version <= state.holds[index].version:
             return f"{what}, which is rejected", _with(state, at, _next(worker))
         written = state._replace(
-            exists=placed(state.exists, index, one=True),
+            exists=placed(state.exists, index, item=True),
             holds=placed(state.holds, index, Held(worker.version, worker.state)),
         )
         return what if state.exists[index] else f"{what}, which creates it again", _with(written, at, _next(worker))

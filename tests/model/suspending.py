@@ -214,7 +214,7 @@ class Suspending(Model[State]):
         )
         if worker.task < 0:
             return after._replace(job=0, causes=0) if worker.task == -state.job else after
-        return after._replace(events=placed(state.events, worker.task, one=True))
+        return after._replace(events=placed(state.events, worker.task, item=True))
 
     def world(self, state: State) -> Iterator[Step[State]]:
         if len(state.events) < _COMMITS:

@@ -40,7 +40,7 @@ def test_the_page_has_every_rule() -> None:
     """docs/protocol.md lists every model and rule with its current text; the figures may be from an earlier run."""
     page = _PAGE.read_text()
     for model in MODELS:
-        assert f"| {model.name} | {model.about} | {model().bounds} |" in page
+        assert f"| {model.name} | {model.about} | {model.bounds} |" in page
     for _, rule in RULES.values():
         assert row(rule) in page
     assert page.count("** (`") == len(RULES), "the page lists a rule that no model has"

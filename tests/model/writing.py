@@ -244,7 +244,7 @@ def _with(state: State, at: int, worker: Worker) -> State:
 
 
 def _save(state: State, worker: Worker) -> State:
-    return state._replace(events=placed(state.events, worker.event - 1, one=True))
+    return state._replace(events=placed(state.events, worker.event - 1, item=True))
 
 
 def _seen(worker: Worker) -> str:

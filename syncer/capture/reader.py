@@ -64,6 +64,7 @@ class OutboxReader:
         self._pages: Iterator[Page] | None = None
         self._changes = 0
         self._changed_at: float | None = None
+        self._is_in_backlog = False
         self._lease: Lease | None = None
         self._trimmed_at = 0.0
         self._has_stood_by = self._has_led = False
@@ -142,7 +143,9 @@ class OutboxReader:
         self._changes += len(page.rows)
         made = [row.changed_at for row in page.rows]
         self._changed_at = min(made if self._changed_at is None else [self._changed_at, *made], default=None)
-        has_news = self._changed_at is not None or numbers != self.numbers
+        # The last page of a backlog has no rows, but its cursor sees what those before it could not.
+        has_news = self._changed_at is not None or numbers != self.numbers or self._is_in_backlog
+        self._is_in_backlog = not page.is_last
         if page.cursor is None or not has_news:
             return
         progress.save(self.connection, page.cursor, changed_at=self._changed_at, changes=self._changes, numbers=numbers)
@@ -175,6 +178,7 @@ class OutboxReader:
             self._connection.close()
         self._connection = self._lease = self._cursor = self._pages = self._changed_at = None
         LEADS.clear()
+        self._is_in_backlog = False
 
     def _begin(self, connection: Connection) -> str:
         """Return the saved cursor, if it is valid in this database."""

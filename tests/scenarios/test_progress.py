@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncer.capture import progress
+from syncer.capture.reader import OutboxReader
 from tests.support.in_process import handling
 from tests.support.world import World, wait_until
 
@@ -31,3 +32,24 @@ def test_merging_what_waits_keeps_what_is_handled(world: World, monkeypatch: pyt
         with handling(world):
             wait_until(world.is_handled, what="all is handled")
         assert progress.handled(connection).waiting == 0
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4])
+def test_a_backlog_is_saved_to_its_end(world: World, rows: int) -> None:
+    """Read in pages of two rows, of one transaction or of several: what was read is what the saved cursor sees."""
+    users = "INSERT INTO users (id, name, email) SELECT g, 'somebody', '' FROM generate_series({}, {}) AS g"
+    reader = OutboxReader(world.connect, trim_seconds=60)
+    try:
+        wait_until(reader.lead, what="it leads")
+        world.sql(users.format(1, rows))
+        world.sql(users.format(10, 9 + rows))
+        read, is_last = 0, False
+        while not is_last:
+            page = reader.read(rows_max=2)
+            reader.save(page, {})
+            read, is_last = read + len(page.rows), page.is_last
+        assert read == 2 * rows
+        seen = "SELECT bool_and(pg_visible_in_snapshot(o.xid, h.snapshot)) FROM syncer.outbox AS o, syncer.handled AS h"
+        assert world.sql(seen) == [(True,)]
+    finally:
+        reader.close()

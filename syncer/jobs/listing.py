@@ -184,18 +184,21 @@ def list_ids(
 
 
 def _list_ranges(connection: Connection, job: Job, document: Document, size: int) -> bool:
-    """List range after range for a while; return whether anything was listed."""
+    """List range after range for a while; return whether any was listed."""
+    if job.state is not JobState.WRITING or job.is_listed:
+        return False
     until = time.monotonic() + _STEP_SECONDS
-    is_listed, chunks_left = job.is_listed or job.state is not JobState.WRITING, 0
-    is_any = not is_listed
+    is_listed, chunks_left = False, 0
     while not is_listed and chunks_left < 2 * CHUNKS_AHEAD and time.monotonic() < until:
         with noting(connection, document, lock_seconds=COMPONENT_LOCK_SECONDS):
             connection.execute(_PLAN_FREELY, prepare=False)
             found = _list_range(connection, job, document, size)
-            if found is None:  # cancelled meanwhile
+            if found is None:
                 raise psycopg.Rollback
-            chunks_left, is_listed = found
-    return is_any
+        if found is None:  # cancelled meanwhile
+            return False
+        chunks_left, is_listed = found
+    return True
 
 
 def _list_range(connection: Connection, job: Job, document: Document, size: int) -> tuple[int, bool] | None:

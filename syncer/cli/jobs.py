@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from syncer.apply import reindex
 from syncer.base import migrations, postgres, settings
+from syncer.base.formatting import elapsed
 from syncer.base.postgres import Connection
 from syncer.cli import job_output, parameters, render
 from syncer.cli.context import require_active
+from syncer.cli.render import Part, Rows, say
 from syncer.jobs import chunks, model, queue
-from syncer.jobs.model import Job, JobKind
+from syncer.jobs.model import Job, JobKind, JobState
 
 app = typer.Typer(help="List and control background jobs.", no_args_is_help=True)
+
+_FINISHED_SHOWN_MAX = 10
+_STYLES = {JobState.DONE: "green", JobState.FAILED: "red", JobState.CANCELLED: "dim"}
 
 JobId = Annotated[
     int,
@@ -55,26 +62,26 @@ def list_(
         if document is not None:
             require_active(connection, document)
         job_workers = chunks.job_workers_alive(connection)
-        seen = [
-            one
-            for one in model.recent(connection)
-            if document in (None, one.document) and (state is None or state.has(one))
+        jobs = [
+            job
+            for job in model.recent(connection)
+            if document in (None, job.document) and (state is None or state.has(job))
         ]
     if as_json:
-        render.print_json([one.as_json() for one in seen])
+        render.print_json([job.as_json() for job in jobs])
     else:
-        job_output.show_list(render.console(sys.stdout), seen, job_workers=job_workers)
+        _show_list(render.console(sys.stdout), jobs, job_workers=job_workers)
 
 
 @app.command()
 def show(job_id: JobId, *, as_json: parameters.AsJson = False) -> None:
     """Show one job."""
     with _connect() as connection:
-        seen = model.find(connection, job_id)
+        job = model.find(connection, job_id)
     if as_json:
-        render.print_json(seen.as_json())
+        render.print_json(job.as_json())
     else:
-        job_output.show_one(render.console(sys.stdout), seen)
+        _show(render.console(sys.stdout), job)
 
 
 @app.command()
@@ -93,7 +100,7 @@ def resume(job_id: JobId) -> None:
     if hindrance := job_output.hindrance(resumed):
         typer.echo(f"Job {resumed.id} is resumed, and {hindrance}.")
     else:
-        typer.echo(f"Job {resumed.id} goes on{'' if job_workers else ' once `syncer run` is running'}.")
+        typer.echo(f"Job {resumed.id} continues{'' if job_workers else ' once `syncer run` is running'}.")
 
 
 @app.command()
@@ -130,3 +137,73 @@ def _connect() -> Connection:
     connection = postgres.connect(settings.load().postgres, name="jobs")
     migrations.require_current(connection)
     return connection
+
+
+# What is shown
+
+
+def _show_list(console: Console, jobs: Sequence[Job], *, job_workers: int) -> None:
+    """Print unfinished jobs, and the last finished ones."""
+    if not jobs:
+        say(console, "There are no jobs.")
+        return
+    unfinished = [job for job in jobs if not job.state.is_finished]
+    finished = [job for job in jobs if job.state.is_finished]
+    columns = ("id", "kind", "document", "state", "done", "rate", "left", "started (UTC)", "error")
+    rows = [_cells(job) for job in unfinished + finished[:_FINISHED_SHOWN_MAX]]
+    used = [at for at, _ in enumerate(columns) if any(row[at] for row in rows)]
+    console.print(Rows([columns[at] for at in used], [[row[at] for at in used] for row in rows]))
+    if len(finished) > _FINISHED_SHOWN_MAX:
+        say(console, f"… and {len(finished) - _FINISHED_SHOWN_MAX:,} more, finished; --json lists them all")
+    if unfinished and not job_workers:
+        say(console, "No job worker is alive to continue them. Run: syncer run", style="yellow")
+
+
+def _cells(job: Job) -> list[Part]:
+    started = "" if job.started_at is None else f"{job.started_at:%Y-%m-%d %H:%M}"
+    error = (job.error or "").partition("\n")[0]
+    return [str(job.id), job.reason, job.document, _state(job), _done(job), _rate(job), _left(job), started, error]
+
+
+def _show(console: Console, job: Job) -> None:
+    """Print one job, line by line."""
+    moments = {"created": job.created_at, "started": job.started_at, "finished": job.finished_at}
+    facts: dict[str, Part] = {
+        "job": f"{job.id}: {job.kind} of {job.document}",
+        "cause": job.reason if job.cause else "",
+        "index": f"{job.index_name}, revision {job.revision}",
+        "where": job.where or "",
+        "state": _state(job),
+        "done": _done(job),
+        "of these": job_output.result(job),
+        "rate": _rate(job),
+        "left": _left(job),
+        **{name: "" if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC" for name, at in moments.items()},
+        "error": job.error or "",
+    }
+    render.show_facts(console, facts.items(), indent=0)
+
+
+def _state(job: Job) -> Part:
+    if job.state.is_finished:
+        return job.state.value, _STYLES[job.state]
+    if job.is_paused:
+        return "paused", "yellow"
+    hindrance = job_output.hindrance(job)
+    return (hindrance, "red") if hindrance else job.state.value
+
+
+def _done(job: Job) -> str:
+    if job.documents_total in (None, job.documents_done):
+        return f"{job.documents_done:,}"
+    return f"{job.documents_done:,} of {job.documents_total:,} ({100 * job.documents_done // job.documents_total}%)"
+
+
+def _rate(job: Job) -> str:
+    average = "" if job.documents_per_second is None else f"{job_output.rate(job.documents_per_second)}/s"
+    limit = "" if job.rate is None else f"at most {job.rate:,.10g}/s"
+    return ", ".join(filter(None, (average, limit)))
+
+
+def _left(job: Job) -> str:
+    return "" if job.eta_seconds is None else elapsed(job.eta_seconds)

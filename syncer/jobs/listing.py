@@ -123,8 +123,8 @@ def create_listed(
     with connection.transaction():
         job_id = queue.insert(connection, document, JobKind.PARTIAL, document.revision, rate=rate)
         connection.execute(_BEGIN, (job_id,))
-        for some in _parts(ids, _size(chunk, rate)):
-            _put_chunk(connection, job_id, some, JobState.WRITING, everywhere=everywhere)
+        for part in _parts(ids, _size(chunk, rate)):
+            _put_chunk(connection, job_id, part, JobState.WRITING, everywhere=everywhere)
         # Locked only now, so that nothing waits while the ids come. The job is given the revision active by now: one
         # that came meanwhile could not see the job to cancel it.
         revision = queue.lock_document(connection, document.index_name)
@@ -251,8 +251,8 @@ def clean_up(connection: Connection, job: Job, orphans: Iterable[str], *, chunk:
     with _alone(connection, job) as is_alone:
         if not is_alone:
             return False
-        for some in _parts(orphans, _size(chunk, job.rate)):
-            left = _put_chunk(connection, job.id, some, JobState.CLEANING_UP, everywhere=True)
+        for part in _parts(orphans, _size(chunk, job.rate)):
+            left = _put_chunk(connection, job.id, part, JobState.CLEANING_UP, everywhere=True)
             if left is None or left >= 2 * CHUNKS_AHEAD:
                 return left is not None
         return connection.execute(_CLEANED_UP, (job.id,)).rowcount == 1

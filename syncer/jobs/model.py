@@ -203,7 +203,7 @@ class Job:
 
     def as_json(self) -> dict[str, Any]:
         """The job as plain data."""
-        plain = {name: one.isoformat() if isinstance(one, datetime) else one for name, one in asdict(self).items()}
+        plain = {name: x.isoformat() if isinstance(x, datetime) else x for name, x in asdict(self).items()}
         return {**plain, "documents_left": self.documents_left, "eta_seconds": self.eta_seconds}
 
 
@@ -275,9 +275,9 @@ def _job(row: Sequence[Any]) -> Job:
         | {
             "kind": JobKind(values["kind"]),
             "state": JobState(values["state"]),
-            "sequence_numbers": None if numbers is None else {int(shard): one for shard, one in numbers.items()},
+            "sequence_numbers": None if numbers is None else {int(shard): number for shard, number in numbers.items()},
         }
     )
 
 
-_NAMES = [one.name for one in fields(Job)]
+_NAMES = [field.name for field in fields(Job)]

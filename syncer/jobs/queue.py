@@ -131,8 +131,8 @@ def create(
         if revision is None:
             return None
         others = locked_unfinished(connection, document.index_name)
-        current = [one for one in others if one.revision == revision]
-        same = [one for one in current if (one.kind, one.where, one.completes_load) == (kind, where, kind.is_whole)]
+        current = [job for job in others if job.revision == revision]
+        same = [job for job in current if (job.kind, job.where, job.completes_load) == (kind, where, kind.is_whole)]
         if resumes and same:
             resumed = resume(connection, same[0].id)
             return resumed if rate is None else set_rate(connection, resumed.id, rate)
@@ -208,19 +208,13 @@ def widen(connection: Connection, document: Document, job_id: int, error: str) -
 
 def _still_new(jobs: Sequence[Job], kind: JobKind, rate: float | None) -> Job | None:
     """Find a job to join: its listing has not begun, so it will see the changes that made this one necessary."""
-    return next(
-        (
-            one
-            for one in jobs
-            # Rule: join-only-a-new-refresh.
-            if one.state is JobState.NEW
-            and one.kind.covers(kind)
-            and one.completes_load
-            and not one.is_paused
-            and one.rate in (None, rate)
-        ),
-        None,
+    # Rule: join-only-a-new-refresh.
+    joinable = (
+        job
+        for job in jobs
+        if job.state is JobState.NEW and job.kind.covers(kind) and job.completes_load and not job.is_paused
     )
+    return next((job for job in joinable if job.rate in (None, rate)), None)
 
 
 def lock_document(connection: Connection, index_name: str) -> int | None:

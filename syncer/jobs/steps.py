@@ -68,7 +68,7 @@ class JobSteps:
         self._stop = stop
         waiting = due(connection)
         self._deferred = {job.id: self._deferred[job.id] for job in waiting if job.id in self._deferred}
-        documents = {one.index_name: one for one in registry.documents(connection)} if waiting else {}
+        documents = {document.index_name: document for document in registry.documents(connection)} if waiting else {}
         steps = 0
         for job in waiting:
             document, deferred = documents.get(job.index_name), self._deferred.get(job.id)

@@ -70,14 +70,6 @@ def test_what_a_job_waits_for_is_said(changed: dict[str, Any], said: str) -> Non
     assert job_output.pace(dataclasses.replace(JOB, state=JobState.NEW, **changed)) == said
 
 
-def test_a_job_that_is_not_done_is_not_all_done() -> None:
-    """The last document but one is no 100 %."""
-    out = io.StringIO()
-    almost = dataclasses.replace(JOB, documents_done=199_999)
-    job_output.show_list(Console(file=out, width=160), [almost], job_workers=1)
-    assert "199,999 of 200,000 (99%)" in out.getvalue()
-
-
 @pytest.mark.parametrize("is_terminal", [True, False])
 @pytest.mark.parametrize("width", [60, 100])
 def test_a_name_is_shown_letter_by_letter(width: int, *, is_terminal: bool) -> None:

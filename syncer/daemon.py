@@ -67,9 +67,7 @@ def components(settings: Settings, *, relay: bool = True, workers: bool = True) 
         IndexingError: Elasticsearch is not supported.
         elasticsearch.ApiError, elasticsearch.TransportError: Elasticsearch does not answer.
     """
-    made: dict[str, Component] = {
-        "watch": Watch(connect=lambda: _connect(settings, "watch"), seconds=settings.watch.seconds)
-    }
+    made: dict[str, Component] = {"watch": Watch(connect=lambda: _connect(settings, "watch"))}
     if relay and settings.kafka.is_used:
         made["relay"] = Relay(
             connect=lambda: _connect(settings, "relay"), kafka=settings.kafka, settings=settings.relay
@@ -118,7 +116,7 @@ def job_worker(settings: Settings, index: Index, *, name: str, traffic: LiveTraf
         connect=lambda: _connect(settings, name),
         index=index,
         name=name,
-        in_flight_max=settings.jobs.in_flight_max,
+        in_flight_max=settings.worker.in_flight_max,
         batch_documents_max=settings.worker.batch_documents_max,
         batch_bytes_max=settings.worker.bulk_bytes_max,
         traffic=traffic,

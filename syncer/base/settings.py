@@ -72,7 +72,7 @@ _FIXED_PROPERTIES: dict[str, frozenset[str]] = {
 _OWN_PROPERTIES = {
     "bootstrap.servers": "kafka.bootstrap_servers",
     "metadata.broker.list": "kafka.bootstrap_servers",
-    "group.id": "kafka.group",
+    "group.id": "kafka.topic",
 }
 """Properties that have their own setting."""
 
@@ -123,14 +123,12 @@ class KafkaSettings(_Section):
     """Initial brokers as host:port, separated by commas. Empty: Kafka is not used, and one daemon at a time reads the
     outbox and writes the documents."""
     topic: str = ""
-    """The topic of changes, created by ``apply``. Default: ``syncer.changes.`` followed by the id that
-    ``syncer migrate`` gave this database. Databases must not share a topic."""
+    """The topic of changes, created by ``apply``, and the consumer group of all workers. Default: ``syncer.changes.``
+    followed by the id that ``syncer migrate`` gave this database. Databases must not share a topic."""
     partitions: PositiveInt = 12
     """Number of partitions when the topic is created; limits the number of busy worker threads."""
     replication_factor: Annotated[int, Field(ge=-1)] = -1
     """Replication factor when the topic is created; -1 uses the broker's default."""
-    group: str = ""
-    """The consumer group of all workers. Default: the name of the topic."""
     properties: Annotated[dict[str, str | int | bool], Field(repr=False)] = {}
     """Properties passed to librdkafka, such as ``security.protocol`` and ``sasl.username``."""
     sasl_password: SecretStr | None = None
@@ -151,7 +149,7 @@ class KafkaSettings(_Section):
     def of(self, installation: str) -> KafkaSettings:
         """The settings for the database with this id, with default names filled in."""
         topic = self.topic or f"syncer.changes.{installation}"
-        made = self.model_copy(update={"topic": topic, "group": self.group or topic})
+        made = self.model_copy(update={"topic": topic})
         made._installation = installation  # noqa: SLF001 - it is no setting
         return made
 
@@ -204,8 +202,6 @@ class RelaySettings(_Section):
     poll_seconds: Annotated[float, Field(gt=0, le=5)] = 0.05
     """Interval between looks at the outbox. Changes of one interval are published together: a longer one reduces load
     and increases lag."""
-    trim_seconds: PositiveFloat = 10
-    """Interval for removing published rows."""
 
 
 class WorkerSettings(_Section):
@@ -213,30 +209,14 @@ class WorkerSettings(_Section):
 
     threads: NonNegativeInt = 2
     """Number of workers in this daemon; with 0, it runs only a job worker and logs a warning."""
-    batch_changes_max: PositiveInt = 2000
-    """Maximum changes per batch."""
     batch_documents_max: PositiveInt = 1000
     """Maximum documents written together."""
     bulk_bytes_max: PositiveInt = 8 * 1024 * 1024
     """Maximum size of a bulk request."""
     in_flight_max: PositiveInt = 4
-    """Maximum bulk requests in flight per worker; each uses a Postgres connection."""
+    """Maximum bulk requests in flight per worker, and per job worker; each uses a Postgres connection."""
     fan_out_documents_max: PositiveInt = 1000
     """A change that affects more documents becomes a fan-out job."""
-
-
-class JobSettings(_Section):
-    """Job workers: backfills, rebuilds, refreshes, fan-outs and repairs."""
-
-    in_flight_max: PositiveInt = 4
-    """Maximum bulk requests in flight."""
-
-
-class WatchSettings(_Section):
-    """Checks of what documents depend on in Postgres."""
-
-    seconds: PositiveFloat = 5
-    """Interval between checks."""
 
 
 class WebSettings(_Section):
@@ -336,8 +316,6 @@ class Settings(_FromFileAndEnvironment):
     kafka: KafkaSettings = KafkaSettings()
     relay: RelaySettings = RelaySettings()
     worker: WorkerSettings = WorkerSettings()
-    jobs: JobSettings = JobSettings()
-    watch: WatchSettings = WatchSettings()
     web: WebSettings = WebSettings()
     log: LogSettings = LogSettings()
 

@@ -26,6 +26,8 @@ from syncer.capture import leader, outbox, progress
 from syncer.capture.leader import LEADS, LEASE_SECONDS, Leader, Lease
 from syncer.capture.outbox import Row
 
+TRIM_SECONDS = 10.0
+"""How often rows that are done are removed."""
 _LEAD = f"SELECT pg_try_advisory_lock({AdvisoryLock.RELAY:d})"
 # If a crash takes back a save, the previous cursor is still true: changes are read again. So a save need not wait for
 # the disk. Neither need the trimming of rows, since the cursor that allows it precedes it.
@@ -52,12 +54,10 @@ class OutboxReader:
 
     Args:
         connect: Opens a connection to Postgres.
-        trim_seconds: How often rows that are done are removed.
     """
 
-    def __init__(self, connect: Callable[[], Connection], *, trim_seconds: float) -> None:
+    def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
-        self._trim_seconds = trim_seconds
         self._connection: Connection | None = None
         self._cursor: str | None = None
         self._saved = ""
@@ -158,7 +158,7 @@ class OutboxReader:
 
     def trim_if_due(self) -> None:
         """Remove the rows that the saved cursor has seen, if that was not done for a while."""
-        if self._cursor is not None and time.monotonic() - self._trimmed_at >= self._trim_seconds:
+        if self._cursor is not None and time.monotonic() - self._trimmed_at >= TRIM_SECONDS:
             self.trim()
 
     def trim(self) -> int:

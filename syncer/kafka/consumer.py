@@ -73,7 +73,7 @@ class ChangeConsumer:
         self._logger = log.library_logger()
         self._consumer = Consumer(
             {
-                "group.id": settings.group,
+                "group.id": settings.topic,
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "partition.assignment.strategy": "cooperative-sticky",

@@ -114,9 +114,8 @@ def foreign(settings: KafkaSettings, installation: str) -> TopicError:
     return TopicError(
         f"Topic {settings.topic} has changes of another database, whose id is {installation}; ours is "
         f"{settings.installation}",
-        hint="Each database needs a topic and a consumer group of its own: for both databases, set kafka.topic and\n"
-        "kafka.group to names of its own, or remove both settings. Then run syncer apply and start the\n"
-        "daemons: they write every document again. See docs/deploy.md.",
+        hint="Each database needs a topic of its own: give kafka.topic different values, or remove the setting.\n"
+        "Then run syncer apply and start the daemons: they write every document again. See docs/deploy.md.",
     )
 
 

@@ -417,7 +417,7 @@ def _epoch(deployment: Deployment) -> Iterator[Finding]:
                 "deleted, or this database is a copy",
                 _request(deployment, "PUT", path, {"epoch": epoch}),
                 How.SHELL,
-                "Not if this database is a copy: then set kafka.topic and kafka.group. "
+                "Not if this database is a copy: then set kafka.topic. "
                 "For a minute after the record was deleted, Elasticsearch may answer 409.",
             )
         elif recorded > epoch and failover.is_entered(deployment.postgres):

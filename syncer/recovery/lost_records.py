@@ -70,7 +70,7 @@ def require_original(connection: Connection, settings: KafkaSettings, index: Ind
     if progress.newest(connection) and failover.is_forgotten(connection, index):
         raise TopicError(
             f"The database has used topic {settings.topic} before, and Elasticsearch does not know it: is it a copy?",
-            hint="If it is a copy, such as staging, set kafka.topic and kafka.group to names of its own:\n"
+            hint="If it is a copy, such as staging, set kafka.topic to a name of its own:\n"
             "every document is then written again. If it is not, Elasticsearch is new or has lost syncer-state:\n"
             "syncer doctor prints the request that restores it. See docs/deploy.md.",
         )

@@ -73,7 +73,7 @@ class Relay:
     ) -> None:
         self._settings = settings or RelaySettings()
         self._kafka = kafka
-        self._reader = OutboxReader(connect, trim_seconds=self._settings.trim_seconds)
+        self._reader = OutboxReader(connect)
         self._producer: ChangeProducer | None = None
         self._has_answered = False
         self._stop = Stop()

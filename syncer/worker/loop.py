@@ -39,6 +39,7 @@ from syncer.worker.batch import ChangeBatch
 from syncer.worker.resolve import Resolver
 from syncer.worker.source import Source
 
+_BATCH_CHANGES_MAX = 2000
 _RECORDS_IN_HAND = 10_000
 """With this many records in hand, no more are received. Batches that touch nothing wait for earlier ones, too."""
 _RECEIVE_SECONDS = 0.05
@@ -170,7 +171,7 @@ class Worker:
 
     def _receive(self, wait_seconds: float) -> bool:
         """Receive the changes that have arrived, and submit what they touch; return whether there were any."""
-        delivery = self._source.receive(records_max=self._settings.batch_changes_max, wait_seconds=wait_seconds)
+        delivery = self._source.receive(records_max=_BATCH_CHANGES_MAX, wait_seconds=wait_seconds)
         self._writers.tell()
         self._resolver.unresolved.tell()
         if delivery is None:

@@ -79,7 +79,7 @@ class OutboxSource:
     def __init__(
         self, *, connect: Callable[[], Connection], settings: RelaySettings, pause: Callable[[float], None]
     ) -> None:
-        self._reader = OutboxReader(connect, trim_seconds=settings.trim_seconds)
+        self._reader = OutboxReader(connect)
         self._poll_seconds = settings.poll_seconds
         self._pause = pause
         self._look_at = 0.0

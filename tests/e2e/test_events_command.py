@@ -68,7 +68,7 @@ def test_what_happened_is_told_in_order(world: World) -> None:
 
 def test_the_timeline_delays_nothing(world: World) -> None:
     """While its table is locked, changes are followed; what happened meanwhile is written afterwards."""
-    daemon = world.daemon(environment={"SYNCER_WATCH_SECONDS": "0.2"})
+    daemon = world.daemon()
     wait_for(world, "relay.led")
     with world.application() as locking:
         locking.execute("LOCK TABLE syncer.event")

@@ -14,7 +14,7 @@ from tests.support.in_process import admin
 from tests.support.world import DEADLINE_SECONDS, World, made, wait_until
 from tests.support.writers import fill, writing
 
-DEFAULT = {"SYNCER_KAFKA_TOPIC": "", "SYNCER_KAFKA_GROUP": ""}
+DEFAULT = {"SYNCER_KAFKA_TOPIC": ""}
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_two_databases_share_a_broker(world: World, other: World) -> None:
 def test_a_topic_of_two_databases_is_refused(world: World, other: World) -> None:
     """Both daemons end and say why; once each has its own topic, nothing is missing."""
     both = (world, other)
-    shared = {"SYNCER_KAFKA_TOPIC": f"{world.name}.shared", "SYNCER_KAFKA_GROUP": f"{world.name}.shared"}
+    shared = {"SYNCER_KAFKA_TOPIC": f"{world.name}.shared"}
     apply(both, shared)
     daemons = [one.daemon(environment=shared) for one in both]
     for one in both:

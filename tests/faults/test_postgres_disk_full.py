@@ -15,6 +15,7 @@ import pytest
 from syncer.sandbox import Endpoints, Sandbox
 from syncer.sandbox.account import server_account
 from syncer.sandbox.postgres import PostgresServer
+from tests.support.breakpoints import Plan
 from tests.support.world import World, made, wait_until
 from tests.support.writers import fill, writing
 
@@ -80,7 +81,7 @@ def fill_the_disk(connection: psycopg.Connection[tuple[object, ...]]) -> None:
 def test_a_full_disk_is_waited_for(world: World) -> None:
     """Nothing is skipped meanwhile, and it is said once, not each time that it is tried."""
     fill(world)
-    daemon = world.daemon(environment={"SYNCER_RELAY_TRIM_SECONDS": "0.1"})
+    daemon = world.daemon(program=Plan(constants={"syncer.capture.reader:TRIM_SECONDS": 0.1}).program)
     world.wait_until_level()
 
     def told() -> int:

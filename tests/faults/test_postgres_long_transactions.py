@@ -11,6 +11,7 @@ import psycopg
 
 from syncer.base import postgres
 from syncer.capture import outbox
+from tests.support.breakpoints import Plan
 from tests.support.world import Daemon, World, wait_until
 from tests.support.writers import fill
 
@@ -52,7 +53,7 @@ def test_what_is_open_for_long_keeps_nothing_waiting(world: World) -> None:
     """Each change is published once, and its room given back, while they are open; then theirs arrive as well."""
     fill(world)
     before = len(world.outbox())
-    daemon = world.daemon(environment={"SYNCER_RELAY_TRIM_SECONDS": "0.1"})
+    daemon = world.daemon(program=Plan(constants={"syncer.capture.reader:TRIM_SECONDS": 0.1}).program)
     world.wait_until_level()
     with open_transactions(world) as wrote:
         with world.application() as connection:

@@ -8,13 +8,15 @@ import psycopg
 import pytest
 
 from syncer.sandbox import Endpoints, Sandbox
+from tests.support.breakpoints import Plan
 from tests.support.world import World, made, postgres_with
 
 FILL = """
 INSERT INTO users (id, name, email) VALUES (1, 'John', '');
 INSERT INTO posts (id, user_id, title, body) SELECT n, 1, repeat('t', 200), '' FROM generate_series(1, 20000) AS n
 """
-TRIMS = {"SYNCER_RELAY_TRIM_SECONDS": "0.05", "SYNCER_LOG_LEVEL": "debug"}
+DEBUG = {"SYNCER_LOG_LEVEL": "debug"}
+TRIMS = Plan(constants={"syncer.capture.reader:TRIM_SECONDS": 0.05})
 REWRITE = "UPDATE posts SET title = title || '!'"
 
 
@@ -35,7 +37,7 @@ def test_a_limit_on_temporary_files_applies_to_what_is_captured(world: World) ->
 
 def test_a_lock_timeout_of_a_moment_is_not_exceeded_while_the_relay_trims(world: World) -> None:
     """The relay truncates no segment that a writer is using, so no writer waits for it."""
-    world.daemon("--only", "relay", environment=TRIMS).wait_for("relay.led")
+    world.daemon("--only", "relay", environment=DEBUG, program=TRIMS.program).wait_for("relay.led")
     world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
     with world.application() as connection:
         connection.execute("SET lock_timeout = '1ms'")
@@ -55,7 +57,7 @@ def test_a_writer_that_waits_for_no_standby_waits_for_none_of_syncers_commits(
         made(World(sandbox=sandbox, endpoints=others, folder=tmp_path)) as world,
     ):
         world.set_up()
-        relay = world.daemon("--only", "relay", environment=TRIMS)
+        relay = world.daemon("--only", "relay", environment=DEBUG, program=TRIMS.program)
         relay.wait_for("relay.led")
         world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
         with psycopg.connect(others.postgres_dsn, autocommit=True) as operator, world.application() as connection:

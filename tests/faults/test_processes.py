@@ -22,8 +22,6 @@ from tests.support.writers import QUICK_FAILOVER, fill, writing
 
 QUICK = {
     "SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER,
-    "SYNCER_RELAY_TRIM_SECONDS": "0.1",
-    "SYNCER_WATCH_SECONDS": "0.5",
     "SYNCER_WORKER_THREADS": "1",
     "SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "5",
 }

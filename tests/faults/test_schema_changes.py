@@ -265,7 +265,7 @@ def test_the_document_suspends_the_other_goes_on_and_it_catches_up(two: World, t
     After the fix, and an apply if it needs one, nothing is missing.
     """
     with role(two) as name:
-        environment = {"SYNCER_WATCH_SECONDS": "0.2"}
+        environment = {}
         if trouble.as_role:
             environment["SYNCER_POSTGRES_DSN"] = two.dsn.replace("postgres@", f"{name}@")
         daemon = two.daemon(environment=environment)
@@ -334,7 +334,7 @@ HARMLESS = {
 
 def test_what_no_document_reads_suspends_nothing(two: World) -> None:
     """Columns that come, and columns that nobody reads, are no matter."""
-    daemon = two.daemon(environment={"SYNCER_WATCH_SECONDS": "0.1"})
+    daemon = two.daemon()
     with writing(two):
         for statement in HARMLESS.values():
             two.sql(statement)

@@ -21,7 +21,7 @@ from tests.support.writers import QUICK_FAILOVER
 """Nobody of syncer's holds a table for long; what a busy machine takes for a commit is not its own."""
 PREPARED_AFTER = 6
 """How often psycopg runs a statement until it has prepared it."""
-ENVIRONMENT = {"SYNCER_WATCH_SECONDS": "0.3", "SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER}
+ENVIRONMENT = {"SYNCER_KAFKA_PROPERTIES": QUICK_FAILOVER}
 
 SCHEMA = """
 CREATE TABLE users (id integer PRIMARY KEY, name text DEFAULT '', email text DEFAULT '');

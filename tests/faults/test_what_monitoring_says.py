@@ -28,7 +28,7 @@ INSERT INTO users (id, name, email) VALUES (1, 'John Smith', 'john@smith.com');
 INSERT INTO posts (id, user_id, title, body) SELECT i, 1, 'title ' || i, 'body' FROM generate_series(1, 40) AS i;
 """
 EDIT = "UPDATE posts SET title = title || ' again' WHERE id = 1"
-QUICK = {"SYNCER_WATCH_SECONDS": "0.5", "SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "20"}
+QUICK = {"SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "20"}
 LOG = structlog.get_logger()
 Said = dict[str, Any]
 

@@ -72,7 +72,7 @@ def test_what_is_written_out_of_order_is_committed_in_order(world: World) -> Non
                 connect=world.connect,
                 source=world.source,
                 index=OvertakenIndex(client, others=29),
-                settings=WorkerSettings(batch_changes_max=1),
+                settings=WorkerSettings(),
             )
             try:
                 with pytest.raises(Killed):
@@ -433,7 +433,7 @@ def test_what_is_in_hand_is_bounded_though_it_touches_nothing(
             connect=world.connect,
             source=world.source,
             index=HeldIndex(client, too_much=too_much),
-            settings=WorkerSettings(batch_changes_max=100),
+            settings=WorkerSettings(),
         )
         try:
             handle(worker, 2 if put is put_garbage else 3001)

@@ -38,7 +38,7 @@ def test_merging_what_waits_keeps_what_is_handled(world: World, monkeypatch: pyt
 def test_a_backlog_is_saved_to_its_end(world: World, rows: int) -> None:
     """Read in pages of two rows, of one transaction or of several: what was read is what the saved cursor sees."""
     users = "INSERT INTO users (id, name, email) SELECT g, 'somebody', '' FROM generate_series({}, {}) AS g"
-    reader = OutboxReader(world.connect, trim_seconds=60)
+    reader = OutboxReader(world.connect)
     try:
         wait_until(reader.lead, what="it leads")
         world.sql(users.format(1, rows))

@@ -159,7 +159,7 @@ def let_in_kafka(it: Guarded) -> None:
         kind, name = (
             (ResourceType.TOPIC, it.world.settings.kafka.topic)
             if topics
-            else (ResourceType.GROUP, it.world.settings.kafka.group)
+            else (ResourceType.GROUP, it.world.settings.kafka.topic)
         )
         acls += [
             AclBinding(kind, name, ResourcePatternType.LITERAL, principal, "*", AclOperation[value.upper()], _ALLOW)
@@ -236,7 +236,7 @@ def test_no_duty_can_do_what_is_another_s(guarded: Guarded) -> None:
         return {
             "bootstrap.servers": it.servers.kafka,
             "sasl.password": f"{HOSTILE}{duty}-kafka",
-            "group.id": it.world.settings.kafka.group,
+            "group.id": it.world.settings.kafka.topic,
             **kafka_properties(duty, trusted),
         }
 

@@ -32,8 +32,6 @@ from tests.support.world import World, made, wait_until
 
 ENVIRONMENT = {
     "SYNCER_KAFKA_PROPERTIES": '{"session.timeout.ms": 6000}',
-    "SYNCER_WATCH_SECONDS": "1",
-    "SYNCER_RELAY_TRIM_SECONDS": "1",
     "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": "50",
     "SYNCER_WORKER_FAN_OUT_DOCUMENTS_MAX": "10",
 }

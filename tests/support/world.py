@@ -263,7 +263,6 @@ class World:
             kafka=KafkaSettings(
                 bootstrap_servers=self.endpoints.kafka_bootstrap_servers if self.uses_kafka else "",
                 topic=f"{self.name}.changes",
-                group=self.name,
                 partitions=4,
             ),
             elasticsearch=ElasticsearchSettings(url=self.endpoints.elasticsearch_url),
@@ -279,7 +278,6 @@ class World:
             "SYNCER_POSTGRES_DSN": self.dsn,
             "SYNCER_KAFKA_BOOTSTRAP_SERVERS": self.settings.kafka.bootstrap_servers,
             "SYNCER_KAFKA_TOPIC": f"{self.name}.changes",
-            "SYNCER_KAFKA_GROUP": self.name,
             "SYNCER_KAFKA_PARTITIONS": "4",
             "SYNCER_ELASTICSEARCH_URL": self.endpoints.elasticsearch_url,
             "SYNCER_LOG_FORMAT": "json",

@@ -72,7 +72,7 @@ def worker_of(slices: list[int]) -> tuple[Worker, Changes, list[list[Future[Writ
         connect=unreachable,
         source=lambda *_: source,
         index=Index(Elasticsearch("http://127.0.0.1:9"), bulk_bytes_max=1),
-        settings=WorkerSettings(batch_changes_max=1),
+        settings=WorkerSettings(),
     )
     worker._resolver = cast("Any", resolver)
     for _ in slices:

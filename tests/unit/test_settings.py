@@ -57,8 +57,8 @@ def test_the_file_is_read() -> None:
     assert loaded.postgres.dsn.get_secret_value() == "postgresql://file@db/blog"
     assert loaded.kafka.properties == {"security.protocol": "SASL_SSL"}
     assert loaded.worker.threads == 5
-    assert (loaded.kafka.topic, loaded.kafka.group) == ("", "")
-    assert loaded.of("one").kafka.topic == loaded.of("one").kafka.group == "syncer.changes.one"
+    assert loaded.kafka.topic == ""
+    assert loaded.of("one").kafka.topic == "syncer.changes.one"
     assert loaded.log.format == "auto"
 
 
@@ -108,7 +108,7 @@ def test_every_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch, name: s
 WRONG = {
     "SYNCER_WORKER_THREADS": ("many", ("worker.threads", "valid integer")),
     "SYNCER_WORKER_THREAD": ("1", ("worker.thread", "unknown setting")),
-    "SYNCER_WORKER_BATCH_CHANGES_MAX": ("0", ("worker.batch_changes_max", "greater than 0")),
+    "SYNCER_WORKER_BATCH_DOCUMENTS_MAX": ("0", ("worker.batch_documents_max", "greater than 0")),
     "SYNCER_RELAY_POLL_SECONDS": ("0", ("relay.poll_seconds", "greater than 0")),
     "SYNCER_LOG_FORMAT": ("xml", ("log.format", "json")),
     "SYNCER_LOG_LEVEL": ("loud", ("log.level", "warning")),

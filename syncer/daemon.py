@@ -245,7 +245,7 @@ class _Threads:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         hanging = [thread.name for thread in self._threads if thread.is_alive()]
-        if "report" not in hanging:
+        if not hanging:
             with suppress(psycopg.Error, SyncerError):
                 reporter.leave()
         log_lines.summarise(at_once=True)

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import elasticsearch
@@ -45,13 +45,13 @@ _OF_SERVER: dict[str, tuple[type[Exception], ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentTrouble:
-    """What a component is retrying now.
+    """What a component is retrying.
 
     Args:
         component: Its name.
         server: The server that the error came from; empty if it is none.
         kind: The kind of the last error.
-        began: When the first failed attempt began, by the monotonic clock.
+        seconds: How long ago the first failed attempt began.
         error: The last error, as a sentence without a full stop.
         hint: What to do about it.
     """
@@ -59,13 +59,13 @@ class CurrentTrouble:
     component: str
     server: str
     kind: str
-    began: float
+    seconds: float
     error: str
     hint: str
 
 
-_current: dict[tuple[int, int], CurrentTrouble] = {}
-"""By thread and `Trouble`."""
+_current: dict[tuple[int, int], tuple[float, CurrentTrouble]] = {}
+"""By thread and `Trouble`: when the first failed attempt began, by the monotonic clock, and the last error."""
 _recovered_at: dict[tuple[str, str], float] = {}
 """When an outage of this server and kind was last over."""
 _turn = threading.Lock()
@@ -73,8 +73,10 @@ _turn = threading.Lock()
 
 def troubles() -> list[CurrentTrouble]:
     """Return what the components of this process are retrying now, the longest first."""
+    now = time.monotonic()
     with _turn:
-        return sorted(_current.values(), key=lambda trouble: trouble.began)
+        found = [replace(trouble, seconds=now - began) for began, trouble in _current.values()]
+    return sorted(found, key=lambda trouble: -trouble.seconds)
 
 
 def retry(
@@ -227,31 +229,33 @@ class Trouble:
 
     def _enter(self, error: Exception, seconds: float) -> None:
         explained = explain(error)
+        trouble = CurrentTrouble(
+            component=self._component,
+            server=next((name for name, kinds in _OF_SERVER.items() if isinstance(error, kinds)), ""),
+            kind=kind(error),
+            seconds=0,
+            error=(explained.message if explained else repr(error)).rstrip("; ."),
+            hint=explained.hint if explained else "",
+        )
         with _turn:
-            before = _current.get(self._key)
-            _current[self._key] = CurrentTrouble(
-                component=self._component,
-                server=next((name for name, kinds in _OF_SERVER.items() if isinstance(error, kinds)), ""),
-                kind=kind(error),
-                began=time.monotonic() - seconds if before is None else before.began,
-                error=(explained.message if explained else repr(error)).rstrip("; ."),
-                hint=explained.hint if explained else "",
-            )
+            began, _ = _current.get(self._key, (time.monotonic() - seconds, None))
+            _current[self._key] = began, trouble
 
     def _recover(self) -> float:
         """Return for how many seconds anything of this process has failed as this thread has; 0 if that was noted.
 
         An outage lasts from the first failed attempt to the first success, whichever components these are of.
         """
+        now = time.monotonic()
         with _turn:
-            trouble = _current.pop(self._key, None)
-            if trouble is None:
+            if self._key not in _current:
                 return 0.0
+            began, trouble = _current.pop(self._key)
             what = trouble.server, trouble.kind
-            alike = [other.began for other in _current.values() if (other.server, other.kind) == what]
-            is_noted = trouble.began < _recovered_at.get(what, -math.inf)
-            _recovered_at[what] = time.monotonic()
-            return 0.0 if is_noted else time.monotonic() - min([trouble.began, *alike])
+            alike = [other for other, each in _current.values() if (each.server, each.kind) == what]
+            is_noted = began < _recovered_at.get(what, -math.inf)
+            _recovered_at[what] = now
+            return 0.0 if is_noted else now - min([began, *alike])
 
     def _is_news(self, what: str, *, since: float) -> bool:
         """Whether to log at once: it has lasted, and nothing of its kind was logged since it began."""

@@ -36,9 +36,9 @@ def events(
 ) -> None:
     """Show what happened lately, newest last.
 
-    Shows new leaders, outages once they are over, a replaced topic, failovers, suspended and
-    resumed documents, jobs that wrote every document, applies and verifies. Daemons and
-    commands note them in Postgres, which keeps them for a week. Asks Postgres alone.
+    Shows daemons that start, stop or disappear, new leaders, outages once they are over,
+    failovers, suspended and resumed documents, jobs that wrote every document, applies and
+    verifies. Postgres keeps them for a week.
 
     --json is a list with id, at, event (as in the log), level, message, host and process.
     """

@@ -46,7 +46,7 @@ def status(
 
     --json has is_well, headline, status (well, busy or bad), problems (message, action,
     runbook, detail, about, is_passing), at, servers (server, error, hint, detail,
-    age_seconds), daemons, leader, workers, outbox_waiting, outbox_lag_seconds,
+    silent_seconds, age_seconds), daemons, leader, workers, outbox_waiting, outbox_lag_seconds,
     topic_waiting, topic_lag_seconds, lag_seconds, totals and rates (captured, published,
     handled), written_per_second, epoch, documents, jobs and verifications.
     What a silent server would tell is null.

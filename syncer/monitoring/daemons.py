@@ -63,30 +63,6 @@ RETURNING host, process, extract(epoch FROM clock_timestamp() - reported_at)::fl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedTrouble:
-    """What a component of a daemon was retrying when the daemon last reported."""
-
-    component: str
-    server: str
-    kind: str
-    seconds: float
-    error: str
-    hint: str
-
-    @classmethod
-    def of(cls, trouble: CurrentTrouble) -> Self:
-        """What this process is retrying."""
-        return cls(
-            component=trouble.component,
-            server=trouble.server,
-            kind=trouble.kind,
-            seconds=time.monotonic() - trouble.began,
-            error=trouble.error,
-            hint=trouble.hint,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Daemon:
     """A daemon, as it last reported: what its row in ``syncer.daemon`` says.
 
@@ -100,7 +76,7 @@ class Daemon:
     components: tuple[str, ...]
     leads: bool
     written_per_second: float
-    troubles: tuple[ReportedTrouble, ...]
+    troubles: tuple[CurrentTrouble, ...]
     silent_seconds: float
 
     @classmethod
@@ -109,7 +85,7 @@ class Daemon:
         fields = {
             "started_at": datetime.fromisoformat(row["started_at"]),
             "components": tuple(row["components"]),
-            "troubles": tuple(ReportedTrouble(**trouble) for trouble in row["troubles"]),
+            "troubles": tuple(CurrentTrouble(**trouble) for trouble in row["troubles"]),
         }
         return cls(**{**row, **fields})
 
@@ -181,15 +157,15 @@ class Reporter:
         self._written = now, written
         rate = (written - written_before) / max(now - before, 0.001)
         longest = {(each.component, each.server, each.kind): each for each in reversed(retry.troubles())}
-        troubles = [asdict(ReportedTrouble.of(trouble)) for trouble in longest.values()]
+        troubles = [asdict(trouble) for trouble in longest.values()]
         troubles += [asdict(trouble) for trouble in self._hanging()]
         who = (self._id, socket.gethostname(), os.getpid(), version("syncer-cdc"))
         return (*who, list(self.components), LEADS.is_set(), rate, Jsonb(troubles))
 
-    def _hanging(self) -> list[ReportedTrouble]:
+    def _hanging(self) -> list[CurrentTrouble]:
         """The components that show no heartbeat."""
         return [
-            ReportedTrouble(
+            CurrentTrouble(
                 component=name,
                 server="",
                 kind="hangs",

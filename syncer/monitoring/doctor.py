@@ -340,13 +340,6 @@ def _index_setting(
     return ask
 
 
-def _lifecycle(deployment: Deployment) -> Iterator[Finding]:
-    for document, settings in deployment.indices:
-        if policy := settings.get("index.lifecycle.name"):
-            fix = _request(deployment, "POST", f"/{document.index_name}/_ilm/remove")
-            yield Finding(f"The policy {policy} manages {document.index_name}", fix)
-
-
 def _guard(deployment: Deployment) -> Iterator[Finding]:
     for document in deployment.documents[:1]:
         alias = document.target.write_alias
@@ -504,7 +497,12 @@ CHECKS: tuple[Check, ...] = (
         _index_setting(PIPELINES, "_none", lambda value: value != "_none", None),
         note="Then write the documents again: syncer backfill DOCUMENT",
     ),
-    Check("elasticsearch.lifecycle", "No lifecycle policy manages an index", _SHELL, _lifecycle),
+    Check(
+        "elasticsearch.lifecycle",
+        "No lifecycle policy manages an index",
+        _SHELL,
+        _index_setting(["index.lifecycle.name"], "", bool, None),
+    ),
     Check("elasticsearch.guard", "No late delete can create an index named like a write alias", _SHELL, _guard),
     Check("elasticsearch.orphans", "Every index that this installation made is known to Postgres", _SHELL, _orphans),
     Check("elasticsearch.epoch", "Elasticsearch has recorded the epoch", _SHELL, _epoch),

@@ -13,8 +13,9 @@ from typing import Any
 
 from syncer.base.formatting import amount, duration, elapsed
 from syncer.base.model import Role
+from syncer.base.retry import CurrentTrouble
 from syncer.jobs.model import Job, JobKind
-from syncer.monitoring.daemons import Daemon, ReportedTrouble
+from syncer.monitoring.daemons import Daemon
 from syncer.monitoring.status import ELASTICSEARCH, POSTGRES, DocumentStatus, IndexFault, Status, Stored
 
 _SOON_SECONDS = 1
@@ -137,8 +138,8 @@ def _of_servers(status: Status) -> Iterator[Problem]:
         if server.error is not None:
             troubles = (trouble for daemon in daemons for trouble in daemon.troubles)
             ages = [trouble.seconds for trouble in troubles if trouble.server == server.server]
-            ages += [] if server.age_seconds is None else [server.age_seconds]
-            since = f", for {elapsed(max(ages))}" if ages else ""
+            silent = max([server.silent_seconds, *ages])
+            since = f", for {elapsed(silent)}" if silent >= _SOON_SECONDS else ""
             yield Problem(
                 message=f"{server.error}{since}.{waiting}",
                 action=server.hint,
@@ -163,6 +164,7 @@ def _of_daemons(stored: Stored, silent: Collection[str]) -> Iterator[Problem]:
                 message=f"The daemon {_name(daemon)} has not reported for {elapsed(daemon.silent_seconds)}.",
                 action="If its process hangs, restart it. If it was killed, this passes within a minute.",
                 runbook="SyncerDaemonMissing",
+                is_passing=True,
             )
     if not silent:
         yield from _of_duties(stored)
@@ -194,7 +196,7 @@ def _of_duties(stored: Stored) -> Iterator[Problem]:
 
 def _of_troubles(stored: Stored, silent: Collection[str]) -> Iterator[Problem]:
     """What components are retrying, each kind of error once; not what follows from a server that does not answer."""
-    by_kind: dict[tuple[str, str], list[tuple[Daemon, ReportedTrouble]]] = {}
+    by_kind: dict[tuple[str, str], list[tuple[Daemon, CurrentTrouble]]] = {}
     for daemon in stored.at_work:
         for trouble in daemon.troubles:
             if trouble.server not in silent:

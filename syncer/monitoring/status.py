@@ -46,6 +46,8 @@ from syncer.verify.last_result import Verification
 POSTGRES, KAFKA, ELASTICSEARCH = "postgres", "kafka", "elasticsearch"
 POSTGRES_SECONDS, ALL_SECONDS = 1.2, 1.9
 """How long to wait for Postgres, and for all servers."""
+_AGAIN_SECONDS = 0.1
+"""How much longer to wait for an answer that did not come in time."""
 _FRESH_SECONDS = 1.0
 """An answer that was read so recently is not asked for again."""
 
@@ -114,12 +116,16 @@ class IndexFault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Whether a server answers; if not, why, as a sentence without a full stop, and the age of its last answer."""
+    """Whether a server answers; if not, why, as a sentence without a full stop, and for how long it has not.
+
+    ``age_seconds`` is the age of its last answer; None if it never answered.
+    """
 
     server: str
     error: str | None
     hint: str = ""
     detail: str = ""
+    silent_seconds: float = 0.0
     age_seconds: float | None
 
 
@@ -367,6 +373,7 @@ class _Questions(Generic[_Answer]):
         """The last one."""
         self._server = server
         self._answered_at: float | None = None
+        self._silent_since: float | None = None
         self._pending: Future[_Answer] | None = None
 
     @property
@@ -376,23 +383,34 @@ class _Questions(Generic[_Answer]):
 
     def ask(self, question: Callable[[], _Answer], seconds: float) -> Server:
         """Ask, and wait so long for the answer; one that comes later is dropped, and asked for again."""
-        if not self.is_pending:
+        began = time.monotonic()
+        if self.is_pending:
+            seconds = _AGAIN_SECONDS
+        else:
             self._pending = Future()
             # Not a thread of an executor: the process would wait for it when it ends.
             threading.Thread(target=_run, args=(question, self._pending), name="status", daemon=True).start()
         assert self._pending is not None  # noqa: S101 - see above
         try:
             self.answer = self._pending.result(seconds)
-            self._answered_at = time.monotonic()
+            self._answered_at, self._silent_since = time.monotonic(), None
         except Exception as error:  # noqa: BLE001 - one server's failure must not hide what the other says
+            self._silent_since = self._silent_since or began
             message, hint = describe(self._server, error)
             detail = "" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
             return self._state(error=message, hint=hint, detail=detail[:2000])
         return self._state(error=None)
 
     def _state(self, *, error: str | None, hint: str = "", detail: str = "") -> Server:
-        age = None if self._answered_at is None else time.monotonic() - self._answered_at
-        return Server(server=self._server, error=error, hint=hint, detail=detail, age_seconds=age)
+        now = time.monotonic()
+        return Server(
+            server=self._server,
+            error=error,
+            hint=hint,
+            detail=detail,
+            silent_seconds=0.0 if self._silent_since is None else now - self._silent_since,
+            age_seconds=None if self._answered_at is None else now - self._answered_at,
+        )
 
 
 def _run(question: Callable[[], _Answer], pending: Future[_Answer]) -> None:
@@ -466,7 +484,8 @@ def _kafka(stored: Stored | None) -> Server:
     longest = max(troubles, key=lambda trouble: trouble.seconds, default=None)
     if longest is None:
         return Server(server=KAFKA, error=None, age_seconds=0.0)
-    return Server(server=KAFKA, error=longest.error, hint=longest.hint, age_seconds=longest.seconds)
+    silent = longest.seconds
+    return Server(server=KAFKA, error=longest.error, hint=longest.hint, silent_seconds=silent, age_seconds=silent)
 
 
 def _put_together(servers: Sequence[Server], stored: Stored | None, held: Held | None, *, at: float) -> Status:

@@ -13,7 +13,7 @@ from syncer.monitoring import health
 from syncer.monitoring.status import Server, Status
 
 COMPONENT = "worker-1"
-TROUBLE = CurrentTrouble(component=COMPONENT, server="kafka", kind="_TRANSPORT", began=0, error="it is away", hint="")
+TROUBLE = CurrentTrouble(component=COMPONENT, server="kafka", kind="_TRANSPORT", seconds=9, error="it is away", hint="")
 
 
 def in_component(work: Callable[[], object]) -> None:

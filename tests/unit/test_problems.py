@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from syncer.base.model import Role
+from syncer.base.retry import CurrentTrouble
 from syncer.jobs.model import JobKind
 from syncer.monitoring import problems as problems_module
-from syncer.monitoring.daemons import DROP_SECONDS, SILENT_SECONDS, Daemon, ReportedTrouble
+from syncer.monitoring.daemons import DROP_SECONDS, SILENT_SECONDS, Daemon
 from syncer.monitoring.problems import Urgency, as_json, headline, problems, urgency
 from syncer.monitoring.status import DocumentStatus, Flow, IndexFault, Server, Status, Stored, rates
 from tests.support.world import REPOSITORY
@@ -67,7 +68,7 @@ POSTGRES, KAFKA, ELASTICSEARCH = (
     Server(server=name, error=None, age_seconds=0) for name in ("postgres", "kafka", "elasticsearch")
 )
 WELL = Status(at=100, servers=(POSTGRES, KAFKA, ELASTICSEARCH), stored=STORED, documents=(DOCUMENT,))
-TROUBLE = ReportedTrouble(
+TROUBLE = CurrentTrouble(
     component="worker-1",
     server="elasticsearch",
     kind="429",
@@ -84,7 +85,9 @@ def status(**facts: Any) -> Status:
 
 def down(server: Server) -> Server:
     """The same server, which does not answer."""
-    return replace(server, error=f"{server.server.title()} is down", hint="Start it", age_seconds=200)
+    return replace(
+        server, error=f"{server.server.title()} is down", hint="Start it", silent_seconds=200, age_seconds=300
+    )
 
 
 def messages(found: Status) -> list[str]:

@@ -120,7 +120,7 @@ def test_what_is_retried_now_is_known_and_nothing_else() -> None:
         (trouble,) = current("action")
         assert trouble.server == "elasticsearch"
         assert (trouble.error, trouble.hint) == ("full", "make room")
-        assert time.monotonic() - trouble.began >= 0.02
+        assert trouble.seconds >= 0.02
         failing = False
 
     retry(action, pause=pause, component="action")

@@ -9,7 +9,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -29,11 +29,6 @@ TELL_SECONDS = 60.0
 _BRIEF_SECONDS = 5.0
 _OUTAGE_SECONDS = 1.0  # what is over sooner is no outage in the timeline
 """Trouble of a kind that was logged recently is logged again only if it lasts longer than this."""
-FORGOTTEN_SECONDS = 120.0
-"""How long after the last failure an outage counts as over.
-
-It is longer than a failure takes, also one of a proxy that gives up after a minute.
-"""
 
 _Result = TypeVar("_Result")
 _OF_SERVER: dict[str, tuple[type[Exception], ...]] = {
@@ -126,32 +121,6 @@ class Backoff:
         limit: float = min(self.longest_seconds, self.first_seconds * 2 ** min(self._attempts, 30))
         self._attempts += 1
         return limit * random.uniform(0.5, 1)  # noqa: S311 - jitter, not a secret
-
-
-class Outages:
-    """For how long things have failed, by key. Safe to share between threads.
-
-    An outage begins with the first failure and ends with `over`, or once nothing was tried for a while.
-    """
-
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._failed: dict[Hashable, tuple[float, float]] = {}
-        """When each has failed first and last."""
-
-    def failed(self, key: Hashable) -> float:
-        """Record a failure; return for how many seconds it has failed."""
-        now = self._clock()
-        first, last = self._failed.get(key, (now, now))
-        if now - last > FORGOTTEN_SECONDS:  # what was tried was given up meanwhile
-            first = now
-        self._failed[key] = first, now
-        return now - first
-
-    def over(self, key: Hashable) -> None:
-        """Record a success; the next outage starts counting anew."""
-        if self._failed:
-            self._failed.pop(key, None)
 
 
 class Trouble:

@@ -23,7 +23,7 @@ import structlog
 from syncer.base.formatting import amount
 from syncer.base.postgres import AdvisoryLock, Connection, value
 from syncer.capture import leader, outbox, progress
-from syncer.capture.leader import LEADS, LEASE_SECONDS, Leader, Lease
+from syncer.capture.leader import LEADS, LEASE_SECONDS, Lease
 from syncer.capture.outbox import Row
 
 TRIM_SECONDS = 10.0
@@ -68,7 +68,7 @@ class OutboxReader:
         self._lease: Lease | None = None
         self._trimmed_at = 0.0
         self._has_stood_by = self._has_led = False
-        self._seen: Leader | None = None
+        self._seen: int | None = None
         self._seen_since = 0.0
         self.numbers: dict[int, int] = {}
         """By partition, the last number that was saved."""
@@ -202,5 +202,5 @@ class OutboxReader:
         self._has_stood_by = True
         LEADS.clear()
         before, self._seen = self._seen, leader.find(connection)
-        if self._seen is None or before is None or before.process != self._seen.process:
+        if self._seen is None or before != self._seen:
             self._seen_since = time.monotonic()

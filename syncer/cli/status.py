@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -17,39 +16,28 @@ from rich.text import Text
 from syncer.base import log, settings
 from syncer.base.formatting import amount, elapsed
 from syncer.cli import job_output, parameters, render
-from syncer.cli.parameters import UsageError, finite
+from syncer.cli.parameters import UsageError
 from syncer.cli.render import Part, Rows, counted
 from syncer.jobs.model import Job
 from syncer.monitoring import problems
 from syncer.monitoring.daemons import Daemon
 from syncer.monitoring.problems import Urgency
-from syncer.monitoring.status import POSTGRES, DocumentStatus, Flow, Reader, Status, Stored, rates
+from syncer.monitoring.status import POSTGRES, DocumentStatus, Reader, Status, Stored
 
 _STYLES = {Urgency.WELL: "green", Urgency.BUSY: "yellow", Urgency.BAD: "red"}
 _SOON_SECONDS = 0.1
+_WATCH_SECONDS = 1.0
 
 
 def status(
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it live until you press Ctrl-C.")] = False,
-    interval: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", min=1, max=60, callback=finite, help="Time between two measurements."),
-    ] = 1,
     as_json: parameters.AsJson = False,
 ) -> None:
     """Show health, lag, throughput, documents, jobs and daemons.
 
     Asks the servers directly; no daemon has to run. If a server does not answer within two
-    seconds, shows the figures of the others. Rates are measured over the interval. Exit code
-    0 only if everything is healthy.
-
-    --json has is_well, headline, status (well, busy or bad), problems (message, action,
-    runbook, detail, about, is_passing), at, servers (server, error, hint, detail,
-    silent_seconds, age_seconds), daemons, leader, workers, outbox_waiting, outbox_lag_seconds,
-    topic_waiting, topic_lag_seconds, lag_seconds, totals and rates (captured, published,
-    handled), written_per_second, epoch, documents, jobs and verifications.
-    What a silent server would tell is null.
+    seconds, shows the figures of the others. Exit code 0 only if everything is healthy.
     """
     if watch and as_json:
         raise UsageError("--watch and --json cannot be combined.")
@@ -60,42 +48,29 @@ def status(
     log.configure(loaded.log, is_command=True)
     reader = Reader(loaded)
     if watch:
-        _watch(reader, console, interval)
+        _watch(reader, console)
         return
     with render.asking():
-        read, rate = _measured(reader, interval)
+        read = reader.read()
     reader.close()
     if as_json:
-        render.print_json({**problems.as_json(read), "rates": rate and asdict(rate)})
+        render.print_json(problems.as_json(read))
     else:
-        console.print(_shown(read, rate), soft_wrap=not sys.stdout.isatty())
+        console.print(_shown(read), soft_wrap=not sys.stdout.isatty())
     if problems.problems(read):
         raise typer.Exit(1)
 
 
-def _measured(reader: Reader, interval: float) -> tuple[Status, Flow | None]:
-    """A reading, and the rates since one before; if a server is silent, that is told at once."""
-    before = reader.read()
-    if before.silent:
-        return before, None
-    time.sleep(interval)
-    after = reader.read()
-    return after, rates(before, after)
-
-
-def _watch(reader: Reader, console: Console, interval: float) -> None:
+def _watch(reader: Reader, console: Console) -> None:
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
-        before = reader.read()
         while True:
-            read = reader.read()
-            live.update(_shown(read, rates(before, read)), refresh=True)
-            before = read
-            time.sleep(interval)
+            live.update(_shown(reader.read()), refresh=True)
+            time.sleep(_WATCH_SECONDS)
 
 
-def _shown(read: Status, rate: Flow | None) -> Group:
+def _shown(read: Status) -> Group:
     """The status, section by section; empty sections are left out, and those of servers that never answered."""
-    parts = [_headline(read), _flow(read, rate), _documents(read)]
+    parts = [_headline(read), _flow(read), _documents(read)]
     if read.stored is not None:
         parts += [_jobs(read.stored.jobs), _daemons(read.stored.daemons)]
     shown: list[RenderableType] = []
@@ -123,11 +98,12 @@ def _explained(problem: problems.Problem, *, indent: str = "") -> Iterator[Text]
         yield Text(f"{indent}{line}", style="dim")
 
 
-def _flow(read: Status, rate: Flow | None) -> RenderableType | None:
+def _flow(read: Status) -> RenderableType | None:
     stored = read.stored
     if stored is None:
         return None
-    workers: Part = (f"{stored.workers} at work", "green") if stored.workers else ("none", "red")
+    pace = f"{stored.workers} at work, {job_output.rate(stored.written_per_second)} documents/s"
+    workers: Part = (pace, "green") if stored.workers else ("none", "red")
     outbox = amount(stored.outbox_waiting, "change") + " in the outbox" + _oldest(read.outbox_lag_seconds)
     in_hand = amount(stored.topic_waiting, "change") + " read, not handled" + _oldest(read.topic_lag_seconds)
     rows: list[list[Part]] = [["leader", _led(stored), outbox], ["workers", workers, in_hand]]
@@ -136,11 +112,6 @@ def _flow(read: Status, rate: Flow | None) -> RenderableType | None:
         headings.append("as of")
         for row in rows:
             row.append((f"{elapsed(postgres.age_seconds or 0)} ago", "yellow"))
-    if rate is not None:
-        headings.append("per second")
-        rows[0].append(f"{job_output.rate(rate.captured)} captured, {job_output.rate(rate.published)} read")
-        handled, written = job_output.rate(rate.handled), job_output.rate(stored.written_per_second)
-        rows[1].append(f"{handled} handled, {written} documents written")
     return Rows(headings, rows)
 
 

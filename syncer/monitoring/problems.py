@@ -120,7 +120,7 @@ def as_json(status: Status) -> dict[str, Any]:
         "topic_waiting": stored and stored.topic_waiting,
         "topic_lag_seconds": status.topic_lag_seconds if stored else None,
         "lag_seconds": status.lag_seconds if stored else None,
-        "totals": status.totals and asdict(status.totals),
+        "totals": stored and {name: getattr(stored, name) for name in ("captured", "published", "handled")},
         "written_per_second": stored and stored.written_per_second,
         "epoch": stored and stored.epoch,
         "documents": [asdict(document) for document in status.documents] if stored else None,

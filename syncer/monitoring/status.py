@@ -22,7 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
@@ -130,15 +130,6 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
-    """Changes at each place, in total or per second: written to the outbox, read by the leader, done by workers."""
-
-    captured: float
-    published: float
-    handled: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A row of ``syncer.document``: an active definition, and an index that it is written to. Times are Unix times."""
 
@@ -156,6 +147,7 @@ class Target:
 class Stored:
     """Postgres's answer. Times are Unix times by the database's clock.
 
+    ``captured``, ``published`` and ``handled`` are totals of changes: written to the outbox, read by the leader, done.
     ``topic_since`` is when the oldest change was made that was read and is not handled, ``outbox_since`` likewise for
     those that the leader has not read; None if there is none. ``dead_letters`` are numbers by index.
     """
@@ -280,24 +272,8 @@ class Status:
         documents = (document.lag_seconds for document in self.documents)
         return max(self.outbox_lag_seconds, self.topic_lag_seconds, *documents)
 
-    @property
-    def totals(self) -> Flow | None:
-        """The totals at each place; None while Postgres does not answer."""
-        if self.stored is None or POSTGRES in self.silent:
-            return None
-        return Flow(captured=self.stored.captured, published=self.stored.published, handled=self.stored.handled)
-
     def _age(self, since: float | None) -> float:
         return 0.0 if since is None else max(0.0, self.at - since)
-
-
-def rates(before: Status, after: Status) -> Flow | None:
-    """The throughput per second between two readings; None if no time has passed, or Postgres has not answered."""
-    seconds = after.at - before.at
-    if seconds <= 0 or before.totals is None or after.totals is None:
-        return None
-    then, now = asdict(before.totals), asdict(after.totals)
-    return Flow(**{name: max(0, now[name] - then[name]) / seconds for name in now})
 
 
 class Reader:

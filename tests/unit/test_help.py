@@ -84,7 +84,6 @@ USAGE = {
     "wait 1.a --timeout nan": "Invalid value",
     "backfill x --rate 0": "Invalid value",
     "backfill x --rate inf": "Invalid value",
-    "status --interval 61": "Invalid value",
     f"dead-letters list --offset {'9' * 4000}": "Invalid value",
     "jobs show first": "Invalid value",
     "run --only half": "'half' is not one of",

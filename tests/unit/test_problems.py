@@ -14,7 +14,7 @@ from syncer.jobs.model import JobKind
 from syncer.monitoring import problems as problems_module
 from syncer.monitoring.daemons import DROP_SECONDS, SILENT_SECONDS, Daemon
 from syncer.monitoring.problems import Urgency, as_json, headline, problems, urgency
-from syncer.monitoring.status import DocumentStatus, Flow, IndexFault, Server, Status, Stored, rates
+from syncer.monitoring.status import DocumentStatus, IndexFault, Server, Status, Stored
 from tests.support.world import REPOSITORY
 from tests.unit.test_render import JOB
 
@@ -175,13 +175,6 @@ def test_what_helps_depends_on_what_the_index_is_for() -> None:
     gone = replace(suspended, targets={INDEX: 7, NEXT: None}, faults={NEXT: IndexFault.GONE})
     (problem,) = problems(replace(WELL, documents=(gone,)))
     assert problem.action == "Give it up: syncer index abort blogpost"
-
-
-def test_rates_follow_from_two_readings() -> None:
-    """A server that counts anew, since it was made anew, gives no negative rate."""
-    later = replace(status(captured=30, published=20, handled=0), at=102)
-    assert rates(WELL, later) == Flow(captured=10, published=5, handled=0)
-    assert rates(WELL, WELL) is None
 
 
 def test_what_is_unknown_is_null() -> None:

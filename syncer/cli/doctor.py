@@ -52,7 +52,7 @@ def _show(console: Console, report: Report) -> None:
     for server, title in _TITLES.items():
         found = {check: findings for check, findings in report.findings.items() if check.server == server}
         if found:
-            say(console, (report.servers.get(server, title), "bold"))
+            say(console, (title, "bold"))
         for check, findings in found.items():
             _show_check(console, check, findings)
         if found:
@@ -67,7 +67,7 @@ def _show(console: Console, report: Report) -> None:
     counts = [f"{numbers[Severity.WELL]} well"]
     counts += [f"{numbers[Severity.CONSIDER]} to consider"] if numbers[Severity.CONSIDER] else []
     counts += [f"{numbers[Severity.UNSEEN]} cannot be checked"] if numbers[Severity.UNSEEN] else []
-    say(console, (verdict, style), f": {', '.join(counts)} ({report.seconds:.1f} s)")
+    say(console, (verdict, style), f": {', '.join(counts)}")
 
 
 def _show_check(console: Console, check: Check, findings: Sequence[Finding]) -> None:

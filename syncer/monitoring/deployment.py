@@ -24,7 +24,6 @@ from elasticsearch import ApiError, Elasticsearch
 from syncer.base import postgres
 from syncer.base.error_policy import explain
 from syncer.base.errors import SyncerError, TopicError
-from syncer.base.formatting import amount
 from syncer.base.postgres import Connection
 from syncer.base.settings import Settings
 from syncer.documents import registry
@@ -103,19 +102,6 @@ class Deployment:
         """Why a server could not be reached; None if it was."""
         found = self.servers[server]
         return found if isinstance(found, SyncerError) else None
-
-    def versions(self) -> dict[str, str]:
-        """Each server that answers, with its version."""
-        found = {}
-        if self.failure("postgres") is None:
-            number = self.postgres.info.server_version
-            found["postgres"] = f"Postgres {number // 10000}.{number % 10000}"
-        if "kafka" in self.servers and self.failure("kafka") is None:
-            brokers = self.kafka.list_topics(timeout=ANSWER_SECONDS).brokers
-            found["kafka"] = f"Kafka, {amount(len(brokers), 'broker')}"
-        if self.failure("elasticsearch") is None:
-            found["elasticsearch"] = f"Elasticsearch {self.elasticsearch.info().body['version']['number']}"
-        return found
 
     def _server(self, name: str) -> Any:
         if self.failure(name) is not None:

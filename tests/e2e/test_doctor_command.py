@@ -27,15 +27,11 @@ def test_from_an_empty_database_each_fix_leads_on_until_nothing_is_wrong(empty_w
         assert seen.returncode == 1, (seen.stdout, seen.stderr)
         assert f"      syncer {command[0]}\n" in seen.stdout
         assert world.syncer(*command).returncode == 0
-    began = time.monotonic()
     seen = world.syncer("doctor", "--json")
-    took = time.monotonic() - began
     report = json.loads(seen.stdout)
     assert seen.returncode == 0, report
     assert (report["is_well"], report["wrong"], report["unseen"]) == (True, 0, 0)
     assert {one["id"] for one in report["findings"]} == {one.id for one in CHECKS}
-    assert 0 < report["seconds"] < took
-    assert set(report["servers"]) == set(SERVERS)
     # One broker has one replica, which is to be considered.
     assert world.syncer("doctor", "--strict").returncode == 1
     assert "kafka.replication" in world.syncer("doctor").stdout

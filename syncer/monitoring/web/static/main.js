@@ -63,7 +63,7 @@ async function ask() {
   const access = status.access;
   const silent = silentOf(status);
   if (!silent.has("postgres")) await askPostgres(status);
-  const rates = ratesBetween(state.status, status);
+  const rates = silent.has("postgres") ? null : ratesBetween(state.status, status);
   note(status, rates, silent);
   Object.assign(state, { status, answeredAt: Date.now() });
   document.body.classList.remove("waits", "lost");
@@ -102,7 +102,7 @@ const unlessAway = (answer) => answer.catch((error) => {
   return null;
 });
 
-/** What changed each second between two answers; null if Postgres was silent at either. */
+/** What changed each second between two answers. */
 function ratesBetween(before, after) {
   if (!before?.totals || !after.totals || after.at <= before.at) return null;
   return Object.fromEntries(Object.entries(after.totals).map(([name, total]) =>

@@ -78,7 +78,7 @@ def result(job: Job) -> str:
 def show_left(console: Console, job: Job) -> None:
     """Print how to find a job again after Ctrl-C; the command that created a job of given ids would create another."""
     is_of_ids = job.kind is JobKind.PARTIAL and job.where is None
-    again = f"To see its progress: syncer jobs show {job.id}" if is_of_ids else "To follow it again: the same command"
+    again = f"To see its progress: syncer jobs list {job.id}" if is_of_ids else "To follow it again: the same command"
     say(
         console,
         f"\nJob {job.id} continues wherever `syncer run` runs.\n{again}; to end it: syncer jobs cancel {job.id}",

@@ -49,6 +49,7 @@ class ShownState(StrEnum):
 
 @app.command("list", epilog="Examples: `syncer jobs list`, `syncer jobs list --document blogpost --state failed`")
 def list_(
+    job_id: Annotated[int | None, typer.Argument(metavar="ID", min=1, help="Only this job, in full.")] = None,
     *,
     document: parameters.OfDocument = None,
     state: Annotated[
@@ -57,31 +58,22 @@ def list_(
     ] = None,
     as_json: parameters.AsJson = False,
 ) -> None:
-    """List unfinished and recently finished jobs."""
+    """List unfinished and recently finished jobs, or one."""
     with _connect() as connection:
         if document is not None:
             require_active(connection, document)
         job_workers = chunks.job_workers_alive(connection)
         jobs = [
             job
-            for job in model.recent(connection)
+            for job in (model.recent(connection) if job_id is None else [model.find(connection, job_id)])
             if document in (None, job.document) and (state is None or state.has(job))
         ]
     if as_json:
         render.print_json([job.as_json() for job in jobs])
+    elif job_id is not None and jobs:
+        _show(render.console(sys.stdout), jobs[0])
     else:
         _show_list(render.console(sys.stdout), jobs, job_workers=job_workers)
-
-
-@app.command()
-def show(job_id: JobId, *, as_json: parameters.AsJson = False) -> None:
-    """Show one job."""
-    with _connect() as connection:
-        job = model.find(connection, job_id)
-    if as_json:
-        render.print_json(job.as_json())
-    else:
-        _show(render.console(sys.stdout), job)
 
 
 @app.command()

@@ -341,7 +341,7 @@ def _of_jobs(status: Status) -> Iterator[Problem]:
             until = "" if job.eta_seconds is None else f", done in {duration(job.eta_seconds)}"
             yield Problem(
                 message=f"Every document of {job.document} is being written again{until}.",
-                action=f"Wait: until then some may be stale. Its progress: syncer jobs show {job.id}",
+                action=f"Wait: until then some may be stale. Its progress: syncer jobs list {job.id}",
                 runbook="SyncerLagging",
                 about=job.document,
                 is_passing=True,

@@ -314,4 +314,4 @@ def _words(jobs: list[Job]) -> tuple[str, str]:
     more = f", and {amount(others, 'other')}" if others else ""
     if first.is_paused:
         return f"job {first.id} ({first.reason}) is paused{more}", f"Run: syncer jobs resume {first.id}"
-    return f"job {first.id} ({first.reason}) is {first.state}{more}", f"See: syncer jobs show {first.id}"
+    return f"job {first.id} ({first.reason}) is {first.state}{more}", f"See: syncer jobs list {first.id}"

@@ -581,7 +581,7 @@ def test_the_commands_show_and_change_jobs(world: World, connection: Connection)
     said = world.syncer("jobs", "list").stdout
     for part in ("refresh", "10 of 25 (40%)", "started (UTC)", "at most 1,000/s", "Run: syncer run"):
         assert part in said
-    shown = world.syncer("jobs", "show", str(caused.id)).stdout
+    shown = world.syncer("jobs", "list", str(caused.id)).stdout
     assert "fan_out of blogpost" in shown
     listed = world.syncer("jobs", "list", "--json").stdout
     found = {one["id"]: one for one in json.loads(listed)}

@@ -85,7 +85,7 @@ USAGE = {
     "backfill x --rate 0": "Invalid value",
     "backfill x --rate inf": "Invalid value",
     f"dead-letters list --offset {'9' * 4000}": "Invalid value",
-    "jobs show first": "Invalid value",
+    "jobs list first": "Invalid value",
     "run --only half": "'half' is not one of",
     "jobs list --state gone": "'gone' is not one of",
     "backfill": "Missing argument 'DOCUMENT'",

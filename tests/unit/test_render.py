@@ -48,7 +48,7 @@ JOB = Job(
     [
         ({}, "the same command"),
         ({"kind": JobKind.PARTIAL, "where": "id = 1"}, "the same command"),
-        ({"kind": JobKind.PARTIAL}, "syncer jobs show 7"),
+        ({"kind": JobKind.PARTIAL}, "syncer jobs list 7"),
     ],
 )
 def test_an_interrupted_job_can_be_found_again(changed: dict[str, Any], said: str) -> None:

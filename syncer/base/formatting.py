@@ -39,9 +39,9 @@ def shortened(value: object) -> object:
         return min(value, f"{value[:_LONG_TEXT]}… ({len(value):,} characters)", key=len)
     if isinstance(value, list):
         rest = [f"… {len(value) - _LONG_LIST:,} more"] if len(value) > _LONG_LIST else []
-        return [shortened(one) for one in value[:_LONG_LIST]] + rest
+        return [shortened(item) for item in value[:_LONG_LIST]] + rest
     if isinstance(value, dict):
-        return {name: shortened(one) for name, one in value.items()}
+        return {name: shortened(item) for name, item in value.items()}
     return value
 
 

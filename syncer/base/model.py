@@ -68,7 +68,7 @@ def levels(value: object) -> Iterator[list[object]]:
     level = [value]
     while level:
         yield level
-        level = [inner for one in level for inner in _within(one)]
+        level = [inner for node in level for inner in _within(node)]
 
 
 def _within(value: object) -> Iterable[object]:
@@ -116,7 +116,7 @@ class Change:
             raise ValueError(f"not a change: {error}") from error
         # Rule: both-images.
         images = tuple([image for image in (read.old, read.new) if image is not None])
-        if _NUL in record and any("\0" in (one or "") for image in images for item in image.items() for one in item):
+        if _NUL in record and any("\0" in (text or "") for image in images for item in image.items() for text in item):
             raise ValueError("not a change: it has a zero byte, which no text of Postgres has")
         return cls(
             id=read.id,

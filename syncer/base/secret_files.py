@@ -23,7 +23,7 @@ class Environment(EnvSettingsSource):
         found = dict(super()._load_env_vars())  # keys are in lower case
         for section in self.settings_cls.model_fields:
             prefix = f"{self.env_prefix}{section}_".lower()
-            for name in [one for one in found if one.startswith(prefix) and one.endswith(_SUFFIX)]:
+            for name in [key for key in found if key.startswith(prefix) and key.endswith(_SUFFIX)]:
                 file, target = found.pop(name), name.removesuffix(_SUFFIX)
                 if found.get(target):
                     raise ConfigError(f"{target.upper()} and {name.upper()} are both set", hint="Unset one of them.")

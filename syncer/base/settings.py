@@ -185,13 +185,13 @@ class ElasticsearchSettings(_Section):
     @property
     def urls(self) -> list[str]:
         """The address of each node."""
-        return [one.strip() for one in self.url.split(",")]
+        return [url.strip() for url in self.url.split(",")]
 
     @field_validator("url")
     @classmethod
     def _has_addresses(cls, url: str) -> str:
         # What the client says of a wrong one quotes it, with the password that may be in it.
-        if not all(_is_address(one.strip()) for one in url.split(",")):
+        if not all(_is_address(address.strip()) for address in url.split(",")):
             raise ValueError("not an address with its port, as in http://localhost:9200, https://search:9200")
         return url
 
@@ -429,7 +429,7 @@ def _place(error: yaml.YAMLError) -> str:
 
 
 def _sentence(error: ValidationError) -> str:
-    problems = [_problem(one) for one in error.errors(include_url=False, include_input=False)]
+    problems = [_problem(problem) for problem in error.errors(include_url=False, include_input=False)]
     return "The settings are not valid: " + "; ".join(problems)
 
 

@@ -168,10 +168,10 @@ def _show_drifts(console: Console, drifts: Sequence[Drift], *, style: str) -> No
     shown = drifts[:_SHOWN_MAX]
     console.print(Rows(("id", "how", "fields", "version", "why"), [_cells(one) for one in shown], [style] * len(shown)))
     values: list[tuple[Part, ...]] = [
-        (drift.id, one.path, one.expected or "-", one.held or "-")
+        (drift.id, difference.path, difference.expected or "-", difference.held or "-")
         for drift in shown
-        for one in drift.differences
-        if one.expected or one.held
+        for difference in drift.differences
+        if difference.expected or difference.held
     ]
     if values:
         console.print(Rows(("id", "field", "Postgres", "Elasticsearch"), values))
@@ -182,7 +182,7 @@ def _show_drifts(console: Console, drifts: Sequence[Drift], *, style: str) -> No
 def _cells(drift: Drift) -> tuple[str, ...]:
     how = str(drift.kind) if drift.routing in (None, drift.id) else f"{drift.kind} (routing {drift.routing})"
     why = "" if drift.cause is None else _CAUSES[drift.cause]
-    paths = [one.path for one in drift.differences]
+    paths = [difference.path for difference in drift.differences]
     more = f" and {len(paths) - _PATHS_SHOWN_MAX} more" if len(paths) > _PATHS_SHOWN_MAX else ""
     return drift.id, how, ", ".join(paths[:_PATHS_SHOWN_MAX]) + more, str(drift.version or ""), why
 
@@ -196,8 +196,8 @@ def _advice(report: VerifyReport, document: Document) -> Iterator[str]:
         yield "What is busy was written all the while. To decide whether it has drifted, run it again"
     if not report.is_complete:
         yield f"So many differ that not all were compared. To write all of them again: syncer backfill {document.name}"
-    for cause in {one.cause: one for one in report.drifts}:
-        example = next(one for one in report.drifts if one.cause is cause)
+    for cause in {drift.cause: drift for drift in report.drifts}:
+        example = next(drift for drift in report.drifts if drift.cause is cause)
         if example.error is not None:
             yield f"Dead-lettered, for example {example.id}: {brief(example.error)}"
         yield advice(cause, document)

@@ -55,8 +55,8 @@ class LoadProgress:
                 failed.append(error)
         if failed:
             *others, last = failed
-            for one in others:
-                render.show_error(self._err, one)
+            for other in others:
+                render.show_error(self._err, other)
             raise last
 
     def initial_load(self, initial_load: InitialLoad) -> Job | None:

@@ -35,7 +35,7 @@ def documents(incomplete: str) -> list[str]:
     """The documents of the config folder; none if it cannot be read, because the user is typing."""
     with suppress(SyncerError, OSError):
         names = [folder.name for folder in definition.folders(settings.config_folder())]
-        return [one for one in names if one.startswith(incomplete)]
+        return [name for name in names if name.startswith(incomplete)]
     return []
 
 

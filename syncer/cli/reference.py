@@ -51,7 +51,9 @@ def markdown(topic: Topic, group: Any) -> str:
 
 def _commands(group: Any) -> Iterator[str]:
     hints = get_type_hints(group.callback)
-    yield from _table((_option(one, hints[one.name]), _help(one)) for one in group.params if one.name in hints)
+    yield from _table(
+        (_option(param, hints[param.name]), _help(param)) for param in group.params if param.name in hints
+    )
     for name, command in _flattened(group, "syncer"):
         yield from _command(name, command)
 
@@ -65,14 +67,14 @@ def _flattened(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _command(name: str, command: Any) -> Iterator[str]:
-    arguments = [one for one in command.params if one.param_type_name == "argument"]
-    options = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    options = [param for param in command.params if param.param_type_name == "option" and not param.hidden]
     usage = " ".join([name, *map(_argument, arguments), *(["[OPTIONS]"] if options else [])])
     yield from ("", f"## {name}", "", "```", usage, "```", "")
     yield inspect.cleandoc(command.callback.__doc__ or "").replace("<", "&lt;")
     hints = get_type_hints(command.callback)
-    rows = [(f"`{_argument(one)}`", _help(one)) for one in arguments]
-    rows += [(_option(one, hints[one.name]), _help(one)) for one in options]
+    rows = [(f"`{_argument(argument)}`", _help(argument)) for argument in arguments]
+    rows += [(_option(option, hints[option.name]), _help(option)) for option in options]
     if rows:
         yield ""
         yield from _table(rows)

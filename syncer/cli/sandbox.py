@@ -56,7 +56,7 @@ def start(
 def stop(*, folder: Folder = None) -> None:
     """Stop the servers and keep their data."""
     sandbox = Sandbox(folder, report=Reporter(err))
-    running = [one.name for one in sandbox.status().servers if one.running]
+    running = [server.name for server in sandbox.status().servers if server.running]
     sandbox.stop()
     if running:
         said = f"Stopped {', '.join(running)}; the data stays in {sandbox.folder}"

@@ -285,9 +285,9 @@ class Composer:
             raise twice(self._connection, document, "an _id", hint="`syncer plan` says which. ", ids=repeated)
         return Batch(
             compositions=tuple(
-                by_id.get(one) or Composition(one, assigned, None, absent)
-                for one in dict.fromkeys(ids)
-                if one not in too_large
+                by_id.get(id_) or Composition(id_, assigned, None, absent)
+                for id_ in dict.fromkeys(ids)
+                if id_ not in too_large
             ),
             version=assigned,
             document=document,

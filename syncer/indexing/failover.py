@@ -83,8 +83,8 @@ def enter(connection: Connection, record: Index) -> ClusterIdentity:
     made: list[Job] = []
 
     def refresh_all() -> None:
-        refreshes = [queue.create(connection, one, JobKind.REFRESH) for one in registry.documents(connection)]
-        made.extend(one for one in refreshes if one is not None)
+        refreshes = [queue.create(connection, document, JobKind.REFRESH) for document in registry.documents(connection)]
+        made.extend(refresh for refresh in refreshes if refresh is not None)
 
     # Rule: a-new-identity-refreshes-all.
     entered = enter_cluster_identity(connection, record, if_changed=refresh_all)
@@ -97,8 +97,8 @@ def enter(connection: Connection, record: Index) -> ClusterIdentity:
             jobs=[job.id for job in made],
             timeline=f"The database failed over or was restored: epoch {entered.epoch}.",
         )
-        for one in made:
-            log.info("job.created", job=one.id, kind=one.kind, document=one.document, cause=one.cause)
+        for job in made:
+            log.info("job.created", job=job.id, kind=job.kind, document=job.document, cause=job.cause)
     return entered
 
 

@@ -166,7 +166,7 @@ class Worker:
     @property
     def _has_room(self) -> bool:
         """Whether to receive more: not while documents wait for a thread, or too many records for those before them."""
-        in_hand = sum(one.delivery.records for one in self._batches)
+        in_hand = sum(batch.delivery.records for batch in self._batches)
         return self._writers.has_room and in_hand < _RECORDS_IN_HAND
 
     def _receive(self, wait_seconds: float) -> bool:

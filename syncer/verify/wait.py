@@ -32,15 +32,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NoReturn, Self
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 import psycopg
 from elasticsearch import Elasticsearch
 
 from syncer.base import error_policy, migrations, postgres
 from syncer.base.error_policy import Action
-from syncer.base.errors import DocumentError, WaitTimeoutError
+from syncer.base.errors import DocumentError, SyncerError, WaitTimeoutError
 from syncer.base.formatting import amount
 from syncer.base.model import Change, Role
 from syncer.base.postgres import Connection
@@ -54,7 +54,7 @@ from syncer.elasticsearch.reader import Holdings
 from syncer.indexing import dead_letters
 from syncer.indexing.dead_letters import DeadLetter
 from syncer.jobs import model
-from syncer.jobs.model import Job, JobState
+from syncer.jobs.model import JobState
 
 TIMEOUT_SECONDS = 30.0
 """The default timeout."""
@@ -149,15 +149,13 @@ class Waiter:
             try:
                 with self._session() as (connection, catalogue):
                     clock.token = transaction_token.require_committed(connection, clock.token)
-                    waited = self._waited(connection, catalogue, clock, searchable=searchable)
-                return replace(waited, seconds=round(time.monotonic() - clock.began, 6))
+                    return self._waited(connection, catalogue, clock, searchable=searchable)
             except Exception as error:
                 # Start over: another server may answer the next query, so earlier results do not count.
                 if error_policy.decide(error) is not Action.RETRY:
                     raise
-                said = error_policy.explain(error)
-                if not clock.rest():
-                    clock.give_up(said.message if said else repr(error), said.hint if said else "", "servers")
+                explained = error_policy.explain(error) or SyncerError(repr(error))
+                clock.rest("servers", explained.message, explained.hint)
 
     def _waited(self, connection: Connection, catalogue: Catalogue, clock: _Clock, *, searchable: bool) -> Waited:
         """Wait for the changes, then for the jobs, then for a refresh."""
@@ -172,7 +170,7 @@ class Waiter:
             ]
 
         if not _wait_for_changes(connection, clock):
-            return Waited(xid=xid, is_searchable=searchable, is_captured=False)
+            return Waited(xid=xid, is_searchable=searchable, is_captured=False, seconds=clock.seconds)
         jobs = _wait_for_jobs(connection, [one.name for one in concerned()], clock)
         refreshed: list[str] | None = None
         while searchable and refreshed != (names := [one.index_name for one in concerned() if not one.suspended]):
@@ -183,6 +181,7 @@ class Waiter:
         return Waited(
             xid=xid,
             is_searchable=searchable,
+            seconds=clock.seconds,
             jobs=tuple(sorted(jobs)),
             dead_lettered=tuple(_dead_lettered(connection, documents, xid)),
             suspended=tuple(one.name for one in documents if one.suspended is not None),
@@ -228,33 +227,31 @@ class _Clock:
 
     def __init__(self, token: Token, *, seconds: float, pause: Callable[[float], None]) -> None:
         self.token = token
-        self.began = time.monotonic()
-        self._seconds = seconds
-        self._pause = pause
-        self._next = _FIRST_PAUSE
+        self._began, self._timeout_seconds = time.monotonic(), seconds
+        self._pause, self._next = pause, _FIRST_PAUSE
+
+    @property
+    def seconds(self) -> float:
+        """The time since the wait began."""
+        return round(time.monotonic() - self._began, 6)
 
     @property
     def left(self) -> float:
         """The seconds that are left; negative after the deadline."""
-        return self.began + self._seconds - time.monotonic()
+        return self._timeout_seconds - self.seconds
 
-    def quicken(self) -> None:
-        """Poll often again."""
-        self._next = _FIRST_PAUSE
+    def rest(self, component: str, what: str, hint: str = "", jobs: tuple[int, ...] = ()) -> None:
+        """Pause, each time a little longer.
 
-    def rest(self) -> bool:
-        """Pause, each time a little longer; False if the deadline has passed."""
+        Raises:
+            WaitTimeoutError: The deadline has passed; it says what was waited for.
+        """
         left = self.left
         if left <= 0:
-            return False
+            message = f"Transaction {self.token.xid} is not known to be indexed after {self._timeout_seconds:g} s"
+            raise WaitTimeoutError(f"{message}: {what}", hint=hint, component=component, jobs=jobs)
         self._pause(min(self._next, left))
         self._next = min(self._next * _SLOWER, _LONGEST_PAUSE)
-        return True
-
-    def give_up(self, what: str, hint: str, component: str, jobs: tuple[int, ...] = ()) -> NoReturn:
-        """Raise the error of a wait that takes too long."""
-        message = f"Transaction {self.token.xid} is not known to be indexed after {self._seconds:g} s: {what}"
-        raise WaitTimeoutError(message, hint=hint, component=component, jobs=jobs)
 
 
 def _wait_for_changes(connection: Connection, clock: _Clock) -> bool:
@@ -263,27 +260,29 @@ def _wait_for_changes(connection: Connection, clock: _Clock) -> bool:
         seen = progress.transaction(connection, clock.token.xid)
         if seen.is_handled or not seen.is_captured:
             return seen.is_captured
-        if clock.rest():
-            continue
         if seen.is_read:
-            clock.give_up("the workers have not handled it", "See: syncer status. If none runs: syncer run", "workers")
-        if leader.find(connection) is None:
-            clock.give_up("no daemon leads, which would read it", "Run: syncer run", "relay")
-        clock.give_up("the daemon that leads has not read it", "See: syncer status", "relay")
+            clock.rest("workers", "the workers have not handled it", "See: syncer status. If none runs: syncer run")
+        elif leader.find(connection) is None:
+            clock.rest("relay", "no daemon leads, which would read it", "Run: syncer run")
+        else:
+            clock.rest("relay", "the daemon that leads has not read it", "See: syncer status")
 
 
 def _wait_for_jobs(connection: Connection, documents: list[str], clock: _Clock) -> set[int]:
     """Return the jobs that the transaction may have caused, once they are finished."""
-    clock.quicken()
     found: set[int] = set()
     while new := {one.id for one in model.caused_by(connection, clock.token.xid, documents)} - found:
         found |= new
-        while jobs := model.some(connection, sorted(new)):
+        while True:
+            jobs = model.some(connection, sorted(new))
             left = [one for one in jobs if not (one.state.is_finished or one.is_suspended)]
             if not left:
                 break
-            if not clock.rest():
-                clock.give_up(*_words(left), "jobs", tuple(one.id for one in left))
+            first, others = left[0], len(left) - 1
+            state, hint = ("paused", "resume") if first.is_paused else (first.state, "list")
+            what = f"job {first.id} ({first.reason}) is {state}"
+            what += f", and {amount(others, 'other')}" if others else ""
+            clock.rest("jobs", what, f"Run: syncer jobs {hint} {first.id}", tuple(one.id for one in left))
         if len(jobs) == len(new) and not any(one.state in _GIVEN_UP for one in jobs):
             break  # otherwise another job may have replaced one that was given up, or is gone
     return found
@@ -306,12 +305,3 @@ def _dead_lettered(connection: Connection, documents: list[Document], xid: int) 
             return True
 
     return list(filter(is_touched, letters))
-
-
-def _words(jobs: list[Job]) -> tuple[str, str]:
-    """What a wait for these jobs waits for, and what to do."""
-    first, others = jobs[0], len(jobs) - 1
-    more = f", and {amount(others, 'other')}" if others else ""
-    if first.is_paused:
-        return f"job {first.id} ({first.reason}) is paused{more}", f"Run: syncer jobs resume {first.id}"
-    return f"job {first.id} ({first.reason}) is {first.state}{more}", f"See: syncer jobs list {first.id}"

@@ -89,11 +89,14 @@ SELECT coalesce(c.is_valid AND pg_visible_in_snapshot(c.adopted_in, h.snapshot)
                 AND pg_snapshot_xmax(h.snapshot) >= pg_snapshot_xmax(m.moment)
                 AND NOT EXISTS (SELECT FROM pg_snapshot_xip(h.snapshot) AS x (id)
                                 WHERE pg_visible_in_snapshot(x.id, m.moment)), false)
-    OR h.id = coalesce(c.id, 0) AND NOT EXISTS (
-        SELECT FROM syncer.outbox AS o
-        WHERE (NOT coalesce(c.is_valid, false) OR o.xid >= pg_snapshot_xmax(c.snapshot)
-               OR o.xid IN (SELECT pg_snapshot_xip(c.snapshot)))
-          AND (pg_visible_in_snapshot(o.xid, m.moment) OR o.xid = c.adopted_in))
+    OR h.id = coalesce(c.id, 0)
+       AND NOT EXISTS (SELECT FROM syncer.outbox AS o
+                       WHERE o.xid >= CASE WHEN c.is_valid THEN pg_snapshot_xmax(c.snapshot) ELSE '0' END
+                         AND o.xid < pg_snapshot_xmax(m.moment) AND pg_visible_in_snapshot(o.xid, m.moment))
+       AND NOT EXISTS (SELECT FROM pg_snapshot_xip(c.snapshot) AS x (id) JOIN syncer.outbox AS o ON o.xid = x.id
+                       WHERE pg_visible_in_snapshot(x.id, m.moment))
+       AND NOT EXISTS (SELECT FROM syncer.outbox AS o
+                       WHERE o.xid = c.adopted_in AND NOT pg_visible_in_snapshot(c.adopted_in, c.snapshot))
 FROM (VALUES ($1::pg_snapshot)) AS m (moment) CROSS JOIN {_LATEST}
 """  # noqa: S608 - constants of ours
 _TRANSACTION = f"""

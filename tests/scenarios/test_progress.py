@@ -53,3 +53,32 @@ def test_a_backlog_is_saved_to_its_end(world: World, rows: int) -> None:
         assert world.sql(seen) == [(True,)]
     finally:
         reader.close()
+def test_a_moment_is_handled_once_all_before_it_is(world: World) -> None:
+    """Also of a transaction that began before others and committed after them, and of rows that were adopted."""
+    insert = "INSERT INTO users (id, name, email) VALUES (%s, 'somebody', '')"
+
+    def is_handled() -> bool:
+        return progress.is_handled(connection, moment)
+
+    with world.relay() as relay, world.connect() as connection, world.application() as long:
+        moment = progress.moment(connection)
+        assert is_handled()
+        long.execute(insert, (1,))
+        world.sql(insert, 2)
+        assert is_handled()  # later changes are no matter
+        relay.run_once()
+        long.commit()
+        moment = progress.moment(connection)
+        with handling(world):
+            wait_until(world.is_handled, what="what was read is handled")
+        assert not is_handled()
+        relay.run_once()
+        assert not is_handled()
+        with handling(world):
+            wait_until(is_handled, what="all before the moment is handled")
+        world.sql(insert, 3)
+        progress.adopt(connection)
+        assert not is_handled()
+        relay.run_once()
+        with handling(world):
+            wait_until(is_handled, what="what was adopted is handled")

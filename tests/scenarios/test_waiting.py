@@ -159,24 +159,6 @@ def test_an_application_needs_one_grant_for_its_token(blog: World) -> None:
         blog.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-class Snatched(list[Any]):
-    """Connections that are at rest when a thread looks, and that another one has when it takes one."""
-
-    def __bool__(self) -> bool:
-        """As it was."""
-        return True
-
-
-def test_threads_that_wait_take_no_connection_from_one_another(blog: World) -> None:
-    """Whoever finds none at rest any more opens one of his own."""
-    token = committed(blog, UPDATE, "later")
-    with Waiter(blog.settings) as waiter:
-        waiter._idle = Snatched()
-        with pytest.raises(WaitTimeoutError):
-            waiter.wait(token, timeout_seconds=0.01)
-        waiter._idle = list(waiter._idle)
-
-
 def test_a_wait_ends_though_elasticsearch_hangs(blog: World) -> None:
     """Whoever waits hears soon after his time that it is not there, and why."""
     token = committed(blog, UPDATE, "later")

@@ -53,6 +53,8 @@ def test_a_backlog_is_saved_to_its_end(world: World, rows: int) -> None:
         assert world.sql(seen) == [(True,)]
     finally:
         reader.close()
+
+
 def test_a_moment_is_handled_once_all_before_it_is(world: World) -> None:
     """Also of a transaction that began before others and committed after them, and of rows that were adopted."""
     insert = "INSERT INTO users (id, name, email) VALUES (%s, 'somebody', '')"

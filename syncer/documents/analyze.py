@@ -9,7 +9,7 @@ is derived: a row that is a document itself, for example, is found by its old an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from syncer.base.errors import DefinitionError
@@ -17,11 +17,10 @@ from syncer.base.postgres import Connection, names_as_written
 from syncer.capture.eligibility import primary_key
 from syncer.documents.definition import Definition
 from syncer.lineage import fingerprint
-from syncer.lineage.catalog import Probe, Read, TableName, probe, unnamed_column
-from syncer.lineage.dependencies import Dependencies, Field, TableUse
+from syncer.lineage.catalog import Probe, Read, probe, unnamed_column
+from syncer.lineage.dependencies import Dependencies, TableUse
 from syncer.lineage.fingerprint import Shape
-from syncer.lineage.graph import Node
-from syncer.lineage.routes import ROWS_MARK, Routes, changed_rows
+from syncer.lineage.routes import ROWS_MARK, Derivation, changed_rows, derive
 
 _ROWS = "%(rows)s"
 
@@ -33,6 +32,7 @@ SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) FROM pg_catalog.pg_class
 JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)
 """
+_Affects = tuple[str, str]  # file and text
 _FLOATS = frozenset({"real", "double precision"})
 
 
@@ -51,18 +51,19 @@ def analyse(connection: Connection, definition: Definition) -> Dependencies:
         raise DefinitionError(
             f"{file} reads no table", hint="A document is a row of some table, with what belongs to it."
         )
-    _require_affects_used(definition, connection, [read.relation for read in found.reads])
-    analysis = _Analysis(connection, definition, found)
-    analysis.require_derivable()
-    used = {read.relation: analysis.table_use(read) for read in found.reads}
-    root, root_key = analysis.routes.root()
+    affects = _affects(connection, definition, [read.relation for read in found.reads])
+    derived = derive(connection, found, file)
+    _require_derivable(definition, found, derived, affects)
+    used = {
+        read.relation: _table_use(connection, found, derived, read, affects.get(read.relation)) for read in found.reads
+    }
     return Dependencies(
         canonical_select=found.canonical,
         id_type=found.columns["_id"],
-        fields=tuple(Field(name=name, type=type_) for name, type_ in found.columns.items() if name not in _NO_FIELDS),
+        fields=tuple(name for name in found.columns if name not in _NO_FIELDS),
         has_routing="_routing" in found.columns,
-        root=root,
-        root_key=root_key,
+        root=derived.root,
+        root_key=derived.root_key,
         tables=used,
         views=found.view_names,
         shapes=_shapes(connection, found, used),
@@ -133,95 +134,82 @@ def _join_field(mapping: dict[str, Any]) -> str | None:
     return None
 
 
-class _Analysis:
-    """The analysis of one definition."""
+def _affects(connection: Connection, definition: Definition, relations: Sequence[str]) -> dict[str, _Affects]:
+    """Return the affects queries, by relation.
 
-    def __init__(self, connection: Connection, definition: Definition, found: Probe) -> None:
-        self._connection = connection
-        self._definition = definition
-        self._id_type = found.columns["_id"]
-        self._relations = {read.name: read.relation for read in found.reads}
-        self._unread = found.unread
-        self.routes = Routes(connection, found, f"{definition.folder}/select.sql")
+    Raises:
+        DefinitionError: The SELECT does not read the table of one.
+    """
+    found: dict[str, _Affects] = {}
+    for name, query in definition.affects.items():
+        file = f"{definition.folder}/affects/{name}.sql"
+        with names_as_written(connection):
+            row = connection.execute(_RELATION, (name,)).fetchone()
+        if row is None or row[0] not in relations:
+            names = ", ".join(relation.removeprefix("public.") for relation in relations)
+            raise DefinitionError(
+                f"{file}: the SELECT reads no table {name}",
+                hint=f"Rename the file after a table of the SELECT, quoted as in SQL, or remove it. It reads: {names}",
+            )
+        found.setdefault(row[0], (file, query))
+    return found
 
-    def require_derivable(self) -> None:
-        """Refuse uses of tables from which no path leads to ``_id``, unless an affects query exists for the table.
 
-        Raises:
-            DefinitionError: Names all of them.
-        """
-        nodes = self.routes.graph.nodes
-        asked = [one for one in nodes if self._affects(one.table)[1] is None and not self.routes.paths(one)]
-        read = {node.table for node in nodes}
-        lost = [name for name in self._relations if name not in read and self._affects(name)[1] is None]
-        if not asked and not lost:
-            return
-        relations = list(dict.fromkeys(self._relations[name] for name in (*lost, *(node.table for node in asked))))
-        folder = self._definition.folder / "affects"
-        files = ", ".join(f"{folder}/{relation.removeprefix('public.')}.sql" for relation in relations)
-        reason = self._reason(asked)
-        if lost:
-            reason = f"syncer cannot read {self._unread}" if self._unread else "a call that syncer cannot read has them"
-        raise DefinitionError(
-            f"{self._definition.folder}/select.sql: which documents does a change of {', '.join(relations)} touch? "
-            f"It does not follow from the SELECT: {reason}",
-            hint=f"Add {files}, a query that returns the ids of these documents:\n"
-            f"{self._template()}\n"
-            "%(rows)s has the old and the new version of each changed row. The query adds to what follows from the\n"
-            "SELECT, so it need not cover other uses of the table. It may return too many ids, never too few.",
-        )
+def _require_derivable(definition: Definition, found: Probe, derived: Derivation, affects: Container[str]) -> None:
+    """Refuse uses of tables from which no path leads to ``_id``, unless an affects query exists for the table.
 
-    def _template(self) -> str:
-        """Return an affects query to start from, with the names of this SELECT."""
-        root, key = self.routes.root()
-        return f"SELECT d.{key or '…'} AS _id FROM {root or '…'} AS d JOIN %(rows)s AS changed ON d.… = changed.…"  # noqa: S608
-
-    def _reason(self, asked: Sequence[Node]) -> str:
-        graph = self.routes.graph
-        if graph.ids:
-            obstacles = dict.fromkeys(text for node in asked for text in graph.obstacles.get(node.number, ()))
-            return "; ".join(["no equality of WHERE or ON that must hold leads from there to _id", *obstacles])
-        return (
+    Raises:
+        DefinitionError: Names all of them.
+    """
+    asked = {read.name: read.relation for read in found.reads if read.relation not in affects}
+    nodes = [node for node in derived.graph.nodes if node.table in asked and not derived.routes[node.number]]
+    placed = {node.table for node in derived.graph.nodes}
+    lost = [relation for name, relation in asked.items() if name not in placed]
+    if not nodes and not lost:
+        return
+    if lost:
+        reason = f"syncer cannot read {found.unread}" if found.unread else "a call that syncer cannot read has them"
+    elif derived.graph.ids:
+        obstacles = dict.fromkeys(text for node in nodes for text in derived.graph.obstacles.get(node.number, ()))
+        reason = "; ".join(["no equality of WHERE or ON that must hold leads from there to _id", *obstacles])
+    else:
+        reason = (
             "_id must be made of columns of one table (a link table has the keys of both sides), by ||, casts and "
             "arithmetic, and whether a document exists must not depend on others (LIMIT, OFFSET, DISTINCT ON, a window)"
         )
-
-    def _affects(self, name: TableName) -> tuple[str, str | None]:
-        return _affects(self._connection, self._definition, self._relations[name])
-
-    def table_use(self, read: Read) -> TableUse:
-        """Return how the definition uses one table."""
-        key = frozenset(primary_key(self._connection, read.relation))
-        nodes = [node for node in self.routes.graph.nodes if node.table == read.name]
-        routes = [route for node in nodes for route in self.routes.routes(node)]
-        queries = [route.query for route in routes if route.id_column is None]
-        routing = key.union(*(route.columns for route in routes))
-        file, query = _affects(self._connection, self._definition, read.relation)
-        if query is not None:
-            affected, used = _analyse_affects(self._connection, file, query, read.relation, self._id_type)
-            queries.append(affected)
-            routing |= used
-        return TableUse(
-            relation=read.relation,
-            watched=read.columns,
-            routing=routing,
-            id_columns=tuple(sorted({route.id_column for route in routes if route.id_column is not None})),
-            affected=tuple(dict.fromkeys(queries)),
-        )
+    relations = dict.fromkeys([*lost, *(asked[node.table] for node in nodes)])
+    files = ", ".join(f"{definition.folder}/affects/{relation.removeprefix('public.')}.sql" for relation in relations)
+    template = (
+        f"SELECT d.{derived.root_key or '…'} AS _id "  # noqa: S608 - shown, not run
+        f"FROM {derived.root or '…'} AS d JOIN %(rows)s AS changed ON d.… = changed.…"
+    )
+    raise DefinitionError(
+        f"{definition.folder}/select.sql: which documents does a change of {', '.join(relations)} touch? "
+        f"It does not follow from the SELECT: {reason}",
+        hint=f"Add {files}, a query that returns the ids of these documents:\n{template}\n"
+        "%(rows)s has the old and the new version of each changed row. The query adds to what follows from the\n"
+        "SELECT, so it need not cover other uses of the table. It may return too many ids, never too few.",
+    )
 
 
-def _affects(connection: Connection, definition: Definition, relation: str) -> tuple[str, str | None]:
-    """Return file and text of the affects query for a table; None as its text if there is none."""
-    for name, query in definition.affects.items():
-        if _resolve(connection, name) == relation:
-            return f"{definition.folder}/affects/{name}.sql", query
-    return "", None
-
-
-def _resolve(connection: Connection, name: str) -> str | None:
-    with names_as_written(connection):
-        row = connection.execute(_RELATION, (name,)).fetchone()
-    return row[0] if row else None
+def _table_use(
+    connection: Connection, found: Probe, derived: Derivation, read: Read, affects: _Affects | None
+) -> TableUse:
+    """Return how the definition uses one table."""
+    routes = [route for node in derived.graph.nodes if node.table == read.name for route in derived.routes[node.number]]
+    queries = [route.query for route in routes if route.id_column is None]
+    routing = frozenset(primary_key(connection, read.relation)).union(*(route.columns for route in routes))
+    if affects is not None:
+        query, columns = _analyse_affects(connection, *affects, read.relation, found.columns["_id"])
+        queries.append(query)
+        routing |= columns
+    return TableUse(
+        relation=read.relation,
+        watched=read.columns,
+        routing=routing,
+        id_columns=tuple(sorted({route.id_column for route in routes if route.id_column is not None})),
+        affected=tuple(dict.fromkeys(queries)),
+    )
 
 
 def _analyse_affects(
@@ -231,7 +219,7 @@ def _analyse_affects(
     over_table = probe(connection, query.replace(_ROWS, relation), file)
     if "_id" not in over_table.columns:
         raise DefinitionError(f"{file} has no column _id", hint="It must select the ids of documents, AS _id.")
-    read = next((one for one in over_table.reads if one.relation == relation), None)
+    read = next((read for read in over_table.reads if read.relation == relation), None)
     if read is not None and read.virtual:
         raise DefinitionError(
             f"{file} reads {', '.join(sorted(read.virtual))}, and a changed row has no value for a virtual column",
@@ -239,22 +227,9 @@ def _analyse_affects(
         )
     used = read.columns if read else frozenset()
     over_rows = query.replace(_ROWS, changed_rows(connection, relation))
-    canonical = probe(connection, _ids(over_rows, id_type), file).canonical
+    # The query comes first, so that an error's position refers to its file.
+    ids = f"WITH affected AS (\n{over_rows}\n) SELECT affected._id::{id_type}::text FROM affected"  # noqa: S608
+    canonical = probe(connection, ids, file).canonical
     if ROWS_MARK not in canonical:
         raise DefinitionError(f"{file}: %(rows)s must stand in a FROM clause", hint="As in: FROM %(rows)s AS changed")
     return canonical.replace(ROWS_MARK, "$1::jsonb"), used
-
-
-def _ids(query: str, id_type: str) -> str:
-    # The query comes first, so that an error's position refers to its file.
-    return f"WITH affected AS (\n{query}\n) SELECT affected._id::{id_type}::text FROM affected"  # noqa: S608
-
-
-def _require_affects_used(definition: Definition, connection: Connection, relations: Sequence[str]) -> None:
-    names = ", ".join(one.removeprefix("public.") for one in relations)
-    for name in definition.affects:
-        if _resolve(connection, name) not in relations:
-            raise DefinitionError(
-                f"{definition.folder}/affects/{name}.sql: the SELECT reads no table {name}",
-                hint=f"Rename the file after a table of the SELECT, quoted as in SQL, or remove it. It reads: {names}",
-            )

@@ -1,14 +1,25 @@
 """Derives, from a SELECT, SQL that finds the document ids that a changed row affects.
 
 Guarantee: too many ids are harmless, too few are a bug, so a SELECT that cannot be analysed is refused. Only `catalog`,
-`routes` and `fingerprint` query Postgres; the rest is pure.
+`routes`, `fingerprint` and `remarks` query Postgres; the rest is pure.
 
-    catalog       asks Postgres what a query reads; refuses one whose result depends on more than rows, such as now()
-    build         derives which columns lead to which documents, as a graph
-    graph         that graph: tables read, conditions between them, paths to ``_id``
-    scope         which column of which table a name in the SELECT means
-    select_parts  the parts of a SELECT that the derivation examines
-    routes        a path in that graph as SQL, from changed rows to document ids
+An example that runs through the modules, in the order of the derivation:
+
+    SELECT p.id AS _id, u.name AS author FROM posts AS p LEFT JOIN users AS u ON u.id = p.user_id
+
+    catalog      asks Postgres what the query reads: posts.id, posts.user_id, users.id and users.name. Refuses a query
+                 whose result depends on more than rows, such as now()
+    parser       parses the query as Postgres deparses it, with every name qualified
+    scope        what a name means: p is a reading of posts, node 0, and u one of users, node 1. So u.id is n1.id
+    expressions  what is known of an expression such as n1.id: its node, its type, whether it is strict
+    build        which equalities must hold: a user matters only with a post of which n1.id = n0.user_id. That is an
+                 edge from 1 to 0, and not back: a post without a user is a document, too
+    graph        nodes and edges, and in them the path from a changed row to ``_id``, for a user: 1 → 0
+    routes       that path as SQL: SELECT n0.id::text AS _id FROM the changed rows AS n1 JOIN public.posts AS n0
+                 ON n1.id = n0.user_id. For a post no query is needed: the column id is the document's id
+
     dependencies  the result: tables, columns, routes
     fingerprint   the columns, their types, and the views that a document relies on, as recorded at apply
+    remarks       what `syncer plan` points out, such as a field that depends on TimeZone
+    unordered     aggregates whose elements may come in another order each time
 """

@@ -12,8 +12,8 @@ change of its own, whose old image finds the document.
 An edge leads from one node to another only if a row at the first *never* matters without a row at the second that
 satisfies the condition. Displacing other rows counts as mattering. Hence:
 
-- ON of an outer join yields edges only from its nullable side; from both if ``_id`` is null for a row without a match,
-  since such a row is no document.
+- ON yields edges only from the rows that it joins. ON of an outer join yields them only from its nullable side, as in
+  the example of `syncer.lineage`; from both if ``_id`` is null for a row without a match, since that is no document.
 - A condition inside a subquery that names an outer row yields edges only from the rows inside.
 - Two branches of a UNION, or two subqueries in expressions, never yield edges between each other. A condition on a
   column of a UNION is a *fork*: it leads to documents only if every branch does in which the column is not always null.
@@ -31,7 +31,9 @@ Anything not understood yields no edge. In the worst case no path is found, and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import itertools
+import sys
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
@@ -39,15 +41,25 @@ from sqlglot import exp
 from syncer.base.errors import DefinitionError
 from syncer.base.formatting import shortened
 from syncer.lineage.catalog import TableName, table_name, tables
-from syncer.lineage.graph import EXACT_TYPES, Edge, Graph, Node, Types, Withheld, is_carried, numbers, type_of
-from syncer.lineage.scope import Branches, Columns, Scope, kept_in, renamed
-from syncer.lineage.select_parts import column_aliases, conjuncts, is_cut, queries, shared_by_competitors, windows
+from syncer.lineage.expressions import EXACT_TYPES, column, is_carried, is_strict, numbers, type_of
+from syncer.lineage.graph import Edge, Graph, Node
+from syncer.lineage.scope import (
+    UNKNOWN,
+    Columns,
+    Meaning,
+    Scope,
+    column_aliases,
+    constants_of,
+    meaning_of_branches,
+    renamed,
+    with_ctes,
+)
 
 _READINGS_MAX = 1000
 _COMPETE = "LIMIT, OFFSET, DISTINCT ON or a window lets the rows of a query displace one another"
 
-# Types that a UNION never converts to that of another branch.
-_UNCONVERTED = {"text", "uuid"}
+Types = Mapping[TableName, Mapping[str, str]]
+"""The type of each column, by table; empty if different texts count as equal."""
 
 
 def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]) -> Graph:
@@ -63,40 +75,37 @@ def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]
     Raises:
         DefinitionError: It reads its tables too often.
     """
-    reading = _Reading(tree, types, views)
-    for name, alternatives in reading.query(tree, None, {}, ()):
-        if name == "_id":
-            reading.graph.ids += [
-                one for one in alternatives if len(numbers(one)) == 1 and is_carried(one, reading.graph.nodes, types)
-            ]
-    reading.place_the_rest()
-    reading.graph.release({number for id_ in reading.graph.ids if reading.is_strict(id_) for number in numbers(id_)})
-    return reading.graph
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cte:
-    """A CTE with the names visible at its definition."""
-
-    definition: exp.CTE
-    scope: Scope | None
-    ctes: _Ctes
-
-
-_Ctes = dict[str, _Cte]
+    walk = _Walk(tree, types, views)
+    columns = walk.query(tree, None, ())
+    walk.place_the_rest()
+    ids = [
+        id_
+        for name, meaning in columns
+        if name == "_id"
+        for id_ in meaning.alternatives
+        if len(numbers(id_)) == 1 and is_carried(id_)
+    ]
+    needed = {number for id_ in ids if is_strict(id_) for number in numbers(id_)}
+    return Graph(
+        nodes=tuple(walk.nodes),
+        edges=_holding(walk.edges, needed),
+        ids=tuple(ids),
+        forks=tuple(walk.forks),
+        obstacles=walk.obstacles,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Condition:
-    """A conjunct and the nodes from which it yields edges; None for all nodes of its SELECT.
+    """A conjunct of ON or WHERE.
 
-    ``keeps`` has, for each side of an outer join that keeps rows without a match, its nodes and those of the other
-    side.
+    Args:
+        expression: The conjunct.
+        sides: The nodes from which it yields edges, each side of an outer join by itself, with what their edges need.
     """
 
     expression: exp.Expr
-    speaks_for: frozenset[int] | None
-    keeps: tuple[tuple[frozenset[int], frozenset[int]], ...] = ()
+    sides: tuple[tuple[Container[int], frozenset[int] | None], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,182 +114,146 @@ class _Body:
 
     Args:
         scope: What its names refer to.
-        ctes: The CTEs that it can read.
         context: The enclosing subqueries in expressions and UNION branches.
-        first: The first node that can be its own; nodes of enclosing SELECTs have smaller numbers.
         conditions: The conjuncts of its ON and WHERE clauses.
     """
 
     scope: Scope
-    ctes: _Ctes
     context: tuple[int, ...]
-    first: int
     conditions: list[_Condition] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arm:
-    """One side of a join.
-
-    ``merged`` has, for each column merged by a USING in it, the source of its value; None if that varies by row.
-    """
+    """One side of a join: its nodes and, by name of a column, the alias that has it; None if that is ambiguous."""
 
     nodes: frozenset[int]
-    aliases: tuple[str, ...]
-    merged: Mapping[str, str | None]
+    owners: dict[str, str | None]
 
 
-class _Reading:
-    """One walk over a SELECT."""
+class _Walk:
+    """One walk over a SELECT, in the order in which Postgres evaluates its parts: FROM, WHERE, the columns."""
 
     def __init__(self, tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]) -> None:
-        self.graph = Graph()
+        self.nodes: list[Node] = []
+        self.edges: list[Edge] = []
+        self.forks: list[tuple[Edge, ...]] = []
+        self.obstacles: dict[int, list[str]] = {}
         self._types = types
         self._views = views
-        self._contexts = 0
+        self._contexts = itertools.count(1)
         self._unread = {id(table): table for table in tables(tree)}
 
     def place_the_rest(self) -> None:
         """Create nodes without edges for tables in places that are not understood."""
-        for table in self._unread.values():
-            self._lost(table)
+        unread = list(self._unread.values())
+        while unread:
+            table = unread.pop()
+            view = self._views.get(table_name(table))
+            if view is None:
+                self._place(table, (-1,))
+            else:
+                unread += tables(view)
 
-    def _lost(self, table: exp.Table) -> None:
-        view = self._views.get(table_name(table))
-        if view is None:
-            self._node(table, (-1,))
-            return
-        for one in tables(view):
-            self._lost(one)
-
-    def _node(self, table: exp.Table, context: tuple[int, ...]) -> Node:
-        if len(self.graph.nodes) >= _READINGS_MAX:
+    def _place(self, table: exp.Table, context: tuple[int, ...]) -> Columns:
+        """Create a node for a reading of a table; return its columns."""
+        number, name = len(self.nodes), table_name(table)
+        if number >= _READINGS_MAX:
             raise DefinitionError(
                 f"The SELECT reads its tables more than {_READINGS_MAX} times, by way of CTEs and views",
                 hint="Each reading of a CTE or a view counts. Flatten those that read one another twice.",
             )
-        made = Node(number=len(self.graph.nodes), table=table_name(table), context=context)
-        self.graph.nodes.append(made)
-        return made
-
-    def _inner(self, context: tuple[int, ...]) -> tuple[int, ...]:
-        self._contexts += 1
-        return (*context, self._contexts)
+        self.nodes.append(Node(number=number, table=name, context=context))
+        types = self._types.get(name, {})
+        return [(key, Meaning((column(number, key, type_),), is_complete=True)) for key, type_ in types.items()]
 
     # Queries
 
-    def query(self, tree: exp.Expr, outer: Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> Columns:
+    def query(self, tree: exp.Expr, outer: Scope | None, context: tuple[int, ...]) -> Columns:
         """Read a query of any kind; return its columns."""
-        ctes = _with(tree, outer, ctes)
-        if isinstance(tree, exp.Subquery):
-            found = self.query(tree.this, outer, ctes, context)
-            return kept_in(found) if is_cut(tree) else found
-        if isinstance(tree, exp.SetOperation):
-            return self._union(tree, outer, ctes, context)
+        outer = with_ctes(tree, outer)
         if isinstance(tree, exp.Select):
-            return self._select(tree, outer, ctes, context)
-        return []
+            return self._select(tree, outer, context)
+        if isinstance(tree, exp.SetOperation):
+            found = self._union(tree, outer, context)
+        elif isinstance(tree, exp.Subquery):
+            found = self.query(tree.this, outer, context)
+        else:
+            return []
+        return [(name, UNKNOWN) for name, _ in found] if _is_cut(tree) else found
 
-    def _union(self, tree: exp.SetOperation, outer: Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> Columns:
-        first = len(self.graph.nodes)
-        left = self.query(tree.this, outer, ctes, self._inner(context))
-        right = self.query(tree.expression, outer, ctes, self._inner(context))
+    def _union(self, tree: exp.SetOperation, outer: Scope | None, context: tuple[int, ...]) -> Columns:
+        first = len(self.nodes)
+        branches = tree.this, tree.expression
+        left, right = (self.query(branch, outer, (*context, next(self._contexts))) for branch in branches)
         if len(left) != len(right):
             return []
-        if is_cut(tree):
-            return kept_in(left)
         compares = not isinstance(tree, exp.Union) or bool(tree.args.get("distinct"))
-        # A branch may return a column of an outer row. The other branch sees the same row, but returns another value.
-        constants = [_constants(branch, len(left)) for branch in (tree.this, tree.expression)]
+        known = [constants_of(branch, len(left)) for branch in branches]
         return [
-            (name, _joined(first, (one, other), known) if self._is_alike(one, other, known, compares=compares) else [])
-            for (name, one), (_, other), *known in zip(left, right, *constants, strict=True)
+            (name, meaning_of_branches(first, (meaning, right[at][1]), (known[0][at], known[1][at]), compares=compares))
+            for at, (name, meaning) in enumerate(left)
         ]
 
-    def _is_alike(
-        self,
-        one: Sequence[exp.Expr],
-        other: Sequence[exp.Expr],
-        constants: Sequence[exp.Expr | None],
-        *,
-        compares: bool,
-    ) -> bool:
-        """Whether no branch's column is converted to another type or replaced by an equal value of another branch."""
-        known = [
-            expressions or ([constant] if constant is not None else [])
-            for expressions, constant in zip((one, other), constants, strict=True)
-        ]
-        found = {self._type(expression) for expressions in known for expression in expressions}
-        is_one_type = len(found) == 1 and "" not in found and (all(known) or found <= _UNCONVERTED)
-        return is_one_type and (not compares or found <= EXACT_TYPES)
-
-    def _type(self, expression: exp.Expr) -> str:
-        return type_of(expression, self.graph.nodes, self._types)
-
-    def _select(self, tree: exp.Select, outer: Scope | None, ctes: _Ctes, context: tuple[int, ...]) -> Columns:
-        body = _Body(scope=Scope(outer, self._types), ctes=ctes, context=context, first=len(self.graph.nodes))
-        source = tree.args.get("from_")
-        if source is not None:
-            self._from(source.this, body)
-        for join in tree.args.get("joins") or []:  # items after a comma
-            self._join(join, _Arm(nodes=frozenset(), aliases=(), merged={}), body)
-        where = tree.args.get("where")
+    def _select(self, tree: exp.Select, outer: Scope | None, context: tuple[int, ...]) -> Columns:
+        first = len(self.nodes)
+        body = _Body(scope=Scope(outer), context=context)
+        source, where = tree.args.get("from_"), tree.args.get("where")
+        for item in [source, *(tree.args.get("joins") or ())] if source is not None else ():  # separated by commas
+            self._from(item.this, body)
         if where is not None:
-            body.conditions.extend(_Condition(expression=one, speaks_for=None) for one in conjuncts(where.this))
+            every = range(first, sys.maxsize)
+            body.conditions.extend(
+                _Condition(expression=part, sides=((every, None),)) for part in _conjuncts(where.this)
+            )
         for condition in body.conditions:
-            self._condition(condition, body)
+            self._read_condition(condition, body)
         for part in ("expressions", "group", "having", "order", "distinct", "windows", "limit", "offset", "fetch"):
-            self._nested(tree.args.get(part), body)
-        return self._leading_out(tree, body)
+            self._read_nested(tree.args.get(part), body)
+        return self._leading_out(tree, range(first, len(self.nodes)), body)
 
-    def _leading_out(self, tree: exp.Select, body: _Body) -> Columns:
-        shared = shared_by_competitors(tree)
-        merges = bool(tree.args.get("group") or tree.args.get("distinct") or windows(tree))
+    def _leading_out(self, tree: exp.Select, nodes: Iterable[int], body: _Body) -> Columns:
+        """Return the columns of a SELECT; unknown are those in which rows may differ that displace one another."""
+        shared = _shared_by_competitors(tree)
+        merges = bool(tree.args.get("group") or tree.args.get("distinct") or _windows(tree))
         found: Columns = []
-        for one in tree.expressions:
-            meant = body.scope.meaning(one.unalias())
-            if meant and not shared(one):
-                self._note(range(body.first, len(self.graph.nodes)), _COMPETE)
-                meant = []
-            if merges and not all(self._type(meaning) in EXACT_TYPES for meaning in meant):
-                meant = [meaning for meaning in meant if self._type(meaning) in EXACT_TYPES]
-            found.append((one.alias_or_name, meant))
+        for part in tree.expressions:
+            meaning = body.scope.meaning(part.unalias())
+            if meaning.alternatives and not all(part.unalias().unnest() in names for names in shared):
+                self._note(nodes, _COMPETE)
+                meaning = UNKNOWN
+            exact = tuple(known for known in meaning.alternatives if type_of(known) in EXACT_TYPES)
+            found.append((part.alias_or_name, Meaning(exact) if merges and exact != meaning.alternatives else meaning))
         return found
 
     # Sources
 
     def _from(self, item: exp.Expr, body: _Body) -> _Arm:
         """Read a FROM item with the joins attached to it."""
-        first = len(self.graph.nodes)
-        alias = item.alias_or_name
-        if isinstance(item, exp.Table):
-            body.scope.sources[alias] = self._table(item, body)
-        elif isinstance(item, exp.Subquery) and isinstance(item.this, exp.Table | exp.Subquery) and not item.alias:
-            return self._joined(item, self._from(item.this, body), body)  # parentheses around a join
+        first, alias = len(self.nodes), item.alias_or_name
+        if isinstance(item, exp.Subquery) and isinstance(item.this, exp.Table | exp.Subquery) and not item.alias:
+            arm = self._from(item.this, body)  # parentheses around a join
         else:
-            body.scope.sources[alias] = self._derived(item, body)
-        nodes = frozenset(range(first, len(self.graph.nodes)))
-        return self._joined(item, _Arm(nodes=nodes, aliases=(alias,), merged={}), body)
-
-    def _joined(self, item: exp.Expr, arm: _Arm, body: _Body) -> _Arm:
+            columns = self._table(item, body) if isinstance(item, exp.Table) else self._derived(item, body)
+            body.scope.sources[alias] = columns
+            arm = _Arm(nodes=frozenset(range(first, len(self.nodes))), owners={name: alias for name, _ in columns})
         for join in item.args.get("joins") or []:
             arm = self._join(join, arm, body)
         return arm
 
-    def _table(self, table: exp.Table, body: _Body) -> Node | Columns:
+    def _table(self, table: exp.Table, body: _Body) -> Columns:
         if table.db:
             self._unread.pop(id(table), None)
             view = self._views.get(table_name(table))
             if view is None:
-                node = self._node(table, body.context)
-                return node if not column_aliases(table) else []
-            self._unread |= {id(one): one for one in tables(view)}
-            return renamed(self.query(view, None, {}, body.context), table)
-        cte = body.ctes.get(table.name) if isinstance(table.this, exp.Identifier) else None
+                found = self._place(table, body.context)
+                return found if not column_aliases(table) else []
+            self._unread |= {id(inner): inner for inner in tables(view)}
+            return renamed(self.query(view, None, body.context), table)
+        cte = body.scope.cte(table.name) if isinstance(table.this, exp.Identifier) else None
         if cte is not None:
-            found = self.query(cte.definition.this, cte.scope, cte.ctes, body.context)
-            return renamed(renamed(found, cte.definition), table)
-        self._nested(table.this, body)
+            return renamed(renamed(self.query(cte.definition.this, cte.scope, body.context), cte.definition), table)
+        self._read_nested(table.this, body)
         return []
 
     def _derived(self, item: exp.Expr, body: _Body) -> Columns:
@@ -288,160 +261,158 @@ class _Reading:
         inner = item.this if is_lateral else item
         if isinstance(inner, exp.Query):
             outer = body.scope if is_lateral else body.scope.outer
-            return renamed(self.query(inner, outer, body.ctes, body.context), item)
-        self._nested(inner, body)
+            return renamed(self.query(inner, outer, body.context), item)
+        self._read_nested(inner, body)
         return []
 
     def _join(self, join: exp.Join, left: _Arm, body: _Body) -> _Arm:
+        """Read a join; the side that an outer join keeps yields edges only if the other side is needed."""
         right = self._from(join.this, body)
-        side = (join.side or "").upper()
         on = join.args.get("on")
-        equal = list(conjuncts(on)) if on is not None else []
-        merged = {**left.merged, **right.merged}
-        for name in (one.name for one in join.args.get("using") or []):
-            owners = self._owner(name, left, body.scope), self._owner(name, right, body.scope)
-            if owners[0] is not None and owners[1] is not None:
-                one, other = (exp.column(name, table=owner) for owner in owners)
-                equal.append(exp.EQ(this=one, expression=other))
-            merged[name] = {"": owners[0], "LEFT": owners[0], "RIGHT": owners[1]}.get(side)
-        speaks_for = {"": None, "LEFT": right.nodes, "RIGHT": left.nodes}.get(side, frozenset())
-        keeps = {
-            "LEFT": ((left.nodes, right.nodes),),
-            "RIGHT": ((right.nodes, left.nodes),),
-            "FULL": ((left.nodes, right.nodes), (right.nodes, left.nodes)),
-        }.get(side, ())
-        body.conditions.extend(_Condition(expression=one, speaks_for=speaks_for, keeps=keeps) for one in equal)
-        return _Arm(nodes=left.nodes | right.nodes, aliases=left.aliases + right.aliases, merged=merged)
-
-    def _owner(self, name: str, arm: _Arm, scope: Scope) -> str | None:
-        """Return the source whose column USING compares, if it is unambiguous."""
-        if name in arm.merged:
-            return arm.merged[name]
-        known = [self._names(scope.sources[alias]) for alias in arm.aliases]
-        having = [alias for alias, names in zip(arm.aliases, known, strict=True) if name in names]
-        return having[0] if len(having) == 1 else None
-
-    def _names(self, source: Node | Columns) -> Collection[str]:
-        """Return the columns of a source."""
-        return self._types[source.table] if isinstance(source, Node) else {name for name, _ in source}
+        side = (join.side or "").upper()
+        equal = list(_conjuncts(on)) if on is not None else []
+        owners = left.owners | right.owners | dict.fromkeys(left.owners.keys() & right.owners.keys())
+        for name in (using.name for using in join.args.get("using") or []):
+            aliases = left.owners.get(name), right.owners.get(name)
+            if None not in aliases:
+                this, expression = (exp.column(name, table=alias) for alias in aliases)
+                equal.append(exp.EQ(this=this, expression=expression))
+            owners[name] = {"": aliases[0], "LEFT": aliases[0], "RIGHT": aliases[1]}.get(side)  # FULL merges both
+        sides = (
+            (left.nodes, None if side in ("", "RIGHT") else right.nodes),
+            (right.nodes, None if side in ("", "LEFT") else left.nodes),
+        )
+        body.conditions.extend(_Condition(expression=part, sides=sides) for part in equal)
+        return _Arm(nodes=left.nodes | right.nodes, owners=owners)
 
     # Conditions
 
-    def _condition(self, condition: _Condition, body: _Body) -> None:
+    def _read_condition(self, condition: _Condition, body: _Body) -> None:
         expression = condition.expression
-        if isinstance(expression, exp.EQ):
-            first = len(self.graph.edges)
-            sides = body.scope.meaning(expression.left), body.scope.meaning(expression.right)
-            self._equal(expression.left, sides[1], condition, body)
-            self._fork(sides, self.graph.edges[first:])
         if isinstance(expression, exp.In) and expression.args.get("query") is not None:
-            self._in(expression, condition, body)
+            self._read_in(expression, condition, body)
+            return
+        self._read_nested(expression, body)
+        if isinstance(expression, exp.EQ):
+            self._equate(body.scope.meaning(expression.left), body.scope.meaning(expression.right), condition)
         else:
-            self._nested(expression, body)
-            if not isinstance(expression, exp.EQ):
-                named = [number for one in expression.find_all(exp.Column) for number in body.scope.nodes_of(one)]
-                self._note(named, f"{_text(expression)} is no equality")
+            named = {
+                number
+                for part in expression.find_all(exp.Column)
+                for alternative in body.scope.meaning(part).alternatives
+                for number in numbers(alternative)
+            }
+            self._note(named, f"{_text(expression)} is no equality")
 
-    def _note(self, nodes: Iterable[int], obstacle: str) -> None:
-        for one in nodes:
-            self.graph.obstacles.setdefault(one, []).append(obstacle)
-
-    def _equal(self, side: exp.Expr, others: Sequence[exp.Expr], condition: _Condition, body: _Body) -> None:
-        for one in body.scope.meaning(side):
-            for other in others:
-                is_pair = len(numbers(one)) == len(numbers(other)) == 1 and numbers(one) != numbers(other)
-                if is_pair and all(self.is_strict(part) and self._is_carried(part) for part in (one, other)):
-                    equal = exp.EQ(this=one.copy(), expression=other.copy())
-                    self._edge(one, other, equal, condition, body)
-                    self._edge(other, one, equal, condition, body)
-
-    def _fork(self, sides: Sequence[list[exp.Expr]], edges: Sequence[Edge]) -> None:
-        """Add the edges from a single node into all branches of a UNION, if none is missing."""
-        for side, other in (sides, sides[::-1]):
-            if len(side) == 1 and isinstance(other, Branches) and len(numbers(side[0])) == 1:
-                targets = {number for branch in other for number in numbers(branch)}
-                fork = tuple(edge for edge in edges if {edge.source} == numbers(side[0]) and edge.target in targets)
-                if fork and len(fork) == len(other):
-                    self.graph.forks.append(fork)
-
-    def is_strict(self, expression: exp.Expr) -> bool:
-        """Whether an expression is null if a column of it is: ``||`` of texts is, that of arrays is not."""
-        return all(self._type(part) == "text" for part in expression.find_all(exp.DPipe))
-
-    def _is_carried(self, expression: exp.Expr) -> bool:
-        return is_carried(expression, self.graph.nodes, self._types)
-
-    def _in(self, expression: exp.In, condition: _Condition, body: _Body) -> None:
+    def _read_in(self, expression: exp.In, condition: _Condition, body: _Body) -> None:
         """Treat ``x IN (SELECT …)`` as a join: its inner rows never matter without an outer one."""
-        inner = len(self.graph.nodes)
-        found = self.query(expression.args["query"], body.scope, body.ctes, body.context)
-        speaks_for = condition.speaks_for
-        if speaks_for is not None:
-            speaks_for |= frozenset(range(inner, len(self.graph.nodes)))
+        first = len(self.nodes)
+        found = self.query(expression.args["query"], body.scope, body.context)
+        inner = range(first, len(self.nodes)), None
         outside = expression.this.unnest()
         sides = outside.expressions if isinstance(outside, exp.Tuple) else [outside]
         if len(sides) == len(found):
-            for side, (_, alternatives) in zip(sides, found, strict=True):
-                self._equal(side, alternatives, replace(condition, speaks_for=speaks_for), body)
-        self._nested(expression.this, body)
+            for side, (_, meaning) in zip(sides, found, strict=True):
+                self._equate(body.scope.meaning(side), meaning, replace(condition, sides=(*condition.sides, inner)))
+        self._read_nested(expression.this, body)
 
-    def _edge(self, source: exp.Expr, target: exp.Expr, equal: exp.EQ, condition: _Condition, body: _Body) -> None:
+    def _equate(self, left: Meaning, right: Meaning, condition: _Condition) -> None:
+        """Add the edges of an equality and, if one side is known from every branch of a UNION, the fork into them."""
+        first = len(self.edges)
+        for pair in itertools.product(left.alternatives, right.alternatives):
+            nodes = [numbers(part) for part in pair]
+            is_pair = len(nodes[0]) == len(nodes[1]) == 1 and nodes[0] != nodes[1]
+            if is_pair and all(is_strict(part) and is_carried(part) for part in pair):
+                (here,), (there,) = nodes
+                equal = exp.EQ(this=pair[0].copy(), expression=pair[1].copy())
+                self._add_edge(here, there, equal, condition)
+                self._add_edge(there, here, equal, condition)
+        added = [edge for edge in self.edges[first:] if edge.needs is None]
+        for side, other_side in ((left, right), (right, left)):
+            if len(side.alternatives) == 1 and other_side.is_complete:
+                targets = set[int]().union(*map(numbers, other_side.alternatives))
+                source = numbers(side.alternatives[0])
+                fork = tuple(edge for edge in added if {edge.source} == source and edge.target in targets)
+                if fork and len(fork) == len(other_side.alternatives):
+                    self.forks.append(fork)
+
+    def _add_edge(self, source: int, target: int, equal: exp.EQ, condition: _Condition) -> None:
         """Add an edge between two nodes, if the condition yields edges from the first."""
-        (one,), (other,) = numbers(source), numbers(target)
-        if one >= body.first and (condition.speaks_for is None or one in condition.speaks_for):
-            self.graph.edges.append(Edge(source=one, target=other, condition=equal))
-        elif one >= body.first:
-            edge = Edge(source=one, target=other, condition=equal)
-            self.graph.withheld += [
-                Withheld(edge=edge, nullable=lacked) for kept, lacked in condition.keeps if one in kept
-            ]
-            self._note([one], f"the outer join on {_text(condition.expression)} keeps rows without a match")
+        needed = [needs for nodes, needs in condition.sides if source in nodes]
+        for needs in [None] if None in needed else needed:
+            self.edges.append(Edge(source=source, target=target, condition=equal, needs=needs))
+            if needs is not None:
+                self._note([source], f"the outer join on {_text(condition.expression)} keeps rows without a match")
 
-    def _nested(self, part: object, body: _Body) -> None:
+    def _note(self, nodes: Iterable[int], obstacle: str) -> None:
+        for number in nodes:
+            self.obstacles.setdefault(number, []).append(obstacle)
+
+    def _read_nested(self, part: object, body: _Body) -> None:
         """Read the queries inside an expression, each in a context of its own."""
-        for one in part if isinstance(part, list) else [part]:
-            for query in queries(one):
-                self.query(query, body.scope, body.ctes, self._inner(body.context))
+        for query in _queries(part):
+            self.query(query, body.scope, (*body.context, next(self._contexts)))
+
+
+def _holding(edges: Sequence[Edge], needed: Collection[int]) -> tuple[Edge, ...]:
+    """Return the edges that hold if the rows at some nodes are needed for ``_id``: without them, it is null.
+
+    A row whose ``_id`` is null is no document. So an outer join that lacks such a row does not keep the others either.
+    """
+    holding = [edge for edge in edges if edge.needs is None]
+    withheld = [edge for edge in edges if edge.needs is not None]
+    known = set(needed)
+    while found := [edge for edge in withheld if not known.isdisjoint(edge.needs or ())]:
+        holding += found
+        known |= {number for edge in found for number in (edge.source, edge.target)}
+        withheld = [edge for edge in withheld if edge not in found]
+    return tuple(holding)
+
+
+def _conjuncts(expression: exp.Expr) -> Iterator[exp.Expr]:
+    """Yield the conditions that must all hold: an expression split at its ANDs."""
+    expression = expression.unnest()
+    if isinstance(expression, exp.And):
+        yield from _conjuncts(expression.left)
+        yield from _conjuncts(expression.right)
+    else:
+        yield expression
+
+
+def _queries(part: object) -> Iterator[exp.Expr]:
+    """Yield the outermost queries inside an expression or a list of them."""
+    if isinstance(part, exp.Query):
+        yield part
+    elif isinstance(part, exp.Expr | list):
+        for inner in part if isinstance(part, list) else part.iter_expressions():
+            yield from _queries(inner)
+
+
+def _is_cut(query: exp.Expr) -> bool:
+    """Whether a query returns only some of its rows."""
+    return any(query.args.get(name) for name in ("limit", "offset", "fetch"))
+
+
+def _windows(select: exp.Select) -> list[exp.Window]:
+    """Return a SELECT's own windows, without those of nested queries."""
+    return [window for window in select.find_all(exp.Window) if window.parent_select is select]
+
+
+def _shared_by_competitors(select: exp.Select) -> list[set[exp.Expr]]:
+    """Return, for each clause that lets rows displace or change one another, what such rows have in common."""
+    if _is_cut(select):
+        return [set()]
+    named = {window.name: window for window in select.args.get("windows") or []}
+    shared = [
+        {part.unnest() for part in named.get(window.alias, window).args.get("partition_by") or []}
+        for window in _windows(select)
+    ]
+    distinct = select.args.get("distinct")
+    on = distinct.args.get("on") if isinstance(distinct, exp.Distinct) else None
+    if on is not None:
+        shared.append({part.unnest() for part in (on.expressions if isinstance(on, exp.Tuple) else [on])})
+    return shared
 
 
 def _text(expression: exp.Expr) -> str:
     return str(shortened(expression.unnest().sql(dialect="postgres")))
-
-
-def _constants(branch: exp.Expr, columns: int) -> list[exp.Expr | None]:
-    """Return the constants among the columns of a branch of a UNION. They lead to no row, but have a type."""
-    select = branch.unnest()
-    found = [one.unalias() for one in select.expressions] if isinstance(select, exp.Select) else []
-    return [one if _is_constant(one) else None for one in found] if len(found) == columns else [None] * columns
-
-
-def _is_constant(expression: exp.Expr) -> bool:
-    kinds = (exp.Cast, exp.DataType, exp.DataTypeParam, exp.Literal, exp.Neg, exp.Null, exp.Paren)
-    return all(isinstance(part, kinds) for part in expression.walk())
-
-
-def _joined(first: int, branches: Sequence[list[exp.Expr]], constants: Sequence[exp.Expr | None]) -> list[exp.Expr]:
-    """Return the alternatives of all branches that use only nodes from this number on."""
-    found = [one for branch in branches for one in branch if min(numbers(one)) >= first]
-    are_all = len(found) == sum(map(len, branches)) and all(
-        isinstance(branch, Branches) or _is_null(constant) for branch, constant in zip(branches, constants, strict=True)
-    )
-    return Branches(found) if are_all else found
-
-
-def _is_null(constant: exp.Expr | None) -> bool:
-    return constant is not None and isinstance(constant.unnest(), exp.Null | exp.Cast) and bool(constant.find(exp.Null))
-
-
-def _with(tree: exp.Expr, outer: Scope | None, ctes: _Ctes) -> _Ctes:
-    clause = tree.args.get("with_")
-    if clause is None:
-        return ctes
-    # WITH RECURSIVE hides all its names at once: a CTE in it may read itself or a later one.
-    hidden = {cte.alias for cte in clause.expressions} if clause.args.get("recursive") else set()
-    seen = {name: cte for name, cte in ctes.items() if name not in hidden}
-    for cte in clause.expressions:
-        if any(not table.db and table.name in hidden - seen.keys() for table in cte.this.find_all(exp.Table)):
-            continue  # not read, so that its tables have no edges
-        seen[cte.alias] = _Cte(definition=cte, scope=outer, ctes=dict(seen))
-    return seen

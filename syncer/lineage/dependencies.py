@@ -11,14 +11,6 @@ from syncer.lineage.fingerprint import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """A column of the SELECT that becomes a field of the document."""
-
-    name: str
-    type: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TableUse:
     """How a document uses a table.
 
@@ -55,7 +47,7 @@ class Dependencies:
 
     canonical_select: str
     id_type: str
-    fields: tuple[Field, ...]
+    fields: tuple[str, ...]
     root: str | None
     root_key: str | None
     tables: dict[str, TableUse]

@@ -1,11 +1,17 @@
 """Routes: SQL that leads from the changed rows of a table to document ids.
 
 Guarantee: a route finds every document that its reading of the table takes part in, along the path that
-`syncer.lineage.build` has found. Postgres has accepted the resulting query.
+`syncer.lineage.graph` has found. Postgres has accepted the resulting query.
+
+In the example of `syncer.lineage`, the path of a user, 1 → 0, becomes
+
+    SELECT (n0.id)::text AS _id FROM jsonb_populate_recordset(NULL::public.users, $1::jsonb) AS n1
+    JOIN public.posts AS n0 ON n1.id = n0.user_id
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import psycopg
@@ -15,9 +21,11 @@ from sqlglot import exp
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection
 from syncer.lineage.build import read_graph
-from syncer.lineage.catalog import Probe
-from syncer.lineage.graph import PLAIN_TYPES, Graph, Hop, Node, Path, numbers
+from syncer.lineage.catalog import Probe, TableName
+from syncer.lineage.expressions import PLAIN_TYPES, numbers, type_of
+from syncer.lineage.graph import Graph, Hop, Node, Path
 
+_PLAIN = frozenset(PLAIN_TYPES.values())
 ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"
 """Placeholder for the changed rows until a query is run; deparsing preserves it literally."""
 
@@ -67,100 +75,95 @@ class Route:
     id_column: str | None
 
 
-class Routes:
-    """The routes from the tables of one analysed SELECT to its documents; ``file`` is for errors."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derivation:
+    """What follows from a SELECT.
 
-    def __init__(self, connection: Connection, found: Probe, file: str) -> None:
-        self._connection = connection
-        self._file = file
-        self._id_type = found.columns["_id"]
-        self._relations = {read.name: read.relation for read in found.reads}
-        self._catalogue = {read.name: known_table(connection, read.relation) for read in found.reads}
-        types = {name: table.types for name, table in self._catalogue.items()}
-        self.graph = read_graph(found.tree, types, found.views) if found.tree else Graph()
-        self._paths: dict[int, tuple[Path, ...]] = {}
+    Args:
+        graph: Its readings of tables and the equalities between them.
+        routes: By node, the routes that together lead to all its documents; none if they cannot be derived.
+        root: The table whose unique column ``root_key`` is ``_id``, if it is one.
+        root_key: That column.
+    """
 
-    def root(self) -> tuple[str | None, str | None]:
-        """Return table and column of ``_id``, if it is a unique column of a table; otherwise None, None."""
-        if len(self.graph.ids) != 1 or not isinstance(self.graph.ids[0], exp.Column):
-            return None, None
-        column = self.graph.ids[0]
-        node = self._node(column)
-        is_unique = frozenset({column.name}) in self._catalogue[node.table].keys
-        return (self._relations[node.table], column.name) if is_unique else (None, None)
+    graph: Graph
+    routes: dict[int, tuple[Route, ...]]
+    root: str | None
+    root_key: str | None
 
-    def paths(self, node: Node) -> tuple[Path, ...]:
-        """Return the paths from a reading of a table that together lead to its documents; none if they do not."""
-        if node.number not in self._paths:
-            keys = {name: table.keys for name, table in self._catalogue.items()}
-            self._paths[node.number] = self.graph.paths(node, keys)
-        return self._paths[node.number]
 
-    def _node(self, expression: exp.Expr) -> Node:
-        (number,) = numbers(expression)
-        return self.graph.nodes[number]
+def derive(connection: Connection, found: Probe, file: str) -> Derivation:
+    """Derive the routes from each reading of a table in an analysed SELECT; ``file`` is for errors.
 
-    def routes(self, node: Node) -> list[Route]:
-        """Return the routes from one reading of a table, one for each of its paths."""
-        return [self._route(node, path) for path in self.paths(node)]
+    Raises:
+        DefinitionError: It reads its tables too often, or Postgres refuses a query that was derived.
+    """
+    relations = {read.name: read.relation for read in found.reads}
+    keys = {name: unique_keys(connection, relation) for name, relation in relations.items()}
+    types = {
+        name: dict[str, str](connection.execute(_TYPES, (relation,)).fetchall()) for name, relation in relations.items()
+    }
+    graph = read_graph(found.tree, types, found.views) if found.tree else Graph()
+    id_type = found.columns["_id"]
+    routes = {
+        node.number: tuple(_route(connection, relations, node, path, id_type) for path in graph.paths(node, keys))
+        for node in graph.nodes
+    }
+    for route in itertools.chain.from_iterable(routes.values()):
+        _require_runs(connection, route.query.replace("$1::jsonb", ROWS_MARK), file)
+    root = root_key = None
+    if len(graph.ids) == 1 and isinstance(graph.ids[0], exp.Column):
+        (number,) = numbers(graph.ids[0])
+        table = graph.nodes[number].table
+        if frozenset({graph.ids[0].name}) in keys[table]:
+            root, root_key = relations[table], graph.ids[0].name
+    return Derivation(graph=graph, routes=routes, root=root, root_key=root_key)
 
-    def _route(self, node: Node, path: Path) -> Route:
-        id_, hops = self._shortened(path)
-        conditions = [condition for hop in hops for condition in hop.conditions]
-        own = f"n{node.number}"
-        columns = frozenset(
-            one.name for part in (id_, *conditions) for one in part.find_all(exp.Column) if one.table == own
-        )
-        is_direct = not hops and self._is_text_of_id(id_)
-        return Route(query=self._query(node, id_, hops), columns=columns, id_column=id_.name if is_direct else None)
 
-    def _shortened(self, path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:
-        """Return the path without its last table, if only a key is needed of it that the table before has, too."""
-        if path.hops and isinstance(path.id, exp.Column):
-            last = path.hops[-1]
-            for condition in last.conditions:
-                for side, other in ((condition.left, condition.right), (condition.right, condition.left)):
-                    is_key = side == path.id and numbers(side) == {last.node.number}
-                    if is_key and isinstance(other, exp.Column) and self._is_plain(other, self._type(side)):
-                        return other, path.hops[:-1]
-        return path.id, path.hops
+def _route(connection: Connection, relations: dict[TableName, str], node: Node, path: Path, id_type: str) -> Route:
+    """Return a path as SQL, with the changed rows in the place of its first table."""
+    id_, hops = _without_last(path)
+    own = f"n{node.number}"
+    joins = "".join(
+        f"\nJOIN {relations[hop.node.table]} AS n{hop.node.number} ON "
+        + " AND ".join(condition.sql(dialect="postgres") for condition in hop.conditions)
+        for hop in hops
+    )
+    read = (id_, *(condition for hop in hops for condition in hop.conditions))
+    # The cast to the id's type is needed only if the text may differ. A wider type may hold values that it rejects.
+    is_id = isinstance(id_, exp.Column) and type_of(id_) in _PLAIN and type_of(id_) == PLAIN_TYPES.get(id_type)
+    as_id = "" if is_id else f"::{id_type}"
+    # Names of relations come from Postgres, conditions from its deparsed SQL.
+    rows = changed_rows(connection, relations[node.table]).replace(ROWS_MARK, "$1::jsonb")
+    return Route(
+        query=f"SELECT ({id_.sql(dialect='postgres')}){as_id}::text AS _id\nFROM {rows} AS {own}{joins}",
+        columns=frozenset(place.name for part in read for place in part.find_all(exp.Column) if place.table == own),
+        id_column=id_.name if is_id and not hops else None,
+    )
 
-    def _type(self, column: exp.Expr) -> str:
-        return self._catalogue[self._node(column).table].types.get(column.name, "")
 
-    def _is_plain(self, column: exp.Column, type_: str) -> bool:
-        """Whether equal values of a column and of a type have equal texts."""
-        own = self._type(column)
-        return own in PLAIN_TYPES and PLAIN_TYPES[own] == PLAIN_TYPES.get(type_)
+def _without_last(path: Path) -> tuple[exp.Expr, tuple[Hop, ...]]:
+    """Return the path without its last table, if only a key is needed of it that the table before has, too.
 
-    def _is_text_of_id(self, expression: exp.Expr) -> bool:
-        """Whether an expression is a column whose text is the id as the SELECT returns it."""
-        return isinstance(expression, exp.Column) and self._is_plain(expression, self._id_type)
+    So a comment whose ``post_id`` equals the ``id`` of its post leads to ``post_id``, without a look at the post.
+    """
+    for equal in path.hops[-1].conditions if path.hops and isinstance(path.id, exp.Column) else ():
+        for side, other in ((equal.left, equal.right), (equal.right, equal.left)):
+            is_alike = isinstance(other, exp.Column) and type_of(other) == type_of(side) and type_of(side) in _PLAIN
+            if side == path.id and is_alike:
+                return other, path.hops[:-1]
+    return path.id, path.hops
 
-    def _query(self, node: Node, id_: exp.Expr, hops: tuple[Hop, ...]) -> str:
-        rows = changed_rows(self._connection, self._relations[node.table])
-        joins = "".join(
-            f"\nJOIN {self._relations[hop.node.table]} AS n{hop.node.number} ON "
-            + " AND ".join(condition.sql(dialect="postgres") for condition in hop.conditions)
-            for hop in hops
-        )
-        # Names of relations come from Postgres, conditions from its deparsed SQL.
-        # The cast to the id's type is needed only if the text may differ. A wider type may hold values that the cast
-        # rejects.
-        as_id = "" if self._is_text_of_id(id_) else f"::{self._id_type}"
-        query = f"SELECT ({id_.sql(dialect='postgres')}){as_id}::text AS _id\nFROM {rows} AS n{node.number}{joins}"
-        self._require_runs(query)
-        return query.replace(ROWS_MARK, "$1::jsonb")
 
-    def _require_runs(self, query: str) -> None:
-        try:
-            self._connection.execute(sql.SQL("EXPLAIN " + query))
-        except psycopg.ProgrammingError as error:
-            raise DefinitionError(
-                f"{self._file}: what was derived from it is refused by Postgres: {error}",
-                hint="Please report it, with the SELECT. Meanwhile, say in affects/<table>.sql which documents a\n"
-                "change touches.",
-            ) from error
+def _require_runs(connection: Connection, query: str, file: str) -> None:
+    try:
+        connection.execute(sql.SQL("EXPLAIN " + query))
+    except psycopg.ProgrammingError as error:
+        raise DefinitionError(
+            f"{file}: what was derived from it is refused by Postgres: {error}",
+            hint="Please report it, with the SELECT. Meanwhile, say in affects/<table>.sql which documents a\n"
+            "change touches.",
+        ) from error
 
 
 _UNIQUE_KEYS = """
@@ -180,22 +183,6 @@ WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.at
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownTable:
-    """What the catalogue says about a table.
-
-    Args:
-        keys: The sets of columns that are unique.
-        types: The type of each column that a changed row contains; empty if different texts count as equal.
-    """
-
-    keys: frozenset[frozenset[str]]
-    types: dict[str, str]
-
-
-def known_table(connection: Connection, relation: str) -> KnownTable:
-    """Return what the catalogue says about a table."""
-    return KnownTable(
-        keys=frozenset(frozenset(row[0]) for row in connection.execute(_UNIQUE_KEYS, (relation,)).fetchall()),
-        types=dict(connection.execute(_TYPES, (relation,)).fetchall()),
-    )
+def unique_keys(connection: Connection, relation: str) -> frozenset[frozenset[str]]:
+    """Return the sets of columns of a table that are unique."""
+    return frozenset(frozenset(row[0]) for row in connection.execute(_UNIQUE_KEYS, (relation,)).fetchall())

@@ -1,91 +1,156 @@
-"""Scopes: resolves names in a SELECT to columns of graph nodes, and describes the columns of queries."""
+"""Scopes: what a name in a SELECT means, in columns of nodes.
+
+In the example of `syncer.lineage`, the scope of the SELECT has the sources ``p`` and ``u``, so that ``u.id`` means
+``n1.id``. The scope of a subquery has its own sources, and that of the SELECT is around it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
 from sqlglot import exp
 
-from syncer.lineage.graph import Node, Types, numbers
-from syncer.lineage.select_parts import column_aliases
+from syncer.lineage.expressions import EXACT_TYPES, is_steady, numbers, type_of
 
-# Deterministic and strict expressions; ``||`` is strict for scalars.
-STEADY = (
-    exp.Column, exp.Identifier, exp.Literal, exp.Paren, exp.Cast, exp.DataType, exp.DataTypeParam,
-    exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Lower, exp.Upper, exp.Length, exp.DPipe,
-    exp.JSONExtract, exp.JSONExtractScalar,
-)  # fmt: skip
-
-Columns = list[tuple[str, list[exp.Expr]]]
-"""A query's columns in terms of nodes: one alternative for each UNION branch in which it is known."""
+# Types that a UNION never converts to that of another branch.
+_UNCONVERTED = {"text", "uuid"}
 
 
-class Branches(list[exp.Expr]):
-    """Alternatives for every branch in which a column is not always null."""
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a column or expression means.
+
+    Args:
+        alternatives: Expressions in columns of nodes: one, or one for each branch of a UNION in which it is known.
+        is_complete: Whether it is a column, and null in every branch without an alternative.
+    """
+
+    alternatives: tuple[exp.Expr, ...] = ()
+    is_complete: bool = False
 
 
-def _named(columns: Columns, name: str) -> list[exp.Expr]:
-    found = [alternatives for one, alternatives in columns if one == name]
-    return found[0] if len(found) == 1 else []
+UNKNOWN = Meaning()
 
-
-def kept_in(columns: Columns) -> Columns:
-    """Return the same columns without their meaning, so that no edge leads out of the query."""
-    return [(name, []) for name, _ in columns]
+Columns = list[tuple[str, Meaning]]
+"""The columns of a table or query; two may have the same name."""
 
 
 def renamed(columns: Columns, item: exp.Expr) -> Columns:
     """Return the columns under the names of an alias, as in ``AS s(a, b)``."""
     names = column_aliases(item)
-    return [(names[at] if at < len(names) else name, alternatives) for at, (name, alternatives) in enumerate(columns)]
+    return [(names[at] if at < len(names) else name, meaning) for at, (name, meaning) in enumerate(columns)]
 
 
+def column_aliases(item: exp.Expr) -> list[str]:
+    """Return the column names of an alias."""
+    alias = item.args.get("alias")
+    return [column.name for column in alias.args.get("columns") or []] if isinstance(alias, exp.TableAlias) else []
+
+
+@dataclass(frozen=True, slots=True)
+class Cte:
+    """A CTE, and the scope of its definition."""
+
+    definition: exp.CTE
+    scope: Scope | None
+
+
+@dataclass(frozen=True, slots=True)
 class Scope:
-    """The sources that names in one SELECT can refer to, and its outer scopes."""
+    """What names can refer to: the sources of one SELECT by alias, or the CTEs of one WITH; and the scope around it."""
 
-    def __init__(self, outer: Scope | None, types: Types) -> None:
-        self.outer = outer
-        self._types = types
-        self.sources: dict[str, Node | Columns] = {}
+    outer: Scope | None
+    sources: dict[str, Columns] = field(default_factory=dict)
+    ctes: Mapping[str, Cte | None] = field(default_factory=dict)
 
-    def resolve(self, reference: exp.Column) -> list[exp.Expr]:
-        """Return what a column reference stands for."""
-        scope: Scope | None = None if isinstance(reference.this, exp.Star) else self
-        while scope is not None:
-            source = scope.source(reference)
-            if isinstance(source, Node):
-                is_known = reference.name in self._types.get(source.table, {})
-                return Branches([_column(source, reference.name)]) if is_known else []
-            if source is not None:
-                return _named(source, reference.name)
-            # In canonical SQL an unqualified name never refers to an outer SELECT.
-            scope = scope.outer if reference.table else None
-        return []
+    def cte(self, name: str) -> Cte | None:
+        """Return the CTE that a name refers to, if it is one that can be read."""
+        scope: Scope | None = self
+        while scope is not None and name not in scope.ctes:
+            scope = scope.outer
+        return None if scope is None else scope.ctes[name]
 
-    def source(self, reference: exp.Column) -> Node | Columns | None:
-        """Return the source that a reference names, if it belongs to this SELECT."""
-        if reference.table:
-            return self.sources.get(reference.table)
-        # Postgres omits the qualifier if there is a single source, and for columns merged by FULL JOIN … USING.
-        return next(iter(self.sources.values())) if len(self.sources) == 1 else None
-
-    def nodes_of(self, reference: exp.Column) -> set[int]:
-        """Return the numbers of the nodes that a column reference stands for."""
-        return set().union(*map(numbers, self.resolve(reference)))
-
-    def meaning(self, expression: exp.Expr) -> list[exp.Expr]:
-        """Return a deterministic expression in terms of nodes."""
+    def meaning(self, expression: exp.Expr) -> Meaning:
+        """Return what an expression means; it is unknown unless it depends on columns alone."""
         expression = expression.unnest()
-        if not all(isinstance(part, STEADY) for part in expression.walk()):
-            return []
+        if not is_steady(expression):
+            return UNKNOWN
         if isinstance(expression, exp.Column):
-            return self.resolve(expression)
-        resolved = [self.resolve(one) for one in expression.find_all(exp.Column)]
-        if not resolved or any(len(found) != 1 for found in resolved):
-            return []
+            return self._resolve(expression)
+        resolved = [self._resolve(column).alternatives for column in expression.find_all(exp.Column)]
+        if not resolved or any(len(alternatives) != 1 for alternatives in resolved):
+            return UNKNOWN
         meant = expression.copy()
         for place, (found,) in zip(list(meant.find_all(exp.Column)), resolved, strict=True):
             place.replace(found.copy() if isinstance(found, exp.Column) else exp.paren(found.copy()))
-        return [meant]
+        return Meaning((meant,))
+
+    def _resolve(self, reference: exp.Column) -> Meaning:
+        scope: Scope | None = None if isinstance(reference.this, exp.Star) else self
+        while scope is not None:
+            if reference.table in scope.sources or not reference.table:
+                # Postgres omits the qualifier if there is a single source, and for columns merged by FULL JOIN … USING.
+                # In canonical SQL an unqualified name never refers to an outer SELECT.
+                sources = [scope.sources[reference.table]] if reference.table else list(scope.sources.values())
+                found = [meaning for name, meaning in sources[0] if name == reference.name] if len(sources) == 1 else []
+                return found[0] if len(found) == 1 else UNKNOWN
+            scope = scope.outer
+        return UNKNOWN
 
 
-def _column(node: Node, name: str) -> exp.Column:
-    return exp.column(exp.to_identifier(name, quoted=True), table=exp.to_identifier(f"n{node.number}", quoted=True))
+def with_ctes(tree: exp.Expr, outer: Scope | None) -> Scope | None:
+    """Return the scope of a query, within another one: it has the CTEs of the query's own WITH."""
+    clause = tree.args.get("with_")
+    if clause is None:
+        return outer
+    # WITH RECURSIVE hides all its names at once: a CTE in it may read itself or a later one.
+    hidden = {cte.alias for cte in clause.expressions} if clause.args.get("recursive") else set()
+    scope = Scope(outer, ctes=dict.fromkeys(hidden))
+    for cte in clause.expressions:
+        # A CTE that reads a hidden one stays hidden, so that its tables have no edges.
+        if all(table.db or table.name not in hidden for table in cte.this.find_all(exp.Table)):
+            scope = Scope(scope, ctes={cte.alias: Cte(cte, scope)})
+            hidden.discard(cte.alias)
+    return scope
+
+
+def meaning_of_branches(
+    first: int, branches: Sequence[Meaning], constants: Sequence[exp.Expr | None], *, compares: bool
+) -> Meaning:
+    """Return what a column of a UNION means.
+
+    It is unknown if a branch's value is converted to another type, or replaced by an equal one of another branch. A
+    branch may return a column of an outer row. The other branch sees the same row, but returns another value: only
+    nodes from ``first`` on count, those of the branches themselves.
+    """
+    known = [
+        meaning.alternatives or ((constant,) if constant is not None else ())
+        for meaning, constant in zip(branches, constants, strict=True)
+    ]
+    types = {type_of(expression) for expressions in known for expression in expressions}
+    if len(types) != 1 or "" in types or not (all(known) or types <= _UNCONVERTED):
+        return UNKNOWN
+    if compares and not types <= EXACT_TYPES:
+        return UNKNOWN
+    every = [alternative for meaning in branches for alternative in meaning.alternatives]
+    found = tuple(alternative for alternative in every if min(numbers(alternative)) >= first)
+    is_complete = len(found) == len(every) and all(
+        meaning.is_complete or (constant is not None and _is_null(constant))
+        for meaning, constant in zip(branches, constants, strict=True)
+    )
+    return Meaning(found, is_complete=is_complete)
+
+
+def constants_of(branch: exp.Expr, columns: int) -> list[exp.Expr | None]:
+    """Return the constants among the columns of a branch of a UNION. They lead to no row, but have a type."""
+    kinds = (exp.Cast, exp.DataType, exp.DataTypeParam, exp.Literal, exp.Neg, exp.Null, exp.Paren)
+    select = branch.unnest()
+    found = [item.unalias() for item in select.expressions] if isinstance(select, exp.Select) else []
+    if len(found) != columns:
+        return [None] * columns
+    return [item if all(isinstance(part, kinds) for part in item.walk()) else None for item in found]
+
+
+def _is_null(constant: exp.Expr) -> bool:
+    return isinstance(constant.unnest(), exp.Null | exp.Cast) and bool(constant.find(exp.Null))

@@ -403,6 +403,13 @@ REFUSED = {
         "SELECT x.id AS _id, (SELECT sum(y.v) FROM a y WHERE y.id = s.c) AS f FROM r x CROSS JOIN LATERAL "
         "(SELECT z.r_id AS c FROM l z WHERE z.a_id = x.id UNION ALL SELECT x.v) s"
     ),
+    "a row that a left join keeps, handed on by a lateral": (
+        "SELECT x.id AS _id, (SELECT count(*) FROM a y LEFT JOIN (generate_series(1, 1) u JOIN LATERAL "
+        "(SELECT y.id AS c) s ON true JOIN l z ON z.a_id = s.c AND z.r_id = x.id) ON true) AS n FROM r x"
+    ),
+    "a left join with a function": (
+        "SELECT x.id AS _id, y.v FROM r x CROSS JOIN a y LEFT JOIN generate_series(1, 1) u ON y.r_id = x.id"
+    ),
     "outer rows do not need the inner": (
         "SELECT x.id AS _id, EXISTS (SELECT FROM l z WHERE z.a_id = y.id AND z.r_id = x.id) AS f, y.v "
         "FROM a y CROSS JOIN r x"

@@ -132,7 +132,8 @@ def a_table(assign: DrawFn, names: Names) -> tuple[str, Source]:
 
 def an_item(assign: DrawFn, names: Names, depth: int) -> tuple[str, list[Source]]:
     """An item of FROM, and what it brings into sight."""
-    kind = pick(assign, [(60, "table"), (30 if depth > 0 else 0, "derived"), (6, "view"), (6, "using"), (8, "joined")])
+    kinds = [(60, "table"), (30 if depth > 0 else 0, "derived"), (6, "view"), (6, "using"), (8, "joined")]
+    kind = pick(assign, [*kinds, (6 if names.own else 0, "handed on")])
     if kind == "table":
         item, source = a_table(assign, names)
         return item, [source]
@@ -143,6 +144,13 @@ def an_item(assign: DrawFn, names: Names, depth: int) -> tuple[str, list[Source]
         source = Source(names.fresh(), ("c", "d"))
         query = a_query(assign, names.apart(), depth - 1)
         return f"({query}) AS {source.alias}", [source]
+    if kind == "handed on":  # a row of an earlier item, by a LATERAL inside a join that may not match it
+        (right, other), source = a_table(assign, names), Source(names.fresh(), ("c", "d"))
+        outer = column(assign, assign(st.sampled_from(names.own)))
+        lateral = f"(SELECT {outer} AS c, {outer} AS d) AS {source.alias}"
+        on = f"{source.alias}.c = {column(assign, other)}"
+        item = f"(generate_series(1, 1) AS {names.fresh()} JOIN LATERAL {lateral} ON true JOIN {right} ON {on})"
+        return item, [source, other]
     (left, one), (right, other) = a_table(assign, names), a_table(assign, names)
     side = assign(st.sampled_from(["", "LEFT ", "RIGHT ", "FULL "]))
     if kind == "using":

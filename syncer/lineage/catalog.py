@@ -13,7 +13,7 @@ determined, all columns of the table are reported. A query whose result can chan
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from sqlglot import TokenType, exp
 from sqlglot.errors import SqlglotError
 
 from syncer.base.errors import DefinitionError
-from syncer.base.postgres import Connection, names_as_written, value
+from syncer.base.postgres import Connection, names_as_written
 from syncer.capture.eligibility import require_capturable
 from syncer.lineage import parser
 
@@ -33,9 +33,8 @@ _COLUMNS = """
 SELECT attname::text, format_type(atttypid, -1) FROM pg_attribute
 WHERE attrelid = 'pg_temp.syncer_probe'::regclass AND attnum > 0 ORDER BY attnum
 """
-_CANONICAL = "SELECT pg_get_viewdef('pg_temp.syncer_probe'::regclass)"
 # The query's own rewrite rule, and those of the views that it reads at any depth.
-RULES = """
+_RULES = """
 WITH RECURSIVE rule AS (
     SELECT oid, ev_class FROM pg_rewrite WHERE ev_class = 'pg_temp.syncer_probe'::regclass
     UNION
@@ -47,17 +46,16 @@ WITH RECURSIVE rule AS (
     JOIN pg_rewrite AS r ON r.ev_class = c.oid AND r.rulename = '_RETURN'
 )
 """
-_VIEWS = (
-    RULES
+_STORED = (
+    _RULES
     + """
-SELECT format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text, pg_get_viewdef(c.oid)
+SELECT format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text, btrim(pg_get_viewdef(c.oid), '; ')
 FROM rule JOIN pg_class AS c ON c.oid = rule.ev_class JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE c.oid <> 'pg_temp.syncer_probe'::regclass
-ORDER BY 1
+ORDER BY c.oid <> 'pg_temp.syncer_probe'::regclass, 1
 """
 )
 _READS = (
-    RULES
+    _RULES
     + """
 SELECT c.oid, format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relname::text,
        array_remove(array_agg(a.attname::text), NULL)
@@ -90,27 +88,60 @@ LEFT JOIN pg_attribute AS s ON s.attrelid = a.attrelid AND s.attnum = d.refobjsu
 WHERE a.attrelid = $1 AND a.attgenerated = 'v'
 GROUP BY a.attname
 """
-# Calls are found in the stored query itself: dependencies lack Postgres' own functions, and those called by operators
-# and aggregates. A function in SQL or a procedural language may read tables that the catalogue does not record; so may
-# extension functions that run a query given as an argument. Postgres' own are distinguished by name: most stable ones
-# depend only on settings, which we pin.
-_CALLED = r"""
-, named AS (
-    SELECT found[1]::oid AS oid
-    FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
-         regexp_matches(r.ev_action::text, ':(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)', 'g') AS found
-), called AS (
-    SELECT oid FROM named
+# What a stored query mentions is found in its text: dependencies lack Postgres' own functions, and those called by
+# operators and aggregates. A name in that text has a backslash before each space, so it cannot look like a field. A
+# ``resulttype`` that is followed by its collation is that of a cast by way of text.
+_MENTIONED = (
+    _RULES  # noqa: S608 - constants
+    + r"""
+SELECT DISTINCT found[1], nullif(found[2], '{')::bigint
+FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
+     regexp_matches(r.ev_action::text, '[:{](funcid|opfuncid|aggfnoid|winfnoid|relid|varattno|tablesample'
+                    '|resulttype(?= \d+ :resultcollid)|SQLVALUEFUNCTION :op) (-?\d+|\{)', 'g') AS found
+"""
+)
+# Aggregates call functions of their own.
+_CALLED = """
+WITH RECURSIVE called AS (
+    SELECT unnest($1::oid[]) AS oid
     UNION
-    SELECT unnest(ARRAY[g.aggtransfn, g.aggfinalfn]::oid[]) FROM named JOIN pg_aggregate AS g ON g.aggfnoid = named.oid
+    SELECT unnest(ARRAY[g.aggtransfn, g.aggfinalfn]::oid[]) FROM pg_aggregate AS g WHERE g.aggfnoid = ANY ($1)
 )
 """
 # User-defined functions and aggregates, whose definition may be replaced; also those that they call. The catalogue
 # knows what a body in standard SQL calls. In another body each word counts that is the name of such a function: too
 # many do no harm.
 _OWN_FUNCTIONS = (
-    RULES  # noqa: S608 - constants
-    + _CALLED
+    _CALLED  # noqa: S608 - constants
+    + r"""
+, own AS (
+    SELECT p.oid, p.proname, p.prosrc, p.prokind, p.pronamespace, p.proargtypes
+    FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang JOIN pg_namespace AS n ON n.oid = p.pronamespace
+    WHERE (l.lanname NOT IN ('internal', 'c') OR p.prokind = 'a')
+      AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer')
+), reached AS (
+    SELECT oid FROM called JOIN own USING (oid)
+    UNION
+    SELECT callee.oid
+    FROM reached JOIN own AS caller USING (oid) CROSS JOIN own AS callee
+    WHERE strpos(lower(caller.prosrc), lower(callee.proname)) > 0
+      AND lower(callee.proname) = ANY (regexp_split_to_array(lower(caller.prosrc), '[^[:alnum:]_$]+'))
+       OR EXISTS (SELECT FROM pg_depend AS d
+                  WHERE d.classid = 'pg_proc'::regclass AND d.objid = caller.oid
+                    AND d.refclassid = 'pg_proc'::regclass AND d.refobjid = callee.oid)
+       OR EXISTS (SELECT FROM pg_aggregate AS g
+                  WHERE g.aggfnoid = caller.oid AND callee.oid IN (g.aggtransfn, g.aggfinalfn))
+)
+SELECT DISTINCT format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes))
+FROM reached JOIN own AS p USING (oid) JOIN pg_namespace AS n ON n.oid = p.pronamespace
+ORDER BY 1
+"""
+)
+# A function in SQL or a procedural language may read tables that the catalogue does not record; so may extension
+# functions that run a query given as an argument. Postgres' own are distinguished by name: most stable ones depend only
+# on settings, which we pin.
+_UNSTEADY = (
+    _CALLED  # noqa: S608 - constants
     + r"""
 , own AS (
     SELECT p.oid, p.proname, p.prosrc, p.prokind, p.pronamespace, p.proargtypes
@@ -137,7 +168,7 @@ ORDER BY 1
 )
 # User-defined types of the columns that are read and of what the SELECT itself names, and what they are made of.
 _OWN_TYPES = (
-    RULES  # noqa: S608 - constants
+    _RULES  # noqa: S608 - constants
     + """
 , reached (oid) AS (
     SELECT a.atttypid FROM rule JOIN pg_attribute AS a ON a.attrelid = rule.ev_class AND a.attnum > 0
@@ -169,9 +200,8 @@ WHERE t.oid >= 16384 AND n.nspname !~ '^pg_'
 ORDER BY 1
 """
 )
-_FUNCTIONS = (
-    RULES  # noqa: S608 - constants
-    + _CALLED
+_UNSTEADY = (
+    _CALLED  # noqa: S608 - constants
     + r"""
 SELECT DISTINCT CASE n.nspname WHEN 'pg_catalog' THEN p.proname::text ELSE format('%I.%I', n.nspname, p.proname) END,
        n.nspname = 'pg_catalog' OR p.provolatile = 'v' AND l.lanname IN ('internal', 'c')
@@ -190,48 +220,15 @@ WHERE p.provolatile = 'v'
 ORDER BY 1
 """
 )
-# Types of dates, times, timestamps and their ranges that are cast from text at run time: 'today' is another day
-# tomorrow. In a stored query, only a cast by way of text has this form.
-_CASTS_FROM_TEXT = (
-    RULES  # noqa: S608 - constants
-    + r"""
-SELECT DISTINCT format_type(found[1]::oid, NULL)
-FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
-     regexp_matches(r.ev_action::text, ':resulttype (\d+) :resultcollid', 'g') AS found
-WHERE found[1]::oid = ANY ('{date,time,timetz,timestamp,timestamptz,daterange,tsrange,tstzrange,
-                           datemultirange,tsmultirange,tstzmultirange}'::regtype[])
-ORDER BY 1
+_CATALOGUES = """
+SELECT relname::text FROM pg_class
+WHERE oid = ANY ($1::oid[]) AND relnamespace = 'pg_catalog'::regnamespace ORDER BY 1
 """
-)
-# The number of a keyword such as CURRENT_DATE; the number of a system column; a TABLESAMPLE clause.
-_TRACES = (
-    RULES  # noqa: S608 - constants
-    + r"""
-SELECT DISTINCT found[1]::int, found[2]::int, found[3]
-FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
-     regexp_matches(r.ev_action::text, '\{SQLVALUEFUNCTION :op (\d+)|:varattno (-\d+)|:(tablesample) \{', 'g') AS found
-"""
-)
-_CATALOGUES = (
-    RULES  # noqa: S608 - constants
-    + r"""
-SELECT c.relname::text
-FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
-     regexp_matches(r.ev_action::text, ':relid (\d+)', 'g') AS found,
-     pg_class AS c
-WHERE c.oid = found[1]::oid AND c.relnamespace = 'pg_catalog'::regnamespace
-ORDER BY rule.ev_class <> 'pg_temp.syncer_probe'::regclass, 1
-LIMIT 1
-"""
-)
-# In the order of Postgres' enum SQLValueFunctionOp.
-_KEYWORDS = (
-    "CURRENT_DATE", "CURRENT_TIME", "CURRENT_TIME", "CURRENT_TIMESTAMP", "CURRENT_TIMESTAMP", "LOCALTIME", "LOCALTIME",
-    "LOCALTIMESTAMP", "LOCALTIMESTAMP", "CURRENT_ROLE", "CURRENT_USER", "USER", "SESSION_USER", "CURRENT_CATALOG",
-    "CURRENT_SCHEMA",
-)  # fmt: skip
 # In the order of their numbers: -1 and so on.
 _SYSTEM_COLUMNS = ("ctid", "xmin", "cmin", "xmax", "cmax", "tableoid")
+
+_CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
+_CALLS_FUNCTION = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
 
 TableName = tuple[str, str]
 """Schema and table name, unquoted."""
@@ -291,26 +288,29 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
     """
     with as_view(connection, query, file):
         columns: dict[str, str] = dict(connection.execute(_COLUMNS).fetchall())
-        canonical, views, functions = _canonical(connection)
+        (_, _, _, canonical), *views = stored(connection)
         _require_same_calls(connection, "pg_temp.syncer_probe", canonical, file)
         for relation, _, _, text in views:
             _require_same_calls(connection, relation, text, f"{file}: the view {relation}")
-        parsed, unread = _parsed([canonical, *(text for *_, text in views)])
-        _require_no_catalogue(connection, file)
-        _require_plain_functions(connection, file)
-        _require_steady(connection, file)
+        trees, unread = _parsed([canonical, *(text for *_, text in views)])
+        mentions = mentioned(connection)
+        calls = [oid for kind in _CALLS_FUNCTION for oid in mentions.get(kind, ())]
+        _require_steady(connection, mentions, calls, file)
         _require_no_clock_words(query, canonical, file)
-        reads = tuple(_reads(connection, parsed, file))
+        reads = tuple(_reads(connection, trees, file))
         whole = [read.relation for read in reads if read.is_whole]
+        functions = tuple(row[0] for row in connection.execute(_OWN_FUNCTIONS, (calls,)))
         types = tuple(row[0] for row in connection.execute(_OWN_TYPES, (whole,)))
-        _require_no_locks(connection)
+        # FOR UPDATE is refused here.
+        connection.execute("SET LOCAL transaction_read_only = on")
+        connection.execute("SELECT FROM pg_temp.syncer_probe LIMIT 0")
     return Probe(
         canonical=canonical,
-        tree=parsed[0] if parsed else None,
+        tree=trees[0] if trees else None,
         unread=unread,
         columns=columns,
         reads=reads,
-        views={(schema, name): tree for (_, schema, name, _), tree in zip(views, parsed[1:], strict=False)},
+        views={(schema, name): tree for (_, schema, name, _), tree in zip(views, trees[1:], strict=False)},
         view_names=tuple(relation for relation, *_ in views),
         functions=functions,
         types=types,
@@ -324,9 +324,22 @@ def canonical(connection: Connection, query: str, file: str) -> str:
         DefinitionError: Postgres refuses the query, or its meaning depends on search_path.
     """
     with as_view(connection, query, file):
-        text = _statement(str(value(connection, _CANONICAL)))
+        text = stored(connection)[0][-1]
         _require_same_calls(connection, "pg_temp.syncer_probe", text, file)
     return text
+
+
+def stored(connection: Connection) -> list[tuple[str, str, str, str]]:
+    """Return the query in `as_view` and the views that it reads: relation, schema, name, canonical query."""
+    return connection.execute(_STORED).fetchall()
+
+
+def mentioned(connection: Connection) -> dict[str, list[int]]:
+    """Return what the query in `as_view` and its views mention, by kind: oids, and numbers of keywords and columns."""
+    found: dict[str, list[int]] = {}
+    for kind, number in connection.execute(_MENTIONED):
+        found.setdefault(kind, []).append(number)
+    return found
 
 
 def _require_same_calls(connection: Connection, view: str, canonical: str, what: str) -> None:
@@ -334,7 +347,7 @@ def _require_same_calls(connection: Connection, view: str, canonical: str, what:
     with connection.transaction(force_rollback=True):
         again = sql.SQL("CREATE TEMPORARY VIEW syncer_again AS {}").format(sql.SQL(canonical))  # deparsed by Postgres
         connection.execute(again)
-        calls = [connection.execute(_CALLS, (one,)).fetchall() for one in (view, "pg_temp.syncer_again")]
+        calls = [connection.execute(_CALLS, (name,)).fetchall() for name in (view, "pg_temp.syncer_again")]
     if calls[0] != calls[1]:
         raise DefinitionError(
             f"{what} compares values with an operator of another schema than pg_catalog, where SQL cannot name one",
@@ -373,13 +386,21 @@ def as_view(connection: Connection, query: str, file: str) -> Iterator[None]:
 
 
 def _refused(error: psycopg.Error, query: str, file: str) -> DefinitionError:
-    said = error.diag.message_primary or str(error)
-    if "multiple commands" in said:
+    message = error.diag.message_primary or str(error)
+    if "multiple commands" in message:
         return DefinitionError(f"{file} has more than one statement", hint="Write one SELECT into it.")
-    if '"?column?"' in said:
+    if '"?column?"' in message:
         return unnamed_column(file)
+    offset = int(error.diag.statement_position or 0) - 1 - len(_PREFIX)
+    if offset >= 0:  # show the line, with a caret below the position
+        before = query[:offset]
+        line = before.count("\n")
+        label = f"line {line + 1}: "
+        message += (
+            f"\n  {label}{query.splitlines()[line]}\n  {' ' * (len(label) + offset - before.rfind(chr(10)) - 1)}^"
+        )
     return DefinitionError(
-        f"{file} is refused by Postgres: {said}{_place(error, query)}",
+        f"{file} is refused by Postgres: {message}",
         hint=error.diag.message_hint or "It must be one SELECT that runs on this database as it is.",
     )
 
@@ -387,36 +408,6 @@ def _refused(error: psycopg.Error, query: str, file: str) -> DefinitionError:
 def unnamed_column(file: str) -> DefinitionError:
     """Return the error for a column without a name."""
     return DefinitionError(f"{file}: a column has no name", hint="Give it one with AS: it becomes the field's name.")
-
-
-def _place(error: psycopg.Error, query: str) -> str:
-    """Return the line of the error, with a caret below its position."""
-    if error.diag.statement_position is None:
-        return ""
-    offset = int(error.diag.statement_position) - 1 - len(_PREFIX)
-    return _line_at(query, offset) if offset >= 0 else ""
-
-
-def _line_at(query: str, offset: int) -> str:
-    before = query[:offset]
-    line_number = before.count("\n") + 1
-    label = f"line {line_number}: "
-    column = len(before) - (before.rfind("\n") + 1)
-    line = query.split("\n")[line_number - 1]
-    return f"\n  {label}{line}\n  {' ' * (len(label) + column)}^"
-
-
-def _canonical(connection: Connection) -> tuple[str, list[tuple[str, str, str, str]], tuple[str, ...]]:
-    """Return the canonical query; relation, schema, name and canonical query of each view; user-defined functions."""
-    text = str(value(connection, _CANONICAL))
-    views = connection.execute(_VIEWS).fetchall()
-    functions = tuple(row[0] for row in connection.execute(_OWN_FUNCTIONS))
-    found = [(relation, schema, name, _statement(text)) for relation, schema, name, text in views]
-    return _statement(text), found, functions
-
-
-def _statement(viewdef: str) -> str:
-    return viewdef.strip().removesuffix(";")
 
 
 def _parsed(queries: Sequence[str]) -> tuple[list[exp.Expr], str]:
@@ -435,7 +426,9 @@ def _reads(connection: Connection, trees: Sequence[exp.Expr], file: str) -> Iter
         is_whole = not trees or (schema, name) in whole
         if is_whole:
             columns = frozenset(row[0] for row in connection.execute(_ALL_COLUMNS, (oid,)))
-        virtual = {one: sources for one, sources in connection.execute(_VIRTUAL, (oid,)).fetchall() if one in columns}
+        virtual = {
+            name: sources for name, sources in connection.execute(_VIRTUAL, (oid,)).fetchall() if name in columns
+        }
         columns = columns.difference(virtual).union(*virtual.values())
         yield Read(
             relation=relation, name=(schema, name), columns=columns, virtual=frozenset(virtual), is_whole=is_whole
@@ -451,56 +444,45 @@ def _whole_rows(tree: exp.Expr) -> frozenset[TableName]:
     return frozenset(table_name(table) for table in tables(tree) if table.alias_or_name in aliases)
 
 
-_CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
-
-
-def casts_from_text(connection: Connection, query: str, file: str) -> list[str]:
-    """Return the date and time types that a query casts from text at run time. `probe` accepts such a query.
-
-    If a row contains the text 'today', its document changes tomorrow without a commit. The query does not tell whether
-    that happens, and most text columns that are cast so never contain such a word.
-    """
-    with as_view(connection, query, file):
-        return [row[0] for row in connection.execute(_CASTS_FROM_TEXT)]
-
-
-def _require_no_clock_words(query: str, canonical: str, file: str) -> None:
-    """Refuse ``'today'::date`` and similar casts, which Postgres has folded to a constant.
-
-    `casts_from_text` tells of those that it does not fold, as in ``('today'::text)::date``.
-    """
-    try:
-        before, after = _clock_words(query), _clock_words(canonical)
-    except SqlglotError:  # cannot be parsed: affects queries are required anyway
-        return
-    for word in sorted(before - after):
-        raise _fickle(file, f"'{word}'")
-
-
-def _clock_words(query: str) -> Counter[str]:
-    tokens = sqlglot.tokenize(query, read="postgres")
-    words = (token.text.strip().lower() for token in tokens if token.token_type is TokenType.STRING)
-    return Counter(word for word in words if word in _CLOCK_WORDS)
-
-
-def _require_plain_functions(connection: Connection, file: str) -> None:
-    for function, is_fickle in connection.execute(_FUNCTIONS).fetchall():
+def _require_steady(
+    connection: Connection, mentions: Mapping[str, Sequence[int]], calls: Sequence[int], file: str
+) -> None:
+    """Refuse what can change without a captured change: the clock, random values, the session, samples, catalogues."""
+    for (catalogue,) in connection.execute(_CATALOGUES, (mentions.get("relid", []),)).fetchall():
+        raise DefinitionError(
+            f"{file} reads pg_catalog.{catalogue}, a system catalogue",
+            hint="No trigger sees its rows change. Keep what you need of it in a table.",
+        )
+    for function, is_fickle in connection.execute(_UNSTEADY, (calls,)).fetchall():
         if is_fickle:
             raise _fickle(file, f"{function}()")
         raise DefinitionError(
             f"{file} calls {function}, and syncer cannot determine which tables that function reads",
             hint="Write its query into the SELECT; or, if it reads no table, declare the function IMMUTABLE.",
         )
-
-
-def _require_steady(connection: Connection, file: str) -> None:
-    """Refuse what can change without a commit: the clock, random values, the session, samples."""
-    for keyword, column, sample in connection.execute(_TRACES).fetchall():
-        if keyword is not None:
-            raise _fickle(file, _KEYWORDS[keyword])
-        if column is not None:
+    if "SQLVALUEFUNCTION :op" in mentions:
+        raise _fickle(file, "a keyword such as CURRENT_TIMESTAMP or CURRENT_USER")
+    for column in mentions.get("varattno", ()):
+        if column < 0:
             raise _fickle(file, f"the system column {_SYSTEM_COLUMNS[-column - 1]}")
-        raise _fickle(file, sample.upper())
+    if "tablesample" in mentions:
+        raise _fickle(file, "TABLESAMPLE")
+
+
+def _require_no_clock_words(query: str, canonical: str, file: str) -> None:
+    """Refuse ``'today'::date`` and similar casts, which Postgres has folded to a constant.
+
+    `syncer.lineage.remarks` tells of those that it does not fold, as in ``('today'::text)::date``.
+    """
+    try:
+        before, after = (
+            Counter(token.text.strip().lower() for token in tokens if token.token_type is TokenType.STRING)
+            for tokens in (sqlglot.tokenize(text, read="postgres") for text in (query, canonical))
+        )
+    except SqlglotError:  # cannot be parsed: affects queries are required anyway
+        return
+    for word in sorted((before - after).keys() & _CLOCK_WORDS):
+        raise _fickle(file, f"'{word}'")
 
 
 def _fickle(file: str, what: str) -> DefinitionError:
@@ -509,17 +491,3 @@ def _fickle(file: str, what: str) -> DefinitionError:
         hint="No change would tell that the documents are outdated. Put the value it is compared with into the\n"
         "document, such as published_at, and compare when you search: published_at <= now.",
     )
-
-
-def _require_no_catalogue(connection: Connection, file: str) -> None:
-    """Refuse system catalogues: they leave no dependencies, and no trigger can watch them."""
-    for (catalogue,) in connection.execute(_CATALOGUES).fetchall():
-        raise DefinitionError(
-            f"{file} reads pg_catalog.{catalogue}, a system catalogue",
-            hint="No trigger sees its rows change. Keep what you need of it in a table.",
-        )
-
-
-def _require_no_locks(connection: Connection) -> None:
-    connection.execute("SET LOCAL transaction_read_only = on")
-    connection.execute("SELECT FROM pg_temp.syncer_probe LIMIT 0")

@@ -25,7 +25,7 @@ class UnreadableError(Exception):
     """A query cannot be parsed; the message is the place in it."""
 
 
-def parsed(query: str) -> exp.Expr:
+def parsed(query: str) -> exp.Query:
     """Parse a canonical query.
 
     Raises:

@@ -12,7 +12,7 @@ one definition are bounded, whatever the data is like:
 - Any other query has a LIMIT at the threshold. If it returns no more than that, its result is complete. Otherwise
   the causes are halved, until a cause that leads to many is alone. So an author with three posts does not wait for one
   with a million who is renamed in the same batch. Two equal causes are one.
-- In all, a batch may run `QUESTIONS_MAX` queries for `SECONDS_MAX`, and receive a few times the threshold. What
+- In all, a batch may run `QUERIES_MAX` queries for `SECONDS_MAX`, and receive a few times the threshold. What
   remains when one of these is used up belongs to the fan-out, whether it leads to few or many.
 
 If a query fails on the data of a change, it is unknown which documents the change touches. So the batch touches all of
@@ -30,13 +30,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import TypeVar
 
 import psycopg
 from psycopg import sql
 
-from syncer.base.error_policy import Action, decide
+from syncer.base.error_policy import is_of_data
 from syncer.base.errors import DocumentError
 from syncer.base.model import Change, Image, dump_images, watched_digest
 from syncer.base.postgres import Connection, value
@@ -44,7 +44,7 @@ from syncer.documents.registry import Catalogue, Document
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, following
 from syncer.lineage.dependencies import TableUse
 
-QUESTIONS_MAX = 64
+QUERIES_MAX = 64
 SECONDS_MAX = 1.0
 _THRESHOLDS_AT_ONCE = 4
 
@@ -98,27 +98,16 @@ class FanOut:
 
 @dataclass(slots=True)
 class _Allowance:
-    """What may still be spent on queries for one batch.
-
-    Args:
-        ids: How many ids may be found.
-        until: When the time is over, by `time.monotonic`.
-        questions: How many queries may be run.
-    """
+    """What may still be spent on queries for one batch: ids found, queries run, time by `time.monotonic`."""
 
     ids: int
     until: float
-    questions: int = QUESTIONS_MAX
-
-    @property
-    def seconds(self) -> float:
-        """How long the next query may take."""
-        return self.until - time.monotonic()
+    queries: int = QUERIES_MAX
 
     @property
     def is_used_up(self) -> bool:
         """Whether no more queries may be run."""
-        return self.ids <= 0 or self.questions <= 0 or self.seconds <= 0
+        return self.ids <= 0 or self.queries <= 0 or self.until <= time.monotonic()
 
 
 class AffectedReader:
@@ -152,22 +141,23 @@ class AffectedReader:
             yield Affected(ids=None)
             return
         ids: dict[str, None] = {}
-        for relation, some in used.items():
+        for relation, relevant in used.items():
             for column in document.dependencies.tables[relation].id_columns:
-                ids.update(dict.fromkeys(_keys(some, column)))
+                ids.update(dict.fromkeys(_keys(relevant, column)))
         try:
-            many = self._name_few(document, used, ids)
+            many = self._find_few(document, used, ids)
         except psycopg.Error as error:
-            if decide(error) is not Action.DEAD_LETTER:
+            if not is_of_data(error):
                 raise
             yield Affected(ids=None, failed=type(error).__name__)
         else:
             if many:
                 yield FanOut(cause=many)
-        for page in _pages(ids, self._page):
+        remaining = iter(ids)
+        while page := tuple(islice(remaining, self._page)):
             yield Affected(ids=page)
 
-    def _name_few(
+    def _find_few(
         self, document: Document, used: Mapping[str, Sequence[Change]], ids: dict[str, None]
     ) -> dict[str, list[Image]]:
         """Add the ids of causes that lead to few; return the images of the other causes, by relation.
@@ -177,15 +167,15 @@ class AffectedReader:
         """
         many: dict[str, list[Image]] = {}
         allowance = _Allowance(ids=_THRESHOLDS_AT_ONCE * self._threshold, until=time.monotonic() + SECONDS_MAX)
-        for relation, some in used.items():
+        for relation, relevant in used.items():
             use = document.dependencies.tables[relation]
-            if use.affected:
-                rest = _planned_anew(partial(self._halved, document, use, _causes(some), allowance, ids))
-                if rest:
-                    many[relation] = _images(rest)
+            causes = _causes(relevant) if use.affected else []
+            rest = _planned_anew(partial(self._separate, document, use, causes, allowance, ids)) if causes else []
+            if rest:
+                many[relation] = _images(rest)
         return many
 
-    def _halved(
+    def _separate(
         self, document: Document, use: TableUse, causes: list[Cause], allowance: _Allowance, ids: dict[str, None]
     ) -> list[Cause]:
         """Add the ids of causes that lead to few; return the other causes."""
@@ -208,7 +198,7 @@ class AffectedReader:
                     groups += [group[middle:], group[:middle]]
         if groups:
             allowance.until = time.monotonic()
-        return many + [one for group in groups for one in group]
+        return many + [cause for group in groups for cause in group]
 
     def _few(self, use: TableUse, causes: Sequence[Cause], allowance: _Allowance) -> list[str] | None:
         """Return the ids that these causes lead to; None if they are too many.
@@ -216,11 +206,12 @@ class AffectedReader:
         Raises:
             psycopg.errors.QueryCanceled: The query took too long.
         """
-        allowance.questions -= 1
+        allowance.queries -= 1
         limit = min(self._threshold, allowance.ids)
         query = sql.SQL(_FEW).format(affected=_affected(use))
         images = dump_images(_images(causes))
-        self._connection.execute(_BOUND, (f"{max(1, allowance.seconds * 1000):.0f}ms",))
+        milliseconds = max(1, (allowance.until - time.monotonic()) * 1000)
+        self._connection.execute(_BOUND, (f"{milliseconds:.0f}ms",))
         rows = self._connection.execute(query, (images, limit + 1)).fetchall()
         if len(rows) > limit:
             return None
@@ -237,12 +228,12 @@ class AffectedReader:
         used = _used(document, changes)
         if used is None:
             return True
-        for relation, some in used.items():
+        for relation, relevant in used.items():
             use = document.dependencies.tables[relation]
-            if any(id_ in _keys(some, column) for column in use.id_columns):
+            if any(id_ in _keys(relevant, column) for column in use.id_columns):
                 return True
             if use.affected:
-                is_touched = _planned_anew(partial(self._leads_to, document, use, some, id_))
+                is_touched = _planned_anew(partial(self._leads_to, document, use, relevant, id_))
                 if is_touched:
                     return True
         return False
@@ -290,7 +281,7 @@ def _planned_anew(ask: Callable[[], _Answer]) -> _Answer:
 def _affected(use: TableUse, rows: str = _ROWS) -> sql.Composed:
     """Return all affects queries of a table as one, over these rows; an id may occur several times."""
     # The queries are generated by syncer, or deparsed by Postgres.
-    return sql.SQL(" UNION ALL ").join(sql.SQL(f"({one.replace(_ROWS, rows)})") for one in use.affected)
+    return sql.SQL(" UNION ALL ").join(sql.SQL(f"({query.replace(_ROWS, rows)})") for query in use.affected)
 
 
 def _used(document: Document, changes: Sequence[Change]) -> dict[str, list[Change]] | None:
@@ -300,24 +291,20 @@ def _used(document: Document, changes: Sequence[Change]) -> dict[str, list[Chang
         use = document.dependencies.tables.get(change.relation)
         if use is not None and watched_digest(use.watched | use.routing) not in change.untouched:
             used.setdefault(change.relation, []).append(change)
-    return None if any(map(_names_no_row, chain.from_iterable(used.values()))) else used
-
-
-def _names_no_row(change: Change) -> bool:
-    """Return whether any row of its table may have changed, as after a TRUNCATE."""
-    return not change.images
+    # A change without images stands for any row of its table, as after a TRUNCATE.
+    return used if all(change.images for relevant in used.values() for change in relevant) else None
 
 
 def _keys(changes: Sequence[Change], column: str) -> Iterator[str]:
     """Yield the values of an id column in the images."""
     # A change from before the column was captured lacks it: the load of the new revision covers that.
-    keys = (image.get(column) for one in changes for image in one.images)
+    keys = (image.get(column) for change in changes for image in change.images)
     return (key for key in keys if key is not None)
 
 
 def _causes(changes: Sequence[Change]) -> list[Cause]:
     """Return the distinct images of each change; changes with equal images are one cause."""
-    causes = {dump_images(images): images for images in map(_distinct, (one.images for one in changes))}
+    causes = {dump_images(images): images for images in map(_distinct, (change.images for change in changes))}
     return list(causes.values())
 
 
@@ -328,10 +315,3 @@ def _images(causes: Sequence[Cause]) -> list[Image]:
 
 def _distinct(images: Iterable[Image]) -> Cause:
     return tuple({dump_images(image): image for image in images}.values())
-
-
-def _pages(ids: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
-    """Yield the ids in pages of this size."""
-    remaining = iter(ids)
-    while page := tuple(islice(remaining, size)):
-        yield page

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,25 +60,9 @@ def load_all(config_folder: Path, *, may_be_none: bool = False) -> list[Definiti
         DefinitionError: There is none, a folder is not valid, or two documents share an index.
     """
     definitions = [load(folder) for folder in folders(config_folder, may_be_none=may_be_none)]
-    for one in definitions:
-        require_own_index(one, definitions)
+    for definition in definitions:
+        require_own_index(definition, definitions)
     return definitions
-
-
-def load_one(config_folder: Path, name: str) -> Definition:
-    """Read one document's folder; a folder beside it that is not valid is no hindrance.
-
-    Raises:
-        DefinitionError: There is no such folder, it is not valid, or another document has the same index.
-    """
-    require_folder(config_folder, name)
-    chosen = load(config_folder / "documents" / name)
-    others = []
-    for folder in folders(config_folder):
-        with suppress(DefinitionError):
-            others.append(load(folder))
-    require_own_index(chosen, others)
-    return chosen
 
 
 def require_folder(config_folder: Path, name: str) -> None:

@@ -21,7 +21,7 @@ from syncer.base.postgres import Connection, copied, value
 from syncer.documents.ranges import IdRange, condition
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import reading
-from syncer.lineage.routes import known_table
+from syncer.lineage.routes import unique_keys
 
 _DOCUMENTS = """
 SELECT d._id::text, '{{' || array_to_string(ARRAY[{fields}]::text[], ',') || '}}', {routing} FROM ({select}) AS d
@@ -104,7 +104,7 @@ def twice(
 ) -> DuplicateIdError:
     """Return the error for a SELECT whose ids are not unique, such as these."""
     root, key = document.dependencies.root, document.dependencies.root_key
-    if root and key and frozenset({key}) not in known_table(connection, root).keys:
+    if root and key and frozenset({key}) not in unique_keys(connection, root):
         return DuplicateIdError(
             f"The SELECT of {document.name} returns {which} more than once: {root}.{key} is no longer unique",
             hint="Its primary key or unique index is gone. Remove the rows that are there twice, and add it again, as\n"
@@ -204,16 +204,10 @@ def first_ids(connection: Connection, document: Document, limit: int) -> list[st
 
 def current(connection: Connection, document: Document, ids: Sequence[str]) -> dict[str, Row]:
     """Return these documents as the SELECT returns them now. Without a version: to compare, never to write."""
+    query = query_of(_COMPOSE, document)
     with reading(connection, document):
-        rows = _fetched(connection, document, ids)
+        rows = connection.execute(query, (castable(connection, document, ids),), prepare=True).fetchall()
     return {id_: Row(source=one_line(source.encode()), routing=routing) for id_, source, routing in rows}
-
-
-def _fetched(connection: Connection, document: Document, ids: Sequence[str]) -> list[tuple[str, str, str | None]]:
-    """Return id, fields and routing of these documents."""
-    return connection.execute(
-        query_of(_COMPOSE, document), (castable(connection, document, ids),), prepare=True
-    ).fetchall()
 
 
 def one_line(source: bytes) -> bytes:
@@ -224,10 +218,10 @@ def one_line(source: bytes) -> bytes:
 def query_of(template: str, document: Document, **more: sql.Composable) -> sql.Composed:
     """Fill in a query template for a definition."""
     found = document.dependencies
-    columns: list[sql.Composable] = [sql.Identifier("d", field.name) for field in found.fields]
+    columns: list[sql.Composable] = [sql.Identifier("d", field) for field in found.fields]
     if template.startswith(_DOCUMENTS):
         columns = [
-            sql.SQL(_FIELD).format(name=sql.Literal(f"{msgspec.json.encode(field.name).decode()}:"), column=column)
+            sql.SQL(_FIELD).format(name=sql.Literal(f"{msgspec.json.encode(field).decode()}:"), column=column)
             for field, column in zip(found.fields, columns, strict=True)
         ]
     return sql.SQL(template).format(  # template is a constant of this package

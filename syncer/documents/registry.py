@@ -185,18 +185,7 @@ class Catalogue:
 
 def documents(connection: Connection) -> list[Document]:
     """Return all active definitions by name, a document's current one first."""
-    return [
-        _document(
-            name,
-            revision,
-            stored,
-            target=Target(index_name=index_name, write_alias=alias),
-            role=Role(role),
-            is_loaded=is_loaded,
-            suspended=suspended,
-        )
-        for name, revision, stored, index_name, alias, role, is_loaded, suspended in connection.execute(_DOCUMENTS)
-    ]
+    return [_document(row) for row in connection.execute(_DOCUMENTS)]
 
 
 def current(connection: Connection) -> dict[str, Document]:
@@ -209,16 +198,8 @@ def by_role(connection: Connection, name: str) -> dict[Role, Document]:
     return {one.role: one for one in documents(connection) if one.name == name}
 
 
-def _document(
-    name: str,
-    revision: int,
-    stored: dict[str, Any],
-    *,
-    target: Target,
-    role: Role,
-    is_loaded: bool,
-    suspended: str | None,
-) -> Document:
+def _document(row: Sequence[Any]) -> Document:
+    name, revision, stored, index_name, write_alias, role, is_loaded, suspended = row
     return Document(
         name=name,
         revision=revision,
@@ -227,8 +208,8 @@ def _document(
         affects=stored["affects"],
         index_body=stored["index_body"],
         dependencies=_DEPENDENCIES.validate_python(stored["dependencies"]),
-        target=target,
-        role=role,
+        target=Target(index_name=index_name, write_alias=write_alias),
+        role=Role(role),
         is_loaded=is_loaded,
         suspended=suspended,
     )

@@ -22,10 +22,10 @@ COMPONENT_LOCK_SECONDS = LOCK_SECONDS_MAX
 
 
 @contextmanager
-def locked(
+def reading(
     connection: Connection, document: Document, *, isolates: bool = False, lock_seconds: float = 0
 ) -> Iterator[None]:
-    """Open the snapshot without comparing it: the caller still has to check that the definition is active.
+    """Open the snapshot and compare it with what the definition was applied to.
 
     Args:
         connection: It is not used for anything else meanwhile.
@@ -34,27 +34,14 @@ def locked(
         lock_seconds: How long to wait while one of the relations is being altered; 0 for no limit.
 
     Raises:
-        DocumentError: The definition has to be suspended, if it is active.
-        psycopg.errors.LockNotAvailable: The wait was too long.
-    """
-    with (
-        at_work_for(document.name, document.revision, isolates=isolates),
-        snapshot(connection, lock=fingerprint.lockable(document.dependencies.shapes), lock_seconds=lock_seconds),
-    ):
-        yield
-
-
-@contextmanager
-def reading(
-    connection: Connection, document: Document, *, isolates: bool = False, lock_seconds: float = 0
-) -> Iterator[None]:
-    """Open the snapshot and compare it with what the definition was applied to.
-
-    Raises:
         DocumentError: The definition has to be suspended.
         psycopg.errors.LockNotAvailable: The wait was too long.
     """
-    with locked(connection, document, isolates=isolates, lock_seconds=lock_seconds):
+    lock = fingerprint.lockable(document.dependencies.shapes)
+    with (
+        at_work_for(document.name, document.revision, isolates=isolates),
+        snapshot(connection, lock=lock, lock_seconds=lock_seconds),
+    ):
         require_shape(connection, document)
         yield
 
@@ -98,8 +85,15 @@ def require_shape(connection: Connection, document: Document) -> None:
         DocumentError: They have changed, in the caller's snapshot; the error says how.
     """
     before = document.dependencies.shapes
-    if said := fingerprint.differences(before, fingerprint.read_again(connection, before)):
-        raise changed(document, said)
+    if differences := fingerprint.differences(before, fingerprint.read_again(connection, before)):
+        raise DocumentError(
+            f"What {document.name} reads has changed since it was applied: {'; '.join(differences)}",
+            hint="If you revert the change, the document resumes by itself. Otherwise, fix select.sql and index.json\n"
+            "if they name what has changed, and run: syncer apply",
+            document=document.name,
+            revision=document.revision,
+            is_stale=True,
+        )
 
 
 def require_capture(connection: Connection, document: Document) -> None:
@@ -119,18 +113,6 @@ def uncaptured(document: Document, lost: Sequence[str]) -> DocumentError:
         hint="If its triggers are disabled, enable them (ALTER TABLE … ENABLE ALWAYS TRIGGER …). If it\n"
         "or a partition is unlogged (ALTER TABLE … SET LOGGED) or foreign, change that. Then it resumes by itself.\n"
         "Was the table replaced by another one, or restored, or does a subscription load it now? Run: syncer apply",
-        document=document.name,
-        revision=document.revision,
-        is_stale=True,
-    )
-
-
-def changed(document: Document, said: Sequence[str]) -> DocumentError:
-    """Return the error for relations that are no longer what the definition was applied to."""
-    return DocumentError(
-        f"What {document.name} reads has changed since it was applied: {'; '.join(said)}",
-        hint="If you revert the change, the document resumes by itself. Otherwise, fix select.sql and index.json\n"
-        "if they name what has changed, and run: syncer apply",
         document=document.name,
         revision=document.revision,
         is_stale=True,

@@ -186,7 +186,7 @@ def test_what_is_asked_for_one_batch_is_bounded(
     monkeypatch.setattr(AffectedReader, "_few", counted)
     world.sql("UPDATE posts SET user_id = 1 + id % 40")
     ids, [many] = read(connection, renamed(*range(1, 41)), many=3)
-    assert len(answers) <= affected.QUESTIONS_MAX
+    assert len(answers) <= affected.QUERIES_MAX
     assert (ids, len(many.cause["public.users"])) == (set(), 40)
     answers.clear()
     ids, [many] = read(connection, renamed(*range(1, 41)), many=20)

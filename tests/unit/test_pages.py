@@ -10,7 +10,6 @@ from elasticsearch import Elasticsearch
 from hypothesis import given, strategies as st
 
 from syncer.base.model import Composition, Target
-from syncer.documents.affected import _pages
 from syncer.documents.queries import one_line
 from syncer.elasticsearch.bulk import BulkOutcome, Index, _lines, _Task
 
@@ -19,20 +18,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
-
-
-@given(ids=st.lists(st.text(max_size=3), max_size=60), size=st.integers(min_value=1, max_value=7))
-def test_pages_hold_every_id(ids: list[str], size: int) -> None:
-    """Every id is in some page, once, and only the last is not full."""
-    pages = list(_pages(ids, size))
-    assert [one for page in pages for one in page] == ids
-    assert all(len(page) == size for page in pages[:-1])
-    assert all(0 < len(page) <= size for page in pages)
-
-
-def test_pages_of_nothing_are_none() -> None:
-    """Without an id there is no page."""
-    assert list(_pages(iter(()), 10)) == []
 
 
 @given(value=JSON, indent=st.sampled_from([None, 1, "\t"]), ascii_only=st.booleans())

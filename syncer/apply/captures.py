@@ -36,28 +36,22 @@ def captures(connection: Connection, documents: Iterable[Document]) -> Iterable[
     for relation, found in sorted(readers.items()):
         if not eligibility.exists(connection, relation):
             continue  # only documents to be withdrawn, or suspended ones, still read it
-        key = eligibility.primary_key(connection, relation)
-        routing = frozenset().union(*(one.tables[relation].routing for one in found))
-        watched = frozenset().union(*(one.tables[relation].watched for one in found))
-        uses = [one.tables[relation] for one in found]
-        aggregate, column = _aggregate(connection, relation, key, found)
+        uses = [dependencies.tables[relation] for dependencies in found]
+        aggregate, column = _aggregate(connection, relation, found)
         yield Capture(
             relation=relation,
-            key=key,
-            watched=watched,
-            routing=routing | {column},
+            watched=frozenset().union(*(use.watched for use in uses)),
+            routing=frozenset().union(*(use.routing for use in uses), {column}),
             together=frozenset(use.watched | use.routing for use in uses),
             aggregate=aggregate,
             aggregate_column=column,
         )
 
 
-def _aggregate(
-    connection: Connection, relation: str, key: tuple[str, ...], readers: list[Dependencies]
-) -> tuple[str, str]:
+def _aggregate(connection: Connection, relation: str, readers: list[Dependencies]) -> tuple[str, str]:
     """Return the root row that a row of this table belongs to by a foreign key; otherwise the row itself."""
     roots = {(one.root, one.root_key) for one in readers if one.root not in (None, relation)}
     for column, referenced, referenced_column in connection.execute(_FOREIGN_KEYS, (relation,)).fetchall():
         if (referenced, referenced_column) in roots:
             return referenced, column
-    return relation, key[0]
+    return relation, eligibility.primary_key(connection, relation)[0]

@@ -16,21 +16,29 @@ WITH RECURSIVE member (oid) AS (
     UNION
     SELECT i.inhrelid FROM member AS m JOIN pg_inherits AS i ON i.inhparent = m.oid
 )
-SELECT format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relkind::text, c.relpersistence::text,
-       c.relispartition, (SELECT format('%I.%I', pn.nspname, p.relname)
-                          FROM pg_class AS p JOIN pg_namespace AS pn ON pn.oid = p.relnamespace
-                          WHERE p.oid = CASE WHEN c.relispartition THEN pg_partition_root(c.oid) ELSE i.inhparent END)
+SELECT format('%I.%I', n.nspname, c.relname), n.nspname::text, c.relkind::text, c.relpersistence::text
 FROM member AS m JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace
-LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
 ORDER BY c.oid <> $1, 1
 """
-
-_OF_THE_SYSTEM = frozenset({"pg_catalog", "information_schema"})
 _NO_TRIGGER = "No trigger sees its rows change."
+_SCHEMAS = {
+    "syncer": ("syncer's own", "Select from tables of yours."),
+    **dict.fromkeys(
+        ("pg_catalog", "information_schema"),
+        ("a system catalogue", f"{_NO_TRIGGER} Keep what you need of it in a table."),
+    ),
+}
 _KINDS = {
     "m": ("a materialized view", f"{_NO_TRIGGER} Select from the tables that it is made of."),
     "f": ("a foreign table", f"Its rows change on another server. {_NO_TRIGGER} Copy them into a table of this one."),
     "S": ("a sequence", f"{_NO_TRIGGER} Select from the table that it numbers."),
+}
+_PERSISTENCES = {
+    "t": ("a temporary table", "Only its own session sees its rows. Make it an ordinary table."),
+    "u": (
+        "an unlogged table",
+        "A crash of Postgres empties it without a change. Make it a logged one: ALTER TABLE {} SET LOGGED",
+    ),
 }
 # The primary key, or a substitute: a unique index of columns that are NOT NULL, neither partial nor deferrable. The
 # replica identity comes before others, then the shortest.
@@ -56,51 +64,21 @@ def require_capturable(connection: Connection, oid: int, file: str) -> None:
     Raises:
         DefinitionError: With the reason, and the action to take.
     """
-    (relation, schema, kind, persistence, is_partition, parent), *members = connection.execute(
-        _MEMBERS, (oid,)
-    ).fetchall()
-    reason = _of_itself(relation, schema, kind, persistence)
-    if reason is None and is_partition:
-        reason = (
-            f"a partition of {parent}",
-            f"Partitions come and go, and rows move between them. Select from {parent}, with a condition.",
+    members = connection.execute(_MEMBERS, (oid,)).fetchall()
+    relation, _, kind, _ = members[0]
+    for name, schema, member_kind, persistence in members:
+        reason = _SCHEMAS.get(schema) or _KINDS.get(member_kind) or _PERSISTENCES.get(persistence)
+        if reason is not None:
+            what, hint = reason
+            if name != relation:
+                what = f"a partitioned table, and its partition {name} is {what}"
+            raise DefinitionError(f"{file} reads {relation}, which is {what}", hint=hint.format(name))
+    if kind != "p" and len(members) > 1:
+        raise DefinitionError(
+            f"{file} reads {relation}, which is a table that others inherit from",
+            hint=f"A table that inherits later has no trigger. Make {relation} a partitioned table; or part them:\n"
+            f"ALTER TABLE {members[1][0]} NO INHERIT {relation}",
         )
-    if reason is None and (parent or (members and kind != "p")):
-        above, below = (parent, relation) if parent else (relation, members[0][0])
-        reason = (
-            "a table that shares its rows by inheritance",
-            (
-                f"Rows are written through {above} and through {below}, and triggers see only one of them.\n"
-                f"Make {above} a partitioned table; or part them: ALTER TABLE {below} NO INHERIT {above}"
-            ),
-        )
-    for name, member_schema, member_kind, member_persistence, *_ in members if reason is None else ():
-        found = _of_itself(name, member_schema, member_kind, member_persistence)
-        if found is not None:
-            raise _refused(file, relation, f"a partitioned table, and its partition {name} is {found[0]}", found[1])
-    if reason is not None:
-        raise _refused(file, relation, *reason)
-
-
-def _of_itself(relation: str, schema: str, kind: str, persistence: str) -> tuple[str, str] | None:
-    """What the relation is and the action to take, if it cannot be captured; its members are not considered."""
-    if schema == "syncer":
-        return "syncer's own", "Select from tables of yours."
-    if schema in _OF_THE_SYSTEM:
-        return "a system catalogue", f"{_NO_TRIGGER} Keep what you need of it in a table."
-    if kind in _KINDS:
-        return _KINDS[kind]
-    if persistence == "t":
-        return "a temporary table", "Only its own session sees its rows. Make it an ordinary table."
-    if persistence == "u":
-        return "an unlogged table", (
-            f"A crash of Postgres empties it without a change. Make it a logged one: ALTER TABLE {relation} SET LOGGED"
-        )
-    return None
-
-
-def _refused(file: str, relation: str, what: str, hint: str) -> DefinitionError:
-    return DefinitionError(f"{file} reads {relation}, which is {what}", hint=hint)
 
 
 def exists(connection: Connection, relation: str) -> bool:

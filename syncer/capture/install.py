@@ -4,7 +4,7 @@ Guarantees:
 
 - Each row changed by INSERT, UPDATE, DELETE or TRUNCATE, from any client, leaves a row in the outbox that commits or
   rolls back with it.
-- An UPDATE that changes no watched column leaves none. A changed key is a delete and an insert.
+- An UPDATE that changes no watched column leaves none.
 - Installing and removing never make an application wait behind a transaction that we wait for. The lock is requested
   briefly, given up, and requested again.
 
@@ -30,42 +30,28 @@ from syncer.capture.table_files import TREE
 from syncer.capture.triggers import Capture
 
 _LOCK_TIMEOUT = "200ms"
+_LOCK = "LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE"
 _PAUSE_SECONDS = 0.5
 
-# The apply worker of a subscription fires no statement-level triggers. A table that has a row-level trigger keeps it.
-_BY_ROW = """
-EXISTS (SELECT FROM pg_class WHERE oid = to_regclass(a.relation) AND relkind = 'p')
-OR EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = to_regclass(a.relation))
-OR EXISTS (SELECT FROM pg_trigger
-           WHERE tgrelid = to_regclass(a.relation) AND tgfoid = to_regproc(a.function) AND tgname = a.row_trigger)
-"""
-_IS_BY_ROW = f"SELECT {_BY_ROW} FROM (VALUES ($1, $2, $3)) AS a (relation, function, row_trigger)"  # noqa: S608 - a constant
-# If a table becomes a partition, or others inherit from it, writes can bypass its statement-level triggers. A partition
-# that was added later has no trigger for TRUNCATE: `syncer.capture.table_files` sees that. A crash empties an unlogged
-# table, and the rows of a foreign partition change elsewhere: no trigger sees either.
+# A partition without the trigger has lost it, and so has a table that inherits: it was not there at the installation. A
+# crash empties an unlogged table, and the rows of a foreign partition change elsewhere: no trigger sees either.
 _LOST = f"""
 SELECT a.relation
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS a (relation, function, row_trigger, truncate_trigger)
-WHERE NOT CASE
-    WHEN {_BY_ROW}
-    THEN EXISTS (SELECT FROM pg_trigger
-                 WHERE tgrelid = to_regclass(a.relation) AND tgfoid = to_regproc(a.function) AND tgenabled = 'A'
-                   AND tgname = a.truncate_trigger)
-         AND NOT EXISTS ({TREE} SELECT FROM tree AS t WHERE NOT EXISTS (
-             SELECT FROM pg_trigger
-             WHERE tgrelid = t.oid AND tgfoid = to_regproc(a.function) AND tgenabled = 'A' AND tgname = a.row_trigger))
-    ELSE (SELECT count(*) = cardinality($5::text[]) FROM pg_trigger
-          WHERE tgrelid = to_regclass(a.relation) AND tgfoid = to_regproc(a.function) AND tgenabled = 'A'
-            AND tgname = ANY ($5))
-         AND NOT EXISTS (SELECT FROM pg_inherits WHERE to_regclass(a.relation) IN (inhrelid, inhparent))
-    END
-OR EXISTS ({TREE} SELECT FROM tree JOIN pg_class AS c USING (oid) WHERE c.relpersistence <> 'p' OR c.relkind = 'f')
+WHERE NOT EXISTS (SELECT FROM pg_trigger
+                  WHERE tgrelid = to_regclass(a.relation) AND tgfoid = to_regproc(a.function) AND tgenabled = 'A'
+                    AND tgname = a.truncate_trigger)
+   OR EXISTS ({TREE} SELECT FROM tree AS t JOIN pg_class AS c USING (oid)
+              WHERE c.relpersistence <> 'p' OR c.relkind = 'f' OR NOT EXISTS (
+                  SELECT FROM pg_trigger
+                  WHERE tgrelid = t.oid AND tgfoid = to_regproc(a.function) AND tgenabled = 'A'
+                    AND tgname = a.row_trigger))
 ORDER BY 1
 """.replace("to_regclass($1)", "to_regclass(a.relation)")  # noqa: S608 - constants of ours
 # The table's owner creates its partitions, which have the trigger too. No other role needs the function.
 _HAS_BODY = """
 SELECT EXISTS (SELECT FROM pg_proc AS p
-               WHERE p.oid = to_regproc($1) AND p.prosrc = $2 AND cardinality(p.proconfig) = 1
+               WHERE p.oid = to_regproc($1) AND p.prosrc = $2 AND p.proconfig IS NULL
                  AND NOT has_function_privilege('public', p.oid, 'EXECUTE')
                  AND NOT EXISTS (SELECT FROM pg_class AS c WHERE c.oid = to_regclass($3)
                                  AND NOT has_function_privilege(c.relowner, p.oid, 'EXECUTE')))
@@ -81,11 +67,6 @@ WHERE tgparentid = 0
   AND (p.oid = to_regproc($2) OR c.oid = to_regclass($1) AND p.pronamespace = 'syncer'::regnamespace)
 ORDER BY 1, 2
 """
-_PARTITIONS = f"""{TREE}
-SELECT format('%I.%I', n.nspname, c.relname)
-FROM tree AS t JOIN pg_class AS c USING (oid) JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE t.attached_by IS NOT NULL
-"""  # noqa: S608 - of constants
 _TYPES = """
 SELECT a.attname::text, t.typname::text FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
 WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND t.typnamespace = 'pg_catalog'::regnamespace
@@ -106,16 +87,16 @@ WHERE p.pronamespace = 'syncer'::regnamespace AND t.tgenabled = 'O'
 """
 _ARMING_SECONDS_MAX = 0.1
 _CAPTURED = """
-SELECT relation, key, watched, routing, aggregate, aggregate_column, watched_together
+SELECT relation, watched, routing, aggregate, aggregate_column, watched_together
 FROM syncer.capture ORDER BY relation
 """
 # The remembered files and triggers are kept: documents that were not loaded since then may lack what is new.
 _PUT = f"""
 INSERT INTO syncer.capture
-    (relation, key, watched, routing, aggregate, aggregate_column, files, watched_together, triggers)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, ({table_files.TRIGGERS}))
+    (relation, watched, routing, aggregate, aggregate_column, files, watched_together, triggers)
+VALUES ($1, $2, $3, $4, $5, $6, $7, ({table_files.TRIGGERS}))
 ON CONFLICT (relation) DO UPDATE
-SET key = excluded.key, watched = excluded.watched, routing = excluded.routing,
+SET watched = excluded.watched, routing = excluded.routing,
     watched_together = excluded.watched_together,
     aggregate = excluded.aggregate, aggregate_column = excluded.aggregate_column,
     files = CASE WHEN excluded.files IS NOT NULL
@@ -132,13 +113,6 @@ WHERE l.relation IN (SELECT t.oid FROM tree AS t)
   AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
 ORDER BY l.mode = 'AccessShareLock', a.xact_start LIMIT 1
 """  # noqa: S608 - of constants
-_WRITERS = f"""{TREE}
-SELECT virtualtransaction FROM pg_locks
-WHERE relation IN (SELECT t.oid FROM tree AS t)
-  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND granted AND pid IS DISTINCT FROM pg_backend_pid()
-  AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-"""  # noqa: S608 - of constants
 _COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped"
 
 
@@ -147,14 +121,13 @@ def captured(connection: Connection) -> dict[str, Capture]:
     return {
         relation: Capture(
             relation=relation,
-            key=tuple(key),
             watched=frozenset(watched),
             routing=frozenset(routing),
             aggregate=aggregate,
             aggregate_column=aggregate_column,
             together=frozenset(map(frozenset, together)),
         )
-        for relation, key, watched, routing, aggregate, aggregate_column, together in connection.execute(_CAPTURED)
+        for relation, watched, routing, aggregate, aggregate_column, together in connection.execute(_CAPTURED)
     }
 
 
@@ -166,11 +139,16 @@ def is_installed(connection: Connection, relation: str) -> bool:
 def lost(connection: Connection, relations: Iterable[str]) -> list[str]:
     """The tables of these for which `is_installed` returns false."""
     names = [
-        (one, triggers.function(one).as_string(), triggers.row_trigger(one), triggers.truncate_trigger(one))
-        for one in relations
+        (
+            relation,
+            triggers.function(relation).as_string(),
+            triggers.row_trigger(relation),
+            triggers.truncate_trigger(relation),
+        )
+        for relation in relations
     ]
     columns = [list(column) for column in zip(*names, strict=True)] or [[]] * 4
-    return [row[0] for row in connection.execute(_LOST, (*columns, list(triggers.STATEMENT_TRIGGERS)))]
+    return [row[0] for row in connection.execute(_LOST, columns)]
 
 
 def arm(connection: Connection) -> None:
@@ -198,8 +176,7 @@ def uncaptured_query(relations: Collection[str]) -> sql.Composed:
 def is_current(connection: Connection, capture: Capture) -> bool:
     """Whether a table's function is what this program would create for the table as it is now."""
     function = triggers.function(capture.relation).as_string()
-    body = _body(connection, capture, is_by_row=_is_by_row(connection, capture.relation))
-    return bool(value(connection, _HAS_BODY, (function, body, capture.relation)))
+    return bool(value(connection, _HAS_BODY, (function, _body(connection, capture), capture.relation)))
 
 
 def install(
@@ -221,65 +198,36 @@ def install(
         SourceError: The lock was not available in time.
         psycopg.Error: A privilege is missing.
     """
-    with connection.transaction():
-        connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")  # as in the trigger function
-        connection.execute(triggers.check_statement(capture))
+    relation = capture.relation
+    before = captured(connection).get(relation)
+    has_triggers = is_installed(connection, relation)
     # Before the triggers: a partition that is attached from now on is either captured or noted.
-    files = table_files.present(connection, capture.relation)
-    before = captured(connection).get(capture.relation)
-    has_triggers = is_installed(connection, capture.relation)
+    files = table_files.present(connection, relation)
 
     def change() -> None:
-        is_by_row = _is_by_row(connection, capture.relation)
-        body = _body(connection, capture, is_by_row=is_by_row)
-        owner = str(value(connection, _OWNER, (capture.relation,)))
-        for statement in triggers.function_statements(body, capture.relation, owner):
+        if not has_triggers or before is None or not _covers(before, capture):
+            # A transaction that wrote under the previous function has ended, so loading sees what it left out.
+            connection.execute(sql.SQL(_LOCK).format(sql.SQL(relation)))
+        owner = str(value(connection, _OWNER, (relation,)))
+        for statement in triggers.function_statements(_body(connection, capture), relation, owner):
             connection.execute(statement)
         if not has_triggers:
-            _create_triggers(connection, capture.relation, is_by_row=is_by_row)
+            for table, name in connection.execute(
+                _TRIGGERS, (relation, triggers.function(relation).as_string())
+            ).fetchall():
+                connection.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), sql.SQL(table)))
+            for statement in triggers.trigger_statements(relation):
+                connection.execute(statement)
+        columns = sorted(capture.watched), sorted(capture.routing), capture.aggregate, capture.aggregate_column
+        connection.execute(_PUT, (relation, *columns, files, Jsonb(sorted(map(sorted, capture.together)))))
 
-    deadline = time.monotonic() + timeout_seconds
-    _without_blocking(connection, capture.relation, change, timeout_seconds, waiting)
-    if has_triggers and (before is None or not _covers(before, capture)):
-        _wait_for_writers(connection, capture.relation, deadline, waiting)
-    # Last, so that an interrupted installation waits for the writers again.
-    _remember(connection, capture, files)
-
-
-def _remember(connection: Connection, capture: Capture, files: object) -> None:
-    """Save how a table is captured, and the files that it had before its triggers were created."""
-    columns = list(capture.key), sorted(capture.watched), sorted(capture.routing)
-    together = Jsonb(sorted(map(sorted, capture.together)))
-    row = capture.relation, *columns, capture.aggregate, capture.aggregate_column, files, together
-    connection.execute(_PUT, row)
+    _without_blocking(connection, relation, change, timeout_seconds, waiting)
 
 
-def _body(connection: Connection, capture: Capture, *, is_by_row: bool) -> str:
+def _body(connection: Connection, capture: Capture) -> str:
     """The body of a table's function."""
     types: triggers.Types = dict(connection.execute(_TYPES, (capture.relation,)).fetchall())
-    body = triggers.row_body(capture, types) if is_by_row else triggers.statement_body(capture, types)
-    return body.as_string(connection)
-
-
-def _is_by_row(connection: Connection, relation: str) -> bool:
-    """Whether the table is captured by row-level triggers."""
-    asked = relation, triggers.function(relation).as_string(), triggers.row_trigger(relation)
-    return bool(value(connection, _IS_BY_ROW, asked))
-
-
-def _create_triggers(connection: Connection, relation: str, *, is_by_row: bool) -> None:
-    for table, name in connection.execute(_TRIGGERS, (relation, triggers.function(relation).as_string())).fetchall():
-        connection.execute(sql.SQL("DROP TRIGGER {} ON {}").format(sql.Identifier(name), sql.SQL(table)))
-    if not is_by_row:
-        for statement in triggers.statement_triggers(relation):
-            connection.execute(statement)
-        return
-    for statement in triggers.row_triggers(relation):
-        connection.execute(statement)
-    # The triggers above hold a lock that prevents new partitions.
-    for (partition,) in connection.execute(_PARTITIONS, (relation,)).fetchall():
-        for statement in triggers.truncate_triggers(relation, partition):
-            connection.execute(statement)
+    return triggers.body(capture, types).as_string(connection)
 
 
 def widened(connection: Connection, capture: Capture, before: Capture | None) -> Capture:
@@ -297,29 +245,6 @@ def widened(connection: Connection, capture: Capture, before: Capture | None) ->
 
 def _covers(before: Capture, after: Capture) -> bool:
     return after.watched | after.routing <= before.watched | before.routing and after.routing <= before.routing
-
-
-def _wait_for_writers(connection: Connection, relation: str, deadline: float, waiting: Callable[[str], None]) -> None:
-    """Return once every transaction that wrote the table under the previous function has ended.
-
-    What such a transaction left out of the outbox is then visible to the loading of documents. No lock is requested, so
-    nothing is blocked.
-    """
-    writers = {row[0] for row in connection.execute(_WRITERS, (relation,))}
-    while writers:
-        now = {row[0] for row in connection.execute(_WRITERS, (relation,))}
-        # A transaction that is prepared meanwhile continues under another name.
-        writers = {one for one in now if one in writers or one.startswith("-1/")}
-        if not writers:
-            return
-        blocker = _blocker(connection, relation)
-        if time.monotonic() > deadline:
-            raise SourceError(
-                f"{relation} has been written by a transaction that is still open{blocker}",
-                hint="Nothing is active yet. Wait for that transaction to end, or end it, and run this again.",
-            )
-        waiting(f"waiting for writers of {relation}{blocker}")
-        time.sleep(_PAUSE_SECONDS)
 
 
 def remove(

@@ -7,15 +7,13 @@ hours keeps from being vacuumed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
 
 from syncer.base.postgres import Connection, value
-from syncer.capture.progress import CURSOR, IS_VALID
 
 SEGMENTS = 8
 _LOOKED_AT_MAX = 1000
@@ -64,13 +62,6 @@ _SINCE = f"""
 {_CHANGES} WHERE (o.xid, o.id) > ($1::xid8, $2) AND pg_visible_in_snapshot(o.xid, $3::pg_snapshot)
 ORDER BY o.xid, o.id LIMIT $4
 """
-_WAITING = """
-SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(o.changed_at)), 0)::float8
-FROM syncer.outbox AS o
-WHERE {unseen} AND ($1::text[] IS NULL OR o.relation = ANY ($1))
-"""
-_SAVED_CURSOR = f"SELECT snapshot::text, {IS_VALID} FROM {CURSOR} AS c"  # noqa: S608 - constants of ours
-_NOTHING_SEEN = "1:1:"
 _WRITTEN_BY = f"SELECT {_CHANGE} FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2"  # noqa: S608 - a constant of ours
 _RELATIONS = """
 SELECT array_agg(DISTINCT w.relation), count(*)
@@ -78,10 +69,6 @@ FROM (SELECT o.relation FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2)
 """
 # A segment that was never analysed looks smaller than it is; and a plan that finds one row also finds many.
 _BY_INDEX = "SET enable_seqscan = off; SET plan_cache_mode = force_generic_plan"
-_ROOM = """
-SELECT coalesce(sum(pg_total_relation_size(inhrelid)), 0), count(*) FILTER (WHERE pg_relation_size(inhrelid) > 0)
-FROM pg_inherits WHERE inhparent = 'syncer.outbox'::regclass
-"""
 _SEGMENTS = sql.SQL("SELECT last_value, ARRAY[{}] FROM syncer.outbox_segment").format(
     sql.SQL(", ").join(
         sql.SQL("EXISTS (SELECT FROM {})").format(sql.Identifier("syncer", f"outbox_{number}"))
@@ -145,12 +132,6 @@ def as_of(seen: str, xid: int) -> str:
     return f"{min(before, default=xid)}:{xid}:{','.join(map(str, before))}"
 
 
-def saved_cursor(connection: Connection) -> str:
-    """The cursor that the relay would start from: what it has not seen is not known to be published."""
-    saved, is_valid = connection.execute(_SAVED_CURSOR).fetchone() or (_NOTHING_SEEN, True)
-    return saved if is_valid else _NOTHING_SEEN
-
-
 def relations_of(connection: Connection, xid: int) -> frozenset[str] | None:
     """The tables that a transaction changed; None if its changes are trimmed already, or too many to examine."""
     relations, rows = connection.execute(_RELATIONS, (str(xid), _LOOKED_AT_MAX)).fetchone() or (None, 0)
@@ -171,34 +152,6 @@ def _bounds(cursor: str) -> tuple[str, str]:
     """The first transaction id that had not begun, and the earlier ones that were in progress."""
     _, xmax, in_progress = cursor.split(":")
     return xmax, f"{{{in_progress}}}"
-
-
-def waiting(connection: Connection, cursor: str, relations: Collection[str] | None = None) -> tuple[int, float]:
-    """How many changes of these tables, or of all, the cursor has not seen; and the age of the oldest in seconds."""
-    query = sql.SQL(_WAITING).format(unseen=_unseen(cursor))
-    row = connection.execute(query, (None if relations is None else list(relations),)).fetchone()
-    assert row is not None  # noqa: S101 - an aggregate returns a row
-    return row[0], row[1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """The outbox's disk usage.
-
-    Args:
-        bytes: The size on disk, including published rows that are not trimmed yet.
-        segments: How many segments have rows.
-    """
-
-    bytes: int
-    segments: int
-
-
-def room(connection: Connection) -> Room:
-    """The outbox's disk usage now."""
-    row = connection.execute(_ROOM).fetchone()
-    assert row is not None  # noqa: S101 - an aggregate returns a row
-    return Room(bytes=int(row[0]), segments=row[1])
 
 
 def trim(connection: Connection, cursor: str) -> int:

@@ -1,28 +1,22 @@
 """Trigger: the SQL of the functions and triggers that write the outbox.
 
 Guarantees: a trigger never makes a write fail. That holds for any row, and for a table altered since: columns dropped
-or renamed, types changed, the table renamed. It runs with its owner's rights, but never runs code of other roles: it
-uses a type's output function, never a cast.
+or renamed, types changed, the table renamed. It runs with its owner's rights, but never runs code of other roles. Every
+name in it has its schema, so the writer's search_path has no part in it. It uses a type's output function, never a
+cast.
 
 An image has the text of each column that decides which documents a row belongs to. If such a column is gone, or a value
 is too long or cannot be printed, there is no image. The change then touches every document that reads the table. If a
 watched column is gone, every UPDATE is a change.
 
-An ordinary table has statement-level triggers, whose transition tables hold all rows of a statement. A partitioned
-table has a row-level one: Postgres clones only those to every present and future partition, where they fire for direct
-writes too. So has a table that a subscription loads, since the worker of logical replication fires no others. Both
-kinds write the same rows.
-
-A statement can name a column that may be gone: unqualified, in a subquery of its own. If the table lacks the name, it
-resolves one level up, in a row of nulls of type ``syncer.gone``. ``syncer.is_gone`` has two forms, and the planner
-chooses one by type. So the check costs nothing at run time. Nor can a change of the table overtake it, as it could a
-check of the catalogue, whose snapshot may be older.
+Every table has the same two triggers: for each row, and for each TRUNCATE. Postgres clones the first to every present
+and future partition, where it fires for direct writes too. The worker of logical replication fires both.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -37,161 +31,88 @@ IMAGE_BYTES_MAX = 64 * 1024
 
 _IDENTIFIER_BYTES_MAX = 63
 
-STATEMENT_TRIGGERS = ("syncer_delete", "syncer_insert", "syncer_truncate", "syncer_update")
-"""The triggers of an ordinary table."""
-
 # ALWAYS includes sessions with session_replication_role = replica: their rows are in our documents too.
 ENABLE = "ALTER TABLE {} ENABLE ALWAYS TRIGGER {}"
+_ROW = "CREATE TRIGGER {} AFTER INSERT OR UPDATE OR DELETE ON {} FOR EACH ROW EXECUTE FUNCTION {}()"
+_TRUNCATE = "CREATE TRIGGER {} AFTER TRUNCATE ON {} FOR EACH STATEMENT EXECUTE FUNCTION {}()"
 _FUNCTION = """
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql SECURITY DEFINER
 AS {body}
 """
 _FOR_NOBODY = "REVOKE EXECUTE ON FUNCTION {}() FROM PUBLIC"
 _FOR_OWNER = "GRANT EXECUTE ON FUNCTION {}() TO {}"
 
-# One statement per kind of change.
-_STATEMENT_BODY = """
-#variable_conflict use_column
-<<trigger>>
+# Rows are compared byte by byte (*= on records): equality is not identity (1.0 and 1.00), and some types have none.
+# Postgres raises an error if a column is gone, or has another type than at the session's first change. Then the row is
+# a change, and has images if they can still be built. The subtransactions write nothing, so they never get an xid.
+_BODY = """
 DECLARE
-    segment bigint := {segment};
-BEGIN
-    IF TG_OP = 'UPDATE' THEN
-        INSERT INTO syncer.outbox (segment, relation, operation, old, new, untouched)
-        {updated};
-    ELSIF TG_OP = 'INSERT' THEN
-        INSERT INTO syncer.outbox (segment, relation, operation, new)
-        {inserted};
-    ELSIF TG_OP = 'DELETE' THEN
-        INSERT INTO syncer.outbox (segment, relation, operation, old)
-        {deleted};
-    ELSE
-        INSERT INTO syncer.outbox (segment, relation, operation)
-        VALUES (trigger.segment, {relation}, 'T');
-    END IF;
-    RETURN NULL;
-END
-"""
-_ONE_SIDED = """
-SELECT trigger.segment, {relation}, {operation}::"char", {image}
-FROM {gone}, LATERAL (SELECT {texts} AS texts FROM {rows} OFFSET 0) AS c
-"""
-# A row without its counterpart has a changed key: a delete or an insert. Keys are compared as text, which every type
-# has, and rows byte by byte (*<> on records): equality is not identity (1.0 and 1.00), and some types have none.
-_TWO_SIDED = """
-SELECT {segment}, {relation}, c.operation, {old_image}, {new_image}, c.untouched
-FROM {gone}, LATERAL (
-    SELECT CASE WHEN n.here IS NULL THEN 'D' WHEN o.here IS NULL THEN 'I' ELSE 'U' END::"char" AS operation,
-           CASE WHEN o.here THEN {old_texts} END AS old, CASE WHEN n.here THEN {new_texts} END AS new,
-           {untouched} AS untouched
-    FROM {old_rows} FULL JOIN {new_rows} ON {same_key}
-    WHERE o.here IS NULL OR n.here IS NULL OR {is_gone}
-       OR ROW({old_compared})::record OPERATOR(pg_catalog.*<>) ROW({new_compared})::record
-    OFFSET 0
-) AS c
-"""
-# OFFSET 0, above: the texts are computed once. No column has this alias.
-_ROWS = '(SELECT true AS here, {columns} FROM {table} AS "syncer row") AS {alias}'
-
-# Expressions over OLD and NEW are cheap only without FROM, and then cannot tell that a column is gone. Postgres raises
-# an error for that, and for a column whose type has changed since the session's first change. Then nothing is known of
-# the row, until `syncer apply` creates the function anew. The subtransactions write nothing, so they never get an xid.
-_ROW_BODY = """
-<<trigger>>
-DECLARE
-    texts text[];
-    old_image jsonb;
-    new_image jsonb;
-    is_changed boolean := true;
-    has_same_key boolean := true;
-    operation "char" := left(TG_OP, 1);
+    old_image pg_catalog.jsonb;
+    new_image pg_catalog.jsonb;
     untouched bigint[];
-    segment bigint := {segment};
 BEGIN
-    IF TG_OP = 'UPDATE' THEN
-        IF OLD OPERATOR(pg_catalog.*=) NEW THEN
-            RETURN NULL;
-        END IF;
+    IF TG_LEVEL OPERATOR(pg_catalog.=) 'ROW' THEN
         BEGIN
-            is_changed := ROW({old_compared})::record OPERATOR(pg_catalog.*<>) ROW({new_compared})::record;
+            IF TG_OP OPERATOR(pg_catalog.=) 'UPDATE' THEN
+                IF {is_same} THEN
+                    RETURN NULL;
+                END IF;
+                untouched := {untouched};
+            END IF;
+            {images}
         EXCEPTION WHEN OTHERS THEN
-            NULL;
+            untouched := NULL;
+            BEGIN
+                {images}
+            EXCEPTION WHEN OTHERS THEN
+                old_image := NULL;
+                new_image := NULL;
+            END;
         END;
-        IF NOT is_changed THEN
-            RETURN NULL;
-        END IF;
-    END IF;
-    BEGIN
-        IF TG_OP = 'UPDATE' THEN
-            has_same_key := ROW({old_key})::record OPERATOR(pg_catalog.*=) ROW({new_key})::record;
-            untouched := {untouched};
-        END IF;
-        IF TG_OP IN ('UPDATE', 'DELETE') THEN
-            texts := {old_texts};
-            old_image := {image};
-        END IF;
-        IF TG_OP IN ('UPDATE', 'INSERT') THEN
-            texts := {new_texts};
-            new_image := {image};
-        END IF;
-    EXCEPTION WHEN OTHERS THEN
-        old_image := NULL;
-        new_image := NULL;
-        untouched := NULL;
-    END;
-    IF NOT has_same_key THEN
-        INSERT INTO syncer.outbox (segment, relation, operation, old)
-        VALUES (trigger.segment, {relation}, 'D', trigger.old_image);
-        operation := 'I';
-        old_image := NULL;
-        untouched := NULL;
     END IF;
     INSERT INTO syncer.outbox (segment, relation, operation, old, new, untouched)
-    VALUES (trigger.segment, {relation}, trigger.operation, trigger.old_image, trigger.new_image, trigger.untouched);
+    VALUES ({segment}, {relation}, pg_catalog.left(TG_OP, 1), {old_image}, {new_image}, untouched);
     RETURN NULL;
 END
 """
+_IMAGES = """
+            old_image := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN {old} END;
+            new_image := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN {new} END;
+"""
+_IMAGE = "pg_catalog.jsonb_object({names}, ARRAY[{texts}])"
+_SMALL = f"CASE WHEN pg_catalog.pg_column_size({{0}}) OPERATOR(pg_catalog.<) {IMAGE_BYTES_MAX} THEN {{0}} END"
+_IS_SAME = "ROW({old})::pg_catalog.record OPERATOR(pg_catalog.*=) ROW({new})::pg_catalog.record"
+# Which sets of columns an update has left as they were; only where documents watch different ones.
+_UNTOUCHED = "pg_catalog.array_remove(ARRAY[{}]::bigint[], NULL)"
+_UNTOUCHED_SET = "CASE WHEN {is_same} THEN {digest}::bigint END"
+# Null means that the sequence has not been used yet. A function, because reading a table costs more.
+_SEGMENT = "coalesce(pg_catalog.pg_sequence_last_value('syncer.outbox_segment'), 0)"
 
 # The output of a type, not of a cast: a type's owner may define casts. The types here print little, or no more than
 # their size, and the same in every session; dates do so in JSON. A small jsonb may print much, since 1e130000 takes 16
 # bytes, but not more than Postgres can handle. A column of another type, or whose type has changed since its function
 # was created, has the general form. None fetches or produces much more than an image may hold.
-_PRINTED = "concat({value})"
-_CUT = f"left(concat({{value}}), {IMAGE_BYTES_MAX})"
-_DATED = "to_json({value}) #>> '{{}}'"
-_GENERAL = f"syncer.text_of({{value}}, {IMAGE_BYTES_MAX})"
-_PRINTING = {
-    **dict.fromkeys(("bool", "int2", "int4", "int8", "name", "numeric", "oid", "time", "timetz", "uuid"), _PRINTED),
+_GENERAL = sql.SQL(f"syncer.text_of({{value}}, {IMAGE_BYTES_MAX})")
+_PRINTED = "pg_catalog.concat({value})"
+_CUT = f"pg_catalog.left({_PRINTED}, {IMAGE_BYTES_MAX})"
+_DATED = "pg_catalog.to_json({value}) OPERATOR(pg_catalog.#>>) '{{}}'"
+_HAS_SIZE = "pg_catalog.pg_column_size({{value}}) OPERATOR(pg_catalog.<=) {}"
+_IS_SMALL_JSON = f"{_HAS_SIZE.format(4096)} AND pg_catalog.pg_column_compression({{value}}) IS NULL"
+_FAST = {
     **dict.fromkeys(
-        ("bpchar", "json", "text", "varchar"),
-        f"CASE WHEN pg_column_size({{value}}) <= {IMAGE_BYTES_MAX} THEN {_CUT} ELSE repeat('?', {IMAGE_BYTES_MAX}) END",
+        ("bool", "int2", "int4", "int8", "name", "numeric", "oid", "time", "timetz", "uuid"), ("true", _PRINTED)
     ),
-    **dict.fromkeys(("date", "timestamp", "timestamptz"), _DATED),
-    "jsonb": "CASE WHEN pg_column_size({value}) <= 4096 AND pg_column_compression({value}) IS NULL "
-    f"THEN {_CUT} ELSE {_GENERAL} END",
+    **dict.fromkeys(("bpchar", "json", "text", "varchar"), (_HAS_SIZE.format(IMAGE_BYTES_MAX), _CUT)),
+    **dict.fromkeys(("date", "timestamp", "timestamptz"), ("true", _DATED)),
+    "jsonb": (_IS_SMALL_JSON, _CUT),
 }
-_KNOWN = (
-    "CASE WHEN {{value}} IS NOT DISTINCT FROM NULL THEN NULL "
-    "WHEN pg_typeof({{value}}) = '{type}'::regtype THEN {printed} ELSE {general} END"
-)
-_TEXTS = "CASE WHEN NOT ({is_gone}) THEN ARRAY[{texts}] END"
-# Which sets of columns an update has left as they were; only where documents watch different ones.
-_UNTOUCHED = "array_remove(ARRAY[{sets}]::bigint[], NULL)"
-_IS_UNTOUCHED = "CASE WHEN ROW({old})::record OPERATOR(pg_catalog.*=) ROW({new})::record THEN {digest} END"
-_UNKNOWN = "NULL::bigint[]"
-_IMAGE = f"CASE WHEN pg_column_size({{texts}}) < {IMAGE_BYTES_MAX} THEN jsonb_object({{names}}, {{texts}}) END"
-
-# Null means that the sequence has not been used yet. Read once per statement, and by a function: reading a table costs
-# more.
-_SEGMENT = "coalesce(pg_sequence_last_value('syncer.outbox_segment'), 0)"
-
-_STATEMENT_TRIGGER = {
-    "syncer_insert": "AFTER INSERT ON {table} REFERENCING NEW TABLE AS new_rows",
-    "syncer_update": "AFTER UPDATE ON {table} REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows",
-    "syncer_delete": "AFTER DELETE ON {table} REFERENCING OLD TABLE AS old_rows",
-    "syncer_truncate": "AFTER TRUNCATE ON {table}",
-}
+# IS NOT DISTINCT FROM NULL looks for no operator. Unlike IS NULL, it is false for a row of nulls.
+_TEXT = sql.SQL("""
+CASE WHEN {value} IS NOT DISTINCT FROM NULL THEN NULL
+     WHEN pg_catalog.pg_typeof({value}) OPERATOR(pg_catalog.=) {type}::pg_catalog.regtype AND {condition}
+     THEN {printed} ELSE {general} END
+""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +121,6 @@ class Capture:
 
     Args:
         relation: ``schema.table``, quoted where SQL needs it.
-        key: The columns that identify its rows.
         watched: An UPDATE that touches none of these leaves no change.
         routing: The columns that a change carries.
         together: The columns that each document watches, images included, if not all watch the same.
@@ -209,34 +129,23 @@ class Capture:
     """
 
     relation: str
-    key: tuple[str, ...]
     watched: frozenset[str]
     routing: frozenset[str]
     aggregate: str
     aggregate_column: str
     together: frozenset[frozenset[str]] = frozenset()
 
-    @property
-    def compared(self) -> tuple[str, ...]:
-        """The columns that make an UPDATE a change."""
-        return tuple(sorted(self.watched | self.routing))
 
-
-def function_name(relation: str) -> str:
-    """The name of a table's function, in schema syncer."""
+def function(relation: str) -> sql.Identifier:
+    """A table's function, in schema syncer."""
     name = f"capture_{relation}"  # with its dot, so that a.b_c and a_b.c differ
     if len(name.encode()) > _IDENTIFIER_BYTES_MAX or '"' in relation:
         name = f"capture_{_digest(relation)[:32]}"
-    return name
-
-
-def function(relation: str) -> sql.Identifier:
-    """The same as an SQL identifier."""
-    return sql.Identifier("syncer", function_name(relation))
+    return sql.Identifier("syncer", name)
 
 
 def row_trigger(relation: str) -> str:
-    """The name of the row-level trigger of a partitioned table and its partitions, or of a subscription's table.
+    """The name of the trigger for each row, of a table and its partitions.
 
     It is specific to the table: a partition may bring triggers from when it was captured as a table.
     """
@@ -244,7 +153,7 @@ def row_trigger(relation: str) -> str:
 
 
 def truncate_trigger(relation: str) -> str:
-    """The name of the TRUNCATE trigger of a table that has a row-level trigger, and of its partitions."""
+    """The name of the trigger for TRUNCATE."""
     return f"syncer_truncate_{_digest(relation)[:8]}"
 
 
@@ -252,46 +161,23 @@ def _digest(relation: str) -> str:
     return hashlib.sha256(relation.encode()).hexdigest()
 
 
-def statement_triggers(relation: str) -> Iterator[sql.Composed]:
-    """The statements that create the triggers of an ordinary table."""
+def trigger_statements(relation: str) -> Iterator[sql.Composed]:
+    """The statements that create the triggers of a table."""
     table = sql.SQL(relation)  # quoted by Postgres itself, with format('%I.%I')
-    for name, event in _STATEMENT_TRIGGER.items():
-        yield from _trigger(relation, table, name, sql.SQL(event).format(table=table), "STATEMENT")
-
-
-def row_triggers(relation: str) -> Iterator[sql.Composed]:
-    """The statements that create the triggers of a table captured by row, but not its partitions' TRUNCATE triggers."""
-    table = sql.SQL(relation)
-    event = sql.SQL("AFTER INSERT OR UPDATE OR DELETE ON {}").format(table)
-    yield from _trigger(relation, table, row_trigger(relation), event, "ROW")
-    yield from truncate_triggers(relation, relation)
-
-
-def truncate_triggers(relation: str, partition: str) -> Iterator[sql.Composed]:
-    """The statements that create the TRUNCATE trigger of one partition, or of the partitioned table itself."""
-    event = sql.SQL("AFTER TRUNCATE ON {}").format(sql.SQL(partition))
-    # ONLY: the trigger has no clones, but some versions of Postgres look for them.
-    only = sql.SQL("ONLY ") + sql.SQL(partition)
-    yield from _trigger(relation, only, truncate_trigger(relation), event, "STATEMENT")
-
-
-def _trigger(
-    relation: str, table: sql.Composable, name: str, event: sql.Composed, level: str
-) -> Iterator[sql.Composed]:
-    yield sql.SQL("CREATE TRIGGER {} {} FOR EACH {} EXECUTE FUNCTION {}()").format(
-        sql.Identifier(name), event, sql.SQL(level), function(relation)
-    )
-    yield sql.SQL(ENABLE).format(table, sql.Identifier(name))
-
-
-# Functions
+    # ONLY: the second trigger has no clones, but some versions of Postgres look for them.
+    for create, name, altered in (
+        (_ROW, row_trigger(relation), table),
+        (_TRUNCATE, truncate_trigger(relation), sql.SQL("ONLY ") + table),
+    ):
+        yield sql.SQL(create).format(sql.Identifier(name), table, function(relation))
+        yield sql.SQL(ENABLE).format(altered, sql.Identifier(name))
 
 
 def function_statements(body: str, relation: str, owner: str) -> Iterator[sql.Composed]:
     """The statements that create a table's function; no other role can use it in a trigger of another table.
 
     Args:
-        body: From `statement_body` or `row_body`.
+        body: From `body`.
         relation: The table.
         owner: The role that owns the table, quoted by Postgres. It creates partitions, and must be allowed to create
             their triggers.
@@ -301,159 +187,46 @@ def function_statements(body: str, relation: str, owner: str) -> Iterator[sql.Co
     yield sql.SQL(_FOR_OWNER).format(function(relation), sql.SQL(owner))
 
 
-def statement_body(capture: Capture, types: Types) -> sql.Composed:
-    """The body of the function of an ordinary table, whose columns have these types."""
-    return sql.SQL(_STATEMENT_BODY).format(
-        relation=sql.Literal(capture.relation),
-        segment=sql.SQL(_SEGMENT),
-        updated=_two_sided(capture, sql.SQL("trigger.segment"), sql.SQL("old_rows"), sql.SQL("new_rows"), types),
-        inserted=_one_sided(capture, "I", "new_rows", types),
-        deleted=_one_sided(capture, "D", "old_rows", types),
-    )
-
-
-def check_statement(capture: Capture) -> sql.Composed:
-    """The most demanding statement of an ordinary table's function, applied to the table itself."""
-    table = sql.SQL(capture.relation)  # quoted by Postgres itself
-    return sql.SQL("EXPLAIN ") + _two_sided(capture, sql.SQL("0"), table, table, {})
-
-
-def row_body(capture: Capture, types: Types) -> sql.Composed:
-    """The body of the function of a table captured by row, whose columns have these types."""
-
-    def fields(row: str, columns: Iterable[str]) -> sql.Composed:
-        return _comma(sql.Identifier(row, one) for one in columns)
-
-    def texts(row: str) -> sql.Composed:
-        values = (_text(sql.Identifier(row, one), types.get(one)) for one in sorted(capture.routing))
-        return sql.SQL("ARRAY[{}]").format(_comma(values))
-
-    return sql.SQL(_ROW_BODY).format(
-        relation=sql.Literal(capture.relation),
-        segment=sql.SQL(_SEGMENT),
-        old_compared=fields("old", capture.compared),
-        new_compared=fields("new", capture.compared),
-        old_key=fields("old", capture.key),
-        new_key=fields("new", capture.key),
-        old_texts=texts("old"),
-        new_texts=texts("new"),
-        untouched=_untouched(capture, lambda columns: fields("old", columns), lambda columns: fields("new", columns)),
-        image=_image(capture, sql.SQL("texts")),
-    )
-
-
-def _one_sided(capture: Capture, operation: str, table: str, types: Types) -> sql.Composed:
-    places = _places(capture)
-    return sql.SQL(_ONE_SIDED).format(
-        relation=sql.Literal(capture.relation),
-        operation=sql.Literal(operation),
-        gone=_gone(places),
-        image=_image(capture, sql.Identifier("c", "texts")),
-        texts=_texts("r", capture, places, types),
-        rows=_rows("r", places, sql.SQL(table)),
-    )
-
-
-def _two_sided(
-    capture: Capture, segment: sql.Composable, old_table: sql.Composable, new_table: sql.Composable, types: Types
-) -> sql.Composed:
-    places = _places(capture)
-    return sql.SQL(_TWO_SIDED).format(
-        segment=segment,
-        relation=sql.Literal(capture.relation),
-        gone=_gone(places),
-        old_image=_image(capture, sql.Identifier("c", "old")),
-        new_image=_image(capture, sql.Identifier("c", "new")),
-        old_texts=_texts("o", capture, places, types),
-        new_texts=_texts("n", capture, places, types),
-        old_rows=_rows("o", places, old_table),
-        new_rows=_rows("n", places, new_table),
-        same_key=sql.SQL(" AND ").join(
-            sql.SQL('{} = {} COLLATE "C"').format(
-                *(_text(sql.Identifier(alias, places[one]), types.get(one), as_key=True) for alias in ("o", "n"))
-            )
-            for one in capture.key
-        ),
-        is_gone=_is_gone("n", places.values()),
-        untouched=_untouched_of_rows(capture, places),
-        old_compared=_comma(sql.Identifier("o", one) for one in places.values()),
-        new_compared=_comma(sql.Identifier("n", one) for one in places.values()),
-    )
-
-
-def _untouched(
-    capture: Capture, old: Callable[[Iterable[str]], sql.Composed], new: Callable[[Iterable[str]], sql.Composed]
-) -> sql.Composable:
-    """The digests of the sets of columns that are the same in an old and a new row; null if all documents watch one."""
-    if len(capture.together) < 2:  # noqa: PLR2004 - then every update that leaves a change touches it
-        return sql.SQL(_UNKNOWN)
-    sets = [
-        sql.SQL(_IS_UNTOUCHED).format(
-            old=old(sorted(columns)), new=new(sorted(columns)), digest=sql.Literal(watched_digest(columns))
-        )
-        for columns in sorted(capture.together, key=sorted)
-    ]
-    return sql.SQL(_UNTOUCHED).format(sets=_comma(sets))
-
-
-def _untouched_of_rows(capture: Capture, places: dict[str, str]) -> sql.Composable:
-    def fields(alias: str, columns: Iterable[str]) -> sql.Composed:
-        return _comma(sql.Identifier(alias, places[one]) for one in columns)
-
-    found = _untouched(capture, lambda columns: fields("o", columns), lambda columns: fields("n", columns))
-    is_known = sql.SQL("o.here AND n.here AND NOT ({})").format(_is_gone("n", places.values()))
-    return sql.SQL("CASE WHEN {} THEN {} END").format(is_known, found)
-
-
-def _places(capture: Capture) -> dict[str, str]:
-    """The alias of each column inside a statement; no name of the table itself is in scope there."""
-    return {one: str(place) for place, one in enumerate(capture.compared)}
-
-
-def _gone(places: dict[str, str]) -> sql.Composed:
-    """The subquery where the name of a dropped column resolves."""
-    nulls = (sql.SQL("NULL::syncer.gone AS {}").format(sql.Identifier(one)) for one in places)
-    return sql.SQL("(SELECT {}) AS gone").format(_comma(nulls))
-
-
-def _rows(alias: str, places: dict[str, str], table: sql.Composable) -> sql.Composed:
-    columns = (sql.SQL("{} AS {}").format(_found(one), sql.Identifier(place)) for one, place in places.items())
-    return sql.SQL(_ROWS).format(columns=_comma(columns), table=table, alias=sql.Identifier(alias))
-
-
-def _found(column: str) -> sql.Identifier:
-    """A column of the table; not qualified, so that a dropped one resolves to `_gone`."""
-    return sql.Identifier(column)
-
-
-def _is_gone(alias: str, places: Iterable[str]) -> sql.Composed:
-    return sql.SQL(" OR ").join(sql.SQL("syncer.is_gone({})").format(sql.Identifier(alias, one)) for one in places)
-
-
-def _text(value: sql.Identifier, type_: str | None, *, as_key: bool = False) -> sql.Composed:
-    """The text of a value in an image; correct for any type, faster if it is of this one.
-
-    Args:
-        value: The value.
-        type_: The type that it had when its function was created, if that is one of Postgres's own.
-        as_key: Whether it is only compared within the same session.
-    """
-    printed = _PRINTING.get(type_ or "")
-    if printed == _DATED and as_key:
-        printed = _PRINTED
-    text = _GENERAL if printed is None else _KNOWN.format(type=type_, printed=printed, general=_GENERAL)
-    return sql.SQL(text).format(value=value)
-
-
-def _texts(alias: str, capture: Capture, places: dict[str, str], types: Types) -> sql.Composed:
+def body(capture: Capture, types: Types) -> sql.Composed:
+    """The body of the function of a table whose columns have these types."""
     routing = sorted(capture.routing)
-    values = (_text(sql.Identifier(alias, places[one]), types.get(one)) for one in routing)
-    is_gone = _is_gone(alias, (places[one] for one in routing))
-    return sql.SQL(_TEXTS).format(is_gone=is_gone, texts=_comma(values))
+
+    def image(row: str) -> sql.Composed:
+        texts = _comma(_text(sql.Identifier(row, column), types.get(column, "")) for column in routing)
+        return sql.SQL(_IMAGE).format(names=sql.Literal(routing), texts=texts)
+
+    untouched: sql.Composable = sql.SQL("NULL")
+    if len(capture.together) > 1:
+        sets = (
+            sql.SQL(_UNTOUCHED_SET).format(is_same=_is_same(columns), digest=sql.Literal(str(watched_digest(columns))))
+            for columns in sorted(capture.together, key=sorted)
+        )
+        untouched = sql.SQL(_UNTOUCHED).format(_comma(sets))
+    return sql.SQL(_BODY).format(
+        relation=sql.Literal(capture.relation),
+        segment=sql.SQL(_SEGMENT),
+        is_same=_is_same(capture.watched | capture.routing),
+        untouched=untouched,
+        images=sql.SQL(_IMAGES).format(old=image("old"), new=image("new")),
+        old_image=sql.SQL(_SMALL).format(sql.SQL("old_image")),
+        new_image=sql.SQL(_SMALL).format(sql.SQL("new_image")),
+    )
 
 
-def _image(capture: Capture, texts: sql.Composable) -> sql.Composed:
-    return sql.SQL(_IMAGE).format(names=sql.Literal(sorted(capture.routing)), texts=texts)
+def _is_same(columns: Iterable[str]) -> sql.Composed:
+    """Whether the old and the new row have the same values in these columns."""
+    old, new = (_comma(sql.Identifier(row, column) for column in sorted(columns)) for row in ("old", "new"))
+    return sql.SQL(_IS_SAME).format(old=old, new=new)
+
+
+def _text(value: sql.Identifier, type_: str) -> sql.Composed:
+    """The text of a value in an image; correct for any type, faster if it is of this one."""
+    general = _GENERAL.format(value=value)
+    if type_ not in _FAST:
+        return general
+    condition, printed = (sql.SQL(part).format(value=value) for part in _FAST[type_])
+    typed = sql.Literal(f"pg_catalog.{type_}")
+    return _TEXT.format(value=value, type=typed, condition=condition, printed=printed, general=general)
 
 
 def _comma(parts: Iterable[sql.Composable]) -> sql.Composed:

@@ -23,7 +23,7 @@ from syncer.base.model import Change
 from syncer.base.settings import KafkaSettings
 from syncer.capture.outbox import Row
 from syncer.capture.progress import Numbers
-from syncer.kafka.topic import ANSWER_SECONDS, INSTALLATION, NUMBER, RECORD_BYTES_MAX, common, configuration
+from syncer.kafka.topic import ANSWER_SECONDS, INSTALLATION, NUMBER, common, configuration
 
 QUIET_SECONDS = 10.0
 """After so long without a change a partition gets an empty record, which shows the loss of those before it."""
@@ -35,6 +35,11 @@ _LOOK_SECONDS = 10.0
 """How often the number of partitions is looked up."""
 _OVERHEAD_BYTES = 500
 """At most, of a record beside its key and value."""
+BATCH_BYTES_MAX = 1_000_000
+"""The largest batch that a topic takes by default."""
+BATCH_BYTES_LEAST = 1000
+"""The smallest limit that librdkafka takes."""
+_TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 
 
 class ChangeProducer:
@@ -45,18 +50,21 @@ class ChangeProducer:
 
     Args:
         settings: The topic, which exists.
+        bytes_max: The largest batch of records, and so the largest record, unless the topic says less.
         numbers: Of this leader's records.
         while_waiting: Called at least every few seconds while this waits for Kafka; what it raises ends that.
     """
 
-    def __init__(self, settings: KafkaSettings, numbers: Numbers, *, while_waiting: Callable[[], object]) -> None:
+    def __init__(
+        self, settings: KafkaSettings, numbers: Numbers, *, bytes_max: int, while_waiting: Callable[[], object]
+    ) -> None:
         self.sent: dict[int, list[int]] = {}
         """By partition, the first and last offset acknowledged since this was last emptied; for the log."""
         self._settings = settings
         self.numbers = numbers
         self._while_waiting = while_waiting
         self._error: KafkaError | None = None
-        self._bytes_max = _record_bytes_max(settings)
+        self._bytes_max = min(bytes_max, _accepted_bytes(settings))
         self._partitions = 0
         self._looked_at = 0.0
         self._sent_at: dict[int, float] = {}
@@ -162,13 +170,17 @@ class ChangeProducer:
             raise KafkaException(self._error)
 
 
-def _record_bytes_max(settings: KafkaSettings) -> int:
+def _accepted_bytes(settings: KafkaSettings) -> int:
     """How large a batch of records the topic accepts; the default if syncer may not ask."""
     with AdminClient(common(settings), logger=log.library_logger()) as admin:
         try:
-            found = configuration(admin, settings.topic)
+            return int(configuration(admin, settings.topic)["max.message.bytes"])
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise
-            return RECORD_BYTES_MAX
-    return min(RECORD_BYTES_MAX, int(found["max.message.bytes"]))
+            return BATCH_BYTES_MAX
+
+
+def is_too_large(error: Exception) -> bool:
+    """Whether Kafka refuses a batch of records for its size."""
+    return isinstance(error, KafkaException) and error.args[0].code() in _TOO_LARGE

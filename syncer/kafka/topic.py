@@ -28,8 +28,6 @@ NUMBER = "syncer-number"
 """The record header with its number, and the number of the record before it in its partition."""
 UNKNOWN = "unknown"
 """Stands for the database of a record without that header: another client than syncer published it."""
-RECORD_BYTES_MAX = 1_000_000
-"""The largest batch of records, if the topic does not say."""
 
 
 def common(settings: KafkaSettings) -> dict[str, Any]:

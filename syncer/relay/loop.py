@@ -34,7 +34,7 @@ from syncer.capture import progress
 from syncer.capture.progress import Numbers
 from syncer.capture.reader import OutboxReader, Page
 from syncer.kafka import topic
-from syncer.kafka.producer import ChangeProducer
+from syncer.kafka.producer import BATCH_BYTES_LEAST, BATCH_BYTES_MAX, ChangeProducer, is_too_large
 
 STANDBY_SECONDS = 1.0
 _PROVEN_SECONDS = 45.0
@@ -75,6 +75,7 @@ class Relay:
         self._kafka = kafka
         self._reader = OutboxReader(connect)
         self._producer: ChangeProducer | None = None
+        self._bytes_max = BATCH_BYTES_MAX
         self._has_answered = False
         self._stop = Stop()
         self._trouble = Trouble("relay")
@@ -106,7 +107,9 @@ class Relay:
             return RelayReport(is_leader=False)
         if self._producer is None:
             numbers = Numbers(self._reader.connection, self._saved_numbers())
-            self._producer = ChangeProducer(self._kafka, numbers, while_waiting=self._check_stop)
+            self._producer = ChangeProducer(
+                self._kafka, numbers, bytes_max=self._bytes_max, while_waiting=self._check_stop
+            )
         began = time.monotonic()
         page = self._reader.read(rows_max=PAGE_ROWS)
         self._producer.produce(page.rows)
@@ -140,9 +143,15 @@ class Relay:
                     return report
                 self._trouble.leave()
                 self._stop.pause(STANDBY_SECONDS)
-        except Exception:
+        except Exception as error:
             self.close()
-            raise
+            if not is_too_large(error) or self._bytes_max <= BATCH_BYTES_LEAST:
+                raise
+            # The topic's max.message.bytes is smaller, and syncer may not ask for it. Batches behind a refused one may
+            # have arrived: then a worker misses its number, and every document is refreshed.
+            self._bytes_max = max(self._bytes_max // 2, BATCH_BYTES_LEAST)
+            self._log.warning("relay.batches_made_smaller", bytes_max=self._bytes_max)
+            return RelayReport(is_leader=True, is_behind=True)
 
     def _require_topic(self) -> None:
         """Create the topic if it is missing; a relay that Kafka does not answer must not lead.

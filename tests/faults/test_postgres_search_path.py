@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
@@ -12,6 +13,8 @@ from pydantic import SecretStr
 from syncer.base import postgres
 from syncer.base.errors import DefinitionError, JobError
 from syncer.base.settings import PostgresSettings
+from syncer.capture import install as capture_install
+from syncer.capture.triggers import Capture
 from syncer.documents import analyze, registry
 from syncer.documents.definition import Definition
 from syncer.jobs import listing, queue
@@ -85,6 +88,111 @@ def test_a_function_of_another_role_is_not_run_by_the_migrator(
     mallory(SPELLS)
     empty_world.set_up()
     assert caught(empty_world) == []
+
+
+THINGS = """
+CREATE TABLE things (id bigint PRIMARY KEY, place text, day date, doc jsonb, numbers int[], mood traps.mood, name text)
+"""
+KEYS = frozenset({"id", "place", "day", "doc", "numbers", "mood"})
+CAPTURE = Capture(
+    relation="public.things",
+    watched=KEYS | {"name"},
+    routing=KEYS,
+    together=frozenset({KEYS, KEYS | {"name"}}),
+    aggregate="public.things",
+    aggregate_column="id",
+)
+# A function for each of pg_catalog's that a trigger could name, with the same arguments; for "any", with those of the
+# table. An operator likewise. Each is a better match than the original, and comes first in the path.
+SET_TRAPS = """
+CREATE FUNCTION pg_temp.set_traps(columns text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    f record;
+BEGIN
+    FOR f IN
+        SELECT DISTINCT ON (p.proname, arguments) p.proname, arguments,
+               CASE WHEN t.typtype = 'p' THEN 'text' ELSE format_type(t.oid, NULL) END AS type
+        FROM pg_proc AS p JOIN pg_type AS t ON t.oid = p.prorettype
+        CROSS JOIN LATERAL oidvectortypes(p.proargtypes) AS wanted
+        CROSS JOIN LATERAL unnest(CASE WHEN wanted LIKE '%any%' THEN columns ELSE ARRAY[wanted] END) AS arguments
+        WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind = 'f' AND NOT p.proretset
+          AND p.proname ~ '^(array_remove|concat|jsonb?_object|jsonb?_build.*|left|pg_column_.*|pg_typeof|to_jsonb?'
+                          '|pg_sequence_last_value|nextval|pg_current_xact_id|clock_timestamp|octet_length)$'
+    LOOP
+        EXECUTE format('CREATE FUNCTION traps.%I(%s) RETURNS %s LANGUAGE plpgsql AS %L', f.proname, f.arguments, f.type,
+                       'BEGIN INSERT INTO public.caught DEFAULT VALUES; RETURN NULL; END');
+    END LOOP;
+    FOR f IN
+        SELECT oprname AS name, oprleft::regtype AS a, oprright::regtype AS b, row_number() OVER () AS number
+        FROM pg_operator AS o
+        WHERE oprname IN ('=', '<>', '<', '<=', '*=', '*<>', '#>>', '||') AND oprnamespace = 'pg_catalog'::regnamespace
+          AND oprleft::regtype::text IN ('bigint', 'integer', 'text', 'oid', 'record', 'json', 'jsonb', 'name')
+    LOOP
+        EXECUTE format('CREATE FUNCTION traps.operator_%s(%s, %s) RETURNS boolean LANGUAGE plpgsql AS %L',
+                       f.number, f.a, f.b, 'BEGIN INSERT INTO public.caught DEFAULT VALUES; RETURN true; END');
+        EXECUTE format('CREATE OPERATOR traps.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = traps.operator_%s)',
+                       f.name, f.a, f.b, f.number);
+    END LOOP;
+END $$;
+"""
+TRAPPED_TYPES = """
+CREATE TYPE traps.mood AS ENUM ('well', 'ill');
+CREATE FUNCTION traps.mood_text(traps.mood) RETURNS text LANGUAGE plpgsql IMMUTABLE
+    AS 'BEGIN INSERT INTO public.caught DEFAULT VALUES; RETURN NULL; END';
+CREATE FUNCTION traps.mood_json(traps.mood) RETURNS json LANGUAGE plpgsql IMMUTABLE
+    AS 'BEGIN INSERT INTO public.caught DEFAULT VALUES; RETURN NULL; END';
+CREATE CAST (traps.mood AS text) WITH FUNCTION traps.mood_text(traps.mood) AS IMPLICIT;
+CREATE CAST (traps.mood AS json) WITH FUNCTION traps.mood_json(traps.mood) AS IMPLICIT;
+"""
+SAME_NAMES = "".join(
+    f'CREATE DOMAIN traps."{name}" AS pg_catalog.bool CHECK (false);'
+    for name in ("text", "jsonb", "int8", "char", "record", "regtype", "bool", "regclass", "trigger")
+)
+ARGUMENTS = '{bigint,text,date,jsonb,int[],traps.mood,"text[], text[]","bigint[], bigint"}'
+WRITES = (
+    "INSERT INTO public.things VALUES (1, 'here', '2024-01-31', '{\"a\": 1}', '{1,2}', 'well', 'a')",
+    "UPDATE public.things SET name = 'b'",
+    "UPDATE public.things SET name = 'b'",
+    "UPDATE public.things SET id = 2, place = NULL, mood = 'ill'",
+    "DELETE FROM public.things",
+    "TRUNCATE public.things",
+)
+
+
+def test_triggers_run_nothing_of_a_schema_of_traps_that_comes_first(
+    empty_world: World, mallory: Callable[[str], None]
+) -> None:
+    """Functions, operators, types and casts of another role have no part in what the triggers write."""
+    world = empty_world
+    world.migrate()
+    world.sql(f"GRANT CREATE ON DATABASE {sql.Identifier(world.name).as_string()} TO public")
+    mallory(f"CREATE SCHEMA traps; GRANT USAGE ON SCHEMA traps TO public; {TRAPPED_TYPES}")
+    world.sql(THINGS)
+    with world.connect() as connection:
+        capture_install.install(connection, CAPTURE)
+
+    def leaves(path: str) -> list[tuple[object, ...]]:
+        world.sql("DELETE FROM syncer.outbox")
+        with psycopg.connect(world.dsn, autocommit=True) as application:
+            application.execute(
+                "CREATE TEMPORARY TABLE outbox (relation text); CREATE TEMPORARY TABLE old_image (a int)"
+            )
+            application.execute(f"SET search_path = {path}")
+            for statement in WRITES:
+                application.execute(statement)
+        return world.sql("SELECT operation, old, new, untouched FROM syncer.outbox ORDER BY id")
+
+    expected = leaves("public")
+    assert [change[0] for change in expected] == ["I", "U", "U", "D", "T"]
+    world.sql("DROP TABLE public.caught")
+    mallory(f"{SET_TRAPS} SELECT pg_temp.set_traps('{ARGUMENTS}'); {SAME_NAMES}")
+    assert leaves("traps, pg_temp, pg_catalog, public") == expected
+    assert caught(world) == []
+    with world.application() as application:
+        application.execute("SET search_path = traps, pg_catalog")
+        application.execute("SELECT concat(1::bigint) WHERE 'a'::pg_catalog.text = 'b'")
+        application.commit()
+    assert caught(world) != []
 
 
 def test_a_select_goes_on_to_mean_what_it_did_when_it_was_applied(

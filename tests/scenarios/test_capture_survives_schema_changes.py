@@ -360,7 +360,6 @@ def test_a_table_of_very_many_columns(empty_world: World) -> None:
         for table in ("wide", "parted"):
             one = triggers.Capture(
                 relation=f"public.{table}",
-                key=("id",),
                 watched=frozenset(columns),
                 routing=frozenset(["id", *columns]),
                 aggregate=f"public.{table}",

@@ -117,7 +117,11 @@ CASES = [
     Case(id="postgres.logged", breaks="ALTER SEQUENCE syncer.version SET UNLOGGED", says="syncer.version"),
     Case(id="postgres.sequence", breaks="ALTER SEQUENCE syncer.version CACHE 50", says="CACHE 50"),
     Case(id="postgres.sequence", breaks="ALTER SEQUENCE syncer.version INCREMENT 2 CYCLE", says="INCREMENT 2"),
-    Case(id="postgres.triggers", breaks="ALTER TABLE comments DISABLE TRIGGER syncer_update", says="public.comments"),
+    Case(
+        id="postgres.triggers",
+        breaks="ALTER TABLE comments DISABLE TRIGGER syncer_row_fe6ac3f5",
+        says="public.comments",
+    ),
     Case(id="postgres.triggers", breaks="DELETE FROM syncer.capture WHERE relation = 'public.posts'", says="posts"),
     Case(
         id="postgres.triggers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from syncer.base import migrations as base_migrations, shipped
 from syncer.base.error_policy import explain
 from syncer.base.errors import SourceError
 from syncer.base.postgres import AdvisoryLock
-from tests.support.world import DEADLINE_SECONDS, World, wait_until
+from syncer.capture.reader import OutboxReader
+from syncer.capture.triggers import row_trigger, truncate_trigger
+from tests.support.capture import forget, install, triggers, written
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, wait_until
 
 APPLIED = "SELECT name FROM syncer.migration ORDER BY 1"
 SHIPPED = sorted(file.stem for file in shipped.folder("migrations").glob("*.sql"))
@@ -48,6 +52,55 @@ def test_migrating_twice_changes_nothing(empty_world: World) -> None:
     assert migrate(empty_world) == []
     assert objects(empty_world) == before
     require_current(empty_world)
+
+
+EARLIER = """
+INSERT INTO syncer.capture (relation, key, watched, routing, aggregate, aggregate_column)
+VALUES ('public.posts', '{id}', '{title}', '{id}', 'public.posts', 'id');
+CREATE FUNCTION syncer."capture_public.posts"() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog
+AS $$ BEGIN
+    INSERT INTO syncer.outbox (segment, relation, operation, old, new)
+    SELECT 0, 'public.posts', 'U', jsonb_build_object('id', id::text), jsonb_build_object('id', id::text) FROM new_rows
+    WHERE NOT syncer.is_gone(title);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER syncer_update AFTER UPDATE ON posts REFERENCING NEW TABLE AS new_rows
+FOR EACH STATEMENT EXECUTE FUNCTION syncer."capture_public.posts"();
+INSERT INTO users (id, name, email) VALUES (1, 'John', '');
+INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'old', '');
+UPDATE posts SET title = 'read';
+"""
+SAVE_CURSOR = """
+INSERT INTO syncer.relay_cursor (number, system_identifier, snapshot)
+SELECT 1, system_identifier, pg_current_snapshot() FROM pg_control_system()
+"""
+
+
+def test_what_waits_in_an_earlier_schema_is_read_after_the_upgrade(
+    empty_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outbox, its cursor and its triggers are those of 0005: none of its changes is lost, and apply renews them."""
+    world, files = empty_world, base_migrations._files()
+    world.sql(BLOG_SCHEMA.read_text())
+    with monkeypatch.context() as earlier:
+        earlier.setattr(base_migrations, "_files", lambda: {name: files[name] for name in files if name < "0006"})
+        migrate(world)
+    world.sql(EARLIER)
+    world.sql(SAVE_CURSOR)
+    world.sql("UPDATE posts SET title = 'waits'")
+    assert migrate(world) == [name for name in SHIPPED if name > "0006"]
+    world.sql("UPDATE posts SET title = 'after the upgrade'")
+    with closing(OutboxReader(world.connect)) as reader:
+        assert reader.lead()
+        assert len(reader.read(rows_max=10).rows) == 2
+    install(world)
+    assert [name for name, _ in triggers(world, "posts")] == [
+        row_trigger("public.posts"),
+        truncate_trigger("public.posts"),
+    ]
+    forget(world)
+    world.sql("UPDATE posts SET title = 'captured once'")
+    assert written(world) == [("public.posts", "U", {"id": "2"}, {"id": "2"})]
 
 
 def waiting_for_the_lock(world: World) -> int:

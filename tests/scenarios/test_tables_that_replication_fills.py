@@ -20,7 +20,6 @@ TABLES = "CREATE TABLE posts (id int PRIMARY KEY, title text); CREATE TABLE user
 POSTS, USERS = (
     Capture(
         relation=f"public.{one}",
-        key=("id",),
         watched=frozenset({"id", "title"}),
         routing=frozenset({"id"}),
         aggregate=f"public.{one}",
@@ -59,7 +58,7 @@ def changes(connection: Connection) -> list[tuple[object, ...]]:
 
 
 def test_what_a_subscription_brings_is_captured(publisher: psycopg.Connection[tuple[object, ...]]) -> None:
-    """Each row that the worker writes is in the outbox; a table that it takes up later counts as not captured."""
+    """Each row that the worker writes is in the outbox, whether the triggers or the subscription came first."""
     address = publisher.info.dsn
     settings = PostgresSettings(dsn=SecretStr(make_conninfo(address, dbname="subscriber")))
     with psycopg.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
@@ -72,9 +71,6 @@ def test_what_a_subscription_brings_is_captured(publisher: psycopg.Connection[tu
             "WITH (create_slot = false, copy_data = false)"
         )
         install.install(connection, POSTS)
-        assert install.is_installed(connection, POSTS.relation)
-        assert not install.is_installed(connection, USERS.relation)
-        install.install(connection, USERS)
         for one in (POSTS, USERS):
             assert install.is_installed(connection, one.relation)
             assert install.is_current(connection, one)

@@ -32,10 +32,7 @@ CREATE TABLE partly (id int PRIMARY KEY, name text) PARTITION BY RANGE (id);
 CREATE UNLOGGED TABLE partly_fast PARTITION OF partly FOR VALUES FROM (0) TO (9);
 """
 REFUSED = {
-    "parent": ("by inheritance", "ALTER TABLE public.child NO INHERIT public.parent"),
-    "child": ("by inheritance", "ALTER TABLE public.child NO INHERIT public.parent"),
-    "middle": ("a partition of public.whole", "Select from public.whole"),
-    "leaf": ("a partition of public.whole", "Select from public.whole"),
+    "parent": ("a table that others inherit from", "ALTER TABLE public.child NO INHERIT public.parent"),
     "fast": ("an unlogged table", "ALTER TABLE public.fast SET LOGGED"),
     "summary": ("a materialized view", "Select from the tables that it is made of"),
     "numbers": ("a sequence", "Select from the table that it numbers"),
@@ -131,7 +128,7 @@ def test_a_unique_index_does_the_work_of_a_primary_key(
 
 
 def test_a_table_without_primary_key_is_captured_by_its_unique_index(empty_world: World) -> None:
-    """Keys that change are a delete and an insert there too, also once a key has become nullable."""
+    """Keys that change are captured there too, also once a key has become nullable."""
     shutil.rmtree(empty_world.document_folder)
     define(empty_world, "thing", "SELECT t.a AS _id, t.name FROM things AS t")
     empty_world.sql("CREATE TABLE things (a int NOT NULL UNIQUE, name text); INSERT INTO things VALUES (1, 'a')")
@@ -139,14 +136,10 @@ def test_a_table_without_primary_key_is_captured_by_its_unique_index(empty_world
     install(empty_world)
     empty_world.sql("UPDATE things SET a = 2; ALTER TABLE things ALTER COLUMN a DROP NOT NULL")
     empty_world.sql("UPDATE things SET a = NULL; UPDATE things SET name = 'b'; UPDATE things SET a = 3")
-    changes = written(empty_world)
-    none = {"a": None}
-    assert [one for one in changes if none not in one] == [
-        ("public.things", "D", {"a": "1"}, None),
-        ("public.things", "D", {"a": "2"}, None),
-        ("public.things", "I", None, {"a": "2"}),
-        ("public.things", "I", None, {"a": "3"}),
-    ]
+    one, two, three, none = ({"a": value} for value in ("1", "2", "3", None))
+    assert written(empty_world) == sorted(
+        [("public.things", "U", *images) for images in ((one, two), (two, none), (none, none), (none, three))], key=repr
+    )
 
 
 def test_an_unlogged_partition_that_comes_later_suspends(empty_world: World) -> None:

@@ -96,7 +96,7 @@ class Judge:
             every = frozenset(row[0] for row in self.connection.execute(_COLUMNS, (relation,)))
             key = eligibility.primary_key(self.connection, relation)
             captured = Capture(
-                relation=relation, key=key, watched=every, routing=every, aggregate=relation, aggregate_column=key[0]
+                relation=relation, watched=every, routing=every, aggregate=relation, aggregate_column=key[0]
             )
             install.install(self.connection, captured)
 

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from syncer.base.lifecycle import Stop
 from syncer.base.model import Role
@@ -45,8 +45,6 @@ _PAGE = 1000
 _FIRST_ROWS = 100
 _PAGE_BYTES_MAX = 4_000_000
 _SEARCHES_MAX = 3
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)
@@ -128,7 +126,7 @@ def verify(
         found = index.holdings.searched([document.index])[document.index]
         report.searched = None if found == [document.index_name] else found
     began = time.monotonic()
-    with connect() as connection:
+    with connect() as walking, connect() as connection:
         settler = Settler(
             document=document,
             index=index,
@@ -138,16 +136,21 @@ def verify(
             retries=True,
             pause=pause,
         )
-        _Verification(settler=settler, report=report, repair=repair, progress=progress).run()
+        _Comparison(connection=walking, settler=settler, report=report, repair=repair, progress=progress).run()
     report.seconds = time.monotonic() - began
     report.drifts.sort(key=lambda one: one.id)
     return report
 
 
 @dataclass(slots=True, kw_only=True)
-class _Verification:
-    """One comparison of all documents, which fills its report."""
+class _Comparison:
+    """One comparison of all documents, which fills its report.
 
+    Args:
+        connection: For the walks; the settler has its own.
+    """
+
+    connection: Connection
     settler: Settler
     report: VerifyReport
     repair: Callable[[Sequence[str]], object] | None
@@ -161,75 +164,64 @@ class _Verification:
         holdings.refresh(document.target)
         with _overlapped(_SEARCHES_MAX) as searches:
             self._compare_documents(searches)
-        if self.report.is_complete:
-            with _overlapped(1) as questions:
-                self._compare_ids(questions, numbers)
+        with _overlapped(1) as questions:
+            for places in holdings.untouched_since(document.target, numbers, page=_PAGE):
+                self._take(questions.submit(partial(self._extras, [one.id for one in places])))
+                if not self.report.is_complete:
+                    break
+            self._take(questions.rest())
         self._settle()
 
-    def _compare_documents(self, searches: _Overlapped[set[str]]) -> None:
+    def _compare_documents(self, searches: _Overlapped) -> None:
         """Walk the SELECT, and search each of its documents in the index."""
-        connection, document = self.settler.connection, self.settler.document
+        document = self.settler.document
         rows_max, after, is_last = _FIRST_ROWS, None, False
         while not is_last and self.report.is_complete:
             chunk: dict[str, Row] = {}
             is_large = False
-            with reading(connection, document):
-                span = ranges.next_range(connection, document, after, rows=rows_max)
+            with reading(self.connection, document):
+                span = ranges.next_range(self.connection, document, after, rows=rows_max)
                 after, is_last = span.through, span.is_last
-                found = queries.in_range(connection, document, span, page=_PAGE, bytes_max=_PAGE_BYTES_MAX)
+                found = queries.in_range(self.connection, document, span, page=_PAGE, bytes_max=_PAGE_BYTES_MAX)
                 with closing(found):
                     for rows in found:
                         if is_large := bool(chunk):
-                            self._submit(searches, chunk)
+                            self._search(searches, chunk)
                         chunk = rows
-            # Outside of the snapshot, which must not wait for Elasticsearch.
-            self._submit(searches, chunk)
+                        if not self.report.is_complete:
+                            return
+            if chunk:  # outside of the snapshot, which must not wait for Elasticsearch
+                self._search(searches, chunk)
             # Documents may be large: a range then has fewer of them.
             rows_max = max(1, rows_max // 2) if is_large else min(_PAGE, 2 * rows_max)
-            self._settle_if_many()
-        for suspects in searches.rest():
-            self.suspects |= suspects
+        self._take(searches.rest())
 
-    def _submit(self, searches: _Overlapped[set[str]], rows: dict[str, Row]) -> None:
-        if not rows:
-            return
-        for suspects in searches.submit(partial(self._search, rows, searches.stop)):
-            self.suspects |= suspects
+    def _search(self, searches: _Overlapped, rows: dict[str, Row]) -> None:
+        """Search documents in the index, and compare them there."""
+        document = self.settler.document
+        find = partial(self.settler.index.holdings.find, document.target, list(rows))
+
+        def differing() -> set[str]:
+            copies = retry(find, pause=searches.stop.pause, component="verify")
+            return {one.id for one in diff.compare(document.name, document.index_name, rows, copies)}
+
+        self._take(searches.submit(differing))
         self.report.documents += len(rows)
         self.progress(self.report.documents)
 
-    def _search(self, rows: dict[str, Row], stop: Stop) -> set[str]:
-        """Return the documents that the index has not exactly so."""
-        document = self.settler.document
-        find = partial(self.settler.index.holdings.find, document.target, list(rows))
-        copies = retry(find, pause=stop.pause, component="verify")
-        return {one.id for one in diff.compare(document.name, document.index_name, rows, copies)}
-
-    def _compare_ids(self, questions: _Overlapped[set[str]], numbers: dict[int, int]) -> None:
-        """Walk the index, and ask Postgres which of its ids the SELECT returns."""
-        holdings, document = self.settler.index.holdings, self.settler.document
-        for places in holdings.untouched_since(document.target, numbers, page=_PAGE):
-            for extras in questions.submit(partial(self._extras, [one.id for one in places])):
-                self.suspects |= extras
-            if len(self.suspects) >= FOUND_MAX:
-                for extras in questions.rest():
-                    self.suspects |= extras
-                self._settle_if_many()
-            if not self.report.is_complete:
-                return
-        for extras in questions.rest():
-            self.suspects |= extras
-
     def _extras(self, ids: Sequence[str]) -> set[str]:
-        present = queries.existing(self.settler.connection, self.settler.document, ids)
+        """Return those of these ids that the SELECT does not return."""
+        present = queries.existing(self.connection, self.settler.document, ids)
         return set(ids) - {one.id for one in present}
 
-    def _settle_if_many(self) -> None:
-        """Settle the suspects if there is no room for more; end the comparison if too many have drifted."""
-        if len(self.suspects) >= FOUND_MAX:
-            self._settle()
-            found = len(self.report.drifts) + len(self.report.busy) + len(self.report.repaired)
-            self.report.is_complete = found < FOUND_MAX
+    def _take(self, suspects: Iterable[set[str]]) -> None:
+        """Note suspects; settle them if there is no room for more; end the comparison if too many have drifted."""
+        for more in suspects:
+            self.suspects |= more
+            if len(self.suspects) >= FOUND_MAX:
+                self._settle()
+                found = len(self.report.drifts) + len(self.report.busy) + len(self.report.repaired)
+                self.report.is_complete = found < FOUND_MAX
 
     def _settle(self) -> None:
         """Find out what the suspects are, and repair them."""
@@ -246,31 +238,31 @@ class _Verification:
         self.report.are_changes_handled &= settled.are_changes_handled
 
 
-class _Overlapped(Generic[_Result]):
+class _Overlapped:
     """Runs work in threads, in order, while its caller reads on. What is in hand is bounded."""
 
     def __init__(self, pool: ThreadPoolExecutor, *, most: int) -> None:
         self._pool, self._most = pool, most
-        self._in_hand: deque[Future[_Result]] = deque()
+        self._in_hand: deque[Future[set[str]]] = deque()
         self.stop = Stop()
         """Requested once nobody waits for the results."""
 
-    def submit(self, work: Callable[[], _Result]) -> Iterator[_Result]:
+    def submit(self, work: Callable[[], set[str]]) -> Iterator[set[str]]:
         """Add work; yield the results that have to be taken for that."""
         self._in_hand.append(self._pool.submit(work))
         while len(self._in_hand) > self._most:
             yield self._in_hand.popleft().result()
 
-    def rest(self) -> Iterator[_Result]:
+    def rest(self) -> Iterator[set[str]]:
         """Yield all other results."""
         while self._in_hand:
             yield self._in_hand.popleft().result()
 
 
 @contextmanager
-def _overlapped(threads: int) -> Iterator[_Overlapped[Any]]:
+def _overlapped(threads: int) -> Iterator[_Overlapped]:
     with ThreadPoolExecutor(threads, thread_name_prefix="verify") as pool:
-        overlapped: _Overlapped[Any] = _Overlapped(pool, most=threads)
+        overlapped = _Overlapped(pool, most=threads)
         try:
             yield overlapped
         finally:

@@ -111,8 +111,7 @@ def write_again(parts: Parts, document: Document, ids: Sequence[str], *, err: Co
         return
     follower = JobFollower(connect=parts.connect, refresh=parts.job_worker, stop=Stop())
     try:
-        with job_output.progress(err, f"writing {document.index_name}") as show:
-            follower.follow(job.id, show)
+        follower.follow(job.id)
     except KeyboardInterrupt:
         job_output.show_left(err, job)
         raise

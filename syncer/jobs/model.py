@@ -51,7 +51,6 @@ WHERE {which}
 _ONE = sql.SQL("j.id = $1")
 _OF_INDEX = UNFINISHED + sql.SQL(" AND (j.index_name = $1 OR $1 IS NULL) ORDER BY j.id")
 _FIRST_UNFINISHED = UNFINISHED + sql.SQL(" ORDER BY j.id LIMIT $1")
-_LOCKED_OF_INDEX = UNFINISHED + sql.SQL(" AND j.index_name = $1 ORDER BY j.id FOR NO KEY UPDATE OF j")
 _OF_IDS = sql.SQL("j.id = ANY ($1) ORDER BY j.id")
 # A load may have taken up any change until its listing begins. A load of an index that is not searched delays no wait.
 _CAUSED_BY = UNFINISHED + sql.SQL("""
@@ -136,9 +135,7 @@ class Job:
     """A job as it was when it was read.
 
     Args:
-        revision: The revision that it writes; activating another revision cancels it.
         is_listed: Whether all chunks of its state exist.
-        is_paused: If set, its chunks are not taken.
         is_suspended: Whether it waits because its document is suspended.
         where: For a partial backfill by condition: the condition on the root's columns.
         cause: For a fan-out: how many changed rows caused it, by table.
@@ -149,9 +146,7 @@ class Job:
             adds to it.
         deleted: Documents deleted, or known to be absent.
         skipped: Documents not written because the index has the same or a newer version.
-        documents_per_second: On average since it started; None if nothing is being written.
-        started_at: When its listing began.
-        finished_at: When it was done, failed or cancelled.
+        documents_per_second: On average since its listing began; None if nothing is being written.
         error: Why it failed or was cancelled; further lines say what to do.
     """
 
@@ -248,11 +243,6 @@ def incomplete(connection: Connection) -> set[str]:
 def recent(connection: Connection, *, unfinished_max: int | None = None, finished_max: int | None = None) -> list[Job]:
     """Return the unfinished jobs, oldest first, then the finished ones, latest first; a limit holds for either kind."""
     return _read(connection, _FIRST_UNFINISHED, unfinished_max) + _read(connection, _FINISHED, finished_max)
-
-
-def locked_unfinished(connection: Connection, index_name: str) -> list[Job]:
-    """Return the unfinished jobs of one index, locked until the caller's transaction ends."""
-    return _read(connection, _LOCKED_OF_INDEX, index_name)
 
 
 def due(connection: Connection) -> list[Job]:

@@ -19,11 +19,10 @@ from syncer.base.model import dump_images
 from syncer.base.postgres import Connection
 from syncer.documents import predicate, registry
 from syncer.documents.registry import Document
-from syncer.jobs.model import UNFINISHED, Job, JobKind, JobState, find, locked_unfinished
+from syncer.jobs.model import UNFINISHED, Job, JobKind, JobState, find, unfinished
 
 FINISHED_KEPT_MAX = 100
 """How many finished jobs of each kind are remembered."""
-FINISHED_KEPT_DAYS = 30
 CAUSE_IMAGES_MAX = 1000
 """A fan-out with this many changed rows as its cause takes up no more."""
 WAITING_FAN_OUTS_MAX = 10
@@ -80,13 +79,10 @@ WHERE j.id = $1 AND {unfinished}
 _DROP_CHUNKS = "DELETE FROM syncer.job_chunk WHERE job = $1"
 _PRUNE = """
 DELETE FROM syncer.job WHERE id IN (
-    SELECT j.id FROM syncer.job AS j
-    WHERE NOT ({unfinished})
-      AND (j.finished_at < clock_timestamp() - make_interval(days => $2)
-           OR j.id NOT IN (SELECT o.id FROM (
-                  SELECT j.id, row_number() OVER (PARTITION BY j.kind ORDER BY j.finished_at DESC, j.id DESC) AS place
-                  FROM syncer.job AS j WHERE NOT ({unfinished})) AS o
-                  WHERE o.place <= $1))
+    SELECT o.id FROM syncer.job AS o
+    WHERE o.id IN (SELECT finished.id FROM (
+        SELECT j.id, row_number() OVER (PARTITION BY j.kind ORDER BY j.finished_at DESC, j.id DESC) AS place
+        FROM syncer.job AS j WHERE NOT ({unfinished})) AS finished WHERE finished.place > $1)
     FOR UPDATE SKIP LOCKED)
 """
 _CHANGE = "UPDATE syncer.job AS j SET {change} WHERE j.id = $1 AND {unfinished}"
@@ -130,7 +126,7 @@ def create(
         revision = lock_document(connection, document.index_name)
         if revision is None:
             return None
-        others = locked_unfinished(connection, document.index_name)
+        others = unfinished(connection, document.index_name)
         current = [job for job in others if job.revision == revision]
         same = [job for job in current if (job.kind, job.where, job.completes_load) == (kind, where, kind.is_whole)]
         if resumes and same:
@@ -218,7 +214,11 @@ def _still_new(jobs: Sequence[Job], kind: JobKind, rate: float | None) -> Job | 
 
 
 def lock_document(connection: Connection, index_name: str) -> int | None:
-    """Keep other jobs of an index from being created until the transaction ends; return its active revision, if any."""
+    """Keep jobs of an index from being created or cancelled, and whole ones from beginning, until the transaction ends.
+
+    Returns:
+        The active revision, if any.
+    """
     row = connection.execute(_LOCK_DOCUMENT, (index_name,)).fetchone()
     return None if row is None else int(row[0])
 
@@ -323,7 +323,7 @@ def _end(connection: Connection, job_id: int, state: JobState, error: str | None
     is_ended = connection.execute(query, (job_id, state, error)).rowcount == 1
     if is_ended:
         connection.execute(_DROP_CHUNKS, (job_id,))
-        connection.execute(sql.SQL(_PRUNE).format(unfinished=UNFINISHED), (FINISHED_KEPT_MAX, FINISHED_KEPT_DAYS))
+        connection.execute(sql.SQL(_PRUNE).format(unfinished=UNFINISHED), (FINISHED_KEPT_MAX,))
     return is_ended
 
 

@@ -5,9 +5,8 @@ Guarantees: a job whose step fails is deferred, and keeps no other waiting. An u
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,7 +18,7 @@ from syncer.base.errors import DocumentError, JobError
 from syncer.base.formatting import amount, elapsed
 from syncer.base.lifecycle import Stop, Stopping
 from syncer.base.postgres import Connection
-from syncer.base.retry import TELL_SECONDS, Backoff
+from syncer.base.retry import Backoff, Trouble
 from syncer.documents import queries, registry, suspend
 from syncer.documents.registry import Document
 from syncer.documents.snapshot import COMPONENT_LOCK_SECONDS, reading
@@ -31,14 +30,13 @@ _OTHERS_SECONDS = 2.0
 """When to look again after a job that another process is working on."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Deferred:
     """A step of a job that is to be tried again, at a time of the monotonic clock."""
 
-    at: float = 0.0
-    message: str = ""
-    logged_at: float = -math.inf
+    trouble: Trouble
     backoff: Backoff = field(default_factory=Backoff)
+    at: float = 0.0
 
 
 class JobSteps:
@@ -67,7 +65,7 @@ class JobSteps:
         """
         self._stop = stop
         waiting = due(connection)
-        self._deferred = {job.id: self._deferred[job.id] for job in waiting if job.id in self._deferred}
+        self._forget(self._deferred.keys() - {job.id for job in waiting})
         documents = {document.index_name: document for document in registry.documents(connection)} if waiting else {}
         steps = 0
         for job in waiting:
@@ -87,10 +85,21 @@ class JobSteps:
                 self._handle_error(connection, job, error)
             else:
                 steps += is_done
-                self._deferred.pop(job.id, None)
+                if deferred is not None:
+                    deferred.trouble.over()
+                self._forget([job.id])
                 if not is_done:
-                    self._deferred[job.id] = _Deferred(at=time.monotonic() + _OTHERS_SECONDS)
+                    self._deferred[job.id] = _Deferred(Trouble(self._name), at=time.monotonic() + _OTHERS_SECONDS)
         return steps
+
+    def close(self) -> None:
+        """Retry nothing any more."""
+        self._forget(list(self._deferred))
+
+    def _forget(self, job_ids: Iterable[int]) -> None:
+        for job_id in job_ids:
+            if (deferred := self._deferred.pop(job_id, None)) is not None:
+                deferred.trouble.leave()
 
     def _step(self, connection: Connection, job: Job, document: Document) -> bool:
         """Take one job a step further; return whether anything was done.
@@ -119,7 +128,9 @@ class JobSteps:
             Exception: The configuration is wrong, or the connection is lost; then the other jobs go first next time.
         """
         if decide(error) is Action.RETRY:
-            self._defer(job, error)
+            deferred = self._deferred.setdefault(job.id, _Deferred(Trouble(self._name)))
+            deferred.trouble.met(error)
+            deferred.at = time.monotonic() + deferred.backoff.next_seconds()
             if connection.closed:
                 raise error
         elif explain(error) is None or decide(error) is Action.DEAD_LETTER:
@@ -130,17 +141,6 @@ class JobSteps:
             queue.fail(connection, job.id, f"Unexpected error: {what}\nPlease report it.")
         else:
             raise error
-
-    def _defer(self, job: Job, error: Exception) -> None:
-        """Defer a job, with backoff, and log the error unless it was logged just now."""
-        deferred = self._deferred.setdefault(job.id, _Deferred())
-        explanation = explain(error)
-        message = explanation.message if explanation else repr(error)
-        now = time.monotonic()
-        if message != deferred.message or now - deferred.logged_at >= TELL_SECONDS:
-            self._log.warning("component.retried", component=self._name, job=job.id, error=message)
-            deferred.message, deferred.logged_at = message, now
-        deferred.at = now + deferred.backoff.next_seconds()
 
     def _log_finished(self, job: Job) -> None:
         seconds = ((job.finished_at or job.created_at) - job.created_at).total_seconds()

@@ -173,6 +173,7 @@ class JobWorker:
             self._log.warning("component.gave_up", component=self._name)
         with suppress(psycopg.Error):
             self._finish()
+        self._steps.close()
         self._disconnect()
 
     def _disconnect(self) -> None:

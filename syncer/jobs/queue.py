@@ -70,7 +70,10 @@ RETURNING id
 """
 # The cause was committed before this statement's snapshot.
 _JOIN_WHOLE = "UPDATE syncer.job SET caused_before = pg_snapshot_xmax(pg_current_snapshot()) WHERE id = $1"
-_IS_THROUGH = "SELECT j.is_listed AND j.chunks_left = 0 FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE"
+_IS_THROUGH = """
+SELECT j.state IN ('writing', 'cleaning_up') AND j.is_listed AND j.chunks_left = 0
+FROM syncer.job AS j WHERE j.id = $1 FOR NO KEY UPDATE
+"""
 _WRITTEN = "UPDATE syncer.job SET state = 'cleaning_up', is_listed = false WHERE id = $1"
 _END = """
 UPDATE syncer.job AS j SET state = $2, error = $3, is_paused = false, finished_at = clock_timestamp()

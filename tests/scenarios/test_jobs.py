@@ -134,6 +134,9 @@ def test_a_whole_job_goes_through_all_its_states(world: World, connection: Conne
     assert done.finished_at is not None
     assert the_document(connection).is_loaded
     assert due(connection) == []
+    queue.mark_incomplete(connection, [done.index_name])
+    assert queue.advance(connection, job.id).state is JobState.DONE
+    assert not the_document(connection).is_loaded
 
 
 def test_a_job_of_nothing_is_done_at_once(world: World, connection: Connection) -> None:

@@ -208,9 +208,9 @@ class Chunks:
 
     def release(self, chunks: Sequence[Chunk]) -> None:
         """Give up the locks of chunks; those that are still there can be taken again."""
-        self._connection.execute(_UNLOCK, ([chunk.id for chunk in chunks],), prepare=True)
-        for chunk in chunks:
-            self._in_hand.pop(chunk.id, None)
+        held = [chunk.id for chunk in chunks if self._in_hand.pop(chunk.id, None) is not None]
+        if held:
+            self._connection.execute(_UNLOCK, (held,), prepare=True)
 
     def dropped(self) -> list[Chunk]:
         """Return the chunks in hand that are no longer there: their job was cancelled."""

@@ -396,9 +396,8 @@ def _refused(error: psycopg.Error, query: str, file: str) -> DefinitionError:
         before = query[:offset]
         line = before.count("\n")
         label = f"line {line + 1}: "
-        message += (
-            f"\n  {label}{query.splitlines()[line]}\n  {' ' * (len(label) + offset - before.rfind(chr(10)) - 1)}^"
-        )
+        column = len(before) - before.rfind("\n") - 1  # an error at the end has a position beyond it
+        message += f"\n  {label}{query.splitlines()[line]}\n  {' ' * (len(label) + column)}^"
     return DefinitionError(
         f"{file} is refused by Postgres: {message}",
         hint=error.diag.message_hint or "It must be one SELECT that runs on this database as it is.",

@@ -2,34 +2,34 @@
 
 It shows which documents the SELECT cannot build, which of them Elasticsearch rejects, and how long a load takes.
 
-Guarantees: the sample is bounded in documents, bytes and time. Nothing is left behind in Postgres or Elasticsearch: see
-`syncer.apply.scratch_index`.
+Guarantees: the sample is bounded in documents, bytes and time. Nothing is left behind in Postgres or Elasticsearch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import TypeVar
 
 import psycopg
 from psycopg import errors as pg
 
-from syncer.apply import scratch_index
 from syncer.apply.plan import NEEDS_INDEX, Step
-from syncer.apply.problems import Problem, Severity
 from syncer.base.error_policy import is_of_data
 from syncer.base.errors import DocumentError
 from syncer.base.formatting import amount, brief
 from syncer.base.lifecycle import clock
-from syncer.base.model import Composition, Target
+from syncer.base.model import Composition
 from syncer.base.postgres import Connection, bounded
 from syncer.documents import queries
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index, Rejection
 from syncer.elasticsearch.indices import Indices
+from syncer.lineage.remarks import remarks
 
 DOCUMENTS_MAX = 200
 BYTES_MAX = 5_000_000
@@ -40,6 +40,36 @@ _COUNT_SECONDS_MAX = 10.0
 _OF_ONE_DOCUMENT = re.compile(
     r"\[-?\d+:-?\d+\] | in document with id '.*?'| in doc \[.*?\]|\s+at \[Source: .*", re.DOTALL
 )
+
+
+_Result = TypeVar("_Result")
+
+
+class Severity(StrEnum):
+    """How bad a problem is, the worst first."""
+
+    REFUSED = "refused"
+    """apply does not accept the definition."""
+    ERROR = "error"
+    """Documents cannot be written."""
+    WARNING = "warning"
+    """Documents are written, probably not as intended."""
+    NOTE = "note"
+    """It may be intended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A problem of a definition, and what to do about it."""
+
+    severity: Severity
+    message: str
+    action: str = ""
+
+    @property
+    def is_error(self) -> bool:
+        """Whether apply refuses it, or cannot write all documents."""
+        return self.severity in (Severity.REFUSED, Severity.ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +97,8 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
     document = step.document
     count, failure = _count(connection, document)
     sample, failures, seconds = _build(connection, document)
-    with _scratch(connection, indices, step) as target:
+    live = None if step.change in NEEDS_INDEX else document.target
+    with indices.scratch(document=document.name, alias=document.index, body=document.index_body, live=live) as target:
         rejections = index.write(target, _versioned(sample, 1)).rejections
         began = clock()
         index.write(target, _versioned(sample, 2))  # measured on the second write: the first one is slower
@@ -80,19 +111,30 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
         documents=count,
         sample=sample,
         initial_load_seconds=seconds / len(sample) * count if sample and count else None,
-        problems=(*_failed(failures, tried), *_rejected(rejections, tried), *_ignored(ignored, tried)),
+        problems=(
+            *_failed(failures, tried),
+            *_rejected(rejections, tried),
+            *_ignored(ignored, tried),
+            *notes(connection, document.select, document.name),
+        ),
     )
 
 
 def _count(connection: Connection, document: Document) -> tuple[int | None, str | None]:
     """Return how many documents there are, if known; and Postgres' message, if the SELECT fails on the data."""
     try:
-        with bounded(connection, seconds=_COUNT_SECONDS_MAX):
-            return queries.count(connection, document), None
-    except pg.QueryCanceled:
-        return None, None
+        return in_time(connection, lambda: queries.count(connection, document), seconds=_COUNT_SECONDS_MAX), None
     except DocumentError as error:
         return None, _message(error)
+
+
+def in_time(connection: Connection, read: Callable[[], _Result], *, seconds: float = SECONDS_MAX) -> _Result | None:
+    """Return what is read, read-only; None if it takes too long."""
+    try:
+        with bounded(connection, seconds=seconds):
+            return read()
+    except pg.QueryCanceled:
+        return None
 
 
 def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], dict[str, str], float]:
@@ -108,17 +150,17 @@ def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], 
     while place < len(ids) and total < BYTES_MAX and clock() - began < SECONDS_MAX:
         chunk, sent = ids[place : place + size], clock()
         try:
-            with bounded(connection, seconds=SECONDS_MAX):
-                rows = queries.current(connection, document, chunk)
-        except pg.QueryCanceled:
-            break
+            rows = in_time(connection, partial(queries.current, connection, document, chunk))
         except DocumentError as error:
             message = _message(error)
             if size > 1:
                 size = 1
                 continue
-            failures[chunk[0]], rows = message, {}
+            failures[chunk[0]] = message
+            rows = {}
         else:
+            if rows is None:
+                break
             seconds += clock() - sent
         sample |= rows
         total += sum(len(row.source) for row in rows.values())
@@ -130,10 +172,10 @@ def sample_ids(connection: Connection, document: Document, limit: int) -> list[s
     """Return ids sampled from all documents, or the first ones if that takes too long or fails on a row."""
     for choose in (queries.some_ids, queries.first_ids):
         try:
-            with bounded(connection, seconds=SECONDS_MAX):
-                return choose(connection, document, limit)
+            if (ids := in_time(connection, partial(choose, connection, document, limit))) is not None:
+                return ids
         except psycopg.Error as error:
-            if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
+            if not is_of_data(error):
                 raise
     return []
 
@@ -144,16 +186,6 @@ def _message(error: DocumentError) -> str:
     if not is_of_data(cause):
         raise error
     return str(cause.diag.message_primary)
-
-
-def _scratch(connection: Connection, indices: Indices, step: Step) -> AbstractContextManager[Target]:
-    """Create an empty index configured as apply would leave the document's index."""
-    document = step.document
-    if step.change in NEEDS_INDEX:
-        return scratch_index.fresh(connection, indices, document)
-    if step.is_new_revision:
-        return scratch_index.changed(connection, indices, document, document.target)
-    return scratch_index.copy(connection, indices, document, document.target)
 
 
 def _versioned(sample: dict[str, Row], version: int) -> list[Composition]:
@@ -197,3 +229,9 @@ def _ignored(ignored: dict[str, list[str]], tried: str) -> Iterator[Problem]:
             f"{ids[0]}",
             action="ignore_above, ignore_malformed or a limit in index.json leaves such values out.",
         )
+
+
+def notes(connection: Connection, select: str, name: str) -> Iterator[Problem]:
+    """Yield what depends on the session, on chance or on the date of the build; ``name`` is for errors."""
+    for remark in remarks(connection, select, name):
+        yield Problem(severity=Severity.NOTE, message=remark.message, action=remark.action)

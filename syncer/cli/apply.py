@@ -107,7 +107,7 @@ def apply(
                 remove=remove or (),
                 only_changed=True,
             )
-        preview.require_applicable(found, despite_dead_lettered=despite_dead_lettered)
+        found.require_applicable(despite_dead_lettered=despite_dead_lettered)
         plan_output.show_preview(out, found, verbose=verbose)
         if decided.is_empty and (not kafka.is_used or topic.exists(kafka)):
             return
@@ -118,7 +118,7 @@ def apply(
             parts.connection,
             parts.indices,
             decided,
-            tell=lambda line: render.say(out, line),
+            report=lambda line: render.say(out, line),
             timeout_seconds=lock_timeout,
         )
         LoadProgress(parts, out=out, err=err, despite_dead_lettered=despite_dead_lettered).follow_all(initial_loads)

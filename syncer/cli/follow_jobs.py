@@ -67,7 +67,11 @@ class LoadProgress:
         """
         if initial_load.document.role is Role.BUILDING:
             return self._build(initial_load)
-        return None if initial_load.job is None else self.follow(initial_load.document, initial_load.job)
+        try:
+            return None if initial_load.job is None else self.follow(initial_load.document, initial_load.job)
+        finally:
+            # Even if the load goes on without this command: searches find what is written.
+            self._parts.indices.settle(initial_load.document.target)
 
     def follow(self, document: Document, job_id: int, *, is_partial: bool = False, is_pending: bool = False) -> Job:
         """Follow a job until it is done; return it.
@@ -133,7 +137,7 @@ class LoadProgress:
         """Settle and verify a loaded index, and make it current."""
         parts = self._parts
         with render.doing(self._err, f"settling {building.index_name}"):
-            reindex.settle(parts.connection, parts.indices, building, seconds_max=reindex.SETTLE_SECONDS_MAX)
+            reindex.settle(parts.connection, parts.indices, building)
         self._wait_for_pending(building)  # so that their documents are compared, too
         report = compared(parts, active(parts, building) or building, err=self._err, repair=True)
         show_verify(self._out, report, building)

@@ -13,7 +13,7 @@ from rich.text import Text
 from syncer.apply.cost import SECONDS_MAX, Cost, MissingIndex
 from syncer.apply.plan import PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview, TablePreview
-from syncer.apply.problems import Severity
+from syncer.apply.trial import Severity
 from syncer.base.formatting import amount, duration, shortened
 from syncer.cli.render import say, show_facts
 
@@ -23,8 +23,7 @@ _OUTCOMES = {
     PlannedChange.REBUILD: ("needs a new index", "yellow"),
     PlannedChange.BUILDING: ("its new index is being built", "yellow"),
     PlannedChange.INDEX_GONE: ("its index is gone, or its alias leads elsewhere: restored or loaded anew", "yellow"),
-    PlannedChange.TRIGGERS_GONE: ("triggers only; the index stays as it is", "green"),
-    PlannedChange.INCOMPLETE: ("not yet loaded", "green"),
+    PlannedChange.INCOMPLETE: ("not completely loaded: every document is written", "green"),
     PlannedChange.UNCHANGED: ("nothing to do", "dim"),
 }
 _STYLES = {Severity.REFUSED: "red", Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
@@ -139,7 +138,7 @@ def _ways(table: TablePreview, *, verbose: bool) -> Iterator[tuple[str, str]]:
     """The ways from a changed row of a table to documents, each with its cost."""
     if verbose:
         watched = ", ".join(table.watched) or "only that a row is there"
-        yield table.relation, f"triggers {table.triggers}, columns: {watched}"
+        yield table.relation, f"columns: {watched}"
     for column in table.id_columns:
         yield f"a change of {table.relation}", f"1 document, by its {column}"
     for way in table.affects:

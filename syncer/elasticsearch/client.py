@@ -10,7 +10,7 @@ import structlog
 from elasticsearch import ApiError, Elasticsearch
 from elasticsearch.serializer import NdjsonSerializer
 
-from syncer.base.error_policy import NO_ROOM, explain
+from syncer.base.error_policy import NO_ROOM, reason
 from syncer.base.errors import IndexingError
 from syncer.base.retry import Backoff
 from syncer.base.settings import ElasticsearchSettings
@@ -85,8 +85,7 @@ def require_supported(info: Mapping[str, Any]) -> None:
 class _Patient(Elasticsearch):
     def perform_request(self, method: str, path: str, **kwargs: Any) -> Any:
         """Repeat a request that is refused for lack of room; nothing of it was done. The writer repeats its own."""
-        backoff, deadline = Backoff(), time.monotonic() + _PATIENCE_SECONDS
-        is_logged = False
+        backoff, deadline, is_logged = Backoff(), time.monotonic() + _PATIENCE_SECONDS, False
         while True:
             try:
                 return super().perform_request(method, path, **kwargs)
@@ -94,10 +93,7 @@ class _Patient(Elasticsearch):
                 if error.status_code != NO_ROOM or path.endswith("/_bulk") or time.monotonic() > deadline:
                     raise
                 if not is_logged:
-                    reason = explain(error)
-                    structlog.get_logger().warning(
-                        "elasticsearch.request_retried", error=reason and reason.message, hint=reason and reason.hint
-                    )
+                    structlog.get_logger().warning("elasticsearch.request_retried", error=reason(error))
                     is_logged = True
             time.sleep(backoff.next_seconds())
 

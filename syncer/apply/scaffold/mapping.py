@@ -19,6 +19,7 @@ import psycopg
 from psycopg import sql
 
 from syncer.apply.scaffold.types import DATE, STORED, TEXT, column_type
+from syncer.base.formatting import whole_number
 from syncer.base.postgres import Connection, bounded
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _sampled(connection: Connection, select: str) -> list[dict[str, Any]]:
     query = sql.SQL(_SAMPLE).format(select=sql.SQL(select), limit=sql.Literal(_SAMPLE_DOCUMENTS))
     try:
         with bounded(connection, seconds=_SAMPLE_SECONDS):
-            return [json.loads(document) for (document,) in connection.execute(query)]
+            return [json.loads(document, parse_int=whole_number) for (document,) in connection.execute(query)]
     except (psycopg.DataError, psycopg.errors.QueryCanceled):
         return []
 

@@ -47,12 +47,17 @@ class LoadProgress:
         Raises:
             SyncerError: The last failure; earlier ones have been printed.
         """
-        failed: list[SyncerError] = []
-        for initial_load in initial_loads:
-            try:
-                self.initial_load(initial_load)
-            except SyncerError as error:
-                failed.append(error)
+        loads, failed = list(initial_loads), list[SyncerError]()
+        try:
+            for initial_load in loads:
+                try:
+                    self.initial_load(initial_load)
+                except SyncerError as error:
+                    failed.append(error)
+        finally:
+            # Even if the loads go on without this command: searches find what is written.
+            for initial_load in loads:
+                self._settle(initial_load.document)
         if failed:
             *others, last = failed
             for other in others:
@@ -70,8 +75,12 @@ class LoadProgress:
         try:
             return None if initial_load.job is None else self.follow(initial_load.document, initial_load.job)
         finally:
-            # Even if the load goes on without this command: searches find what is written.
-            self._parts.indices.settle(initial_load.document.target)
+            self._settle(initial_load.document)
+
+    def _settle(self, document: Document) -> None:
+        """Give an index that is searched its own settings; a new one beside it gets them once it is loaded."""
+        if document.role is Role.CURRENT:
+            self._parts.indices.settle(document.target)
 
     def follow(self, document: Document, job_id: int, *, is_partial: bool = False, is_pending: bool = False) -> Job:
         """Follow a job until it is done; return it.
@@ -175,8 +184,8 @@ class LoadProgress:
             raise _dead_lettered(self._parts, building, len(dead_lettered))
         raise IndexingError(
             f"{building.index_name} is not equal to its SELECT, and does not serve",
-            hint="What was searched before is searched still. "
-            f"To go on: syncer index rebuild {building.name}; to give it up: syncer index abort {building.name}",
+            hint="Searches still use the current index.\n"
+            f"To go on: syncer index rebuild {building.name}\nTo give it up: syncer index abort {building.name}",
         )
 
 
@@ -199,7 +208,7 @@ def _require_done(job: Job, document: Document | None) -> None:
 
 def _dead_lettered(parts: Parts, document: Document, number: int) -> IndexingError:
     worst = dead_letters.worst(parts.connection, document.index_name)
-    said = f", such as {shortened(worst[0])}: {brief(worst[1])}" if worst else ""
+    example = f", such as {shortened(worst[0])}: {brief(worst[1])}" if worst else ""
     if document.role is Role.BUILDING:
         hint = (
             "Searches still use the current index.\n"
@@ -210,7 +219,7 @@ def _dead_lettered(parts: Parts, document: Document, number: int) -> IndexingErr
         )
     else:
         hint = (
-            f"What was said of each: syncer dead-letters list --document {document.name}\n"
+            f"Elasticsearch's words on each: syncer dead-letters list --document {document.name}\n"
             "Fixed data is written by itself. If the SELECT or index.json is fixed: syncer apply"
         )
-    return IndexingError(f"{amount(number, 'document')} of {document.name} could not be written{said}", hint=hint)
+    return IndexingError(f"{amount(number, 'document')} of {document.name} could not be written{example}", hint=hint)

@@ -257,12 +257,8 @@ class Holdings:
                 yield [hit.place for hit in hits]
                 last = hits[-1].sort[0]
 
-    def is_well(self, alias: str) -> bool:
-        """Whether every shard behind an alias has its primary."""
-        return str(self._client.cluster.health(index=alias, timeout="1s").body["status"]) != "red"
-
     def takes_documents(self, index_name: str) -> bool:
-        """Whether an index is open, every shard has its primary, and no block of its own or full disk forbids writes.
+        """Whether an index is open, every shard answers, and no block of its own or full disk forbids writes.
 
         Raises:
             elasticsearch.NotFoundError: It is gone.
@@ -270,13 +266,10 @@ class Holdings:
         found = self._client.indices.get_settings(index=index_name, flat_settings=True).body
         if any(str(index["settings"].get(block)).lower() == "true" for index in found.values() for block in _BLOCKS):
             return False
-        if not self.is_well(index_name):
-            return False
         try:
-            self._client.count(index=index_name)
+            return not self._client.count(index=index_name).body["_shards"]["failed"]
         except elasticsearch.BadRequestError:  # it is closed
             return False
-        return True
 
     def count(self, target: Target) -> int:
         """Return how many documents a search of this target finds.

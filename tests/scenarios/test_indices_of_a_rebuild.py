@@ -152,42 +152,10 @@ def test_a_settled_index_is_like_one_that_was_never_loaded(room: Room, from_temp
             room.write(built, range(10))
             room.indices.settle(built)
             assert room.indices.is_settled(built)
+            room.indices.settle(built)
             assert room.settings(built) == room.settings(plain), name
             assert room.mappings(built) == room.mappings(plain), name
             assert room.index.holdings.count(built) == 10, name
-
-
-def test_settling_that_is_interrupted_is_done_again(room: Room) -> None:
-    """At whatever call it ends, and when it had been done: the settings come back."""
-
-    class Ending(Indices):
-        left = 0
-
-        def _put_settings(self, *arguments: Any) -> None:
-            self._count()
-            super()._put_settings(*arguments)
-            self._count()
-
-        def _put_meta(self, *arguments: Any) -> None:
-            self._count()
-            super()._put_meta(*arguments)
-            self._count()
-
-        def _count(self) -> None:
-            self.left -= 1
-            if self.left < 0:
-                raise InterruptedError
-
-    body = room.body(number_of_replicas=0, refresh_interval="7s")
-    plain, ending = room.create(1, body), Ending(room.client)
-    for left in range(4):
-        built, ending.left = room.build(2 + left, body), left
-        with pytest.raises(InterruptedError):
-            ending.settle(built)
-        for _ in range(2):
-            room.indices.settle(built)
-            assert room.settings(built) == room.settings(plain)
-            assert room.mappings(built) == room.mappings(plain)
 
 
 def test_an_index_that_was_not_built_keeps_its_settings(room: Room) -> None:

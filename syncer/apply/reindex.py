@@ -45,7 +45,7 @@ def begin(connection: Connection, indices: Indices, name: str, *, report: Callab
     """
     active = plan.read_active(connection)
     current, building = active.documents[name], active.building(name)
-    if building is not None and _can_go_on(building):
+    if building is not None and building.suspended is None:
         step = Step(document=building, change=PlannedChange.BUILDING, before=current)
     else:
         # The current index may be suspended: a new one is the way out if a shard is gone for good.
@@ -54,10 +54,6 @@ def begin(connection: Connection, indices: Indices, name: str, *, report: Callab
     decided = plan.assemble(connection, [step], active)
     (initial_load,) = activate.carry_out(connection, indices, decided, report=report)
     return initial_load
-
-
-def _can_go_on(building: Document) -> bool:
-    return building.suspended is None
 
 
 def settle(connection: Connection, indices: Indices, building: Document) -> None:
@@ -110,7 +106,9 @@ def serve(connection: Connection, indices: Indices, building: Document) -> Docum
                 hint="It was aborted, or replaced by another apply.",
             )
         # Rule: the-alias-moves-to-what-is-loaded.
-        _require_current(found)
+        suspend.require_active(found)
+        if not found.is_loaded:
+            raise DefinitionError(f"{found.index_name} is not loaded", hint=_loading_hint(found))
         indices.swap(found.index, found.target)
         # Rules: the-old-index-is-followed, out-of-force-before-dropping.
         with connection.transaction():
@@ -144,21 +142,14 @@ def building(connection: Connection, name: str) -> Document:
     return found
 
 
-def _require_current(document: Document) -> None:
-    """Refuse to make an index current that may lack changes."""
-    suspend.require_active(document)
-    if not document.is_loaded:
-        raise DefinitionError(f"{document.index_name} is not loaded", hint=way_on(document))
-
-
-def incomplete_by(connection: Connection, cancelled: Job) -> Document | None:
-    """Return the document that is no longer loaded because a pending job was cancelled; None if there is none."""
+def hint_after(connection: Connection, cancelled: Job) -> str:
+    """Say how to load the index of a cancelled job, if it counts as not loaded now."""
     rows = registry.documents(connection) if cancelled.kind.is_pending else []
-    return next((one for one in rows if one.index_name == cancelled.index_name and not one.is_loaded), None)
+    found = next((row for row in rows if row.index_name == cancelled.index_name and not row.is_loaded), None)
+    return "" if found is None else f"{found.index_name} counts as not loaded. {_loading_hint(found)}"
 
 
-def way_on(document: Document) -> str:
-    """Say how to load an index, such as one of which a pending job was cancelled."""
+def _loading_hint(document: Document) -> str:
     if document.role is Role.CURRENT:
         return f"To load it: syncer apply, or syncer backfill {document.name}"
     return f"To load it and go on: {_command(document.name)}"

@@ -15,7 +15,7 @@ from syncer.apply.plan import PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview, TablePreview
 from syncer.apply.trial import Severity
 from syncer.base.formatting import amount, duration, shortened
-from syncer.cli.render import say, show_facts
+from syncer.cli.render import Part, say, show_facts
 
 _OUTCOMES = {
     PlannedChange.NEW: ("new index", "green"),
@@ -97,28 +97,24 @@ def _show_document(console: Console, document: DocumentPreview, *, verbose: bool
     if document.outcome is None:
         say(console, *title, ("refused", "bold red"))
     else:
-        because = f": {document.reason}" if document.reason else ""
-        loads = _loads(document)
-        joint = f"{';' if document.reason else ','} " if loads else ""
-        say(console, *title, _OUTCOMES[document.outcome], f"{because}{joint}{loads}")
+        because, loads = f": {document.reason}" if document.reason else "", _loads(document)
+        say(
+            console,
+            *title,
+            _OUTCOMES[document.outcome],
+            because,
+            f"{'; ' if because else ', '}{loads}" if loads else "",
+        )
+    facts: list[tuple[Part, Part]] = []
     if document.suspended is not None:
         resumes = "" if document.errors else "\nTo resume it: syncer apply"
-        show_facts(console, [(("suspended", "yellow"), Text.assemble(document.suspended, (resumes, "dim")))])
-    show_facts(
-        console,
-        [
-            (
-                (problem.severity, _STYLES[problem.severity]),
-                Text.assemble(problem.message, (f"\n{problem.action}" if problem.action else "", "dim")),
-            )
-            for problem in document.problems
-        ],
-    )
+        facts.append((("suspended", "yellow"), Text.assemble(document.suspended, (resumes, "dim"))))
+    for problem in document.problems:
+        action = f"\n{problem.action}" if problem.action else ""
+        facts.append(((problem.severity, _STYLES[problem.severity]), Text.assemble(problem.message, (action, "dim"))))
     if document.outcome is not PlannedChange.UNCHANGED or verbose:
-        show_facts(
-            console,
-            [fact for table in document.tables for fact in _ways(table, verbose=verbose)],
-        )
+        facts += [fact for table in document.tables for fact in _ways(table, verbose=verbose)]
+    show_facts(console, facts)
     if verbose and document.sample is not None:
         say(console, f"  one of the documents, {document.sample['id']}:")
         console.print(JSON.from_data(shortened(document.sample["source"]), ensure_ascii=False), soft_wrap=True)

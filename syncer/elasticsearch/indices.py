@@ -89,9 +89,10 @@ class Indices:
         """
         target, meta = Target.of(alias, revision), {"document": document, "installation": installation}
         if self.is_there(target):
-            is_ours = takes_over and self._ours(target.index_name).get("installation") == installation
-            if is_ours and self.try_change(target, body) is None:
-                return target
+            if takes_over and self._ours(target.index_name).get("installation") == installation:
+                self.settle(target)
+                if self.try_change(target, body) is None:
+                    return target
             target = Target.of_index(f"{target.index_name}-{uuid4().hex[:8]}")
         announce(target)
         self._create(document, target, body, _REMEMBERS, meta)
@@ -168,6 +169,7 @@ class Indices:
         Raises:
             IndexingError: Elasticsearch refuses: the change needs a new index.
         """
+        self.settle(target)  # a load that was killed must not bring the settings of that time back later
         refusal = self.try_change(target, body)
         if refusal is not None:
             raise IndexingError(

@@ -311,10 +311,7 @@ def _found_version(item: Mapping[str, Any]) -> int:
 
 def _rejection(composition: Composition, item: Mapping[str, Any]) -> Rejection:
     error = item.get("error", {})
-    cause = error.get("caused_by", {}).get("reason", "")
-    return Rejection(
-        composition=composition,
-        status=item["status"],
-        kind=error.get("type", "unknown"),
-        reason=": ".join(part for part in (error.get("reason", ""), cause) if part),
-    )
+    why, cause = error.get("reason", ""), error.get("caused_by", {}).get("reason", "")
+    if cause not in why:
+        why = f"{why}: {cause}"
+    return Rejection(composition=composition, status=item["status"], kind=error.get("type", "unknown"), reason=why)

@@ -10,7 +10,7 @@ import structlog
 from elasticsearch import ApiError, Elasticsearch
 from elasticsearch.serializer import NdjsonSerializer
 
-from syncer.base.error_policy import NO_ROOM, reason
+from syncer.base.error_policy import NO_ROOM, explain
 from syncer.base.errors import IndexingError
 from syncer.base.retry import Backoff
 from syncer.base.settings import ElasticsearchSettings
@@ -92,8 +92,8 @@ class _Patient(Elasticsearch):
             except ApiError as error:
                 if error.status_code != NO_ROOM or path.endswith("/_bulk") or time.monotonic() > deadline:
                     raise
-                if not is_logged:
-                    structlog.get_logger().warning("elasticsearch.request_retried", error=reason(error))
+                if not is_logged and (why := explain(error)):
+                    structlog.get_logger().warning("elasticsearch.request_retried", error=why.message, hint=why.hint)
                     is_logged = True
             time.sleep(backoff.next_seconds())
 

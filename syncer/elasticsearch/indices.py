@@ -135,9 +135,7 @@ class Indices:
             self._put_meta(target, ours)
         refresh(self._client, target)
 
-    def require_healthy(
-        self, target: Target, *, like: Target, seconds_max: float, pause: Callable[[float], None] = time.sleep
-    ) -> None:
+    def require_healthy(self, target: Target, *, like: Target, seconds_max: float) -> None:
         """Wait until an index is as healthy as another one, and has every primary shard.
 
         Raises:
@@ -158,7 +156,7 @@ class Indices:
                     f"{target.index_name} is {found} after {seconds_max:,.0f} s, and should be {wanted}",
                     hint="Is a node down, or a disk full? Searches still use the current index. Run the command again.",
                 )
-            pause(_LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS)
 
     def change(self, *, document: str, target: Target, body: Mapping[str, Any]) -> None:
         """Update an existing index in place to match ``index.json``.

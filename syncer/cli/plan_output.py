@@ -23,7 +23,7 @@ _OUTCOMES = {
     PlannedChange.REBUILD: ("needs a new index", "yellow"),
     PlannedChange.BUILDING: ("its new index is being built", "yellow"),
     PlannedChange.INDEX_GONE: ("its index is gone, or its alias leads elsewhere: restored or loaded anew", "yellow"),
-    PlannedChange.INCOMPLETE: ("not completely loaded: every document is written", "green"),
+    PlannedChange.INCOMPLETE: ("not completely loaded: its load goes on", "green"),
     PlannedChange.UNCHANGED: ("nothing to do", "dim"),
 }
 _STYLES = {Severity.REFUSED: "red", Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}

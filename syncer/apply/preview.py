@@ -70,7 +70,6 @@ class DocumentPreview:
         outcome: What apply does; None if the definition is refused.
         reason: Why it needs a new index, if it does.
         documents: How many there are; None if counting took too long or failed, in which case a problem says so.
-        initial_load_seconds: The estimated time to write them all; None if nothing could be measured.
         sampled: How many documents were tried.
         problems: The worst first.
         sample: One of the documents.
@@ -82,7 +81,6 @@ class DocumentPreview:
     outcome: PlannedChange | None = None
     reason: str | None = None
     documents: int | None = None
-    initial_load_seconds: float | None = None
     sampled: int = 0
     tables: tuple[TablePreview, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -260,7 +258,6 @@ def _with_trial(found: DocumentPreview, tried: Trial) -> DocumentPreview:
     return replace(
         found,
         documents=tried.documents,
-        initial_load_seconds=tried.initial_load_seconds,
         sampled=len(tried.sample),
         problems=tried.problems,
         sample=None

@@ -1,6 +1,6 @@
 """Trial: writes a sample of documents to a scratch index that is configured as apply would leave the real one.
 
-It shows which documents the SELECT cannot build, which of them Elasticsearch rejects, and how long a load takes.
+It shows which documents the SELECT cannot build, and which of them Elasticsearch rejects.
 
 Guarantees: the sample is bounded in documents, bytes and time. Nothing is left behind in Postgres or Elasticsearch.
 """
@@ -79,12 +79,10 @@ class Trial:
     Args:
         documents: How many documents there are; None if counting took too long, or failed.
         sample: The documents that were tried, by id.
-        initial_load_seconds: The estimated time to write all documents; None if nothing could be measured.
     """
 
     documents: int | None
     sample: dict[str, Row]
-    initial_load_seconds: float | None
     problems: tuple[Problem, ...]
 
 
@@ -96,13 +94,13 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
     """
     document = step.document
     count, failure = _count(connection, document)
-    sample, failures, seconds = _build(connection, document)
+    sample, failures = _build(connection, document)
     live = None if step.change in NEEDS_INDEX else document.target
     with indices.scratch(document=document.name, alias=document.index, body=document.index_body, live=live) as target:
-        rejections = index.write(target, _versioned(sample, 1)).rejections
-        began = clock()
-        index.write(target, _versioned(sample, 2))  # measured on the second write: the first one is slower
-        seconds += clock() - began
+        compositions = [
+            Composition(id=id_, version=1, source=row.source, routing=row.routing) for id_, row in sample.items()
+        ]
+        rejections = index.write(target, compositions).rejections
         ignored = indices.ignored(target)
     if failure is not None and failure not in failures.values():
         failures[""] = failure
@@ -110,7 +108,6 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
     return Trial(
         documents=count,
         sample=sample,
-        initial_load_seconds=seconds / len(sample) * count if sample and count else None,
         problems=(
             *_failed(failures, tried),
             *_rejected(rejections, tried),
@@ -137,8 +134,8 @@ def in_time(connection: Connection, read: Callable[[], _Result], *, seconds: flo
         return None
 
 
-def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], dict[str, str], float]:
-    """Return the sample, why the SELECT fails on other documents, by id, and how long the sample took to build.
+def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], dict[str, str]]:
+    """Return the sample, and why the SELECT fails on other documents, by id.
 
     The first request is for one document and each for twice as many as the one before, so that few large documents
     exceed the limit by little. After a failure it begins with one document again, to find the one at fault.
@@ -146,9 +143,9 @@ def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], 
     ids = sample_ids(connection, document, DOCUMENTS_MAX)
     sample: dict[str, Row] = {}
     failures: dict[str, str] = {}
-    began, place, size, total, seconds = clock(), 0, 1, 0, 0.0
+    began, place, size, total = clock(), 0, 1, 0
     while place < len(ids) and total < BYTES_MAX and clock() - began < SECONDS_MAX:
-        chunk, sent = ids[place : place + size], clock()
+        chunk = ids[place : place + size]
         try:
             rows = in_time(connection, partial(queries.current, connection, document, chunk))
         except DocumentError as error:
@@ -158,14 +155,12 @@ def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], 
                 continue
             failures[chunk[0]] = message
             rows = {}
-        else:
-            if rows is None:
-                break
-            seconds += clock() - sent
+        if rows is None:
+            break
         sample |= rows
         total += sum(len(row.source) for row in rows.values())
         place, size = place + size, size * 2
-    return sample, failures, seconds
+    return sample, failures
 
 
 def sample_ids(connection: Connection, document: Document, limit: int) -> list[str]:
@@ -186,10 +181,6 @@ def _message(error: DocumentError) -> str:
     if not is_of_data(cause):
         raise error
     return str(cause.diag.message_primary)
-
-
-def _versioned(sample: dict[str, Row], version: int) -> list[Composition]:
-    return [Composition(id=id_, version=version, source=row.source, routing=row.routing) for id_, row in sample.items()]
 
 
 _TO_FIX = "Fix the mapping, the SELECT or the data: such documents are not written."

@@ -14,7 +14,7 @@ from syncer.apply.cost import SECONDS_MAX, Cost, MissingIndex
 from syncer.apply.plan import PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview, TablePreview
 from syncer.apply.trial import Severity
-from syncer.base.formatting import amount, duration, shortened
+from syncer.base.formatting import amount, shortened
 from syncer.cli.render import Part, say, show_facts
 
 _OUTCOMES = {
@@ -121,13 +121,10 @@ def _show_document(console: Console, document: DocumentPreview, *, verbose: bool
 
 
 def _loads(document: DocumentPreview) -> str:
-    """How many documents are to be written, and how long that takes."""
+    """How many documents there are."""
     if document.documents is None:
         return "" if document.errors or not document.tables else "too many documents to count in time"
-    counted = amount(document.documents, "document")
-    if document.outcome is PlannedChange.UNCHANGED or document.initial_load_seconds is None:
-        return counted
-    return f"{counted}, {duration(document.initial_load_seconds)} to write them (measured on {document.sampled:,})"
+    return amount(document.documents, "document")
 
 
 def _ways(table: TablePreview, *, verbose: bool) -> Iterator[tuple[str, str]]:

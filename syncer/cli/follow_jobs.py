@@ -172,7 +172,7 @@ class LoadProgress:
 
     def _require_acceptable(self, building: Document, report: VerifyReport) -> None:
         """Refuse an index that differs, except in documents that the current one lacks too, or that were accepted."""
-        ids = [drift.id for drift in report.drifts]
+        ids = [drift.id for drift in (*report.drifts, *report.busy)]
         connection = self._parts.connection
         dead_lettered = set(dead_letters.errors(connection, building.index_name, ids))
         served = registry.current(connection)[building.name]

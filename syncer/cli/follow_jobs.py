@@ -150,7 +150,7 @@ class LoadProgress:
         self._wait_for_pending(building)  # so that their documents are compared, too
         report = compared(parts, active(parts, building) or building, err=self._err, repair=True)
         show_verify(self._out, report, building)
-        if report.has_drifted or not report.is_complete:
+        if not report.holds:
             self._require_acceptable(building, report)
         self._wait_for_pending(building)
         before = registry.current(parts.connection)[building.name]
@@ -172,7 +172,8 @@ class LoadProgress:
 
     def _require_acceptable(self, building: Document, report: VerifyReport) -> None:
         """Refuse an index that differs, except in documents that the current one lacks too, or that were accepted."""
-        ids = [drift.id for drift in (*report.drifts, *report.busy)]
+        # What is busy is about to be written, unless the new index refuses it.
+        ids = [drift.id for drift in (*report.drifts, *(drift for drift in report.busy if drift.error is not None))]
         connection = self._parts.connection
         dead_lettered = set(dead_letters.errors(connection, building.index_name, ids))
         served = registry.current(connection)[building.name]

@@ -5,8 +5,8 @@ folder and all of them agree. A change of definition is safe because the definit
 one snapshot: see `syncer.indexing.compose`.
 
 A row is an active definition and the index it is written to. A document has a second row while its index is rebuilt.
-Each row is handled like a document of its own, so that an index
-that fails is suspended alone; the rows of a document share name and alias.
+Each row is handled like a document of its own, so that an index that fails is suspended alone; the rows of a document
+share name and alias.
 """
 
 from __future__ import annotations

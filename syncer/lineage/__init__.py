@@ -1,14 +1,14 @@
 """Derives, from a SELECT, SQL that finds the document ids that a changed row affects.
 
 Guarantee: too many ids are harmless, too few are a bug, so a SELECT that cannot be analysed is refused. Only `catalog`,
-`routes`, `fingerprint` and `remarks` query Postgres; the rest is pure.
+`steady`, `routes`, `fingerprint` and `remarks` query Postgres; the rest is pure.
 
 An example that runs through the modules, in the order of the derivation:
 
     SELECT p.id AS _id, u.name AS author FROM posts AS p LEFT JOIN users AS u ON u.id = p.user_id
 
-    catalog      asks Postgres what the query reads: posts.id, posts.user_id, users.id and users.name. Refuses a query
-                 whose result depends on more than rows, such as now()
+    catalog      asks Postgres what the query reads: posts.id, posts.user_id, users.id and users.name
+    steady       refuses a query whose result depends on more than rows, such as now()
     parser       parses the query as Postgres deparses it, with every name qualified
     scope        what a name means: p is a reading of posts, node 0, and u one of users, node 1. So u.id is n1.id
     expressions  what is known of an expression such as n1.id: its node, its type, whether it is strict

@@ -12,21 +12,19 @@ determined, all columns of the table are reported. A query whose result can chan
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psycopg
-import sqlglot
 from psycopg import errors as pg, sql
-from sqlglot import TokenType, exp
-from sqlglot.errors import SqlglotError
+from sqlglot import exp
 
 from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection, names_as_written
 from syncer.capture.eligibility import require_capturable
 from syncer.lineage import parser
+from syncer.lineage.steady import require_no_clock_words, require_steady
 
 _PREFIX = "CREATE TEMPORARY VIEW syncer_probe AS\n"
 _COLUMNS = """
@@ -102,25 +100,20 @@ FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
 )
 # Aggregates call functions of their own.
 _CALLED = """
-WITH RECURSIVE called AS (
-    SELECT unnest($1::oid[]) AS oid
-    UNION
-    SELECT unnest(ARRAY[g.aggtransfn, g.aggfinalfn]::oid[]) FROM pg_aggregate AS g WHERE g.aggfnoid = ANY ($1)
-)
+SELECT unnest($1::oid[])
+UNION SELECT unnest(ARRAY[aggtransfn, aggfinalfn]::oid[]) FROM pg_aggregate WHERE aggfnoid = ANY ($1)
 """
 # User-defined functions and aggregates, whose definition may be replaced; also those that they call. The catalogue
 # knows what a body in standard SQL calls. In another body each word counts that is the name of such a function: too
 # many do no harm.
-_OWN_FUNCTIONS = (
-    _CALLED  # noqa: S608 - constants
-    + r"""
-, own AS (
+_OWN_FUNCTIONS = r"""
+WITH RECURSIVE own AS (
     SELECT p.oid, p.proname, p.prosrc, p.prokind, p.pronamespace, p.proargtypes
     FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang JOIN pg_namespace AS n ON n.oid = p.pronamespace
     WHERE (l.lanname NOT IN ('internal', 'c') OR p.prokind = 'a')
       AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer')
 ), reached AS (
-    SELECT oid FROM called JOIN own USING (oid)
+    SELECT oid FROM own WHERE oid = ANY ($1::oid[])
     UNION
     SELECT callee.oid
     FROM reached JOIN own AS caller USING (oid) CROSS JOIN own AS callee
@@ -136,36 +129,6 @@ SELECT DISTINCT format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proar
 FROM reached JOIN own AS p USING (oid) JOIN pg_namespace AS n ON n.oid = p.pronamespace
 ORDER BY 1
 """
-)
-# A function in SQL or a procedural language may read tables that the catalogue does not record; so may extension
-# functions that run a query given as an argument. Postgres' own are distinguished by name: most stable ones depend only
-# on settings, which we pin.
-_UNSTEADY = (
-    _CALLED  # noqa: S608 - constants
-    + r"""
-, own AS (
-    SELECT p.oid, p.proname, p.prosrc, p.prokind, p.pronamespace, p.proargtypes
-    FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang JOIN pg_namespace AS n ON n.oid = p.pronamespace
-    WHERE (l.lanname NOT IN ('internal', 'c') OR p.prokind = 'a')
-      AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer')
-), reached AS (
-    SELECT oid FROM called JOIN own USING (oid)
-    UNION
-    SELECT callee.oid
-    FROM reached JOIN own AS caller USING (oid) CROSS JOIN own AS callee
-    WHERE strpos(lower(caller.prosrc), lower(callee.proname)) > 0
-      AND lower(callee.proname) = ANY (regexp_split_to_array(lower(caller.prosrc), '[^[:alnum:]_$]+'))
-       OR EXISTS (SELECT FROM pg_depend AS d
-                  WHERE d.classid = 'pg_proc'::regclass AND d.objid = caller.oid
-                    AND d.refclassid = 'pg_proc'::regclass AND d.refobjid = callee.oid)
-       OR EXISTS (SELECT FROM pg_aggregate AS g
-                  WHERE g.aggfnoid = caller.oid AND callee.oid IN (g.aggtransfn, g.aggfinalfn))
-)
-SELECT DISTINCT format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes))
-FROM reached JOIN own AS p USING (oid) JOIN pg_namespace AS n ON n.oid = p.pronamespace
-ORDER BY 1
-"""
-)
 # User-defined types of the columns that are read and of what the SELECT itself names, and what they are made of.
 _OWN_TYPES = (
     _RULES  # noqa: S608 - constants
@@ -200,34 +163,6 @@ WHERE t.oid >= 16384 AND n.nspname !~ '^pg_'
 ORDER BY 1
 """
 )
-_UNSTEADY = (
-    _CALLED  # noqa: S608 - constants
-    + r"""
-SELECT DISTINCT CASE n.nspname WHEN 'pg_catalog' THEN p.proname::text ELSE format('%I.%I', n.nspname, p.proname) END,
-       n.nspname = 'pg_catalog' OR p.provolatile = 'v' AND l.lanname IN ('internal', 'c')
-FROM called
-JOIN pg_proc AS p ON p.oid = called.oid
-JOIN pg_namespace AS n ON n.oid = p.pronamespace
-JOIN pg_language AS l ON l.oid = p.prolang
-WHERE p.provolatile = 'v'
-   OR p.provolatile = 's' AND n.nspname <> 'pg_catalog'
-      AND (l.lanname NOT IN ('internal', 'c') OR p.proname ~ '^(connectby|crosstab|xpath_table$)')
-   OR p.provolatile = 's' AND n.nspname = 'pg_catalog' AND (
-          p.pronargs = 0 AND p.proname !~ '_build_'
-       OR p.proname = 'age' AND p.pronargs = 1
-       OR p.proname ~ '^(date|time|timetz|timestamp|timestamptz|range|multirange)_in$'
-       OR p.proname ~ '^(current_|has_|to_reg|row_security_|pg_(?!typeof$|size_|input_))|_to_xml|_description$')
-ORDER BY 1
-"""
-)
-_CATALOGUES = """
-SELECT relname::text FROM pg_class
-WHERE oid = ANY ($1::oid[]) AND relnamespace = 'pg_catalog'::regnamespace ORDER BY 1
-"""
-# In the order of their numbers: -1 and so on.
-_SYSTEM_COLUMNS = ("ctid", "xmin", "cmin", "xmax", "cmax", "tableoid")
-
-_CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
 _CALLS_FUNCTION = ("funcid", "opfuncid", "aggfnoid", "winfnoid")
 
 TableName = tuple[str, str]
@@ -295,11 +230,12 @@ def probe(connection: Connection, query: str, file: str) -> Probe:
         trees, unread = _parsed([canonical, *(text for *_, text in views)])
         mentions = mentioned(connection)
         calls = [oid for kind in _CALLS_FUNCTION for oid in mentions.get(kind, ())]
-        _require_steady(connection, mentions, calls, file)
-        _require_no_clock_words(query, canonical, file)
+        called = [oid for (oid,) in connection.execute(_CALLED, (calls,))]
+        require_steady(connection, mentions, called, file)
+        require_no_clock_words(query, canonical, file)
         reads = tuple(_reads(connection, trees, file))
         whole = [read.relation for read in reads if read.is_whole]
-        functions = tuple(row[0] for row in connection.execute(_OWN_FUNCTIONS, (calls,)))
+        functions = tuple(row[0] for row in connection.execute(_OWN_FUNCTIONS, (called,)))
         types = tuple(row[0] for row in connection.execute(_OWN_TYPES, (whole,)))
         # FOR UPDATE is refused here.
         connection.execute("SET LOCAL transaction_read_only = on")
@@ -393,11 +329,9 @@ def _refused(error: psycopg.Error, query: str, file: str) -> DefinitionError:
         return unnamed_column(file)
     offset = int(error.diag.statement_position or 0) - 1 - len(_PREFIX)
     if offset >= 0:  # show the line, with a caret below the position
-        before = query[:offset]
-        line = before.count("\n")
-        label = f"line {line + 1}: "
-        column = len(before) - before.rfind("\n") - 1  # an error at the end has a position beyond it
-        message += f"\n  {label}{query.splitlines()[line]}\n  {' ' * (len(label) + column)}^"
+        *before, start = query[:offset].split("\n")
+        label = f"line {len(before) + 1}: "
+        message += f"\n  {label}{query.split(chr(10))[len(before)]}\n  {' ' * (len(label) + len(start))}^"
     return DefinitionError(
         f"{file} is refused by Postgres: {message}",
         hint=error.diag.message_hint or "It must be one SELECT that runs on this database as it is.",
@@ -441,52 +375,3 @@ def _whole_rows(tree: exp.Expr) -> frozenset[TableName]:
     """
     aliases = {column.table for column in tree.find_all(exp.Column) if isinstance(column.this, exp.Star)}
     return frozenset(table_name(table) for table in tables(tree) if table.alias_or_name in aliases)
-
-
-def _require_steady(
-    connection: Connection, mentions: Mapping[str, Sequence[int]], calls: Sequence[int], file: str
-) -> None:
-    """Refuse what can change without a captured change: the clock, random values, the session, samples, catalogues."""
-    for (catalogue,) in connection.execute(_CATALOGUES, (mentions.get("relid", []),)).fetchall():
-        raise DefinitionError(
-            f"{file} reads pg_catalog.{catalogue}, a system catalogue",
-            hint="No trigger sees its rows change. Keep what you need of it in a table.",
-        )
-    for function, is_fickle in connection.execute(_UNSTEADY, (calls,)).fetchall():
-        if is_fickle:
-            raise _fickle(file, f"{function}()")
-        raise DefinitionError(
-            f"{file} calls {function}, and syncer cannot determine which tables that function reads",
-            hint="Write its query into the SELECT; or, if it reads no table, declare the function IMMUTABLE.",
-        )
-    if "SQLVALUEFUNCTION :op" in mentions:
-        raise _fickle(file, "a keyword such as CURRENT_TIMESTAMP or CURRENT_USER")
-    for column in mentions.get("varattno", ()):
-        if column < 0:
-            raise _fickle(file, f"the system column {_SYSTEM_COLUMNS[-column - 1]}")
-    if "tablesample" in mentions:
-        raise _fickle(file, "TABLESAMPLE")
-
-
-def _require_no_clock_words(query: str, canonical: str, file: str) -> None:
-    """Refuse ``'today'::date`` and similar casts, which Postgres has folded to a constant.
-
-    `syncer.lineage.remarks` tells of those that it does not fold, as in ``('today'::text)::date``.
-    """
-    try:
-        before, after = (
-            Counter(token.text.strip().lower() for token in tokens if token.token_type is TokenType.STRING)
-            for tokens in (sqlglot.tokenize(text, read="postgres") for text in (query, canonical))
-        )
-    except SqlglotError:  # cannot be parsed: affects queries are required anyway
-        return
-    for word in sorted((before - after).keys() & _CLOCK_WORDS):
-        raise _fickle(file, f"'{word}'")
-
-
-def _fickle(file: str, what: str) -> DefinitionError:
-    return DefinitionError(
-        f"{file} uses {what}, whose value changes without a commit",
-        hint="No change would tell that the documents are outdated. Put the value it is compared with into the\n"
-        "document, such as published_at, and compare when you search: published_at <= now.",
-    )

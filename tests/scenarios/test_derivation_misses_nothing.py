@@ -7,8 +7,8 @@ asked about once, at any time after it has been committed, each at a time of its
 whoever composes what is named, when it is named, ends with what the SELECT says: the change that names D is asked about
 after T, and if D changes again later, the same holds of that.
 
-The SELECTs are not evenly random. They lean to shapes in which a plausible rule is wrong: each of the mutations
-in `test_derivation_follows_every_shape` fails here too, given examples enough: SYNCER_TEST_EXAMPLES says how many.
+The SELECTs are not evenly random. They lean to shapes in which a plausible rule is wrong, as do the cases REFUSED in
+`test_derivation_follows_every_shape`. SYNCER_TEST_EXAMPLES is the number of SELECTs.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Judge:
         """Derive, as if this were the only definition.
 
         Raises:
-            DefinitionError: As `dependency.analyse`.
+            DefinitionError: As `analyze.analyse`.
         """
         asked = Definition(
             name="d", index="d", select=select, index_body={}, affects=dict(affects or {}), folder=Path("d")

@@ -22,7 +22,6 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -82,8 +81,7 @@ class Command:
     def send_signal(self, number: int) -> None:
         """Send a signal, if it has not ended."""
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has ended just now
-                os.kill(self.pid, number)
+            os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -1,0 +1,102 @@
+"""Steady: refuses a query whose result can change without a change that a trigger sees.
+
+Such are the clock, random values, the session, samples, system catalogues, and functions that may read tables. A cast
+of a text to a date is not refused, although the text may be 'today': see `syncer.lineage.remarks`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import sqlglot
+from sqlglot import TokenType
+from sqlglot.errors import SqlglotError
+
+from syncer.base.errors import DefinitionError
+from syncer.base.postgres import Connection
+
+# A function in SQL or a procedural language may read tables that the catalogue does not record; so may extension
+# functions that run a query given as an argument. Postgres' own are distinguished by name: most stable ones depend only
+# on settings, which we pin.
+_UNSTEADY = r"""
+SELECT DISTINCT CASE n.nspname WHEN 'pg_catalog' THEN p.proname::text ELSE format('%I.%I', n.nspname, p.proname) END,
+       n.nspname = 'pg_catalog' OR p.provolatile = 'v' AND l.lanname IN ('internal', 'c')
+FROM pg_proc AS p
+JOIN pg_namespace AS n ON n.oid = p.pronamespace
+JOIN pg_language AS l ON l.oid = p.prolang
+WHERE p.oid = ANY ($1::oid[]) AND (
+      p.provolatile = 'v'
+   OR p.provolatile = 's' AND n.nspname <> 'pg_catalog'
+      AND (l.lanname NOT IN ('internal', 'c') OR p.proname ~ '^(connectby|crosstab|xpath_table$)')
+   OR p.provolatile = 's' AND n.nspname = 'pg_catalog' AND (
+          p.pronargs = 0 AND p.proname !~ '_build_'
+       OR p.proname = 'age' AND p.pronargs = 1
+       OR p.proname ~ '^(date|time|timetz|timestamp|timestamptz|range|multirange)_in$'
+       OR p.proname ~ '^(current_|has_|to_reg|row_security_|pg_(?!typeof$|size_|input_))|_to_xml|_description$'))
+ORDER BY 1
+"""
+_CATALOGUES = """
+SELECT relname::text FROM pg_class
+WHERE oid = ANY ($1::oid[]) AND relnamespace = 'pg_catalog'::regnamespace ORDER BY relkind <> 'v', 1
+"""
+# In the order of their numbers: -1 and so on.
+_SYSTEM_COLUMNS = ("ctid", "xmin", "cmin", "xmax", "cmax", "tableoid")
+
+_CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
+
+
+def require_steady(
+    connection: Connection, mentions: Mapping[str, Sequence[int]], called: Sequence[int], file: str
+) -> None:
+    """Refuse what a query mentions, and functions that it calls.
+
+    Args:
+        connection: Postgres.
+        mentions: What the query and its views mention: see `syncer.lineage.catalog.mentioned`.
+        called: The oids of the functions that they call.
+        file: For errors.
+    """
+    for (catalogue,) in connection.execute(_CATALOGUES, (mentions.get("relid", []),)).fetchall():
+        raise DefinitionError(
+            f"{file} reads pg_catalog.{catalogue}, a system catalogue",
+            hint="No trigger sees its rows change. Keep what you need of it in a table.",
+        )
+    for function, is_fickle in connection.execute(_UNSTEADY, (called,)).fetchall():
+        if is_fickle:
+            raise _fickle(file, f"{function}()")
+        raise DefinitionError(
+            f"{file} calls {function}, and syncer cannot determine which tables that function reads",
+            hint="Write its query into the SELECT; or, if it reads no table, declare the function IMMUTABLE.",
+        )
+    if "SQLVALUEFUNCTION :op" in mentions:
+        raise _fickle(file, "a keyword such as CURRENT_TIMESTAMP or CURRENT_USER")
+    for column in mentions.get("varattno", ()):
+        if column < 0:
+            raise _fickle(file, f"the system column {_SYSTEM_COLUMNS[-column - 1]}")
+    if "tablesample" in mentions:
+        raise _fickle(file, "TABLESAMPLE")
+
+
+def require_no_clock_words(query: str, canonical: str, file: str) -> None:
+    """Refuse ``'today'::date`` and similar casts, which Postgres has folded to a constant.
+
+    `syncer.lineage.remarks` tells of those that it does not fold, as in ``('today'::text)::date``.
+    """
+    try:
+        before, after = (
+            Counter(token.text.strip().lower() for token in tokens if token.token_type is TokenType.STRING)
+            for tokens in (sqlglot.tokenize(text, read="postgres") for text in (query, canonical))
+        )
+    except SqlglotError:  # cannot be parsed: affects queries are required anyway
+        return
+    for word in sorted((before - after).keys() & _CLOCK_WORDS):
+        raise _fickle(file, f"'{word}'")
+
+
+def _fickle(file: str, what: str) -> DefinitionError:
+    return DefinitionError(
+        f"{file} uses {what}, whose value changes without a commit",
+        hint="No change would tell that the documents are outdated. Put the value it is compared with into the\n"
+        "document, such as published_at, and compare when you search: published_at <= now.",
+    )

@@ -3,13 +3,13 @@
 Guarantees: a definition becomes active in one commit, together with the job that loads its index. The alias moves only
 to an index that is loaded. Every step may be interrupted and repeated.
 
-    plan           desired against active definitions
-    captures       which columns the triggers of each table watch, and which column names the root row that a change
-                   belongs to: its Kafka key, so that a post and its comments share a partition
-    activate       indices, triggers, active revisions
-    reindex        each step of a new index beside the current one, up to the move of the alias; `cli.follow_jobs` runs
-                   them in their order: load, own settings, verify, wait for pending jobs, move the alias
-    scratch_index  tries a mapping on sample documents
-    preview        what apply would do, with its problems and costs: `trial` tries a sample, `cost` runs the queries
-    scaffold       drafts a definition for `syncer init`: `scaffold.select`, `scaffold.mapping`
+    plan      desired against active definitions
+    captures  which columns the triggers of each table watch, and which column names the root row that a change
+              belongs to: its Kafka key, so that a post and its comments share a partition
+    activate  indices, triggers, active revisions
+    reindex   each step of a new index beside the current one, up to the move of the alias; `cli.follow_jobs` runs
+              them in their order: load, own settings, verify, wait for pending jobs, move the alias
+    preview   what apply would do, with its problems and costs: `trial` writes a sample to a scratch index, `cost` runs
+              the queries from changed rows to documents
+    scaffold  drafts a definition for `syncer init`: `scaffold.select`, `scaffold.mapping`
 """

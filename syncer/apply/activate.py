@@ -12,7 +12,7 @@ If an index cannot take a change in place, a new index is built beside the curre
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +39,7 @@ class InitialLoad:
     """A document that a job has to write completely once.
 
     Args:
-        job: The job's id; None if the index is loaded and only has to become current.
+        job: The job's id; None if the index is loaded and only has to be settled, and become current.
     """
 
     document: Document
@@ -51,13 +51,13 @@ def carry_out(
     indices: Indices,
     decided: Plan,
     *,
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
     timeout_seconds: float = 60,
 ) -> list[InitialLoad]:
     """Create indices, triggers and revisions as planned.
 
-    The connection needs a role that owns the tables and the syncer schema. ``tell`` gets a line for each step. Locking
-    a table that is in use is retried for ``timeout_seconds``.
+    The connection needs a role that owns the tables and the syncer schema. ``report`` gets a line for each step.
+    Locking a table that is in use is retried for ``timeout_seconds``.
 
     Returns:
         The loads that are now due. Any job worker does them: see `syncer.worker.job_loop`.
@@ -68,24 +68,28 @@ def carry_out(
     with alone(connection):
         _require_planned_on(decided, connection)
         indices.prepare()
-        _clear_away(connection, indices, decided.active.orphan_indices, tell)
+        _clear_away(connection, indices, decided.active.orphan_indices, report)
         # Record this before the triggers are back: afterwards nothing shows that they were gone.
-        missed = [one for one in registry.documents(connection) if decided.active.lost & one.dependencies.tables.keys()]
-        queue.mark_incomplete(connection, [one.index_name for one in missed])
+        missed = [
+            document
+            for document in registry.documents(connection)
+            if decided.active.lost & document.dependencies.tables.keys()
+        ]
+        queue.mark_incomplete(connection, [document.index_name for document in missed])
         # Rule: capture-before-the-revision.
-        too_wide = _capture(connection, decided.captures, tell, timeout_seconds=timeout_seconds)
-        steps = list(_with_indices(connection, indices, decided.steps, tell))
+        too_wide = _capture(connection, decided.captures, report, timeout_seconds=timeout_seconds)
+        steps = list(_with_indices(connection, indices, decided.steps, report))
         for document in (*decided.abandoned, *decided.removed):
             withdraw(connection, indices, document)
-            tell(f"index {document.index_name} of {document.name} is dropped")
+            report(f"index {document.index_name} of {document.name} is dropped")
         with connection.transaction():
-            initial_loads = [_activate(connection, step) for step in steps]
-            _refresh(connection, missed, tell)
-        for one in too_wide:
-            install.install(connection, one, timeout_seconds=timeout_seconds, waiting=tell)
+            initial_loads = [_activate(connection, step, missed) for step in steps]
+            _refresh(connection, missed, report)
+        for capture in too_wide:
+            install.install(connection, capture, timeout_seconds=timeout_seconds, waiting=report)
         for relation in decided.released:
-            install.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=tell)
-            tell(f"released {relation}")
+            install.remove(connection, relation, timeout_seconds=timeout_seconds, waiting=report)
+            report(f"released {relation}")
     _log_applied(steps, sorted({document.name for document in decided.removed}))
     TIMELINE.write(connection)  # a command then follows the loads, which may take hours
     return initial_loads
@@ -107,12 +111,12 @@ def _log_applied(steps: Sequence[Step], removed: Sequence[str]) -> None:
 
 
 def _with_indices(
-    connection: Connection, indices: Indices, steps: Iterable[Step], tell: Callable[[str], None]
+    connection: Connection, indices: Indices, steps: Iterable[Step], report: Callable[[str], None]
 ) -> Iterator[Step]:
     """Yield the steps that change anything, each once its index exists."""
     for step in steps:
         if step.is_new_revision:
-            yield dataclasses.replace(step, document=_with_index(connection, indices, step, tell))
+            yield dataclasses.replace(step, document=_with_index(connection, indices, step, report))
         elif step.change is not PlannedChange.UNCHANGED:
             yield step
 
@@ -130,27 +134,27 @@ def _require_planned_on(decided: Plan, connection: Connection) -> None:
         )
 
 
-def _refresh(connection: Connection, missed: Iterable[Document], tell: Callable[[str], None]) -> None:
+def _refresh(connection: Connection, missed: Iterable[Document], report: Callable[[str], None]) -> None:
     """Create a refresh of each index that may have missed changes, unless it is being loaded, gone or suspended."""
-    for one in missed:
-        made = queue.create(connection, one, JobKind.REFRESH) if one.suspended is None else None
+    for document in missed:
+        made = queue.create(connection, document, JobKind.REFRESH) if document.suspended is None else None
         if made is not None and made.kind is JobKind.REFRESH:
-            tell(f"index {one.index_name} may have missed changes: job {made.id} writes all of it again")
+            report(f"index {document.index_name} may have missed changes: job {made.id} writes all of it again")
 
 
 def _capture(
-    connection: Connection, wanted: Iterable[Capture], tell: Callable[[str], None], *, timeout_seconds: float
+    connection: Connection, wanted: Iterable[Capture], report: Callable[[str], None], *, timeout_seconds: float
 ) -> list[Capture]:
     """Install triggers that watch both the wanted and the current columns; return the captures to narrow later."""
     before = install.captured(connection)
     too_wide = []
-    for one in wanted:
+    for capture in wanted:
         # Until the new revision is active, the old one needs the columns that it watched.
-        wide = install.widened(connection, one, before.get(one.relation))
-        install.install(connection, wide, timeout_seconds=timeout_seconds, waiting=tell)
-        tell(f"capturing {one.relation}")
-        if wide != one:
-            too_wide.append(one)
+        wide = install.widened(connection, capture, before.get(capture.relation))
+        install.install(connection, wide, timeout_seconds=timeout_seconds, waiting=report)
+        report(f"capturing {capture.relation}")
+        if wide != capture:
+            too_wide.append(capture)
     return too_wide
 
 
@@ -160,7 +164,7 @@ def withdraw(connection: Connection, indices: Indices, document: Document) -> No
     Raises:
         IndexingError: The index has an alias that is not syncer's; nothing was changed.
     """
-    if document.role is not Role.CURRENT and _is_searched(indices, document):
+    if document.role is not Role.CURRENT and document.index_name in indices.searched(document.index):
         # A command died after it moved the alias and before it recorded the move.
         indices.swap(document.index, registry.current(connection)[document.name].target)
     # While it is active, so that after a crash in between it can be removed again, or applied.
@@ -168,10 +172,6 @@ def withdraw(connection: Connection, indices: Indices, document: Document) -> No
     # Rule: out-of-force-before-dropping.
     deactivate(connection, document)
     orphan_indices.drop(connection, indices, document.target)
-
-
-def _is_searched(indices: Indices, document: Document) -> bool:
-    return document.index_name in indices.searched(document.index)
 
 
 def deactivate(connection: Connection, document: Document) -> None:
@@ -182,16 +182,16 @@ def deactivate(connection: Connection, document: Document) -> None:
 
 
 def _clear_away(
-    connection: Connection, indices: Indices, targets: Iterable[Target], tell: Callable[[str], None]
+    connection: Connection, indices: Indices, targets: Iterable[Target], report: Callable[[str], None]
 ) -> None:
     """Drop indices left behind by commands that died; an index that is searched stays."""
     for target in targets:
         try:
             orphan_indices.drop(connection, indices, target)
         except IndexingError as error:
-            tell(error.message)
+            report(error.message)
         else:
-            tell(f"index {target.index_name}, left behind by an interrupted command, is dropped")
+            report(f"index {target.index_name}, left behind by an interrupted command, is dropped")
 
 
 @contextmanager
@@ -211,14 +211,15 @@ def alone(connection: Connection) -> Iterator[None]:
         connection.execute("SELECT pg_advisory_unlock($1)", (int(AdvisoryLock.APPLY),))
 
 
-def _activate(connection: Connection, step: Step) -> InitialLoad:
+def _activate(connection: Connection, step: Step, missed: Collection[Document]) -> InitialLoad:
     document = step.document
     if step.change is PlannedChange.INDEX_GONE and step.before is not None and step.before.target != document.target:
         deactivate(connection, step.before)
     if step.is_new_revision:
         registry.put_document(connection, document)
         orphan_indices.forget(connection, document.target)
-    if step.change is PlannedChange.BUILDING and document.is_loaded:
+    is_missing_changes = any(document.index_name == each.index_name for each in missed)
+    if document.is_loaded and not step.is_new_revision and (document.role is Role.BUILDING or not is_missing_changes):
         return InitialLoad(document=document, job=None)
     # Rules: load-the-new-index-after-the-commit, load-after-the-commit.
     job = queue.create(connection, document, JobKind.INITIAL_LOAD, resumes=not step.is_new_revision)
@@ -226,24 +227,29 @@ def _activate(connection: Connection, step: Step) -> InitialLoad:
     return InitialLoad(document=document, job=job.id)
 
 
-def _with_index(connection: Connection, indices: Indices, step: Step, tell: Callable[[str], None]) -> Document:
+def _with_index(connection: Connection, indices: Indices, step: Step, report: Callable[[str], None]) -> Document:
     """Return the document with its index, which is created or brought up to date."""
     document = step.document
-    if step.change is PlannedChange.INDEX_GONE and indices.restore_aliases(document.target, document.index):
-        tell(f"aliases of {document.index_name} are restored")
+    if step.change is PlannedChange.INDEX_GONE and indices.is_there(document.target):
+        indices.swap(document.index, document.target)
+        report(f"aliases of {document.index_name} are restored")
     elif step.change in NEEDS_INDEX:
-        make = indices.build if step.change is PlannedChange.REBUILD else indices.create
-        target = make(
+        is_beside = step.change is PlannedChange.REBUILD
+        if not is_beside:
+            indices.require_free(document.index, registry.installation(connection))
+        target = indices.create(
             document=document.name,
             alias=document.index,
             body=document.index_body,
             revision=document.revision,
             installation=registry.installation(connection),
+            takes_over=not is_beside,
             announce=partial(orphan_indices.note, connection),
         )
-        later = ", once it is complete" if step.change is PlannedChange.REBUILD else ""
-        tell(f"index {target.index_name}, searched as {document.index}{later}")
+        if not is_beside:
+            indices.swap(document.index, target)
+        report(f"index {target.index_name}, searched as {document.index}{', once it is complete' if is_beside else ''}")
         return dataclasses.replace(document, target=target)
     indices.change(document=document.name, target=document.target, body=document.index_body)
-    tell(f"index {document.index_name} is up to date")
+    report(f"index {document.index_name} is up to date")
     return document

@@ -8,7 +8,7 @@ indexes, has none for the equality in the query's plan.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,7 @@ class MissingIndex:
 
     Args:
         statement: Creates it.
-        advice: What else to change, if the index alone does not help.
+        advice: What else to change: a cast hides a column from its index.
         document: The definition that needs it.
         change_of: The table whose changes need it; empty if every build of a document does.
         documents: How many documents one changed row leads to.
@@ -120,8 +120,7 @@ def measure(connection: Connection, query: sql.Composable, tries: Iterable[tuple
             expected = _explain(connection, query, parameters)["Plan"]["Plan Rows"]
             failure = str(error.diag.message_primary) if is_of_data(error) else ""
             return Cost(documents=int(expected), seconds=None, failure=failure)
-        seconds = plan["Execution Time"] / 1000
-        costs.append(Cost(documents=int(plan["Plan"]["Actual Rows"]), seconds=seconds))
+        costs.append(Cost(documents=int(plan["Plan"]["Actual Rows"]), seconds=plan["Execution Time"] / 1000))
         if clock() - began >= SECONDS_MAX:
             break
     return max(costs, key=lambda cost: (cost.documents, -(cost.seconds or 0)), default=None)
@@ -141,31 +140,24 @@ def missing_indexes(
         connection.execute(_PREFER_INDEXES)
         nodes = list(_nodes(_explain(connection, query, parameters)["Plan"]))
     scans = {node["Alias"]: node for node in nodes if _reads_all(connection, node)}
-    names = {node["Alias"]: node["Relation Name"] for node in nodes if "Relation Name" in node}
     equalities = [equal for node in nodes for key in _CONDITIONS for equal in _equalities(node.get(key, ""))]
     for alias, node in scans.items():
         row = connection.execute(_TABLE, (node["Schema"], node["Relation Name"])).fetchone()
         assert row is not None  # noqa: S101 - it was just planned
         relation, is_partitioned, is_partition = row
         # A condition above the partitions names their table.
-        aliases = {alias, alias.rpartition("_")[0]} if is_partition else {alias}
-        compared = list(_compared(equalities, aliases))
-        if not compared:
-            continue
-        columns, advice = [], ""
-        for side, other in compared:
-            column, instead = _column(connection, relation, side, other, names)
-            columns.append(column)
-            advice = advice or instead
-        how = "" if is_partitioned else "CONCURRENTLY "  # a partitioned table refuses it
-        yield MissingIndex(
-            statement=f"CREATE INDEX {how}ON {relation} ({', '.join(dict.fromkeys(columns))});",
-            advice=advice,
-            document=document,
-            change_of=change_of,
-            documents=cost.documents,
-            seconds=cost.seconds,
-        )
+        sides = _compared(equalities, {alias, alias.rpartition("_")[0]} if is_partition else {alias})
+        keys = [_key(connection, relation, side) for side in sides]
+        if keys:
+            how = "" if is_partitioned else "CONCURRENTLY "  # a partitioned table refuses it
+            yield MissingIndex(
+                statement=f"CREATE INDEX {how}ON {relation} ({', '.join(dict.fromkeys(key for key, _ in keys))});",
+                advice=" ".join(advice for _, advice in keys if advice),
+                document=document,
+                change_of=change_of,
+                documents=cost.documents,
+                seconds=cost.seconds,
+            )
 
 
 def ranked(found: Iterable[MissingIndex]) -> tuple[MissingIndex, ...]:
@@ -213,67 +205,37 @@ def _equalities(condition: str) -> Iterator[tuple[exp.Expr, exp.Expr]]:
             yield equal.right.unnest(), equal.left.unnest()
 
 
-def _compared(
-    equalities: Sequence[tuple[exp.Expr, exp.Expr]], aliases: set[str]
-) -> Iterator[tuple[exp.Expr, exp.Expr]]:
-    """Yield the expressions over one table that are compared with others; with constants, only if there are no others.
-
-    Each comes with what it is compared with.
-    """
+def _compared(equalities: Iterable[tuple[exp.Expr, exp.Expr]], aliases: set[str]) -> Iterable[exp.Expr]:
+    """Return the expressions over one table that are compared with others; with constants, only if no others are."""
     own = [
-        (side, other)
+        (side, bool(_tables(other)))
         for side, other in equalities
         if _tables(side) and _tables(side) <= aliases and not _tables(other) & aliases
     ]
-    joined = [(side, other) for side, other in own if _tables(other)]
-    yield from {side.sql(): (side, other) for side, other in joined or own}.values()
+    is_joined = any(with_table for _, with_table in own)
+    return {side.sql(): side for side, with_table in own if with_table or not is_joined}.values()
 
 
 def _tables(expression: exp.Expr) -> set[str]:
     return {column.table for column in expression.find_all(exp.Column)}
 
 
-def _column(
-    connection: Connection, relation: str, side: exp.Expr, other: exp.Expr, names: dict[str, str]
-) -> tuple[str, str]:
-    """Return a column or expression of an index, and what to change in the SELECT for it to serve."""
+def _key(connection: Connection, relation: str, side: exp.Expr) -> tuple[str, str]:
+    """Return the column or expression to index, and what to change in the SELECT for the index to serve."""
     bare = side.transform(_without_table)
-    cast = bare.this.unnest() if isinstance(bare, exp.Cast) else None
-    if isinstance(cast, exp.Column):
-        type_ = bare.args["to"].sql(dialect="postgres")
-        if value(connection, _IS_NO_CAST, (relation, cast.name, type_)):
-            return cast.sql(dialect="postgres"), ""
-    text = bare.sql(dialect="postgres")
-    if isinstance(bare, exp.Column):
-        return text, ""
-    failure = _index_failure(connection, relation, text)
-    if not failure or not isinstance(cast, exp.Column):
-        return f"({text})", f"An index on {text} fails: {failure}." if failure else ""
-    own = cast.sql(dialect="postgres")
-    with_ = other.this.unnest() if isinstance(other, exp.Cast) else other
-    table = names.get(with_.table, "") if isinstance(with_, exp.Column) else ""
-    instead = f"{table}.{with_.name}::text" if table else "the other side::text"
-    return own, f"Compare {own} = {instead} in the SELECT: the cast {text} fails on the data ({failure})."
+    text, column = bare.sql(dialect="postgres"), bare
+    if isinstance(bare, exp.Cast):
+        column = bare.this.unnest()
+    if not isinstance(column, exp.Column):
+        return f"({text})", ""
+    name = column.sql(dialect="postgres")
+    if column is bare or value(
+        connection, _IS_NO_CAST, (relation, column.name, bare.args["to"].sql(dialect="postgres"))
+    ):
+        return name, ""
+    return name, f"Compare {name} itself, as in {name} = other.column::text: the cast {text} makes no use of the index."
 
 
 def _without_table(part: exp.Expr) -> exp.Expr:
     column = part.unnest()
     return exp.Column(this=column.this.copy()) if isinstance(column, exp.Column) else part
-
-
-def _index_failure(connection: Connection, relation: str, expression: str) -> str:
-    """Return why an index on an expression cannot be created, as far as an empty copy and two seconds show."""
-    parts = {"relation": sql.SQL(relation), "expression": sql.SQL(expression)}  # both from Postgres
-    try:
-        with connection.transaction(force_rollback=True):
-            connection.execute(sql.SQL("CREATE TEMPORARY TABLE syncer_index (LIKE {relation})").format(**parts))
-            connection.execute(sql.SQL("CREATE INDEX ON pg_temp.syncer_index (({expression}))").format(**parts))
-        with bounded(connection, seconds=SECONDS_MAX):
-            connection.execute(sql.SQL("SELECT count({expression}) FROM {relation}").format(**parts))
-    except pg.QueryCanceled:
-        return ""
-    except psycopg.Error as error:
-        if not isinstance(error, psycopg.ProgrammingError) and not is_of_data(error):
-            raise
-        return str(error.diag.message_primary)
-    return ""

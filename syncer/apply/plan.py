@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from syncer.apply import scratch_index
 from syncer.apply.captures import captures
 from syncer.base.errors import ConfigError, DefinitionError
 from syncer.base.model import Role, Target
@@ -35,9 +34,8 @@ class PlannedChange(StrEnum):
     """Its new index is being built: apply goes on with it."""
     INDEX_GONE = "index_gone"
     """Its index is gone, or its alias does not lead to it alone."""
-    TRIGGERS_GONE = "triggers"
     INCOMPLETE = "initial_load"
-    """It is not yet loaded."""
+    """It is not yet loaded, still has the settings of a load, or may have missed changes: its triggers were gone."""
     UNCHANGED = "nothing"
 
 
@@ -256,11 +254,7 @@ def step(connection: Connection, indices: Indices, definition: Definition, activ
         for found in (before, building)
         if found is not None
     )
-    # A late writer may still put a copy on a shard, if the document had a routing.
-    gives_up_routing = before.dependencies.has_routing and not after.dependencies.has_routing
-    reason = _COPIES_LEFT if gives_up_routing and indices.has_other_shards(before.target) else None
-    if reason is None and is_there and is_changed:
-        reason = scratch_index.obstacle(connection, indices, after, before.target)
+    reason = _obstacle(indices, before, after) if is_there and is_changed else None
     if reason is not None:
         if building is not None and building.suspended is None and _meaning(building) == _meaning(after):
             return Step(document=building, change=PlannedChange.BUILDING, before=before, reason=reason)
@@ -270,9 +264,22 @@ def step(connection: Connection, indices: Indices, definition: Definition, activ
         return Step(document=after, change=PlannedChange.INDEX_GONE, before=before)
     if is_changed:
         return Step(document=after, change=PlannedChange.CHANGED, before=before)
-    unchanged = PlannedChange.UNCHANGED if before.is_loaded else PlannedChange.INCOMPLETE
-    is_lost = before.dependencies.tables.keys() & active.lost
-    return Step(document=before, change=PlannedChange.TRIGGERS_GONE if is_lost else unchanged, before=before)
+    is_lost = bool(before.dependencies.tables.keys() & active.lost)
+    is_complete = before.is_loaded and not is_lost and indices.is_settled(before.target)
+    change = PlannedChange.UNCHANGED if is_complete else PlannedChange.INCOMPLETE
+    return Step(document=before, change=change, before=before)
+
+
+def _obstacle(indices: Indices, before: Document, after: Document) -> str | None:
+    """Return why the index cannot take the change in place; None if it can."""
+    # A late writer may still put a copy on a shard, if the document had a routing.
+    gives_up_routing = before.dependencies.has_routing and not after.dependencies.has_routing
+    if gives_up_routing and int(indices.body(before.target)["settings"]["index.number_of_shards"]) > 1:
+        return (
+            "the SELECT no longer has a _routing column, and copies may lie on any shard; "
+            "with NULL::text AS _routing, every document goes to the shard of its id, in place"
+        )
+    return indices.obstacle(document=after.name, alias=after.index, body=after.index_body, live=before.target)
 
 
 def _defined(connection: Connection, definition: Definition, active: ActiveDefinitions) -> Document:
@@ -298,12 +305,6 @@ def anew(document: Document, revision: int) -> Document:
     return dataclasses.replace(
         document, revision=revision, target=target, role=Role.BUILDING, is_loaded=False, suspended=None
     )
-
-
-_COPIES_LEFT = (
-    "the SELECT no longer has a _routing column, and copies may lie on any shard; "
-    "with NULL::text AS _routing, every document goes to the shard of its id, in place"
-)
 
 
 def _meaning(document: Document) -> tuple[object, ...]:

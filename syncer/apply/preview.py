@@ -6,6 +6,7 @@ Nothing in Postgres or in a document's index is changed. A problem with one defi
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -15,20 +16,24 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from syncer.apply import cost, plan, problems, trial
+from syncer.apply import cost, plan, trial
 from syncer.apply.cost import Cost, MissingIndex
 from syncer.apply.plan import ActiveDefinitions, Plan, PlannedChange, Step
-from syncer.apply.problems import Problem, Severity
+from syncer.apply.trial import Problem, Severity, Trial
 from syncer.base import migrations
 from syncer.base.error_policy import explain
 from syncer.base.errors import DefinitionError, SyncerError
+from syncer.base.formatting import whole_number
 from syncer.base.postgres import Connection
-from syncer.capture.triggers import Capture
 from syncer.documents import definition, queries
 from syncer.documents.definition import Definition
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
+
+# Errors of one definition; a failing connection is none of these.
+_REFUSALS = (SyncerError, psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
+_BUILD = "SELECT to_jsonb(d.*) FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +50,12 @@ class TablePreview:
 
     Args:
         watched: The columns whose changes matter.
-        triggers: Whether they are new, changed or unchanged.
         id_columns: Columns whose value is the id of a document.
         affects: The queries for other documents.
     """
 
     relation: str
     watched: tuple[str, ...]
-    triggers: str
     id_columns: tuple[str, ...]
     affects: tuple[AffectsQuery, ...]
 
@@ -67,7 +70,6 @@ class DocumentPreview:
         outcome: What apply does; None if the definition is refused.
         reason: Why it needs a new index, if it does.
         documents: How many there are; None if counting took too long or failed, in which case a problem says so.
-        initial_load_seconds: The estimated time to write them all; None if nothing could be measured.
         sampled: How many documents were tried.
         problems: The worst first.
         sample: One of the documents.
@@ -79,7 +81,6 @@ class DocumentPreview:
     outcome: PlannedChange | None = None
     reason: str | None = None
     documents: int | None = None
-    initial_load_seconds: float | None = None
     sampled: int = 0
     tables: tuple[TablePreview, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -135,6 +136,23 @@ class Preview:
         """The preview as plain data."""
         return {"has_errors": self.has_errors, "has_warnings": self.has_warnings, **asdict(self)}
 
+    def require_applicable(self, *, despite_dead_lettered: bool) -> None:
+        """Refuse to apply what is refused, or what has documents that cannot be written.
+
+        Raises:
+            DefinitionError: Names the definitions, each with its first error.
+        """
+        errors = {document.name: document.errors[0] for document in self.documents if document.errors}
+        for problem in errors.values():
+            if problem.severity is Severity.REFUSED:
+                raise DefinitionError(problem.message, hint=problem.action)
+        if errors and not despite_dead_lettered:
+            raise DefinitionError(
+                "\n".join(f"{name}: {problem.message}" for name, problem in errors.items()),
+                hint="Nothing was changed. Fix the SELECT, the mapping or the data; `syncer plan` shows all problems.\n"
+                "To go on without such documents, add --despite-dead-lettered.",
+            )
+
 
 def read(
     connection: Connection,
@@ -163,14 +181,41 @@ def read(
     folders = definition.folders(config_folder, may_be_none=bool(remove))
     configured = {folder.name for folder in folders}
     plan.require_removable(remove, active, configured)
-    previewer = _Previewer(connection, index, indices, active)
-    decided = plan.assemble(connection, previewer.steps(folders, only), active, remove=remove)
+    refusals = _Refusals()
+    definitions: list[Definition] = []
+    for folder in folders:
+        with refusals.collected(folder.name):
+            definitions.append(definition.load(folder))
+    steps: list[Step] = []
+    for wanted in definitions:
+        if only in (None, wanted.name):
+            with refusals.collected(wanted.name):
+                definition.require_own_index(wanted, definitions)
+            with refusals.collected(wanted.name):
+                steps.append(plan.step(connection, indices, wanted, active))
+    decided = plan.assemble(connection, steps, active, remove=remove)
+    missing: list[MissingIndex] = []
+    documents = {}
+    for step in decided.steps:
+        name = step.document.name
+        found = DocumentPreview(
+            name=name, index=step.document.index, suspended=step.suspended, outcome=step.change, reason=step.reason
+        )
+        if step.is_new_revision or not only_changed:
+            with refusals.collected(name):
+                tried = trial.attempt(connection, index, indices, step)
+                found = _with_trial(found, tried)
+                rows: list[tuple[object, ...]] = [([id_],) for id_ in list(tried.sample)[: cost.SAMPLE_ROWS]]
+                _measure(connection, queries.query_of(_BUILD, step.document), rows, missing, document=name)
+            with refusals.collected(name):
+                found = replace(found, tables=tuple(_tables(connection, step.document, missing)))
+        documents[name] = found
     dropped = (*(found.target for found in (*decided.removed, *decided.abandoned)), *active.orphan_indices)
     return decided, Preview(
         is_migrated=is_migrated,
         is_empty=decided.is_empty,
-        documents=previewer.documents(decided, only, only_changed=only_changed),
-        missing_indexes=cost.ranked(previewer.missing_indexes),
+        documents=tuple(refusals.added(documents, active, only)),
+        missing_indexes=cost.ranked(missing),
         released=decided.released,
         forgotten=tuple(name for name in decided.forgotten if name not in configured),
         removed=tuple(dict.fromkeys(found.name for found in decided.removed)),
@@ -178,130 +223,76 @@ def read(
     )
 
 
-def require_applicable(preview: Preview, *, despite_dead_lettered: bool) -> None:
-    """Refuse to apply what is refused, or what has documents that cannot be written.
+class _Refusals:
+    """Why definitions are refused, by name."""
 
-    Raises:
-        DefinitionError: Names the definitions, each with its first error.
-    """
-    errors = {document.name: document.errors[0] for document in preview.documents if document.errors}
-    for problem in errors.values():
-        if problem.severity is Severity.REFUSED:
-            raise DefinitionError(problem.message, hint=problem.action)
-    if errors and not despite_dead_lettered:
-        raise DefinitionError(
-            "\n".join(f"{name}: {problem.message}" for name, problem in errors.items()),
-            hint="Nothing was changed. Fix the SELECT, the mapping or the data; `syncer plan` shows all problems.\n"
-            "To go on without such documents, add --despite-dead-lettered.",
-        )
-
-
-# Errors of one definition; a failing connection is none of these.
-_REFUSALS = (SyncerError, psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
-_BUILD = "SELECT to_jsonb(d.*) FROM ({select}) AS d WHERE d._id = ANY ($1::text[]::{id_type}[])"
-
-
-class _Previewer:
-    """Previews definitions one by one, and collects why they are refused."""
-
-    def __init__(self, connection: Connection, index: Index, indices: Indices, active: ActiveDefinitions) -> None:
-        self._connection = connection
-        self._index = index
-        self._indices = indices
-        self._active = active
-        self._refused: dict[str, list[Problem]] = {}
-        self.missing_indexes: list[MissingIndex] = []
-
-    def steps(self, folders: list[Path], only: str | None) -> list[Step]:
-        """Plan a step for each definition that is not refused."""
-        steps: list[Step] = []
-        definitions: list[Definition] = []
-        for folder in folders:
-            with self._refusing(folder.name):
-                definitions.append(definition.load(folder))
-        for wanted in definitions:
-            if only in (None, wanted.name):
-                with self._refusing(wanted.name):
-                    definition.require_own_index(wanted, definitions)
-                with self._refusing(wanted.name):
-                    steps.append(plan.step(self._connection, self._indices, wanted, self._active))
-        return steps
-
-    def documents(self, decided: Plan, only: str | None, *, only_changed: bool) -> tuple[DocumentPreview, ...]:
-        found = {}
-        captures = {capture.relation: capture for capture in decided.captures}
-        for step in decided.steps:
-            name = step.document.name
-            found[name] = DocumentPreview(
-                name=name, index=step.document.index, suspended=step.suspended, outcome=step.change, reason=step.reason
-            )
-            if step.is_new_revision or not only_changed:
-                found[name] = self._tried(found[name], step, captures)
-        for name in [name for name in self._refused if name not in found and only in (None, name)]:
-            before = self._active.documents.get(name)
-            found[name] = DocumentPreview(
-                name=name, index=before.index if before else "", suspended=before.suspended if before else None
-            )
-        for name, refused in self._refused.items():
-            if name in found:
-                found[name] = replace(found[name], outcome=None, problems=(*refused, *found[name].problems))
-        return tuple(found[name] for name in sorted(found))
+    def __init__(self) -> None:
+        self._problems: defaultdict[str, list[Problem]] = defaultdict(list)
 
     @contextmanager
-    def _refusing(self, name: str) -> Iterator[None]:
+    def collected(self, name: str) -> Iterator[None]:
         """Collect an error of a definition, and continue."""
         try:
             yield
         except _REFUSALS as error:
             shown = explain(error) or SyncerError(str(error))
-            problem = Problem(severity=Severity.REFUSED, message=shown.message, action=shown.hint)
-            self._refused.setdefault(name, []).append(problem)
+            self._problems[name].append(Problem(severity=Severity.REFUSED, message=shown.message, action=shown.hint))
 
-    def _tried(self, found: DocumentPreview, step: Step, captures: dict[str, Capture]) -> DocumentPreview:
-        document, name = step.document, step.document.name
-        with self._refusing(name):
-            tried = trial.attempt(self._connection, self._index, self._indices, step)
-            id_, row = next(iter(tried.sample.items()), ("", None))
-            found = replace(
-                found,
-                documents=tried.documents,
-                initial_load_seconds=tried.initial_load_seconds,
-                sampled=len(tried.sample),
-                problems=(*tried.problems, *problems.notes(self._connection, document.select, name)),
-                sample=None if row is None else {"id": id_, "routing": row.routing, "source": json.loads(row.source)},
+    def added(
+        self, documents: dict[str, DocumentPreview], active: ActiveDefinitions, only: str | None
+    ) -> Iterator[DocumentPreview]:
+        """Yield the documents with what is refused, by name; those, too, for which there is no step."""
+        for name in sorted(documents.keys() | self._problems.keys()):
+            before = active.documents.get(name)
+            found = documents.get(name) or DocumentPreview(
+                name=name, index=before.index if before else "", suspended=before.suspended if before else None
             )
-            build, ids = queries.query_of(_BUILD, document), list(tried.sample)[: cost.SAMPLE_ROWS]
-            self._measure(build, [([id_],) for id_ in ids], name)
-        tables: list[TablePreview] = []
-        with self._refusing(name):
-            tables += self._tables(document, captures)
-        return replace(found, tables=tuple(tables))
+            if refused := self._problems.get(name):
+                found = replace(found, outcome=None, problems=(*refused, *found.problems))
+            if only in (None, name):
+                yield found
 
-    def _tables(self, document: Document, captures: dict[str, Capture]) -> Iterator[TablePreview]:
-        for relation, use in sorted(document.dependencies.tables.items()):
-            rows = cost.rows(self._connection, relation, use.routing) if use.affected else []
-            affects = []
-            for query in use.affected:
-                documents = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))
-                measured = self._measure(documents, rows, document.name, change_of=relation)
-                affects.append(AffectsQuery(query=query, cost=measured))
-            is_captured = relation in self._active.captured
-            yield TablePreview(
-                relation=relation,
-                watched=tuple(sorted(use.watched)),
-                triggers=("changed" if is_captured else "new") if relation in captures else "unchanged",
-                id_columns=use.id_columns,
-                affects=tuple(affects),
-            )
 
-    def _measure(
-        self, query: sql.Composable, tries: list[tuple[object, ...]], document: str, *, change_of: str = ""
-    ) -> Cost | None:
-        """Return what a query costs, and collect the indexes that it lacks."""
-        measured = cost.measure(self._connection, query, tries)
-        if measured is not None and measured.is_slow:
-            missing = cost.missing_indexes(
-                self._connection, query, tries[0], measured, document=document, change_of=change_of
-            )
-            self.missing_indexes += missing
-        return measured
+def _with_trial(found: DocumentPreview, tried: Trial) -> DocumentPreview:
+    id_, row = next(iter(tried.sample.items()), ("", None))
+    return replace(
+        found,
+        documents=tried.documents,
+        sampled=len(tried.sample),
+        problems=tried.problems,
+        sample=None
+        if row is None
+        else {"id": id_, "routing": row.routing, "source": json.loads(row.source, parse_int=whole_number)},
+    )
+
+
+def _tables(connection: Connection, document: Document, missing: list[MissingIndex]) -> Iterator[TablePreview]:
+    for relation, use in sorted(document.dependencies.tables.items()):
+        rows = cost.rows(connection, relation, use.routing) if use.affected else []
+        affects = []
+        for query in use.affected:
+            documents = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))
+            measured = _measure(connection, documents, rows, missing, document=document.name, change_of=relation)
+            affects.append(AffectsQuery(query=query, cost=measured))
+        yield TablePreview(
+            relation=relation,
+            watched=tuple(sorted(use.watched)),
+            id_columns=use.id_columns,
+            affects=tuple(affects),
+        )
+
+
+def _measure(
+    connection: Connection,
+    query: sql.Composable,
+    tries: list[tuple[object, ...]],
+    missing: list[MissingIndex],
+    *,
+    document: str,
+    change_of: str = "",
+) -> Cost | None:
+    """Return what a query costs, and add the indexes that it lacks to ``missing``."""
+    measured = cost.measure(connection, query, tries)
+    if measured is not None and measured.is_slow:
+        missing += cost.missing_indexes(connection, query, tries[0], measured, document=document, change_of=change_of)
+    return measured

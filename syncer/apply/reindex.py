@@ -25,7 +25,7 @@ from collections.abc import Callable
 from syncer.apply import activate, plan
 from syncer.apply.activate import InitialLoad
 from syncer.apply.plan import PlannedChange, Step
-from syncer.base.errors import DefinitionError, IndexingError, JobError
+from syncer.base.errors import DefinitionError, JobError
 from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.documents import registry, suspend
@@ -34,11 +34,10 @@ from syncer.elasticsearch.indices import Indices
 from syncer.jobs.model import Job, unfinished
 from syncer.recovery import orphan_indices
 
-SETTLE_SECONDS_MAX = 600.0
-"""How long to wait for the replicas of a new index."""
+_SETTLE_SECONDS_MAX = 600.0
 
 
-def begin(connection: Connection, indices: Indices, name: str, *, tell: Callable[[str], None]) -> InitialLoad:
+def begin(connection: Connection, indices: Indices, name: str, *, report: Callable[[str], None]) -> InitialLoad:
     """Activate a new index beside the current one, or continue with the one that is being built.
 
     Raises:
@@ -46,40 +45,31 @@ def begin(connection: Connection, indices: Indices, name: str, *, tell: Callable
     """
     active = plan.read_active(connection)
     current, building = active.documents[name], active.building(name)
-    if building is not None and _can_go_on(building):
+    if building is not None and building.suspended is None:
         step = Step(document=building, change=PlannedChange.BUILDING, before=current)
     else:
         # The current index may be suspended: a new one is the way out if a shard is gone for good.
         document = plan.anew(building or current, active.revisions[name] + 1)
         step = Step(document=document, change=PlannedChange.REBUILD, before=current)
     decided = plan.assemble(connection, [step], active)
-    (initial_load,) = activate.carry_out(connection, indices, decided, tell=tell)
+    (initial_load,) = activate.carry_out(connection, indices, decided, report=report)
     return initial_load
 
 
-def _can_go_on(building: Document) -> bool:
-    return building.suspended is None
-
-
-def settle(connection: Connection, indices: Indices, building: Document, *, seconds_max: float) -> None:
-    """Give a loaded index its own settings, make it durable, and wait for its replicas.
+def settle(connection: Connection, indices: Indices, building: Document) -> None:
+    """Give a loaded index its own settings, and wait until it is as healthy as the current one.
 
     Raises:
-        IndexingError: In this time it has not become as healthy as the current index.
+        IndexingError: In ten minutes it has not become so.
     """
-    current = registry.current(connection)[building.name]
-    found = indices.settle(building.target, like=current.target, seconds_max=seconds_max)
-    if not found.is_ready:
-        raise IndexingError(
-            f"{building.index_name} is {found.health} after {seconds_max:,.0f} s, and should be {found.wanted}",
-            hint="Is a node down, or a disk full? Searches still use the current index. "
-            f"To go on: {_command(building.name)}",
-        )
+    indices.settle(building.target)
+    current = registry.current(connection)[building.name].target
+    indices.require_healthy(building.target, like=current, seconds_max=_SETTLE_SECONDS_MAX)
 
 
 def pending(connection: Connection, building: Document) -> list[Job]:
     """Return the pending jobs, oldest first; until they are done, the index may lack changes committed before them."""
-    return [one for one in unfinished(connection, building.index_name) if one.kind.is_pending]
+    return [job for job in unfinished(connection, building.index_name) if job.kind.is_pending]
 
 
 def require_not_paused(job: Job) -> None:
@@ -116,7 +106,9 @@ def serve(connection: Connection, indices: Indices, building: Document) -> Docum
                 hint="It was aborted, or replaced by another apply.",
             )
         # Rule: the-alias-moves-to-what-is-loaded.
-        _require_current(found)
+        suspend.require_active(found)
+        if not found.is_loaded:
+            raise DefinitionError(f"{found.index_name} is not loaded", hint=_loading_hint(found))
         indices.swap(found.index, found.target)
         # Rules: the-old-index-is-followed, out-of-force-before-dropping.
         with connection.transaction():
@@ -150,21 +142,14 @@ def building(connection: Connection, name: str) -> Document:
     return found
 
 
-def _require_current(document: Document) -> None:
-    """Refuse to make an index current that may lack changes."""
-    suspend.require_active(document)
-    if not document.is_loaded:
-        raise DefinitionError(f"{document.index_name} is not loaded", hint=way_on(document))
-
-
-def incomplete_by(connection: Connection, cancelled: Job) -> Document | None:
-    """Return the document that is no longer loaded because a pending job was cancelled; None if there is none."""
+def hint_after(connection: Connection, cancelled: Job) -> str:
+    """Say how to load the index of a cancelled job, if it counts as not loaded now."""
     rows = registry.documents(connection) if cancelled.kind.is_pending else []
-    return next((one for one in rows if one.index_name == cancelled.index_name and not one.is_loaded), None)
+    found = next((row for row in rows if row.index_name == cancelled.index_name and not row.is_loaded), None)
+    return "" if found is None else f"{found.index_name} counts as not loaded. {_loading_hint(found)}"
 
 
-def way_on(document: Document) -> str:
-    """Say how to load an index, such as one of which a pending job was cancelled."""
+def _loading_hint(document: Document) -> str:
     if document.role is Role.CURRENT:
         return f"To load it: syncer apply, or syncer backfill {document.name}"
     return f"To load it and go on: {_command(document.name)}"

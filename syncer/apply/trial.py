@@ -1,35 +1,35 @@
 """Trial: writes a sample of documents to a scratch index that is configured as apply would leave the real one.
 
-It shows which documents the SELECT cannot build, which of them Elasticsearch rejects, and how long a load takes.
+It shows which documents the SELECT cannot build, and which of them Elasticsearch rejects.
 
-Guarantees: the sample is bounded in documents, bytes and time. Nothing is left behind in Postgres or Elasticsearch: see
-`syncer.apply.scratch_index`.
+Guarantees: the sample is bounded in documents, bytes and time. Nothing is left behind in Postgres or Elasticsearch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import TypeVar
 
 import psycopg
 from psycopg import errors as pg
 
-from syncer.apply import scratch_index
 from syncer.apply.plan import NEEDS_INDEX, Step
-from syncer.apply.problems import Problem, Severity
 from syncer.base.error_policy import is_of_data
 from syncer.base.errors import DocumentError
 from syncer.base.formatting import amount, brief
 from syncer.base.lifecycle import clock
-from syncer.base.model import Composition, Target
+from syncer.base.model import Composition
 from syncer.base.postgres import Connection, bounded
 from syncer.documents import queries
 from syncer.documents.queries import Row
 from syncer.documents.registry import Document
 from syncer.elasticsearch.bulk import Index, Rejection
 from syncer.elasticsearch.indices import Indices
+from syncer.lineage.remarks import remarks
 
 DOCUMENTS_MAX = 200
 BYTES_MAX = 5_000_000
@@ -42,6 +42,36 @@ _OF_ONE_DOCUMENT = re.compile(
 )
 
 
+_Result = TypeVar("_Result")
+
+
+class Severity(StrEnum):
+    """How bad a problem is, the worst first."""
+
+    REFUSED = "refused"
+    """apply does not accept the definition."""
+    ERROR = "error"
+    """Documents cannot be written."""
+    WARNING = "warning"
+    """Documents are written, probably not as intended."""
+    NOTE = "note"
+    """It may be intended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A problem of a definition, and what to do about it."""
+
+    severity: Severity
+    message: str
+    action: str = ""
+
+    @property
+    def is_error(self) -> bool:
+        """Whether apply refuses it, or cannot write all documents."""
+        return self.severity in (Severity.REFUSED, Severity.ERROR)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """The result of trying a step.
@@ -49,12 +79,10 @@ class Trial:
     Args:
         documents: How many documents there are; None if counting took too long, or failed.
         sample: The documents that were tried, by id.
-        initial_load_seconds: The estimated time to write all documents; None if nothing could be measured.
     """
 
     documents: int | None
     sample: dict[str, Row]
-    initial_load_seconds: float | None
     problems: tuple[Problem, ...]
 
 
@@ -66,12 +94,13 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
     """
     document = step.document
     count, failure = _count(connection, document)
-    sample, failures, seconds = _build(connection, document)
-    with _scratch(connection, indices, step) as target:
-        rejections = index.write(target, _versioned(sample, 1)).rejections
-        began = clock()
-        index.write(target, _versioned(sample, 2))  # measured on the second write: the first one is slower
-        seconds += clock() - began
+    sample, failures = _build(connection, document)
+    live = None if step.change in NEEDS_INDEX else document.target
+    with indices.scratch(document=document.name, alias=document.index, body=document.index_body, live=live) as target:
+        compositions = [
+            Composition(id=id_, version=1, source=row.source, routing=row.routing) for id_, row in sample.items()
+        ]
+        rejections = index.write(target, compositions).rejections
         ignored = indices.ignored(target)
     if failure is not None and failure not in failures.values():
         failures[""] = failure
@@ -79,24 +108,34 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
     return Trial(
         documents=count,
         sample=sample,
-        initial_load_seconds=seconds / len(sample) * count if sample and count else None,
-        problems=(*_failed(failures, tried), *_rejected(rejections, tried), *_ignored(ignored, tried)),
+        problems=(
+            *_failed(failures, tried),
+            *_rejected(rejections, tried),
+            *_ignored(ignored, tried),
+            *notes(connection, document.select, document.name),
+        ),
     )
 
 
 def _count(connection: Connection, document: Document) -> tuple[int | None, str | None]:
     """Return how many documents there are, if known; and Postgres' message, if the SELECT fails on the data."""
     try:
-        with bounded(connection, seconds=_COUNT_SECONDS_MAX):
-            return queries.count(connection, document), None
-    except pg.QueryCanceled:
-        return None, None
+        return in_time(connection, lambda: queries.count(connection, document), seconds=_COUNT_SECONDS_MAX), None
     except DocumentError as error:
         return None, _message(error)
 
 
-def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], dict[str, str], float]:
-    """Return the sample, why the SELECT fails on other documents, by id, and how long the sample took to build.
+def in_time(connection: Connection, read: Callable[[], _Result], *, seconds: float = SECONDS_MAX) -> _Result | None:
+    """Return what is read, read-only; None if it takes too long."""
+    try:
+        with bounded(connection, seconds=seconds):
+            return read()
+    except pg.QueryCanceled:
+        return None
+
+
+def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], dict[str, str]]:
+    """Return the sample, and why the SELECT fails on other documents, by id.
 
     The first request is for one document and each for twice as many as the one before, so that few large documents
     exceed the limit by little. After a failure it begins with one document again, to find the one at fault.
@@ -104,36 +143,34 @@ def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], 
     ids = sample_ids(connection, document, DOCUMENTS_MAX)
     sample: dict[str, Row] = {}
     failures: dict[str, str] = {}
-    began, place, size, total, seconds = clock(), 0, 1, 0, 0.0
+    began, place, size, total = clock(), 0, 1, 0
     while place < len(ids) and total < BYTES_MAX and clock() - began < SECONDS_MAX:
-        chunk, sent = ids[place : place + size], clock()
+        chunk = ids[place : place + size]
         try:
-            with bounded(connection, seconds=SECONDS_MAX):
-                rows = queries.current(connection, document, chunk)
-        except pg.QueryCanceled:
-            break
+            rows = in_time(connection, partial(queries.current, connection, document, chunk))
         except DocumentError as error:
             message = _message(error)
             if size > 1:
                 size = 1
                 continue
-            failures[chunk[0]], rows = message, {}
-        else:
-            seconds += clock() - sent
+            failures[chunk[0]] = message
+            rows = {}
+        if rows is None:
+            break
         sample |= rows
         total += sum(len(row.source) for row in rows.values())
         place, size = place + size, size * 2
-    return sample, failures, seconds
+    return sample, failures
 
 
 def sample_ids(connection: Connection, document: Document, limit: int) -> list[str]:
     """Return ids sampled from all documents, or the first ones if that takes too long or fails on a row."""
     for choose in (queries.some_ids, queries.first_ids):
         try:
-            with bounded(connection, seconds=SECONDS_MAX):
-                return choose(connection, document, limit)
+            if (ids := in_time(connection, partial(choose, connection, document, limit))) is not None:
+                return ids
         except psycopg.Error as error:
-            if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
+            if not is_of_data(error):
                 raise
     return []
 
@@ -144,20 +181,6 @@ def _message(error: DocumentError) -> str:
     if not is_of_data(cause):
         raise error
     return str(cause.diag.message_primary)
-
-
-def _scratch(connection: Connection, indices: Indices, step: Step) -> AbstractContextManager[Target]:
-    """Create an empty index configured as apply would leave the document's index."""
-    document = step.document
-    if step.change in NEEDS_INDEX:
-        return scratch_index.fresh(connection, indices, document)
-    if step.is_new_revision:
-        return scratch_index.changed(connection, indices, document, document.target)
-    return scratch_index.copy(connection, indices, document, document.target)
-
-
-def _versioned(sample: dict[str, Row], version: int) -> list[Composition]:
-    return [Composition(id=id_, version=version, source=row.source, routing=row.routing) for id_, row in sample.items()]
 
 
 _TO_FIX = "Fix the mapping, the SELECT or the data: such documents are not written."
@@ -197,3 +220,9 @@ def _ignored(ignored: dict[str, list[str]], tried: str) -> Iterator[Problem]:
             f"{ids[0]}",
             action="ignore_above, ignore_malformed or a limit in index.json leaves such values out.",
         )
+
+
+def notes(connection: Connection, select: str, name: str) -> Iterator[Problem]:
+    """Yield what depends on the session, on chance or on the date of the build; ``name`` is for errors."""
+    for remark in remarks(connection, select, name):
+        yield Problem(severity=Severity.NOTE, message=remark.message, action=remark.action)

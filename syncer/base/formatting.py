@@ -8,6 +8,8 @@ _PREVIEW = re.compile(r"\s*Preview of field's value: '.*'(?=:|$)", re.DOTALL)
 _LONG_TEXT = 200
 _LONG_LIST = 5
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_DIGITS_MAX = 4300
+"""How many digits Python takes for a whole number."""
 
 
 def duration(seconds: float) -> str:
@@ -48,3 +50,8 @@ def shortened(value: object) -> object:
 def brief(error: str) -> str:
     """Return the reason for a rejection without the value that Elasticsearch quotes."""
     return str(shortened(_PREVIEW.sub("", error).replace(".: ", ": ")))
+
+
+def whole_number(digits: str) -> int | str:
+    """Parse a whole number of JSON; its digits stay text if they are more than Python takes."""
+    return int(digits) if len(digits) < _DIGITS_MAX else digits

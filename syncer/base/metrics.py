@@ -132,7 +132,7 @@ _WRITTEN = _counter(
 )
 _JOB = ("job_id", "kind", "document")  # not "job": Prometheus has a label of that name, which hides ours
 JOB_TOTAL: Final = _known(
-    "syncer_job_documents", Question.KEEPING_UP, "Documents of an unfinished job that are listed so far.", *_JOB
+    "syncer_job_documents", Question.KEEPING_UP, "Documents of an unfinished job; an estimate at first.", *_JOB
 )
 JOB_DONE: Final = _known(
     "syncer_job_done_documents", Question.KEEPING_UP, "Documents of an unfinished job that are done.", *_JOB

@@ -40,11 +40,11 @@ def plan(
 ) -> None:
     """Preview what apply would do, without changing anything.
 
-    Shows for each document whether its index would be created, changed in place or rebuilt,
-    and how long the initial load takes. Writes a sample of documents to a scratch index to
-    find what Elasticsearch rejects. Shows how many documents one changed row of each table
-    leads to, and lists missing indexes. The first line is the verdict. --verbose adds the
-    queries from changed rows to documents, and a document.
+    Shows for each document whether its index would be created, changed in place or rebuilt.
+    Writes a sample of documents to a scratch index to find what Elasticsearch rejects. Shows
+    how many documents one changed row of each table leads to, and lists missing indexes. The
+    first line is the verdict. --verbose adds the queries from changed rows to documents, and
+    a document.
     Exit code 1 if a definition is invalid or a sampled document is rejected.
     """
     from syncer.apply import preview  # noqa: PLC0415 - it parses SQL, which takes long to load
@@ -107,7 +107,7 @@ def apply(
                 remove=remove or (),
                 only_changed=True,
             )
-        preview.require_applicable(found, despite_dead_lettered=despite_dead_lettered)
+        found.require_applicable(despite_dead_lettered=despite_dead_lettered)
         plan_output.show_preview(out, found, verbose=verbose)
         if decided.is_empty and (not kafka.is_used or topic.exists(kafka)):
             return
@@ -118,7 +118,7 @@ def apply(
             parts.connection,
             parts.indices,
             decided,
-            tell=lambda line: render.say(out, line),
+            report=lambda line: render.say(out, line),
             timeout_seconds=lock_timeout,
         )
         LoadProgress(parts, out=out, err=err, despite_dead_lettered=despite_dead_lettered).follow_all(initial_loads)

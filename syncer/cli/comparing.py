@@ -121,7 +121,7 @@ def write_again(parts: Parts, document: Document, ids: Sequence[str], *, err: Co
 
 def active(parts: Parts, document: Document) -> Document | None:
     """The definition that is active for a document's index by now; None if none is."""
-    return next((one for one in registry.documents(parts.connection) if one.index_name == document.index_name), None)
+    return next((now for now in registry.documents(parts.connection) if now.index_name == document.index_name), None)
 
 
 # What is printed
@@ -167,7 +167,9 @@ def _verdict(report: VerifyReport) -> Text:
 
 def _show_drifts(console: Console, drifts: Sequence[Drift], *, style: str) -> None:
     shown = drifts[:_SHOWN_MAX]
-    console.print(Rows(("id", "how", "fields", "version", "why"), [_cells(one) for one in shown], [style] * len(shown)))
+    console.print(
+        Rows(("id", "how", "fields", "version", "why"), [_cells(drift) for drift in shown], [style] * len(shown))
+    )
     values: list[tuple[Part, ...]] = [
         (drift.id, difference.path, difference.expected or "-", difference.held or "-")
         for drift in shown

@@ -47,12 +47,17 @@ class LoadProgress:
         Raises:
             SyncerError: The last failure; earlier ones have been printed.
         """
-        failed: list[SyncerError] = []
-        for initial_load in initial_loads:
-            try:
-                self.initial_load(initial_load)
-            except SyncerError as error:
-                failed.append(error)
+        loads, failed = list(initial_loads), list[SyncerError]()
+        try:
+            for initial_load in loads:
+                try:
+                    self.initial_load(initial_load)
+                except SyncerError as error:
+                    failed.append(error)
+        finally:
+            # Even if the loads go on without this command: searches find what is written.
+            for initial_load in loads:
+                self._settle(initial_load.document)
         if failed:
             *others, last = failed
             for other in others:
@@ -67,7 +72,15 @@ class LoadProgress:
         """
         if initial_load.document.role is Role.BUILDING:
             return self._build(initial_load)
-        return None if initial_load.job is None else self.follow(initial_load.document, initial_load.job)
+        try:
+            return None if initial_load.job is None else self.follow(initial_load.document, initial_load.job)
+        finally:
+            self._settle(initial_load.document)
+
+    def _settle(self, document: Document) -> None:
+        """Give an index that is searched its own settings; a new one beside it gets them once it is loaded."""
+        if document.role is Role.CURRENT:
+            self._parts.indices.settle(document.target)
 
     def follow(self, document: Document, job_id: int, *, is_partial: bool = False, is_pending: bool = False) -> Job:
         """Follow a job until it is done; return it.
@@ -133,11 +146,11 @@ class LoadProgress:
         """Settle and verify a loaded index, and make it current."""
         parts = self._parts
         with render.doing(self._err, f"settling {building.index_name}"):
-            reindex.settle(parts.connection, parts.indices, building, seconds_max=reindex.SETTLE_SECONDS_MAX)
+            reindex.settle(parts.connection, parts.indices, building)
         self._wait_for_pending(building)  # so that their documents are compared, too
         report = compared(parts, active(parts, building) or building, err=self._err, repair=True)
         show_verify(self._out, report, building)
-        if report.has_drifted or not report.is_complete:
+        if not report.holds:
             self._require_acceptable(building, report)
         self._wait_for_pending(building)
         before = registry.current(parts.connection)[building.name]
@@ -159,7 +172,8 @@ class LoadProgress:
 
     def _require_acceptable(self, building: Document, report: VerifyReport) -> None:
         """Refuse an index that differs, except in documents that the current one lacks too, or that were accepted."""
-        ids = [drift.id for drift in report.drifts]
+        # What is busy is about to be written, unless the new index refuses it.
+        ids = [drift.id for drift in (*report.drifts, *(drift for drift in report.busy if drift.error is not None))]
         connection = self._parts.connection
         dead_lettered = set(dead_letters.errors(connection, building.index_name, ids))
         served = registry.current(connection)[building.name]
@@ -171,8 +185,8 @@ class LoadProgress:
             raise _dead_lettered(self._parts, building, len(dead_lettered))
         raise IndexingError(
             f"{building.index_name} is not equal to its SELECT, and does not serve",
-            hint="What was searched before is searched still. "
-            f"To go on: syncer index rebuild {building.name}; to give it up: syncer index abort {building.name}",
+            hint="Searches still use the current index.\n"
+            f"To go on: syncer index rebuild {building.name}\nTo give it up: syncer index abort {building.name}",
         )
 
 
@@ -195,7 +209,7 @@ def _require_done(job: Job, document: Document | None) -> None:
 
 def _dead_lettered(parts: Parts, document: Document, number: int) -> IndexingError:
     worst = dead_letters.worst(parts.connection, document.index_name)
-    said = f", such as {shortened(worst[0])}: {brief(worst[1])}" if worst else ""
+    example = f", such as {shortened(worst[0])}: {brief(worst[1])}" if worst else ""
     if document.role is Role.BUILDING:
         hint = (
             "Searches still use the current index.\n"
@@ -206,7 +220,7 @@ def _dead_lettered(parts: Parts, document: Document, number: int) -> IndexingErr
         )
     else:
         hint = (
-            f"What was said of each: syncer dead-letters list --document {document.name}\n"
+            f"Elasticsearch's words on each: syncer dead-letters list --document {document.name}\n"
             "Fixed data is written by itself. If the SELECT or index.json is fixed: syncer apply"
         )
-    return IndexingError(f"{amount(number, 'document')} of {document.name} could not be written{said}", hint=hint)
+    return IndexingError(f"{amount(number, 'document')} of {document.name} could not be written{example}", hint=hint)

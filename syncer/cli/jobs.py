@@ -108,12 +108,12 @@ def cancel(job_id: JobId, *, yes: parameters.Yes = False) -> None:
         found = model.find(connection, job_id)
         parameters.confirm(f"Cancel job {job_id}, a {found.kind} of {found.document}?", yes=yes)
         cancelled = queue.cancel(connection, job_id)
-        incomplete = reindex.incomplete_by(connection, cancelled)
+        hint = reindex.hint_after(connection, cancelled)
     left = "" if cancelled.documents_left is None else f", {cancelled.documents_left:,} were not"
     typer.echo(f"Job {cancelled.id} is cancelled: {cancelled.documents_done:,} documents were written{left}.")
     typer.echo(_CANCELLED[cancelled.kind])
-    if incomplete is not None:
-        typer.echo(f"{incomplete.index_name} counts as not loaded. {reindex.way_on(incomplete)}")
+    if hint:
+        typer.echo(hint)
 
 
 _CANCELLED = {

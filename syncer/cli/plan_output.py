@@ -13,9 +13,9 @@ from rich.text import Text
 from syncer.apply.cost import SECONDS_MAX, Cost, MissingIndex
 from syncer.apply.plan import PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview, TablePreview
-from syncer.apply.problems import Severity
-from syncer.base.formatting import amount, duration, shortened
-from syncer.cli.render import say, show_facts
+from syncer.apply.trial import Severity
+from syncer.base.formatting import amount, shortened
+from syncer.cli.render import Part, say, show_facts
 
 _OUTCOMES = {
     PlannedChange.NEW: ("new index", "green"),
@@ -23,8 +23,7 @@ _OUTCOMES = {
     PlannedChange.REBUILD: ("needs a new index", "yellow"),
     PlannedChange.BUILDING: ("its new index is being built", "yellow"),
     PlannedChange.INDEX_GONE: ("its index is gone, or its alias leads elsewhere: restored or loaded anew", "yellow"),
-    PlannedChange.TRIGGERS_GONE: ("triggers only; the index stays as it is", "green"),
-    PlannedChange.INCOMPLETE: ("not yet loaded", "green"),
+    PlannedChange.INCOMPLETE: ("not completely loaded: its load goes on", "green"),
     PlannedChange.UNCHANGED: ("nothing to do", "dim"),
 }
 _STYLES = {Severity.REFUSED: "red", Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
@@ -98,48 +97,41 @@ def _show_document(console: Console, document: DocumentPreview, *, verbose: bool
     if document.outcome is None:
         say(console, *title, ("refused", "bold red"))
     else:
-        because = f": {document.reason}" if document.reason else ""
-        loads = _loads(document)
-        joint = f"{';' if document.reason else ','} " if loads else ""
-        say(console, *title, _OUTCOMES[document.outcome], f"{because}{joint}{loads}")
+        because, loads = f": {document.reason}" if document.reason else "", _loads(document)
+        say(
+            console,
+            *title,
+            _OUTCOMES[document.outcome],
+            because,
+            f"{'; ' if because else ', '}{loads}" if loads else "",
+        )
+    facts: list[tuple[Part, Part]] = []
     if document.suspended is not None:
         resumes = "" if document.errors else "\nTo resume it: syncer apply"
-        show_facts(console, [(("suspended", "yellow"), Text.assemble(document.suspended, (resumes, "dim")))])
-    show_facts(
-        console,
-        [
-            (
-                (problem.severity, _STYLES[problem.severity]),
-                Text.assemble(problem.message, (f"\n{problem.action}" if problem.action else "", "dim")),
-            )
-            for problem in document.problems
-        ],
-    )
+        facts.append((("suspended", "yellow"), Text.assemble(document.suspended, (resumes, "dim"))))
+    for problem in document.problems:
+        action = f"\n{problem.action}" if problem.action else ""
+        facts.append(((problem.severity, _STYLES[problem.severity]), Text.assemble(problem.message, (action, "dim"))))
     if document.outcome is not PlannedChange.UNCHANGED or verbose:
-        show_facts(
-            console,
-            [fact for table in document.tables for fact in _ways(table, verbose=verbose)],
-        )
+        facts += [fact for table in document.tables for fact in _ways(table, verbose=verbose)]
+    show_facts(console, facts)
     if verbose and document.sample is not None:
         say(console, f"  one of the documents, {document.sample['id']}:")
         console.print(JSON.from_data(shortened(document.sample["source"]), ensure_ascii=False), soft_wrap=True)
 
 
 def _loads(document: DocumentPreview) -> str:
-    """How many documents are to be written, and how long that takes."""
+    """How many documents there are."""
     if document.documents is None:
         return "" if document.errors or not document.tables else "too many documents to count in time"
-    counted = amount(document.documents, "document")
-    if document.outcome is PlannedChange.UNCHANGED or document.initial_load_seconds is None:
-        return counted
-    return f"{counted}, {duration(document.initial_load_seconds)} to write them (measured on {document.sampled:,})"
+    return amount(document.documents, "document")
 
 
 def _ways(table: TablePreview, *, verbose: bool) -> Iterator[tuple[str, str]]:
     """The ways from a changed row of a table to documents, each with its cost."""
     if verbose:
         watched = ", ".join(table.watched) or "only that a row is there"
-        yield table.relation, f"triggers {table.triggers}, columns: {watched}"
+        yield table.relation, f"columns: {watched}"
     for column in table.id_columns:
         yield f"a change of {table.relation}", f"1 document, by its {column}"
     for way in table.affects:

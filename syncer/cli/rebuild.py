@@ -35,7 +35,7 @@ def rebuild(
     out, err = render.console(None if as_json else sys.stdout), render.console(sys.stderr)
     with open_parts("index") as parts:
         parts.document(document)
-        initial_load = reindex.begin(parts.connection, parts.indices, document, tell=partial(say, out))
+        initial_load = reindex.begin(parts.connection, parts.indices, document, report=partial(say, out))
         if initial_load.job is not None and rate is not None:
             queue.set_rate(parts.connection, initial_load.job, rate)
         progress = LoadProgress(parts, out=out, err=err, despite_dead_lettered=despite_dead_lettered)

@@ -49,13 +49,13 @@ def verify(
     err, out = render.console(sys.stderr), render.console(sys.stdout)
     reports = []
     with open_parts("verify") as parts:
-        for one in _kept(parts, document):
-            report = compared(parts, one, err=err, settle_seconds=settle, values=values, repair=repair)
+        for kept in _kept(parts, document):
+            report = compared(parts, kept, err=err, settle_seconds=settle, values=values, repair=repair)
             reports.append(report)
             if not as_json:
-                show_verify(out, report, one)
+                show_verify(out, report, kept)
     if as_json:
-        render.print_json([one.as_json() for one in reports])
+        render.print_json([report.as_json() for report in reports])
     if any(report.has_drifted for report in reports):
         raise typer.Exit(1)
     if not all(report.holds for report in reports):
@@ -72,9 +72,9 @@ def _kept(parts: Parts, name: str | None) -> Iterator[Document]:
         parts.document(name)
     done: set[str] = set()
     while left := [
-        one
-        for one in registry.documents(parts.connection)
-        if one.index_name not in done and name in (None, one.name) and one.is_kept
+        document
+        for document in registry.documents(parts.connection)
+        if document.index_name not in done and name in (None, document.name) and document.is_kept
     ]:
         done.add(left[0].index_name)
         yield left[0]

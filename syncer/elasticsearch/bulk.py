@@ -35,6 +35,7 @@ from syncer.elasticsearch.reader import Holdings
 
 _STATE_INDEX = "syncer-state"
 _CREATED = 201
+_DONE = {200, _CREATED}
 _BAD_REQUEST = 400
 _NOT_FOUND = 404
 _CONFLICT = 409
@@ -43,9 +44,8 @@ _PRESSURE = re.compile(r"coordinating_operation_bytes=(\d+), max_coordinating\w*
 """Elasticsearch's message about the size of a bulk request and the limit for all requests together."""
 _WAIT_FOR_SHARD = "20s"
 """How long Elasticsearch holds a request for an unavailable shard; its default is as long as our own timeout."""
-_OK_MIN, _OK_MAX = 200, 299
 _FOUND_VERSION = re.compile(r"current version \[(\d+)\]")
-_ITEM_FIELDS = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
+_ITEM_FIELDS = "items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +111,12 @@ class Index:
         return outcome
 
     def _tasks(self, target: Target, compositions: Iterable[Composition], outcome: BulkOutcome) -> Iterator[_Task]:
-        for one in compositions:
-            if _has_valid_id(one, outcome):
-                elsewhere = () if one.routing is None else self._elsewhere(target, one)
-                yield _Task(one, 1 + len(elsewhere), _lines(one, elsewhere))
-
-    def _elsewhere(self, target: Target, composition: Composition) -> tuple[str, ...]:
-        """Return a routing value for every other shard, which may hold a copy."""
-        return self.holdings.shards(target).others(composition.place.routing)
+        for composition in compositions:
+            if _has_valid_id(composition, outcome):
+                has_routing = composition.routing is not None
+                # Every other shard may hold a copy.
+                others = self.holdings.shards(target).others(composition.place.routing) if has_routing else ()
+                yield _Task(composition, 1 + len(others), _lines(composition, others))
 
     def _parts(self, tasks: Iterable[_Task]) -> Iterator[list[_Task]]:
         part: list[_Task] = []
@@ -149,31 +147,20 @@ class Index:
             self._write_smaller(target, part, outcome, size=len(body))
             return
         items = response.body.get("items", []) if isinstance(response.body, dict) else []
-        operations = sum([task.operations for task in part])
-        _require_whole(items, operations)
-        answers = [next(iter(item.values())) for item in items]
-        is_clean = response.body.get("errors") is False
-        if is_clean:
-            _count_done(part, outcome)
-        if is_clean and not any(one["status"] == _CREATED for one in answers):
-            return
-        remaining = iter(answers)
+        _require_whole(items, sum(task.operations for task in part))
+        answers = (next(iter(item.values())) for item in items)
         for task in part:
-            own = list(islice(remaining, task.operations))
-            if any(one["status"] == _CREATED for one in own):
-                outcome.created.append(task.composition)
-            if not is_clean:
-                _judge(task.composition, own, outcome)
+            _settle(task.composition, list(islice(answers, task.operations)), outcome)
 
     def _write_smaller(self, target: Target, part: list[_Task], outcome: BulkOutcome, *, size: int) -> None:
         """Split a request that is too large in two; reject a document that is too large by itself."""
         if len(part) == 1:
-            said = (
+            why = (
                 f"a request of {size} bytes with nothing but this document is larger than Elasticsearch takes: "
                 "http.max_content_length, or what a proxy before it or indexing_pressure.memory.limit says"
             )
             outcome.rejections.append(
-                Rejection(composition=part[0].composition, status=_TOO_LARGE, kind="too_large", reason=said)
+                Rejection(composition=part[0].composition, status=_TOO_LARGE, kind="too_large", reason=why)
             )
             return
         middle = len(part) // 2
@@ -189,15 +176,6 @@ class Index:
     def read_assigned(self, installation: UUID) -> int:
         """Return the greatest version given to `write_assigned` for this installation; 0 if there is none."""
         return self._read_state("assigned", installation)
-
-    def _read_state(self, name: str, installation: UUID) -> int:
-        try:
-            found = self._client.get(index=_STATE_INDEX, id=f"{name}-{installation}")
-        except elasticsearch.NotFoundError as error:
-            if is_by_another(error):  # a proxy's 404 says nothing about the epoch
-                raise
-            return 0
-        return int(found.body["_source"][name])
 
     def write_assigned(self, installation: UUID, version: int) -> None:
         """Record an assigned version, unless a greater one is recorded."""
@@ -216,6 +194,15 @@ class Index:
             raise UnavailableError(
                 f"Another daemon has entered epoch {epoch}, or a later one", hint="The daemon retries by itself."
             ) from error
+
+    def _read_state(self, name: str, installation: UUID) -> int:
+        try:
+            found = self._client.get(index=_STATE_INDEX, id=f"{name}-{installation}")
+        except elasticsearch.NotFoundError as error:
+            if is_by_another(error):  # a proxy's 404 says nothing about the epoch
+                raise
+            return 0
+        return int(found.body["_source"][name])
 
     def _write_state(self, name: str, installation: UUID, number: int) -> None:
         self._client.index(
@@ -264,16 +251,17 @@ class _Task(NamedTuple):
     lines: bytes
 
 
-def _lines(one: Composition, elsewhere: Iterable[str]) -> bytes:
+def _lines(composition: Composition, elsewhere: Iterable[str]) -> bytes:
     """Return the lines that write a document, and delete it from the shards of these routing values."""
+    id_, version, routing, source = composition.id, composition.version, composition.routing, composition.source
     # Rules: external-versions, deletes-have-versions.
-    meta = f'"_id":{_quoted(one.id)},"version":{one.version},"version_type":"external"'
-    own = f'{meta},"routing":{_quoted(one.routing)}' if one.routing else meta
+    meta = f'"_id":{_quoted(id_)},"version":{version},"version_type":"external"'
+    own = f'{meta},"routing":{_quoted(routing)}' if routing else meta
     # The version rule on every other shard: each sees this version, and has no copy as long as this version wins.
-    deletes = "".join([f'{{"delete":{{{meta},"routing":{_quoted(routing)}}}}}\n' for routing in elsewhere]).encode()
-    if one.source is None:
+    deletes = "".join([f'{{"delete":{{{meta},"routing":{_quoted(other)}}}}}\n' for other in elsewhere]).encode()
+    if source is None:
         return f'{{"delete":{{{own}}}}}\n'.encode() + deletes
-    return b"%b%b\n%b" % (f'{{"index":{{{own}}}}}\n'.encode(), one.source, deletes)
+    return b"%b%b\n%b" % (f'{{"index":{{{own}}}}}\n'.encode(), source, deletes)
 
 
 def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
@@ -283,52 +271,47 @@ def _has_valid_id(composition: Composition, outcome: BulkOutcome) -> bool:
     if composition.source is None:  # no document can have that id
         outcome.done[composition.id] = "deleted"
         return False
-    said = f"an id has 1 to {ID_BYTES_MAX} bytes"
-    outcome.rejections.append(Rejection(composition=composition, status=_BAD_REQUEST, kind="invalid_id", reason=said))
+    why = f"an id has 1 to {ID_BYTES_MAX} bytes"
+    outcome.rejections.append(Rejection(composition=composition, status=_BAD_REQUEST, kind="invalid_id", reason=why))
     return False
 
 
-def _count_done(part: Sequence[_Task], outcome: BulkOutcome) -> None:
-    """Count documents that every shard has accepted."""
-    for composition, _, _ in part:
-        outcome.done[composition.id] = "deleted" if composition.source is None else "indexed"
-
-
-def _judge(composition: Composition, items: Sequence[Mapping[str, Any]], outcome: BulkOutcome) -> None:
+def _settle(composition: Composition, items: Sequence[Mapping[str, Any]], outcome: BulkOutcome) -> None:
     """Count a document once, from the responses of all its shards."""
-    rejections = [_rejection(composition, one) for one in items if not _is_done(one) and one["status"] != _CONFLICT]
+    if any(item["status"] == _CREATED for item in items):
+        outcome.created.append(composition)
+    failed = [item for item in items if item["status"] not in _DONE and not _was_absent(item)]
+    if not failed:
+        outcome.done[composition.id] = "deleted" if composition.source is None else "indexed"
+        return
+    rejections = [_rejection(composition, item) for item in failed if item["status"] != _CONFLICT]
     outcome.rejections += rejections
     if rejections:
         return
-    found = [_found_version(one) for one in items if one["status"] == _CONFLICT]
+    found = [_found_version(item) for item in failed]
     outcome.newer_version = max(
         outcome.newer_version, *(version for version in found if version != composition.version), 0
     )
     if any(version == composition.version or is_raised(version) for version in found):
         outcome.unsure.append(composition)
-    elif found:
-        outcome.done[composition.id] = "skipped"
     else:
-        outcome.done[composition.id] = "deleted" if composition.source is None else "indexed"
+        outcome.done[composition.id] = "skipped"
+
+
+def _was_absent(item: Mapping[str, Any]) -> bool:
+    """Whether a delete has found no copy on its shard; if the index is gone, the item has an error."""
+    return bool(item["status"] == _NOT_FOUND) and "error" not in item
 
 
 def _found_version(item: Mapping[str, Any]) -> int:
     """Return the conflicting version from the error's reason; 0 if it has none."""
-    said = _FOUND_VERSION.search(str(item.get("error", {}).get("reason", "")))
-    return int(said[1]) if said else 0
-
-
-def _is_done(item: Mapping[str, Any]) -> bool:
-    status = item["status"]
-    return _OK_MIN <= status <= _OK_MAX or (status == _NOT_FOUND and "error" not in item)
+    found = _FOUND_VERSION.search(str(item.get("error", {}).get("reason", "")))
+    return int(found[1]) if found else 0
 
 
 def _rejection(composition: Composition, item: Mapping[str, Any]) -> Rejection:
     error = item.get("error", {})
-    cause = error.get("caused_by", {}).get("reason", "")
-    return Rejection(
-        composition=composition,
-        status=item["status"],
-        kind=error.get("type", "unknown"),
-        reason=": ".join(part for part in (error.get("reason", ""), cause) if part),
-    )
+    why, cause = error.get("reason", ""), error.get("caused_by", {}).get("reason", "")
+    if cause not in why:
+        why = f"{why}: {cause}"
+    return Rejection(composition=composition, status=item["status"], kind=error.get("type", "unknown"), reason=why)

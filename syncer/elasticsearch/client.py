@@ -85,19 +85,15 @@ def require_supported(info: Mapping[str, Any]) -> None:
 class _Patient(Elasticsearch):
     def perform_request(self, method: str, path: str, **kwargs: Any) -> Any:
         """Repeat a request that is refused for lack of room; nothing of it was done. The writer repeats its own."""
-        backoff, deadline = Backoff(), time.monotonic() + _PATIENCE_SECONDS
-        is_logged = False
+        backoff, deadline, is_logged = Backoff(), time.monotonic() + _PATIENCE_SECONDS, False
         while True:
             try:
                 return super().perform_request(method, path, **kwargs)
             except ApiError as error:
                 if error.status_code != NO_ROOM or path.endswith("/_bulk") or time.monotonic() > deadline:
                     raise
-                if not is_logged:
-                    reason = explain(error)
-                    structlog.get_logger().warning(
-                        "elasticsearch.request_retried", error=reason and reason.message, hint=reason and reason.hint
-                    )
+                if not is_logged and (why := explain(error)):
+                    structlog.get_logger().warning("elasticsearch.request_retried", error=why.message, hint=why.hint)
                     is_logged = True
             time.sleep(backoff.next_seconds())
 

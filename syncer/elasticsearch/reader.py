@@ -155,7 +155,7 @@ class Holdings:
     def _require_computed_shard(self, target: Target, shards: Shards) -> None:
         """Ask Elasticsearch where routings of one shard lead; a future version may compute it in another way."""
         shard = shards.number - 1
-        routings = [one for one in (*shards.addresses, *map(str, range(64))) if shards.shard(one) == shard]
+        routings = [routing for routing in (*shards.addresses, *map(str, range(64))) if shards.shard(routing) == shard]
         answer = self._client.search_shards(index=target.index_name, routing=",".join(routings))
         if {copy["shard"] for copies in answer.body["shards"] for copy in copies} - {shard}:
             raise IndexingError(
@@ -176,30 +176,24 @@ class Holdings:
         return [
             copy
             for at in range(0, len(valid), step)
-            for copy in self._read(target, [(one, address) for one in valid[at : at + step] for address in addresses])
+            for copy in self._read(target, [(id_, address) for id_ in valid[at : at + step] for address in addresses])
         ]
 
     def _read(self, target: Target, places: Sequence[tuple[str, str]]) -> Iterator[Copy]:
         docs = [{"_id": id_, "routing": routing} for id_, routing in places]
-        for one in self._ask(_DOCUMENTS, f"/{target.index_name}/_mget", {"docs": docs}).docs:
-            if one.error is not None:
-                kind = str(one.error.get("type"))
-                reason = one.error.get("reason", kind)
+        for found in self._ask(_DOCUMENTS, f"/{target.index_name}/_mget", {"docs": docs}).docs:
+            if found.error is not None:
+                kind = str(found.error.get("type"))
+                reason = found.error.get("reason", kind)
                 if kind in _NO_SHARD:
                     raise UnavailableError(f"A shard of {target.index_name} is away: {reason}", hint=_AGAIN, kind=kind)
-                raise IndexingError(f"Elasticsearch cannot read document {one.id}: {reason}")
-            if one.found:
-                yield one
+                raise IndexingError(f"Elasticsearch cannot read document {found.id}: {reason}")
+            if found.found:
+                yield found
 
     def refresh(self, target: Target) -> None:
-        """Make searches find everything written so far, without waiting for the refresh interval.
-
-        Raises:
-            UnavailableError: A shard was unavailable.
-        """
-        refreshed = self._client.indices.refresh(index=target.index_name).body
-        if refreshed["_shards"]["failed"]:
-            raise UnavailableError(f"Not every shard of {target.index_name} could be refreshed", hint=_AGAIN)
+        """Make searches find everything written so far: see `refresh`."""
+        refresh(self._client, target)
 
     def find(self, target: Target, ids: Sequence[str]) -> list[Copy]:
         """Return all copies of these documents as searches find them, on any shard and under any routing.
@@ -263,26 +257,19 @@ class Holdings:
                 yield [hit.place for hit in hits]
                 last = hits[-1].sort[0]
 
-    def is_well(self, alias: str) -> bool:
-        """Whether every shard behind an alias has its primary."""
-        return str(self._client.cluster.health(index=alias, timeout="1s").body["status"]) != "red"
-
     def takes_documents(self, index_name: str) -> bool:
-        """Whether an index is open, every shard has its primary, and no block of its own or full disk forbids writes.
+        """Whether an index is open, every shard answers, and no block of its own or full disk forbids writes.
 
         Raises:
             elasticsearch.NotFoundError: It is gone.
         """
         found = self._client.indices.get_settings(index=index_name, flat_settings=True).body
-        if any(str(one["settings"].get(block)).lower() == "true" for one in found.values() for block in _BLOCKS):
-            return False
-        if not self.is_well(index_name):
+        if any(str(index["settings"].get(block)).lower() == "true" for index in found.values() for block in _BLOCKS):
             return False
         try:
-            self._client.count(index=index_name)
+            return not self._client.count(index=index_name).body["_shards"]["failed"]
         except elasticsearch.BadRequestError:  # it is closed
             return False
-        return True
 
     def count(self, target: Target) -> int:
         """Return how many documents a search of this target finds.
@@ -361,14 +348,24 @@ def _without_sources(answer: bytes) -> tuple[bytes, list[bytes]]:
     return b"[0]".join([*rest, answer[left:]]), sources
 
 
+def refresh(client: Elasticsearch, target: Target) -> None:
+    """Make searches find everything written so far, without waiting for the refresh interval.
+
+    Raises:
+        UnavailableError: A shard was unavailable.
+    """
+    if client.indices.refresh(index=target.index_name).body["_shards"]["failed"]:
+        raise UnavailableError(f"Not every shard of {target.index_name} could be refreshed", hint=_AGAIN)
+
+
 def searched(client: Elasticsearch, aliases: Sequence[str]) -> dict[str, list[str]]:
     """Return the physical indices that searches through each of these aliases find."""
     found = client.options(ignore_status=_NOT_FOUND).indices.get_alias(name=list(aliases)).body if aliases else {}
     # Besides indices, the response may contain an error message about a missing alias.
-    held = {name: one["aliases"] for name, one in found.items() if isinstance(one, dict)}
-    return {alias: sorted(name for name, one in held.items() if alias in one) for alias in aliases}
+    held = {name: index["aliases"] for name, index in found.items() if isinstance(index, dict)}
+    return {alias: sorted(name for name, having in held.items() if alias in having) for alias in aliases}
 
 
 def _valid(ids: Iterable[str]) -> list[str]:
     """Return the ids that Elasticsearch accepts. It has no copies with other ids, and refuses requests for them."""
-    return [one for one in ids if 1 <= len(one.encode()) <= ID_BYTES_MAX]
+    return [id_ for id_ in ids if 1 <= len(id_.encode()) <= ID_BYTES_MAX]

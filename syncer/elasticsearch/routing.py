@@ -47,7 +47,7 @@ class Shards:
             addresses.setdefault(_shard(tried, number, routing_number), tried)
             if len(addresses) == number:
                 break
-        ordered = tuple(addresses[one] for one in range(number))
+        ordered = tuple(addresses[shard] for shard in range(number))
         return cls(number=number, routing_number=routing_number, addresses=ordered)
 
     def shard(self, routing: str) -> int:

@@ -329,9 +329,11 @@ def _refused(error: psycopg.Error, query: str, file: str) -> DefinitionError:
         return unnamed_column(file)
     offset = int(error.diag.statement_position or 0) - 1 - len(_PREFIX)
     if offset >= 0:  # show the line, with a caret below the position
-        *before, start = query[:offset].split("\n")
-        label = f"line {len(before) + 1}: "
-        message += f"\n  {label}{query.split(chr(10))[len(before)]}\n  {' ' * (len(label) + len(start))}^"
+        before = query[:offset]
+        line = before.count("\n")
+        label = f"line {line + 1}: "
+        column = len(before) - before.rfind("\n") - 1  # an error at the end has a position beyond it
+        message += f"\n  {label}{query.splitlines()[line]}\n  {' ' * (len(label) + column)}^"
     return DefinitionError(
         f"{file} is refused by Postgres: {message}",
         hint=error.diag.message_hint or "It must be one SELECT that runs on this database as it is.",

@@ -32,7 +32,8 @@ from syncer.capture.leader import LEADS
 
 REPORT_SECONDS = 2.0
 """How often a daemon reports."""
-_STARTING_SECONDS = 0.2
+_LOOK_SECONDS = 0.2
+"""How often it looks for news, which it reports at once."""
 SILENT_SECONDS = 7.0
 """A daemon that has not reported for so long hangs, or is gone."""
 DROP_SECONDS = 60.0
@@ -123,7 +124,9 @@ class Reporter:
         try:
             while not stop.is_requested:
                 retry.retry(self.run_once, pause=stop.pause, component="report", trouble=self._trouble)
-                stop.wait(REPORT_SECONDS if self.components else _STARTING_SECONDS)
+                reported, due = self._news(), time.monotonic() + REPORT_SECONDS
+                while not stop.wait(_LOOK_SECONDS) and time.monotonic() < due and self._news() == reported:
+                    pass
         except Stopping:
             pass
         finally:
@@ -150,6 +153,10 @@ class Reporter:
             connection.execute(_LEAVE, (self._id,))
             TIMELINE.write(connection)
         self._link.close()
+
+    def _news(self) -> tuple[object, ...]:
+        troubles = {(trouble.component, trouble.server, trouble.kind) for trouble in retry.troubles()}
+        return LEADS.is_set(), tuple(self.components), troubles
 
     def _row(self) -> tuple[object, ...]:
         now, written = time.monotonic(), metrics.documents_written()

@@ -173,11 +173,11 @@ def _of_daemons(stored: Stored, silent: Collection[str]) -> Iterator[Problem]:
 
 def _of_duties(stored: Stored) -> Iterator[Problem]:
     """What no daemon does, though all servers answer."""
+    if any(daemon.troubles and not daemon.components for daemon in stored.at_work):
+        return  # it says what it waits for
     is_brief = any(
         daemon.is_silent or stored.at - daemon.started_at.timestamp() < _BRIEF_SECONDS for daemon in stored.daemons
     )
-    if any(not daemon.components for daemon in stored.at_work):
-        return  # it says what it waits for
     if stored.leader is None:
         yield Problem(
             message="No daemon leads: changes stay in the outbox.",

@@ -138,7 +138,7 @@ def verify(
         )
         _Comparison(connection=walking, settler=settler, report=report, repair=repair, progress=progress).run()
     report.seconds = time.monotonic() - began
-    report.drifts.sort(key=lambda one: one.id)
+    report.drifts.sort(key=lambda drift: drift.id)
     return report
 
 
@@ -166,7 +166,7 @@ class _Comparison:
             self._compare_documents(searches)
         with _overlapped(1) as questions:
             for places in holdings.untouched_since(document.target, numbers, page=_PAGE):
-                self._take(questions.submit(partial(self._extras, [one.id for one in places])))
+                self._take(questions.submit(partial(self._extras, [place.id for place in places])))
                 if not self.report.is_complete:
                     break
             self._take(questions.rest())
@@ -203,7 +203,7 @@ class _Comparison:
 
         def differing() -> set[str]:
             copies = retry(find, pause=searches.stop.pause, component="verify")
-            return {one.id for one in diff.compare(document.name, document.index_name, rows, copies)}
+            return {drift.id for drift in diff.compare(document.name, document.index_name, rows, copies)}
 
         self._take(searches.submit(differing))
         self.report.documents += len(rows)
@@ -212,7 +212,7 @@ class _Comparison:
     def _extras(self, ids: Sequence[str]) -> set[str]:
         """Return those of these ids that the SELECT does not return."""
         present = queries.existing(self.connection, self.settler.document, ids)
-        return set(ids) - {one.id for one in present}
+        return set(ids) - {place.id for place in present}
 
     def _take(self, suspects: Iterable[set[str]]) -> None:
         """Note suspects; settle them if there is no room for more; end the comparison if too many have drifted."""
@@ -227,11 +227,11 @@ class _Comparison:
         """Find out what the suspects are, and repair them."""
         suspects, self.suspects = self.suspects, set()
         settled = self.settler.settle(suspects)
-        if self.repair is not None and (differing := {one.id: one for one in (*settled.drifts, *settled.busy)}):
+        if self.repair is not None and (differing := {drift.id: drift for drift in (*settled.drifts, *settled.busy)}):
             self.repair(list(differing))
             settled = self.settler.settle(differing)
-            left = {one.id for one in (*settled.drifts, *settled.busy)}
-            self.report.repaired += [one for id_, one in differing.items() if id_ not in left]
+            left = {drift.id for drift in (*settled.drifts, *settled.busy)}
+            self.report.repaired += [drift for id_, drift in differing.items() if id_ not in left]
         self.report.drifts += settled.drifts
         self.report.busy += settled.busy
         self.report.jobs = sorted({*self.report.jobs, *settled.jobs})

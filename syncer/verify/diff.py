@@ -139,7 +139,7 @@ def compare(
         row, held = expected.get(id_), found.get(id_, [])
         if row is None:
             yield drift(id=id_, kind=DriftKind.EXTRA, version=held[0].version, routing=held[0].place.routing)
-        elif orphan := next((one for one in held if one.place != Place.of(id_, row.routing)), None):
+        elif orphan := next((copy for copy in held if copy.place != Place.of(id_, row.routing)), None):
             yield drift(id=id_, kind=DriftKind.MISPLACED, version=orphan.version, routing=orphan.place.routing)
         elif not held:
             yield drift(id=id_, kind=DriftKind.MISSING)
@@ -219,7 +219,8 @@ def _differences(path: str, left: Any, right: Any) -> Iterator[Difference]:
         if isinstance(left, dict) and isinstance(right, dict):
             names = sorted(left.keys() | right.keys(), reverse=True)
             left_to_do += [
-                (f"{path}.{one}" if path else one, left.get(one, _NOTHING), right.get(one, _NOTHING)) for one in names
+                (f"{path}.{name}" if path else name, left.get(name, _NOTHING), right.get(name, _NOTHING))
+                for name in names
             ]
         elif isinstance(left, list) and isinstance(right, list):
             pairs = list(enumerate(zip_longest(left, right, fillvalue=_NOTHING)))

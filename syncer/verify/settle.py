@@ -107,7 +107,7 @@ class Settler:
                     settled.drifts.append(now.drift)
                 else:
                     left[id_] = now
-        settled.busy += [one.drift for one in left.values()]
+        settled.busy += [now.drift for now in left.values()]
         settled.drifts, settled.busy = self._explained(settled.drifts), self._explained(settled.busy)
         return settled
 
@@ -128,9 +128,9 @@ class Settler:
             # Postgres casts the id 007 to 7, which was not asked for.
             rows = queries.current(self.connection, self.document, page)
             expected = {id_: rows[id_] for id_ in page if id_ in rows}
-            for one in compare(expected, copies):
-                held = frozenset((copy.routing, copy.version) for copy in copies if copy.id == one.id)
-                found[one.id] = Differing(drift=one, held=held)
+            for drift in compare(expected, copies):
+                held = frozenset((copy.routing, copy.version) for copy in copies if copy.id == drift.id)
+                found[drift.id] = Differing(drift=drift, held=held)
         return found
 
     def _wait(self, differing: Mapping[str, Differing]) -> tuple[bool, dict[str, list[int]]]:
@@ -140,7 +140,7 @@ class Settler:
             Whether the changes are handled, and the jobs that hold documents after all.
         """
         moment = progress.moment(self.connection)
-        orphans = [id_ for id_, one in differing.items() if one.drift.kind in _ORPHANS]
+        orphans = [id_ for id_, now in differing.items() if now.drift.kind in _ORPHANS]
         jobs: list[Job] | None = None
         state = -1
         since = time.monotonic()
@@ -152,8 +152,8 @@ class Settler:
                     # Later jobs are of later changes.
                     jobs, since = model.unfinished(self.connection, self.document.index_name), time.monotonic()
                 else:
-                    ids = [one.id for one in jobs]
-                    jobs = [one for one in model.some(self.connection, ids) if not one.state.is_finished]
+                    ids = [job.id for job in jobs]
+                    jobs = [job for job in model.some(self.connection, ids) if not job.state.is_finished]
                 holders = holding.held(self.connection, jobs, differing, orphans)
                 if not holders:
                     return True, {}
@@ -166,9 +166,9 @@ class Settler:
 
     def _explained(self, drifts: Sequence[Drift]) -> list[Drift]:
         """Add dead-letter errors and causes; return them by id."""
-        errors = dead_letters.errors(self.connection, self.document.index_name, [one.id for one in drifts])
-        explained = [replace(one, error=errors.get(one.id), cause=self._cause(one, errors)) for one in drifts]
-        return sorted(explained, key=lambda one: one.id)
+        errors = dead_letters.errors(self.connection, self.document.index_name, [drift.id for drift in drifts])
+        explained = [replace(drift, error=errors.get(drift.id), cause=self._cause(drift, errors)) for drift in drifts]
+        return sorted(explained, key=lambda drift: drift.id)
 
     def _cause(self, drift: Drift, errors: Mapping[str, str]) -> Cause | None:
         if drift.version is not None:

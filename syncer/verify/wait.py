@@ -97,7 +97,7 @@ class Waited:
 
     def as_json(self) -> dict[str, Any]:
         """The outcome as plain data."""
-        dead_lettered = [one.as_json() for one in self.dead_lettered]
+        dead_lettered = [letter.as_json() for letter in self.dead_lettered]
         return {**asdict(self), "dead_lettered": dead_lettered, "is_complete": self.is_complete}
 
 
@@ -164,18 +164,23 @@ class Waiter:
 
         def concerned() -> list[Document]:
             return [
-                one
-                for one in catalogue.refresh(connection)
-                if one.role is Role.CURRENT and (relations is None or relations & one.dependencies.tables.keys())
+                document
+                for document in catalogue.refresh(connection)
+                if document.role is Role.CURRENT
+                and (relations is None or relations & document.dependencies.tables.keys())
             ]
 
         if not _wait_for_changes(connection, clock):
             return Waited(xid=xid, is_searchable=searchable, is_captured=False, seconds=clock.seconds)
-        jobs = _wait_for_jobs(connection, [one.name for one in concerned()], clock)
+        jobs = _wait_for_jobs(connection, [document.name for document in concerned()], clock)
         refreshed: list[str] | None = None
-        while searchable and refreshed != (names := [one.index_name for one in concerned() if not one.suspended]):
-            self._refresh([one for one in concerned() if one.index_name in names], clock)
-            refreshed = names  # until none has replaced another meanwhile
+        while searchable:
+            searched = [document for document in concerned() if document.suspended is None]
+            names = [document.index_name for document in searched]
+            if names == refreshed:  # none has replaced another meanwhile
+                break
+            self._refresh(searched, clock)
+            refreshed = names
         documents = concerned()
         stale = model.incomplete(connection) if documents else set()
         return Waited(
@@ -184,8 +189,10 @@ class Waiter:
             seconds=clock.seconds,
             jobs=tuple(sorted(jobs)),
             dead_lettered=tuple(_dead_lettered(connection, documents, xid)),
-            suspended=tuple(one.name for one in documents if one.suspended is not None),
-            incomplete=tuple(one.name for one in documents if one.suspended is None and one.index_name in stale),
+            suspended=tuple(document.name for document in documents if document.suspended is not None),
+            incomplete=tuple(
+                document.name for document in documents if document.suspended is None and document.index_name in stale
+            ),
         )
 
     def _refresh(self, documents: list[Document], clock: _Clock) -> None:
@@ -194,8 +201,8 @@ class Waiter:
         if self._client is None:
             self._client = elastic.connect(settings.model_copy(update={"request_timeout_seconds": patience}))
         holdings = Holdings(self._client.options(request_timeout=patience))
-        for one in documents:
-            holdings.refresh(one.target)
+        for document in documents:
+            holdings.refresh(document.target)
 
     @contextmanager
     def _session(self) -> Iterator[tuple[Connection, Catalogue]]:
@@ -271,26 +278,26 @@ def _wait_for_changes(connection: Connection, clock: _Clock) -> bool:
 def _wait_for_jobs(connection: Connection, documents: list[str], clock: _Clock) -> set[int]:
     """Return the jobs that the transaction may have caused, once they are finished."""
     found: set[int] = set()
-    while new := {one.id for one in model.caused_by(connection, clock.token.xid, documents)} - found:
+    while new := {job.id for job in model.caused_by(connection, clock.token.xid, documents)} - found:
         found |= new
         while True:
             jobs = model.some(connection, sorted(new))
-            left = [one for one in jobs if not (one.state.is_finished or one.is_suspended)]
+            left = [job for job in jobs if not (job.state.is_finished or job.is_suspended)]
             if not left:
                 break
             first, others = left[0], len(left) - 1
             state, hint = ("paused", "resume") if first.is_paused else (first.state, "list")
             what = f"job {first.id} ({first.reason}) is {state}"
             what += f", and {amount(others, 'other')}" if others else ""
-            clock.rest("jobs", what, f"Run: syncer jobs {hint} {first.id}", tuple(one.id for one in left))
-        if len(jobs) == len(new) and not any(one.state in _GIVEN_UP for one in jobs):
+            clock.rest("jobs", what, f"Run: syncer jobs {hint} {first.id}", tuple(job.id for job in left))
+        if len(jobs) == len(new) and not any(job.state in _GIVEN_UP for job in jobs):
             break  # otherwise another job may have replaced one that was given up, or is gone
     return found
 
 
 def _dead_lettered(connection: Connection, documents: list[Document], xid: int) -> list[DeadLetter]:
     """Return the dead letters of documents that a transaction touches; all later ones if that is unknown."""
-    by_index = {one.index_name: one for one in documents}
+    by_index = {document.index_name: document for document in documents}
     letters = dead_letters.since(connection, list(by_index), xid, limit=DEAD_LETTERED_MAX)
     are_all = 0 < len(letters) < DEAD_LETTERED_MAX
     rows = outbox.written_by(connection, xid) if are_all else None

@@ -75,7 +75,7 @@ def test_an_alias_that_leads_to_two_indices_is_told_and_fixed(blog: World) -> No
 
     with blog.connect() as connection, blog.indices() as indices:
         installation = registry.installation(connection)
-        second = indices.build(
+        second = indices.create(
             document="blogpost", alias=blog.alias, body={}, revision=9, installation=installation
         ).index_name
     assert blog.syncer("verify").returncode == 0

@@ -184,7 +184,7 @@ def test_a_plan_that_is_out_of_date_is_not_carried_out(world: World) -> None:
     """Nothing is changed: the index that serves by now stays active, and the next plan is made for that."""
     select = world.document_folder / "select.sql"
     with world.connect() as connection, world.indices() as indices:
-        reindex.begin(connection, indices, "blogpost", tell=lambda _: None)
+        reindex.begin(connection, indices, "blogpost", report=lambda _: None)
         select.write_text(select.read_text().replace("p.title,", "upper(p.title) AS title,"))
         decided = plan.plan(connection, indices, definition.load_all(world.config))
         assert len(decided.abandoned) == 1
@@ -282,7 +282,7 @@ def test_a_new_mapping_that_refuses_some_documents_does_not_serve(blog: World) -
 def test_who_wrote_the_new_index_knows_that_it_serves_now(blog: World) -> None:
     """A full disk suspends an index while it is being built; once searches find it, it is written."""
     with blog.connect() as connection, blog.indices() as indices, blog.index() as index, blog.writer(index) as writer:
-        new = reindex.begin(connection, indices, "blogpost", tell=lambda _: None).document
+        new = reindex.begin(connection, indices, "blogpost", report=lambda _: None).document
         blog.refresh(index)
         block(blog, new.index_name, is_blocked=True)
         with pytest.raises(DocumentError, match="refuses"):

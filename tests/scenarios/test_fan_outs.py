@@ -336,7 +336,7 @@ def test_a_rename_reaches_every_document_that_reads_the_table(world: World) -> N
     world.sql(BLOG)
     with world.index() as index, world.indices() as indices, world.connect() as connection:
         follow(world, index, many=1000)
-        new = reindex.begin(connection, indices, "blogpost", tell=lambda _: None).document
+        new = reindex.begin(connection, indices, "blogpost", report=lambda _: None).document
         world.refresh(index)
         world.sql("UPDATE users SET name = 'renamed' WHERE id = 1")
         follow(world, index)

@@ -171,7 +171,7 @@ def test_the_command_names_the_job(world: World, connection: Connection, late: J
 def building(world: World, connection: Connection) -> Document:
     """A new index that is loaded, and does not serve yet."""
     with world.indices() as indices, world.index() as index:
-        reindex.begin(connection, indices, "blogpost", tell=lambda _: None)
+        reindex.begin(connection, indices, "blogpost", report=lambda _: None)
         world.refresh(index)
     return registry.by_role(connection, "blogpost")[Role.BUILDING]
 

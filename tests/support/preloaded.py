@@ -22,6 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -81,7 +82,8 @@ class Command:
     def send_signal(self, number: int) -> None:
         """Send a signal, if it has not ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended just now
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -37,7 +37,6 @@ from syncer.base import migrations, postgres
 from syncer.base.errors import TopicError
 from syncer.base.lifecycle import Component, Stop
 from syncer.base.link import Link
-from syncer.base.model import Role
 from syncer.base.postgres import Connection
 from syncer.base.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings, Settings
 from syncer.capture import progress
@@ -320,13 +319,15 @@ class World:
             parts = self.parts(connection, client)
             failover.enter_cluster_identity(connection, parts.index)
             for one in registry.documents(connection):
-                parts.indices.create(
+                target = parts.indices.create(
                     document=one.name,
                     alias=one.index,
                     body=one.index_body,
                     revision=one.revision,
                     installation=registry.installation(connection),
                 )
+                parts.indices.swap(one.index, target)
+                parts.indices.settle(target)
 
     def _is_copied(self, template: World) -> bool:
         """Copy the database, unless Postgres vacuums the other one just then."""
@@ -397,8 +398,7 @@ class World:
             self.refresh(parts.index)
             filling = LoadProgress(parts, out=Console(quiet=True), err=Console(quiet=True))
             for fill in initial_loads:
-                if fill.document.role is Role.BUILDING:
-                    filling.initial_load(replace(fill, job=None))
+                filling.initial_load(replace(fill, job=None))
 
     def _has_topic(self) -> bool:
         """Make the topic, if it is not there; a broker that stands still for a while answers later."""

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -299,81 +299,6 @@ def test_a_request_that_is_too_large_is_refused(sent: bytes, expected: int) -> N
         answer = HTTPResponse(connection)
         answer.begin()
         assert answer.status == expected
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"",
-        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nSlow: ",
-        b"POST /act/7 HTTP/1.1\r\nContent-Length: 10\r\n\r\nhalf",
-        b"GET /metrics HTTP/1.1\r\n\r\n",
-    ],
-    ids=("silent", "half a header", "half a body", "kept alive"),
-)
-def test_connections_without_a_request_keep_nobody_out(sent: bytes) -> None:
-    """A probe is answered at once beside more connections than the server takes, and beside those that come after."""
-    with current(APP) as web, ExitStack() as opened:
-        address = (LOCAL, urlsplit(web.address).port)
-
-        def crowd() -> list[socket.socket]:
-            made = [opened.enter_context(socket.create_connection(address, timeout=20)) for _ in range(150)]
-            for one in made:
-                with suppress(ConnectionError):  # it has made room already
-                    one.sendall(sent)
-            return made
-
-        for _ in range(3):
-            crowd()
-            assert status(f"{web.address}/metrics", timeout=5) == 200
-
-
-def test_a_request_under_way_is_not_cut_to_make_room() -> None:
-    """However long an answer takes, and however many connections come meanwhile."""
-    going, go_on = threading.Event(), threading.Event()
-
-    def slow(_: Asked) -> dict[str, Any]:
-        going.set()
-        return {"went_on": go_on.wait(20)}
-
-    app = App(Access(host=LOCAL, token=None), [WebRoute(path="/slow", need=Need.NOTHING, answer=slow), *ROUTES])
-    with current(app) as web, ExitStack() as opened, ThreadPoolExecutor(1) as one_more:
-        asked = one_more.submit(status, f"{web.address}/slow")
-        assert going.wait(20)
-        for _ in range(150):
-            opened.enter_context(socket.create_connection((LOCAL, urlsplit(web.address).port), timeout=20))
-        assert status(f"{web.address}/metrics", timeout=5) == 200
-        go_on.set()
-        assert asked.result(20) == 200
-
-
-def test_the_newest_connection_has_time_to_send_its_request() -> None:
-    """Even if it is the only one without a request under way, and the last that there is room for."""
-    go_on = threading.Event()
-
-    def slow(_: Asked) -> dict[str, Any]:
-        return {"went_on": go_on.wait(20)}
-
-    app = App(Access(host=LOCAL, token=None), [WebRoute(path="/slow", need=Need.NOTHING, answer=slow)])
-    asks = b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    with current(app) as web, ExitStack() as opened:
-        address = (LOCAL, urlsplit(web.address).port)
-
-        def connected() -> socket.socket:
-            return opened.enter_context(socket.create_connection(address, timeout=20))
-
-        for _ in range(web_server.CONNECTIONS_MAX - 3):  # the server has two more sockets itself
-            connected().sendall(asks)
-        newest = connected()
-        newest.settimeout(0.5)
-        with pytest.raises(TimeoutError):  # nothing arrives, not even an end
-            newest.recv(1)
-        newest.settimeout(20)
-        go_on.set()
-        newest.sendall(asks)
-        answer = HTTPResponse(newest)
-        answer.begin()
-        assert answer.status == 200
 
 
 @contextmanager

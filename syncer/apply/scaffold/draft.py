@@ -23,9 +23,9 @@ _NAME_CHARACTERS_MAX = 63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """The files of a draft, by name, and what to know of it."""
+    """The files of a draft, by name, the folder for them, and what to know of it."""
 
-    name: str
+    folder: Path
     files: dict[str, str]
     remarks: tuple[str, ...]
 
@@ -48,16 +48,15 @@ def from_table(
         DefinitionError: A table cannot be captured, or does not refer to the other.
     """
     found = tables.find(connection, table)
-    name = name or _document_name(found.name)
-    _require_free(config_folder, name, force=force)
+    folder = _folder(config_folder, name or found.name, force=force)
     query, properties, remarks = select.draft(connection, found, referring=referring, with_personal=with_personal)
     given = {**mapping.EMPTY_BODY, "mappings": {"dynamic": "strict", "properties": properties}}
-    body, more = mapping.completed(connection, query, name, given)
+    body, more = mapping.completed(connection, query, folder.name, given)
     remarks = [*remarks, *more]
     title = f"Rows of {found.relation}, drafted by syncer init. It is yours: change what you like."
     comments = "".join(f"-- {' '.join(line.split())}\n" for line in (title, *remarks))
-    files = {"document.yaml": _options(name), "select.sql": comments + query, "index.json": _text(body)}
-    return Draft(name=name, files=files, remarks=tuple(remarks))
+    files = {"document.yaml": _options(folder), "select.sql": comments + query, "index.json": _text(body)}
+    return Draft(folder=folder, files=files, remarks=tuple(remarks))
 
 
 def from_select(connection: Connection, config_folder: Path, file: Path, name: str | None, *, force: bool) -> Draft:
@@ -67,18 +66,18 @@ def from_select(connection: Connection, config_folder: Path, file: Path, name: s
         ConfigError: The file lies elsewhere, and the document's folder is not empty.
         DefinitionError: The SELECT is refused, or index.json is not valid.
     """
-    name = name or _document_name(file.absolute().parent.name if file.name == "select.sql" else file.stem)
-    folder = _folder(config_folder, name)
-    _require_free(config_folder, name, force=force or file.absolute().parent == folder.absolute())
-    query, index = definition.read_sql(file), folder / "index.json"
+    own = file.absolute().parent
+    name = name or (own.name if file.name == "select.sql" else file.stem)
+    folder = _folder(config_folder, name, force=force, own=own)
+    query, index, select_file = definition.read_sql(file), folder / "index.json", folder / "select.sql"
     given = definition.read_index_body(index) if index.exists() else mapping.EMPTY_BODY
     body, remarks = mapping.completed(connection, query, str(file), given)
     files = {"index.json": _text(body)}
     if not (folder / "document.yaml").exists():
-        files = {"document.yaml": _options(name), **files}
-    if not ((folder / "select.sql").exists() and file.samefile(folder / "select.sql")):
+        files["document.yaml"] = _options(folder)
+    if not (select_file.exists() and file.samefile(select_file)):
         files["select.sql"] = file.read_text("utf-8-sig")
-    return Draft(name=name, files=files, remarks=tuple(remarks))
+    return Draft(folder=folder, files=files, remarks=tuple(remarks))
 
 
 def write(config_folder: Path, draft: Draft) -> list[Path]:
@@ -87,45 +86,39 @@ def write(config_folder: Path, draft: Draft) -> list[Path]:
     Raises:
         ConfigError: A file cannot be written.
     """
-    folder, settings = _folder(config_folder, draft.name), config_folder / _SETTINGS
-    written = []
+    settings, written = config_folder / _SETTINGS, []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        draft.folder.mkdir(parents=True, exist_ok=True)
         if not settings.exists():
             shutil.copyfile(shipped.folder("config") / _SETTINGS, settings)
             written.append(settings)
         for name, content in draft.files.items():
-            (folder / name).write_text(content, "utf-8")
-            written.append(folder / name)
+            (draft.folder / name).write_text(content, "utf-8")
+            written.append(draft.folder / name)
     except OSError as error:
         raise ConfigError(
-            f"{error.filename or folder} cannot be written: {error.strerror}",
+            f"{error.filename or draft.folder} cannot be written: {error.strerror}",
             hint="SYNCER_CONFIG names another config folder.",
         ) from error
     return written
 
 
-def _folder(config_folder: Path, name: str) -> Path:
-    return config_folder / "documents" / name
-
-
-def _require_free(config_folder: Path, name: str, *, force: bool) -> None:
-    folder = _folder(config_folder, name)
-    if not force and folder.is_dir() and any(folder.iterdir()):
+def _folder(config_folder: Path, name: str, *, force: bool, own: Path | None = None) -> Path:
+    """Return the folder of a document; its name is derived from that of a table or file."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    folder = (
+        config_folder / "documents" / (_NOT_IN_NAMES.sub("_", plain).strip("_-")[:_NAME_CHARACTERS_MAX] or "document")
+    )
+    if not force and folder.absolute() != own and folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(
             f"{folder} is not empty", hint="Name another document with --name, or write over it with --force."
         )
+    return folder
 
 
-def _document_name(text: str) -> str:
-    """Return a document's name, derived from that of a table or file."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return _NOT_IN_NAMES.sub("_", plain).strip("_-")[:_NAME_CHARACTERS_MAX] or "document"
-
-
-def _options(name: str) -> str:
+def _options(folder: Path) -> str:
     # Elasticsearch accepts no capitals.
-    return f"# The alias that searches use. syncer makes the index behind it.\nindex: {name.lower()}\n"
+    return f"# The alias that searches use. syncer makes the index behind it.\nindex: {folder.name.lower()}\n"
 
 
 def _text(body: object) -> str:

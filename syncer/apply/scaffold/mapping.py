@@ -19,6 +19,7 @@ import psycopg
 from psycopg import sql
 
 from syncer.apply.scaffold.types import DATE, STORED, TEXT, column_type
+from syncer.base.formatting import whole_number
 from syncer.base.postgres import Connection, bounded
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ def completed(
     stored = _stored(probe)
     is_sampled = any(type_.mapping is None or type_.may_be_vector for type_ in types.values())
     sample = _sampled(connection, probe.canonical) if is_sampled else []
-    mappings, remarks = dict(body.get("mappings", {})), []
-    given = properties = mappings.get("properties", {})
+    mappings, remarks = body.get("mappings", {}), list[str]()
+    properties = mappings.get("properties", {})
     for name, type_ in types.items():
         values = [document[name] for document in sample if document.get(name) is not None]
         made = guess(values, is_free=name in stored) if type_.mapping is None else type_.mapping
@@ -91,24 +92,18 @@ def completed(
         if len(lengths) == 1 and lengths <= set(_DIMENSIONS):
             made = {"type": "dense_vector", "dims": lengths.pop()}
         properties, before = _united(properties, {name: made}), properties
-        if made == STORED and properties != before:
+        if properties == before:
+            continue
+        if made == STORED:
             remarks.append(f"{name}: kept and shown, but not searched: samples do not tell its type")
-        elif made != type_.mapping and properties != before:
+        elif made != type_.mapping:
             remarks.append(f"{name}: its mapping is a guess from sampled documents; others may be rejected")
-        elif type_.name == "numeric" and made["type"] == "double" and properties != before:
+        elif type_.name == "numeric" and made["type"] == "double":
             remarks.append(f"{name}: double rounds to 15 digits; for money use scaled_float, for every digit keyword")
-    known = dict(_leaves(given))
-    personal = [
-        path
-        for path, mapping in _leaves(properties)
-        if path not in known and is_personal(path.rpartition(".")[2], mapping)
-    ]
-    if personal:
-        remarks.append(f"personal or secret by name: {', '.join(personal)}; check who may search and read the index")
-    made = {**body, "mappings": {**mappings, "properties": properties}}
-    if (number := _number_of_fields(properties)) > _FIELDS_MAX:
-        made["settings"] = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} | dict(body.get("settings", {}))
-    return made, remarks
+    number = _number_of_fields(properties)
+    limit = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} if number > _FIELDS_MAX else {}
+    settings = {"settings": limit | dict(body.get("settings", {}))} if limit else {}
+    return {**body, **settings, "mappings": {**mappings, "properties": properties}}, remarks
 
 
 def _stored(probe: Probe) -> set[str]:
@@ -119,8 +114,8 @@ def _stored(probe: Probe) -> set[str]:
     if not isinstance(select, exp.Select):
         return set()
     tables = {"", *(table.alias_or_name for table in select.find_all(exp.Table) if table.db)}
-    columns = {one.alias_or_name: one.unalias() for one in select.selects}
-    return {name for name, one in columns.items() if isinstance(one, exp.Column) and one.table in tables}
+    columns = {column.alias_or_name: column.unalias() for column in select.selects}
+    return {name for name, column in columns.items() if isinstance(column, exp.Column) and column.table in tables}
 
 
 def _sampled(connection: Connection, select: str) -> list[dict[str, Any]]:
@@ -128,7 +123,7 @@ def _sampled(connection: Connection, select: str) -> list[dict[str, Any]]:
     query = sql.SQL(_SAMPLE).format(select=sql.SQL(select), limit=sql.Literal(_SAMPLE_DOCUMENTS))
     try:
         with bounded(connection, seconds=_SAMPLE_SECONDS):
-            return [json.loads(document) for (document,) in connection.execute(query)]
+            return [json.loads(document, parse_int=whole_number) for (document,) in connection.execute(query)]
     except (psycopg.DataError, psycopg.errors.QueryCanceled):
         return []
 
@@ -194,14 +189,6 @@ def _united(given: Mapping[str, Any], derived: Mapping[str, Any]) -> dict[str, A
 
 def _is_open(mapping: Mapping[str, Any]) -> bool:
     return mapping.get("type", "object") in ("object", "nested") and not mapping.keys() & {"dynamic", "enabled"}
-
-
-def _leaves(properties: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for name, mapping in properties.items():
-        if "properties" in mapping:
-            yield from _leaves(mapping["properties"], f"{path}{name}.")
-        else:
-            yield f"{path}{name}", mapping
 
 
 def _number_of_fields(properties: Mapping[str, Any]) -> int:

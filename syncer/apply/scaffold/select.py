@@ -36,7 +36,7 @@ class _Field:
     """A field of a draft: its expression in the SELECT, and its mapping."""
 
     name: str
-    expression: sql.Composable
+    expression: str
     mapping: dict[str, Any]
 
 
@@ -61,7 +61,7 @@ def draft(
 
 
 class _Drafter:
-    """Drafts one SELECT."""
+    """Drafts one SELECT. A parameter ``line`` is a line break with the indentation of what surrounds an expression."""
 
     def __init__(self, connection: Connection, *, with_personal: bool) -> None:
         self._connection = connection
@@ -75,19 +75,16 @@ class _Drafter:
         alias, line = self._alias(table.name), "\n    "
         fields = self._fields(table, alias, line, "")
         fields = _renamed([*fields, *(self._rows(reference, table, alias, line) for reference in wanted)])
-        lines = [sql.SQL("{} AS _id").format(self._id(table, alias))]
+        columns = [f"{self._id(table, alias)} AS _id"]
         for field in fields:
             is_column = field.expression == self._name(alias, field.name)
-            named = sql.SQL("{}" if is_column else "{} AS {}")
-            lines.append(named.format(field.expression, *(() if is_column else (self._name(field.name),))))
+            columns.append(field.expression if is_column else f"{field.expression} AS {self._name(field.name)}")
         others = sorted({tables.bare(found.relation) for found in table.referred if found not in wanted})
         if others:
             self.remarks.append(f"--with adds rows of other tables: {', '.join(others)}")
-        query = sql.SQL("SELECT\n    {}\nFROM {} AS {}\n").format(
-            sql.SQL(",\n    ").join(lines), sql.SQL(table.relation), self._name(alias)
-        )
+        listed = f",{line}".join(columns)
         built = {field.name: field.mapping for field in fields if "properties" in field.mapping}
-        return query.as_string(self._connection), built
+        return f"SELECT{line}{listed}\nFROM {table.relation} AS {self._name(alias)}\n", built
 
     def _fields(self, table: Table, alias: str, line: str, path: str, *, but: Reference | None = None) -> list[_Field]:
         """Return the columns of a table's rows, and the rows that they refer to, except by one foreign key."""
@@ -103,7 +100,7 @@ class _Drafter:
                 name, joined = _object_name(reference), [(theirs, own) for own, theirs in reference.pairs]
                 inside = self._alias(other.name)
                 fields = _renamed(list(self._columns(other, inside, f"{path}{name}.")))
-                shown = self._subquery(_json(fields, line + "    "), other, inside, alias, joined, line=line)
+                shown = self._subquery(self._json(fields, line), other, inside, alias, joined, line=line)
                 objects.append(_Field(name, shown, _properties(fields)))
         replaced = {field.name for field in objects}  # such an object has the key
         return [*(field for field in columns.values() if field.name not in replaced), *objects]
@@ -117,8 +114,7 @@ class _Drafter:
                 column, mapping = self._name(alias, name), type_.mapping or STORED
                 if type_.name in CASTS:
                     cast = f"{CASTS[type_.name]}{'[]' if type_.is_array else ''}"
-                    column = sql.SQL("{}::{}").format(column, sql.SQL(cast))
-                    mapping = column_type(self._connection, cast).mapping or STORED
+                    column, mapping = f"{column}::{cast}", column_type(self._connection, cast).mapping or STORED
                 yield _Field(name, column, mapping)
             else:
                 hidden.append(f"{path}{name}")
@@ -130,57 +126,54 @@ class _Drafter:
         table = tables.find(self._connection, reference.relation)
         alias, name = self._alias(table.name), _array_name(reference, root)
         fields = _renamed(self._fields(table, alias, line + "        ", f"{name}.", but=reference))
-        shown = _json(fields, line + "    ")
+        shown = self._json(fields, line)
         if not reference.is_unique:
-            order = sql.SQL(", ").join(self._name(alias, column) for column in table.key)
-            shown = sql.SQL("coalesce(jsonb_agg({} ORDER BY {}), '[]'::jsonb)").format(shown, order)
+            order = ", ".join(self._name(alias, column) for column in table.key)
+            shown = f"coalesce(jsonb_agg({shown} ORDER BY {order}), '[]'::jsonb)"
         nested = {} if reference.is_unique else {"type": "nested"}
         rows = self._subquery(shown, table, alias, outer, reference.pairs, line=line)
         return _Field(name, rows, {**nested, **_properties(fields)})
 
     def _subquery(
-        self,
-        shown: sql.Composable,
-        table: Table,
-        alias: str,
-        outer: str,
-        joined: Iterable[tuple[str, str]],
-        *,
-        line: str,
-    ) -> sql.Composable:
+        self, shown: str, table: Table, alias: str, outer: str, joined: Iterable[tuple[str, str]], *, line: str
+    ) -> str:
         """Return a subquery; ``joined`` has columns of the table and the equal ones of the query around it."""
-        equal = [sql.SQL("{} = {}").format(self._name(alias, own), self._name(outer, other)) for own, other in joined]
-        clauses = (
-            sql.SQL("SELECT {}").format(shown),
-            sql.SQL("FROM {} AS {}").format(sql.SQL(table.relation), self._name(alias)),
-            sql.SQL("WHERE {}").format(sql.SQL(" AND ").join(equal)),
-        )
-        inner = sql.SQL(line + "    ")
-        return sql.SQL("({}{}{})").format(inner, inner.join(clauses), sql.SQL(line))
+        equal = " AND ".join(f"{self._name(alias, own)} = {self._name(outer, other)}" for own, other in joined)
+        inner = line + "    "
+        clauses = (f"SELECT {shown}", f"FROM {table.relation} AS {self._name(alias)}", f"WHERE {equal}")
+        return f"({inner}{inner.join(clauses)}{line})"
 
-    def _id(self, table: Table, alias: str) -> sql.Composable:
+    def _json(self, fields: Sequence[_Field], line: str) -> str:
+        """Return an expression for an object of these fields, within a subquery."""
+        end, inner = line + "    ", line + "        "
+        pairs = [f"{inner}{sql.quote(field.name, self._connection)}, {field.expression}" for field in fields]
+        pieces = [pairs[place : place + _PAIRS_MAX] for place in range(0, len(pairs), _PAIRS_MAX)] or [[]]
+        return " || ".join(f"jsonb_build_object({','.join(piece)}{end})" for piece in pieces)
+
+    def _id(self, table: Table, alias: str) -> str:
         key = [(self._name(alias, name), table.columns[name].name) for name in table.key]
         if len(key) == 1:
-            return sql.SQL("{}::text").format(key[0][0]) if key[0][1] == "bpchar" else key[0][0]
+            name, type_ = key[0]
+            return f"{name}::text" if type_ == "bpchar" else name
         free = [name for name, type_ in key if type_ not in _NO_COLON]
-        parts: list[sql.Composable] = []
+        parts = []
         for name, _ in key:
             # A text may contain a colon: the length before it keeps ids of different keys different.
             if len(free) > 1 and name in free:
-                parts.append(sql.SQL("length({}::text)::text").format(name))
-            parts.append(sql.SQL("{}::text").format(name))
-        return sql.SQL(" || ':' || ").join(parts)
+                parts.append(f"length({name}::text)::text")
+            parts.append(f"{name}::text")
+        return " || ':' || ".join(parts)
 
     def _alias(self, table: str) -> str:
         initial = table[:1].lower()
         return _free(initial if initial.isascii() and initial.isalpha() else "t", self._aliases)
 
-    def _name(self, *names: str) -> sql.Composable:
+    def _name(self, *names: str) -> str:
         """An identifier, quoted where Postgres would quote it."""
-        return sql.SQL(".").join(
-            sql.SQL(name)
+        return ".".join(
+            name
             if name.isascii() and name.isidentifier() and name == name.lower() and name not in self._words
-            else sql.Identifier(name)
+            else sql.Identifier(name).as_string(self._connection)
             for name in names
         )
 
@@ -242,13 +235,3 @@ def _free(name: str, taken: set[str]) -> str:
 
 def _properties(fields: Iterable[_Field]) -> dict[str, Any]:
     return {"properties": {field.name: field.mapping for field in fields}}
-
-
-def _json(fields: Sequence[_Field], line: str) -> sql.Composable:
-    """Return an expression for an object of these fields; ``line`` begins a line."""
-    inner, end = sql.SQL(line + "    "), sql.SQL(line)
-    pairs = [sql.SQL("{}{}, {}").format(inner, sql.Literal(field.name), field.expression) for field in fields]
-    pieces = [pairs[place : place + _PAIRS_MAX] for place in range(0, len(pairs), _PAIRS_MAX)] or [[]]
-    return sql.SQL(" || ").join(
-        sql.SQL("jsonb_build_object({}{})").format(sql.SQL(",").join(piece), end) for piece in pieces
-    )

@@ -10,29 +10,19 @@ from dataclasses import dataclass
 
 from syncer.apply.scaffold.types import ColumnType, column_type
 from syncer.base.errors import SourceError
-from syncer.base.postgres import Connection, names_as_written, value
+from syncer.base.postgres import Connection
 from syncer.capture import eligibility
 
 # Partitions are read through their table; `eligibility` refuses inherited and unlogged tables.
-_TABLES = """
-SELECT format('%s.%s', n.nspname, c.relname),
+_RELATIONS = """
+SELECT format('%I.%I', n.nspname, c.relname), format('%s.%s', n.nspname, c.relname), c.relname::text, c.oid,
+       c.relkind IN ('r', 'p'), c.relpersistence = 'p',
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
-  AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer') AND n.nspname !~ '^pg_toast'
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer') AND n.nspname !~ '^pg_(toast|temp)'
 ORDER BY n.nspname <> 'public', 1
 """
-_RELATION = """
-SELECT c.oid, format('%I.%I', n.nspname, c.relname), c.relname::text, c.relkind::text,
-       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
-FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
-  AND ($1 IN (format('%s.%s', n.nspname, c.relname), format('%I.%I', n.nspname, c.relname))
-       OR $1 IN (c.relname::text, quote_ident(c.relname)) AND c.oid = ANY ($2))
-ORDER BY n.nspname, c.relname
-"""
-# Every name is qualified, because it runs under the role's search_path.
-_VISIBLE = "SELECT pg_catalog.array_agg(oid) FROM pg_catalog.pg_class WHERE pg_catalog.pg_table_is_visible(oid)"
 _COLUMNS = """
 SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
 WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
@@ -96,29 +86,31 @@ class Table:
 
 def tables(connection: Connection) -> dict[str, bool]:
     """Return the tables to choose from, schema public first, and whether this role may read each."""
-    return dict(connection.execute(_TABLES).fetchall())
+    rows = connection.execute(_RELATIONS).fetchall()
+    return {name: may_read for _, name, _, _, is_table, is_logged, may_read in rows if is_table and is_logged}
 
 
 def find(connection: Connection, name: str) -> Table:
-    """Find a table by its name, with or without its schema, quoted or not.
+    """Find a table by its name, quoted or not; without its schema, one in public is preferred.
 
     Raises:
         SourceError: There is no such table, several have the name, or this role may not read it.
         DefinitionError: It cannot be captured, or has no key.
     """
-    with names_as_written(connection):
-        visible = value(connection, _VISIBLE)
-    found = connection.execute(_RELATION, (name, visible)).fetchall()
-    found = [row for row in found if row[1] == name] or found
+    rows, plain = connection.execute(_RELATIONS).fetchall(), bare(name)
+    found = [row for row in rows if row[0] == name] or [row for row in rows if row[1] == plain]
     if not found:
-        raise SourceError(f"The database has no table {name or repr(name)}", hint=_listed(connection, name))
+        found = [row for row in rows if row[2] in (name, plain)]
+        found = [row for row in found if row[1].startswith("public.")] or found
+    if not found:
+        raise SourceError(f"The database has no table {name or repr(name)}", hint=_listed(connection))
     if len(found) > 1:
-        names = ", ".join(str(row[1]) for row in found)
+        names = ", ".join(str(row[0]) for row in found)
         raise SourceError(f"Several tables are called {name}: {names}", hint="Name one of them with its schema.")
-    oid, relation, bare_name, kind, may_read = found[0]
-    if kind == "v":
+    relation, _, bare_name, oid, is_table, _, may_read = found[0]
+    if not is_table:
         raise SourceError(
-            f"{relation} is a view, and a draft begins with a table",
+            f"{relation} is a view or a foreign table, and a draft begins with a table",
             hint="Name the table whose rows become documents; you can then change select.sql to read the view.",
         )
     eligibility.require_capturable(connection, oid, "A draft of it")
@@ -149,13 +141,9 @@ def bare(relation: str) -> str:
     return ".".join(part[1:-1].replace('""', '"') if part.startswith('"') else part for part in parts)
 
 
-def _listed(connection: Connection, name: str) -> str:
-    """List tables with that name in other schemas; otherwise those that exist."""
+def _listed(connection: Connection) -> str:
     found = list(tables(connection))
     if not found:
         return "It has no table at all. Check that this is the right database."
-    wanted = bare(name).rpartition(".")[2].casefold()
-    if alike := [table for table in found if table.rpartition(".")[2].casefold() == wanted]:
-        return f"Is it {' or '.join(alike)}?"
     more = f" and {len(found) - _LISTED_MAX:,} more" if len(found) > _LISTED_MAX else ""
     return "There are: " + ", ".join(found[:_LISTED_MAX]) + more

@@ -214,8 +214,7 @@ class Api:
         """Cancel a job; ``note`` says so if documents that it did not write may be stale."""
         with self._connection() as connection:
             cancelled = _changed(asked, connection, job_id, queue.cancel)
-            incomplete = reindex.incomplete_by(connection, cancelled)
-        note = "" if incomplete is None else f"What it left out may be stale. {reindex.way_on(incomplete)}"
+            note = reindex.hint_after(connection, cancelled)
         return {**_job(cancelled, asked), "note": note}
 
     def retry(self, asked: Asked) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Guarantees:
 
 - The port is bound at once: a daemon whose port is in use fails before it does anything else.
 - It delays no other component, nor the end of the daemon: requests not answered in time are then cut off.
-- What clients send is limited in size and number, and connections without a request keep no other out.
+- What clients send is limited in size and number, and connections without a request are soon closed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 import structlog
 from waitress import wasyncore
-from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
 
 from syncer.base.errors import ConfigError
@@ -36,8 +35,9 @@ _BACKLOG = 1024
 """More connections than this at once would be accepted in any order, after a second or more."""
 _HEADER_BYTES_MAX = 16 * 1024
 _BODY_BYTES_MAX = 64 * 1024
-_SILENT_SECONDS = 30
-_CLEANUP_SECONDS = 10
+_SILENT_SECONDS = 10
+"""How long a connection may be idle: less than a liveness probe is patient."""
+_CLEANUP_SECONDS = 2
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -72,26 +72,9 @@ class WebServer:
         try:
             while not stop.is_requested:
                 wasyncore.loop(timeout=_LOOP_SECONDS, use_poll=True, map=sockets, count=1)
-                _make_room(server, sockets)
         finally:
             server.task_dispatcher.shutdown(timeout=_STOP_SECONDS)
             wasyncore.close_all(sockets)
-
-
-def _make_room(server: TcpWSGIServer, sockets: dict[int, Any]) -> None:
-    """If there is no room for another connection, close the oldest one without a request or an answer under way.
-
-    So a connection that sends its request at once is always accepted, however many others send nothing or little.
-    Waiting for their timeout would keep a liveness probe out, and a healthy daemon would be restarted. The newest one
-    is left alone: its request may be on the way.
-    """
-    if len(sockets) < CONNECTIONS_MAX:
-        return
-    channels: dict[int, HTTPChannel] = server.active_channels  # type: ignore[assignment]  # typeshed has the class
-    oldest_first = sorted(channels.values(), key=lambda channel: channel.creation_time)
-    idle = [channel for channel in oldest_first[:-1] if not channel.requests and not channel.total_outbufs_len]
-    if idle:
-        idle[0].handle_close()
 
 
 def listen(settings: WebSettings) -> socket.socket | None:

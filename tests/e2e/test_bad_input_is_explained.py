@@ -129,7 +129,7 @@ SELECTS = {
     "reads_a_foreign_table": bad_relation("public.a_foreign", "a foreign table"),
     "reads_a_catalogue_table": bad_select("SELECT c.oid AS _id FROM pg_class AS c", "pg_class", "catalogue"),
     "reads_a_catalogue_view": bad_select(
-        "SELECT t.tablename AS _id FROM pg_tables AS t", "pg_catalog.pg_class", "catalogue"
+        "SELECT t.tablename AS _id FROM pg_tables AS t", "pg_catalog.pg_tables", "catalogue"
     ),
     "reads_a_catalogue_aside": bad_select(
         "SELECT p.id AS _id, (SELECT count(*) FROM pg_class) AS tables FROM posts AS p", "pg_class", "catalogue"

@@ -71,7 +71,8 @@ _RETRIED_ITEMS = frozenset({408, NO_ROOM, 500, 502, 503, 504})
 _DATA_ITEMS = frozenset({400, 413})
 _PRODUCT = "x-elastic-product"
 CLUSTER_BLOCK = "cluster_block_exception"
-_OF_INDEX = frozenset({CLUSTER_BLOCK, "index_closed_exception", "unavailable_shards_exception"})
+OF_INDEX = frozenset({CLUSTER_BLOCK, "index_closed_exception", "unavailable_shards_exception"})
+"""The kinds of errors with which an index takes no documents for now."""
 _DISK_FULL = "flood-stage watermark"
 _CLUSTER_READ_ONLY = "cluster read-only"  # cluster.blocks.*, set during the request
 
@@ -127,7 +128,7 @@ def decide_item(status: int, kind: str, reason: str = "") -> Action:
 
     ``reason`` distinguishes a block of the cluster from one of the index.
     """
-    if kind in _OF_INDEX:
+    if kind in OF_INDEX:
         return Action.RETRY if _CLUSTER_READ_ONLY in reason else Action.SUSPEND
     if status in _RETRIED_ITEMS:
         return Action.RETRY

@@ -11,7 +11,7 @@ from typing import Any
 
 from elasticsearch import Elasticsearch
 
-from syncer.base.error_policy import Action, decide_item
+from syncer.base.error_policy import OF_INDEX, Action, decide_item
 from syncer.base.errors import LockError, UnavailableError
 from syncer.elasticsearch.indices import GC_DELETES_SECONDS, seconds
 
@@ -78,13 +78,20 @@ def multi_get(client: Elasticsearch, places: Iterable[Mapping[str, str]]) -> lis
 def send(
     client: Elasticsearch, operations: Sequence[dict[str, Any]], *, index: str | None = None
 ) -> list[dict[str, Any]]:
-    """Send a bulk request; return the answers. If one of them calls for a retry, raise `UnavailableError`."""
+    """Send a bulk request; return the answers. If one calls for a retry, or an index is blocked, it is unavailable.
+
+    Raises:
+        UnavailableError: Try again.
+    """
     if not operations:
         return []
     items = [next(iter(item.values())) for item in client.bulk(index=index, operations=operations).body["items"]]
     for item in items:
         error = item.get("error")
-        if error and decide_item(item["status"], error["type"], error.get("reason") or "") is Action.RETRY:
+        if error is None:
+            continue
+        action = decide_item(item["status"], error["type"], error.get("reason") or "")
+        if action is Action.RETRY or error["type"] in OF_INDEX:
             raise UnavailableError(f"Elasticsearch cannot write at the moment: {error['reason']}")
     return items
 

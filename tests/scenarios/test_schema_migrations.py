@@ -18,6 +18,7 @@ from syncer.base.errors import SourceError
 from syncer.base.postgres import AdvisoryLock
 from syncer.capture.reader import OutboxReader
 from syncer.capture.triggers import row_trigger, truncate_trigger
+from syncer.documents import registry
 from tests.support.capture import forget, install, triggers, written
 from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, wait_until
 
@@ -101,6 +102,27 @@ def test_what_waits_in_an_earlier_schema_is_read_after_the_upgrade(
     forget(world)
     world.sql("UPDATE posts SET title = 'captured once'")
     assert written(world) == [("public.posts", "U", {"id": "2"}, {"id": "2"})]
+
+
+def test_a_definition_of_an_earlier_version_is_read_and_derived_again(world: World) -> None:
+    """Its columns had types, and its relations another form: apply writes every document once more."""
+    stored = "jsonb_set(jsonb_set(definition, '{dependencies,fields}', %s), '{dependencies,shapes}', %s)"
+    fields = '[{"name": "title", "type": "text"}, {"name": "body", "type": "text"}]'
+    shapes = '{"public.posts": {"kind": "a table", "columns": {"id": "bigint"}, "values": [], "lists_values": false}}'
+    world.sql(f"UPDATE syncer.document SET definition = {stored}", fields, shapes)
+    world.sql(base_migrations._files()["0011.dependencies"].decode())
+    with world.connect() as connection:
+        (before,) = registry.documents(connection)
+        assert before.dependencies.fields == ("title", "body")
+    world.sql("INSERT INTO users (id, name, email) VALUES (1, 'John', '')")
+    world.sql("INSERT INTO posts (id, user_id, title, body) VALUES (2, 1, 'a title', '')")
+    applied = world.syncer("apply", "--yes")
+    assert applied.returncode == 0, applied.stdout + applied.stderr
+    assert world.differences() == []
+    with world.connect() as connection:
+        (after,) = registry.documents(connection)
+        assert after.revision > before.revision
+        assert after.dependencies.shapes
 
 
 def waiting_for_the_lock(world: World) -> int:

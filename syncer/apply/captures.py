@@ -50,7 +50,7 @@ def captures(connection: Connection, documents: Iterable[Document]) -> Iterable[
 
 def _aggregate(connection: Connection, relation: str, readers: list[Dependencies]) -> tuple[str, str]:
     """Return the root row that a row of this table belongs to by a foreign key; otherwise the row itself."""
-    roots = {(one.root, one.root_key) for one in readers if one.root not in (None, relation)}
+    roots = {(reader.root, reader.root_key) for reader in readers if reader.root not in (None, relation)}
     for column, referenced, referenced_column in connection.execute(_FOREIGN_KEYS, (relation,)).fetchall():
         if (referenced, referenced_column) in roots:
             return referenced, column

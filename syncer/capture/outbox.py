@@ -128,7 +128,7 @@ def in_progress(cursor: str) -> list[int]:
 
 def as_of(seen: str, xid: int) -> str:
     """Return the cursor that has seen what a snapshot sees of the transactions before this one."""
-    before = [one for one in in_progress(seen) if one < xid]
+    before = [id_ for id_ in in_progress(seen) if id_ < xid]
     return f"{min(before, default=xid)}:{xid}:{','.join(map(str, before))}"
 
 
@@ -145,7 +145,7 @@ def written_by(connection: Connection, xid: int) -> list[bytes] | None:
 
 
 def _unseen(cursor: str) -> sql.Composed:
-    return sql.SQL(_UNSEEN).format(*(sql.Literal(one) for one in _bounds(cursor)))
+    return sql.SQL(_UNSEEN).format(*(sql.Literal(bound) for bound in _bounds(cursor)))
 
 
 def _bounds(cursor: str) -> tuple[str, str]:

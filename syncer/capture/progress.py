@@ -286,7 +286,11 @@ def places(connection: Connection) -> dict[int, Place]:
 
 def advance(connection: Connection, reached: Mapping[int, Place]) -> None:
     """Save how far partitions are handled, unless more was saved before."""
-    columns = ([*reached], [one.next_offset for one in reached.values()], [one.number for one in reached.values()])
+    columns = (
+        [*reached],
+        [place.next_offset for place in reached.values()],
+        [place.number for place in reached.values()],
+    )
     connection.execute(_ADVANCE, columns, prepare=True)
 
 

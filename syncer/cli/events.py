@@ -46,7 +46,7 @@ def events(
         migrations.require_current(connection)
         found = timeline.read(connection, seconds=int(since[:-1]) * _SECONDS[since[-1]])
     if as_json:
-        typer.echo(json.dumps([one.as_json() for one in found], indent=2))
+        typer.echo(json.dumps([note.as_json() for note in found], indent=2))
     else:
         _show(render.console(sys.stdout), found, since=since)
 
@@ -56,7 +56,7 @@ def _show(out: Console, found: Sequence[TimelineEvent], *, since: str) -> None:
         render.say(out, f"Nothing happened in the last {since}.")
         return
     rows = [
-        (f"{one.at:%Y-%m-%d %H:%M:%S}", (one.message, _STYLES.get(one.level, "")), f"{one.host}, {one.process}")
-        for one in found
+        (f"{note.at:%Y-%m-%d %H:%M:%S}", (note.message, _STYLES.get(note.level, "")), f"{note.host}, {note.process}")
+        for note in found
     ]
     out.print(Rows(("at (UTC)", "event", "host, process"), rows))

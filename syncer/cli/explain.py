@@ -38,7 +38,7 @@ def explain(
     """
     with render.asking(), open_parts("explain") as parts:
         parts.document(document)
-        chosen = [one for one in registry.documents(parts.connection) if one.name == document]
+        chosen = [each for each in registry.documents(parts.connection) if each.name == document]
         seen = explaining.explain(parts.connection, parts.index, chosen, id_, seconds=timeout)
     if as_json:
         render.print_json(explaining.as_json(seen, id_, values=values))
@@ -73,8 +73,8 @@ def _facts(seen: Explanation) -> Iterator[tuple[Part, Part]]:
         routing = f", _routing {seen.row.routing}" if seen.row.routing else ""
         yield "Postgres", f"its SELECT returns it: {amount(len(seen.row.source), 'byte')}{routing}"
     copies = [
-        f"{_version(one.version)}{f', under routing {one.routing}' if one.place.routing != one.id else ''}"
-        for one in seen.copies
+        f"{_version(copy.version)}{f', under routing {copy.routing}' if copy.place.routing != copy.id else ''}"
+        for copy in seen.copies
     ]
     yield "Elasticsearch", "\n".join(copies) or "nothing under this id"
     if seen.drift is not None:

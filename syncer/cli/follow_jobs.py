@@ -165,8 +165,8 @@ class LoadProgress:
             DocumentError: The definition is suspended.
             JobError: A job is paused, was cancelled, or failed.
         """
-        ids = {one.id for one in reindex.pending(self._parts.connection, building)}
-        while left := [one for one in reindex.pending(self._parts.connection, building) if one.id in ids]:
+        ids = {job.id for job in reindex.pending(self._parts.connection, building)}
+        while left := [job for job in reindex.pending(self._parts.connection, building) if job.id in ids]:
             say(self._out, f"{building.index_name} waits for job {left[0].id} ({left[0].reason})")
             self.follow(building, left[0].id, is_partial=True, is_pending=True)
 

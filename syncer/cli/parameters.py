@@ -93,9 +93,9 @@ class _WithoutFlagTypes:
 
     def get_params(self, ctx: typer.Context) -> list[Any]:
         found: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the class that this is mixed into
-        for one in found:
-            if getattr(one, "is_flag", False):
-                one.metavar = ""
+        for param in found:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
         return found
 
 

@@ -53,8 +53,8 @@ def _show(out: Console, waited: Waited) -> None:
         say(out, f"Transaction {waited.xid} is {what}, {after}.")
     else:
         say(out, f"Transaction {waited.xid} is {what}, {after}, except:")
-    for one in waited.dead_lettered:
-        say(out, f"  {one.document} {one.id} is dead-lettered: {one.error}")
+    for letter in waited.dead_lettered:
+        say(out, f"  {letter.document} {letter.id} is dead-lettered: {letter.error}")
     for name in waited.suspended:
         say(out, f"  {name} is suspended: see syncer status")
     for name in waited.incomplete:

@@ -49,7 +49,7 @@ def canonical(connection: Connection, document: Document, condition: str) -> str
         JobError: Postgres refuses it; the message quotes Postgres.
         psycopg.Error: The server is unavailable.
     """
-    every_row, some_rows = (matching(document, one).as_string(connection) for one in (_ALWAYS, condition))
+    every_row, some_rows = (matching(document, condition_).as_string(connection) for condition_ in (_ALWAYS, condition))
     try:
         with names_as_written(connection):
             # A prepared statement is a single statement; without arguments it can have no parameters.

@@ -135,8 +135,8 @@ def castable(connection: Connection, document: Document, ids: Sequence[str]) -> 
     """Return the ids that are valid for the type of ``_id``. No row has another one."""
     is_valid = _IS_ID.get(document.dependencies.id_type)
     if is_valid is not None:
-        return [one for one in ids if is_valid(one)]
-    return _cast(connection, query_of(_CASTS, document), [one for one in ids if is_text(one)])
+        return [id_ for id_ in ids if is_valid(id_)]
+    return _cast(connection, query_of(_CASTS, document), [id_ for id_ in ids if is_text(id_)])
 
 
 def _cast(connection: Connection, casts: sql.Composed, ids: list[str]) -> list[str]:

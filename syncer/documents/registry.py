@@ -180,7 +180,7 @@ class Catalogue:
         self._documents = {}
 
     def _read(self, connection: Connection) -> None:
-        self._documents = {one.index_name: one for one in documents(connection)}
+        self._documents = {document.index_name: document for document in documents(connection)}
 
 
 def documents(connection: Connection) -> list[Document]:
@@ -190,12 +190,12 @@ def documents(connection: Connection) -> list[Document]:
 
 def current(connection: Connection) -> dict[str, Document]:
     """Return the definitions of current indices, by name."""
-    return {one.name: one for one in documents(connection) if one.role is Role.CURRENT}
+    return {document.name: document for document in documents(connection) if document.role is Role.CURRENT}
 
 
 def by_role(connection: Connection, name: str) -> dict[Role, Document]:
     """Return the definitions of one document, by role."""
-    return {one.role: one for one in documents(connection) if one.name == name}
+    return {document.role: document for document in documents(connection) if document.name == name}
 
 
 def _document(row: Sequence[Any]) -> Document:

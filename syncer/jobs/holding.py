@@ -33,8 +33,8 @@ def held(
     found: dict[str, list[int]] = {}
     if not jobs:
         return found
-    writable = [one for one in ids if is_text(one)]  # no job can write the others
-    rows = connection.execute(_IN_CHUNKS, ([one.id for one in jobs], writable)).fetchall()
+    writable = [id_ for id_ in ids if is_text(id_)]  # no job can write the others
+    rows = connection.execute(_IN_CHUNKS, ([job.id for job in jobs], writable)).fetchall()
     for job in jobs:
         if not job.is_listed and job.state is not JobState.CLEANING_UP:  # not all of its ids are known yet
             holds = set(writable)

@@ -182,7 +182,7 @@ class ChangeConsumer:
                 return
             # The partition was assigned by this very poll: read the record again later.
             self._consumer.seek(TopicPartition(self._settings.topic, partition, offset))
-        self._consumer.resume([one for one in self._consumer.assignment() if one in assigned])
+        self._consumer.resume([place for place in self._consumer.assignment() if place in assigned])
 
     def close(self) -> None:
         """Wait a short time for the departure from the group.
@@ -214,14 +214,14 @@ class ChangeConsumer:
 
     def _seek(self, partitions: Sequence[TopicPartition]) -> None:
         handled = self._begin()
-        for one in partitions:
-            place = handled.get(one.partition, Place(next_offset=None, number=0))
-            one.offset = OFFSET_BEGINNING if place.next_offset is None else place.next_offset
-            self._numbers[one.partition] = place.number
+        for partition in partitions:
+            place = handled.get(partition.partition, Place(next_offset=None, number=0))
+            partition.offset = OFFSET_BEGINNING if place.next_offset is None else place.next_offset
+            self._numbers[partition.partition] = place.number
 
     def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        for one in partitions:
-            self._numbers.pop(one.partition, None)
+        for partition in partitions:
+            self._numbers.pop(partition.partition, None)
         try:
             # If this member stays, librdkafka would remember that they are paused when they come back.
             consumer.resume(partitions)

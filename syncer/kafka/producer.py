@@ -113,7 +113,11 @@ class ChangeProducer:
         """Queue an empty record for each partition that was quiet for a while; return whether there is one."""
         # Rule: a-quiet-partition-gets-an-empty-record.
         now = time.monotonic()
-        quiet = [one for one in self.numbers.latest if now - self._sent_at.setdefault(one, now) >= QUIET_SECONDS]
+        quiet = [
+            partition
+            for partition in self.numbers.latest
+            if now - self._sent_at.setdefault(partition, now) >= QUIET_SECONDS
+        ]
         for partition in quiet:
             self._send(partition, b"", b"")
         return bool(quiet)

@@ -50,8 +50,10 @@ def _of_postgres(stored: Stored) -> Values:
         metrics.OUTBOX_BYTES: {(): stored.outbox_bytes},
         metrics.OUTBOX_SEGMENTS: {(): stored.outbox_segments},
         metrics.EPOCH: {(): stored.epoch},
-        metrics.VERIFIED_AT: {(one.document,): one.finished_at.timestamp() for one in stored.verifications},
-        metrics.DRIFTED: {(one.document,): one.drifted for one in stored.verifications},
+        metrics.VERIFIED_AT: {
+            (verification.document,): verification.finished_at.timestamp() for verification in stored.verifications
+        },
+        metrics.DRIFTED: {(verification.document,): verification.drifted for verification in stored.verifications},
     }
 
 

@@ -456,7 +456,12 @@ def ask_elasticsearch(client: Elasticsearch, targets: Sequence[Target]) -> Held:
 
 def _kafka(stored: Stored | None) -> Server:
     """Kafka, as daemons report it."""
-    troubles = [one for daemon in (stored.at_work if stored else ()) for one in daemon.troubles if one.server == KAFKA]
+    troubles = [
+        trouble
+        for daemon in (stored.at_work if stored else ())
+        for trouble in daemon.troubles
+        if trouble.server == KAFKA
+    ]
     longest = max(troubles, key=lambda trouble: trouble.seconds, default=None)
     if longest is None:
         return Server(server=KAFKA, error=None, age_seconds=0.0)
@@ -495,7 +500,9 @@ def _document(
         roles={target.index_name: target.role for target in targets},
         faults={name: held.faults[name] for name in names if name in held.faults},
         dead_letters=sum(stored.dead_letters.get(name, 0) for name in names),
-        drifted=sum(one.drifted for one in stored.verifications if one.document == served.name),
+        drifted=sum(
+            verification.drifted for verification in stored.verifications if verification.document == served.name
+        ),
         troubles={
             target.index_name: target.suspended
             for target in targets

@@ -42,8 +42,10 @@ def make_up(connection: Connection, cause: str, *, loss: LossError | None = None
     """
     with connection.transaction():
         connection.execute(_WAIT_FOR_DISK)
-        unsuspended = [one for one in registry.documents(connection) if one.suspended is None]
-        jobs = [job for one in unsuspended if (job := queue.create(connection, one, JobKind.REFRESH)) is not None]
+        unsuspended = [document for document in registry.documents(connection) if document.suspended is None]
+        jobs = [
+            job for document in unsuspended if (job := queue.create(connection, document, JobKind.REFRESH)) is not None
+        ]
         if loss is not None:
             progress.cover(connection, loss.partition, loss.number)
     metrics.LOSSES.inc()

@@ -77,7 +77,7 @@ class Watch:
             if noted:
                 structlog.get_logger().info("watch.files_noted", relations=noted)
             documents = self._catalogue.refresh(connection)
-            tables = sorted({table for one in documents for table in one.dependencies.tables})
+            tables = sorted({table for document in documents for table in document.dependencies.tables})
             if lost := install.lost(connection, tables):
                 install.arm(connection)
             suspended = []

@@ -223,7 +223,7 @@ def _activate(connection: Connection, step: Step, missed: Collection[Document]) 
         return InitialLoad(document=document, job=None)
     # Rules: load-the-new-index-after-the-commit, load-after-the-commit.
     job = queue.create(connection, document, JobKind.INITIAL_LOAD, resumes=not step.is_new_revision)
-    assert job is not None  # noqa: S101 - the document is active, and `alone` keeps others from withdrawing it
+    assert job is not None  # the document is active, and `alone` keeps others from withdrawing it
     return InitialLoad(document=document, job=job.id)
 
 

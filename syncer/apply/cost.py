@@ -143,7 +143,7 @@ def missing_indexes(
     equalities = [equal for node in nodes for key in _CONDITIONS for equal in _equalities(node.get(key, ""))]
     for alias, node in scans.items():
         row = connection.execute(_TABLE, (node["Schema"], node["Relation Name"])).fetchone()
-        assert row is not None  # noqa: S101 - it was just planned
+        assert row is not None  # it was just planned
         relation, is_partitioned, is_partition = row
         # A condition above the partitions names their table.
         sides = _compared(equalities, {alias, alias.rpartition("_")[0]} if is_partition else {alias})

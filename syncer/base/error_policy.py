@@ -223,7 +223,7 @@ def _explain_in_work(error: Exception, document: str) -> SyncerError:
     if isinstance(error, elasticsearch.ApiError):
         return explain_refusal(document, reason(error))
     explained = explain(error)
-    assert explained is not None  # noqa: S101 - `explain` knows each of _OF_DOCUMENT
+    assert explained is not None  # `explain` knows each of _OF_DOCUMENT
     return explained
 
 

@@ -228,7 +228,7 @@ A commit with ``synchronous_commit = off`` is visible earlier, and a crash can u
 def value(connection: Connection, query: str | sql.Composed, parameters: Sequence[object] = ()) -> object:
     """Return the first column of the only row of a query that always returns one row."""
     row = connection.execute(query, parameters).fetchone()
-    assert row is not None  # noqa: S101 - see the docstring
+    assert row is not None  # see the docstring
     return row[0]
 
 

@@ -231,7 +231,7 @@ class Trouble:
         return self._clock() - since >= self._brief_seconds and what not in self._told
 
     def _tell(self, what: str, _: int, error: Exception) -> None:
-        assert self._began is not None  # noqa: S101 - only called for trouble that has begun
+        assert self._began is not None  # only called for trouble that has begun
         self._told.add(what)
         said = explain(error)
         self._error = said.message if said else repr(error)

@@ -40,7 +40,7 @@ FROM jsonb_to_recordset($1) AS n (age_seconds float8, event text, level text, me
 _PRUNE = f"""
 DELETE FROM syncer.event
 WHERE at < now() - interval '{DAYS_KEPT} days' OR id <= (SELECT max(id) - {KEPT_MAX} FROM syncer.event)
-"""  # noqa: S608 - only constants
+"""
 _SINCE = """
 SELECT * FROM (
     SELECT id, at, event, level, message, host, process FROM syncer.event

@@ -47,7 +47,7 @@ WHERE NOT EXISTS (SELECT FROM pg_trigger
                   WHERE tgrelid = t.oid AND tgfoid = to_regproc(a.function) AND tgenabled = 'A'
                     AND tgname = a.row_trigger))
 ORDER BY 1
-""".replace("to_regclass($1)", "to_regclass(a.relation)")  # noqa: S608 - constants of ours
+""".replace("to_regclass($1)", "to_regclass(a.relation)")
 # The table's owner creates its partitions, which have the trigger too. No other role needs the function.
 _HAS_BODY = """
 SELECT EXISTS (SELECT FROM pg_proc AS p
@@ -101,7 +101,7 @@ SET watched = excluded.watched, routing = excluded.routing,
     aggregate = excluded.aggregate, aggregate_column = excluded.aggregate_column,
     files = CASE WHEN excluded.files IS NOT NULL
                       THEN coalesce(capture.files, excluded.files) END
-"""  # noqa: S608 - of constants
+"""
 # A prepared transaction holds its locks without a process.
 _BLOCKERS = f"""{TREE}
 SELECT coalesce(format('process %s %s for %s s', l.pid, a.application_name,
@@ -112,7 +112,7 @@ WHERE l.relation IN (SELECT t.oid FROM tree AS t)
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
 ORDER BY l.mode = 'AccessShareLock', a.xact_start LIMIT 1
-"""  # noqa: S608 - of constants
+"""
 _COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped"
 
 

@@ -24,7 +24,7 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
   AND (l.classid::bigint << 32 | l.objid::bigint) = {AdvisoryLock.RELAY:d}
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND has_any_column_privilege(a.usesysid, 'syncer.job', 'UPDATE') -- any login may take the lock, and leads nothing
-"""  # noqa: S608 - a constant of ours
+"""
 # Not idle_in_transaction_session_timeout: while Kafka keeps a leader from reading what the server has sent, it can send
 # nothing either.
 _HOLD = "SELECT set_config('idle_session_timeout', $1, false)"

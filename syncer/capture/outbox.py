@@ -46,14 +46,14 @@ SELECT coalesce(c.aggregate || ':' || coalesce(o.new ->> c.aggregate_column, o.o
          AS key,
        {_CHANGE} AS change, extract(epoch FROM o.changed_at)::float8 AS changed_at, o.xid, o.id
 FROM syncer.outbox AS o LEFT JOIN syncer.capture AS c USING (relation)
-"""  # noqa: S608 - a constant of ours
+"""
 # One statement is one snapshot, and one round trip.
 # Rule: the-cursor-is-what-was-read.
 _NEW = f"""
 SELECT s.snapshot, o.key, o.change, o.changed_at
 FROM (SELECT pg_current_snapshot()::text AS snapshot) AS s
 LEFT JOIN LATERAL ({_CHANGES} WHERE {_UNSEEN.format("$1", "$2")} LIMIT $3) AS o ON true
-"""  # noqa: S608 - a constant of ours
+"""
 _OF_TRANSACTION = f"""
 {_CHANGES} WHERE o.xid = $1::xid8 AND o.id > $2 AND pg_visible_in_snapshot(o.xid, $3::pg_snapshot)
 ORDER BY o.id LIMIT $4
@@ -62,7 +62,7 @@ _SINCE = f"""
 {_CHANGES} WHERE (o.xid, o.id) > ($1::xid8, $2) AND pg_visible_in_snapshot(o.xid, $3::pg_snapshot)
 ORDER BY o.xid, o.id LIMIT $4
 """
-_WRITTEN_BY = f"SELECT {_CHANGE} FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2"  # noqa: S608 - a constant of ours
+_WRITTEN_BY = f"SELECT {_CHANGE} FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2"
 _RELATIONS = """
 SELECT array_agg(DISTINCT w.relation), count(*)
 FROM (SELECT o.relation FROM syncer.outbox AS o WHERE o.xid = $1::xid8 LIMIT $2) AS w
@@ -163,7 +163,7 @@ def trim(connection: Connection, cursor: str) -> int:
         How many segments were emptied.
     """
     row = connection.execute(_SEGMENTS).fetchone()
-    assert row is not None  # noqa: S101 - a sequence has a row
+    assert row is not None  # a sequence has a row
     current, has_rows = row
     others = [number for number in range(SEGMENTS) if number != current]
     trimmed = [number for number in others if has_rows[number] and _truncate_seen(connection, number, cursor)]

@@ -40,12 +40,12 @@ AND pg_snapshot_xmax(snapshot) <= pg_snapshot_xmax(pg_current_snapshot())
 """
 CURSOR = "(SELECT * FROM syncer.cursor ORDER BY id DESC LIMIT 1)"
 """The row of the saved cursor, if there is one, as a table."""
-_READ = f"SELECT snapshot::text, numbers, changes, {IS_VALID} FROM {CURSOR} AS c"  # noqa: S608 - constants of ours
+_READ = f"SELECT snapshot::text, numbers, changes, {IS_VALID} FROM {CURSOR} AS c"
 # The identifier of the cluster is copied: to read it anew is to read a file.
 _SAVE = f"""
 INSERT INTO syncer.cursor (system_identifier, snapshot, changed_at, changes, numbers, adopted_in)
 SELECT c.system_identifier, $1::pg_snapshot, to_timestamp($2::float8), $3, $4, c.adopted_in FROM {CURSOR} AS c
-"""  # noqa: S608 - a constant of ours
+"""
 _RENEW = "UPDATE syncer.outbox SET xid = pg_current_xact_id()"
 _DROP_CURSORS = "DELETE FROM syncer.cursor"
 # A transaction that waits for one that has written some of these rows waits for this one: see `syncer.capture.outbox`.
@@ -74,15 +74,15 @@ _HANDLED = f"""
 SELECT id, changes, coalesce((SELECT changes FROM {CURSOR} AS c), 0) - changes,
        extract(epoch FROM waiting_since)::float8
 FROM syncer.handled
-"""  # noqa: S608 - a constant of ours
-_NEWEST = f"SELECT coalesce(max(id), 0) FROM {CURSOR} AS c"  # noqa: S608 - a constant of ours
+"""
+_NEWEST = f"SELECT coalesce(max(id), 0) FROM {CURSOR} AS c"
 _MOMENT = "SELECT pg_current_snapshot()::text"
 # Adopted rows of the outbox have another transaction's id since, which belongs to no writer: they count as older than
 # any moment, and are handled once that transaction is.
 _LATEST = f"""
 syncer.handled AS h
 LEFT JOIN (SELECT id, snapshot, adopted_in, {IS_VALID} AS is_valid FROM {CURSOR} AS saved) AS c ON true
-"""  # noqa: S608 - constants of ours
+"""
 # If nothing is written for a while, no cursor is saved either: then the outbox says that there is nothing to handle.
 _IS_HANDLED = f"""
 SELECT coalesce(c.is_valid AND pg_visible_in_snapshot(c.adopted_in, h.snapshot)
@@ -98,13 +98,13 @@ SELECT coalesce(c.is_valid AND pg_visible_in_snapshot(c.adopted_in, h.snapshot)
        AND NOT EXISTS (SELECT FROM syncer.outbox AS o
                        WHERE o.xid = c.adopted_in AND NOT pg_visible_in_snapshot(c.adopted_in, c.snapshot))
 FROM (VALUES ($1::pg_snapshot)) AS m (moment) CROSS JOIN {_LATEST}
-"""  # noqa: S608 - constants of ours
+"""
 _TRANSACTION = f"""
 SELECT coalesce(c.is_valid AND pg_visible_in_snapshot(t.xid, c.snapshot), false),
        coalesce(c.is_valid AND pg_visible_in_snapshot(t.xid, h.snapshot), false),
        EXISTS (SELECT FROM syncer.outbox AS o WHERE o.xid = t.xid)
 FROM {_LATEST} CROSS JOIN LATERAL (SELECT greatest($1::xid8, CASE WHEN c.is_valid THEN c.adopted_in END) AS xid) AS t
-"""  # noqa: S608 - constants of ours
+"""
 _PLACES = "SELECT partition, next_offset, number FROM syncer.partition"
 # Forwards only, by number: a worker that was replaced meanwhile may be late.
 _ADVANCE = """
@@ -200,7 +200,7 @@ class Numbers:
     def take(self, partition: int) -> tuple[int, int]:
         """A new number for a record of this partition, and the one of the record before it."""
         self._last += 1
-        assert self._last < self._end  # noqa: S101 - 4 billion records
+        assert self._last < self._end  # 4 billion records
         previous = self.latest.get(partition, 0)
         self.latest[partition] = self._last
         return self._last, previous
@@ -256,7 +256,7 @@ def newest(connection: Connection) -> int:
 def handled(connection: Connection) -> Handled:
     """What is handled now."""
     row = connection.execute(_HANDLED).fetchone()
-    assert row is not None  # noqa: S101 - the view has a row
+    assert row is not None  # the view has a row
     return Handled(id=row[0], changes=row[1], waiting=row[2], waiting_since=row[3])
 
 
@@ -273,7 +273,7 @@ def is_handled(connection: Connection, moment: str) -> bool:
 def transaction(connection: Connection, xid: int) -> Transaction:
     """How far the changes of a committed transaction are."""
     row = connection.execute(_TRANSACTION, (str(xid),)).fetchone()
-    assert row is not None  # noqa: S101 - the view has a row
+    assert row is not None  # the view has a row
     is_read, is_handled, is_there = row
     return Transaction(is_read=is_read, is_handled=is_handled, is_captured=is_read or is_there)
 

@@ -77,7 +77,7 @@ class OutboxReader:
     @property
     def connection(self) -> Connection:
         """The leader's connection."""
-        assert self._connection is not None  # noqa: S101 - only a leader asks
+        assert self._connection is not None  # only a leader asks
         return self._connection
 
     @property
@@ -108,7 +108,7 @@ class OutboxReader:
 
     def read(self, *, rows_max: int) -> Page:
         """Return the changes that are new; at most so many, and then more follow."""
-        assert self._cursor is not None  # noqa: S101 - only a leader reads
+        assert self._cursor is not None  # only a leader reads
         if self._pages is None:
             seen, rows = outbox.new(self.connection, self._cursor, rows_max=rows_max)
             if rows is not None:
@@ -192,7 +192,7 @@ class OutboxReader:
                     timeline=f"The outbox is read again: {amount(adopted, 'change')}.",
                 )
             saved = progress.read(connection)
-            assert saved is not None  # noqa: S101 - it was just saved
+            assert saved is not None  # it was just saved
         self._changes, self.numbers = saved.changes, saved.numbers
         return saved.snapshot
 

@@ -25,12 +25,12 @@ _PRESENT = f"""{TREE}
 SELECT CASE WHEN EXISTS (SELECT FROM pg_class WHERE oid = to_regclass($1) AND relkind IN ('p', 'r'))
             THEN array_agg(format('%s %s %s', oid, attached_by, pg_relation_filenode(oid)) ORDER BY oid) END
 FROM tree
-"""  # noqa: S608 - of constants
+"""
 TRIGGERS = f"""{TREE}
 SELECT array_agg(format('%s %s', g.oid, g.xmin) ORDER BY g.oid)
 FROM tree AS t JOIN pg_trigger AS g ON g.tgrelid = t.oid JOIN pg_proc AS p ON p.oid = g.tgfoid
 WHERE p.pronamespace = 'syncer'::regnamespace
-"""  # noqa: S608 - of constants
+"""
 """The query for what identifies the triggers of a table, ``$1``, and of its partitions."""
 _MOVED = """
 SELECT c.relation FROM syncer.capture AS c
@@ -39,7 +39,7 @@ ORDER BY 1
 """
 _LOCKED = f"""
 SELECT c.files, c.triggers, ({_PRESENT}), ({TRIGGERS}) FROM syncer.capture AS c WHERE relation = $1 FOR UPDATE
-"""  # noqa: S608 - of constants
+"""
 _REMEMBER = "UPDATE syncer.capture SET files = $2, triggers = $3 WHERE relation = $1"
 _WRITE_TRUNCATED = """
 INSERT INTO syncer.outbox (segment, relation, operation) SELECT last_value, $1, 'T' FROM syncer.outbox_segment

@@ -79,7 +79,7 @@ def require_committed(connection: Connection, token: Token) -> Token:
             f"No transaction {token.xid} has begun in this database",
             hint="Is the token of another database, or from before a restore? Documents are written anew after one.",
         ) from error
-    assert row is not None  # noqa: S101 - a SELECT without FROM returns a row
+    assert row is not None  # a SELECT without FROM returns a row
     status, identity = row
     if token.identity not in (None, identity):
         raise TokenError(

@@ -109,8 +109,8 @@ def _help(parameter: Any) -> str:
 def _settings() -> Iterator[str]:
     for name, section in settings.Settings.model_fields.items():
         kind = section.annotation
-        assert isinstance(kind, type)  # noqa: S101 - for the type checker: each section is a model
-        assert issubclass(kind, BaseModel)  # noqa: S101 - the same
+        assert isinstance(kind, type)  # for the type checker: each section is a model
+        assert issubclass(kind, BaseModel)  # the same
         meanings = attribute_docstrings(kind)
         yield from (f"## {name}", "", inspect.cleandoc(kind.__doc__ or ""), "")
         yield from ("| setting | kind | default | meaning |", "|---|---|---|---|")
@@ -122,7 +122,7 @@ def _settings() -> Iterator[str]:
 def attribute_docstrings(kind: type) -> Mapping[str, str]:
     """Return the docstring below each attribute of a class."""
     [definition] = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(definition, ast.ClassDef)  # noqa: S101 - for the type checker
+    assert isinstance(definition, ast.ClassDef)  # for the type checker
     found = {}
     for attribute, below in zip(definition.body, definition.body[1:], strict=False):
         if isinstance(attribute, ast.AnnAssign) and isinstance(attribute.target, ast.Name):

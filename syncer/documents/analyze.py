@@ -180,7 +180,7 @@ def _require_derivable(definition: Definition, found: Probe, derived: Derivation
     relations = dict.fromkeys([*lost, *(asked[node.table] for node in nodes)])
     files = ", ".join(f"{definition.folder}/affects/{relation.removeprefix('public.')}.sql" for relation in relations)
     template = (
-        f"SELECT d.{derived.root_key or '…'} AS _id "  # noqa: S608 - shown, not run
+        f"SELECT d.{derived.root_key or '…'} AS _id "
         f"FROM {derived.root or '…'} AS d JOIN %(rows)s AS changed ON d.… = changed.…"
     )
     raise DefinitionError(
@@ -228,7 +228,7 @@ def _analyse_affects(
     used = read.columns if read else frozenset()
     over_rows = query.replace(_ROWS, changed_rows(connection, relation))
     # The query comes first, so that an error's position refers to its file.
-    ids = f"WITH affected AS (\n{over_rows}\n) SELECT affected._id::{id_type}::text FROM affected"  # noqa: S608
+    ids = f"WITH affected AS (\n{over_rows}\n) SELECT affected._id::{id_type}::text FROM affected"
     canonical = probe(connection, ids, file).canonical
     if ROWS_MARK not in canonical:
         raise DefinitionError(f"{file}: %(rows)s must stand in a FROM clause", hint="As in: FROM %(rows)s AS changed")

@@ -174,8 +174,8 @@ def in_range(
     rows: dict[str, Row] = {}
     size = 0
     for id_, source, routing in copied(connection, query_of(_IN_RANGE, document, condition=condition(document, span))):
-        assert id_ is not None  # noqa: S101 - the query excludes it
-        assert source is not None  # noqa: S101 - no part of it is null
+        assert id_ is not None  # the query excludes it
+        assert source is not None  # no part of it is null
         name = id_.decode()
         if name in ids:
             duplicate = name

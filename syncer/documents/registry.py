@@ -34,7 +34,7 @@ d.revision, d.role, d.suspended IS NOT NULL, d.listings,
 EXISTS (SELECT FROM syncer.dead_letter AS l WHERE l.index_name = d.index_name)
 """
 """The columns for `DocumentState.of`, from a row of ``syncer.document`` as ``d``."""
-_STATE = f"SELECT {STATE_COLUMNS} FROM syncer.document AS d WHERE d.index_name = $1"  # noqa: S608 - a constant of ours
+_STATE = f"SELECT {STATE_COLUMNS} FROM syncer.document AS d WHERE d.index_name = $1"
 _REVISIONS_USED = "SELECT document, last FROM syncer.revision"
 _PUT_REVISION = """
 INSERT INTO syncer.revision AS g (document, last) VALUES ($1, $2)

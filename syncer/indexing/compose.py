@@ -206,7 +206,7 @@ class Composer:
             flushed=sql.SQL(FLUSHED), state=sql.SQL(registry.STATE_COLUMNS), index_name=sql.Literal(index_name)
         )
         row = self._connection.execute(query).fetchone()
-        assert row is not None  # noqa: S101 - the query always returns one row
+        assert row is not None  # the query always returns one row
         return DocumentState.of(row[1:])
 
     def _is_to_suspend(self, document: Document) -> bool:
@@ -270,7 +270,7 @@ class Composer:
                 return
 
     def _batch(self, ids: Sequence[str], document: Document, found: _Snapshot, *, everywhere: bool) -> Batch:
-        assert found.state is not None  # noqa: S101 - checked by the caller
+        assert found.state is not None  # checked by the caller
         absent = "" if everywhere or document.dependencies.has_routing else None
         assigned, rows = found.version, found.rows
         by_id = {

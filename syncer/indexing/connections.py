@@ -52,8 +52,8 @@ class Session:
     @property
     def connection(self) -> Connection:
         """The connection to Postgres."""
-        assert self.composer is not None  # noqa: S101 - this property opens the connection
-        assert self._connection is not None  # noqa: S101 - just opened
+        assert self.composer is not None  # this property opens the connection
+        assert self._connection is not None  # just opened
         return self._connection
 
     @contextmanager

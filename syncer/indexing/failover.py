@@ -39,26 +39,26 @@ _REMEMBERED = f"{_REMEMBERED_ONLY} FOR UPDATE"
 _MAY_HAVE_ASSIGNED = f"""
 SELECT $1::bigint < i.epoch << {EPOCH_SHIFT} | ((s.last_value + 1) << {NUMBER_SHIFT})
 FROM syncer.cluster_identity AS i, syncer.version AS s
-"""  # noqa: S608 - only constants
+"""
 # The last note of an earlier cluster identity: notes are taken every few seconds while versions are assigned.
 _IS_YOUNG = f"""
 SELECT coalesce((SELECT t.assigned_before > now() - $1::interval FROM syncer.version_time AS t
                  WHERE t.version < i.epoch << {EPOCH_SHIFT} ORDER BY t.version DESC LIMIT 1), false)
 FROM syncer.cluster_identity AS i
-"""  # noqa: S608 - only constants
+"""
 _YOUNG = timedelta(hours=1)
 # No server has timeline 0. A writer that still assigns meanwhile is no worse off than before.
 _LEAVE = f"""
 UPDATE syncer.cluster_identity SET timeline = 0
 WHERE timeline <> 0
   AND $1::bigint >= epoch << {EPOCH_SHIFT} | ((SELECT last_value + 1 FROM syncer.version) << {NUMBER_SHIFT})
-"""  # noqa: S608 - only constants
+"""
 _REMEMBER = "UPDATE syncer.cluster_identity SET system_identifier = $1, timeline = $2, sequence = $3, epoch = $4"
 _ASSIGNED = f"""
 SELECT i.installation, i.epoch, CASE WHEN s.is_called THEN s.last_value ELSE 0 END,
        (i.system_identifier, i.timeline, i.sequence) = ({CLUSTER_IDENTITY})
 FROM syncer.cluster_identity AS i, syncer.version AS s
-"""  # noqa: S608 - only constants
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,12 +21,12 @@ from syncer.base.postgres import Connection
 _SEQUENCE_LOGGED_AHEAD = 32  # SEQ_LOG_VALS in Postgres' sequence.c
 
 _UNFLUSHED = f"{_SEQUENCE_LOGGED_AHEAD} * current_setting('max_connections')::int"
-_SKIP = f"SELECT count(nextval('syncer.version')) FROM generate_series(0, {_UNFLUSHED})"  # noqa: S608 - only constants
+_SKIP = f"SELECT count(nextval('syncer.version')) FROM generate_series(0, {_UNFLUSHED})"
 
 _NEXT_WRITER = f"""
 SELECT i.epoch << {EPOCH_SHIFT} | ((s.last_value + {_UNFLUSHED}) << {NUMBER_SHIFT})
 FROM syncer.cluster_identity AS i, syncer.version AS s
-"""  # noqa: S608 - only constants
+"""
 # Rule: assign-and-read-in-turn. The lock is held from before the assign until the snapshot is taken.
 _TAKE_TURN = "LOCK TABLE syncer.version_lock IN EXCLUSIVE MODE"
 # This is the transaction's first query, so it takes the snapshot. Rolling back the savepoint releases the lock but
@@ -34,7 +34,7 @@ _TAKE_TURN = "LOCK TABLE syncer.version_lock IN EXCLUSIVE MODE"
 # Rule: gaps-between-versions.
 _ASSIGN = f"""
 SELECT epoch << {EPOCH_SHIFT} | (nextval('syncer.version') << {NUMBER_SHIFT}) FROM syncer.cluster_identity
-"""  # noqa: S608 - only constants
+"""
 
 
 def skip_unflushed(connection: Connection) -> None:
@@ -70,5 +70,5 @@ def least_next(connection: Connection) -> int:
 def row(connection: Connection, query: str, parameters: Sequence[object] = ()) -> tuple[Any, ...]:
     """Return the only row of a query on tables that have exactly one."""
     found = connection.execute(query, parameters).fetchone()
-    assert found is not None  # noqa: S101 - each of these tables has exactly one row
+    assert found is not None  # each of these tables has exactly one row
     return found

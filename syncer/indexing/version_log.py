@@ -31,14 +31,14 @@ SELECT i.installation, ({NOTED}),
             THEN i.epoch << {EPOCH_SHIFT} | (s.last_value << {NUMBER_SHIFT}) END,
        clock_timestamp()
 FROM syncer.cluster_identity AS i, syncer.version AS s
-"""  # noqa: S608 - only constants
+"""
 # Only the last note of an epoch counts.
 _NOTE = f"""
 WITH older AS (
     DELETE FROM syncer.version_time WHERE version < $1 AND version >> {EPOCH_SHIFT} = $1::bigint >> {EPOCH_SHIFT}
 )
 INSERT INTO syncer.version_time (version, assigned_before) VALUES ($1, $2) ON CONFLICT DO NOTHING
-"""  # noqa: S608 - only constants
+"""
 
 
 def note(connection: Connection) -> tuple[UUID, int]:

@@ -74,7 +74,7 @@ WITH job AS (
     FROM taken AS t WHERE j.id = t.job
 )
 SELECT id, job, number, document, index_name, ids, everywhere FROM taken
-"""  # noqa: S608 - constants of ours
+"""
 # The lock is tried for one chunk after the other, until one is free. A session could lock its own ones once more.
 _LOCK_LEFT = f"""
 SELECT p.id, p.job, p.number FROM (
@@ -82,12 +82,12 @@ SELECT p.id, p.job, p.number FROM (
     JOIN syncer.job_chunk AS p ON p.job = j.id AND p.number < j.chunks_next
     WHERE {_OPEN} AND p.id <> ALL ($1) OFFSET 0
 ) AS p WHERE pg_try_advisory_lock({_KEY}) LIMIT 1
-"""  # noqa: S608 - constants of ours
+"""
 _READ = """
 SELECT p.id, p.job, p.number, j.document, j.index_name, p.ids, p.everywhere
 FROM syncer.job AS j JOIN syncer.job_chunk AS p ON p.job = j.id WHERE p.job = $1 AND p.number = $2
 """
-_UNLOCK = f"SELECT pg_advisory_unlock({_KEY}) FROM unnest($1::bigint[]) AS p (id)"  # noqa: S608 - constants of ours
+_UNLOCK = f"SELECT pg_advisory_unlock({_KEY}) FROM unnest($1::bigint[]) AS p (id)"
 _HELD = """
 SELECT p.id FROM unnest($1::bigint[], $2::integer[]) AS held (job, number)
 JOIN syncer.job_chunk AS p USING (job, number)

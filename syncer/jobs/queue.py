@@ -122,7 +122,7 @@ def create(
     Raises:
         JobError: Syncer or Postgres refuses the condition.
     """
-    assert kind.is_whole == (where is None)  # noqa: S101 - ids that are at hand are for `listing.create_listed`
+    assert kind.is_whole == (where is None)  # ids that are at hand are for `listing.create_listed`
     if where is not None:
         where = predicate.canonical(connection, document, where)
     with connection.transaction():
@@ -177,7 +177,7 @@ def create_fan_out(connection: Connection, document: Document, cause: Mapping[st
 def _is_stale(connection: Connection, document: Document) -> bool:
     """Whether a locked document is suspended and stale; it becomes so if too many of its fan-outs wait."""
     row = connection.execute(_STALE, (document.index_name,)).fetchone()
-    assert row is not None  # noqa: S101 - the document is locked
+    assert row is not None  # the document is locked
     is_stale, is_suspended, waiting = row
     if is_suspended and not is_stale and len(waiting) >= WAITING_FAN_OUTS_MAX:
         registry.mark_stale(connection, document.name, document.revision)
@@ -240,7 +240,7 @@ def insert(
     reasons = (rate, kind.is_whole, None if cause is None else _stored(cause))
     values = (kind, document.name, document.index_name, revision, *reasons)
     row = connection.execute(_CREATE, values).fetchone()
-    assert row is not None  # noqa: S101 - an INSERT returns a row
+    assert row is not None  # an INSERT returns a row
     if where is not None:
         connection.execute(_SET_CONDITION, (row[0], where))
     return int(row[0])

@@ -90,7 +90,7 @@ GROUP BY a.attname
 # operators and aggregates. A name in that text has a backslash before each space, so it cannot look like a field. A
 # ``resulttype`` that is followed by its collation is that of a cast by way of text.
 _MENTIONED = (
-    _RULES  # noqa: S608 - constants
+    _RULES
     + r"""
 SELECT DISTINCT found[1], nullif(found[2], '{')::bigint
 FROM rule JOIN pg_rewrite AS r ON r.oid = rule.oid,
@@ -131,7 +131,7 @@ ORDER BY 1
 """
 # User-defined types of the columns that are read and of what the SELECT itself names, and what they are made of.
 _OWN_TYPES = (
-    _RULES  # noqa: S608 - constants
+    _RULES
     + """
 , reached (oid) AS (
     SELECT a.atttypid FROM rule JOIN pg_attribute AS a ON a.attrelid = rule.ev_class AND a.attnum > 0

@@ -69,7 +69,7 @@ SELECT 'type ' || asked.name, 'type', 0, concat_ws(' ', t.typtype,
 FROM jsonb_array_elements_text($1 -> 'types') AS asked (name)
 JOIN pg_type AS t ON t.oid = to_regtype(asked.name)
 LEFT JOIN pg_enum AS l ON l.enumtypid = t.oid
-"""  # noqa: S608 - of constants
+"""
 # A digest is cheaper to compare than shapes, whose details serve only the message about a difference.
 _DIGEST = "SELECT md5(string_agg(shape::text, ' ' ORDER BY shape::text COLLATE \"C\")) FROM ({shapes}) AS shape"
 

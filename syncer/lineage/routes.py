@@ -60,7 +60,7 @@ def changed_rows(connection: Connection, relation: str) -> str:
     if row is None:
         return f"jsonb_populate_recordset(NULL::{relation}, {ROWS_MARK})"
     columns, read = row  # quoted by Postgres
-    return f"(SELECT {columns} FROM jsonb_to_recordset({ROWS_MARK}) AS changed ({read}))"  # noqa: S608
+    return f"(SELECT {columns} FROM jsonb_to_recordset({ROWS_MARK}) AS changed ({read}))"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

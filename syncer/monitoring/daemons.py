@@ -47,7 +47,7 @@ SELECT host, process, version, started_at, components, leads, written_per_second
 FROM syncer.daemon
 WHERE reported_at > clock_timestamp() - interval '{DROP_SECONDS} s'
 ORDER BY host, started_at, id
-"""  # noqa: S608 - a constant of ours
+"""
 """The query that returns the fields of each `Daemon`."""
 _REPORT = """
 INSERT INTO syncer.daemon (id, host, process, version, components, leads, written_per_second, troubles)
@@ -60,7 +60,7 @@ _LEAVE = "DELETE FROM syncer.daemon WHERE id = $1"
 _DROP = f"""
 DELETE FROM syncer.daemon WHERE reported_at <= clock_timestamp() - interval '{DROP_SECONDS} s'
 RETURNING host, process, extract(epoch FROM clock_timestamp() - reported_at)::float8
-"""  # noqa: S608 - a constant of ours
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,7 +115,7 @@ _DEADLOCK_TIMEOUT = f"""
 SELECT format('deadlock_timeout is %s ms', reset_val),
        E'ALTER SYSTEM SET deadlock_timeout = ''1s'';\\nSELECT pg_reload_conf();'
 FROM pg_settings WHERE name = 'deadlock_timeout' AND reset_val::integer <= {LOCK_SECONDS_MAX * 1000:.0f}
-"""  # noqa: S608 - a constant of ours
+"""
 _UNLOGGED = """
 SELECT format('syncer.%I is unlogged', c.relname),
        format('ALTER %s syncer.%I SET LOGGED;', CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.relname)
@@ -130,7 +130,7 @@ SELECT format('syncer.version is %s INCREMENT %s MINVALUE %s MAXVALUE %s CACHE %
 FROM pg_sequence
 WHERE seqrelid = 'syncer.version'::regclass AND (seqincrement, seqmin, seqmax, seqcache, seqcycle, seqtypid::regtype)
       <> (1, 1, {(1 << 43) - 1}, 1, false, 'bigint'::regtype)
-"""  # noqa: S608 - constants of ours
+"""
 _FUNCTIONS = """
 WITH f AS (
     SELECT p.oid::regprocedure AS name, p.prosecdef, quote_ident(r.rolname) AS owner,
@@ -280,7 +280,7 @@ def _reach_kafka(deployment: Deployment) -> Iterator[Finding]:
 
 def _replicas(deployment: Deployment) -> Iterator[Finding]:
     least = deployment.topic_settings["min.insync.replicas"]
-    assert deployment.topic is not None  # noqa: S101 - it has settings
+    assert deployment.topic is not None  # it has settings
     replicas = min(len(partition.replicas) for partition in deployment.topic.partitions.values())
     if replicas == 1:
         yield Finding(

@@ -75,7 +75,7 @@ FROM syncer.outbox_id_seq AS o, syncer.handled AS h, (
            count(*) FILTER (WHERE pg_relation_size(inhrelid) > 0) AS outbox_segments
     FROM pg_inherits WHERE inhparent = 'syncer.outbox'::regclass
 ) AS r
-"""  # noqa: S608 - constants of ours
+"""
 # `least` ignores what is null. The kinds that are left out make no document newer than it has to be.
 _TARGETS = """
 SELECT d.name, d.definition ->> 'index' AS index, d.index_name, d.revision, d.role, d.suspended,
@@ -93,7 +93,7 @@ UNION ALL SELECT 'daemons', to_jsonb(fact) FROM ({DAEMONS}) AS fact
 UNION ALL SELECT 'targets', to_jsonb(fact) FROM ({_TARGETS}) AS fact
 UNION ALL SELECT 'dead_letters', to_jsonb(fact) FROM ({dead_letters.COUNTS}) AS fact
 UNION ALL SELECT 'verifications', to_jsonb(fact) FROM ({last_result.LAST}) AS fact
-"""  # noqa: S608 - constants of ours
+"""
 # A segment that was never analysed looks smaller than it is: only the index tells what waits in it.
 _SESSION = "SET enable_seqscan = off; SET statement_timeout = '30s'"
 _GONE, _CLOSED, _UNAVAILABLE = 404, 400, 503
@@ -366,7 +366,7 @@ class _Questions(Generic[_Answer]):
             self._pending = Future()
             # Not a thread of an executor: the process would wait for it when it ends.
             threading.Thread(target=_run, args=(question, self._pending), name="status", daemon=True).start()
-        assert self._pending is not None  # noqa: S101 - see above
+        assert self._pending is not None  # see above
         try:
             self.answer = self._pending.result(seconds)
             self._answered_at, self._silent_since = time.monotonic(), None

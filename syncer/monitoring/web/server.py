@@ -67,7 +67,7 @@ class WebServer:
             max_request_header_size=_HEADER_BYTES_MAX,
             max_request_body_size=_BODY_BYTES_MAX,
         )
-        assert isinstance(server, TcpWSGIServer)  # noqa: S101 - one socket makes one server
+        assert isinstance(server, TcpWSGIServer)  # one socket makes one server
         structlog.get_logger().info("web.listening", address=self.address, has_token=self._has_token)
         try:
             while not stop.is_requested:

@@ -253,7 +253,8 @@ def _explain_select(error: psycopg.Error, document: str) -> SyncerError:
             f"The function {caller[1]}, which the SELECT of {document} calls, names something without its schema: "
             f"{message}",
             hint="syncer uses search_path = pg_catalog, pg_temp. Write the schema in the function's body, or run\n"
-            f"ALTER FUNCTION {caller[1]} SET search_path = public; with the schemas that it needs. Then: syncer apply",
+            f"ALTER FUNCTION {caller[1]}(…) SET search_path = …; with its arguments, and the schemas that it needs.\n"
+            "Then run: syncer apply",
         )
     return ComposeError(
         f"The SELECT of {document} no longer fits the database: {message}",

@@ -62,8 +62,9 @@ class OvertakenIndex(Index):
         return outcome
 
 
-def test_what_is_written_out_of_order_is_committed_in_order(world: World) -> None:
+def test_what_is_written_out_of_order_is_committed_in_order(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that have overtaken an earlier one of their partition do not take its offset along."""
+    monkeypatch.setattr(live, "_BATCH_CHANGES_MAX", 1)
     world.sql(POSTS.format(30))
     with world.relay() as relay:
         relay.run_once()
@@ -415,6 +416,7 @@ def test_what_is_in_hand_is_bounded_though_it_touches_nothing(
 ) -> None:
     """Batches without documents wait in memory for the one before them that is slow: so many, and no more."""
     monkeypatch.setattr(live, "_RECORDS_IN_HAND", 500)
+    monkeypatch.setattr(live, "_BATCH_CHANGES_MAX", 100)
     world.sql(POSTS.format(1))
     too_much = threading.Event()
 

@@ -98,7 +98,7 @@ def find(connection: Connection, name: str) -> Table:
         DefinitionError: It cannot be captured, or has no key.
     """
     rows, plain = connection.execute(_RELATIONS).fetchall(), bare(name)
-    found = [row for row in rows if row[0] == name] or [row for row in rows if row[1] == plain]
+    found = [row for row in rows if row[0] == name] or [row for row in rows if row[1] in (name, plain)]
     if not found:
         found = [row for row in rows if row[2] in (name, plain)]
         found = [row for row in found if row[1].startswith("public.")] or found

@@ -48,6 +48,8 @@ def require_active(document: Document) -> None:
 def suspend(connection: Connection, error: DocumentError) -> bool:
     """Suspend a document, unless it is suspended or another revision is active; return whether this call did it."""
     if isinstance(error, SuspendedError):
+        if error.is_stale:
+            registry.mark_stale(connection, error.document, error.revision)
         return False
     what, hint = error.message, error.hint
     if is_of_data(error.__cause__):  # Postgres' message may quote a row

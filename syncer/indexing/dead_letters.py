@@ -158,7 +158,7 @@ def dead_letter(connection: Connection, index_name: str, version: int, failed: M
             raise
         raise DeadLetteringError(
             f"Documents of {index_name} cannot be dead-lettered: {kind_of(error)}",
-            hint="Has somebody changed the table syncer.dead_letter? If not, please report it.",
+            hint="Was the table syncer.dead_letter changed by hand? If not, please report it.",
             kind=kind_of(error),
         ) from error
 

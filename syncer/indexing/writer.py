@@ -189,10 +189,9 @@ class Writer:
                 self._pause(0)  # a component that is told to stop leaves the rest to the next process
             try:
                 slices += self._retry(partial(self._attempt, current))
-            except SuspendedError:
-                raise
             except DocumentError as error:
-                if not self._retry(partial(self._is_outdated, index_name, error)):
+                if isinstance(error, SuspendedError) or not self._retry(partial(self._is_outdated, index_name, error)):
+                    error.is_stale |= self._retry(partial(self._may_leave_orphans, current))
                     raise
                 slices.append(current)
         if resumes:
@@ -241,8 +240,8 @@ class Writer:
                 raise
             return current.halves() if len(current.ids) > 1 else self._dead_letter_unbuilt(current, error)
         too_large = current.part(current.batch.too_large.keys() - current.results.keys() - set(again))
-        rewritten = replace(current.part(again), rewrites=current.rewrites + 1)
-        return [*too_large.halves(), *([rewritten] if again else [])]
+        rewritten = [replace(current, ids=again, attempts=0, rewrites=current.rewrites + 1)] if again else []
+        return [*too_large.halves(), *rewritten]
 
     def build(self, current: Slice) -> None:
         """Build the documents of a slice, as `Composer.compose` does. Send the result at once, then settle it.
@@ -317,12 +316,10 @@ class Writer:
         if state is not None and _is_listed_since(batch, state):
             return [each.id for each in batch.compositions]
         refused, failed = self._sorted(current, document)
-        follows = current.rewrites < _REWRITES_MAX
-        again = self._dead_letter(current, document, failed) if failed else []
-        again = again if follows else []
+        changed = self._dead_letter(current, document, failed) if failed else []
         # Rule: write-again-over-what-was-not-assigned. After some times the version is out of reach: it was made up.
         unsure = [each.id for each in outcome.unsure]
-        again += unsure if follows else []
+        again = [*changed, *unsure] if current.rewrites < _REWRITES_MAX else []
         again += self._gone(document, outcome.created)
         results.update(outcome.done | dict.fromkeys(unsure, "skipped") | dict.fromkeys(failed, "dead_lettered"))
         if state is not None and state.has_dead_letters:  # including those added after these were read
@@ -378,6 +375,18 @@ class Writer:
         with at_work_for(document.name, document.revision):
             there = existing_here(self._session.connection, document, [each.id for each in written])
         return [each.id for each in written if each.place not in there]
+
+    def _may_leave_orphans(self, current: Slice) -> bool:
+        """Return whether a slice that is given up may have brought back a deleted document, which no fan-out finds."""
+        document, outcome = current.batch.document, current.outcome
+        created = current.batch.compositions if current.is_unanswered else outcome.created
+        if document is None:
+            return False
+        try:
+            with self._session.used():
+                return bool(self._gone(document, created))
+        except (DocumentError, psycopg.errors.LockNotAvailable):
+            return bool(created)
 
     # Dead letters
 

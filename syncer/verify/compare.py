@@ -245,7 +245,7 @@ class _Overlapped:
         self._pool, self._most = pool, most
         self._in_hand: deque[Future[set[str]]] = deque()
         self.stop = Stop()
-        """Requested once nobody waits for the results."""
+        """Requested once the results are no longer needed."""
 
     def submit(self, work: Callable[[], set[str]]) -> Iterator[set[str]]:
         """Add work; yield the results that have to be taken for that."""

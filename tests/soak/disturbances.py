@@ -61,7 +61,7 @@ class Soak:
 
 
 class RefusedError(Exception):
-    """A command failed, though nobody ended it: a server is away."""
+    """A command failed by itself: a server is away."""
 
 
 _AWAY = (
@@ -277,12 +277,7 @@ def _command(soak: Soak, *arguments: str) -> Iterator[preloaded.Command]:
         try:
             yield process
         finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(_COMMAND_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                soak.record.find(f"{arguments} does not end when it is interrupted")
+            _end(soak, process, arguments, signal.SIGINT)
         output.seek(0)
         _check(soak, arguments, process.wait(), output.read().decode(errors="replace"))
 
@@ -301,18 +296,23 @@ def _run(soak: Soak, dice: random.Random, *arguments: str) -> str:
         try:
             process.wait(_COMMAND_SECONDS if ends is None else dice.uniform(0.5, 5))
         except subprocess.TimeoutExpired:
-            process.send_signal(ends or signal.SIGINT)
-            try:
-                process.wait(_COMMAND_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                soak.record.find(f"{arguments} does not end when it is interrupted")
+            _end(soak, process, arguments, ends or signal.SIGINT)
         output.seek(0)
         text = output.read().decode(errors="replace")
         _check(soak, arguments, process.wait(), text)
         if process.returncode == 1:
             raise RefusedError(" ".join(arguments))
         return text
+
+
+def _end(soak: Soak, process: preloaded.Command, arguments: Sequence[str], how: signal.Signals) -> None:
+    """Send a command a signal, and wait until it has ended."""
+    process.send_signal(how)
+    try:
+        process.wait(_COMMAND_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        soak.record.find(f"{arguments} does not end when it is interrupted")
 
 
 def _check(soak: Soak, arguments: Sequence[str], code: int, text: str) -> None:

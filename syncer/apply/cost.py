@@ -26,9 +26,9 @@ SAMPLE_ROWS = 20
 """How many rows of a table are tried."""
 SECONDS_MAX = 2.0
 """How long one query may run; after that, no other row is tried."""
-_FAST_SECONDS = 0.01
-_WRITE_SECONDS = 0.001
-"""How long it takes to write a document: an index does not help a change that leads to very many."""
+_FEW_PAGES = 1_000
+_PAGES_PER_DOCUMENT = 100
+"""To read so many takes about as long as to write a document: an index does not help a change that leads to many."""
 
 _SAMPLE = "SELECT jsonb_build_array(to_jsonb(r.*))::text FROM (SELECT {columns} FROM {relation} LIMIT {rows}) AS r"
 _EXPLAIN = "EXPLAIN (FORMAT JSON, VERBOSE{analyze}) {query}"
@@ -60,19 +60,21 @@ class Cost:
     Args:
         documents: How many documents it returned; if it did not finish, how many the planner expects.
         seconds: How long it took; None if it did not finish.
+        pages: How many pages of tables and indexes it read, from memory or disk.
         failure: Postgres' message, if the query fails on the data.
     """
 
     documents: int
     seconds: float | None
+    pages: int = 0
     failure: str = ""
 
     @property
     def is_slow(self) -> bool:
-        """Whether an index may help: it takes long, and longer than to write the documents."""
+        """Whether an index may help: it reads many pages, and longer than to write the documents."""
         if self.seconds is None:
             return not self.failure
-        return self.seconds >= max(_FAST_SECONDS, self.documents * _WRITE_SECONDS)
+        return self.pages >= max(_FEW_PAGES, self.documents * _PAGES_PER_DOCUMENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +115,21 @@ def measure(connection: Connection, query: sql.Composable, tries: Iterable[tuple
     for parameters in tries:
         try:
             with bounded(connection, seconds=SECONDS_MAX):
-                plan = _explain(connection, query, parameters, ", ANALYZE, TIMING OFF")
+                plan = _explain(connection, query, parameters, ", ANALYZE, TIMING OFF, BUFFERS")
         except psycopg.Error as error:
             if not isinstance(error, pg.QueryCanceled) and not is_of_data(error):
                 raise
             expected = _explain(connection, query, parameters)["Plan"]["Plan Rows"]
             failure = str(error.diag.message_primary) if is_of_data(error) else ""
             return Cost(documents=int(expected), seconds=None, failure=failure)
-        costs.append(Cost(documents=int(plan["Plan"]["Actual Rows"]), seconds=plan["Execution Time"] / 1000))
+        root = plan["Plan"]
+        costs.append(
+            Cost(
+                documents=int(root["Actual Rows"]),
+                seconds=plan["Execution Time"] / 1000,
+                pages=root["Shared Hit Blocks"] + root["Shared Read Blocks"],
+            )
+        )
         if clock() - began >= SECONDS_MAX:
             break
     return max(costs, key=lambda cost: (cost.documents, -(cost.seconds or 0)), default=None)

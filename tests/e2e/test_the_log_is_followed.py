@@ -1,4 +1,4 @@
-"""The log: a change is found in it again, as docs/how-to/monitor.md says; what it says by default, and of errors."""
+"""The log: a change is found in it again, as docs/operating.md says; what it says by default, and of errors."""
 
 from __future__ import annotations
 

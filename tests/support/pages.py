@@ -9,8 +9,8 @@ A fenced block says after its language what is done with it. A block without suc
     shows         what the block before it prints: each of its lines, in that order, among others; … stands for anything
     until         of a block that is carried out: again and again, until it prints what is shown below it
 
-A page works in a folder of its own, with the settings of a world in the environment. If it begins with a comment
-``in: DOCUMENT``, the tables of that document of `config/documents` are there, and it is active.
+A page is followed in a folder of its own, with the settings of a world in the environment. A comment ``in: DOCUMENT``
+begins a part that starts anew: the tables of that document of `config/documents` are there, and it is active.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, REPOSITORY, World
 
 DOCS = REPOSITORY / "docs"
 _FENCE = re.compile(r"^ *```(?P<language>\w+)(?P<words>[^\n]*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE)
-_IN = re.compile(r"<!-- in: (\w+) -->\n")
+_IN = re.compile(r"^<!-- in: (\w+) -->$", re.MULTILINE)
 _WORDS = re.compile(r"run|fails|background|shows|until|file=\S+")
 _IS_AT_WORK = b"worker.partitions_assigned"
 """What a daemon says of which a page takes it that it runs."""
@@ -65,16 +65,41 @@ class Block:
         return next((word.removeprefix("file=") for word in self.words if word.startswith("file=")), None)
 
 
-def blocks(page: Path) -> list[Block]:
-    """Every block of a page; a word that means nothing is an error."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What is followed in one world: a page up to its first comment ``in:``, or from one to the next.
+
+    Args:
+        page: The name of the page.
+        document: Which document is active at its beginning; empty if none is.
+        blocks: Its blocks, in their order.
+    """
+
+    page: str
+    document: str
+    blocks: tuple[Block, ...]
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether it has anything to do."""
+        return any(block.words for block in self.blocks)
+
+
+def parts(page: Path) -> list[Part]:
+    """The parts of a page; a word that means nothing is an error."""
     text = page.read_text("utf-8")
-    found = []
+    blocks = []
     for match in _FENCE.finditer(text):
         words = tuple(match["words"].split())
         assert all(_WORDS.fullmatch(word) for word in words), f"{page.name}: {words}"
         line = text.count("\n", 0, match.start()) + 1
-        found.append(Block(language=match["language"], words=words, text=match["text"], line=line))
-    return found
+        blocks.append(Block(language=match["language"], words=words, text=match["text"], line=line))
+    starts = [(0, ""), *((text.count("\n", 0, mark.start()) + 1, mark[1]) for mark in _IN.finditer(text))]
+    ends = [*(line for line, _ in starts[1:]), text.count("\n") + 1]
+    return [
+        Part(page=page.name, document=document, blocks=tuple(block for block in blocks if begin <= block.line < end))
+        for (begin, document), end in zip(starts, ends, strict=True)
+    ]
 
 
 @dataclass
@@ -90,26 +115,21 @@ class Reader:
     programs: Path
     _left: ExitStack = field(default_factory=ExitStack)
 
-    def follow(self, page: Path) -> int:
-        """Carry out a page, from its beginning to its end; how many of its blocks were."""
-        carried_out = 0
-        found = blocks(page)
-        beginning = _IN.match(page.read_text("utf-8"))
-        if beginning is None:
-            self.world.use()
+    def follow(self, part: Part) -> None:
+        """Carry out a part of a page, from its beginning to its end."""
+        if part.document:
+            self._begin_in(part.document)
         else:
-            self._begin_in(beginning[1])
+            self.world.use()
         with self._left:
-            for block, after in zip(found, [*found[1:], None], strict=True):
+            for block, after in zip(part.blocks, [*part.blocks[1:], None], strict=True):
                 if not block.words or "shows" in block.words:
                     continue
                 shown = after.text if after is not None and "shows" in after.words else ""
                 try:
                     self._do(block, shown)
                 except AssertionError as error:
-                    raise AssertionError(f"{page.name}, line {block.line}: {error}") from error
-                carried_out += 1
-        return carried_out
+                    raise AssertionError(f"{part.page}, line {block.line}: {error}") from error
 
     @property
     def folder(self) -> Path:

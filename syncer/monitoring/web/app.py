@@ -211,7 +211,7 @@ def _problem(status: int, message: str, hint: str = "") -> Response:
 def _of_http(request: Request, error: HTTPException) -> Response:
     match error:
         case NotFound():
-            return _problem(404, f"Not found: {request.path[:200]}", "The paths are in docs/interfaces.md.")
+            return _problem(404, f"Not found: {request.path[:200]}", "The paths are in docs/json.md.")
         case MethodNotAllowed():
             allowed = ", ".join(error.valid_methods or ())
             response = _problem(405, f"{request.method[:20]} is not allowed here", f"Allowed: {allowed}.")

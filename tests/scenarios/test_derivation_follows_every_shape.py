@@ -13,7 +13,7 @@ import pytest
 
 from syncer.base.errors import DefinitionError
 from syncer.sandbox import Endpoints, Sandbox
-from tests.support.derivation import Judge
+from tests.support.derivation import Judge, judging
 from tests.support.random_tables import MORE_SCHEMA, SCHEMA, cleaning_up, transactions
 from tests.support.world import World
 
@@ -29,17 +29,10 @@ CREATE FUNCTION twice(int) RETURNS SETOF int LANGUAGE sql IMMUTABLE AS 'SELECT $
 
 @pytest.fixture(scope="module")
 def judge(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
-    """One database, and one connection to it, for all shapes."""
+    """One database, and one connection to it, for all of them."""
     world = World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("shapes"))
-    world.make()
-    try:
-        world.sql(SCHEMA + MORE_SCHEMA + HELPERS)
-        with world.connect() as connection:
-            judge = Judge(connection)
-            judge.set_up()
-            yield judge
-    finally:
-        world.unmake()
+    with judging(world, SCHEMA + MORE_SCHEMA + HELPERS) as judge:
+        yield judge
 
 
 def hold(judge: Judge, *, rounds: int = ROUNDS) -> None:

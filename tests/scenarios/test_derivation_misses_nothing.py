@@ -25,7 +25,7 @@ from hypothesis.strategies import DrawFn
 
 from syncer.base.errors import DefinitionError
 from syncer.sandbox import Endpoints, Sandbox
-from tests.support.derivation import Judge
+from tests.support.derivation import Judge, judging
 from tests.support.random_tables import COLUMNS, SCHEMA, transactions
 from tests.support.world import World
 
@@ -400,17 +400,10 @@ def selects(assign: DrawFn) -> str:
 
 @pytest.fixture(scope="module")
 def judge(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
-    """One database, and one connection to it, for all examples."""
+    """One database, and one connection to it, for all of them."""
     world = World(sandbox=sandbox, endpoints=endpoints, folder=tmp_path_factory.mktemp("derivation"))
-    world.make()
-    try:
-        world.sql(SCHEMA)
-        with world.connect() as connection:
-            judge = Judge(connection)
-            judge.set_up()
-            yield judge
-    finally:
-        world.unmake()
+    with judging(world, SCHEMA) as judge:
+        yield judge
 
 
 ROUNDS = 5

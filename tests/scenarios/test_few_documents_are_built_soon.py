@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, value
 from syncer.indexing import compose
 from syncer.indexing.compose import Composer
 from tests.support.world import World
@@ -31,11 +31,8 @@ def test_a_plan_is_made_for_many_ids_only(world: World) -> None:
 
 def test_the_plan_follows_a_table_that_grows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was planned for a small table is soon forgotten, though Postgres has not analysed the table again."""
-    world.sql("ALTER TABLE posts SET (autovacuum_enabled = off)")
     fill(world)
-    with world.application() as application:
-        application.autocommit = True
-        application.execute("VACUUM ANALYZE posts")
+    world.sql("ALTER TABLE posts SET (autovacuum_enabled = off); ANALYZE posts")
     with world.connect() as connection:
         composer = Composer(connection)
         composer.compose(world.index_of(), ["1"])
@@ -51,7 +48,4 @@ def test_the_plan_follows_a_table_that_grows(world: World, monkeypatch: pytest.M
 def scans(connection: Connection) -> int:
     """How often the table of posts was read as a whole."""
     connection.execute("SELECT pg_stat_force_next_flush()")
-    (scanned,) = connection.execute("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'posts'").fetchone() or (
-        0,
-    )
-    return int(scanned)
+    return int(str(value(connection, "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'posts'")))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import io
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -20,12 +18,12 @@ from syncer.cli import follow_jobs
 from syncer.cli.comparing import compared
 from syncer.documents import registry
 from syncer.documents.registry import Document
-from syncer.jobs import holding, listing, queue
+from syncer.jobs import listing, queue
 from syncer.jobs.model import Job, JobKind, JobState, find, unfinished
 from syncer.verify.compare import VerifyReport, verify
 from syncer.verify.diff import Cause
 from tests.faults.test_rebuild import begin, require_done
-from tests.scenarios.test_fan_outs import BLOG, OTHER, fan_out, follow, list_, the_document
+from tests.scenarios.test_fan_outs import BLOG, follow, list_, the_document
 from tests.support.world import DEADLINE_SECONDS, World, wait_until
 
 FAR_AHEAD = 1 << 62
@@ -77,7 +75,7 @@ def run(world: World, *, repair: bool = False) -> VerifyReport:
 
 def summary(report: VerifyReport) -> tuple[list[str], int, list[int]]:
     """What has drifted, how much is busy, and by which jobs."""
-    return [one.id for one in report.drifts], len(report.busy), report.jobs
+    return [drift.id for drift in report.drifts], len(report.busy), report.jobs
 
 
 # Verify
@@ -98,50 +96,21 @@ def test_what_a_fan_out_has_yet_to_write_is_no_drift(world: World, connection: C
     assert world.differences() == []
 
 
-def test_a_job_that_ends_while_verify_looks_leaves_no_drift(
-    world: World, connection: Connection, late: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The job ends just when it would be asked for: its documents are compared after that."""
-    list_(connection, late)
-    held = holding.held
-
-    def once_it_is_done(*arguments: Any) -> dict[str, list[int]]:
-        with world.index() as index:
-            world.refresh(index)
-        return held(*arguments)
-
-    monkeypatch.setattr(holding, "held", once_it_is_done)
-    assert summary(run(world)) == ([], 0, [])
-
-
-@pytest.mark.parametrize("state", ["new", "to be cleaned up", "cleaned up"])
-def test_what_a_refresh_has_yet_to_cleanup_is_no_drift(world: World, connection: Connection, state: str) -> None:
+def test_what_a_refresh_has_yet_to_clean_up_is_no_drift(world: World, connection: Connection) -> None:
     """After a TRUNCATE all documents are too many, until they are cleaned up."""
     world.sql("TRUNCATE posts CASCADE")
-    with world.index() as index, world.job_worker(index) as job_worker:
+    with world.index() as index:
         follow(world, index)
         (job,) = unfinished(connection)
         assert job.kind is JobKind.REFRESH
+        assert summary(run(world)) == ([], 360, [job.id])
         document = the_document(connection)
         numbers = index.holdings.sequence_numbers(document.target)
-        if state != "new":
-            assert listing.list_ids(connection, job, document, chunk=10, sequence_numbers=lambda: numbers)
-            assert queue.advance(connection, job.id).state is JobState.CLEANING_UP
-        if state == "cleaned up":
-            orphans = job_worker._steps._orphans(connection, document, numbers)
-            assert listing.clean_up(connection, find(connection, job.id), orphans, chunk=10)
+        assert listing.list_ids(connection, job, document, chunk=10, sequence_numbers=lambda: numbers)
+        assert queue.advance(connection, job.id).state is JobState.CLEANING_UP
         assert summary(run(world)) == ([], 360, [job.id])
         world.refresh(index)
     assert summary(run(world)) == ([], 0, [])
-
-
-def test_a_fan_out_that_leads_elsewhere_holds_nothing_else(world: World, connection: Connection) -> None:
-    """Once it is listed, what it does not write has drifted."""
-    job = fan_out(connection, OTHER)
-    list_(connection, job)
-    with world.elasticsearch() as client:
-        client.delete(index=world.alias, id="1")
-    assert summary(run(world)) == (["1"], 0, [])
 
 
 def test_what_no_job_can_replace_is_drift(world: World, late: Job) -> None:
@@ -149,7 +118,7 @@ def test_what_no_job_can_replace_is_drift(world: World, late: Job) -> None:
     with world.elasticsearch() as client:
         client.index(index=world.alias, id="7", document={}, version=FAR_AHEAD, version_type="external")
     report = run(world)
-    assert [(one.id, one.cause) for one in report.drifts] == [("7", Cause.FOREIGN_AHEAD)]
+    assert [(drift.id, drift.cause) for drift in report.drifts] == [("7", Cause.FOREIGN_AHEAD)]
     assert (len(report.busy), report.jobs) == (119, [late.id])
 
 
@@ -187,17 +156,6 @@ def done_where_it_serves(world: World, connection: Connection, building: Documen
     return queue.resume(connection, late.id)
 
 
-def fill_on(world: World, building: Document) -> str:
-    """What the command does about a new index that is loaded, here; and what it says."""
-    said = io.StringIO()
-    out = Console(file=said, width=160)
-    with world.elasticsearch() as client, world.connect() as own:
-        follow_jobs.LoadProgress(world.parts(own, client), out=out, err=out).initial_load(
-            InitialLoad(document=building, job=None)
-        )
-    return said.getvalue()
-
-
 def test_a_search_never_goes_back_to_an_older_name(world: World, connection: Connection, building: Document) -> None:
     """The new index waits, visibly, for its own part of the rename, which the command does where no daemon is."""
     late = done_where_it_serves(world, connection, building)
@@ -212,15 +170,12 @@ def test_a_search_never_goes_back_to_an_older_name(world: World, connection: Con
 def test_what_comes_while_a_new_index_is_compared_is_waited_for(
     world: World, connection: Connection, building: Document, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was pending before that is written first, and so compared.
-
-    What came meanwhile is written before it serves.
-    """
+    """What was pending before that is written first, and so compared; what came meanwhile, before it serves."""
     rename(world, connection, building.index_name)
     pending: list[int] = []
 
-    def compared_late(*some: Any, **more: Any) -> VerifyReport:
-        report = compared(*some, **more)
+    def compared_late(*arguments: Any, **more: Any) -> VerifyReport:
+        report = compared(*arguments, **more)
         pending.append(len(report.busy))
         world.sql("UPDATE users SET name = 'renamed again' WHERE id = 2")
         with world.index() as index:
@@ -228,25 +183,19 @@ def test_what_comes_while_a_new_index_is_compared_is_waited_for(
         return report
 
     monkeypatch.setattr(follow_jobs, "compared", compared_late)
-    fill_on(world, building)
+    quiet = Console(quiet=True)
+    with world.elasticsearch() as client, world.connect() as own:
+        loading = follow_jobs.LoadProgress(world.parts(own, client), out=quiet, err=quiet)
+        loading.initial_load(InitialLoad(document=building, job=None))
     assert pending == [0]
     assert world.index_of() == building.index_name
     assert world.held() == world.expected()
 
 
-def test_what_differs_in_a_new_index_is_not_said_to_be_incomplete(world: World, building: Document) -> None:
-    """By the time that it is compared it is loaded, and what it lacks then has another cause."""
-    with world.elasticsearch() as client:
-        client.delete(index=building.index_name, id="7")
-    begun = dataclasses.replace(building, is_loaded=False)  # as it was put active
-    said = fill_on(world, begun)
-    assert "1 document is repaired" in said
-    assert "not loaded" not in said
-    assert world.held() == world.expected()
-
-
-def test_no_new_index_waits_for_what_is_paused(world: World, connection: Connection, building: Document) -> None:
-    """It says which job, and what to do; searches stay where they are, and afterwards it goes on."""
+def test_no_new_index_waits_for_what_is_paused_or_cancelled(
+    world: World, connection: Connection, building: Document
+) -> None:
+    """It says which job, and what to do; searches stay where they are, and the same command goes on afterwards."""
     before = world.index_of()
     late = done_where_it_serves(world, connection, building)
     queue.set_rate(connection, late.id, 0.1)
@@ -257,50 +206,15 @@ def test_no_new_index_waits_for_what_is_paused(world: World, connection: Connect
     assert process.wait(DEADLINE_SECONDS) == 1
     assert f"syncer jobs resume {late.id}" in log.read_text()
     assert world.index_of() == before
-    queue.set_rate(connection, late.id, None)
     queue.resume(connection, late.id)
-    require_done(world, begin(world))
-    assert world.index_of() == building.index_name
-    assert world.held() == world.expected()
-
-
-def test_a_fan_out_that_is_cancelled_lets_no_index_serve(
-    world: World, connection: Connection, building: Document
-) -> None:
-    """It counts as not loaded then: the same command loads it once more."""
-    before = world.index_of()
-    late = done_where_it_serves(world, connection, building)
-    queue.set_rate(connection, late.id, 0.1)
+    log.unlink()
     process = begin(world)
-    log = world.folder / "rebuild.log"
     wait_until(lambda: f"waits for job {late.id}" in log.read_text(), what="it waits")
     cancelled = world.syncer("jobs", "cancel", str(late.id), "--yes").stdout
-    way_on = "To load it and go on: syncer index rebuild blogpost"
-    assert f"{building.index_name} counts as not loaded. {way_on}" in cancelled
+    assert f"{building.index_name} counts as not loaded" in cancelled
     assert process.wait(DEADLINE_SECONDS) == 1
     assert f"Job {late.id} was cancelled" in log.read_text()
     assert world.index_of() == before
     require_done(world, begin(world))
-    assert world.held() == world.expected()
-
-
-def test_fan_outs_without_end_hold_no_index_up(
-    world: World, connection: Connection, building: Document, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only those are waited for that are there when it begins to wait, though another comes during each."""
-    done_where_it_serves(world, connection, building)
-    followed: list[int] = []
-    follow_one = follow_jobs.LoadProgress.follow
-
-    def and_another(
-        self: follow_jobs.LoadProgress, document: Document, job_id: int, *, is_partial: bool, is_pending: bool
-    ) -> None:
-        assert len(followed) < 20
-        followed.append(job_id)
-        follow_one(self, document, job_id, is_partial=is_partial, is_pending=is_pending)
-        assert queue.create_fan_out(connection, building, OTHER) is not None
-
-    monkeypatch.setattr(follow_jobs.LoadProgress, "follow", and_another)
-    fill_on(world, building)
-    assert len(set(followed)) == len(followed) <= 4
     assert world.index_of() == building.index_name
+    assert world.held() == world.expected()

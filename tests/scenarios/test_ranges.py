@@ -36,9 +36,9 @@ def ids(connection: Connection, document: Document, span: IdRange) -> list[str]:
 
 def walk(connection: Connection, document: Document, *, rows: int) -> list[list[str]]:
     """The ids of each range of a walk."""
-    found, span = [], ranges.next_range(connection, document, None, rows=rows)
-    found.append(ids(connection, document, span))
-    while not span.is_last:
+    found: list[list[str]] = []
+    span = IdRange(through=None)
+    while not found or not span.is_last:
         span = ranges.next_range(connection, document, span.through, rows=rows)
         found.append(ids(connection, document, span))
     return found
@@ -52,7 +52,7 @@ def walk(connection: Connection, document: Document, *, rows: int) -> list[list[
         ("text", ["", "'", "\\", "ä", "a", "B", "b", "10", "9", "x\ny", "{", "%s", "$1"]),
         ('text COLLATE "C"', ["ä", "a", "B", "b", "Z", "_"]),
         ("character(3)", ["a", "ab", "B", "c"]),
-        ("uuid", [f"00000000-0000-0000-0000-00000000000{one}" for one in "f0a19"]),
+        ("uuid", [f"00000000-0000-0000-0000-00000000000{digit}" for digit in "f0a19"]),
         ("timestamptz", ["2024-01-01 00:00:00.000001", "infinity", "-infinity", "0044-03-15 BC", "2024-01-01"]),
         ("mood", ["sad", "ok", "happy"]),
         ("positive", ["1", "10", "9", "2"]),
@@ -62,12 +62,12 @@ def test_every_id_of_every_type_is_in_one_range(world: World, type_: str, values
     """Ranges of two rows: together they have what the SELECT returns, each id once."""
     world.sql("CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy'); CREATE DOMAIN positive AS integer CHECK (VALUE > 0)")
     world.sql(f"CREATE TABLE things (id {type_} PRIMARY KEY)")
-    for one in values:
-        world.sql(f"INSERT INTO things VALUES (%s::{type_.partition(' COLLATE')[0]})", one)
+    for value in values:
+        world.sql(f"INSERT INTO things VALUES (%s::{type_.partition(' COLLATE')[0]})", value)
     with world.connect() as connection:
         document = things(connection)
         found = walk(connection, document, rows=2)
-        assert sorted(id_ for some in found for id_ in some) == sorted(ids(connection, document, IdRange()))
+        assert sorted(id_ for page in found for id_ in page) == sorted(ids(connection, document, IdRange()))
         assert max(map(len, found)) == 2
         assert len(found) == len(values) // 2 + 1
 

@@ -7,9 +7,10 @@ from it is asked; what lies between the two is shortened.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -25,6 +26,7 @@ from syncer.capture.triggers import Capture
 from syncer.documents import analyze
 from syncer.documents.definition import Definition
 from syncer.lineage.dependencies import Dependencies
+from tests.support.world import World
 
 Contents = Mapping[str, Sequence[str]]
 """For each id, the rows that the SELECT returns for it, as text."""
@@ -57,24 +59,7 @@ class Named:
 
 def differing(before: Contents, after: Contents) -> frozenset[str]:
     """The ids whose documents differ."""
-    return frozenset(one for one in before.keys() | after.keys() if before.get(one) != after.get(one))
-
-
-@dataclass
-class History:
-    """Transactions as they were committed, and the documents after each.
-
-    Args:
-        contents: Before the first transaction, and after each.
-        changes: Of each transaction.
-    """
-
-    contents: list[Contents]
-    changes: list[list[Change]] = field(default_factory=list)
-
-    def differing(self, at: int) -> frozenset[str]:
-        """The documents that a transaction changed."""
-        return differing(self.contents[at], self.contents[at + 1])
+    return frozenset(id_ for id_ in before.keys() | after.keys() if before.get(id_) != after.get(id_))
 
 
 @dataclass
@@ -117,7 +102,7 @@ class Judge:
     def tables(self) -> list[str]:
         """The tables that the SELECT reads, those in public without their schema."""
         assert self.dependencies is not None
-        return [one.removeprefix("public.") for one in self.dependencies.tables]
+        return [relation.removeprefix("public.") for relation in self.dependencies.tables]
 
     def contents(self) -> Contents:
         """What the SELECT says now."""
@@ -149,22 +134,21 @@ class Judge:
         assert self.dependencies is not None
         ids: set[str] = set()
         for relation, use in self.dependencies.tables.items():
-            some = [one for one in changes if one.relation == relation]
-            if any(not one.images for one in some):
+            own = [change for change in changes if change.relation == relation]
+            if any(not change.images for change in own):
                 return Named(is_all=True)
             for column in use.id_columns:
-                ids |= {str(image[column]) for one in some for image in one.images if image[column] is not None}
-            for query in use.affected if some else ():
-                ids |= {row[0] for row in self.connection.execute(query, (Change.dump_images(some),))}
+                ids |= {str(image[column]) for change in own for image in change.images if image[column] is not None}
+            for query in use.affected if own else ():
+                ids |= {row[0] for row in self.connection.execute(query, (Change.dump_images(own),))}
         return Named(ids=frozenset(ids))
 
     def words(self, missing: frozenset[str], transactions: Sequence[Sequence[str]], when: str) -> str:
         """A missed document, for a reader."""
-        done = "\n".join("; ".join(one) for one in transactions)
-        queries = "\n".join(
-            f"  {use.relation}: {use.id_columns} {use.affected}"
-            for use in (self.dependencies or _none()).tables.values()
-        )
+        assert self.dependencies is not None
+        done = "\n".join("; ".join(transaction) for transaction in transactions)
+        uses = self.dependencies.tables.values()
+        queries = "\n".join(f"  {use.relation}: {use.id_columns} {use.affected}" for use in uses)
         return f"missed {sorted(missing)}, {when}\n{self.select}\n{done}\n{queries}"
 
     def require_nothing_missed(self, transactions: Sequence[Sequence[str]], delays: Random) -> None:
@@ -174,32 +158,28 @@ class Judge:
         each asked at any point after its own commit. So whoever composes all that is named, when it is named, ends
         with what the SELECT says in the end.
         """
-        history = History(contents=[self.contents()])
+        before, changes, differ = self.contents(), list[list[Change]](), list[frozenset[str]]()
+        due: dict[tuple[int, int], list[Change]] = defaultdict(list)  # by when it is asked, and whose it is
         between = [Named() for _ in transactions]
-        due: list[tuple[int, int, Change]] = []
         for at, transaction in enumerate(transactions):
-            changes = self.run(transaction)
-            history.changes.append(changes)
-            history.contents.append(self.contents())
-            missing = self.named(changes).missing(history.differing(at))
+            changes.append(self.run(transaction))
+            after = self.contents()
+            differ.append(differing(before, after))
+            before = after
+            missing = self.named(changes[at]).missing(differ[at])
             assert not missing, self.words(missing, transactions[: at + 1], "asked at once")
-            due += [(delays.randint(at, len(transactions)), at, one) for one in changes]
+            for change in changes[at]:
+                due[delays.randint(at, len(transactions)), at].append(change)
             for of in range(at + 1):
-                between[of] |= self.named([one for when, whose, one in due if when == at and whose == of])
-        for of, changes in enumerate(history.changes):
-            between[of] |= self.named([one for when, whose, one in due if when == len(transactions) and whose == of])
-            del changes
-        self._require(history, [self.named(one) for one in history.changes], transactions, "asked after the last")
-        self._require(history, between, transactions, "each asked some time later")
-
-    def _require(
-        self, history: History, named: Sequence[Named], transactions: Sequence[Sequence[str]], when: str
-    ) -> None:
-        from_here = Named()
-        for at in reversed(range(len(named))):
-            from_here |= named[at]
-            missing = from_here.missing(history.differing(at))
-            assert not missing, self.words(missing, transactions, when)
+                between[of] |= self.named(due[at, of])
+        between = [named | self.named(due[len(transactions), of]) for of, named in enumerate(between)]
+        asked = {"asked after the last": [*map(self.named, changes)], "each asked some time later": between}
+        for when, named in asked.items():
+            from_here = Named()
+            for at in reversed(range(len(transactions))):
+                from_here |= named[at]
+                missing = from_here.missing(differ[at])
+                assert not missing, self.words(missing, transactions, when)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
@@ -213,10 +193,10 @@ class Judge:
             use = self.dependencies.tables.get(relation)
             if use is None:
                 continue
-            old, new = (None if one is None else _read(one) for one in images)
-            if old and new and all(repr(old[one]) == repr(new[one]) for one in use.watched | use.routing):
+            old, new = (None if text is None else _read(text) for text in images)
+            if old and new and all(repr(old[name]) == repr(new[name]) for name in use.watched | use.routing):
                 continue
-            kept = tuple({one: image[one] for one in use.routing} for image in (old, new) if image is not None)
+            kept = tuple({name: image[name] for name in use.routing} for image in (old, new) if image is not None)
             yield Change(id=id_, changed_at=0, relation=relation, operation=Operation(operation), images=kept)
 
 
@@ -225,7 +205,15 @@ def _read(image: str) -> dict[str, Any]:
     return read
 
 
-def _none() -> Dependencies:
-    return Dependencies(
-        canonical_select="", id_type="", fields=(), root=None, root_key=None, tables={}, views=(), shapes={}
-    )
+@contextmanager
+def judging(world: World, tables: str) -> Iterator[Judge]:
+    """One database with these tables, captured whole, and one connection to it."""
+    world.make()
+    try:
+        world.sql(tables)
+        with world.connect() as connection:
+            judge = Judge(connection)
+            judge.set_up()
+            yield judge
+    finally:
+        world.unmake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -165,15 +165,72 @@ FROM shop.rates AS r
 }
 SHARDS = 3
 
-_TENANTS = [9007199254740993 + one for one in range(3)]
-_PRODUCTS = [str(uuid.UUID(int=one)) for one in range(1, 101)]
+_TENANTS = [9007199254740993 + number for number in range(3)]
+_PRODUCTS = [str(uuid.UUID(int=number)) for number in range(1, 101)]
 _CODES = ["new in", "50 % off", "Größe", "a/b", "o'neil", "x y"]
 _RATES = ["1.0", "1.00", "1", "19", "19.0", "0.5"]
 _STATUSES = ["new", "paid", "sent"]
-# So many that what is missed is seldom made good by what happens next to the same document.
-_CATEGORIES, _CUSTOMERS, _ORDERS, _LINES, _READINGS, _DAYS = 100, 10, 25, 3, 100, 30
-
 Statement = Callable[[psycopg.Connection[Any], Random], object]
+Choice = Callable[[Random], object]
+
+
+def _plain(sql: str, *choices: Choice) -> Statement:
+    return lambda connection, dice: connection.execute(sql, [choice(dice) for choice in choices])
+
+
+def _one_of(values: Sequence[object]) -> Choice:
+    return lambda dice: dice.choice(values)
+
+
+def _word(dice: Random) -> str:
+    """A value that is hardly ever the same."""
+    return dice.choice(("a", "Ä", "☃", '"')) + str(dice.randrange(10**6))
+
+
+_TENANT, _PRODUCT, _CODE, _RATE = _one_of(_TENANTS), _one_of(_PRODUCTS), _one_of(_CODES), _one_of(_RATES)
+_STATUS, _CATEGORY, _CUSTOMER = _one_of(_STATUSES), _one_of(range(100)), _one_of(range(10))
+# So many that what is missed is seldom made good by what happens next to the same document.
+_NUMBER, _LINE, _READING, _DAY = _one_of(range(25)), _one_of(range(3)), _one_of(range(100)), _one_of(range(30))
+_OFFICE = '"Back Office".'
+
+# A row, or new words for the one that is there.
+_CATEGORY_ADDED = _plain(
+    "INSERT INTO shop.categories VALUES (%s, (SELECT min(id) FROM shop.categories WHERE id >= %s), %s) "
+    "ON CONFLICT (id) DO UPDATE SET name = excluded.name",
+    _CATEGORY, _CATEGORY, _word,
+)  # fmt: skip
+_PRODUCT_ADDED = _plain(
+    "INSERT INTO shop.products VALUES (%s, %s, %s, %s, %s) "
+    "ON CONFLICT (id) DO UPDATE SET name = excluded.name, price = excluded.price",
+    _PRODUCT, _CATEGORY, _RATE, _word, _one_of(range(100)),
+)  # fmt: skip
+_LABEL_ADDED = _plain("INSERT INTO shop.labels VALUES (%s, %s) ON CONFLICT DO NOTHING", _CODE, _word)
+_LINK_ADDED = _plain(
+    "INSERT INTO shop.product_labels SELECT p.id, l.code FROM shop.products AS p, shop.labels AS l "
+    "WHERE p.id = %s AND l.code = %s ON CONFLICT DO NOTHING",
+    _PRODUCT, _CODE,
+)  # fmt: skip
+_RATE_ADDED = _plain(
+    "INSERT INTO shop.rates VALUES (%s, %s) ON CONFLICT (rate) DO UPDATE SET title = excluded.title", _RATE, _word
+)
+_CUSTOMER_ADDED = _plain(
+    f'INSERT INTO {_OFFICE}"Customers" SELECT id, %s, %s FROM shop.tenants WHERE id = %s ON CONFLICT DO NOTHING',
+    _CUSTOMER, _word, _TENANT,
+)  # fmt: skip
+_ORDER_ADDED = _plain(
+    f'INSERT INTO {_OFFICE}"Orders" VALUES (%s, %s, %s, %s, %s) ON CONFLICT ("Tenant Id", "Order No") '
+    'DO UPDATE SET "Customer No" = excluded."Customer No", status = excluded.status',
+    _TENANT, _NUMBER, _CUSTOMER, _CUSTOMER, _STATUS,
+)  # fmt: skip
+_LINE_ADDED = _plain(
+    f'INSERT INTO {_OFFICE}"Order Lines" SELECT "Tenant Id", "Order No", %s, %s, %s '
+    f'FROM {_OFFICE}"Orders" WHERE "Tenant Id" = %s AND "Order No" = %s ON CONFLICT DO NOTHING',
+    _LINE, _PRODUCT, _one_of(range(9)), _TENANT, _NUMBER,
+)  # fmt: skip
+_READING_ADDED = _plain(
+    "INSERT INTO shop.readings VALUES (%s, %s, %s, %s) ON CONFLICT (id, day) DO UPDATE SET note = excluded.note",
+    _READING, _DAY, _PRODUCT, _word,
+)  # fmt: skip
 
 
 def define(config: Path, alias_of: Callable[[str], str]) -> tuple[str, ...]:
@@ -194,144 +251,30 @@ def fill(connection: psycopg.Connection[Any], dice: Random) -> None:
         connection.execute("INSERT INTO shop.statuses VALUES (%s, %s)", (status, status.upper()))
     for tenant in _TENANTS:
         connection.execute("INSERT INTO shop.tenants VALUES (%s, 'somebody')", (tenant,))
-    for kind, number in ((add_category, 100), (add_product, 120), (add_label, 20), (add_link, 150), (add_rate, 10)):
+    for kind, number in (
+        (_CATEGORY_ADDED, 100), (_PRODUCT_ADDED, 120), (_LABEL_ADDED, 20), (_LINK_ADDED, 150), (_RATE_ADDED, 10),
+        (_CUSTOMER_ADDED, 40), (_ORDER_ADDED, 100), (_LINE_ADDED, 150), (_READING_ADDED, 150),
+    ):  # fmt: skip
         for _ in range(number):
             kind(connection, dice)
-    for kind, number in ((add_customer, 40), (add_order, 100), (add_line, 150), (add_reading, 150)):
-        for _ in range(number):
-            kind(connection, dice)
 
 
-def word(dice: Random) -> str:
-    """A value that is hardly ever the same."""
-    return dice.choice(("a", "Ä", "☃", '"')) + str(dice.randrange(10**6))
-
-
-# Additions
-
-
-def add_category(connection: psycopg.Connection[Any], dice: Random) -> None:
-    """A category below another one that is there, or new words for it."""
-    connection.execute(
-        "INSERT INTO shop.categories VALUES (%s, (SELECT min(id) FROM shop.categories WHERE id >= %s), %s) "
-        "ON CONFLICT (id) DO UPDATE SET name = excluded.name",
-        (dice.randrange(_CATEGORIES), dice.randrange(_CATEGORIES), word(dice)),
-    )
-
-
-def add_product(connection: psycopg.Connection[Any], dice: Random) -> None:
-    """A product, or new words for it."""
-    connection.execute(
-        "INSERT INTO shop.products VALUES (%s, %s, %s, %s, %s) "
-        "ON CONFLICT (id) DO UPDATE SET name = excluded.name, price = excluded.price",
-        (
-            dice.choice(_PRODUCTS), dice.randrange(_CATEGORIES), dice.choice(_RATES), word(dice), dice.randrange(100),
-        ),
-    )  # fmt: skip
-
-
-def add_label(connection: psycopg.Connection[Any], dice: Random) -> None:
-    """A label, if it is not there."""
-    connection.execute(
-        "INSERT INTO shop.labels VALUES (%s, %s) ON CONFLICT DO NOTHING", (dice.choice(_CODES), word(dice))
-    )
-
-
-def add_link(connection: psycopg.Connection[Any], dice: Random) -> None:
-    """A label on a product, if both are there."""
-    connection.execute(
-        "INSERT INTO shop.product_labels SELECT p.id, l.code FROM shop.products AS p, shop.labels AS l "
-        "WHERE p.id = %s AND l.code = %s ON CONFLICT DO NOTHING",
-        (dice.choice(_PRODUCTS), dice.choice(_CODES)),
-    )
-
-
-def add_rate(connection: psycopg.Connection[Any], dice: Random) -> None:
-    """A rate, or new words for it."""
-    connection.execute(
-        "INSERT INTO shop.rates VALUES (%s, %s) ON CONFLICT (rate) DO UPDATE SET title = excluded.title",
-        (dice.choice(_RATES), word(dice)),
-    )
-
-
-def add_customer(connection: psycopg.Connection[Any], dice: Random) -> None:
-    """A customer of a tenant that is there."""
-    connection.execute(
-        'INSERT INTO "Back Office"."Customers" SELECT id, %s, %s FROM shop.tenants WHERE id = %s '
-        "ON CONFLICT DO NOTHING",
-        (dice.randrange(_CUSTOMERS), word(dice), dice.choice(_TENANTS)),
-    )
-
-
-def add_order(connection: psycopg.Connection[Any], dice: Random) -> None:
-    """An order, or another customer for it."""
-    connection.execute(
-        'INSERT INTO "Back Office"."Orders" VALUES (%s, %s, %s, %s, %s) ON CONFLICT ("Tenant Id", "Order No") '
-        'DO UPDATE SET "Customer No" = excluded."Customer No", status = excluded.status',
-        (
-            dice.choice(_TENANTS), dice.randrange(_ORDERS), dice.randrange(_CUSTOMERS), dice.randrange(_CUSTOMERS),
-            dice.choice(_STATUSES),
-        ),
-    )  # fmt: skip
-
-
-def add_line(connection: psycopg.Connection[Any], dice: Random) -> None:
-    """A line of an order that is there."""
-    connection.execute(
-        'INSERT INTO "Back Office"."Order Lines" SELECT "Tenant Id", "Order No", %s, %s, %s '
-        'FROM "Back Office"."Orders" WHERE "Tenant Id" = %s AND "Order No" = %s ON CONFLICT DO NOTHING',
-        (
-            dice.randrange(_LINES), dice.choice(_PRODUCTS), dice.randrange(9), dice.choice(_TENANTS),
-            dice.randrange(_ORDERS),
-        ),
-    )  # fmt: skip
-
-
-def add_reading(connection: psycopg.Connection[Any], dice: Random) -> None:
-    """A reading of a product, in some partition."""
-    connection.execute(
-        "INSERT INTO shop.readings VALUES (%s, %s, %s, %s) ON CONFLICT (id, day) DO UPDATE SET note = excluded.note",
-        (dice.randrange(_READINGS), dice.randrange(_DAYS), dice.choice(_PRODUCTS), word(dice)),
-    )
-
-
-def copy_readings(connection: psycopg.Connection[Any], dice: Random) -> None:
+def _copy_readings(connection: psycopg.Connection[Any], dice: Random) -> None:
     """Several readings by COPY."""
     with connection.cursor().copy("COPY shop.readings (id, day, product_id, note) FROM STDIN") as copy:
         for number in range(dice.randint(1, 5)):
-            copy.write_row((1000 + number, dice.randrange(_DAYS), dice.choice(_PRODUCTS), word(dice)))
+            copy.write_row((1000 + number, _DAY(dice), _PRODUCT(dice), _word(dice)))
 
-
-# Changes, as SQL and its parameters
 
 _ORDER = 'WHERE "Tenant Id" = %s AND "Order No" = %s'
-_OFFICE = '"Back Office".'
-
-
-def _plain(sql: str, *choices: Callable[[Random], object]) -> Statement:
-    return lambda connection, dice: connection.execute(sql, [choice(dice) for choice in choices])
-
-
-def _one_of(values: list[Any]) -> Callable[[Random], object]:
-    return lambda dice: dice.choice(values)
-
-
-def _below(number: int) -> Callable[[Random], object]:
-    return lambda dice: dice.randrange(number)
-
-
-_TENANT, _PRODUCT, _CODE, _RATE = _one_of(_TENANTS), _one_of(_PRODUCTS), _one_of(_CODES), _one_of(_RATES)
-_CATEGORY, _CUSTOMER, _NUMBER, _LINE = _below(_CATEGORIES), _below(_CUSTOMERS), _below(_ORDERS), _below(_LINES)
-_READING, _DAY, _STATUS = _below(_READINGS), _below(_DAYS), _one_of(_STATUSES)
-
 CHANGES: tuple[Statement, ...] = (
-    _plain("UPDATE shop.statuses SET title = %s WHERE status = %s", word, _STATUS),
-    _plain("UPDATE shop.tenants SET name = %s WHERE id = %s", word, _TENANT),
-    _plain("UPDATE shop.tenants SET plan = %s WHERE id = %s", word, _TENANT),
+    _plain("UPDATE shop.statuses SET title = %s WHERE status = %s", _word, _STATUS),
+    _plain("UPDATE shop.tenants SET name = %s WHERE id = %s", _word, _TENANT),
+    _plain("UPDATE shop.tenants SET plan = %s WHERE id = %s", _word, _TENANT),
     _plain("UPDATE shop.rates SET rate = %s WHERE rate = %s", _RATE, _RATE),  # 1.0 to 1.00, too
     _plain("DELETE FROM shop.rates WHERE rate = %s", _RATE),
     _plain("UPDATE shop.categories SET parent_id = %s WHERE id = %s", _CATEGORY, _CATEGORY),
-    _plain("UPDATE shop.categories SET name = %s WHERE id = %s", word, _CATEGORY),
+    _plain("UPDATE shop.categories SET name = %s WHERE id = %s", _word, _CATEGORY),
     _plain("UPDATE shop.categories SET id = %s WHERE id = %s", _CATEGORY, _CATEGORY),
     _plain("DELETE FROM shop.categories WHERE id = %s", _CATEGORY),
     _plain("UPDATE shop.products SET category_id = %s WHERE id = %s", _CATEGORY, _PRODUCT),
@@ -340,13 +283,13 @@ CHANGES: tuple[Statement, ...] = (
     _plain("UPDATE shop.products SET price = price + 0.10 WHERE id = %s", _PRODUCT),
     _plain("UPDATE shop.products SET id = %s WHERE id = %s", _PRODUCT, _PRODUCT),
     _plain("DELETE FROM shop.products WHERE id = %s", _PRODUCT),
-    _plain('UPDATE shop.labels SET "Shown As" = %s WHERE code = %s', word, _CODE),
+    _plain('UPDATE shop.labels SET "Shown As" = %s WHERE code = %s', _word, _CODE),
     _plain("UPDATE shop.labels SET code = %s WHERE code = %s", _CODE, _CODE),
     _plain("DELETE FROM shop.labels WHERE code = %s", _CODE),
     _plain("UPDATE shop.product_labels SET product_id = %s WHERE product_id = %s", _PRODUCT, _PRODUCT),
     _plain("UPDATE shop.product_labels SET label = %s WHERE label = %s AND product_id = %s", _CODE, _CODE, _PRODUCT),
     _plain("DELETE FROM shop.product_labels WHERE product_id = %s", _PRODUCT),
-    _plain(f'UPDATE {_OFFICE}"Customers" SET "Full Name" = %s WHERE "Customer No" = %s', word, _CUSTOMER),
+    _plain(f'UPDATE {_OFFICE}"Customers" SET "Full Name" = %s WHERE "Customer No" = %s', _word, _CUSTOMER),
     _plain(
         f'UPDATE {_OFFICE}"Customers" SET "Customer No" = %s WHERE "Tenant Id" = %s AND "Customer No" = %s',
         _CUSTOMER, _TENANT, _CUSTOMER,
@@ -363,11 +306,11 @@ CHANGES: tuple[Statement, ...] = (
            _PRODUCT, _TENANT, _NUMBER, _LINE),
     _plain(f'UPDATE {_OFFICE}"Order Lines" SET amount = amount + 1 {_ORDER} AND "Line" = %s', _TENANT, _NUMBER, _LINE),
     _plain(f'DELETE FROM {_OFFICE}"Order Lines" {_ORDER} AND "Line" = %s', _TENANT, _NUMBER, _LINE),
-    _plain("UPDATE shop.readings SET note = %s WHERE id = %s", word, _READING),
+    _plain("UPDATE shop.readings SET note = %s WHERE id = %s", _word, _READING),
     _plain("UPDATE shop.readings SET day = %s WHERE id = %s AND day = %s", _DAY, _READING, _DAY),
     _plain("UPDATE shop.readings SET day = (day + 10) %% 30 WHERE id = %s", _READING),  # into another partition
     _plain("UPDATE shop.readings SET product_id = %s WHERE id = %s", _PRODUCT, _READING),
-    _plain("UPDATE shop.readings_1 SET note = %s WHERE id = %s", word, _READING),
+    _plain("UPDATE shop.readings_1 SET note = %s WHERE id = %s", _word, _READING),
     _plain("DELETE FROM shop.readings WHERE id = %s", _READING),
     _plain("DELETE FROM shop.readings_0 WHERE id = %s", _READING),
     _plain(
@@ -379,8 +322,8 @@ CHANGES: tuple[Statement, ...] = (
     ),
 )  # fmt: skip
 ADDITIONS: tuple[Statement, ...] = (
-    add_category, add_product, add_label, add_link, add_link, add_rate, add_customer, add_order, add_order, add_line,
-    add_line, add_reading, add_reading, copy_readings,
+    _CATEGORY_ADDED, _PRODUCT_ADDED, _LABEL_ADDED, _LINK_ADDED, _LINK_ADDED, _RATE_ADDED, _CUSTOMER_ADDED, _ORDER_ADDED,
+    _ORDER_ADDED, _LINE_ADDED, _LINE_ADDED, _READING_ADDED, _READING_ADDED, _copy_readings,
 )  # fmt: skip
 
 
@@ -400,9 +343,9 @@ def _drop_product_with_all(connection: psycopg.Connection[Any], dice: Random) ->
 def _replace_tenant(connection: psycopg.Connection[Any], dice: Random) -> None:
     tenant = dice.choice(_TENANTS)
     connection.execute("DELETE FROM shop.tenants WHERE id = %s", (tenant,))  # and its customers
-    connection.execute("INSERT INTO shop.tenants VALUES (%s, %s)", (tenant, word(dice)))
+    connection.execute("INSERT INTO shop.tenants VALUES (%s, %s)", (tenant, _word(dice)))
     for _ in range(5):
-        add_customer(connection, dice)
+        _CUSTOMER_ADDED(connection, dice)
 
 
 RARE: tuple[Statement, ...] = (_drop_label_with_links, _drop_product_with_all, _replace_tenant)
@@ -428,22 +371,15 @@ def move_partition(connection: psycopg.Connection[Any], dice: Random) -> None:
         "SELECT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = 'shop.\"Readings 2\"'::regclass)"
     ).fetchone()
     if attached == (True,):
-        connection.execute(
-            dice.choice(
-                (
-                    'ALTER TABLE shop.readings DETACH PARTITION shop."Readings 2"',
-                    'ALTER TABLE shop.readings DETACH PARTITION shop."Readings 2"',
-                    'TRUNCATE shop."Readings 2"',
-                )
-            )
-        )
+        detach = 'ALTER TABLE shop.readings DETACH PARTITION shop."Readings 2"'
+        connection.execute(dice.choice((detach, detach, 'TRUNCATE shop."Readings 2"')))
         return
     connection.execute('DELETE FROM shop."Readings 2" WHERE id %% 3 = %s', (dice.randrange(3),))
-    connection.execute('UPDATE shop."Readings 2" SET note = %s WHERE id %% 2 = 0', (word(dice),))
+    connection.execute('UPDATE shop."Readings 2" SET note = %s WHERE id %% 2 = 0', (_word(dice),))
     for _ in range(10):
         connection.execute(
             'INSERT INTO shop."Readings 2" (id, day, product_id, note) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING',
-            (dice.randrange(_READINGS), dice.randrange(20, 30), dice.choice(_PRODUCTS), word(dice)),
+            (_READING(dice), dice.randrange(20, 30), _PRODUCT(dice), _word(dice)),
         )
     connection.execute('ALTER TABLE shop.readings ATTACH PARTITION shop."Readings 2" FOR VALUES FROM (20) TO (30)')
 
@@ -451,11 +387,11 @@ def move_partition(connection: psycopg.Connection[Any], dice: Random) -> None:
 def _truncate(connection: psycopg.Connection[Any], dice: Random) -> None:
     emptied, kind = dice.choice(
         [
-            ("shop.product_labels", add_link),
-            ('"Back Office"."Order Lines"', add_line),
-            ("shop.readings", add_reading),
-            ("shop.readings_0", add_reading),
-            ('shop.labels, "Back Office"."Orders" CASCADE', add_order),
+            ("shop.product_labels", _LINK_ADDED),
+            ('"Back Office"."Order Lines"', _LINE_ADDED),
+            ("shop.readings", _READING_ADDED),
+            ("shop.readings_0", _READING_ADDED),
+            ('shop.labels, "Back Office"."Orders" CASCADE', _ORDER_ADDED),
         ]
     )
     connection.execute(f"TRUNCATE {emptied}")

@@ -13,6 +13,7 @@ import pytest
 
 from syncer.base.errors import DefinitionError
 from syncer.sandbox import Endpoints, Sandbox
+from tests.support import shapes
 from tests.support.derivation import Judge, judging
 from tests.support.random_tables import MORE_SCHEMA, SCHEMA, cleaning_up, transactions
 from tests.support.world import World
@@ -38,53 +39,28 @@ def judge(sandbox: Sandbox, endpoints: Endpoints, tmp_path_factory: pytest.TempP
 def hold(judge: Judge, *, rounds: int = ROUNDS) -> None:
     """Hold what is active against the plain SELECT."""
     random = Random(1)
-    for some in cleaning_up(judge.tables):
+    for emptied in cleaning_up(judge.tables):
         with judge.undone():
-            judge.require_nothing_missed(some, random)
+            judge.require_nothing_missed(emptied, random)
     for _ in range(rounds):
         with judge.undone():
             judge.require_nothing_missed(transactions(random, judge.tables), random)
 
 
 DERIVED = {
-    "inner join": ("SELECT x.id AS _id, y.v FROM r x JOIN a y ON y.r_id = x.id"),
-    "left join": ("SELECT x.id AS _id, y.v FROM r x LEFT JOIN a y ON y.r_id = x.id"),
     "right join": ("SELECT x.id AS _id, y.v FROM a y RIGHT JOIN r x ON y.r_id = x.id"),
     "full join, kept by WHERE": ("SELECT x.id AS _id, y.v FROM r x FULL JOIN a y ON y.r_id = x.id WHERE y.r_id = x.id"),
     "cross join and WHERE": ("SELECT x.id AS _id, y.v FROM r x CROSS JOIN a y WHERE y.r_id = x.id"),
-    "comma": ("SELECT x.id AS _id, y.v, z.v AS w FROM r x, a y, l z WHERE y.r_id = x.id AND z.a_id = y.id"),
     "joins in parentheses": (
         "SELECT x.id AS _id, y.v FROM r x LEFT JOIN (a y JOIN b z ON z.a_id = y.id) ON y.r_id = x.id"
     ),
-    "chain of left joins": (
-        "SELECT x.id AS _id, y.v, z.v AS w FROM r x LEFT JOIN a y ON y.id = x.k LEFT JOIN r z ON z.id = y.r_id"
-    ),
-    "using": ("SELECT id AS _id, y.v FROM r JOIN (SELECT r_id AS id, v FROM a) y USING (id)"),
     "using twice": (
         "SELECT id AS _id, y.v, z.v AS w FROM r LEFT JOIN (SELECT r_id AS id, v FROM a) y USING (id) "
         "LEFT JOIN (SELECT r_id AS id, v FROM b) z USING (id)"
     ),
-    "correlated subquery": ("SELECT x.id AS _id, (SELECT max(y.v) FROM a y WHERE y.r_id = x.id) AS f FROM r x"),
-    "subqueries nested": (
-        "SELECT x.id AS _id, (SELECT jsonb_agg((SELECT sum((SELECT count(*) FROM l z WHERE z.a_id = y.id "
-        "AND z.r_id = w.r_id)) FROM b w WHERE w.a_id = y.id) ORDER BY y.id) FROM a y WHERE y.r_id = x.id) AS f FROM r x"
-    ),
-    "in, nested": (
-        "SELECT x.id AS _id, (SELECT jsonb_agg(y.v ORDER BY y.v) FROM a y WHERE y.id IN "
-        "(SELECT z.a_id FROM l z WHERE z.r_id = x.id)) AS f FROM r x"
-    ),
-    "exists": ("SELECT x.id AS _id, EXISTS (SELECT FROM a y WHERE y.r_id = x.id AND y.v > 1) AS f FROM r x"),
     "not exists": ("SELECT x.id AS _id FROM r x WHERE NOT EXISTS (SELECT FROM a y WHERE y.r_id = x.id)"),
-    "in": ("SELECT x.id AS _id, x.v FROM r x WHERE x.id IN (SELECT y.r_id FROM a y)"),
     "in, of pairs": ("SELECT x.id AS _id FROM r x WHERE (x.id, x.k) IN (SELECT y.r_id, y.k FROM a y)"),
     "any": ("SELECT x.id AS _id FROM r x WHERE x.id = ANY (SELECT y.r_id FROM a y)"),
-    "lateral": (
-        "SELECT x.id AS _id, s.v FROM r x LEFT JOIN LATERAL (SELECT y.v FROM a y WHERE y.r_id = x.id "
-        "ORDER BY y.v LIMIT 1) s ON true"
-    ),
-    "lateral aggregate": (
-        "SELECT x.id AS _id, s.n FROM r x, LATERAL (SELECT count(*) AS n FROM a y WHERE y.r_id = x.id) s"
-    ),
     "lateral in lateral": (
         "SELECT x.id AS _id, s.n FROM r x CROSS JOIN LATERAL (SELECT y.id, u.n FROM a y CROSS JOIN LATERAL "
         "(SELECT count(*) AS n FROM b z WHERE z.a_id = y.id) u WHERE y.r_id = x.id) s"
@@ -92,10 +68,6 @@ DERIVED = {
     "cte": (
         "WITH w AS (SELECT y.r_id, z.v FROM a y JOIN b z ON z.a_id = y.id) "
         "SELECT x.id AS _id, (SELECT jsonb_agg(w.v ORDER BY w.v) FROM w WHERE w.r_id = x.id) AS f FROM r x"
-    ),
-    "cte read twice": (
-        "WITH w AS (SELECT y.r_id, y.k, y.v FROM a y) SELECT x.id AS _id, o.v, t.v AS u FROM r x "
-        "JOIN w o ON o.r_id = x.id LEFT JOIN w t ON t.r_id = o.k"
     ),
     "cte of a cte": (
         "WITH w (c, d) AS (SELECT y.r_id, y.v FROM a y), u AS (SELECT w.d, w.c FROM w) "
@@ -105,35 +77,15 @@ DERIVED = {
         "SELECT x.id AS _id, (WITH w AS (SELECT y.id FROM a y WHERE y.r_id = x.id) "
         "SELECT count(*) FROM b z JOIN w ON w.id = z.a_id) AS f FROM r x"
     ),
-    "view": ("SELECT x.id AS _id, y.d FROM r x JOIN joined y ON y.c = x.id"),
-    "view of a view": ("SELECT x.id AS _id, y.d FROM r x LEFT JOIN kept y ON y.c = x.id"),
     "view twice": (
         "SELECT x.id AS _id, y.d, z.d AS e FROM r x JOIN first y ON y.c = x.id LEFT JOIN first z ON z.c = x.k"
     ),
     "view that is a union": ("SELECT x.id AS _id, (SELECT sum(y.d) FROM both_kinds y WHERE y.c = x.id) AS f FROM r x"),
-    "union inside": (
-        "SELECT x.id AS _id, (SELECT sum(s.v) FROM (SELECT y.r_id, y.v FROM a y UNION ALL "
-        "SELECT z.r_id, z.v FROM b z) s WHERE s.r_id = x.id) AS f FROM r x"
-    ),
     "except inside": (
         "SELECT x.id AS _id, (SELECT sum(s.v) FROM (SELECT y.r_id, y.v FROM a y EXCEPT "
         "SELECT z.r_id, z.v FROM b z) s WHERE s.r_id = x.id) AS f FROM r x"
     ),
-    "union above": (
-        "SELECT 'r' || x.id AS _id, x.v FROM r x UNION ALL SELECT 'a' || y.id, z.v FROM a y JOIN r z ON z.id = y.r_id"
-    ),
-    "table twice": ("SELECT x.id AS _id, y.v, z.v AS w FROM r x JOIN a y ON y.r_id = x.id LEFT JOIN a z ON z.k = x.v"),
-    "self-join": ("SELECT x.id AS _id, y.v, z.v AS w FROM r x LEFT JOIN r y ON y.id = x.k LEFT JOIN r z ON z.id = y.k"),
     "root as its own child": ("SELECT x.id AS _id, (SELECT count(*) FROM r y WHERE y.k = x.id) AS f FROM r x"),
-    "many to many": (
-        "SELECT x.id AS _id, (SELECT jsonb_agg(y.v ORDER BY y.v) FROM l z JOIN a y ON y.id = z.a_id "
-        "WHERE z.r_id = x.id) AS f FROM r x"
-    ),
-    "composite key": (
-        "SELECT x.p || '-' || x.q AS _id, y.v, z.v AS w FROM b x LEFT JOIN b y ON y.p = x.q AND y.q = x.p "
-        "LEFT JOIN l z ON (z.r_id, z.a_id) = (x.r_id, x.a_id)"
-    ),
-    "star": ("SELECT x.id AS _id, x.*, y.v AS w FROM r x LEFT JOIN a y ON y.r_id = x.id"),
     "whole rows": (
         "SELECT x.id AS _id, (SELECT jsonb_agg(y ORDER BY y.id) FROM a y WHERE y.r_id = x.id) AS f FROM r x"
     ),
@@ -142,9 +94,6 @@ DERIVED = {
         'JOIN "other.one"."Or""der ü" AS "Ein ""y"" ü" ON "Ein ""y"" ü"."select" = "x".id'
     ),
     "group by the key": ("SELECT x.id AS _id, count(y.id) AS n FROM r x LEFT JOIN a y ON y.r_id = x.id GROUP BY x.id"),
-    "group by a column": (
-        "SELECT y.r_id AS _id, count(*) AS n, max(z.v) AS m FROM a y LEFT JOIN l z ON z.a_id = y.id GROUP BY 1"
-    ),
     "distinct": ("SELECT DISTINCT y.r_id AS _id FROM a y JOIN b z ON z.a_id = y.id"),
     "window over the id": ("SELECT x.k AS _id, rank() OVER (PARTITION BY x.k ORDER BY x.v, x.id) AS f FROM r x"),
     "window in a derived table": (
@@ -159,7 +108,6 @@ DERIVED = {
         "SELECT x.id AS _id, s.b FROM r x JOIN (SELECT u.b, u.a FROM (SELECT y.r_id, y.v FROM a y) u (a, b)) s "
         "ON s.a = x.id"
     ),
-    "json operator": ("SELECT x.id AS _id, y.word FROM r x JOIN t y ON (y.data ->> 'r')::int = x.id"),
     "function in FROM": ("SELECT x.id AS _id, u.u FROM r x CROSS JOIN LATERAL twice(x.k) AS u (u)"),
     "values": (
         "SELECT x.id AS _id, y.name FROM r x LEFT JOIN (VALUES (1, 'one'), (2, 'two')) y (id, name) ON y.id = x.k"
@@ -282,6 +230,14 @@ DERIVED = {
 }
 
 
+def test_every_document_of_the_shop_is_derived(judge: Judge) -> None:
+    """What the README claims; the soak holds it against random writers."""
+    with judge.undone():
+        judge.write(shapes.SCHEMA)
+        for select in shapes.SELECTS.values():
+            judge.derive(select)
+
+
 @pytest.mark.parametrize("case", DERIVED)
 def test_a_shape_is_derived_and_right(judge: Judge, case: str) -> None:
     """Nothing is asked of the author of such a SELECT, and no document is missed."""
@@ -339,7 +295,6 @@ REFUSED = {
         "SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, count(*) OVER w AS d FROM a y "
         "WINDOW w AS (PARTITION BY y.k)) s ON s.c = x.id"
     ),
-    "documents rank one another": ("SELECT x.id AS _id, rank() OVER (ORDER BY x.v) AS f FROM r x"),
     "distinct on something else": (
         "SELECT x.id AS _id, s.d FROM r x JOIN (SELECT DISTINCT ON (y.k) y.r_id AS c, y.v AS d FROM a y "
         "ORDER BY y.k, y.v, y.id) s ON s.c = x.id"
@@ -347,10 +302,6 @@ REFUSED = {
     "limit": (
         "SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, y.v AS d FROM a y ORDER BY y.v, y.id "
         "LIMIT 2) s ON s.c = x.id"
-    ),
-    "offset": (
-        "SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, y.v AS d FROM a y ORDER BY y.v, y.id "
-        "OFFSET 1) s ON s.c = x.id"
     ),
     "with ties": (
         "SELECT x.id AS _id, s.d FROM r x JOIN (SELECT y.r_id AS c, y.v AS d FROM a y ORDER BY y.v "

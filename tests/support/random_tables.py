@@ -69,11 +69,11 @@ def transactions(random: Random, tables: Collection[str]) -> list[list[str]]:
 def cleaning_up(tables: Collection[str]) -> Iterator[list[list[str]]]:
     """What empties tables: each alone, all in one transaction, one after the other, and by TRUNCATE."""
     deletes = [f"DELETE FROM {table}" for table in sorted(tables)]
-    for one in deletes:
-        yield [[one]]
+    for delete in deletes:
+        yield [[delete]]
     yield [deletes]
-    yield [[one] for one in deletes]
-    yield [[one] for one in reversed(deletes)]
+    yield [[delete] for delete in deletes]
+    yield [[delete] for delete in reversed(deletes)]
     for table in sorted(tables):
         yield [[f"TRUNCATE {table}"]]
 
@@ -82,11 +82,11 @@ def _statement(random: Random, tables: list[str]) -> str:
     table = random.choice(tables)
     columns, keys = {**COLUMNS, **MORE_COLUMNS}[table], KEYS[table]
     name = random.choice(columns)
-    numbers = [one for one in columns if one not in _VALUES]
+    numbers = [column for column in columns if column not in _VALUES]
     where = f"{random.choice(numbers if random.random() < 0.4 else keys)} = {random.randrange(4)}"
 
-    def value(one: str) -> str:
-        return str(random.randrange(5)) if one in keys else random.choice(_VALUES.get(one, _NUMBERS))
+    def value(column: str) -> str:
+        return str(random.randrange(5)) if column in keys else random.choice(_VALUES.get(column, _NUMBERS))
 
     match random.choices(["delete", "insert", "update", "truncate"], [28, 20, 51, 1])[0]:
         case "delete":

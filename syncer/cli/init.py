@@ -10,7 +10,7 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from syncer.apply.scaffold import draft as drafting, tables
+from syncer.apply.scaffold import draft as drafting, table as tables
 from syncer.base import log, postgres, settings
 from syncer.base.errors import SourceError, SyncerError
 from syncer.base.postgres import Connection

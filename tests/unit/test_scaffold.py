@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from syncer.apply.scaffold import mapping
-from syncer.apply.scaffold.types import STORED, TEXT
+from syncer.apply.scaffold.mapping import STORED, TEXT
 
 LONG = {"type": "long", "coerce": False}
 

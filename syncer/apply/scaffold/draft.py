@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from syncer.apply.scaffold import mapping, select, tables
+from syncer.apply.scaffold import mapping, table as tables
 from syncer.base import shipped
 from syncer.base.errors import ConfigError
 from syncer.base.postgres import Connection
@@ -40,7 +40,7 @@ def from_table(
     with_personal: bool,
     force: bool,
 ) -> Draft:
-    """Draft a document from a table, named after it by default: see `syncer.apply.scaffold.select.draft`.
+    """Draft a document from a table, named after it by default: see `syncer.apply.scaffold.table.draft`.
 
     Raises:
         ConfigError: The folder is not empty, and existing files are not to be written over (``force``).
@@ -49,7 +49,7 @@ def from_table(
     """
     found = tables.find(connection, table)
     folder = _folder(config_folder, name or found.name, force=force)
-    query, properties, remarks = select.draft(connection, found, referring=referring, with_personal=with_personal)
+    query, properties, remarks = tables.draft(connection, found, referring=referring, with_personal=with_personal)
     given = {**mapping.EMPTY_BODY, "mappings": {"dynamic": "strict", "properties": properties}}
     body, more = mapping.completed(connection, query, folder.name, given)
     remarks = [*remarks, *more]

@@ -1,7 +1,8 @@
 """Mapping: maps the columns of any SELECT, and completes a mapping that exists.
 
-The type of a column tells its mapping. JSON is sampled, and its mapping reported as a guess, which takes every sampled
-value and alters no other. Arrays of objects become ``nested``, so that a search can relate the fields of one object.
+The type of a column tells its mapping, which takes every value of the type except NaN, Infinity and the date infinity.
+JSON is sampled, and its mapping reported as a guess, which takes every sampled value and alters no other. Arrays of
+objects become ``nested``, so that a search can relate the fields of one object.
 
 What the existing mapping says is kept. An object in it that says what to do with other fields (``dynamic`` or
 ``enabled``) is complete.
@@ -12,18 +13,89 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
-from syncer.apply.scaffold.types import DATE, STORED, TEXT, column_type
 from syncer.base.formatting import whole_number
 from syncer.base.postgres import Connection, bounded
 
 if TYPE_CHECKING:
     from syncer.lineage.catalog import Probe
+
+# Domains are resolved to their base type, arrays to their element type. Composites become JSON, as do types with a
+# cast to it.
+_TYPE = """
+WITH RECURSIVE base AS (
+    SELECT t.oid, t.typname, t.typtype, t.typcategory, t.typbasetype, t.typelem, false AS is_array
+    FROM pg_type AS t WHERE t.oid = $1::regtype
+    UNION ALL
+    SELECT t.oid, t.typname, t.typtype, t.typcategory, t.typbasetype, t.typelem, b.is_array OR b.typtype <> 'd'
+    FROM base AS b
+    JOIN pg_type AS t ON t.oid = CASE WHEN b.typtype = 'd' THEN b.typbasetype
+                                      WHEN b.typcategory = 'A' THEN b.typelem END
+)
+SELECT CASE WHEN typtype IN ('c', 'p') OR typname = 'jsonb'
+                 OR EXISTS (SELECT FROM pg_cast
+                            WHERE castsource = base.oid AND casttarget = 'json'::regtype AND castmethod = 'f')
+            THEN 'json' ELSE typname END, is_array
+FROM base WHERE typtype <> 'd' AND typcategory <> 'A'
+"""
+_LONG_DIGITS_MAX = 18
+_WHOLE = re.compile(r"numeric\((\d+),0\)")
+KEYWORD: dict[str, Any] = {"type": "keyword", "ignore_above": 8191}
+TEXT: dict[str, Any] = {"type": "text", "fields": {"keyword": KEYWORD}}
+DATE: dict[str, Any] = {"type": "date"}
+STORED: dict[str, Any] = {"type": "object", "enabled": False}
+"""Takes any JSON: it is kept and shown, but not searched."""
+_MAPPINGS: dict[str, dict[str, Any]] = {
+    "int2": {"type": "short"},
+    "int4": {"type": "integer"},
+    "int8": {"type": "long"},
+    "float4": {"type": "float"},
+    "float8": {"type": "double"},
+    "numeric": {"type": "double"},
+    "bool": {"type": "boolean"},
+    **dict.fromkeys(("text", "varchar", "bpchar", "name", "citext", "char", "xml"), TEXT),
+    **dict.fromkeys(("date", "timestamp", "timestamptz"), DATE),
+}
+"""By name in the system catalogue. Other types are mapped as keyword, with the text that Postgres shows."""
+CASTS = {"money": "numeric", "bpchar": "text", "vector": "real[]", "halfvec": "real[]"}
+"""What a draft casts a column to."""
+LEFT_OUT = {
+    "bytea": "bytes are not searched: encode(column, 'base64') and the type binary would show them",
+    "tsvector": "it is Postgres' own way to search: select the text that it is made of",
+    **dict.fromkeys(("geometry", "geography"), "its text is not readable: select ST_AsGeoJSON(column)::jsonb"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnType:
+    """A type: the name of its base type in the catalogue, ``json`` for any JSON or composite, and its mapping.
+
+    The mapping is None for JSON, of which a type does not tell the content.
+    """
+
+    name: str
+    is_array: bool
+    mapping: dict[str, Any] | None
+
+
+def column_type(connection: Connection, declared: str) -> ColumnType:
+    """Return what a type is, by its name as ``format_type`` returns it."""
+    # There is no row for a type that only looks like an array, such as int2vector.
+    name, is_array = connection.execute(_TYPE, (declared,)).fetchone() or ("", False)
+    whole = _WHOLE.match(declared)
+    mapping = _MAPPINGS.get(name, KEYWORD)
+    if whole and int(whole[1]) <= _LONG_DIGITS_MAX:
+        mapping = {"type": "long"}
+    elif mapping is TEXT and is_array:
+        mapping = KEYWORD
+    return ColumnType(name=name, is_array=is_array, mapping=None if name == "json" else dict(mapping))
+
 
 _FIELDS_MAX = 1000
 """How many fields an index has at most by default."""
@@ -81,14 +153,15 @@ def completed(
         if name not in ("_id", "_routing")
     }
     stored = _stored(probe)
-    is_sampled = any(type_.mapping is None or type_.may_be_vector for type_ in types.values())
+    vectors = {name for name, type_ in types.items() if type_.is_array and type_.name == "float4"}
+    is_sampled = bool(vectors) or any(type_.mapping is None for type_ in types.values())
     sample = _sampled(connection, probe.canonical) if is_sampled else []
     mappings, remarks = body.get("mappings", {}), list[str]()
     properties = mappings.get("properties", {})
     for name, type_ in types.items():
         values = [document[name] for document in sample if document.get(name) is not None]
         made = guess(values, is_free=name in stored) if type_.mapping is None else type_.mapping
-        lengths = {len(value) if None not in value else 0 for value in values} if type_.may_be_vector else set()
+        lengths = {0 if None in value else len(value) for value in values if name in vectors}
         if len(lengths) == 1 and lengths <= set(_DIMENSIONS):
             made = {"type": "dense_vector", "dims": lengths.pop()}
         properties, before = _united(properties, {name: made}), properties
@@ -102,7 +175,7 @@ def completed(
             remarks.append(f"{name}: double rounds to 15 digits; for money use scaled_float, for every digit keyword")
     number = _number_of_fields(properties)
     limit = {"index.mapping.total_fields.limit": number + _FIELDS_MAX} if number > _FIELDS_MAX else {}
-    settings = {"settings": limit | dict(body.get("settings", {}))} if limit else {}
+    settings = {"settings": limit | body.get("settings", {})} if limit else {}
     return {**body, **settings, "mappings": {**mappings, "properties": properties}}, remarks
 
 

@@ -1,4 +1,4 @@
-"""Select: drafts the SELECT of a table, and the mapping of the JSON that it builds.
+"""Table: drafts the SELECT of a table, and the mapping of the JSON that it builds.
 
 A document shows the columns of its table, and each row that a foreign key refers to as an object. Tables that refer to
 it are added on request, as arrays of rows, which show the rows that they refer to in the same way. Columns that look
@@ -16,19 +16,138 @@ from typing import Any
 
 from psycopg import sql
 
-from syncer.apply.scaffold import tables
-from syncer.apply.scaffold.mapping import is_personal
-from syncer.apply.scaffold.tables import Reference, Table
-from syncer.apply.scaffold.types import CASTS, LEFT_OUT, STORED, column_type
+from syncer.apply.scaffold.mapping import CASTS, LEFT_OUT, STORED, ColumnType, column_type, is_personal
 from syncer.base.errors import DefinitionError, SourceError
 from syncer.base.postgres import Connection
+from syncer.capture import eligibility
 
+# Partitions are read through their table; `eligibility` refuses inherited and unlogged tables.
+_RELATIONS = """
+SELECT format('%I.%I', n.nspname, c.relname), format('%s.%s', n.nspname, c.relname), c.relname::text, c.oid,
+       c.relkind IN ('r', 'p'), c.relpersistence = 'p',
+       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'syncer') AND n.nspname !~ '^pg_(toast|temp)'
+ORDER BY n.nspname <> 'public', 1
+"""
+_COLUMNS = """
+SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
+WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
+_REFERENCES = """
+SELECT format('%I.%I', n.nspname, c.relname), c.relname::text, format('%I.%I', fn.nspname, f.relname), f.relname::text,
+       array(SELECT ARRAY[a.attname, b.attname]::text[]
+             FROM unnest(k.conkey, k.confkey) WITH ORDINALITY AS p (own, other, place)
+             JOIN pg_attribute AS a ON a.attrelid = k.conrelid AND a.attnum = p.own
+             JOIN pg_attribute AS b ON b.attrelid = k.confrelid AND b.attnum = p.other ORDER BY p.place),
+       EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = k.conrelid AND i.indisunique AND i.indisvalid
+               AND i.indpred IS NULL AND i.indexprs IS NULL
+               AND (i.indkey::int2[])[0:i.indnkeyatts - 1] <@ k.conkey)
+FROM pg_constraint AS k
+JOIN pg_class AS c ON c.oid = k.conrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace
+JOIN pg_class AS f ON f.oid = k.confrelid JOIN pg_namespace AS fn ON fn.oid = f.relnamespace
+WHERE k.contype = 'f' AND k.conparentid = 0 AND to_regclass($1) IN (k.conrelid, k.confrelid)
+ORDER BY k.conkey, k.conname
+"""
+_LISTED_MAX = 20
+_PART = re.compile(r'"(?:[^"]|"")*"|[^".]+')
 _PAIRS_MAX = 50
 """How many fields jsonb_build_object takes at once: a function has at most 100 arguments."""
 _KEYWORDS = "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'"
 _NO_COLON = frozenset({"int2", "int4", "int8", "uuid", "numeric", "date", "bool"})
 """Types whose text has no colon."""
 _NOT_IN_FIELDS = re.compile(r"[^\w$@ -]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A foreign key of table ``relation`` to table ``to``, whose names without a schema are ``table``, ``to_table``.
+
+    Each pair is a column and the one that it refers to. If ``is_unique``, at most one row refers to each.
+    """
+
+    relation: str
+    table: str
+    to: str
+    to_table: str
+    pairs: tuple[tuple[str, str], ...]
+    is_unique: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table that can be captured, with the foreign keys that it has, and those that refer to it."""
+
+    relation: str
+    name: str
+    columns: dict[str, ColumnType]
+    key: tuple[str, ...]
+    refers: tuple[Reference, ...]
+    referred: tuple[Reference, ...]
+
+
+def tables(connection: Connection) -> dict[str, bool]:
+    """Return the tables to choose from, schema public first, and whether this role may read each."""
+    rows = connection.execute(_RELATIONS).fetchall()
+    return {name: may_read for _, name, _, _, is_table, is_logged, may_read in rows if is_table and is_logged}
+
+
+def find(connection: Connection, name: str) -> Table:
+    """Find a table by its name, quoted or not; without its schema, one in public is preferred.
+
+    Raises:
+        SourceError: There is no such table, several have the name, or this role may not read it.
+        DefinitionError: It cannot be captured, or has no key.
+    """
+    found = [row for row in connection.execute(_RELATIONS) if {name, bare(name)} & {*row[:3]}]
+    if len(found) > 1:
+        found = [row for row in found if row[1].startswith("public.")] or found
+    if not found:
+        raise SourceError(f"The database has no table {name or repr(name)}", hint=_listed(connection))
+    if len(found) > 1:
+        names = ", ".join(str(row[0]) for row in found)
+        raise SourceError(f"Several tables are called {name}: {names}", hint="Name one of them with its schema.")
+    relation, _, bare_name, oid, is_table, _, may_read = found[0]
+    if not is_table:
+        raise SourceError(
+            f"{relation} is a view or a foreign table, and a draft begins with a table",
+            hint="Name the table whose rows become documents; you can then change select.sql to read the view.",
+        )
+    eligibility.require_capturable(connection, oid, "A draft of it")
+    if not may_read:
+        raise SourceError(
+            f"This role may not read {relation}", hint=f"By its owner: GRANT SELECT ON {relation} TO the role"
+        )
+    references = [
+        Reference(
+            relation=own, table=table, to=to, to_table=to_table, pairs=tuple(map(tuple, pairs)), is_unique=is_unique
+        )
+        for own, table, to, to_table, pairs, is_unique in connection.execute(_REFERENCES, (relation,)).fetchall()
+    ]
+    columns = connection.execute(_COLUMNS, (relation,)).fetchall()
+    return Table(
+        relation=relation,
+        name=bare_name,
+        columns={column: column_type(connection, type_) for column, type_ in columns},
+        key=eligibility.primary_key(connection, relation),
+        refers=tuple(reference for reference in references if reference.relation == relation),
+        referred=tuple(reference for reference in references if reference.to == relation),
+    )
+
+
+def bare(relation: str) -> str:
+    """Return ``schema.table`` without quotes."""
+    parts = _PART.findall(relation)
+    return ".".join(part[1:-1].replace('""', '"') if part.startswith('"') else part for part in parts)
+
+
+def _listed(connection: Connection) -> str:
+    found = list(tables(connection))
+    if not found:
+        return "It has no table at all. Check that this is the right database."
+    more = f" and {len(found) - _LISTED_MAX:,} more" if len(found) > _LISTED_MAX else ""
+    return "There are: " + ", ".join(found[:_LISTED_MAX]) + more
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +164,7 @@ def draft(
 ) -> tuple[str, dict[str, Any], list[str]]:
     """Return the SELECT of a table, the mapping of what it builds as JSON, and what to know of it.
 
-    Args:
-        connection: To the database of the table.
-        table: The table whose rows become documents.
-        referring: Names of tables that refer to it, whose rows are added.
-        with_personal: Whether to show columns that look personal or secret.
+    ``referring`` names tables that refer to it, whose rows are added.
 
     Raises:
         DefinitionError: A table does not refer to it, or cannot be captured.
@@ -79,7 +194,7 @@ class _Drafter:
         for field in fields:
             is_column = field.expression == self._name(alias, field.name)
             columns.append(field.expression if is_column else f"{field.expression} AS {self._name(field.name)}")
-        others = sorted({tables.bare(found.relation) for found in table.referred if found not in wanted})
+        others = sorted({bare(found.relation) for found in table.referred if found not in wanted})
         if others:
             self.remarks.append(f"--with adds rows of other tables: {', '.join(others)}")
         listed = f",{line}".join(columns)
@@ -93,7 +208,7 @@ class _Drafter:
         for reference in table.refers:
             if reference != but and columns.keys() >= {column for column, _ in reference.pairs}:
                 try:
-                    other = tables.find(self._connection, reference.to)
+                    other = find(self._connection, reference.to)
                 except (DefinitionError, SourceError) as error:
                     self.remarks.append(f"{path}{reference.to} is left out: {error.message}")
                     continue
@@ -123,7 +238,7 @@ class _Drafter:
 
     def _rows(self, reference: Reference, root: Table, outer: str, line: str) -> _Field:
         """Return the rows that refer, as an array of objects; as one object if there is at most one."""
-        table = tables.find(self._connection, reference.relation)
+        table = find(self._connection, reference.relation)
         alias, name = self._alias(table.name), _array_name(reference, root)
         fields = _renamed(self._fields(table, alias, line + "        ", f"{name}.", but=reference))
         shown = self._json(fields, line)
@@ -184,14 +299,14 @@ def _referring(table: Table, name: str) -> list[Reference]:
     Raises:
         DefinitionError: There is none.
     """
-    meant = {name, tables.bare(name)}
+    meant = {name, bare(name)}
     found = [
         reference
         for reference in table.referred
-        if meant & {reference.table, tables.bare(reference.relation), _array_name(reference, table)}
+        if meant & {reference.table, bare(reference.relation), _array_name(reference, table)}
     ]
     if not found:
-        known = sorted({tables.bare(reference.relation) for reference in table.referred})
+        known = sorted({bare(reference.relation) for reference in table.referred})
         raise DefinitionError(
             f"{name} has no foreign key to {table.relation}",
             hint=f"--with takes a table that refers to {table.relation}: {', '.join(known) or 'there is none'}. "
@@ -209,8 +324,8 @@ def _object_name(reference: Reference) -> str:
 
 def _array_name(reference: Reference, table: Table) -> str:
     """Return the referring table's name, with the column if it refers to this table more than once."""
-    several = [other for other in table.referred if other.relation == reference.relation]
-    return reference.table if len(several) == 1 else f"{reference.table}_{reference.pairs[0][0]}"
+    keys = [other for other in table.referred if other.relation == reference.relation]
+    return reference.table if len(keys) == 1 else f"{reference.table}_{reference.pairs[0][0]}"
 
 
 def _renamed(fields: Iterable[_Field]) -> list[_Field]:

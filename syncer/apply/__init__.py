@@ -3,9 +3,7 @@
 Guarantees: a definition becomes active in one commit, together with the job that loads its index. The alias moves only
 to an index that is loaded. Every step may be interrupted and repeated.
 
-    plan      desired against active definitions
-    captures  which columns the triggers of each table watch, and which column names the root row that a change
-              belongs to: its Kafka key, so that a post and its comments share a partition
+    plan      desired against active definitions, and what the triggers of each table watch for all of them
     activate  indices, triggers, active revisions
     reindex   each step of a new index beside the current one, up to the move of the alias; `cli.follow_jobs` runs
               them in their order: load, own settings, verify, wait for pending jobs, move the alias

@@ -1,6 +1,9 @@
 """Plan: what apply will do, found by comparing the definitions with what is active. Nothing is changed here.
 
 If an index cannot take a change in place, a new index is planned: see `syncer.apply.reindex`.
+
+A table's triggers serve all documents that read it. A change goes to the partition of the root row that it belongs to
+by a foreign key, such as a comment's post: so a document's changes stay together.
 """
 
 from __future__ import annotations
@@ -10,17 +13,28 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from syncer.apply.captures import captures
 from syncer.base.errors import ConfigError, DefinitionError
 from syncer.base.model import Role, Target
 from syncer.base.postgres import Connection
-from syncer.capture import install
+from syncer.capture import eligibility, install
 from syncer.capture.triggers import Capture
 from syncer.documents import queries, registry
 from syncer.documents.definition import Definition
 from syncer.documents.registry import Document
 from syncer.elasticsearch.indices import Indices
+from syncer.lineage.dependencies import Dependencies
 from syncer.recovery import orphan_indices
+
+_FOREIGN_KEYS = """
+SELECT a.attname::text, format('%I.%I', n.nspname, c.relname), f.attname::text
+FROM pg_constraint AS k
+JOIN pg_attribute AS a ON a.attrelid = k.conrelid AND a.attnum = k.conkey[1]
+JOIN pg_class AS c ON c.oid = k.confrelid
+JOIN pg_namespace AS n ON n.oid = c.relnamespace
+JOIN pg_attribute AS f ON f.attrelid = k.confrelid AND f.attnum = k.confkey[1]
+WHERE k.conrelid = $1::regclass AND k.contype = 'f' AND cardinality(k.conkey) = 1
+ORDER BY 1
+"""
 
 
 class PlannedChange(StrEnum):
@@ -92,29 +106,6 @@ class Plan:
         return unchanged and not (
             self.captures or self.released or self.abandoned or self.active.orphan_indices or self.removed
         )
-
-
-def plan(
-    connection: Connection, indices: Indices, definitions: Iterable[Definition], *, remove: Collection[str] = ()
-) -> Plan:
-    """Compare the definitions with what is active, and find out what they read. Nothing is changed.
-
-    The connection needs a role that owns the tables and the syncer schema. ``remove`` names documents without a folder
-    that are to be withdrawn.
-
-    Raises:
-        ConfigError: A document to remove has a folder, or is not active.
-        DefinitionError: A definition is refused.
-        ComposeError: A SELECT returns an id more than once.
-    """
-    active, definitions = read_active(connection), list(definitions)
-    require_removable(remove, active, {definition.name for definition in definitions})
-    return assemble(
-        connection,
-        [step(connection, indices, definition, active) for definition in definitions],
-        active,
-        remove=remove,
-    )
 
 
 def require_removable(names: Collection[str], active: ActiveDefinitions, configured: set[str]) -> None:
@@ -214,6 +205,37 @@ def assemble(
         abandoned=abandoned,
         removed=removed,
     )
+
+
+def captures(connection: Connection, documents: Iterable[Document]) -> Iterable[Capture]:
+    """Yield how each table is captured for all documents together; not the tables that no longer exist."""
+    readers: dict[str, list[Dependencies]] = {}
+    for document in documents:
+        for relation in document.dependencies.tables:
+            # Rule: every-table-is-captured.
+            readers.setdefault(relation, []).append(document.dependencies)
+    for relation, found in sorted(readers.items()):
+        if not eligibility.exists(connection, relation):
+            continue  # only documents to be withdrawn, or suspended ones, still read it
+        uses = [dependencies.tables[relation] for dependencies in found]
+        aggregate, column = _aggregate(connection, relation, found)
+        yield Capture(
+            relation=relation,
+            watched=frozenset().union(*(use.watched for use in uses)),
+            routing=frozenset().union(*(use.routing for use in uses), {column}),
+            together=frozenset(use.watched | use.routing for use in uses),
+            aggregate=aggregate,
+            aggregate_column=column,
+        )
+
+
+def _aggregate(connection: Connection, relation: str, readers: list[Dependencies]) -> tuple[str, str]:
+    """Return the root row that a row of this table belongs to by a foreign key; otherwise the row itself."""
+    roots = {(reader.root, reader.root_key) for reader in readers if reader.root not in (None, relation)}
+    for column, referenced, referenced_column in connection.execute(_FOREIGN_KEYS, (relation,)).fetchall():
+        if (referenced, referenced_column) in roots:
+            return referenced, column
+    return relation, eligibility.primary_key(connection, relation)[0]
 
 
 def _abandoned(step: Step, active: ActiveDefinitions) -> Document | None:

@@ -6,7 +6,6 @@ Nothing in Postgres or in a document's index is changed. A problem with one defi
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -181,40 +180,53 @@ def read(
     folders = definition.folders(config_folder, may_be_none=bool(remove))
     configured = {folder.name for folder in folders}
     plan.require_removable(remove, active, configured)
-    refusals = _Refusals()
+    problems: dict[str, list[Problem]] = {folder.name: [] for folder in folders}
     definitions: list[Definition] = []
     for folder in folders:
-        with refusals.collected(folder.name):
+        with _collected(problems[folder.name]):
             definitions.append(definition.load(folder))
     steps: list[Step] = []
     for wanted in definitions:
         if only in (None, wanted.name):
-            with refusals.collected(wanted.name):
+            with _collected(problems[wanted.name]):
                 definition.require_own_index(wanted, definitions)
-            with refusals.collected(wanted.name):
+            with _collected(problems[wanted.name]):
                 steps.append(plan.step(connection, indices, wanted, active))
     decided = plan.assemble(connection, steps, active, remove=remove)
     missing: list[MissingIndex] = []
-    documents = {}
+    documents: dict[str, DocumentPreview] = {}
     for step in decided.steps:
         name = step.document.name
         found = DocumentPreview(
             name=name, index=step.document.index, suspended=step.suspended, outcome=step.change, reason=step.reason
         )
         if step.is_new_revision or not only_changed:
-            with refusals.collected(name):
+            with _collected(problems[name]):
                 tried = trial.attempt(connection, index, indices, step)
-                found = _with_trial(found, tried)
+                found = replace(
+                    found,
+                    documents=tried.documents,
+                    sampled=len(tried.sample),
+                    problems=tried.problems,
+                    sample=_shown(tried),
+                )
                 rows: list[tuple[object, ...]] = [([id_],) for id_ in list(tried.sample)[: cost.SAMPLE_ROWS]]
                 _measure(connection, queries.query_of(_BUILD, step.document), rows, missing, document=name)
-            with refusals.collected(name):
+            with _collected(problems[name]):
                 found = replace(found, tables=tuple(_tables(connection, step.document, missing)))
         documents[name] = found
+    for name, refused in problems.items():
+        if refused and only in (None, name):
+            before = active.documents.get(name)
+            found = documents.get(name) or DocumentPreview(
+                name=name, index=before.index if before else "", suspended=before.suspended if before else None
+            )
+            documents[name] = replace(found, outcome=None, problems=(*refused, *found.problems))
     dropped = (*(found.target for found in (*decided.removed, *decided.abandoned)), *active.orphan_indices)
     return decided, Preview(
         is_migrated=is_migrated,
         is_empty=decided.is_empty,
-        documents=tuple(refusals.added(documents, active, only)),
+        documents=tuple(documents[name] for name in sorted(documents)),
         missing_indexes=cost.ranked(missing),
         released=decided.released,
         forgotten=tuple(name for name in decided.forgotten if name not in configured),
@@ -223,47 +235,21 @@ def read(
     )
 
 
-class _Refusals:
-    """Why definitions are refused, by name."""
-
-    def __init__(self) -> None:
-        self._problems: defaultdict[str, list[Problem]] = defaultdict(list)
-
-    @contextmanager
-    def collected(self, name: str) -> Iterator[None]:
-        """Collect an error of a definition, and continue."""
-        try:
-            yield
-        except _REFUSALS as error:
-            shown = explain(error) or SyncerError(str(error))
-            self._problems[name].append(Problem(severity=Severity.REFUSED, message=shown.message, action=shown.hint))
-
-    def added(
-        self, documents: dict[str, DocumentPreview], active: ActiveDefinitions, only: str | None
-    ) -> Iterator[DocumentPreview]:
-        """Yield the documents with what is refused, by name; those, too, for which there is no step."""
-        for name in sorted(documents.keys() | self._problems.keys()):
-            before = active.documents.get(name)
-            found = documents.get(name) or DocumentPreview(
-                name=name, index=before.index if before else "", suspended=before.suspended if before else None
-            )
-            if refused := self._problems.get(name):
-                found = replace(found, outcome=None, problems=(*refused, *found.problems))
-            if only in (None, name):
-                yield found
+@contextmanager
+def _collected(problems: list[Problem]) -> Iterator[None]:
+    """Collect an error of a definition, and continue."""
+    try:
+        yield
+    except _REFUSALS as error:
+        shown = explain(error) or SyncerError(str(error))
+        problems.append(Problem(severity=Severity.REFUSED, message=shown.message, action=shown.hint))
 
 
-def _with_trial(found: DocumentPreview, tried: Trial) -> DocumentPreview:
-    id_, row = next(iter(tried.sample.items()), ("", None))
-    return replace(
-        found,
-        documents=tried.documents,
-        sampled=len(tried.sample),
-        problems=tried.problems,
-        sample=None
-        if row is None
-        else {"id": id_, "routing": row.routing, "source": json.loads(row.source, parse_int=whole_number)},
-    )
+def _shown(tried: Trial) -> dict[str, Any] | None:
+    """Return one of the documents that were tried."""
+    for id_, row in tried.sample.items():
+        return {"id": id_, "routing": row.routing, "source": json.loads(row.source, parse_int=whole_number)}
+    return None
 
 
 def _tables(connection: Connection, document: Document, missing: list[MissingIndex]) -> Iterator[TablePreview]:

@@ -112,7 +112,10 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
             *_failed(failures, tried),
             *_rejected(rejections, tried),
             *_ignored(ignored, tried),
-            *notes(connection, document.select, document.name),
+            *(
+                Problem(severity=Severity.NOTE, message=message, action=action)
+                for message, action in remarks(connection, document.select, document.name)
+            ),
         ),
     )
 
@@ -220,9 +223,3 @@ def _ignored(ignored: dict[str, list[str]], tried: str) -> Iterator[Problem]:
             f"{ids[0]}",
             action="ignore_above, ignore_malformed or a limit in index.json leaves such values out.",
         )
-
-
-def notes(connection: Connection, select: str, name: str) -> Iterator[Problem]:
-    """Yield what depends on the session, on chance or on the date of the build; ``name`` is for errors."""
-    for remark in remarks(connection, select, name):
-        yield Problem(severity=Severity.NOTE, message=remark.message, action=remark.action)

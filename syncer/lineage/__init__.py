@@ -20,6 +20,5 @@ An example that runs through the modules, in the order of the derivation:
 
     dependencies  the result: tables, columns, routes
     fingerprint   the columns, their types, and the views that a document relies on, as recorded at apply
-    remarks       what `syncer plan` points out, such as a field that depends on TimeZone
-    unordered     aggregates whose elements may come in another order each time
+    remarks       what `syncer plan` points out: a field that depends on TimeZone, an aggregate without ORDER BY
 """

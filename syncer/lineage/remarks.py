@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import psycopg
+from sqlglot import exp
 
 from syncer.base.postgres import Connection
 from syncer.lineage import parser
 from syncer.lineage.catalog import as_view, mentioned, stored
-from syncer.lineage.unordered import unordered_aggregates
 
 # Of these types, the text 'today' is another value tomorrow.
 _CLOCK_TYPES = """
@@ -37,6 +37,11 @@ _PINNED = {
     "DateStyle": ("ISO", "If the text matters, use to_char with a format."),
     "IntervalStyle": ("iso_8601", "If the text matters, use to_char with a format."),
 }
+_CAST = "a text is cast to {}: a row with the text 'today' or the like makes a document that is soon outdated"
+_CAST_ACTION = "If a row may have such a text, use to_date(column, 'YYYY-MM-DD') or to_timestamp instead."
+_UNORDERED = "{} has no ORDER BY: elements may come in another order each time, and verify then reports a difference"
+_UNORDERED_ACTION = "Add ORDER BY inside the call, as in: jsonb_agg(c.name ORDER BY c.id)."
+_SETTING = "the field {} depends on {}: syncer uses {}, whatever the database, the role or psql use"
 # ``d.*`` is the row, even if it has a column d.
 _FIELDS = """
 SELECT d._id::text, f.key, f.value::text
@@ -47,19 +52,18 @@ _SET = """
 SELECT set_config('statement_timeout', '500ms', true), set_config('synchronize_seqscans', 'off', true),
        set_config('max_parallel_workers_per_gather', '0', true), set_config($1, $2, true)
 """
+# Aggregates over json objects are left out: the order of keys is no difference.
+_PARSED: dict[type[exp.Expr], str] = {
+    exp.ArrayAgg: "array_agg",
+    exp.JSONArrayAgg: "json_agg",
+    exp.GroupConcat: "string_agg",
+}
+_NAMED = frozenset({"jsonb_agg", "json_agg_strict", "jsonb_agg_strict", "json_arrayagg", "xmlagg"})
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?[+-]\d\d(:\d\d)?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
-    """What the result of a SELECT depends on, and what to write instead."""
-
-    message: str
-    action: str
-
-
-def remarks(connection: Connection, query: str, file: str) -> list[Remark]:
-    """Return what to point out in a SELECT that `syncer.lineage.catalog.probe` accepts; ``file`` is for errors."""
+def remarks(connection: Connection, query: str, file: str) -> list[tuple[str, str]]:
+    """Return what to point out in a SELECT that `syncer.lineage.catalog.probe` accepts, and what to write instead."""
     with as_view(connection, query, file):
         casts = connection.execute(_CLOCK_TYPES, (mentioned(connection).get("resulttype", []),)).fetchall()
         unordered = [
@@ -69,38 +73,50 @@ def remarks(connection: Connection, query: str, file: str) -> list[Remark]:
         ]
         fields = dict.fromkeys(_differing(connection))
     return [
-        *(
-            Remark(
-                message=f"a text is cast to {type_} while the SELECT runs: a row with the text 'today', 'now' or the "
-                "like makes a document that is soon outdated, without a change",
-                action="If a row may have such a text, use to_date(column, 'YYYY-MM-DD') or to_timestamp instead.",
-            )
-            for (type_,) in casts
-        ),
-        *(
-            Remark(
-                message=f"{aggregate} has no ORDER BY: the elements may come in another order each time, and verify "
-                "then reports a difference",
-                action="Add ORDER BY inside the call, as in: jsonb_agg(c.name ORDER BY c.id).",
-            )
-            for aggregate in dict.fromkeys(unordered)
-        ),
-        *(
-            Remark(
-                message=f"the field {field} depends on {setting}: syncer uses {_PINNED[setting][0]}, whatever the "
-                "database, the role or psql use",
-                action=_PINNED[setting][1],
-            )
-            for field, setting in fields
-        ),
+        *((_CAST.format(type_), _CAST_ACTION) for (type_,) in casts),
+        *((_UNORDERED.format(aggregate), _UNORDERED_ACTION) for aggregate in dict.fromkeys(unordered)),
+        *((_SETTING.format(field, setting, *_PINNED[setting]), _PINNED[setting][1]) for field, setting in fields),
     ]
 
 
 def _unordered(text: str) -> list[str]:
     try:
-        return list(unordered_aggregates(parser.parsed(text)))
+        return list(_unordered_aggregates(parser.parsed(text)))
     except parser.UnreadableError:
         return []
+
+
+def _unordered_aggregates(tree: exp.Expr) -> Iterator[str]:
+    """Yield the names of the aggregates in an expression or query whose result depends on the order of its rows."""
+    for call in tree.find_all(exp.Anonymous, *_PARSED):
+        named = call.name.lower() if isinstance(call, exp.Anonymous) else ""
+        first = next(iter(call.expressions), None) if named else call.this
+        name = named if named in _NAMED else _PARSED.get(type(call))
+        if name is not None and not isinstance(first, exp.Order | exp.Distinct):
+            yield name
+
+
+@lru_cache(maxsize=16)
+def unordered_fields(select: str) -> frozenset[str]:
+    """Return the columns of a SELECT, as Postgres deparses it, whose elements may come in another order.
+
+    A column is found by the name that it has in a subquery. So a column of the same name elsewhere is found, too.
+    """
+    try:
+        tree = parser.parsed(select)
+    except parser.UnreadableError:
+        return frozenset()
+    columns = [column for query in tree.find_all(exp.Select) for column in query.expressions]
+    names: set[str] = set()
+    while True:
+        found = {
+            column.alias_or_name
+            for column in columns
+            if any(_unordered_aggregates(column)) or any(part.name in names for part in column.find_all(exp.Column))
+        }
+        if found <= names:
+            return frozenset(names.intersection(tree.named_selects))
+        names |= found
 
 
 def _differing(connection: Connection) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,7 @@ from syncer.indexing import dead_letters, failover, version
 from syncer.indexing.failover import Origin
 from syncer.jobs import holding, model
 from syncer.jobs.model import Job
-from syncer.lineage.unordered import unordered_fields
+from syncer.lineage.remarks import unordered_fields
 from syncer.verify import diff
 from syncer.verify.diff import Cause, Drift, DriftKind
 

@@ -17,12 +17,11 @@ from typing import BinaryIO
 
 import pytest
 
-from syncer.apply import activate, plan
+from syncer.apply import activate
 from syncer.base import error_policy
-from syncer.documents import definition
 from syncer.sandbox import Endpoints, Sandbox
 from tests.support import preloaded
-from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World
+from tests.support.world import BLOG_SCHEMA, DEADLINE_SECONDS, World, planned
 
 MORE_TABLES = """
 CREATE TABLE keyless (id bigint NOT NULL);
@@ -223,7 +222,7 @@ def orphan_indices(world: World) -> list[str]:
 def put_in_force(world: World) -> None:
     """What ``syncer apply`` does before its first load."""
     with world.connect() as connection, world.indices() as indices:
-        activate.carry_out(connection, indices, plan.plan(connection, indices, definition.load_all(world.config)))
+        activate.carry_out(connection, indices, planned(connection, indices, world.config))
 
 
 def refusal(world: World) -> str:

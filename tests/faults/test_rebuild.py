@@ -12,12 +12,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from syncer.apply import activate, plan, reindex
+from syncer.apply import activate, reindex
 from syncer.base.errors import ConfigError, DocumentError
 from syncer.base.model import Role
-from syncer.documents import definition
 from tests.support.breakpoints import Plan
-from tests.support.world import DEADLINE_SECONDS, World, wait_until
+from tests.support.world import DEADLINE_SECONDS, World, planned, wait_until
 from tests.support.writers import fill
 
 KEPT = 300
@@ -186,7 +185,7 @@ def test_a_plan_that_is_out_of_date_is_not_carried_out(world: World) -> None:
     with world.connect() as connection, world.indices() as indices:
         reindex.begin(connection, indices, "blogpost", report=lambda _: None)
         select.write_text(select.read_text().replace("p.title,", "upper(p.title) AS title,"))
-        decided = plan.plan(connection, indices, definition.load_all(world.config))
+        decided = planned(connection, indices, world.config)
         assert len(decided.abandoned) == 1
         require_done(world, begin(world))
         now = roles(world)

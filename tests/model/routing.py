@@ -59,7 +59,7 @@ class Routing(Model[State]):
     )
     every_table_is_captured = Rule(
         "every table on the path is captured",
-        kept_by="syncer.apply.captures",
+        kept_by="syncer.apply.plan",
         otherwise="a row on the path changes, and no event leads to the documents that it connects or disconnects",
     )
 

@@ -7,9 +7,8 @@ import shutil
 
 import pytest
 
-from syncer.apply import activate, plan
-from syncer.documents.definition import load_all
-from tests.support.world import World, wait_until
+from syncer.apply import activate
+from tests.support.world import World, planned, wait_until
 
 PAGES = """
 CREATE TABLE pages (id bigint PRIMARY KEY, text text NOT NULL);
@@ -121,10 +120,10 @@ def test_a_removal_that_is_killed_is_ended_by_the_next(two: World, monkeypatch: 
     with two.connect() as connection, two.indices() as indices:
         with monkeypatch.context() as patched:
             patched.setattr(indices, step, die)
-            decided = plan.plan(connection, indices, load_all(two.config), remove=["page"])
+            decided = planned(connection, indices, two.config, remove=["page"])
             with pytest.raises(KeyboardInterrupt):
                 activate.carry_out(connection, indices, decided)
         again = {"page"}.intersection(active(two))
-        activate.carry_out(connection, indices, plan.plan(connection, indices, load_all(two.config), remove=again))
+        activate.carry_out(connection, indices, planned(connection, indices, two.config, remove=again))
     assert active(two) == ["blogpost"]
     assert indices_of_pages(two) == []

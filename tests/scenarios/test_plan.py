@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from syncer.apply import activate, plan, preview, trial
+from syncer.apply import activate, preview, trial
 from syncer.apply.plan import PlannedChange
 from syncer.apply.preview import DocumentPreview, Preview
 from syncer.apply.trial import Severity, Trial
 from syncer.base.errors import IndexingError
 from syncer.base.model import Target
-from syncer.documents import definition
 from syncer.elasticsearch.bulk import Index
 from syncer.elasticsearch.indices import Indices
-from tests.support.world import BLOG_SCHEMA, REPOSITORY, World
+from syncer.lineage import remarks
+from tests.support.world import BLOG_SCHEMA, REPOSITORY, World, planned
 
 POSTS = """
 INSERT INTO users (id, name, email) SELECT i, 'user ' || i, i || '@example.com' FROM generate_series(1, 50) AS i;
@@ -80,7 +80,7 @@ def add_document(world: World, name: str, select: str, mappings: dict[str, Any] 
 def attempt(world: World, kind: type[Index]) -> Trial:
     """A trial of the blogpost, written in a way of its own."""
     with servers(world) as (connection, _, indices), world.elasticsearch() as client:
-        step = plan.plan(connection, indices, definition.load_all(world.config)).steps[0]
+        step = planned(connection, indices, world.config).steps[0]
         return trial.attempt(connection, kind(client, bulk_bytes_max=8_000_000), indices, step)
 
 
@@ -142,10 +142,10 @@ def test_plan_and_apply_agree(blog: World) -> None:
 
     (adored / "index.json").write_text('{"mappings": {"properties": {"more": {"type": "long"}}}}')
     edit(blog, "index.json", *AS_KEYWORD)
-    other, planned = look(blog).documents
-    assert (other.outcome, planned.outcome) == (PlannedChange.CHANGED, PlannedChange.REBUILD)
+    other, blogpost = look(blog).documents
+    assert (other.outcome, blogpost.outcome) == (PlannedChange.CHANGED, PlannedChange.REBUILD)
     with servers(blog) as (connection, _, indices):
-        activate.carry_out(connection, indices, plan.plan(connection, indices, definition.load_all(blog.config)))
+        activate.carry_out(connection, indices, planned(connection, indices, blog.config))
     building = of(blog)
     assert building.outcome is PlannedChange.BUILDING
     assert building.reason is not None
@@ -251,7 +251,7 @@ def test_an_index_is_loaded_without_copies_and_refreshes_and_then_searched_with_
             return index["settings"]["index.number_of_replicas"], index["settings"]["index.refresh_interval"]
 
     with servers(blog) as (connection, _, indices):
-        activate.carry_out(connection, indices, plan.plan(connection, indices, definition.load_all(blog.config)))
+        activate.carry_out(connection, indices, planned(connection, indices, blog.config))
     assert settings() == ("0", "-1")
     with blog.index() as index:
         blog.refresh(index)
@@ -561,6 +561,7 @@ REMARKED = {
     "(SELECT array_agg(DISTINCT c.name) FROM comments AS c WHERE c.post_id = p.id)": "",
     "(SELECT sum(c.stars) FROM comments AS c WHERE c.post_id = p.id)": "",
     "p.views::text || p.title": "",
+    "extract(epoch FROM p.created::timestamptz)": "",
     "jsonb_build_object('at', p.created::timestamptz)": "",
 }
 
@@ -574,7 +575,7 @@ def test_what_depends_on_the_session_or_on_chance_is_noted(blog: World) -> None:
     with blog.connect() as connection:
         for expression, expected in REMARKED.items():
             select = f"SELECT p.id AS _id, {expression} AS f FROM posts AS p"
-            texts = [problem.message for problem in trial.notes(connection, select, "select.sql")]
+            texts = [message for message, _ in remarks.remarks(connection, select, "select.sql")]
             assert any(expected in text for text in texts) if expected else texts == [], (expression, texts)
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from syncer.apply import plan as apply_plan
 from syncer.capture import install as capture_install
-from syncer.documents import definition
-from tests.support.world import World
+from tests.support.world import World, planned
 
 Change = tuple[str, str, Any, Any]
 """Relation, operation, old and new image."""
@@ -40,7 +39,7 @@ def define(world: World, name: str, select: str, **affects: str) -> None:
 def plan(world: World) -> apply_plan.Plan:
     """What apply would do."""
     with world.connect() as connection, world.indices() as indices:
-        return apply_plan.plan(connection, indices, definition.load_all(world.config))
+        return planned(connection, indices, world.config)
 
 
 def capture_only(world: World, tables: str, select: str) -> None:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -152,6 +152,13 @@ def running(made: Component, *, seconds: float = _END_SECONDS) -> Iterator[Stop]
         thread.join(seconds)
     assert not thread.is_alive(), "it does not end"
     assert not failures, failures
+
+
+def planned(connection: Connection, indices: Indices, config: Path, *, remove: Collection[str] = ()) -> plan.Plan:
+    """What apply would do, without a preview."""
+    active, definitions = plan.read_active(connection), definition.load_all(config)
+    steps = [plan.step(connection, indices, wanted, active) for wanted in definitions]
+    return plan.assemble(connection, steps, active, remove=remove)
 
 
 @dataclass
@@ -393,7 +400,7 @@ class World:
         wait_until(self._has_topic, what="Kafka answers, and there is a topic")
         with self.connect() as connection, self.elasticsearch() as client:
             parts = self.parts(connection, client)
-            decided = plan.plan(connection, parts.indices, definition.load_all(self.config))
+            decided = planned(connection, parts.indices, self.config)
             initial_loads = activate.carry_out(connection, parts.indices, decided)
             self.refresh(parts.index)
             filling = LoadProgress(parts, out=Console(quiet=True), err=Console(quiet=True))

@@ -5,14 +5,13 @@ A definition is a folder with a SELECT and a mapping; a document is one row of t
 Guarantees: a definition is read and checked in the same snapshot as the documents that it builds. A definition that
 cannot continue is suspended alone.
 
-    definition     reads the folder of a definition and checks it
-    analyze        at apply: analyses a SELECT through `syncer.lineage`, and tries the result
-    registry       the active definitions, in Postgres
-    affected       at run time: changes → document ids, or a fan-out if they are too many, by the SQL derived then
-    snapshot       opens a snapshot; refuses it if tables are no longer as they were at apply
-    queries        the SELECT: documents, counts, samples
-    ranges         walks a SELECT of any size, range by range
-    predicate      the condition of a partial backfill: WHERE on the columns of the document's root
-    suspend        stops following a definition that cannot continue
-    locked_tables  finds out that a definition waits for a lock on a table
+    definition  reads the folder of a definition and checks it
+    analyze     at apply: analyses a SELECT through `syncer.lineage`, and tries the result
+    registry    the active definitions, in Postgres
+    affected    at run time: changes → document ids, or a fan-out if they are too many, by the SQL derived then
+    snapshot    opens a snapshot; refuses it if tables are no longer as they were at apply
+    queries     the SELECT: documents, counts, samples
+    ranges      walks a SELECT of any size, range by range
+    predicate   the condition of a partial backfill: WHERE on the columns of the document's root
+    suspend     stops following a definition that cannot continue, or whose table stays locked
 """

@@ -30,7 +30,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TypeVar
 
 import psycopg
@@ -73,12 +73,9 @@ Cause = tuple[Image, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Affected:
-    """Documents to build again.
+    """Documents to build again: distinct ids, at most a page of them; None stands for all, as after a TRUNCATE.
 
-    Args:
-        ids: Distinct ids, at most a page of them; None stands for every document, as after a TRUNCATE.
-        failed: The name of the error if an affects query failed on the data of a change; every document may then be
-            touched.
+    If an affects query failed on the data of a change, ``failed`` is the name of the error, and all may be touched.
     """
 
     ids: tuple[str, ...] | None
@@ -89,8 +86,7 @@ class Affected:
 class FanOut:
     """Documents to build again that are too many to be listed here.
 
-    Args:
-        cause: The distinct images of the changed rows that lead to them, by relation: no more than the batch has.
+    The cause is the distinct images of the changed rows that lead to them, by relation: no more than the batch has.
     """
 
     cause: Mapping[str, Sequence[Image]]
@@ -98,7 +94,7 @@ class FanOut:
 
 @dataclass(slots=True)
 class _Allowance:
-    """What may still be spent on queries for one batch: ids found, queries run, time by `time.monotonic`."""
+    """What may still be spent on queries for one batch; until when by `time.monotonic`."""
 
     ids: int
     until: float
@@ -111,12 +107,9 @@ class _Allowance:
 
 
 class AffectedReader:
-    """Finds affected documents in Postgres.
+    """Finds affected documents in Postgres; returns at most a page of ids together.
 
-    Args:
-        connection: It is not used for anything else during a query.
-        page: How many ids are returned together.
-        fan_out_documents_max: One cause with more documents than that is a fan-out.
+    One cause with more than ``fan_out_documents_max`` documents is a fan-out.
     """
 
     def __init__(self, connection: Connection, *, page: int, fan_out_documents_max: int = 1000) -> None:
@@ -140,10 +133,9 @@ class AffectedReader:
         if used is None:
             yield Affected(ids=None)
             return
-        ids: dict[str, None] = {}
-        for relation, relevant in used.items():
-            for column in document.dependencies.tables[relation].id_columns:
-                ids.update(dict.fromkeys(_keys(relevant, column)))
+        columns = {relation: document.dependencies.tables[relation].id_columns for relation in used}
+        keys = (_keys(used[relation], column) for relation, named in columns.items() for column in named)
+        ids = dict.fromkeys(chain.from_iterable(keys))
         try:
             many = self._find_few(document, used, ids)
         except psycopg.Error as error:
@@ -160,19 +152,15 @@ class AffectedReader:
     def _find_few(
         self, document: Document, used: Mapping[str, Sequence[Change]], ids: dict[str, None]
     ) -> dict[str, list[Image]]:
-        """Add the ids of causes that lead to few; return the images of the other causes, by relation.
-
-        Raises:
-            psycopg.Error: A query fails on the data of a change.
-        """
+        """Add the ids of causes that lead to few; return the images of the other causes, by relation."""
         many: dict[str, list[Image]] = {}
         allowance = _Allowance(ids=_THRESHOLDS_AT_ONCE * self._threshold, until=time.monotonic() + SECONDS_MAX)
         for relation, relevant in used.items():
             use = document.dependencies.tables[relation]
-            causes = _causes(relevant) if use.affected else []
-            rest = _planned_anew(partial(self._separate, document, use, causes, allowance, ids)) if causes else []
-            if rest:
-                many[relation] = _images(rest)
+            if use.affected:
+                separate = partial(self._separate, document, use, _causes(relevant), allowance, ids)
+                if rest := _planned_anew(separate):
+                    many[relation] = _images(rest)
         return many
 
     def _separate(
@@ -223,7 +211,6 @@ class AffectedReader:
 
         Raises:
             DocumentError: The definition has to be suspended.
-            psycopg.errors.QueryCanceled: The connection has a ``statement_timeout``, and the query exceeded it.
         """
         used = _used(document, changes)
         if used is None:
@@ -249,7 +236,7 @@ def cause(document: Document, changes: Sequence[Change]) -> dict[str, list[Image
     used = _used(document, changes)
     if used is None:
         return None
-    return {relation: _images(_causes(each)) for relation, each in used.items()}
+    return {relation: _images(_causes(relevant)) for relation, relevant in used.items()}
 
 
 def touched_by(document: Document, relations: Iterable[str]) -> sql.Composed:
@@ -259,8 +246,7 @@ def touched_by(document: Document, relations: Iterable[str]) -> sql.Composed:
         cause = _CAUSE.format(relation=sql.Literal(use.relation).as_string())
         if use.affected:
             parts.append(_affected(use, cause))
-        named = sql.SQL(_NAMED)
-        parts += [named.format(column=sql.Literal(each), cause=sql.SQL(cause)) for each in use.id_columns]
+        parts += [sql.SQL(_NAMED).format(column=sql.Literal(column), cause=sql.SQL(cause)) for column in use.id_columns]
     return sql.SQL(_TOUCHED_BY).format(affected=sql.SQL(" UNION ALL ").join(parts or [sql.SQL(_NOTHING)]))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from psycopg.types.json import Jsonb
 from pydantic import TypeAdapter
@@ -90,8 +90,8 @@ class Document:
         name: The document's name.
         revision: Grows with every apply that changes the definition.
         index: The search alias.
-        select: The SELECT as written, for comparison.
-        affects: The affects queries as written, for comparison.
+        select: The SELECT as written; likewise the affects queries.
+        affects: By table.
         index_body: Settings and mappings.
         dependencies: What the SELECT reads and returns.
         target: The index it is written to; unique among the rows.
@@ -123,17 +123,8 @@ class Document:
         return self.role is Role.CURRENT or (self.is_loaded and self.suspended is None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentState:
-    """The state of a document in a snapshot, besides its rows.
-
-    Args:
-        revision: The active revision.
-        role: The purpose of its index.
-        is_suspended: Whether it is not to be written for now: see `syncer.documents.suspend`.
-        listings: How many times a job has begun to list its ids.
-        has_dead_letters: Whether any of its documents is dead-lettered.
-    """
+class DocumentState(NamedTuple):
+    """The state of a document in a snapshot, besides its rows; ``listings`` counts the jobs that listed its ids."""
 
     revision: int
     role: Role
@@ -143,17 +134,9 @@ class DocumentState:
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Self | None:
-        """Build it from `STATE_COLUMNS`; None if no definition is active."""
-        revision, role, is_suspended, listings, has_dead_letters = row
-        if revision is None:
-            return None
-        return cls(
-            revision=revision,
-            role=Role(role),
-            is_suspended=is_suspended,
-            listings=listings,
-            has_dead_letters=has_dead_letters,
-        )
+        """Return the state in a row of `STATE_COLUMNS`; None if the document is not active."""
+        revision, role, *others = row
+        return None if revision is None else cls(revision, Role(role), *others)
 
 
 class Catalogue:
@@ -203,15 +186,11 @@ def _document(row: Sequence[Any]) -> Document:
     return Document(
         name=name,
         revision=revision,
-        index=stored["index"],
-        select=stored["select"],
-        affects=stored["affects"],
-        index_body=stored["index_body"],
-        dependencies=_DEPENDENCIES.validate_python(stored["dependencies"]),
         target=Target(index_name=index_name, write_alias=write_alias),
         role=Role(role),
         is_loaded=is_loaded,
         suspended=suspended,
+        **stored | {"dependencies": _DEPENDENCIES.validate_python(stored["dependencies"])},
     )
 
 
@@ -259,13 +238,8 @@ def suspend(
 ) -> bool:
     """Suspend a document; False if it is suspended already, or another revision is active.
 
-    Args:
-        connection: To Postgres.
-        document_name: Its name.
-        revision: Under which revision it failed.
-        reason: What happened and what to do.
-        ids: Documents to try before it is resumed.
-        is_stale: Whether changes may have been missed; recorded even if it is suspended already.
+    The ids are documents to try before it is resumed. It is stale if changes may have been missed, which is recorded
+    even if it is suspended already.
     """
     with connection.transaction():
         is_first = connection.execute(_SUSPEND, (document_name, revision, reason, list(ids))).rowcount == 1

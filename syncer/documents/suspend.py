@@ -10,20 +10,38 @@ change to the fan-out before it saves the change as handled. The fan-out is list
 change. If the document is stale when the fan-out is to be joined, the refresh is created later, and sees the change
 too. The document's row is locked meanwhile, so that the resumption comes before or after, and not in between.
 
+A table that stays locked suspends its document too, so that the others do not wait for it. The lock is one of an ALTER
+TABLE, or of one that waits for a long transaction. A lock of a few seconds is waited for.
+
 A suspension names the revision that failed, and the first reason is kept. The reason appears in the log and on the
 status page, where more people see it than may see the rows. So it never quotes a row.
 """
 
 from __future__ import annotations
 
+import psycopg
 import structlog
+from psycopg import sql
 
 from syncer.base.error_policy import is_of_data, kind
 from syncer.base.errors import DocumentError, SuspendedError
 from syncer.base.model import Role
-from syncer.base.postgres import Connection
+from syncer.base.postgres import Connection, locking
 from syncer.documents import registry
 from syncer.documents.registry import Document
+from syncer.lineage import fingerprint
+
+LOCKED_ATTEMPTS_MAX = 6
+"""How many attempts in a row meet a locked table, half a second each, before its document is suspended."""
+
+# Postgres shows the process and the role of any session, also to a role without privileges.
+_BLOCKER = """
+SELECT format('process %s of role %I', a.pid, a.usename)
+FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+WHERE l.relation = to_regclass($1) AND l.mode = 'AccessExclusiveLock'
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+ORDER BY l.granted DESC LIMIT 1
+"""
 
 
 def require_active(document: Document) -> None:
@@ -72,3 +90,26 @@ def suspend(connection: Connection, error: DocumentError) -> bool:
             timeline=f"{error.document} was suspended: {what}",
         )
     return is_first
+
+
+def require_unlocked(connection: Connection, document: Document) -> None:
+    """Check that no table of a document is locked, and that no session waits to lock it.
+
+    Raises:
+        DocumentError: One is; the error names it, and the session that holds the lock.
+    """
+    for relation in fingerprint.lockable(document.dependencies.shapes):
+        try:
+            with connection.transaction():
+                connection.execute(locking([relation]) + sql.SQL(" NOWAIT"))
+        except psycopg.errors.LockNotAvailable:
+            row = connection.execute(_BLOCKER, (relation,)).fetchone()
+            raise DocumentError(
+                f"The table {relation}, which {document.name} reads, is locked",
+                hint=f"By {'another session' if row is None else row[0]}, or by one that it waits for: see\n"
+                "pg_stat_activity and pg_blocking_pids(). The document resumes by itself once the lock is released.",
+                document=document.name,
+                revision=document.revision,
+            ) from None
+        except psycopg.ProgrammingError:  # it is gone, say: the next write finds out and reports it
+            continue

@@ -53,7 +53,6 @@ from syncer.base.postgres import Connection
 from syncer.base.retry import Trouble, retry
 from syncer.base.write_report import WriteReport
 from syncer.documents import registry, suspend
-from syncer.documents.locked_tables import ATTEMPTS_MAX as LOCKED_ATTEMPTS_MAX, require_unlocked
 from syncer.documents.queries import existing_here
 from syncer.documents.registry import Document, DocumentState
 from syncer.elasticsearch.bulk import BulkOutcome, Index, Rejection
@@ -232,7 +231,7 @@ class Writer:
                 self.send(current)
                 again = self.settle(current)
         except psycopg.errors.LockNotAvailable:
-            if current.attempts >= LOCKED_ATTEMPTS_MAX:
+            if current.attempts >= suspend.LOCKED_ATTEMPTS_MAX:
                 self._require_unlocked(current.index_name)
             raise
         except psycopg.Error as error:
@@ -442,7 +441,7 @@ class Writer:
             connection = self._session.connection
             for document in registry.documents(connection):
                 if document.index_name == index_name:
-                    require_unlocked(connection, document)
+                    suspend.require_unlocked(connection, document)
 
     def _require_writable(self, index_name: str) -> None:
         """Check that an index takes documents.

@@ -63,14 +63,9 @@ Types = Mapping[TableName, Mapping[str, str]]
 
 
 def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]) -> Graph:
-    """Build the graph of a canonical SELECT.
+    """Build the graph of a canonical SELECT, from the column types of its tables and the SELECTs of its views.
 
     Every occurrence of a table is a node at least once. A table in a place that is not understood has no edges.
-
-    Args:
-        tree: The SELECT.
-        types: The column types of its tables.
-        views: The canonical SELECT of each view that it reads.
 
     Raises:
         DefinitionError: It reads its tables too often.
@@ -86,12 +81,9 @@ def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]
         if len(numbers(id_)) == 1 and is_carried(id_)
     ]
     needed = {number for id_ in ids if is_strict(id_) for number in numbers(id_)}
+    edges = _holding(walk.edges, needed)
     return Graph(
-        nodes=tuple(walk.nodes),
-        edges=_holding(walk.edges, needed),
-        ids=tuple(ids),
-        forks=tuple(walk.forks),
-        obstacles=walk.obstacles,
+        nodes=tuple(walk.nodes), edges=edges, ids=tuple(ids), forks=tuple(walk.forks), obstacles=walk.obstacles
     )
 
 
@@ -99,9 +91,7 @@ def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]
 class _Condition:
     """A conjunct of ON or WHERE.
 
-    Args:
-        expression: The conjunct.
-        sides: The nodes from which it yields edges, each side of an outer join by itself, with what their edges need.
+    The sides are the nodes from which it yields edges, each side of an outer join by itself, with what their edges need.
     """
 
     expression: exp.Expr
@@ -110,13 +100,7 @@ class _Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Body:
-    """One SELECT during the walk.
-
-    Args:
-        scope: What its names refer to.
-        context: The enclosing subqueries in expressions and UNION branches.
-        conditions: The conjuncts of its ON and WHERE clauses.
-    """
+    """One SELECT during the walk; the context is the enclosing subqueries in expressions and UNION branches."""
 
     scope: Scope
     context: tuple[int, ...]
@@ -202,10 +186,8 @@ class _Walk:
         for item in [source, *(tree.args.get("joins") or ())] if source is not None else ():  # separated by commas
             self._from(item.this, body)
         if where is not None:
-            every = range(first, sys.maxsize)
-            body.conditions.extend(
-                _Condition(expression=part, sides=((every, None),)) for part in _conjuncts(where.this)
-            )
+            every = range(first, sys.maxsize), None
+            body.conditions.extend(_Condition(expression=part, sides=(every,)) for part in _conjuncts(where.this))
         for condition in body.conditions:
             self._read_condition(condition, body)
         for part in ("expressions", "group", "having", "order", "distinct", "windows", "limit", "offset", "fetch"):

@@ -171,14 +171,10 @@ TableName = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What a query reads of one table.
+    """What a query reads of one table, ``schema.table``, quoted where SQL needs it; ``name`` is unquoted.
 
-    Args:
-        relation: ``schema.table``, quoted where SQL needs it.
-        name: The same, unquoted.
-        columns: The columns; a virtual generated column is replaced by those it is computed from.
-        virtual: The virtual generated columns among them.
-        is_whole: Whether it reads whole rows, so that every future column counts.
+    Among its columns, a virtual generated column is replaced by those it is computed from. If it reads whole rows
+    (``is_whole``), every future column counts.
     """
 
     relation: str

@@ -130,8 +130,8 @@ def read(
         connection: Postgres.
         columns: The columns that a document names, by relation. Missing ones are left out.
         whole: The relations of which it shows whole rows.
-        functions: The functions that it calls, except Postgres' own.
-        types: The types that it reads, except Postgres' own.
+        functions: The functions that it calls, and the types that it reads, except Postgres' own.
+        types: Likewise.
         lists_values: Whether it shows all values of enums.
     """
     asked = {

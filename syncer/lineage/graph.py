@@ -22,12 +22,9 @@ _HOP_WITHOUT_KEY = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One reading of a table.
+    """One reading of a table, whose columns are qualified with ``n`` and its number.
 
-    Args:
-        number: Its columns are qualified with ``n`` and this number.
-        table: The table.
-        context: The enclosing subqueries in expressions and UNION branches, outermost first.
+    The context is the enclosing subqueries in expressions and UNION branches, outermost first.
     """
 
     number: int

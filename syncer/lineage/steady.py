@@ -49,14 +49,7 @@ _CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
 def require_steady(
     connection: Connection, mentions: Mapping[str, Sequence[int]], called: Sequence[int], file: str
 ) -> None:
-    """Refuse what a query mentions, and functions that it calls.
-
-    Args:
-        connection: Postgres.
-        mentions: What the query and its views mention: see `syncer.lineage.catalog.mentioned`.
-        called: The oids of the functions that they call.
-        file: For errors.
-    """
+    """Refuse what a query mentions (see `syncer.lineage.catalog.mentioned`), and the functions that it calls, by oid."""
     for (catalogue,) in connection.execute(_CATALOGUES, (mentions.get("relid", []),)).fetchall():
         raise DefinitionError(
             f"{file} reads pg_catalog.{catalogue}, a system catalogue",

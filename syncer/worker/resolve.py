@@ -21,7 +21,6 @@ from syncer.base.log_limit import Repeated
 from syncer.base.postgres import Connection
 from syncer.documents import affected, suspend
 from syncer.documents.affected import AffectedReader, FanOut
-from syncer.documents.locked_tables import ATTEMPTS_MAX as LOCKED_ATTEMPTS_MAX, require_unlocked
 from syncer.documents.registry import Document
 from syncer.indexing.pool import WriterPool
 from syncer.jobs import queue
@@ -96,10 +95,10 @@ class Resolver:
     ) -> psycopg.errors.LockNotAvailable | None:
         """Return the error if it is worth retrying; else suspend the document whose table is locked."""
         self._locked[document.index_name] += 1
-        if self._locked[document.index_name] < LOCKED_ATTEMPTS_MAX:
+        if self._locked[document.index_name] < suspend.LOCKED_ATTEMPTS_MAX:
             return error
         try:
-            require_unlocked(self._link.connection, document)
+            suspend.require_unlocked(self._link.connection, document)
         except DocumentError as locked:
             suspend.suspend(self._link.connection, locked)
             self._wait_with(document, batch)

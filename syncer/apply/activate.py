@@ -38,8 +38,7 @@ from syncer.recovery import orphan_indices
 class InitialLoad:
     """A document that a job has to write completely once.
 
-    Args:
-        job: The job's id; None if the index is loaded and only has to be settled, and become current.
+    The job is None if the index is loaded and only has to be settled, and become current.
     """
 
     document: Document
@@ -54,13 +53,10 @@ def carry_out(
     report: Callable[[str], None] = lambda _: None,
     timeout_seconds: float = 60,
 ) -> list[InitialLoad]:
-    """Create indices, triggers and revisions as planned.
+    """Create indices, triggers and revisions as planned; return the loads that are now due, for any job worker.
 
     The connection needs a role that owns the tables and the syncer schema. ``report`` gets a line for each step.
     Locking a table that is in use is retried for ``timeout_seconds``.
-
-    Returns:
-        The loads that are now due. Any job worker does them: see `syncer.worker.job_loop`.
 
     Raises:
         SyncerError: A step was refused. The steps before it do no harm; run apply again.

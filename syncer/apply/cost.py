@@ -57,11 +57,8 @@ WHERE a.attrelid = to_regclass($1) AND a.attname = $2
 class Cost:
     """What a query costs for the row with the most results, of those that were tried.
 
-    Args:
-        documents: How many documents it returned; if it did not finish, how many the planner expects.
-        seconds: How long it took; None if it did not finish.
-        pages: How many pages of tables and indexes it read, from memory or disk.
-        failure: Postgres' message, if the query fails on the data.
+    If it did not finish, ``seconds`` is None, and the documents are those that the planner expects. The pages are those
+    of tables and indexes, in memory or not. The failure is Postgres' message, if the query fails on the data.
     """
 
     documents: int
@@ -86,7 +83,7 @@ class MissingIndex:
         advice: What else to change: a cast hides a column from its index.
         document: The definition that needs it.
         change_of: The table whose changes need it; empty if every build of a document does.
-        documents: How many documents one changed row leads to.
+        documents: How many one changed row leads to.
         seconds: How long they take to find, or the document to build; None if it did not finish in two seconds.
     """
 
@@ -123,13 +120,8 @@ def measure(connection: Connection, query: sql.Composable, tries: Iterable[tuple
             failure = str(error.diag.message_primary) if is_of_data(error) else ""
             return Cost(documents=int(expected), seconds=None, failure=failure)
         root = plan["Plan"]
-        costs.append(
-            Cost(
-                documents=int(root["Actual Rows"]),
-                seconds=plan["Execution Time"] / 1000,
-                pages=root["Shared Hit Blocks"] + root["Shared Read Blocks"],
-            )
-        )
+        pages = root["Shared Hit Blocks"] + root["Shared Read Blocks"]
+        costs.append(Cost(documents=int(root["Actual Rows"]), seconds=plan["Execution Time"] / 1000, pages=pages))
         if clock() - began >= SECONDS_MAX:
             break
     return max(costs, key=lambda cost: (cost.documents, -(cost.seconds or 0)), default=None)

@@ -45,13 +45,7 @@ class AffectsQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePreview:
-    """How changes of a table lead to documents.
-
-    Args:
-        watched: The columns whose changes matter.
-        id_columns: Columns whose value is the id of a document.
-        affects: The queries for other documents.
-    """
+    """How changes of a table lead to documents: by columns whose value is an id, and by queries for other ones."""
 
     relation: str
     watched: tuple[str, ...]
@@ -260,12 +254,8 @@ def _tables(connection: Connection, document: Document, missing: list[MissingInd
             documents = sql.SQL("SELECT DISTINCT * FROM ({}) AS touched").format(sql.SQL(query))
             measured = _measure(connection, documents, rows, missing, document=document.name, change_of=relation)
             affects.append(AffectsQuery(query=query, cost=measured))
-        yield TablePreview(
-            relation=relation,
-            watched=tuple(sorted(use.watched)),
-            id_columns=use.id_columns,
-            affects=tuple(affects),
-        )
+        watched = tuple(sorted(use.watched))
+        yield TablePreview(relation=relation, watched=watched, id_columns=use.id_columns, affects=tuple(affects))
 
 
 def _measure(

@@ -74,11 +74,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The result of trying a step.
+    """The result of trying a step, with the documents that were tried by id.
 
-    Args:
-        documents: How many documents there are; None if counting took too long, or failed.
-        sample: The documents that were tried, by id.
+    The number of documents is None if counting took too long, or failed.
     """
 
     documents: int | None
@@ -93,7 +91,11 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
         IndexingError: Elasticsearch refuses index.json.
     """
     document = step.document
-    count, failure = _count(connection, document)
+    count, failure = None, None
+    try:
+        count = _in_time(connection, partial(queries.count, connection, document), seconds=_COUNT_SECONDS_MAX)
+    except DocumentError as error:
+        failure = _message(error)
     sample, failures = _build(connection, document)
     live = None if step.change in NEEDS_INDEX else document.target
     with indices.scratch(document=document.name, alias=document.index, body=document.index_body, live=live) as target:
@@ -120,15 +122,7 @@ def attempt(connection: Connection, index: Index, indices: Indices, step: Step) 
     )
 
 
-def _count(connection: Connection, document: Document) -> tuple[int | None, str | None]:
-    """Return how many documents there are, if known; and Postgres' message, if the SELECT fails on the data."""
-    try:
-        return in_time(connection, lambda: queries.count(connection, document), seconds=_COUNT_SECONDS_MAX), None
-    except DocumentError as error:
-        return None, _message(error)
-
-
-def in_time(connection: Connection, read: Callable[[], _Result], *, seconds: float = SECONDS_MAX) -> _Result | None:
+def _in_time(connection: Connection, read: Callable[[], _Result], *, seconds: float = SECONDS_MAX) -> _Result | None:
     """Return what is read, read-only; None if it takes too long."""
     try:
         with bounded(connection, seconds=seconds):
@@ -143,14 +137,14 @@ def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], 
     The first request is for one document and each for twice as many as the one before, so that few large documents
     exceed the limit by little. After a failure it begins with one document again, to find the one at fault.
     """
-    ids = sample_ids(connection, document, DOCUMENTS_MAX)
+    ids = _sample_ids(connection, document)
     sample: dict[str, Row] = {}
     failures: dict[str, str] = {}
     began, place, size, total = clock(), 0, 1, 0
     while place < len(ids) and total < BYTES_MAX and clock() - began < SECONDS_MAX:
         chunk = ids[place : place + size]
         try:
-            rows = in_time(connection, partial(queries.current, connection, document, chunk))
+            rows = _in_time(connection, partial(queries.current, connection, document, chunk))
         except DocumentError as error:
             message = _message(error)
             if size > 1:
@@ -166,11 +160,11 @@ def _build(connection: Connection, document: Document) -> tuple[dict[str, Row], 
     return sample, failures
 
 
-def sample_ids(connection: Connection, document: Document, limit: int) -> list[str]:
+def _sample_ids(connection: Connection, document: Document) -> list[str]:
     """Return ids sampled from all documents, or the first ones if that takes too long or fails on a row."""
     for choose in (queries.some_ids, queries.first_ids):
         try:
-            if (ids := in_time(connection, partial(choose, connection, document, limit))) is not None:
+            if (ids := _in_time(connection, partial(choose, connection, document, DOCUMENTS_MAX))) is not None:
                 return ids
         except psycopg.Error as error:
             if not is_of_data(error):

@@ -27,6 +27,13 @@ _INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,199}")
 _DOCUMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _BODY_HINT = 'As in: {"settings": {"number_of_shards": 1}, "mappings": {"properties": {"title": {"type": "text"}}}}'
 _MAPPING_HINT = 'As in: "properties": {"title": {"type": "text", "fields": {"exact": {"type": "keyword"}}}}'
+_PIPELINE = "_none", "put its logic into select.sql, since a document must equal its SELECT."
+_FIXED_SETTINGS = {
+    "index.gc_deletes": ("", "syncer's protocol sets how long deletes are remembered."),
+    "index.routing_partition_size": ("1", "syncer must know the shard of a document from its _routing alone."),
+    **dict.fromkeys(indices.PIPELINES, _PIPELINE),
+}
+"""The value that a setting may have, and why."""
 _OPTIONS_HINT = "Name the search alias, as in: index: blogpost"
 
 
@@ -191,27 +198,14 @@ def read_index_body(file: Path) -> dict[str, Any]:
             + (f": {', '.join(unknown)} is neither" if unknown else ""),
             hint="Aliases are managed by syncer: document.yaml names the search alias.",
         )
-    if "gc_deletes" in json.dumps(body.get("settings", {})):
-        raise DefinitionError(
-            f"{file} sets gc_deletes",
-            hint="Remove it: syncer's protocol sets how long deletes are remembered.",
-        )
     for name, part in body.items():
         if not isinstance(part, dict):
             raise DefinitionError(f"{file}: {name} must be an object", hint=_BODY_HINT)
     _require_objects(file, body.get("mappings", {}), "mappings")
     settings = indices.flat_settings(body.get("settings", {}))
-    for name in indices.PIPELINES:
-        if settings.get(name, "_none") != "_none":
-            raise DefinitionError(
-                f"{file} sets {name.removeprefix('index.')}",
-                hint="Remove it and put the logic into select.sql: a document must equal its SELECT.",
-            )
-    if str(settings.get("index.routing_partition_size", 1)) != "1":
-        raise DefinitionError(
-            f"{file} sets routing_partition_size",
-            hint="Remove it: syncer must know the shard of a document from its _routing alone.",
-        )
+    for name, (allowed, why) in _FIXED_SETTINGS.items():
+        if str(settings.get(name, allowed)) != allowed:
+            raise DefinitionError(f"{file} sets {name.removeprefix('index.')}", hint=f"Remove it: {why}")
     return body
 
 

@@ -62,25 +62,21 @@ def canonical(connection: Connection, document: Document, condition: str) -> str
         return catalog.canonical(connection, some_rows, "The condition").removeprefix(beginning)
     except DefinitionError as error:
         if isinstance(error.__cause__, psycopg.Error):
-            raise refused(document, words(error.__cause__)) from error
+            raise refused(document, error.__cause__) from error
         raise JobError(error.message, hint=error.hint) from error
-    except psycopg.errors.ProtocolViolation as error:
-        raise refused(document, "it has a parameter") from error
     except psycopg.Error as error:
         if decide(error) is Action.RETRY:
             raise
-        raise refused(document, words(error)) from error
+        raise refused(document, error) from error
 
 
-def words(error: psycopg.Error) -> str:
-    """Return Postgres' message for an error."""
-    return (error.diag.message_primary or str(error)).strip()
-
-
-def refused(document: Document, said: str) -> JobError:
+def refused(document: Document, error: psycopg.Error) -> JobError:
     """Return the error for a condition that Postgres cannot evaluate."""
+    reason = (error.diag.message_primary or str(error)).strip()
+    if isinstance(error, psycopg.errors.ProtocolViolation):
+        reason = "it has a parameter"
     return JobError(
-        f"Postgres refuses the condition: {said}",
+        f"Postgres refuses the condition: {reason}",
         hint=f"It is what comes after WHERE, on columns of {document.dependencies.root}, the root of {document.name}.\n"
         "Is every bracket and every quote closed?",
     )

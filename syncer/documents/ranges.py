@@ -47,12 +47,6 @@ class IdRange:
         return self.through is None
 
 
-def has_index(connection: Connection, document: Document) -> bool:
-    """Return whether the document can be walked in more than one range."""
-    found = document.dependencies
-    return found.root is not None and bool(value(connection, _HAS_INDEX, (found.root, found.root_key)))
-
-
 def next_range(
     connection: Connection, document: Document, after: str | None, *, rows: int, among: sql.Composable | None = None
 ) -> IdRange:
@@ -65,9 +59,9 @@ def next_range(
         rows: How many rows of the root table the range has at most.
         among: A query for ``_id`` over the root table, if not all of its rows count.
     """
-    if after is None and not has_index(connection, document):
-        return IdRange()
     found = document.dependencies
+    if after is None and not (found.root and value(connection, _HAS_INDEX, (found.root, found.root_key))):
+        return IdRange()
     root = sql.SQL(_ROWS).format(key=sql.Identifier(found.root_key or ""), root=sql.SQL(found.root or ""))
     after_it = condition(document, IdRange(after=after))
     query = sql.SQL(_LAST).format(among=among or root, after=after_it, rows=sql.Literal(rows - 1))

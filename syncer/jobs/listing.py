@@ -218,7 +218,7 @@ def _list_range(connection: Connection, job: Job, document: Document, size: int)
     except psycopg.Error as error:
         if job.where is None or decide(error) is Action.RETRY:
             raise
-        raise predicate.refused(document, predicate.words(error)) from error
+        raise predicate.refused(document, error) from error
     return None if row is None else (row[0], span.is_last)
 
 

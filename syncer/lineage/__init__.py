@@ -10,8 +10,8 @@ An example that runs through the modules, in the order of the derivation:
     catalog      asks Postgres what the query reads: posts.id, posts.user_id, users.id and users.name
     steady       refuses a query whose result depends on more than rows, such as now()
     parser       parses the query as Postgres deparses it, with every name qualified
-    scope        what a name means: p is a reading of posts, node 0, and u one of users, node 1. So u.id is n1.id
-    expressions  what is known of an expression such as n1.id: its node, its type, whether it is strict
+    scope        what a name means: p is a reading of posts, node 0, and u one of users, node 1. So u.id is n1.id.
+                 What is known of such an expression: its node, its type, whether it is strict
     build        which equalities must hold: a user matters only with a post of which n1.id = n0.user_id. That is an
                  edge from 1 to 0, and not back: a post without a user is a document, too
     graph        nodes and edges, and in them the path from a changed row to ``_id``, for a user: 1 → 0

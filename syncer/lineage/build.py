@@ -41,17 +41,22 @@ from sqlglot import exp
 from syncer.base.errors import DefinitionError
 from syncer.base.formatting import shortened
 from syncer.lineage.catalog import TableName, table_name, tables
-from syncer.lineage.expressions import EXACT_TYPES, column, is_carried, is_strict, numbers, type_of
 from syncer.lineage.graph import Edge, Graph, Node
 from syncer.lineage.scope import (
+    EXACT_TYPES,
     UNKNOWN,
     Columns,
     Meaning,
     Scope,
+    column,
     column_aliases,
     constants_of,
+    is_carried,
+    is_strict,
     meaning_of_branches,
+    numbers,
     renamed,
+    type_of,
     with_ctes,
 )
 
@@ -91,7 +96,7 @@ def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]
 class _Condition:
     """A conjunct of ON or WHERE.
 
-    The sides are the nodes from which it yields edges, each side of an outer join by itself, with what their edges need.
+    The sides are the nodes from which it yields edges, each side of an outer join apart, with what their edges need.
     """
 
     expression: exp.Expr

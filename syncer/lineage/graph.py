@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from syncer.lineage.catalog import TableName
-from syncer.lineage.expressions import numbers
+from syncer.lineage.scope import numbers
 
 # So high that any path along keys costs less than one hop without a key.
 _HOP_WITHOUT_KEY = 1000

@@ -22,8 +22,8 @@ from syncer.base.errors import DefinitionError
 from syncer.base.postgres import Connection
 from syncer.lineage.build import read_graph
 from syncer.lineage.catalog import Probe, TableName
-from syncer.lineage.expressions import PLAIN_TYPES, numbers, type_of
 from syncer.lineage.graph import Graph, Hop, Node, Path
+from syncer.lineage.scope import PLAIN_TYPES, numbers, type_of
 
 _PLAIN = frozenset(PLAIN_TYPES.values())
 ROWS_MARK = "'\"syncer: the changed rows\"'::jsonb"

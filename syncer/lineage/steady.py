@@ -49,7 +49,7 @@ _CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
 def require_steady(
     connection: Connection, mentions: Mapping[str, Sequence[int]], called: Sequence[int], file: str
 ) -> None:
-    """Refuse what a query mentions (see `syncer.lineage.catalog.mentioned`), and the functions that it calls, by oid."""
+    """Refuse what a query mentions (see `syncer.lineage.catalog.mentioned`), and functions that it calls, by oid."""
     for (catalogue,) in connection.execute(_CATALOGUES, (mentions.get("relid", []),)).fetchall():
         raise DefinitionError(
             f"{file} reads pg_catalog.{catalogue}, a system catalogue",

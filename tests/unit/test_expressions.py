@@ -6,7 +6,7 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
-from syncer.lineage.expressions import EXACT_TYPES, column, type_of
+from syncer.lineage.scope import EXACT_TYPES, column, type_of
 
 COLUMNS = {"word": "text", "alike": "", "number": "numeric"}
 """The type is empty where different texts count as equal."""

@@ -139,7 +139,8 @@ def test_vectors_are_drafted_and_searched(bare: World) -> None:
         CREATE TABLE texts (id integer PRIMARY KEY, given vector(3), any_size vector, half halfvec(2), plain real[],
                             ragged real[]);
         INSERT INTO texts VALUES (1, '[1,0,0]', '[1,2]', '[1,2]', '{1,2,3}', '{1}'),
-                                 (2, '[0,1,0]', '[3,4]', '[3,4]', '{4,5,6}', '{1,2}'), (3)
+                                 (2, '[0,1,0]', '[3,4]', '[3,4]', '{4,5,6}', '{1,2}');
+        INSERT INTO texts VALUES (3)
     """)
     printed = drafted(bare, "--table", "texts")
     dims = {name: field.get("dims") for name, field in fields(bare, "texts").items()}

@@ -118,11 +118,7 @@ def _with_indices(
 
 
 def _require_planned_on(decided: Plan, connection: Connection) -> None:
-    """Refuse a plan if what is active has changed since, perhaps while the user was asked to confirm.
-
-    Raises:
-        ConfigError: It has changed.
-    """
+    """Refuse a plan if what is active has changed since, perhaps while the user was asked to confirm."""
     if not decided.active.is_like(read_active(connection)):
         raise ConfigError(
             "Another process changed the active definitions since the plan was made",
@@ -192,11 +188,7 @@ def _clear_away(
 
 @contextmanager
 def alone(connection: Connection) -> Iterator[None]:
-    """Hold the lock under which definitions are activated and withdrawn.
-
-    Raises:
-        ConfigError: Another process holds it.
-    """
+    """Hold the lock under which definitions are activated and withdrawn."""
     if not value(connection, "SELECT pg_try_advisory_lock($1)", (int(AdvisoryLock.APPLY),)):
         raise ConfigError(
             "Another `syncer apply` or `syncer backfill` is changing what is active", hint="Wait until it is done."

@@ -83,7 +83,6 @@ class Plan:
 
     Args:
         active: What the definitions were compared with.
-        steps: One for each document of the config folder.
         captures: The tables whose triggers are to be created or changed, and how.
         released: Tables that no document reads any more.
         forgotten: Active documents without a step; they are left as they are.
@@ -109,11 +108,7 @@ class Plan:
 
 
 def require_removable(names: Collection[str], active: ActiveDefinitions, configured: set[str]) -> None:
-    """Refuse to remove a document that has a folder, or is not active.
-
-    Raises:
-        ConfigError: Says which can be removed.
-    """
+    """Refuse to remove a document that has a folder, or is not active."""
     for name in names:
         if name in configured:
             raise ConfigError(
@@ -130,11 +125,9 @@ class ActiveDefinitions:
     """What is active.
 
     Args:
-        documents: Documents with the index that is current, by name.
-        others: Documents with an index that is being built; their tables are captured as well.
+        documents: Documents with the index that is current, by name; ``others`` have one that is being built.
         revisions: The last revision of every document that was ever active.
-        captured: The captured tables, by relation.
-        lost: Those whose triggers are gone.
+        captured: The captured tables, by relation; of those in ``lost``, the triggers are gone.
         orphan_indices: Indices left behind by commands that died.
         installation: This database's id; empty before `syncer migrate`.
     """

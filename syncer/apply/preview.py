@@ -59,13 +59,12 @@ class DocumentPreview:
 
     Args:
         index: The alias that searches use; empty if its folder could not be read.
-        suspended: Why it is suspended until apply; None if it is not.
-        outcome: What apply does; None if the definition is refused.
+        suspended: Why it is suspended until apply.
+        outcome: None if the definition is refused.
         reason: Why it needs a new index, if it does.
         documents: How many there are; None if counting took too long or failed, in which case a problem says so.
-        sampled: How many documents were tried.
+        sampled: How many documents were tried; ``sample`` is one of them.
         problems: The worst first.
-        sample: One of the documents.
     """
 
     name: str
@@ -96,12 +95,10 @@ class Preview:
 
     Args:
         is_migrated: Whether the database has the syncer schema that apply needs.
-        is_empty: Whether there is nothing to do.
         documents: One for each folder.
-        missing_indexes: The indexes to create first; the most needed one first.
+        missing_indexes: The most needed one first.
         released: Tables that would no longer be captured.
         forgotten: Active documents without a folder; they are left as they are.
-        removed: Active documents that would be removed.
         dropped: Indices that would be dropped: removed, obsolete, or left behind by an interrupted command.
     """
 
@@ -130,11 +127,7 @@ class Preview:
         return {"has_errors": self.has_errors, "has_warnings": self.has_warnings, **asdict(self)}
 
     def require_applicable(self, *, despite_dead_lettered: bool) -> None:
-        """Refuse to apply what is refused, or what has documents that cannot be written.
-
-        Raises:
-            DefinitionError: Names the definitions, each with its first error.
-        """
+        """Refuse to apply what is refused, or what has documents that cannot be written."""
         errors = {document.name: document.errors[0] for document in self.documents if document.errors}
         for problem in errors.values():
             if problem.severity is Severity.REFUSED:
@@ -161,9 +154,6 @@ def read(
 
     With ``only``, do so for this document alone; with ``only_changed``, try only definitions that change. ``remove``
     names documents without a folder that are to be withdrawn.
-
-    Raises:
-        SyncerError, psycopg.Error, elasticsearch.ApiError: No plan is possible.
     """
     is_migrated = migrations.exists(connection)
     if is_migrated:

@@ -57,11 +57,7 @@ def begin(connection: Connection, indices: Indices, name: str, *, report: Callab
 
 
 def settle(connection: Connection, indices: Indices, building: Document) -> None:
-    """Give a loaded index its own settings, and wait until it is as healthy as the current one.
-
-    Raises:
-        IndexingError: In ten minutes it has not become so.
-    """
+    """Give a loaded index its own settings, and wait until it is as healthy as the current one."""
     indices.settle(building.target)
     current = registry.current(connection)[building.name].target
     indices.require_healthy(building.target, like=current, seconds_max=_SETTLE_SECONDS_MAX)
@@ -73,11 +69,7 @@ def pending(connection: Connection, building: Document) -> list[Job]:
 
 
 def require_not_paused(job: Job) -> None:
-    """Refuse to wait for a paused job.
-
-    Raises:
-        JobError: It is paused.
-    """
+    """Refuse to wait for a paused job."""
     if job.is_paused:
         raise JobError(
             f"{job.index_name} is not searched before job {job.id} ({job.reason}) is done, which is paused",
@@ -119,11 +111,7 @@ def serve(connection: Connection, indices: Indices, building: Document) -> Docum
 
 
 def abort(connection: Connection, indices: Indices, name: str) -> Document:
-    """Withdraw and drop the index that is being built; return its document.
-
-    Raises:
-        DefinitionError: None is being built.
-    """
+    """Withdraw and drop the index that is being built; return its document."""
     with activate.alone(connection):
         found = building(connection, name)
         activate.withdraw(connection, indices, found)
@@ -131,11 +119,7 @@ def abort(connection: Connection, indices: Indices, name: str) -> Document:
 
 
 def building(connection: Connection, name: str) -> Document:
-    """Return the document with the index that is being built.
-
-    Raises:
-        DefinitionError: There is none.
-    """
+    """Return the document with the index that is being built."""
     found = registry.by_role(connection, name).get(Role.BUILDING)
     if found is None:
         raise DefinitionError(f"No index of {name} is being built", hint=f"To build one: {_command(name)}")

@@ -21,6 +21,8 @@ replaces the job: see `syncer.jobs.queue`.
 
 The images of one change are never separated, but those of two may be. This asks no more of an affects query than the
 batches of a topic with several partitions do: it has to find a document by each of the changes that touch it.
+
+A `DocumentError` says that the definition has to be suspended.
 """
 
 from __future__ import annotations
@@ -124,11 +126,7 @@ class AffectedReader:
         return self._catalogue.refresh(self._connection)
 
     def read(self, document: Document, changes: Sequence[Change]) -> Generator[Affected | FanOut]:
-        """Yield the documents of one definition that these changes touch: the fan-out first, then the others in pages.
-
-        Raises:
-            DocumentError: The definition has to be suspended.
-        """
+        """Yield the documents of a definition that these changes touch: the fan-out first, then the others in pages."""
         used = _used(document, changes)
         if used is None:
             yield Affected(ids=None)
@@ -189,11 +187,7 @@ class AffectedReader:
         return many + [cause for group in groups for cause in group]
 
     def _few(self, use: TableUse, causes: Sequence[Cause], allowance: _Allowance) -> list[str] | None:
-        """Return the ids that these causes lead to; None if they are too many.
-
-        Raises:
-            psycopg.errors.QueryCanceled: The query took too long.
-        """
+        """Return the ids that these causes lead to; None if they are too many."""
         allowance.queries -= 1
         limit = min(self._threshold, allowance.ids)
         query = sql.SQL(_FEW).format(affected=_affected(use))
@@ -207,11 +201,7 @@ class AffectedReader:
         return [row[0] for row in rows]
 
     def touches(self, document: Document, changes: Sequence[Change], id_: str) -> bool:
-        """Return whether `read` would include this document, without listing all the others.
-
-        Raises:
-            DocumentError: The definition has to be suspended.
-        """
+        """Return whether `read` would include this document, without listing all the others."""
         used = _used(document, changes)
         if used is None:
             return True

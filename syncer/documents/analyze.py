@@ -135,11 +135,7 @@ def _join_field(mapping: dict[str, Any]) -> str | None:
 
 
 def _affects(connection: Connection, definition: Definition, relations: Sequence[str]) -> dict[str, _Affects]:
-    """Return the affects queries, by relation.
-
-    Raises:
-        DefinitionError: The SELECT does not read the table of one.
-    """
+    """Return the affects queries, by relation."""
     found: dict[str, _Affects] = {}
     for name, query in definition.affects.items():
         file = f"{definition.folder}/affects/{name}.sql"
@@ -156,11 +152,7 @@ def _affects(connection: Connection, definition: Definition, relations: Sequence
 
 
 def _require_derivable(definition: Definition, found: Probe, derived: Derivation, affects: Container[str]) -> None:
-    """Refuse uses of tables from which no path leads to ``_id``, unless an affects query exists for the table.
-
-    Raises:
-        DefinitionError: Names all of them.
-    """
+    """Refuse uses of tables from which no path leads to ``_id``, unless an affects query exists for the table."""
     asked = {read.name: read.relation for read in found.reads if read.relation not in affects}
     nodes = [node for node in derived.graph.nodes if node.table in asked and not derived.routes[node.number]]
     placed = {node.table for node in derived.graph.nodes}

@@ -1,4 +1,4 @@
-"""Reads a document's folder and checks all that can be checked without a server.
+"""Reads a document's folder and checks all that can be checked without a server; a `DefinitionError` names the file.
 
     config/documents/<name>/document.yaml        index: the search alias
                             select.sql           one SELECT; column _id is the document's id, _routing its routing
@@ -39,15 +39,9 @@ _OPTIONS_HINT = "Name the search alias, as in: index: blogpost"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """A document as its folder describes it.
+    """A document as its folder describes it: its search alias, its SELECT without a closing semicolon, and so on.
 
-    Args:
-        name: The folder's name.
-        index: The search alias.
-        select: The SELECT, without a closing semicolon.
-        index_body: ``settings`` and ``mappings`` for Elasticsearch's create index API.
-        affects: Affects queries by table.
-        folder: Where it was read.
+    The ``index_body`` is for Elasticsearch's create index API. Affects queries are known by the name of their table.
     """
 
     name: str
@@ -62,9 +56,6 @@ def load_all(config_folder: Path, *, may_be_none: bool = False) -> list[Definiti
     """Read every folder below ``config_folder/documents``, sorted by name.
 
     There may be none if ``may_be_none`` is set, as when the last document is removed.
-
-    Raises:
-        DefinitionError: There is none, a folder is not valid, or two documents share an index.
     """
     definitions = [load(folder) for folder in folders(config_folder, may_be_none=may_be_none)]
     for definition in definitions:
@@ -73,22 +64,14 @@ def load_all(config_folder: Path, *, may_be_none: bool = False) -> list[Definiti
 
 
 def require_folder(config_folder: Path, name: str) -> None:
-    """Refuse a document without a folder.
-
-    Raises:
-        DefinitionError: Names the folders that exist.
-    """
+    """Refuse a document without a folder."""
     known = [folder.name for folder in folders(config_folder)]
     if name not in known:
         raise DefinitionError(f"There is no document {name} in {config_folder}", hint=f"There are: {', '.join(known)}")
 
 
 def folders(config_folder: Path, *, may_be_none: bool = False) -> list[Path]:
-    """Return every document's folder, sorted by name.
-
-    Raises:
-        DefinitionError: There is none, although ``may_be_none`` is not set.
-    """
+    """Return every document's folder, sorted by name."""
     parent = config_folder / "documents"
     folders = sorted(path for path in parent.glob("*") if path.is_dir()) if parent.is_dir() else []
     if not folders and not may_be_none:
@@ -106,11 +89,7 @@ def is_name(name: str) -> bool:
 
 
 def load(folder: Path) -> Definition:
-    """Read one document's folder.
-
-    Raises:
-        DefinitionError: A file is missing or not valid.
-    """
+    """Read one document's folder."""
     if not is_name(folder.name):
         raise DefinitionError(
             f"{folder.name!r} is not a name for a document",
@@ -160,11 +139,7 @@ def _read_index_name(file: Path) -> str:
 
 
 def read_sql(file: Path) -> str:
-    """Read a select.sql.
-
-    Raises:
-        DefinitionError: It is missing or empty.
-    """
+    """Read a select.sql."""
     sql = _read(file).strip().removesuffix(";").rstrip()
     if not sql:
         raise DefinitionError(f"{file} is empty", hint="Write one SELECT into it.")
@@ -182,11 +157,7 @@ def _read_affects(file: Path) -> str:
 
 
 def read_index_body(file: Path) -> dict[str, Any]:
-    """Read an index.json.
-
-    Raises:
-        DefinitionError: It is missing or not valid.
-    """
+    """Read an index.json."""
     try:
         body = json.loads(_read(file))
     except json.JSONDecodeError as error:
@@ -222,11 +193,7 @@ def _require_objects(file: Path, mapping: Mapping[str, Any], path: str) -> None:
 
 
 def require_own_index(chosen: Definition, others: Iterable[Definition]) -> None:
-    """Refuse a document that shares its index with another.
-
-    Raises:
-        DefinitionError: Names both documents.
-    """
+    """Refuse a document that shares its index with another."""
     for other in others:
         if other.index == chosen.index and other.name != chosen.name:
             raise DefinitionError(

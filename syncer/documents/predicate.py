@@ -23,11 +23,7 @@ _CHECK = "SELECT CASE WHEN (\n{condition}\n) THEN true END FROM {root} LIMIT 0"
 
 
 def matching(document: Document, condition: str) -> sql.Composed:
-    """Return the query for the ids of the root's rows that meet a condition.
-
-    Raises:
-        JobError: The document has no root.
-    """
+    """Return the query for the ids of the root's rows that meet a condition."""
     root, key = document.dependencies.root, document.dependencies.root_key
     if root is None or key is None:
         raise JobError(

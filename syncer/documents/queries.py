@@ -89,11 +89,7 @@ def count(connection: Connection, document: Document) -> int:
 
 
 def require_unique(connection: Connection, document: Document) -> None:
-    """Refuse a SELECT that returns an id more than once on the current data.
-
-    Raises:
-        DuplicateIdError: Names one such id.
-    """
+    """Refuse a SELECT that returns an id more than once on the current data."""
     row = connection.execute(query_of(_DUPLICATE, document)).fetchone()
     if row is not None:
         raise twice(connection, document, f"_id {row[0]}")

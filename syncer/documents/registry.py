@@ -87,15 +87,10 @@ class Document:
     """An active definition and the index it is written to.
 
     Args:
-        name: The document's name.
         revision: Grows with every apply that changes the definition.
         index: The search alias.
-        select: The SELECT as written; likewise the affects queries.
-        affects: By table.
-        index_body: Settings and mappings.
-        dependencies: What the SELECT reads and returns.
-        target: The index it is written to; unique among the rows.
-        role: The purpose of that index.
+        select: As written, for comparison; likewise ``affects``, by table.
+        target: The index; unique among the rows.
         is_loaded: Whether every document has been written once under this revision.
         suspended: If suspended, the reason and the hint.
     """
@@ -190,7 +185,11 @@ def _document(row: Sequence[Any]) -> Document:
         role=Role(role),
         is_loaded=is_loaded,
         suspended=suspended,
-        **stored | {"dependencies": _DEPENDENCIES.validate_python(stored["dependencies"])},
+        index=stored["index"],
+        select=stored["select"],
+        affects=stored["affects"],
+        index_body=stored["index_body"],
+        dependencies=_DEPENDENCIES.validate_python(stored["dependencies"]),
     )
 
 

@@ -2,7 +2,8 @@
 
 Guarantees, while the snapshot lasts: none of those relations is altered. None was rewritten after the snapshot was
 taken, which would make it look empty. Each has the shape that was recorded when the definition was applied. An error in
-the snapshot is caused by the definition, unless a server is unavailable.
+the snapshot is caused by the definition, unless a server is unavailable: a `DocumentError` says that it has to be
+suspended. If a relation is being altered for longer than the caller waits, ``LockNotAvailable`` is raised.
 """
 
 from __future__ import annotations
@@ -32,10 +33,6 @@ def reading(
         document: The definition as last read.
         isolates: Whether the caller finds out which row is at fault.
         lock_seconds: How long to wait while one of the relations is being altered; 0 for no limit.
-
-    Raises:
-        DocumentError: The definition has to be suspended.
-        psycopg.errors.LockNotAvailable: The wait was too long.
     """
     lock = fingerprint.lockable(document.dependencies.shapes)
     with (
@@ -50,12 +47,7 @@ def reading(
 def following(
     connection: Connection, document: Document, *, isolates: bool = False, lock_seconds: float
 ) -> Iterator[None]:
-    """Open the snapshot, compare it, and check that all tables are captured: for a caller that follows changes.
-
-    Raises:
-        DocumentError: The definition has to be suspended.
-        psycopg.errors.LockNotAvailable: The wait was too long.
-    """
+    """Open the snapshot, compare it, and check that all tables are captured: for a caller that follows changes."""
     with reading(connection, document, isolates=isolates, lock_seconds=lock_seconds):
         require_capture(connection, document)
         yield
@@ -63,12 +55,7 @@ def following(
 
 @contextmanager
 def noting(connection: Connection, document: Document, *, lock_seconds: float) -> Iterator[None]:
-    """Open a transaction that may store what the next statement reads: see `syncer.base.postgres.holding`.
-
-    Raises:
-        DocumentError: The definition has to be suspended.
-        psycopg.errors.LockNotAvailable: The wait was too long.
-    """
+    """Open a transaction that may store what the next statement reads: see `syncer.base.postgres.holding`."""
     with (
         at_work_for(document.name, document.revision),
         holding(connection, lock=fingerprint.lockable(document.dependencies.shapes), lock_seconds=lock_seconds),
@@ -79,11 +66,7 @@ def noting(connection: Connection, document: Document, *, lock_seconds: float) -
 
 
 def require_shape(connection: Connection, document: Document) -> None:
-    """Check that the columns are those that the definition was applied to.
-
-    Raises:
-        DocumentError: They have changed, in the caller's snapshot; the error says how.
-    """
+    """Check that the columns are those that the definition was applied to."""
     before = document.dependencies.shapes
     if differences := fingerprint.differences(before, fingerprint.read_again(connection, before)):
         raise DocumentError(
@@ -97,11 +80,7 @@ def require_shape(connection: Connection, document: Document) -> None:
 
 
 def require_capture(connection: Connection, document: Document) -> None:
-    """Check that all tables have triggers: a table may have been swapped in without them.
-
-    Raises:
-        DocumentError: Some have none, in the caller's snapshot; the error names them.
-    """
+    """Check that all tables have triggers: a table may have been swapped in without them."""
     if lost := install.uncaptured(connection, document.dependencies.tables):
         raise uncaptured(document, lost)
 

@@ -45,11 +45,7 @@ ORDER BY l.granted DESC LIMIT 1
 
 
 def require_active(document: Document) -> None:
-    """Refuse to work on a suspended document.
-
-    Raises:
-        SuspendedError: With the reason and a hint.
-    """
+    """Refuse to work on a suspended document."""
     if document.suspended is not None:
         what, _, hint = document.suspended.partition("\n")
         if document.role is Role.BUILDING:
@@ -93,11 +89,7 @@ def suspend(connection: Connection, error: DocumentError) -> bool:
 
 
 def require_unlocked(connection: Connection, document: Document) -> None:
-    """Check that no table of a document is locked, and that no session waits to lock it.
-
-    Raises:
-        DocumentError: One is; the error names it, and the session that holds the lock.
-    """
+    """Check that no table of a document is locked, and that no session waits to lock it."""
     for relation in fingerprint.lockable(document.dependencies.shapes):
         try:
             with connection.transaction():

@@ -71,9 +71,6 @@ def read_graph(tree: exp.Expr, types: Types, views: Mapping[TableName, exp.Expr]
     """Build the graph of a canonical SELECT, from the column types of its tables and the SELECTs of its views.
 
     Every occurrence of a table is a node at least once. A table in a place that is not understood has no edges.
-
-    Raises:
-        DefinitionError: It reads its tables too often.
     """
     walk = _Walk(tree, types, views)
     columns = walk.query(tree, None, ())

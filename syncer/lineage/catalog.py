@@ -190,14 +190,12 @@ class Probe:
 
     Args:
         canonical: The query as deparsed by Postgres.
-        tree: The same, parsed; None if it, or a view that it reads, cannot be parsed.
-        unread: The place that cannot be parsed, if there is one.
+        tree: The same, parsed; None if it, or a view that it reads, cannot be parsed at the place ``unread``.
         columns: Its columns in order, with their types, without type modifiers.
         reads: What it reads, by table.
+        views: The canonical query of each view that it reads, parsed; ``view_names`` are quoted where SQL needs it.
         functions: The user-defined functions that it calls, also from functions, with their argument types.
         types: The user-defined types that it reads, and those that they are made of.
-        views: The canonical query of each view that it reads, parsed.
-        view_names: The same views as ``schema.view``, quoted where SQL needs it.
     """
 
     canonical: str

@@ -64,11 +64,7 @@ def _simplified(query: str, tokens: Sequence[Token]) -> str | None:
 
 
 def _without_call(query: str, tokens: Sequence[Token], error: ParseError) -> str:
-    """Replace the innermost call around the place that was not understood.
-
-    Raises:
-        UnreadableError: There is none.
-    """
+    """Replace the innermost call around the place that was not understood."""
     found = error.errors[0]
     at = next((t for t in tokens if (t.line, t.col) == (found["line"], found["col"])), tokens[-1])
     calls = [(name, last) for name, last in _calls(tokens) if name.start <= at.start <= last.end]

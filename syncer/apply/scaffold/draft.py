@@ -81,11 +81,7 @@ def from_select(connection: Connection, config_folder: Path, file: Path, name: s
 
 
 def write(config_folder: Path, draft: Draft) -> list[Path]:
-    """Write a draft, and config/syncer.yaml if there is none; return the files that were written.
-
-    Raises:
-        ConfigError: A file cannot be written.
-    """
+    """Write a draft, and config/syncer.yaml if there is none; return the files that were written."""
     settings, written = config_folder / _SETTINGS, []
     try:
         draft.folder.mkdir(parents=True, exist_ok=True)

@@ -165,10 +165,6 @@ def draft(
     """Return the SELECT of a table, the mapping of what it builds as JSON, and what to know of it.
 
     ``referring`` names tables that refer to it, whose rows are added.
-
-    Raises:
-        DefinitionError: A table does not refer to it, or cannot be captured.
-        SourceError: A table cannot be read.
     """
     drafter = _Drafter(connection, with_personal=with_personal)
     select, properties = drafter.select(table, referring)
@@ -294,11 +290,7 @@ class _Drafter:
 
 
 def _referring(table: Table, name: str) -> list[Reference]:
-    """Return the foreign keys to a table of the table that a name means, quoted or not.
-
-    Raises:
-        DefinitionError: There is none.
-    """
+    """Return the foreign keys to a table of the table that a name means, quoted or not."""
     meant = {name, bare(name)}
     found = [
         reference

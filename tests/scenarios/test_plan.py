@@ -348,38 +348,7 @@ def test_one_row_at_fault_hides_nothing(blog: World) -> None:
     assert (found.outcome, found.problems) == (PlannedChange.NEW, ())
 
 
-def test_a_table_that_may_not_be_read_hides_no_other_document(blog: World) -> None:
-    """A role without SELECT on one table gets that said of its document, and a plan of the others."""
-    add_document(blog, "secret", "SELECT s.id AS _id, s.name FROM secrets AS s")
-    blog.sql("CREATE TABLE secrets (id int PRIMARY KEY, name text)")
-    role = f"role_{blog.name}"
-    blog.sql(
-        f"CREATE ROLE {role}; GRANT SELECT ON posts, users, comments TO {role}; GRANT USAGE ON SCHEMA syncer TO {role}"
-    )
-    blog.sql(f"GRANT SELECT ON ALL TABLES IN SCHEMA syncer TO {role}")
-    try:
-        with servers(blog) as (connection, index, indices):
-            connection.execute(f"SET ROLE {role}".encode())
-            _, seen = preview.read(connection, index, indices, blog.config)
-    finally:
-        blog.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
-    documents = {document.name: document for document in seen.documents}
-    assert "permission denied for table secrets" in documents["secret"].problems[0].message
-    assert documents["blogpost"].outcome is PlannedChange.NEW
-
-
 # Costs and indexes
-
-
-def test_one_changed_row_of_each_table_is_tried(blog: World) -> None:
-    """The number of documents for a user is the number of their posts; a plain key costs nothing."""
-    tables = {table.relation: table for table in of(blog).tables}
-    (users,) = tables["public.users"].affects
-    assert users.cost is not None
-    assert users.cost.documents == 10
-    assert users.cost.seconds is not None
-    assert (tables["public.posts"].id_columns, tables["public.posts"].affects) == (("id",), ())
-    assert tables["public.users"].watched == ("id", "name")
 
 
 # Rows are spread over many pages: those that a query reads are what is counted.
